@@ -1,0 +1,73 @@
+# Holdfast: set-up, checks, measurements. `make help` lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV    := .venv
+BIN     := $(VENV)/bin
+DONE    := $(VENV)/done
+EXTRAS  := dev,demo,bench
+MINUTES ?= 10
+
+# $(call quietly,what,command): a line on screen; the command's output only if it fails.
+quietly = echo "set-up: $(1)"; mkdir -p $(DONE); \
+	{ $(2); } >$@.log 2>&1 || { cat $@.log; exit 1; }; touch $@
+
+.PHONY: help setup run test lint format docs architecture bench soak clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
+
+run: setup ## set up, then show a real engine getting its context back (holdfast demo)
+	@$(BIN)/holdfast demo
+
+test: lint docs ## set up, then every check and every test, the engine's included
+	@echo "test: pytest"
+	@$(BIN)/pytest --hypothesis-profile=ci
+
+lint: setup ## ruff, mypy, the import contract, spelling
+	@echo "lint: ruff";         $(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
+	@echo "lint: mypy";         $(BIN)/mypy --no-error-summary
+	@echo "lint: lint-imports"; $(BIN)/lint-imports --no-logo
+	@echo "lint: codespell";    $(BIN)/codespell
+
+format: setup ## put the code in ruff's shape
+	@$(BIN)/ruff check --quiet --fix-only . && $(BIN)/ruff format --quiet .
+
+docs: setup ## build the documentation; a warning is an error
+	@echo "docs: sphinx"
+	@$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
+
+architecture: setup ## rewrite the module list of ARCHITECTURE.md from the docstrings
+	@$(BIN)/python tools/architecture.py
+
+bench: setup ## measure this machine: tiers, then the engine
+	@mkdir -p build/bench
+	@for what in tiers vllm; do $(BIN)/holdfast bench $$what --json build/bench/$$what.json; done
+
+soak: setup ## the endless tests, for MINUTES (default 10)
+	@HOLDFAST_SOAK_MINUTES=$(MINUTES) $(BIN)/pytest -m soak --timeout=0 --hypothesis-profile=soak
+
+clean: ## remove everything that make made
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+
+# Set-up. Each step leaves a stamp and runs again only when what it reads has changed.
+
+setup: $(DONE)/holdfast
+
+$(DONE)/tools:
+	@$(call quietly,a virtual environment in $(VENV),python3 -m venv $(VENV) \
+	    && $(BIN)/pip install -U pip uv)
+
+$(DONE)/torch: requirements/torch.txt | $(DONE)/tools
+	@$(call quietly,torch for the CPU,$(BIN)/pip install -r $<)
+
+$(DONE)/vllm: requirements/vllm.txt requirements/vllm-overrides.txt | $(DONE)/torch
+	@$(call quietly,vLLM for the CPU,$(BIN)/uv pip install --python $(BIN)/python \
+	    --overrides requirements/vllm-overrides.txt -r $<)
+
+$(DONE)/holdfast: pyproject.toml $(DONE)/vllm
+	@$(call quietly,holdfast and its tools,$(BIN)/uv pip install --python $(BIN)/python \
+	    -e '.[$(EXTRAS)]')
