@@ -1,0 +1,175 @@
+"""The one shape of a measurement: named rows about one machine, as JSON and as a table."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast import __version__
+from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure.
+
+    `limit` was measured in the same run by the plainest code and has the same unit; `ratio` is
+    what `goal` speaks about; `ok` is None where there is no goal. `more` holds what only this
+    kind of row has (flattened into the row in JSON).
+    """
+
+    what: str
+    value: float | None
+    unit: str
+    limit: float | None = None
+    ratio: float | None = None
+    goal: float | None = None
+    ok: bool | None = None
+    more: dict[str, object] = {}
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Everything one command measured."""
+
+    name: str
+    rows: Sequence[Row]
+
+    @property
+    def ok(self) -> bool:
+        """No row missed its goal (rows without a goal don't count)."""
+        return all(row.ok is not False for row in self.rows)
+
+
+def share(what: str, value: float, unit: str, limit: float, goal: float | None = None) -> Row:
+    """Make the row of a speed beside its limit: `goal` is the smallest share of it that is ok."""
+    ratio = value / limit
+    ok = None if goal is None else ratio >= goal
+    return Row(what=what, value=value, unit=unit, limit=limit, ratio=ratio, goal=goal, ok=ok)
+
+
+def at_most(what: str, value: float, unit: str, goal: float | None = None) -> Row:
+    """Make the row of a cost: `goal` is the largest value that is ok."""
+    ok = None if goal is None else value <= goal
+    return Row(what=what, value=value, unit=unit, goal=goal, ok=ok)
+
+
+def at_least(what: str, value: float, unit: str, goal: float | None = None) -> Row:
+    """Make the row of a gain: `goal` is the smallest value that is ok."""
+    ok = None if goal is None else value >= goal
+    return Row(what=what, value=value, unit=unit, goal=goal, ok=ok)
+
+
+def with_more(row: Row, more: dict[str, object]) -> Row:
+    """Return the row with further fields."""
+    return msgspec.structs.replace(row, more={**row.more, **more})
+
+
+def machine() -> dict[str, object]:
+    """Describe this machine: processor, cores, memory, kernel, Python, date."""
+    return {
+        "cpu": _field("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": 1024 * int((_field("/proc/meminfo", "MemTotal") or "0").split()[0]),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def to_json(report: Report) -> bytes:
+    """Encode a report in the shape all commands share, readable by people too."""
+    rows = []
+    for row in report.rows:
+        fields = msgspec.structs.asdict(row)
+        more = fields.pop("more")
+        rows.append({**fields, **more})
+    document = {
+        "name": report.name,
+        "version": __version__,
+        "machine": machine(),
+        "rows": rows,
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+
+
+def write(report: Report, target: str) -> None:
+    """Write the JSON to a file, or to standard output for `-`; folders are made as needed."""
+    encoded = to_json(report)
+    if target == "-":
+        sys.stdout.write(encoded.decode())
+        sys.stdout.flush()
+        return
+    path = Path(target)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded)
+    except OSError as error:
+        raise ConfigError(
+            f"--json: cannot write {target!r}: {error.strerror}; name a file that can be written"
+        ) from error
+
+
+def console(json_target: str | None) -> Console:
+    """Return the terminal to show progress on: standard error while JSON takes the output."""
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "the rich package is missing: pip install 'holdfast[bench]' brings it"
+        ) from error
+    return Console(stderr=json_target == "-", highlight=False)
+
+
+def table(report: Report, also: Sequence[str] = ()) -> Table:
+    """Render the rows for a terminal, with columns for the named fields of `more` in `also`."""
+    from rich.table import Table
+
+    shown = Table(title=f"holdfast {report.name}", title_justify="left")
+    shown.add_column("what")
+    for heading in ("value", "unit", "limit", "ratio", "goal", *also):
+        shown.add_column(heading, justify="right")
+    shown.add_column("ok")
+    for row in report.rows:
+        cells = [number(row.value), row.unit, *map(number, (row.limit, row.ratio, row.goal))]
+        shown.add_row(row.what, *cells, *(cell(row.more.get(name)) for name in also), mark(row.ok))
+    return shown
+
+
+def number(value: float | None) -> str:
+    """Show a figure with three significant digits; nothing for None."""
+    if value is None:
+        return ""
+    digits = f"{value:.3g}"
+    return f"{float(digits):,.0f}" if abs(value) >= 100 else digits  # noqa: PLR2004  # 3 digits
+
+
+def cell(value: object) -> str:
+    """Show any field of a row."""
+    if isinstance(value, bool) or value is None:
+        return mark(value)
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def mark(ok: bool | None) -> str:  # noqa: FBT001  # a verdict to show, not a switch
+    """Show a verdict; nothing where there is none."""
+    return "" if ok is None else "[green]yes[/]" if ok else "[red]no[/]"
+
+
+def _field(path: str, name: str) -> str:
+    """Return the first value of a `name: value` file of the kernel; empty if there is none."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return ""
+    values = (line.partition(":")[2].strip() for line in lines if line.startswith(name))
+    return next(values, "")

@@ -1,0 +1,101 @@
+"""Reports have one shape, in JSON and on screen."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+from holdfast import __version__
+from holdfast.errors import ConfigError
+from holdfast.rig import report
+from holdfast.rig.report import Report, Row
+
+
+def rendered(shown):
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    with console.file:
+        console.print(shown)
+    return console.export_text()
+
+
+def test_json_has_name_version_machine_and_flat_rows():
+    row = report.with_more(report.share("disk.read", 1.61, "GB/s", 1.70, 0.9), {"cpu_s": 0.2})
+    document = json.loads(report.to_json(Report("bench tiers", [row])))
+    assert document["name"] == "bench tiers"
+    assert document["version"] == __version__
+    assert document["machine"]["cores"] >= 1
+    assert document["machine"]["memory_bytes"] > 1 << 20
+    assert document["machine"]["cpu"]
+    assert document["rows"] == [
+        {
+            "what": "disk.read",
+            "value": 1.61,
+            "unit": "GB/s",
+            "limit": 1.70,
+            "ratio": 1.61 / 1.70,
+            "goal": 0.9,
+            "ok": True,
+            "cpu_s": 0.2,
+        }
+    ]
+
+
+def test_ok_is_null_where_there_is_no_goal():
+    [row] = json.loads(report.to_json(Report("x", [report.at_most("a", 3.0, "ms")])))["rows"]
+    assert row["ok"] is None
+    assert row["goal"] is None
+
+
+@pytest.mark.parametrize(
+    ("row", "ok"),
+    [
+        (report.share("a", 85.0, "GB/s", 100.0, 0.85), True),
+        (report.share("a", 84.9, "GB/s", 100.0, 0.85), False),
+        (report.at_most("a", 3.0, "ms", 3.0), True),
+        (report.at_most("a", 3.1, "ms", 3.0), False),
+        (report.at_least("a", 20.0, "x", 20.0), True),
+        (report.at_least("a", 19.9, "x", 20.0), False),
+    ],
+)
+def test_goals_are_met_at_their_very_value(row, ok):
+    assert row.ok is ok
+
+
+def test_a_report_is_ok_unless_a_goal_was_missed():
+    fine = Row(what="a", value=1.0, unit="s")
+    missed = report.at_most("b", 2.0, "s", 1.0)
+    assert Report("x", [fine]).ok
+    assert not Report("x", [fine, missed]).ok
+
+
+def test_writes_to_a_file_in_a_new_folder(tmp_path):
+    target = tmp_path / "new" / "x.json"
+    report.write(Report("x", []), str(target))
+    assert json.loads(target.read_text())["rows"] == []
+
+
+def test_a_dash_writes_to_standard_output(capsys):
+    report.write(Report("x", []), "-")
+    assert json.loads(capsys.readouterr().out)["name"] == "x"
+
+
+def test_a_target_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"--json: cannot write .*Is a directory"):
+        report.write(Report("x", []), str(tmp_path))
+
+
+def test_the_table_shows_figures_verdicts_and_asked_fields():
+    rows = [
+        report.with_more(report.share("disk.read", 1.614, "GB/s", 1.7, 0.9), {"tier": "disk"}),
+        report.at_most("index.block", 251234.0, "bytes", 250.0),
+    ]
+    text = rendered(report.table(Report("bench tiers", rows), also=("tier",)))
+    assert "holdfast bench tiers" in text
+    for shown in ("disk.read", "1.61", "0.949", "disk", "yes", "251,000", "no"):
+        assert shown in text
+
+
+def test_progress_goes_to_standard_error_while_json_takes_the_output():
+    assert report.console("-").stderr
+    assert not report.console("out.json").stderr
+    assert not report.console(None).stderr
