@@ -1,0 +1,251 @@
+"""The rules of the house as tests; CONTRIBUTING.md says them in words."""
+
+import ast
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "holdfast"
+HOUSE = sorted(PACKAGE.rglob("*.py"))
+OURS = sorted(
+    path
+    for folder in ("src", "tests", "tools", "bench", "examples", "docs")
+    for path in (ROOT / folder).rglob("*.py")
+)
+
+# What may break a rule, and why: "rule where" as the failing test prints it -> the reason.
+EXCEPTIONS: dict[str, str] = {}
+
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+PARAMETERS_MAX = 6
+NESTING_MAX = 4
+
+NOTE_TO_ONESELF = re.compile(r"\b(TO(?:)DO|FIX(?:)ME|HA(?:)CK|X(?:)XX)\b")
+EMPTY_NAME = re.compile(
+    r"(^|_)(utils?|common|misc|support|help\w*|managers?)(_|$)|^(base|new)_|_v\d+$"
+)
+UNSAFE_MODULES = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
+UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "torch.load"}
+ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.putenv"}
+DEEPER = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
+
+
+@cache
+def tree(path):
+    return ast.parse(path.read_text())
+
+
+@cache
+def lines(path):
+    return path.read_text().splitlines()
+
+
+def where(path, name=""):
+    return f"{path.relative_to(ROOT)} {name}".strip()
+
+
+def functions(path):
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return (node for node in ast.walk(tree(path)) if isinstance(node, kinds))
+
+
+def dotted(node):
+    """The dotted name that an expression spells, or nothing."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def reason_beside(path, number):
+    """Whether a line of code ends in a comment that says something to a reader."""
+    comment = lines(path)[number - 1].partition("#")[2]
+    return bool(re.search(r"[a-z]{2,} [a-z]", re.sub(r"noqa: [A-Z0-9, ]+", "", comment)))
+
+
+# A rule yields (where, what is wrong) for everything that breaks it.
+
+
+def short_files():
+    for path in OURS:
+        if len(lines(path)) > FILE_LINES_MAX:
+            yield where(path), f"{len(lines(path))} lines, at most {FILE_LINES_MAX}"
+
+
+def short_functions():
+    for path in OURS:
+        for node in functions(path):
+            length = node.end_lineno - node.lineno + 1
+            if length > FUNCTION_LINES_MAX:
+                yield where(path, node.name), f"{length} lines, at most {FUNCTION_LINES_MAX}"
+
+
+def few_parameters():
+    for path in OURS:
+        for node in functions(path):
+            names = [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
+            count = len(names) + len(node.args.kwonlyargs) - (names[:1] in (["self"], ["cls"]))
+            if count > PARAMETERS_MAX:
+                yield where(path, node.name), f"{count} parameters, at most {PARAMETERS_MAX}"
+
+
+def depth(node):
+    """How deep statements nest below a node; an elif is as deep as its if."""
+    here = 0
+    for child in ast.iter_child_nodes(node):
+        elif_ = isinstance(node, ast.If) and [child] == node.orelse and isinstance(child, ast.If)
+        here = max(here, depth(child) + (isinstance(child, DEEPER) and not elif_))
+    return here
+
+
+def shallow_nesting():
+    for path in OURS:
+        for node in functions(path):
+            if depth(node) > NESTING_MAX:
+                yield where(path, node.name), f"nested {depth(node)} deep, at most {NESTING_MAX}"
+
+
+def no_notes_to_oneself():
+    for path in (*OURS, *ROOT.glob("*.toml"), ROOT / "Makefile"):
+        for number, text in enumerate(lines(path), 1):
+            if NOTE_TO_ONESELF.search(text):
+                yield f"{where(path)}:{number}", "open an issue instead"
+
+
+def names_say_something():
+    for path in HOUSE:
+        classes = (node.name for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef))
+        for name in (path.stem, path.parent.name, *classes):
+            if EMPTY_NAME.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()):
+                yield where(path, name), "name it by what it is"
+
+
+def environment_is_read_in_config():
+    for path in HOUSE:
+        if path == PACKAGE / "config.py":
+            continue
+        for node in ast.walk(tree(path)):
+            imported = isinstance(node, ast.ImportFrom) and node.module == "os"
+            names = {f"os.{a.name}" for a in node.names} if imported else {dotted(node)}
+            if not names & ENVIRONMENT:
+                continue
+            # What starts other programs hands its environment on, and says so on the line.
+            starter = path.parent.name in ("cli", "rig")
+            if not (starter and reason_beside(path, node.lineno)):
+                yield f"{where(path)}:{node.lineno}", "read it in config.py"
+
+
+def nothing_loads_code():
+    for path in OURS:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
+                unsafe = names & UNSAFE_MODULES
+            else:
+                unsafe = {dotted(getattr(node, "func", None))} & UNSAFE_CALLS
+            if unsafe:
+                yield f"{where(path)}:{node.lineno}", f"{unsafe.pop()} runs what it reads"
+
+
+def broad_excepts_give_a_reason():
+    for path in HOUSE:
+        for node in ast.walk(tree(path)):
+            if not isinstance(node, ast.ExceptHandler):
+                continue
+            caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            broad = {dotted(kind) for kind in caught} & {"", "Exception", "BaseException"}
+            if broad and not reason_beside(path, node.lineno):
+                yield f"{where(path)}:{node.lineno}", "catch what can happen, or say why not"
+
+
+def modules_say_what_they_are():
+    for path in OURS:
+        first, _, rest = (ast.get_docstring(tree(path)) or "").partition("\n")
+        if (
+            not first.endswith(".")
+            or re.search(r"[.!?] [A-Z]", first)
+            or rest.lstrip(" ")[:1] > "\n"
+        ):
+            yield where(path), "the docstring's first line is one sentence, then a blank line"
+
+
+RULES = [
+    short_files,
+    short_functions,
+    few_parameters,
+    shallow_nesting,
+    no_notes_to_oneself,
+    names_say_something,
+    environment_is_read_in_config,
+    nothing_loads_code,
+    broad_excepts_give_a_reason,
+    modules_say_what_they_are,
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_rule_holds(rule):
+    broken = [(at, what) for at, what in rule() if f"{rule.__name__} {at}" not in EXCEPTIONS]
+    assert not broken, "".join(f"\n  {rule.__name__} {at}: {what}" for at, what in broken)
+
+
+def test_exceptions_are_still_needed():
+    needed = {f"{rule.__name__} {at}" for rule in RULES for at, _ in rule()}
+    assert set(EXCEPTIONS) <= needed
+
+
+def module_name(path):
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path):
+    """Every dotted name that a module imports, in functions and for typing too, or spells out.
+
+    Spelling counts because a module that is loaded on demand is named in a string.
+    """
+    package = path.relative_to(PACKAGE.parent).parent.parts
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else ()
+            base = ".".join((*above, *filter(None, [node.module])))
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+@pytest.mark.skipif(not list(PACKAGE.glob("cli/*.py")), reason="the front door is not built yet")
+def test_every_module_is_reachable_from_an_entry_point():
+    modules = {module_name(path): path for path in HOUSE}
+    doors = ("holdfast.__main__", "holdfast.cli", "holdfast.engines", "holdfast.testing")
+    todo = [m for m in modules if m == "holdfast" or m.startswith(doors)]
+    reached = set()
+    while todo:
+        module = todo.pop()
+        if module in modules and module not in reached:
+            reached.add(module)
+            todo += [*imported(modules[module]), module.rpartition(".")[0]]
+    assert sorted(set(modules) - reached) == []
+
+
+def test_importing_holdfast_loads_msgspec_only():
+    script = (
+        "import sys; before = set(sys.modules); import holdfast;"
+        "print(*{m.partition('.')[0] for m in set(sys.modules) - before})"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(out.stdout.split()) - sys.stdlib_module_names
+    assert loaded <= {"holdfast", "msgspec"}
+
+
+def test_architecture_page_lists_every_module():
+    script = [sys.executable, str(ROOT / "tools" / "architecture.py"), "--check"]
+    checked = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
