@@ -1,0 +1,130 @@
+"""Bytes around a message: body length, request id, payload length, then the body, then the payload.
+
+    | body bytes u32 | request id u32 | payload bytes u64 | body: msgpack | payload |
+
+All little-endian. On a Unix socket payloads move through shared memory, so the payload length is 0
+and anything else is refused. Lengths are checked before memory is taken for them.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from holdfast.errors import ProtocolError
+from holdfast.limits import FRAME_BODY_BYTES_MAX, KIB
+from holdfast.wire.messages import Reply, Request
+
+_HEADER = struct.Struct("<IIQ")
+HEADER_BYTES = _HEADER.size
+REQUEST_ID_MAX = 0xFFFF_FFFF
+CONNECTION_ID = 0
+"""The request id of a refusal that concerns the connection and not one request."""
+
+_ROOM_BYTES = 64 * KIB
+_ENCODER = msgspec.msgpack.Encoder()
+
+M = TypeVar("M")
+
+
+class Frame(NamedTuple, Generic[M]):
+    """One message and the request it belongs to."""
+
+    request_id: int
+    message: M
+
+
+def encode(request_id: int, message: Request | Reply) -> bytearray:
+    """Return the bytes of one frame; raise ProtocolError if the body is over the limit."""
+    frame = bytearray(HEADER_BYTES)
+    _ENCODER.encode_into(message, frame, HEADER_BYTES)
+    body_bytes = len(frame) - HEADER_BYTES
+    if body_bytes > FRAME_BODY_BYTES_MAX:
+        raise ProtocolError(
+            f"{type(message).__name__} has {body_bytes} bytes, the limit is "
+            f"{FRAME_BODY_BYTES_MAX}; send fewer keys at once"
+        )
+    _HEADER.pack_into(frame, 0, body_bytes, request_id, 0)
+    return frame
+
+
+class FrameReader(Generic[M]):
+    """Takes bytes as they come and gives whole messages back.
+
+    `room()` is where the next bytes go; `took(n)` says how many came; `next()` returns a message
+    or None while it is not whole yet. After a ProtocolError the reader is of no more use. Holds at
+    most one largest frame and 64 KiB. Not thread-safe.
+    """
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
+        self._decoder = decoder
+        self._memory = memoryview(bytearray(_ROOM_BYTES))
+        self._start = 0
+        self._end = 0
+
+    def room(self) -> memoryview:
+        """Return free memory, never empty, behind what was taken."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        wanted = max(self._frame_bytes(), HEADER_BYTES)
+        if self._start + wanted > len(self._memory) or self._end == len(self._memory):
+            self._move(wanted)
+        return self._memory[self._end :]
+
+    def took(self, nbytes: int) -> None:
+        """Note that `nbytes` were written to the last `room()`."""
+        self._end += nbytes
+
+    def next(self) -> Frame[M] | None:
+        """Return the next whole frame; raise ProtocolError for what the protocol forbids."""
+        frame_bytes = self._frame_bytes()
+        if not frame_bytes or self._end - self._start < frame_bytes:
+            return None
+        body = self._memory[self._start + HEADER_BYTES : self._start + frame_bytes]
+        _, request_id, _ = _HEADER.unpack_from(self._memory, self._start)
+        try:
+            message = self._decoder.decode(body)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise ProtocolError(f"message of request {request_id} is not ours: {error}") from error
+        self._start += frame_bytes
+        if self._start == self._end and len(self._memory) > _ROOM_BYTES:
+            self._move(_ROOM_BYTES)
+        return Frame(request_id, message)
+
+    def _frame_bytes(self) -> int:
+        """Return the bytes of the frame at hand, header included; 0 while its header is not."""
+        if self._end - self._start < HEADER_BYTES:
+            return 0
+        body_bytes, request_id, payload_bytes = _HEADER.unpack_from(self._memory, self._start)
+        if body_bytes > FRAME_BODY_BYTES_MAX:
+            raise ProtocolError(
+                f"frame of request {request_id} announces {body_bytes} bytes, "
+                f"the limit is {FRAME_BODY_BYTES_MAX}"
+            )
+        if payload_bytes:
+            raise ProtocolError(
+                f"frame of request {request_id} announces a payload of {payload_bytes} bytes; "
+                "this connection carries none"
+            )
+        return HEADER_BYTES + int(body_bytes)
+
+    def _move(self, wanted: int) -> None:
+        """Bring what is at hand to the front of memory that has room for `wanted` bytes."""
+        held = bytes(self._memory[self._start : self._end])
+        size = max(_ROOM_BYTES, wanted, len(held) + HEADER_BYTES)
+        if size != len(self._memory):
+            self._memory = memoryview(bytearray(size))
+        self._memory[: len(held)] = held
+        self._start, self._end = 0, len(held)
+
+
+def request_reader() -> FrameReader[Request]:
+    """Return a reader for the node's side."""
+    return FrameReader(msgspec.msgpack.Decoder(Request))
+
+
+def reply_reader() -> FrameReader[Reply]:
+    """Return a reader for the asking side."""
+    return FrameReader(msgspec.msgpack.Decoder(Reply))
