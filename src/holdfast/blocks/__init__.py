@@ -1,0 +1,1 @@
+"""A block's name, shape and header."""

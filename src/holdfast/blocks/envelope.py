@@ -1,0 +1,90 @@
+"""The envelope: the fixed 128-byte header in front of every stored payload.
+
+    | mark 16 | identity 112 | payload | tag 16 | padding to 4 KiB |
+
+The *mark* (magic, CRC-32, generation) says where this copy lies and may be re-stamped by the tier
+that keeps it. The *identity* says what it is and never changes: the tag covers it together with
+the payload, so a flipped, truncated, swapped or foreign record can not verify. Byte by byte in
+docs/reference/format.md.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import NamedTuple
+
+from holdfast.buffers import align_up
+from holdfast.errors import FormatError
+
+MAGIC = b"HFE1"
+FORMAT = 1
+HEADER_BYTES = 128
+MARK_BYTES = 16
+TAG_BYTES = 16
+
+SEAL_NONE = 0
+"""Tag is xxh3-128 over identity and payload."""
+
+_HEADER = struct.Struct("<4sIQHBBIII16s16s16s16sQQ12s4x")
+_MARK = struct.Struct("<4sIQ")
+
+
+class Header(NamedTuple):
+    """The identity of one block. All byte fields have 16 bytes; lengths are in bytes."""
+
+    key: bytes
+    parent: bytes
+    fingerprint: bytes
+    domain: bytes
+    depth: int
+    tokens: int
+    payload_bytes: int
+    raw_bytes: int
+    codec: int = 0
+    seal: int = SEAL_NONE
+    epoch: int = 0
+    nonce: bytes = bytes(12)
+
+
+def record_bytes(payload_bytes: int) -> int:
+    """Return the bytes one record takes in a slot or on a device: header, payload, tag, padding."""
+    return align_up(HEADER_BYTES + payload_bytes + TAG_BYTES)
+
+
+def write_header(record: memoryview, header: Header, generation: int = 0) -> None:
+    """Write header and mark into the first 128 bytes of `record`."""
+    _HEADER.pack_into(
+        record, 0, MAGIC, 0, generation, FORMAT, header.codec, header.seal,
+        header.depth, header.tokens, header.epoch, header.key, header.parent,
+        header.fingerprint, header.domain, header.payload_bytes, header.raw_bytes, header.nonce,
+    )  # fmt: skip
+    stamp(record, generation)
+
+
+def stamp(record: memoryview, generation: int) -> None:
+    """Re-stamp the mark: this copy now lies in a place of this `generation`."""
+    _MARK.pack_into(record, 0, MAGIC, 0, generation)
+    crc = zlib.crc32(record[8:HEADER_BYTES])
+    record[4:8] = crc.to_bytes(4, "little")
+
+
+def read_header(record: memoryview | bytes) -> tuple[Header, int]:
+    """Return header and generation; raise FormatError if these are not ours, intact and known."""
+    if len(record) < HEADER_BYTES:
+        raise FormatError(f"envelope has {len(record)} bytes, fewer than {HEADER_BYTES}")
+    (
+        magic, crc, generation, version, codec, seal, depth, tokens, epoch,
+        key, parent, fingerprint, domain, payload_bytes, raw_bytes, nonce,
+    ) = _HEADER.unpack_from(record)  # fmt: skip
+    if magic != MAGIC:
+        raise FormatError(f"envelope starts with {magic!r}, not {MAGIC!r}")
+    if zlib.crc32(record[8:HEADER_BYTES]) != crc:
+        raise FormatError("envelope header fails its CRC")
+    if version != FORMAT:
+        raise FormatError(f"envelope format {version} is unknown; this build reads {FORMAT}")
+    header = Header(
+        key, parent, fingerprint, domain, depth, tokens, payload_bytes, raw_bytes,
+        codec, seal, epoch, nonce,
+    )  # fmt: skip
+    return header, generation

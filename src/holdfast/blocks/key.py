@@ -1,0 +1,109 @@
+"""Names for blocks: keyed hashes of tokens, chained so that one key names a whole prefix.
+
+`key[i] = BLAKE2b-128(domain key; fingerprint, key[i-1], tokens of block i, extras of block i)`
+with the fingerprint as the parent of the first block. The exact bytes are in
+docs/reference/format.md. Engines' own hashes never name a block: some are 64 bits wide, some
+depend on the process, and none is keyed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.errors import BlockError
+
+KEY_BYTES = 16
+DOMAIN_KEY_BYTES = 32
+
+Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer]
+
+TOKEN_ID_MAX = 0xFFFF_FFFF
+
+_NO_EXTRAS = (0).to_bytes(4, "little")
+
+
+class Chain:
+    """The keys of one context, in order; grows as tokens arrive.
+
+    `extras[i]` are byte strings that change the meaning of block `i` beyond its tokens
+    (hashes of images, salts). They must be given before block `i` is full.
+    """
+
+    __slots__ = ("_base", "_extras", "block_tokens", "fingerprint", "keys")
+
+    def __init__(
+        self,
+        domain_key: bytes,
+        fingerprint: bytes,
+        block_tokens: int,
+        extras: Mapping[int, Sequence[bytes]] | None = None,
+    ) -> None:
+        if len(domain_key) != DOMAIN_KEY_BYTES:
+            raise BlockError(f"domain key has {len(domain_key)} bytes, not {DOMAIN_KEY_BYTES}")
+        if len(fingerprint) != KEY_BYTES:
+            raise BlockError(f"fingerprint has {len(fingerprint)} bytes, not {KEY_BYTES}")
+        if block_tokens < 1:
+            raise BlockError(f"block_tokens is {block_tokens}; it must be at least 1")
+        self.block_tokens = block_tokens
+        self.fingerprint = fingerprint
+        self.keys: list[bytes] = []
+        self._base = hashlib.blake2b(fingerprint, key=domain_key, digest_size=KEY_BYTES)
+        self._extras = dict(extras or {})
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def extend(self, tokens: Tokens) -> None:
+        """Name every block that `tokens`, all tokens of the context so far, has filled."""
+        size = self.block_tokens
+        first, last = len(self.keys), len(tokens) // size
+        if last <= first:
+            return
+        packed = _little_endian(tokens[first * size : last * size])
+        parent = self.keys[-1] if self.keys else self.fingerprint
+        width = 4 * size
+        count = size.to_bytes(4, "little")
+        for i in range(last - first):
+            state = self._base.copy()
+            state.update(parent + count + packed[i * width : (i + 1) * width])
+            state.update(self._encode_extras(first + i))
+            parent = state.digest()
+            self.keys.append(parent)
+
+    def packed(self, start: int = 0, stop: int | None = None) -> bytes:
+        """Return the keys from `start` up to `stop` as one byte string, 16 bytes each."""
+        return b"".join(self.keys[start:stop])
+
+    def parent(self, index: int) -> bytes:
+        """Return the key in front of block `index`: the fingerprint for the first."""
+        return self.keys[index - 1] if index else self.fingerprint
+
+    def _encode_extras(self, index: int) -> bytes:
+        extras = self._extras.get(index)
+        if not extras:
+            return _NO_EXTRAS
+        parts = [len(extras).to_bytes(4, "little")]
+        for extra in extras:
+            parts += [len(extra).to_bytes(4, "little"), extra]
+        return b"".join(parts)
+
+
+def unpack_keys(packed: bytes) -> list[bytes]:
+    """Split a byte string of 16-byte keys; raise BlockError if it does not divide."""
+    if len(packed) % KEY_BYTES:
+        raise BlockError(f"{len(packed)} bytes of keys do not divide by {KEY_BYTES}")
+    return [packed[i : i + KEY_BYTES] for i in range(0, len(packed), KEY_BYTES)]
+
+
+def _little_endian(tokens: Tokens) -> bytes:
+    array = np.asarray(tokens)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise BlockError(f"tokens must be one row of integers, not {array.ndim}-d {array.dtype}")
+    if array.size and (int(array.min()) < 0 or int(array.max()) > TOKEN_ID_MAX):
+        raise BlockError(f"token ids must be between 0 and {TOKEN_ID_MAX}")
+    return array.astype("<u4").tobytes()

@@ -1,0 +1,129 @@
+"""Which blocks this store holds, and on which tiers: one row of flat columns per block.
+
+One dict from key to row and flat arrays: under 250 bytes a block at a million blocks. Chained keys
+make a radix tree unnecessary: the longest held prefix is a walk over dict look-ups. Not
+thread-safe: the store calls it under its lock.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from holdfast.blocks.world import World
+
+NOT_HERE = -1
+
+
+class Coverage(NamedTuple):
+    """The leading run of a chain that is held: a row and the fastest tier for each block.
+
+    `tiers[i]` counts from the fastest: 0 is the host. `world` says what every block has in common.
+    """
+
+    world: World
+    rows: list[int]
+    tiers: list[int]
+
+    @property
+    def blocks(self) -> int:
+        """How many leading blocks are held."""
+        return len(self.rows)
+
+
+class Residency:
+    """The index of one store over `tiers` tiers, fastest first."""
+
+    def __init__(self, tiers: int) -> None:
+        self.keys: list[bytes | None] = []
+        self.parents: list[bytes] = []
+        self.depths = array("I")
+        self.leases = array("I")
+        self.places = [array("q") for _ in range(tiers)]
+        self.worlds: list[World] = []
+        self._world_ids: dict[World, int] = {}
+        self._world_of = array("H")
+        self._rows: dict[bytes, int] = {}
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def cover(self, world: World, keys: Sequence[bytes]) -> Coverage:
+        """Return the longest leading run of `keys` that is held in this world."""
+        rows: list[int] = []
+        tiers: list[int] = []
+        world_id = self._world_ids.get(world)
+        if world_id is None:
+            return Coverage(world, rows, tiers)
+        find, worlds, host = self._rows.get, self._world_of, self.places[0]
+        for key in keys:
+            row = find(key)
+            if row is None or worlds[row] != world_id:
+                break
+            tier = 0 if host[row] >= 0 else self.fastest(row)
+            if tier < 0:
+                break
+            rows.append(row)
+            tiers.append(tier)
+        return Coverage(world, rows, tiers)
+
+    def find(self, key: bytes) -> int:
+        """Return the row of a key, or -1."""
+        return self._rows.get(key, NOT_HERE)
+
+    def parent_row(self, row: int) -> int:
+        """Return the row of the block in front, or -1 if it is not held."""
+        return self._rows.get(self.parents[row], NOT_HERE)
+
+    def world(self, row: int) -> World:
+        """Return the world of a row."""
+        return self.worlds[self._world_of[row]]
+
+    def fastest(self, row: int) -> int:
+        """Return the fastest tier that holds a row; -1 if none does."""
+        for tier, column in enumerate(self.places):
+            if column[row] >= 0:
+                return tier
+        return NOT_HERE
+
+    def add(self, world: World, key: bytes, parent: bytes, depth: int) -> int:
+        """Return the row of `key`, made if it was not there; it has no place yet when new."""
+        row = self._rows.get(key)
+        if row is not None:
+            return row
+        world_id = self._world_ids.get(world)
+        if world_id is None:
+            world_id = self._world_ids[world] = len(self.worlds)
+            self.worlds.append(world)
+        held = self._rows.get(parent)
+        if held is not None:
+            parent = self.keys[held] or parent
+        row = self._free.pop() if self._free else self._append()
+        self.keys[row], self.parents[row] = key, parent
+        self.depths[row], self._world_of[row] = depth, world_id
+        self._rows[key] = row
+        return row
+
+    def drop(self, row: int) -> None:
+        """Forget a row that has no place and no lease left."""
+        key = self.keys[row]
+        if key is None:
+            return
+        del self._rows[key]
+        self.keys[row], self.parents[row] = None, b""
+        self._free.append(row)
+
+    def rows(self) -> Iterator[int]:
+        """Yield every row in use, in no order; the index must not change meanwhile."""
+        return iter(self._rows.values())
+
+    def _append(self) -> int:
+        self.keys.append(None)
+        self.parents.append(b"")
+        for column in (self.depths, self.leases, self._world_of):
+            column.append(0)
+        for places in self.places:
+            places.append(NOT_HERE)
+        return len(self.keys) - 1

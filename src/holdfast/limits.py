@@ -1,0 +1,37 @@
+"""A limit on everything: sizes, counts and times that no peer may exceed."""
+
+from __future__ import annotations
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+BLOCK_TOKENS = 128
+"""Default tokens per block, where the engine's page allows it."""
+
+PAYLOAD_BYTES_MAX = 256 * MIB
+"""Largest payload of one block."""
+
+CHAIN_BLOCKS_MAX = 65_536
+"""Most keys in one request: 8 M tokens at 128 a block."""
+
+FRAME_BODY_BYTES_MAX = 2 * MIB
+"""Largest message body on a connection (65,536 keys of 16 bytes, and room)."""
+
+FRAME_PAYLOAD_BYTES_MAX = 64 * MIB
+"""Largest raw payload behind one message."""
+
+CONNECTIONS_MAX = 1_024
+"""Most connections a node serves at once."""
+
+IN_FLIGHT_MAX = 256
+"""Most unanswered requests on one connection."""
+
+HANDSHAKE_S = 5.0
+"""A connection that has not said hello by then is closed."""
+
+LEASE_S = 30.0
+"""A lease nobody released is taken back after this long."""
+
+RECLAIM_S = 10.0
+"""Slots a vanished engine might still be writing to rest this long before reuse."""

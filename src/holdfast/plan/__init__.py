@@ -1,0 +1,1 @@
+"""Fetch or recompute; pure."""

@@ -1,0 +1,1 @@
+"""Which block to admit and which to evict; pure."""

@@ -1,0 +1,1 @@
+"""The store: the only floor where the state of a block changes."""

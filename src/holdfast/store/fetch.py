@@ -1,0 +1,123 @@
+"""The read street: coverage, plan, leases, tiers, verified records, in this order.
+
+Keys come in; what goes out is a lease on the longest leading run of blocks that lies, verified, in
+the host arena, and the reason why it is not longer. The caller copies the payloads to its pages,
+then releases the lease; if the lease ended meanwhile, what it copied does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.blocks.world import World
+from holdfast.codec.pack import verify
+from holdfast.errors import Outcome
+from holdfast.index.residency import Coverage
+from holdfast.store.states import HOST, States
+from holdfast.tiers.base import Place
+
+if TYPE_CHECKING:
+    from holdfast.store.store import Store
+
+
+class Fetched(NamedTuple):
+    """Blocks that landed: a lease on them, a place in the arena for each, and where from."""
+
+    lease: int
+    places: list[int]
+    sources: dict[str, int]
+    outcome: Outcome
+    reason: str
+
+
+def fetch(store: Store, world: World, keys: Sequence[bytes], deadline_s: float) -> Fetched:
+    """Bring the leading run of `keys` worth fetching into the arena, verified and leased.
+
+    Blocks for at most about `deadline_s` seconds; what has not landed by then is left out and
+    lands for the next fetch.
+    """
+    states, ladder = store.states, store.ladder
+    late_at = store.clock.now() + deadline_s
+    with states.lock:
+        coverage = states.index.cover(world, keys)
+        plan = store.planner.plan(coverage, deadline_s, ladder.speeds)
+        rows = coverage.rows[: min(plan.blocks, states.host(world).slots(world.record_bytes))]
+        lease = states.lease(rows, late_at + store.lease_s)
+        states.eviction.touch(rows)
+        waiting = [states.loading[row] for row in rows if row in states.loading]
+        climbs = ladder.claim(world, rows)
+    waves = ladder.climb(world, climbs)
+    verified = _verify_held(store, coverage, len(rows))
+    _await(store, waves, late_at)
+    for event in waiting:
+        event.wait(max(0.0, late_at - store.clock.now()))
+    with states.lock:
+        places = _landed(states, coverage, rows, verified)
+        outcome = _outcome(store, coverage, plan.blocks, len(places), late_at)
+        states.shorten(lease, len(places))
+    return Fetched(lease, places, _sources(store, coverage, len(places)), outcome, plan.reason)
+
+
+def _verify_held(store: Store, coverage: Coverage, blocks: int) -> set[int]:
+    """Verify the leased blocks that already lie in the arena; quarantine those that fail."""
+    states, world = store.states, coverage.world
+    host, size = states.host(world), world.record_bytes
+    good: set[int] = set()
+    for row, tier in zip(coverage.rows[:blocks], coverage.tiers[:blocks], strict=True):
+        if tier != HOST:
+            continue
+        place = Place(states.index.places[HOST][row])
+        key = states.index.keys[row]
+        if place < 0 or key is None:
+            continue
+        outcome = verify(host.view(place, size), key, world.fingerprint, world.payload_bytes)
+        if outcome is Outcome.OK:
+            good.add(row)
+            continue
+        with states.lock:
+            if states.index.places[HOST][row] == place:
+                states.quarantine(row, HOST, outcome)
+    return good
+
+
+def _await(store: Store, waves: Sequence[Future[None]], late_at: float) -> None:
+    done, _ = wait(waves, timeout=max(0.0, late_at - store.clock.now()))
+    for wave in done:
+        wave.result()
+
+
+def _landed(
+    states: States, coverage: Coverage, rows: Sequence[int], verified: set[int]
+) -> list[int]:
+    """Return the places of the leading rows in the arena; what climbed was verified on landing."""
+    places: list[int] = []
+    for row, tier in zip(rows, coverage.tiers, strict=False):
+        place = states.index.places[HOST][row]
+        if place < 0 or (tier == HOST and row not in verified):
+            break
+        places.append(place)
+    return places
+
+
+def _outcome(
+    store: Store, coverage: Coverage, planned: int, landed: int, late_at: float
+) -> Outcome:
+    if landed == planned:
+        return Outcome.OK if landed else Outcome.MISS
+    if coverage.rows[landed] in store.states.loading or store.clock.now() >= late_at:
+        return Outcome.LATE
+    key = store.states.index.keys[coverage.rows[landed]]
+    for fault in reversed(store.states.faults):
+        if fault.key == key:
+            return fault.outcome
+    return Outcome.FULL
+
+
+def _sources(store: Store, coverage: Coverage, blocks: int) -> dict[str, int]:
+    sources: dict[str, int] = {}
+    for tier in coverage.tiers[:blocks]:
+        name = store.states.tier_name(tier)
+        sources[name] = sources.get(name, 0) + 1
+    return sources

@@ -1,0 +1,135 @@
+"""Look into a store: what is held, how full it is, whether it still verifies; and drop it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.buffers import aligned_buffer
+from holdfast.codec.pack import verify
+from holdfast.errors import Outcome
+from holdfast.store.states import HOST
+from holdfast.tiers.base import Get, Place
+
+if TYPE_CHECKING:
+    from holdfast.store.store import Store
+
+EVERYTHING = "*"
+
+
+def status(store: Store) -> dict[str, Any]:
+    """Return fill, speed, counters and recovery as plain data."""
+    states = store.states
+    with states.lock:
+        tiers = [("host", host) for host in states.hosts.values()]
+        usages = [
+            (name, tier.usage()) for name, tier in [*tiers, *((t.name, t) for t in states.lower)]
+        ]
+        return {
+            "incarnation": store.incarnation,
+            "blocks": len(states.index),
+            "tiers": [{"tier": name, **msgspec.to_builtins(usage)} for name, usage in usages],
+            "leases": len(states.leases),
+            "tickets": len(states.tickets),
+            "waiting_to_write": len(states.dirty),
+            "recovered_blocks": store.recovery.blocks,
+            "recovery_s": store.recovery.seconds,
+            "faults": [
+                {"key": fault.key.hex(), "tier": fault.tier, "outcome": str(fault.outcome)}
+                for fault in states.faults
+            ],
+        }
+
+
+def listing(store: Store) -> list[dict[str, Any]]:
+    """Return one entry per world, with blocks and bytes on each tier."""
+    states = store.states
+    names = {domain_id: name for name, domain_id in _domains(store).items()}
+    with states.lock:
+        found: dict[int, dict[str, Any]] = {}
+        for row in states.index.rows():
+            world = states.index.world(row)
+            entry = found.setdefault(
+                states.index.worlds.index(world),
+                {
+                    "fingerprint": world.fingerprint.hex(),
+                    "domain": names.get(world.domain, world.domain.hex()),
+                    "payload_bytes": world.payload_bytes,
+                    "block_tokens": world.block_tokens,
+                    "blocks": 0,
+                    "tiers": {},
+                },
+            )
+            entry["blocks"] += 1
+            for tier, column in enumerate(states.index.places):
+                if column[row] >= 0:
+                    name = states.tier_name(tier)
+                    count = entry["tiers"].setdefault(name, {"blocks": 0, "bytes": 0})
+                    count["blocks"] += 1
+                    count["bytes"] += world.record_bytes
+    return list(found.values())
+
+
+def verify_all(store: Store, fingerprint: str) -> dict[str, Any]:
+    """Read and verify every stored copy; un-index what fails. Serving goes on meanwhile."""
+    checked, bad = 0, []
+    for row in _rows(store, fingerprint or EVERYTHING):
+        for tier in range(1 + len(store.states.lower)):
+            outcome = _verify_copy(store, row, tier)
+            checked += outcome is not Outcome.MISS
+            if outcome not in (Outcome.OK, Outcome.MISS):
+                bad.append({"tier": store.states.tier_name(tier), "outcome": str(outcome)})
+    return {"checked": checked, "bad": bad}
+
+
+def drop(store: Store, fingerprint: str) -> dict[str, Any]:
+    """Forget blocks; copies somebody reads go with their last reader."""
+    dropped = 0
+    for row in _rows(store, fingerprint):
+        with store.states.lock:
+            if store.states.index.keys[row] is None:
+                continue
+            dropped += 1
+            for tier in range(1 + len(store.states.lower)):
+                store.states.vacate(row, tier)
+    return {"dropped": dropped}
+
+
+def _verify_copy(store: Store, row: int, tier: int) -> Outcome:
+    states = store.states
+    with states.lock:
+        key, place = states.index.keys[row], Place(states.index.places[tier][row])
+        if key is None or place < 0:
+            return Outcome.MISS
+        world = states.index.world(row)
+        states.pin([row])
+    try:
+        if tier == HOST:
+            record, outcome = states.host(world).view(place, world.record_bytes), Outcome.OK
+        else:
+            record = aligned_buffer(world.record_bytes)
+            outcome = states.lower[tier - 1].read([Get(place, key, record)])[0]
+        if outcome is Outcome.OK:
+            outcome = verify(record, key, world.fingerprint, world.payload_bytes)
+    finally:
+        with states.lock:
+            states.unpin([row])
+    if outcome is not Outcome.OK:
+        with states.lock:
+            if states.index.places[tier][row] == place:
+                states.quarantine(row, tier, outcome)
+    return outcome
+
+
+def _rows(store: Store, fingerprint: str) -> list[int]:
+    with store.states.lock:
+        return [
+            row
+            for row in store.states.index.rows()
+            if fingerprint in (EVERYTHING, store.states.index.world(row).fingerprint.hex())
+        ]
+
+
+def _domains(store: Store) -> dict[str, bytes]:
+    return {name: store.domain(name)[1] for name in store.domain_names()}

@@ -1,0 +1,75 @@
+"""Find again what an earlier process left on the tiers, while the store already serves.
+
+A survivor is only a hint: its record is verified when it is read, like every other. Until a block
+is found again it is a miss.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Sequence
+
+from holdfast.blocks.world import World
+from holdfast.clock import Clock
+from holdfast.store.states import States
+from holdfast.tiers.base import Survivor, Tier
+
+BATCH = 256
+
+_log = logging.getLogger("holdfast.store")
+
+
+class Recovery:
+    """One background pass over the survivors of every tier below the host."""
+
+    def __init__(self, states: States, clock: Clock) -> None:
+        self._states = states
+        self._clock = clock
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-recover", daemon=True)
+        self.blocks = 0
+        self.seconds: float | None = None
+
+    def start(self) -> None:
+        """Begin; the store serves meanwhile."""
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of the pass; False if it still runs after `timeout_s`."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Stop early if need be."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        started = self._clock.now()
+        for number, tier in enumerate(self._states.lower, start=1):
+            self._scan(number, tier)
+        self.seconds = self._clock.now() - started
+        if self.blocks:
+            _log.info("recovered blocks=%d seconds=%.3f", self.blocks, self.seconds)
+
+    def _scan(self, number: int, tier: Tier) -> None:
+        survivors = tier.survivors()
+        while batch := list(itertools.islice(survivors, BATCH)):
+            if self._stop.is_set():
+                return
+            self._adopt(number, batch)
+
+    def _adopt(self, number: int, batch: Sequence[Survivor]) -> None:
+        states = self._states
+        with states.lock:
+            for header, place in batch:
+                world = World(
+                    header.fingerprint, header.domain, header.payload_bytes, header.tokens
+                )
+                row = states.index.add(world, header.key, header.parent, header.depth)
+                states.vacate(row, number)
+                row = states.index.add(world, header.key, header.parent, header.depth)
+                states.publish(row, number, place)
+                self.blocks += 1

@@ -1,0 +1,114 @@
+"""The save street: slots first, then bytes, then a seal, then the index; the read street backwards.
+
+Two phases, so that nobody ever sees half a block: `reserve` hands out slots that no key points to;
+the engine fills them in place; `commit` packs each record (header, tag) and only then publishes it.
+Whoever commits a key first wins; a second copy's slot is simply freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.blocks.envelope import Header
+from holdfast.blocks.world import World
+from holdfast.codec.pack import pack
+from holdfast.errors import Outcome
+from holdfast.store.states import HOST, Ticket
+from holdfast.tiers.base import NOWHERE, Place
+
+if TYPE_CHECKING:
+    from holdfast.store.store import Store
+
+
+class Reserved(NamedTuple):
+    """Slots to fill: one place per key, -1 where the block is held already or there is no room."""
+
+    ticket: int
+    places: list[int]
+    outcome: Outcome
+
+
+def reserve(
+    store: Store, world: World, keys: Sequence[bytes], parent: bytes, depth: int
+) -> Reserved:
+    """Hand out slots for consecutive blocks, the first at `depth` behind `parent`; state only."""
+    states = store.states
+    with states.lock:
+        places: list[Place] = []
+        outcome = Outcome.OK
+        for key in keys:
+            row = states.index.find(key)
+            if row >= 0 and states.index.fastest(row) >= 0:
+                places.append(NOWHERE)
+                continue
+            place = states.make_room(world) if outcome is Outcome.OK else NOWHERE
+            if place == NOWHERE:
+                outcome = Outcome.FULL
+            places.append(place)
+        ticket = states.number()
+        states.tickets[ticket] = Ticket(world, list(keys), parent, depth, places)
+    if outcome is Outcome.FULL:
+        store.ladder.wake()
+    return Reserved(ticket, [int(place) for place in places], outcome)
+
+
+def commit(store: Store, number: int) -> int:
+    """Pack and publish the filled slots of a ticket; return how many blocks are new.
+
+    An unknown ticket publishes nothing: its slots were given back, so nobody may believe them.
+    """
+    states = store.states
+    with states.lock:
+        ticket = states.tickets.pop(number, None)
+    if ticket is None:
+        return 0
+    world = ticket.world
+    host = states.host(world)
+    parents = [ticket.parent, *ticket.keys[:-1]]
+    for i, (key, place) in enumerate(zip(ticket.keys, ticket.places, strict=True)):
+        if place != NOWHERE:
+            header = Header(
+                key=key,
+                parent=parents[i],
+                fingerprint=world.fingerprint,
+                domain=world.domain,
+                depth=ticket.depth + i,
+                tokens=world.block_tokens,
+                payload_bytes=world.payload_bytes,
+                raw_bytes=world.payload_bytes,
+            )
+            pack(host.view(place, world.record_bytes), header)
+    published = _publish(store, ticket, parents)
+    if states.lower and published:
+        store.ladder.wake()
+    return published
+
+
+def abort(store: Store, number: int, *, rest_s: float = 0.0) -> None:
+    """Give a ticket's slots back after `rest_s` seconds, in which a writer may still scribble."""
+    with store.states.lock:
+        ticket = store.states.tickets.pop(number, None)
+        if ticket is not None:
+            store.rest(ticket, store.clock.now() + rest_s)
+
+
+def _publish(store: Store, ticket: Ticket, parents: Sequence[bytes]) -> int:
+    states, world = store.states, ticket.world
+    entered: list[int] = []
+    with states.lock:
+        for i, (key, place) in enumerate(zip(ticket.keys, ticket.places, strict=True)):
+            if place == NOWHERE:
+                continue
+            row = states.index.add(world, key, parents[i], ticket.depth + i)
+            if states.index.places[HOST][row] >= 0 or row in states.loading:
+                states.host(world).free([place])
+                continue
+            states.publish(row, HOST, place)
+            entered.append(row)
+            if states.lower and store.write_behind:
+                states.dirty[key] = None
+        states.enter_host(entered)
+        held = [states.index.find(key) for key in ticket.keys]
+        states.eviction.touch([row for row in held if row >= 0])
+    return len(entered)

@@ -1,0 +1,217 @@
+"""What a store remembers about its blocks, and every change of it.
+
+A block's life: *reserved* (slots of a ticket, seen by nobody) -> *held* (in the index, on one or
+more tiers) -> evicted, demoted or promoted -> gone. *Leased*: somebody reads its host slot, so it
+stays. *Loading*: its host slot is being filled from a lower tier. Everything here only changes
+state and is called under the store's lock; no function does I/O.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from typing import NamedTuple
+
+from holdfast.blocks.world import World
+from holdfast.errors import Outcome
+from holdfast.index.residency import Residency
+from holdfast.policy.base import Eviction
+from holdfast.tiers.base import NOWHERE, Place, Tier
+from holdfast.tiers.host import HostTier
+
+HOST = 0
+QUARANTINE_NOTES = 256
+
+
+class Ticket(NamedTuple):
+    """Slots reserved for consecutive blocks of a chain; NOWHERE where a block needs none."""
+
+    world: World
+    keys: list[bytes]
+    parent: bytes
+    depth: int
+    places: list[Place]
+
+
+class Lease(NamedTuple):
+    """Rows whose host slots stay where they are until released or expired."""
+
+    rows: list[int]
+    expires_at: float
+
+
+class Fault(NamedTuple):
+    """A note for `inspect` about a block that failed verification or could not be read."""
+
+    key: bytes
+    tier: str
+    outcome: Outcome
+
+
+class States:
+    """All mutable state of a store. Hold `lock` around every call and every read."""
+
+    def __init__(self, hosts: dict[bytes, HostTier], lower: list[Tier], eviction: Eviction) -> None:
+        self.lock = threading.RLock()
+        self.hosts = hosts
+        self.lower = lower
+        self.eviction = eviction
+        self.index = Residency(1 + len(lower))
+        self.tickets: dict[int, Ticket] = {}
+        self.leases: dict[int, Lease] = {}
+        self.loading: dict[int, threading.Event] = {}
+        self.leaving: dict[int, list[Place]] = {}
+        self.dirty: OrderedDict[bytes, None] = OrderedDict()
+        self.unwanted: set[int] = set()
+        self.faults: deque[Fault] = deque(maxlen=QUARANTINE_NOTES)
+        self._numbers = 0
+
+    def number(self) -> int:
+        """Return a number never given before: the name of a lease or a ticket."""
+        self._numbers += 1
+        return self._numbers
+
+    def host(self, world: World) -> HostTier:
+        """Return the host tier of a world's domain."""
+        return self.hosts[world.domain]
+
+    def tier_name(self, tier: int) -> str:
+        """Return the name of tier number `tier`, counted from the fastest."""
+        return HostTier.name if tier == HOST else self.lower[tier - 1].name
+
+    def lease(self, rows: list[int], expires_at: float) -> int:
+        """Pin rows in the host tier; return the lease's number."""
+        counts = self.index.leases
+        for row in rows:
+            counts[row] += 1
+        number = self.number()
+        self.leases[number] = Lease(rows, expires_at)
+        return number
+
+    def release(self, number: int) -> bool:
+        """End a lease; False if it had ended before."""
+        lease = self.leases.pop(number, None)
+        if lease is None:
+            return False
+        self.unpin(lease.rows)
+        return True
+
+    def shorten(self, number: int, blocks: int) -> None:
+        """Keep only the first `blocks` rows of a lease."""
+        lease = self.leases.get(number)
+        if lease is not None:
+            self.unpin(lease.rows[blocks:])
+            self.leases[number] = lease._replace(rows=lease.rows[:blocks])
+
+    def pin(self, rows: list[int]) -> None:
+        """Keep rows from being evicted or recycled, without a lease's number or end."""
+        for row in rows:
+            self.index.leases[row] += 1
+
+    def unpin(self, rows: list[int]) -> None:
+        """Undo `pin`; slots given up meanwhile are freed with their last reader."""
+        for row in rows:
+            self.index.leases[row] -= 1
+            if not self.index.leases[row] and row in self.leaving:
+                self.host(self.index.world(row)).free(self.leaving.pop(row))
+            self._settle(row)
+
+    def expire(self, now: float) -> int:
+        """End every lease that is over; return how many."""
+        late = [number for number, lease in self.leases.items() if lease.expires_at <= now]
+        for number in late:
+            self.release(number)
+        return len(late)
+
+    def publish(self, row: int, tier: int, place: Place) -> None:
+        """Note that a row now also lies on `tier`; the copy there is whole."""
+        self.index.places[tier][row] = place
+
+    def enter_host(self, rows: list[int]) -> None:
+        """Tell the eviction policy of rows that now lie in the host tier, chain order.
+
+        Children first: then a parent is never taken for a leaf, not even for a moment.
+        """
+        for row in reversed(rows):
+            self.eviction.insert(row, self.index.parent_row(row))
+
+    def vacate(self, row: int, tier: int) -> None:
+        """Take a row off one tier; its place there is free at once, or with its last reader."""
+        column = self.index.places[tier]
+        place = Place(column[row])
+        if place == NOWHERE:
+            return
+        column[row] = NOWHERE
+        if tier == HOST:
+            self.eviction.remove(row, self.index.parent_row(row))
+            self.unwanted.discard(row)
+            if self.index.leases[row]:
+                self.leaving.setdefault(row, []).append(place)
+            else:
+                self.host(self.index.world(row)).free([place])
+        else:
+            self.lower[tier - 1].free([place])
+        self._settle(row)
+
+    def forget(self, key: bytes, tier: int, place: Place) -> None:
+        """Note that a lower tier gave up a block by itself, if it is still known to lie there."""
+        row = self.index.find(key)
+        if row >= 0 and self.index.places[tier][row] == place:
+            self.index.places[tier][row] = NOWHERE
+            self._settle(row)
+
+    def quarantine(self, row: int, tier: int, outcome: Outcome) -> None:
+        """Un-index a copy that failed, at once, so that the next save really rewrites it.
+
+        A leased host copy leaves the index now and its slot when the last reader is done.
+        """
+        key = self.index.keys[row]
+        if key is not None:
+            self.faults.append(Fault(key, self.tier_name(tier), outcome))
+        self.vacate(row, tier)
+
+    def evictable(self, row: int) -> bool:
+        """Return whether the host copy of a row may go: unread, and saved below or refused there.
+
+        A block that could still be saved is put in line for it: it may go next time.
+        """
+        if self.index.leases[row] or row in self.loading:
+            return False
+        if not self.lower or self.saved_below(row) or row in self.unwanted:
+            return True
+        key = self.index.keys[row]
+        if key is not None:
+            self.dirty[key] = None
+        return False
+
+    def saved_below(self, row: int) -> bool:
+        """Return whether some lower tier holds the row."""
+        return any(column[row] >= 0 for column in self.index.places[1:])
+
+    def make_room(self, world: World) -> Place:
+        """Reserve one host slot, evicting what is least valuable; NOWHERE if nothing may go."""
+        host, size = self.host(world), [world.record_bytes]
+        place = host.reserve(size).places[0]
+        if place != NOWHERE:
+            return place
+        patience = 1_024
+        for row in self.eviction.victims():
+            if not self.evictable(row):
+                patience -= 1
+                if not patience:
+                    break
+                continue
+            self.vacate(row, HOST)
+            place = host.reserve(size).places[0]
+            if place != NOWHERE:
+                break
+        return place
+
+    def _settle(self, row: int) -> None:
+        if (
+            self.index.keys[row] is not None
+            and not self.index.leases[row]
+            and row not in self.loading
+            and self.index.fastest(row) == NOWHERE
+        ):
+            self.index.drop(row)

@@ -1,0 +1,193 @@
+"""The store: a ladder of tiers with an index, a planner and policies.
+
+What you fetch from and save to, in this process; `holdfast serve` puts the same object behind a
+socket. Threads: every method may be called from any thread. `cover`, `reserve`, `release` and
+`abort` only change state and return at once; `fetch` and `commit` move and check bytes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+from holdfast.blocks.fingerprint import Fingerprint
+from holdfast.blocks.world import World, domain_id
+from holdfast.clock import Clock, SystemClock
+from holdfast.errors import ConfigError
+from holdfast.limits import LEASE_S
+from holdfast.plan.planner import FetchHeld, Planner
+from holdfast.policy.base import Eviction
+from holdfast.policy.leaf import LeafLru
+from holdfast.store import fetch as fetch_street
+from holdfast.store import inspect as inspection
+from holdfast.store import save as save_street
+from holdfast.store.fetch import Fetched
+from holdfast.store.ladder import Ladder
+from holdfast.store.recover import Recovery
+from holdfast.store.save import Reserved
+from holdfast.store.session import Session
+from holdfast.store.states import States, Ticket
+from holdfast.tiers.base import NOWHERE, Tier
+from holdfast.tiers.host import Arena, Budget, HostTier
+
+_HOUSEKEEPING_S = 0.5
+
+
+class Covered(NamedTuple):
+    """How many leading blocks are held, and how many of them would come from each tier."""
+
+    blocks: int
+    sources: dict[str, int]
+
+
+class Store:
+    """Host arenas above `lower` tiers, fastest first. The store owns and closes the tiers.
+
+    `domains` maps names to 32-byte secret keys.
+    """
+
+    def __init__(
+        self,
+        host_bytes: int,
+        lower: Sequence[Tier],
+        domains: Mapping[str, bytes],
+        *,
+        eviction: Eviction | None = None,
+        planner: Planner | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.clock = clock or SystemClock()
+        self.planner = planner or FetchHeld()
+        self.incarnation = secrets.token_hex(8)
+        self.lease_s = LEASE_S
+        self.write_behind = True
+        self._domain_keys = dict(domains)
+        budget = Budget(host_bytes)
+        hosts = {domain_id(key): HostTier(budget) for key in domains.values()}
+        self.states = States(hosts, list(lower), eviction or LeafLru())
+        self.ladder = Ladder(self.states, self.clock)
+        self.recovery = Recovery(self.states, self.clock)
+        self._resting: list[tuple[float, Ticket]] = []
+        self._closed = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="holdfast-keeper", daemon=True)
+
+    def start(self) -> None:
+        """Start the store's threads: recovery, writing behind, housekeeping."""
+        if self.states.lower:
+            self.recovery.start()
+            self.ladder.start()
+        self._keeper.start()
+
+    def domain(self, name: str) -> tuple[bytes, bytes]:
+        """Return the key and the public id of a domain; raise ConfigError if it is not known."""
+        key = self._domain_keys.get(name)
+        if key is None:
+            raise ConfigError(
+                f"domains: {name!r} is not configured; known: {', '.join(self._domain_keys)}"
+            )
+        return key, domain_id(key)
+
+    def domain_names(self) -> list[str]:
+        """Return the configured domains."""
+        return list(self._domain_keys)
+
+    def arena(self, domain: bytes) -> Arena:
+        """Return the shared memory of a domain."""
+        return self.states.hosts[domain].arena
+
+    def session(self, fingerprint: Fingerprint, domain: str = "default") -> Session:
+        """Return the store in terms of tokens and blocks, for one fingerprint in one domain."""
+        return Session(self, fingerprint, domain)
+
+    def cover(self, world: World, keys: Sequence[bytes]) -> Covered:
+        """Count the leading blocks of a chain that are held, by tier."""
+        with self.states.lock:
+            coverage = self.states.index.cover(world, keys)
+        sources: dict[str, int] = {}
+        for tier in coverage.tiers:
+            name = self.states.tier_name(tier)
+            sources[name] = sources.get(name, 0) + 1
+        return Covered(coverage.blocks, sources)
+
+    def fetch(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Fetched:
+        """Bring blocks into the arena, verified and leased; see `holdfast.store.fetch`."""
+        return fetch_street.fetch(self, world, keys, deadline_s)
+
+    def release(self, lease: int) -> bool:
+        """End a lease; False means it had ended, and what was copied under it must not be used."""
+        with self.states.lock:
+            return self.states.release(lease)
+
+    def reserve(self, world: World, keys: Sequence[bytes], parent: bytes, depth: int) -> Reserved:
+        """Hand out slots to fill; see `holdfast.store.save`."""
+        return save_street.reserve(self, world, keys, parent, depth)
+
+    def commit(self, ticket: int) -> int:
+        """Pack and publish filled slots; return how many blocks are new."""
+        return save_street.commit(self, ticket)
+
+    def abort(self, ticket: int, *, rest_s: float = 0.0) -> None:
+        """Give a ticket's slots back, after a rest if its writer may still be alive."""
+        save_street.abort(self, ticket, rest_s=rest_s)
+
+    def status(self) -> dict[str, Any]:
+        """Return fill, speed, counters and recovery as plain data."""
+        return inspection.status(self)
+
+    def listing(self) -> list[dict[str, Any]]:
+        """Return what is stored, by fingerprint and domain, with blocks and bytes per tier."""
+        return inspection.listing(self)
+
+    def verify(self, fingerprint: str = "") -> dict[str, Any]:
+        """Read and verify every stored copy (of one fingerprint, hex); drop what fails."""
+        return inspection.verify_all(self, fingerprint)
+
+    def drop(self, fingerprint: str) -> dict[str, Any]:
+        """Forget the blocks of one fingerprint (hex), or all with `*`; leased ones go last."""
+        return inspection.drop(self, fingerprint)
+
+    def rest(self, ticket: Ticket, until: float) -> None:
+        """Keep a dead ticket's slots from reuse until then; call under the lock."""
+        if until <= self.clock.now():
+            self._give_back(ticket)
+        else:
+            self._resting.append((until, ticket))
+
+    def keep_house(self) -> None:
+        """End what is over: leases past their time, slots that have rested."""
+        now = self.clock.now()
+        with self.states.lock:
+            self.states.expire(now)
+            over = [ticket for until, ticket in self._resting if until <= now]
+            self._resting = [(until, t) for until, t in self._resting if until > now]
+            for ticket in over:
+                self._give_back(ticket)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write what waits to be written, stop the threads, close the tiers."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if self._keeper.is_alive():
+            self._keeper.join()
+        if self.recovery.seconds is None and self.states.lower:
+            self.recovery.close()
+        self.ladder.close()
+        for tier in (*self.states.lower, *self.states.hosts.values()):
+            tier.close()
+
+    def _give_back(self, ticket: Ticket) -> None:
+        places = [place for place in ticket.places if place != NOWHERE]
+        self.states.host(ticket.world).free(places)
+
+    def _keep(self) -> None:
+        while not self._closed.wait(_HOUSEKEEPING_S):
+            self.keep_house()

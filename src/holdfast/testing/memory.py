@@ -1,0 +1,104 @@
+"""A tier in plain memory: the simplest true implementation, for tests and as an example."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+from holdfast.blocks.envelope import read_header
+from holdfast.errors import FormatError, Outcome
+from holdfast.tiers.base import NOWHERE, Dropped, Get, Place, Put, Reserved, Survivor, Usage
+
+
+class MemoryTier:
+    """Keeps records in a dict, drops the oldest to make room; `records` outlives it if asked to."""
+
+    def __init__(
+        self, capacity_bytes: int, records: dict[Place, bytes] | None = None, name: str = "memory"
+    ) -> None:
+        self.name = name
+        self._capacity_bytes = capacity_bytes
+        self._records = {} if records is None else records
+        self._sizes = {place: len(record) for place, record in self._records.items()}
+        self._next = max(self._sizes, default=-1) + 1
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def reserve(self, sizes: Sequence[int]) -> Reserved:
+        """Number the records from zero on; drop the oldest written ones while there is no room."""
+        with self._lock:
+            places, dropped = [], []
+            for size in sizes:
+                dropped += self._make_room(size)
+                if sum(self._sizes.values()) + size > self._capacity_bytes:
+                    places.append(NOWHERE)
+                    continue
+                place = Place(self._next)
+                self._next += 1
+                self._sizes[place] = size
+                places.append(place)
+            return Reserved(places, dropped)
+
+    def write(self, batch: Sequence[Put]) -> list[Outcome]:
+        """Keep a copy of each record."""
+        with self._lock:
+            outcomes = []
+            for put in batch:
+                known = not self._closed and put.place in self._sizes
+                if known:
+                    self._records[put.place] = bytes(put.record)
+                outcomes.append(Outcome.OK if known else Outcome.GONE)
+            return outcomes
+
+    def read(self, batch: Sequence[Get]) -> list[Outcome]:
+        """Copy records out; another key at the place is a MISS."""
+        with self._lock:
+            return [self._read(get) for get in batch]
+
+    def free(self, places: Sequence[Place]) -> None:
+        """Forget records."""
+        with self._lock:
+            for place in places:
+                self._sizes.pop(place, None)
+                self._records.pop(place, None)
+
+    def survivors(self) -> Iterator[Survivor]:
+        """Yield the records handed over at construction."""
+        for place, record in list(self._records.items()):
+            try:
+                yield Survivor(read_header(record)[0], place)
+            except FormatError:
+                continue
+
+    def usage(self) -> Usage:
+        """Return fill."""
+        used = sum(self._sizes.values())
+        return Usage(self._capacity_bytes, used, len(self._records))
+
+    def close(self) -> None:
+        """Answer GONE from now on."""
+        self._closed = True
+
+    def _read(self, get: Get) -> Outcome:
+        if self._closed:
+            return Outcome.GONE
+        record = self._records.get(get.place)
+        if record is None or len(record) != len(get.into):
+            return Outcome.MISS
+        get.into[:] = record
+        try:
+            return Outcome.OK if read_header(record)[0].key == get.key else Outcome.MISS
+        except FormatError:
+            return Outcome.OK
+
+    def _make_room(self, size: int) -> list[Dropped]:
+        dropped = []
+        while self._records and sum(self._sizes.values()) + size > self._capacity_bytes:
+            place = next(iter(self._records))
+            record = self._records.pop(place)
+            del self._sizes[place]
+            try:
+                dropped.append(Dropped(read_header(record)[0].key, place))
+            except FormatError:
+                continue
+        return dropped

@@ -1,0 +1,1 @@
+"""Places that keep envelopes they cannot read."""

@@ -1,0 +1,121 @@
+"""The tier interface: reserve, write, read, free, survive.
+
+A tier keeps *records* (envelope header, payload, tag, padding to 4 KiB) at *places* it chooses. It
+never looks behind the 128-byte header and never decides what is worth keeping: the store does.
+`holdfast.testing.tier_contract` holds every promise below as a test; a vendor's tier proves itself
+with one subclass of it.
+
+Ownership: buffers passed in stay the caller's and are neither kept nor changed after the call
+returns, except that `write` may re-stamp the 16-byte mark of the records it is given.
+Threads: every method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, NewType, Protocol
+
+import msgspec
+
+from holdfast.blocks.envelope import Header
+from holdfast.errors import Outcome
+
+Place = NewType("Place", int)
+"""Where a tier put a record: a number >= 0 that only this tier understands."""
+
+NOWHERE = Place(-1)
+"""No place: the block is not on this tier, or there was no room."""
+
+
+class Dropped(NamedTuple):
+    """A block the tier gave up to make room. Its place must leave the index before any reuse."""
+
+    key: bytes
+    place: Place
+
+
+class Reserved(NamedTuple):
+    """What `reserve` found: one place per asked size (NOWHERE where none), and what it gave up."""
+
+    places: list[Place]
+    dropped: list[Dropped]
+
+
+class Put(NamedTuple):
+    """One record on its way into a tier: a reserved place and a whole, packed record."""
+
+    place: Place
+    record: memoryview
+
+
+class Get(NamedTuple):
+    """One record wanted: its place, its key and an aligned buffer of the record's length."""
+
+    place: Place
+    key: bytes
+    into: memoryview
+
+
+class Survivor(NamedTuple):
+    """A record found on a tier at start, with its place."""
+
+    header: Header
+    place: Place
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """How full a tier is, in bytes and records, and what it has refused or lost since start."""
+
+    capacity_bytes: int
+    used_bytes: int
+    records: int
+    read_bytes: int = 0
+    written_bytes: int = 0
+    failures: int = 0
+
+
+class Tier(Protocol):
+    """A place that keeps records. See the module's text for ownership and threads."""
+
+    name: str
+
+    def reserve(self, sizes: Sequence[int]) -> Reserved:
+        """Find places for records of these sizes (bytes, multiples of 4 KiB).
+
+        State only: no I/O, so it may be called under the store's lock. A size the tier can never
+        hold, or cannot hold now, gets NOWHERE. A reserved place holds nothing until written.
+        """
+        ...
+
+    def write(self, batch: Sequence[Put]) -> list[Outcome]:
+        """Write records to their places: OK, or FULL / GONE / CORRUPT where it failed.
+
+        A place that failed is free again and holds nothing. After OK the record is readable.
+        """
+        ...
+
+    def read(self, batch: Sequence[Get]) -> list[Outcome]:
+        """Read records into their buffers: OK, MISS (reused or freed place), GONE (I/O error).
+
+        OK promises only that the tier returned what lies there; the caller verifies.
+        """
+        ...
+
+    def free(self, places: Sequence[Place]) -> None:
+        """Forget these places; later reads of them are a MISS or another record, never an error."""
+        ...
+
+    def survivors(self) -> Iterator[Survivor]:
+        """Yield what an earlier process left here, oldest first; empty for a volatile tier.
+
+        Called once, after construction, while the tier already serves.
+        """
+        ...
+
+    def usage(self) -> Usage:
+        """Return current fill and counters."""
+        ...
+
+    def close(self) -> None:
+        """Flush what must survive and release the medium. Later calls answer GONE."""
+        ...

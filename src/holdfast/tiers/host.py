@@ -1,0 +1,233 @@
+"""The host tier: slots in shared-memory arenas, one arena per domain, in size classes.
+
+An arena is a memfd that engines of its domain map, so a block is read and written in place. Slots
+of one size come from *runs* of whole chunks; all arenas draw their chunks from one budget, so
+domains share the host's memory without ever sharing a page: a run that empties is given back to
+the kernel before another domain can be given memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Iterator, Sequence
+
+from holdfast.buffers import align_up, prefer_huge_pages
+from holdfast.errors import Outcome
+from holdfast.limits import MIB
+from holdfast.tiers.base import NOWHERE, Get, Place, Put, Reserved, Survivor, Usage
+
+CHUNK_BYTES = 64 * MIB
+_SLOTS_PER_RUN = 8
+_MADV_POPULATE_WRITE = 23
+
+
+class Budget:
+    """The bytes all arenas of a host may use together, counted in chunks."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.chunk_bytes = min(CHUNK_BYTES, align_up(max(capacity_bytes // 16, 1)))
+        self.chunks = capacity_bytes // self.chunk_bytes
+        self.free_chunks = self.chunks
+        self.lock = threading.Lock()
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes the arenas may use together."""
+        return self.chunks * self.chunk_bytes
+
+
+class Arena:
+    """Shared memory of one domain: a memfd and its mapping. Whoever maps it must not resize it."""
+
+    def __init__(self, nbytes: int, name: str = "holdfast") -> None:
+        self.nbytes = nbytes
+        self.fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, nbytes)
+        self._memory = mmap.mmap(self.fd, nbytes)
+        self.huge_pages = prefer_huge_pages(self._memory)
+        self.view = memoryview(self._memory)
+
+    def populate(self, offset: int, nbytes: int) -> None:
+        """Bring pages in ahead of use, where the kernel knows how."""
+        try:
+            self._memory.madvise(_MADV_POPULATE_WRITE, offset, nbytes)
+        except OSError:
+            return
+
+    def give_back(self, offset: int, nbytes: int) -> None:
+        """Return pages to the kernel; they read as zeros from now on."""
+        self._memory.madvise(mmap.MADV_REMOVE, offset, nbytes)
+
+    def close(self) -> None:
+        """Close the descriptor; the memory lives on while others map it."""
+        os.close(self.fd)
+
+
+class _Run:
+    """A stretch of whole chunks cut into slots of one size."""
+
+    __slots__ = ("chunks", "first", "slot_bytes", "slots", "used")
+
+    def __init__(self, first: int, chunks: int, slot_bytes: int, slots: int) -> None:
+        self.first = first
+        self.chunks = chunks
+        self.slot_bytes = slot_bytes
+        self.slots = slots
+        self.used = 0
+
+
+class HostTier:
+    """One domain's slots. A place is the byte offset of a record in the domain's arena."""
+
+    name = "host"
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.arena = Arena(budget.capacity_bytes)
+        self._lock = threading.Lock()
+        self._runs: dict[int, _Run] = {}
+        self._taken = bytearray(budget.chunks)
+        self._populated = bytearray(budget.chunks)
+        self._free: dict[int, list[int]] = {}
+        self._live: set[int] = set()
+        self._used_bytes = 0
+        self._closed = False
+
+    def reserve(self, sizes: Sequence[int]) -> Reserved:
+        """Find a slot for each size; drops nothing by itself, the store evicts."""
+        with self._lock:
+            return Reserved([self._take(size) for size in sizes], [])
+
+    def slots(self, record_bytes: int) -> int:
+        """Return how many records of this size could lie here at once, were nothing else here."""
+        slot_bytes, left, slots = align_up(record_bytes), self._budget.chunks, 0
+        for chunks in self._run_lengths(slot_bytes):
+            slots += left // chunks * (chunks * self._budget.chunk_bytes // slot_bytes)
+            left %= chunks
+        return slots
+
+    def view(self, place: Place, nbytes: int) -> memoryview:
+        """Return the slot itself, writable; valid until the place is freed."""
+        return self.arena.view[place : place + nbytes]
+
+    def write(self, batch: Sequence[Put]) -> list[Outcome]:
+        """Copy records into their slots; records built in place need no write."""
+        return [self._copy(self.view(put.place, len(put.record)), put) for put in batch]
+
+    def read(self, batch: Sequence[Get]) -> list[Outcome]:
+        """Copy records out of their slots."""
+        outcomes = []
+        for get in batch:
+            if self._closed or get.place not in self._live:
+                outcomes.append(Outcome.GONE if self._closed else Outcome.MISS)
+                continue
+            get.into[:] = self.view(get.place, len(get.into))
+            outcomes.append(Outcome.OK)
+        return outcomes
+
+    def free(self, places: Sequence[Place]) -> None:
+        """Give slots back; a run that empties returns its chunks to the budget and the kernel."""
+        with self._lock:
+            for place in places:
+                if place in self._live:
+                    self._give(place)
+
+    def survivors(self) -> Iterator[Survivor]:
+        """Memory survives nothing."""
+        return iter(())
+
+    def usage(self) -> Usage:
+        """Return fill in bytes of slots in use; the capacity is shared by all domains."""
+        return Usage(self._budget.capacity_bytes, self._used_bytes, len(self._live))
+
+    def prefault(self) -> None:
+        """Bring in the chunks that will be handed out next, so that no save pays for it."""
+        with self._lock:
+            chunk = self._taken.find(0)
+            if self._budget.free_chunks == 0 or chunk < 0 or self._populated[chunk]:
+                return
+            self._populated[chunk] = 1
+        size = self._budget.chunk_bytes
+        self.arena.populate(chunk * size, size)
+
+    def close(self) -> None:
+        """Close the arena; engines that still map it see its last contents."""
+        if not self._closed:
+            self._closed = True
+            self.arena.close()
+
+    def _copy(self, slot: memoryview, put: Put) -> Outcome:
+        if self._closed or put.place not in self._live:
+            return Outcome.GONE
+        slot[:] = put.record
+        return Outcome.OK
+
+    def _take(self, size: int) -> Place:
+        slot_bytes = align_up(size)
+        free = self._free.setdefault(slot_bytes, [])
+        if not free and not self._open_run(slot_bytes, free):
+            return NOWHERE
+        place = free.pop()
+        self._runs[self._run_of(place)].used += 1
+        self._live.add(place)
+        self._used_bytes += slot_bytes
+        return Place(place)
+
+    def _give(self, place: int) -> None:
+        first = self._run_of(place)
+        run = self._runs[first]
+        self._live.remove(place)
+        self._used_bytes -= run.slot_bytes
+        run.used -= 1
+        self._free[run.slot_bytes].append(place)
+        if run.used == 0:
+            self._close_run(run)
+
+    def _run_of(self, place: int) -> int:
+        chunk = place // self._budget.chunk_bytes
+        while chunk not in self._runs:
+            chunk -= 1
+        return chunk
+
+    def _run_lengths(self, slot_bytes: int) -> range:
+        """Return the run lengths to try, in chunks: from little waste down to a single slot."""
+        size = self._budget.chunk_bytes
+        smallest = -(-slot_bytes // size)
+        roomy = -(-slot_bytes * _SLOTS_PER_RUN // size) if slot_bytes * _SLOTS_PER_RUN > size else 1
+        return range(max(smallest, roomy), smallest - 1, -1)
+
+    def _open_run(self, slot_bytes: int, free: list[int]) -> bool:
+        size = self._budget.chunk_bytes
+        for chunks in self._run_lengths(slot_bytes):
+            first = self._taken.find(bytes(chunks))
+            if first >= 0 and self._claim(chunks):
+                break
+        else:
+            return False
+        self._taken[first : first + chunks] = b"\1" * chunks
+        slots = chunks * size // slot_bytes
+        self._runs[first] = _Run(first, chunks, slot_bytes, slots)
+        base = first * size
+        free.extend(base + i * slot_bytes for i in reversed(range(slots)))
+        return True
+
+    def _claim(self, chunks: int) -> bool:
+        with self._budget.lock:
+            if self._budget.free_chunks < chunks:
+                return False
+            self._budget.free_chunks -= chunks
+            return True
+
+    def _close_run(self, run: _Run) -> None:
+        size = self._budget.chunk_bytes
+        start, end = run.first * size, (run.first + run.chunks) * size
+        kept = [p for p in self._free[run.slot_bytes] if not start <= p < end]
+        self._free[run.slot_bytes] = kept
+        del self._runs[run.first]
+        self._taken[run.first : run.first + run.chunks] = bytes(run.chunks)
+        self._populated[run.first : run.first + run.chunks] = bytes(run.chunks)
+        self.arena.give_back(start, end - start)
+        with self._budget.lock:
+            self._budget.free_chunks += run.chunks

@@ -1,0 +1,162 @@
+"""Every message of the node protocol, version 1.
+
+A request and its reply carry the same request id in their frames; replies may come in any order.
+Keys travel as one byte string, 16 bytes a key. Places are byte offsets of records in the session's
+arena. `holdfast.wire.frame` has the bytes around a message.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+PROTOCOL = 1
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    pass
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """First message of a connection: who speaks, and in which world (fingerprint and domain).
+
+    `payload_bytes` 0 with an empty fingerprint opens a session for `Status`, `List` and such only.
+    """
+
+    protocol: int
+    peer: str
+    fingerprint: bytes = b""
+    payload_bytes: int = 0
+    block_tokens: int = 0
+    domain: str = "default"
+    description: str = ""
+
+
+class Welcome(_Message, frozen=True, tag="welcome"):
+    """The node's answer. The arena's descriptor comes along where a world was named."""
+
+    protocol: int
+    incarnation: str
+    domain_key: bytes
+    arena_bytes: int
+
+
+class Refused(_Message, frozen=True, tag="refused"):
+    """The request cannot be served; `message` names value, limit and remedy."""
+
+    message: str
+
+
+class Cover(_Message, frozen=True, tag="cover"):
+    """How many leading blocks of this chain are held, and where?"""
+
+    keys: bytes
+
+
+class Covered(_Message, frozen=True, tag="covered"):
+    """Leading blocks held, and how many of them would come from each tier."""
+
+    blocks: int
+    sources: dict[str, int]
+
+
+class Fetch(_Message, frozen=True, tag="fetch"):
+    """Bring the leading run of these blocks into the arena and lease it."""
+
+    keys: bytes
+    deadline_s: float
+
+
+class Fetched(_Message, frozen=True, tag="fetched"):
+    """The blocks that landed, verified: one place each. `outcome` says why not all, if so."""
+
+    lease: int
+    places: list[int]
+    sources: dict[str, int]
+    outcome: str
+    reason: str
+
+
+class Release(_Message, frozen=True, tag="release"):
+    """The reader is done with a lease."""
+
+    lease: int
+
+
+class Released(_Message, frozen=True, tag="released"):
+    """`valid` False: the lease had ended before, so whatever was copied must not be used."""
+
+    valid: bool
+
+
+class Reserve(_Message, frozen=True, tag="reserve"):
+    """Slots for consecutive blocks of a chain, the first at `depth` behind `parent`."""
+
+    keys: bytes
+    parent: bytes
+    depth: int
+
+
+class Reserved(_Message, frozen=True, tag="reserved"):
+    """One place per key; -1 where the block is held already or there is no room."""
+
+    ticket: int
+    places: list[int]
+    outcome: str
+
+
+class Commit(_Message, frozen=True, tag="commit"):
+    """The slots of a ticket are filled: seal and publish them."""
+
+    ticket: int
+
+
+class Committed(_Message, frozen=True, tag="committed"):
+    """How many blocks were published."""
+
+    blocks: int
+
+
+class Abort(_Message, frozen=True, tag="abort"):
+    """The slots of a ticket will not be filled, and nobody writes to them any more."""
+
+    ticket: int
+
+
+class Done(_Message, frozen=True, tag="done"):
+    """The request was carried out."""
+
+
+class Status(_Message, frozen=True, tag="status"):
+    """How is the node?"""
+
+
+class List(_Message, frozen=True, tag="list"):
+    """What is stored, by fingerprint, domain and tier?"""
+
+
+class Verify(_Message, frozen=True, tag="verify"):
+    """Read and verify everything stored; drop what fails."""
+
+    fingerprint: str = ""
+
+
+class Drop(_Message, frozen=True, tag="drop"):
+    """Forget stored blocks: those of one fingerprint (hex), or all for `*`."""
+
+    fingerprint: str
+
+
+class Report(_Message, frozen=True, tag="report"):
+    """Plain data answering Status, List, Verify and Drop."""
+
+    data: dict[str, object]
+
+
+Request: TypeAlias = (
+    Hello | Cover | Fetch | Release | Reserve | Commit | Abort | Status | List | Verify | Drop
+)
+Reply: TypeAlias = (
+    Welcome | Refused | Covered | Fetched | Released | Reserved | Committed | Done | Report
+)

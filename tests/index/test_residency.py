@@ -1,0 +1,70 @@
+"""The index finds the longest held prefix and stays small."""
+
+import hashlib
+
+from holdfast.blocks.world import World
+from holdfast.index.residency import Residency
+
+WORLD = World(b"f" * 16, b"d" * 16, 4096, 128)
+OTHER = WORLD._replace(fingerprint=b"g" * 16)
+
+
+def key(number: int) -> bytes:
+    return hashlib.blake2b(number.to_bytes(8, "little", signed=True), digest_size=16).digest()
+
+
+def hold(index: Residency, numbers: range, tier: int = 0) -> list[int]:
+    rows = []
+    for number in numbers:
+        row = index.add(WORLD, key(number), key(number - 1), number)
+        index.places[tier][row] = number
+        rows.append(row)
+    return rows
+
+
+def test_coverage_ends_at_the_first_missing_block() -> None:
+    index = Residency(2)
+    hold(index, range(3))
+    hold(index, range(4, 6))
+    coverage = index.cover(WORLD, [key(i) for i in range(6)])
+    assert coverage.blocks == 3
+
+
+def test_coverage_names_the_fastest_tier_of_each_block() -> None:
+    index = Residency(3)
+    hold(index, range(4), tier=2)
+    hold(index, range(2), tier=1)
+    hold(index, range(1), tier=0)
+    assert index.cover(WORLD, [key(i) for i in range(4)]).tiers == [0, 1, 2, 2]
+
+
+def test_a_block_without_a_place_is_not_covered() -> None:
+    index = Residency(1)
+    rows = hold(index, range(2))
+    index.places[0][rows[0]] = -1
+    assert index.cover(WORLD, [key(0), key(1)]).blocks == 0
+
+
+def test_no_hit_crosses_worlds_even_under_one_key() -> None:
+    index = Residency(1)
+    hold(index, range(2))
+    assert index.cover(OTHER, [key(0)]).blocks == 0
+    index.add(OTHER, key(9), key(8), 0)
+    assert index.cover(OTHER, [key(0)]).blocks == 0
+
+
+def test_dropped_rows_are_used_again_and_known_under_their_new_key_only() -> None:
+    index = Residency(1)
+    (row,) = hold(index, range(1))
+    index.places[0][row] = -1
+    index.drop(row)
+    assert index.find(key(0)) == -1
+    assert index.add(WORLD, key(5), key(4), 5) == row
+    assert index.cover(WORLD, [key(0)]).blocks == 0
+    assert len(index) == 1
+
+
+def test_the_parent_row_is_found_by_key() -> None:
+    index = Residency(1)
+    rows = hold(index, range(3))
+    assert [index.parent_row(row) for row in rows] == [-1, rows[0], rows[1]]

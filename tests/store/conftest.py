@@ -1,0 +1,86 @@
+"""A small store, and blocks whose bytes are a function of their key."""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from holdfast.blocks.key import Chain
+from holdfast.blocks.world import World
+from holdfast.clock import ManualClock
+from holdfast.codec.pack import payload
+from holdfast.store.store import Store
+from holdfast.testing.memory import MemoryTier
+
+PAYLOAD = 16 << 10
+BLOCK_TOKENS = 16
+SECRET = b"s" * 32
+MIB = 1 << 20
+
+
+class Rig:
+    """One store and its clock, with a writer and a reader that check every byte."""
+
+    def __init__(self, host_bytes: int, tier: MemoryTier | None) -> None:
+        self.clock = ManualClock()
+        self.tier = tier
+        self.store = Store(
+            host_bytes, [tier] if tier else [], {"default": SECRET}, clock=self.clock
+        )
+        key, domain = self.store.domain("default")
+        self.world = World(b"f" * 16, domain, PAYLOAD, BLOCK_TOKENS)
+        self._key = key
+        self.store.start()
+
+    def chain(self, seed: int, blocks: int) -> Chain:
+        chain = Chain(self._key, self.world.fingerprint, BLOCK_TOKENS)
+        tokens = np.random.default_rng(seed).integers(0, 1000, blocks * BLOCK_TOKENS)
+        chain.extend(tokens)
+        return chain
+
+    def save(self, chain: Chain, start: int = 0, stop: int | None = None) -> int:
+        keys = chain.keys[start:stop]
+        reserved = self.store.reserve(self.world, keys, chain.parent(start), start)
+        self.fill(keys, reserved.places)
+        return self.store.commit(reserved.ticket)
+
+    def fill(self, keys: list[bytes], places: list[int]) -> None:
+        arena = self.store.arena(self.world.domain).view
+        for key, place in zip(keys, places, strict=True):
+            if place >= 0:
+                payload(arena[place:], PAYLOAD)[:] = bytes_of(key)
+
+    def read(self, chain: Chain, deadline_s: float = 5.0) -> int:
+        """Fetch, check every byte, release; return how many blocks landed."""
+        fetched = self.store.fetch(self.world, chain.keys, deadline_s)
+        arena = self.store.arena(self.world.domain).view
+        for key, place in zip(chain.keys, fetched.places, strict=False):
+            assert bytes(payload(arena[place:], PAYLOAD)) == bytes_of(key)
+        assert self.store.release(fetched.lease)
+        return len(fetched.places)
+
+    def settle(self) -> None:
+        """Wait until everything dirty is written below."""
+        deadline = time.monotonic() + 10
+        while self.store.states.dirty or self.store.status()["leases"]:
+            assert time.monotonic() < deadline, "the writer did not settle"
+            self.store.ladder.wake()
+
+
+def bytes_of(key: bytes) -> bytes:
+    return hashlib.shake_128(key).digest(PAYLOAD)
+
+
+@pytest.fixture
+def rig() -> Iterator[Callable[..., Rig]]:
+    made: list[Rig] = []
+
+    def make(host_bytes: int = 2 * MIB, tier: MemoryTier | None = None) -> Rig:
+        made.append(Rig(host_bytes, tier))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.store.close()

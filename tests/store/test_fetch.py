@@ -1,0 +1,173 @@
+"""The read street: what was saved comes back byte for byte, or is named missing."""
+
+import threading
+
+import pytest
+
+from holdfast.errors import Outcome
+from holdfast.testing.memory import MemoryTier
+
+MIB = 1 << 20
+
+
+def test_what_was_saved_comes_back(rig) -> None:
+    one = rig()
+    chain = one.chain(1, 10)
+    assert one.save(chain) == 10
+    assert one.read(chain) == 10
+
+
+def test_a_longer_context_gets_its_held_prefix(rig) -> None:
+    one = rig()
+    chain = one.chain(1, 10)
+    one.save(chain, 0, 6)
+    assert one.store.cover(one.world, chain.keys).blocks == 6
+    assert one.read(chain) == 6
+
+
+def test_nothing_held_is_a_miss(rig) -> None:
+    one = rig()
+    fetched = one.store.fetch(one.world, one.chain(1, 3).keys, 1.0)
+    assert fetched.places == []
+    assert fetched.outcome is Outcome.MISS
+
+
+def test_no_time_means_late_and_nothing_copied(rig) -> None:
+    one = rig()
+    chain = one.chain(1, 4)
+    one.save(chain)
+    fetched = one.store.fetch(one.world, chain.keys, 0.0)
+    assert fetched.places == []
+    assert "deadline" in fetched.reason
+
+
+def test_blocks_demoted_to_the_tier_below_climb_again(rig) -> None:
+    one = rig(MIB, MemoryTier(64 * MIB))
+    chains = [one.chain(seed, 20) for seed in range(6)]
+    for chain in chains:
+        for start in range(0, 20, 5):
+            one.save(chain, start, start + 5)
+            one.settle()
+    covered = one.store.cover(one.world, chains[0].keys)
+    assert covered.blocks == 20
+    assert covered.sources.get("memory", 0) > 0
+    for chain in chains:
+        assert one.read(chain) == 20
+    assert one.store.cover(one.world, chains[-1].keys).sources == {"host": 20}
+
+
+def test_a_chain_longer_than_the_arena_gives_what_fits(rig) -> None:
+    one = rig(MIB, MemoryTier(64 * MIB))
+    chain = one.chain(1, 100)
+    for start in range(0, 100, 5):
+        one.save(chain, start, start + 5)
+        one.settle()
+    landed = one.read(chain)
+    assert 0 < landed <= one.store.states.host(one.world).slots(one.world.record_bytes)
+
+
+def test_a_leased_block_is_never_evicted_while_it_is_read(rig) -> None:
+    one = rig(MIB)
+    chain = one.chain(1, 10)
+    one.save(chain)
+    fetched = one.store.fetch(one.world, chain.keys, 1.0)
+    arena = one.store.arena(one.world.domain).view
+    before = [bytes(arena[place : place + one.world.record_bytes]) for place in fetched.places]
+    for seed in range(2, 30):
+        one.save(one.chain(seed, 10))
+    after = [bytes(arena[place : place + one.world.record_bytes]) for place in fetched.places]
+    assert before == after
+    assert one.store.release(fetched.lease)
+
+
+def test_an_expired_lease_says_so(rig) -> None:
+    one = rig()
+    chain = one.chain(1, 3)
+    one.save(chain)
+    fetched = one.store.fetch(one.world, chain.keys, 1.0)
+    one.clock.advance(1.0 + one.store.lease_s)
+    one.store.keep_house()
+    assert not one.store.release(fetched.lease)
+
+
+@pytest.mark.parametrize("offset", [0, 5, 17, 40, 70, 90, 100, 127, 128, 5000, 128 + (16 << 10)])
+def test_a_flipped_byte_in_the_arena_is_never_served_and_the_next_save_repairs_it(
+    rig, offset: int
+) -> None:
+    one = rig()
+    chain = one.chain(1, 5)
+    one.save(chain)
+    fetched = one.store.fetch(one.world, chain.keys, 1.0)
+    one.store.release(fetched.lease)
+    one.store.arena(one.world.domain).view[fetched.places[2] + offset] ^= 0x40
+    again = one.store.fetch(one.world, chain.keys, 1.0)
+    assert len(again.places) == 2
+    assert again.outcome in (Outcome.CORRUPT, Outcome.MISS)
+    one.store.release(again.lease)
+    assert one.store.status()["faults"][-1]["tier"] == "host"
+    assert one.save(chain) == 1
+    assert one.read(chain) == 5
+
+
+def test_two_blocks_swapped_below_are_a_miss(rig) -> None:
+    records = {}
+    one = rig(MIB, MemoryTier(64 * MIB, records))
+    chain = one.chain(1, 4)
+    one.save(chain)
+    one.settle()
+    places = sorted(records)
+    records[places[1]], records[places[2]] = records[places[2]], records[places[1]]
+    evict_all(one)
+    assert one.read(chain) == 1
+
+
+def test_a_leased_slot_found_corrupt_is_not_reused_under_its_reader(rig) -> None:
+    one = rig(MIB)
+    chain = one.chain(1, 3)
+    one.save(chain)
+    reader = one.store.fetch(one.world, chain.keys, 1.0)
+    one.store.arena(one.world.domain).view[reader.places[0] + 500] ^= 1
+    second = one.store.fetch(one.world, chain.keys, 1.0)
+    assert second.places == []
+    one.store.release(second.lease)
+    reserved = one.store.reserve(one.world, one.chain(2, 50).keys, b"f" * 16, 0)
+    assert reader.places[0] not in reserved.places
+    one.store.abort(reserved.ticket)
+    one.store.release(reader.lease)
+    taken = one.store.reserve(one.world, one.chain(3, 61).keys, b"f" * 16, 0)
+    assert reader.places[0] in taken.places
+
+
+def test_many_readers_of_one_context_share_one_climb(rig) -> None:
+    tier = CountingTier(64 * MIB)
+    one = rig(2 * MIB, tier)
+    chain = one.chain(1, 16)
+    one.save(chain)
+    one.settle()
+    evict_all(one)
+    landed = []
+    threads = [
+        threading.Thread(target=lambda: landed.append(one.read(chain, 30.0))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert landed == [16] * 8
+    assert tier.reads == 16
+
+
+def evict_all(one) -> None:
+    with one.store.states.lock:
+        for row in list(one.store.states.index.rows()):
+            one.store.states.vacate(row, 0)
+
+
+class CountingTier(MemoryTier):
+    """Counts the records read."""
+
+    reads = 0
+
+    def read(self, batch):
+        self.reads += len(batch)
+        return super().read(batch)

@@ -1,0 +1,95 @@
+"""The save street: nobody sees half a block, and the first to commit a key wins."""
+
+from holdfast.errors import Outcome
+from holdfast.testing.memory import MemoryTier
+
+MIB = 1 << 20
+
+
+def test_reserved_blocks_are_invisible_until_committed(rig) -> None:
+    one = rig()
+    chain = one.chain(1, 3)
+    reserved = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    one.fill(chain.keys, reserved.places)
+    assert one.store.cover(one.world, chain.keys).blocks == 0
+    assert one.store.commit(reserved.ticket) == 3
+    assert one.store.cover(one.world, chain.keys).blocks == 3
+
+
+def test_held_blocks_need_no_slot(rig) -> None:
+    one = rig()
+    chain = one.chain(1, 4)
+    one.save(chain, 0, 2)
+    reserved = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    assert [place >= 0 for place in reserved.places] == [False, False, True, True]
+    one.store.abort(reserved.ticket)
+
+
+def test_the_first_commit_of_a_key_wins_and_the_second_slot_is_freed(rig) -> None:
+    one = rig()
+    chain = one.chain(1, 3)
+    first = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    second = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    one.fill(chain.keys, first.places)
+    one.fill(chain.keys, second.places)
+    assert one.store.commit(first.ticket) == 3
+    assert one.store.commit(second.ticket) == 0
+    assert one.read(chain) == 3
+    assert one.store.states.host(one.world).usage().records == 3
+
+
+def test_a_ticket_commits_once(rig) -> None:
+    one = rig()
+    chain = one.chain(1, 2)
+    reserved = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    one.fill(chain.keys, reserved.places)
+    assert one.store.commit(reserved.ticket) == 2
+    assert one.store.commit(reserved.ticket) == 0
+
+
+def test_aborted_slots_rest_before_anybody_gets_them(rig) -> None:
+    one = rig(MIB)
+    slots = one.store.states.host(one.world).slots(one.world.record_bytes)
+    chain = one.chain(1, slots)
+    reserved = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    assert len([place for place in reserved.places if place >= 0]) == slots
+    one.store.abort(reserved.ticket, rest_s=10.0)
+    other = one.chain(2, 1)
+    refused = one.store.reserve(one.world, other.keys, other.fingerprint, 0)
+    assert refused.outcome is Outcome.FULL
+    assert refused.places == [-1]
+    one.clock.advance(10.0)
+    one.store.keep_house()
+    assert one.save(other) == 1
+
+
+def test_a_full_arena_without_a_tier_below_forgets_the_oldest(rig) -> None:
+    one = rig(MIB)
+    old, new = one.chain(1, 40), one.chain(2, 40)
+    one.save(old)
+    one.save(new)
+    assert one.read(new) == 40
+    assert one.read(old) < 40
+
+
+def test_blocks_no_tier_below_takes_may_be_forgotten(rig) -> None:
+    one = rig(MIB, MemoryTier(0))
+    for seed in range(5):
+        one.save(one.chain(seed, 40))
+        one.settle()
+    newest = one.chain(9, 40)
+    one.save(newest)
+    assert one.read(newest) == 40
+
+
+def test_padding_never_carries_the_last_owners_bytes(rig) -> None:
+    one = rig(MIB)
+    arena = one.store.arena(one.world.domain).view
+    arena[:] = b"\xaa" * len(arena)
+    chain = one.chain(1, 1)
+    reserved = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    one.fill(chain.keys, reserved.places)
+    one.store.commit(reserved.ticket)
+    place = reserved.places[0]
+    end = place + 128 + one.world.payload_bytes + 16
+    assert bytes(arena[end : place + one.world.record_bytes]).count(0xAA) == 0

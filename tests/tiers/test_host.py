@@ -1,0 +1,99 @@
+"""The host tier hands out slots in shared memory, and one budget bounds all domains together."""
+
+import itertools
+import mmap
+import os
+
+import pytest
+
+from holdfast.errors import Outcome
+from holdfast.tiers.base import NOWHERE, Get, Place, Put
+from holdfast.tiers.host import Budget, HostTier
+
+MIB = 1 << 20
+RECORD = 64 << 10
+
+
+def fill(tier: HostTier, size: int) -> list[Place]:
+    places = []
+    while (place := tier.reserve([size]).places[0]) != NOWHERE:
+        places.append(place)
+    return places
+
+
+@pytest.fixture
+def tier():
+    tier = HostTier(Budget(4 * MIB))
+    yield tier
+    tier.close()
+
+
+def test_slots_never_overlap_and_never_pass_the_capacity(tier: HostTier) -> None:
+    places = sorted(fill(tier, RECORD))
+    assert len(places) == tier.slots(RECORD) == 4 * MIB // RECORD
+    assert all(b - a >= RECORD for a, b in itertools.pairwise(places))
+    assert tier.usage().used_bytes == 4 * MIB
+
+
+@pytest.mark.parametrize("size", [4096, 12 << 10, 100 << 10, 300 << 10, MIB, 3 * MIB])
+def test_every_size_finds_as_many_slots_as_promised(tier: HostTier, size: int) -> None:
+    assert len(fill(tier, size)) == tier.slots(size) > 0
+
+
+def test_a_record_larger_than_the_arena_has_no_place(tier: HostTier) -> None:
+    assert tier.slots(5 * MIB) == 0
+    assert tier.reserve([5 * MIB]).places == [NOWHERE]
+
+
+def test_freed_slots_serve_another_size(tier: HostTier) -> None:
+    tier.free(fill(tier, RECORD))
+    assert tier.usage().used_bytes == 0
+    assert len(fill(tier, MIB)) == tier.slots(MIB)
+
+
+def test_domains_share_one_budget_and_no_memory() -> None:
+    budget = Budget(4 * MIB)
+    one, other = HostTier(budget), HostTier(budget)
+    places = fill(one, MIB)
+    assert other.reserve([MIB]).places == [NOWHERE]
+    one.view(places[0], 4)[:] = b"mine"
+    one.free(places)
+    (place,) = other.reserve([MIB]).places
+    assert bytes(other.view(place, MIB)) == bytes(MIB)
+
+
+def test_memory_given_back_reads_as_zeros(tier: HostTier) -> None:
+    (place,) = tier.reserve([MIB]).places
+    tier.view(place, MIB)[:] = b"x" * MIB
+    tier.free([place])
+    assert bytes(tier.arena.view[place : place + MIB]) == bytes(MIB)
+
+
+def test_who_maps_the_descriptor_sees_the_same_bytes(tier: HostTier) -> None:
+    (place,) = tier.reserve([RECORD]).places
+    tier.write([Put(place, memoryview(b"a" * RECORD))])
+    with mmap.mmap(os.dup(tier.arena.fd), tier.arena.nbytes) as mapped:
+        assert mapped[place : place + RECORD] == b"a" * RECORD
+
+
+def test_a_freed_place_is_a_miss_and_a_closed_tier_gone(tier: HostTier) -> None:
+    (place,) = tier.reserve([RECORD]).places
+    into = memoryview(bytearray(RECORD))
+    tier.free([place])
+    assert tier.read([Get(place, b"k" * 16, into)]) == [Outcome.MISS]
+    tier.close()
+    assert tier.read([Get(place, b"k" * 16, into)]) == [Outcome.GONE]
+    assert tier.write([Put(place, into)]) == [Outcome.GONE]
+
+
+def test_prefault_brings_in_the_next_chunk_only(tier: HostTier) -> None:
+    before = resident(tier)
+    tier.prefault()
+    tier.prefault()
+    assert resident(tier) - before == 4 * MIB // 16
+    fill(tier, RECORD)
+    tier.prefault()
+
+
+def resident(tier: HostTier) -> int:
+    return os.fstat(tier.arena.fd).st_blocks * 512
