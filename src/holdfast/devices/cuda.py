@@ -1,0 +1,139 @@
+"""Pages in GPU memory: one staging tensor per plan, and copies on a side stream.
+
+Gathering copies pages into a staging tensor on the engine's own stream, so that later work may
+overwrite the pages at once, and from there to the pinned arena on a side stream. Scattering goes
+the other way, all of it on the side stream, after the work the engine had queued when it asked.
+
+**Not yet run on a GPU.** The index arithmetic is tested on CPU tensors; streams, events and pinning
+are written to torch's documentation only, and docs/how-to/vllm.md says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from holdfast.devices.base import Memory, Move, Pages, rows
+
+_log = logging.getLogger(__name__)
+
+
+class CudaTransfer:
+    """A plan on the side stream; `event` comes after its last copy."""
+
+    def __init__(self, event: Any, stage: Any) -> None:
+        self._event = event
+        self._stage = stage
+
+    def done(self) -> bool:
+        return self._event is None or bool(self._event.query())
+
+    def wait(self) -> bool:
+        if self._event is not None:
+            self._event.synchronize()
+        self._stage = None
+        return True
+
+
+class CudaDevice:
+    """Pages of one GPU; `layers` are byte views of [pages, page_bytes], one per layer."""
+
+    def __init__(self, layers: Sequence[Any], pages_per_block: int) -> None:
+        self._layers = list(layers)
+        first = self._layers[0]
+        self.pages = Pages(
+            tuple(layer.data_ptr() for layer in self._layers),
+            first.stride(0),
+            first.shape[1],
+            first.shape[0],
+            pages_per_block,
+        )
+        self._stream = torch.cuda.Stream(first.device)
+        self._pinned: dict[int, Any] = {}
+
+    def mark(self) -> Any:
+        """Return an event at the end of what the calling thread's stream has queued."""
+        return torch.cuda.current_stream(self._layers[0].device).record_event()
+
+    def scatter(self, arena: Memory, moves: Sequence[Move], after: Any = None) -> CudaTransfer:
+        rows(self.pages, arena, moves)
+        if not moves:
+            return CudaTransfer(None, None)
+        memory = self._pin(arena)
+        with torch.cuda.stream(self._stream):
+            if after is not None:
+                self._stream.wait_event(after)
+            stage = empty_stage(self._layers, self.pages, len(moves))
+            for at, move in enumerate(moves):
+                record = memory[move.payload : move.payload + self.pages.payload_bytes]
+                stage[at].view(-1).copy_(record, non_blocking=True)
+            unstage(self._layers, stage, moves)
+            return CudaTransfer(self._stream.record_event(), stage)
+
+    def gather(self, arena: Memory, moves: Sequence[Move]) -> CudaTransfer:
+        rows(self.pages, arena, moves)
+        if not moves:
+            return CudaTransfer(None, None)
+        memory = self._pin(arena)
+        stage = empty_stage(self._layers, self.pages, len(moves))
+        fill_stage(self._layers, stage, moves)
+        self._stream.wait_event(self.mark())
+        stage.record_stream(self._stream)
+        with torch.cuda.stream(self._stream):
+            for at, move in enumerate(moves):
+                record = memory[move.payload : move.payload + self.pages.payload_bytes]
+                record.copy_(stage[at].view(-1), non_blocking=True)
+            return CudaTransfer(self._stream.record_event(), stage)
+
+    def close(self) -> None:
+        self._stream.synchronize()
+        for address, memory in self._pinned.items():
+            if memory is not None:
+                torch.cuda.cudart().cudaHostUnregister(address)
+        self._pinned.clear()
+
+    def _pin(self, arena: Memory) -> Any:
+        """Return the arena as a tensor, page-locked the first time it is seen."""
+        memory = self._pinned.get(arena.address)
+        if memory is None:
+            failed = int(torch.cuda.cudart().cudaHostRegister(arena.address, arena.nbytes, 0))
+            if failed:
+                _log.warning("the arena could not be pinned (CUDA error %d): copies are slower and "
+                             "block; raise the limit on locked memory", failed)  # fmt: skip
+            memory = torch.frombuffer(arena.view, dtype=torch.uint8)
+            self._pinned[arena.address] = memory
+        return memory
+
+
+def empty_stage(layers: Sequence[Any], pages: Pages, blocks: int) -> Any:
+    """Return a tensor for that many payloads: [block, layer, page of the block, byte]."""
+    shape = (blocks, len(layers), pages.pages_per_block, pages.page_bytes)
+    return torch.empty(shape, dtype=torch.uint8, device=layers[0].device)
+
+
+def fill_stage(layers: Sequence[Any], stage: Any, moves: Sequence[Move]) -> None:
+    """Copy whole blocks from pages into the stage, one kernel pair per layer."""
+    ids = torch.tensor([page for move in moves for page in move.pages], device=stage.device)
+    for at, layer in enumerate(layers):
+        taken = layer.index_select(0, ids)
+        stage[:, at] = taken.view(stage.shape[0], stage.shape[2], stage.shape[3])
+
+
+def unstage(layers: Sequence[Any], stage: Any, moves: Sequence[Move]) -> None:
+    """Copy staged blocks into their pages, leaving out the pages a move does not name."""
+    per_block = stage.shape[2]
+    ids = torch.tensor([page for move in moves for page in move.pages], device=stage.device)
+    kept = torch.tensor(
+        [
+            at * per_block + index
+            for at, move in enumerate(moves)
+            for index in range(move.first, move.first + len(move.pages))
+        ],
+        device=stage.device,
+    )
+    for at, layer in enumerate(layers):
+        staged = stage[:, at].reshape(-1, stage.shape[3])
+        layer.index_copy_(0, ids, staged.index_select(0, kept))

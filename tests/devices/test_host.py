@@ -1,0 +1,190 @@
+import numpy as np
+import pytest
+
+from holdfast.devices import host
+from holdfast.devices.base import Move, Pages, rows
+from holdfast.devices.host import HostDevice, pieces
+from holdfast.errors import BlockError
+
+HEADER = 128
+
+
+class Arena:
+    def __init__(self, nbytes):
+        self._bytes = np.zeros(nbytes, np.uint8)
+        self.address = self._bytes.ctypes.data
+        self.nbytes = nbytes
+        self.view = memoryview(self._bytes)
+
+
+class Engine:
+    """Layers of pages in one allocation, as an engine has them, with padding between pages."""
+
+    def __init__(self, layers, count, page_bytes, pages_per_block, padding=0):
+        self.bytes = np.zeros((layers, count, page_bytes + padding), np.uint8)
+        bases = tuple(self.bytes[layer].ctypes.data for layer in range(layers))
+        self.pages = Pages(bases, page_bytes + padding, page_bytes, count, pages_per_block)
+
+    def page(self, layer, page):
+        return self.bytes[layer, page, : self.pages.page_bytes]
+
+    def block(self, ids):
+        return b"".join(
+            self.page(layer, i).tobytes() for layer in range(len(self.bytes)) for i in ids
+        )
+
+
+def content(seed, nbytes):
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+
+
+SHAPES = [
+    pytest.param(1, 4, 64, 1, 0, id="one layer"),
+    pytest.param(3, 40, 512, 1, 0, id="a page a block"),
+    pytest.param(3, 40, 512, 4, 0, id="four pages a block"),
+    pytest.param(2, 16, 192, 2, 64, id="padded pages"),
+    pytest.param(5, 600, 256, 1, 0, id="more ranges than one call takes"),
+    pytest.param(4, 64, 32768, 2, 0, id="large enough for two threads"),
+]
+
+
+@pytest.fixture(params=["batched", "each"])
+def copies(request, monkeypatch):
+    if request.param == "each":
+        monkeypatch.setattr(host, "_batched_works", lambda: False)
+    return request.param
+
+
+@pytest.mark.parametrize(("layers", "count", "page_bytes", "per_block", "padding"), SHAPES)
+def test_blocks_gathered_and_scattered_elsewhere_are_the_same_bytes(
+    copies, layers, count, page_bytes, per_block, padding
+):
+    engine = Engine(layers, count, page_bytes, per_block, padding)
+    engine.bytes[:] = content(1, engine.bytes.size).reshape(engine.bytes.shape)
+    before = engine.bytes.copy()
+    blocks = count // per_block // 2
+    record = HEADER + engine.pages.payload_bytes + 16
+    arena = Arena(blocks * record)
+    order = np.random.default_rng(2).permutation(count).tolist()
+    source = [order[i * per_block : (i + 1) * per_block] for i in range(blocks)]
+    target = [order[count - (i + 1) * per_block : count - i * per_block] for i in range(blocks)]
+    places = [i * record + HEADER for i in np.random.default_rng(3).permutation(blocks).tolist()]
+    device = HostDevice(engine.pages, keep=engine)
+
+    assert device.gather(
+        arena, [Move(p, ids) for p, ids in zip(places, source, strict=True)]
+    ).wait()
+    for place, ids in zip(places, source, strict=True):
+        assert bytes(arena.view[place : place + engine.pages.payload_bytes]) == engine.block(ids)
+    assert device.scatter(
+        arena, [Move(p, ids) for p, ids in zip(places, target, strict=True)]
+    ).wait()
+    device.close()
+
+    for ids, new in zip(source, target, strict=True):
+        for layer in range(layers):
+            for a, b in zip(ids, new, strict=True):
+                assert (engine.page(layer, b) == before[layer, a, :page_bytes]).all()
+    written = {page for ids in target for page in ids}
+    rest = [page for page in range(count) if page not in written]
+    assert (engine.bytes[:, rest] == before[:, rest]).all()
+    assert (engine.bytes[:, :, page_bytes:] == before[:, :, page_bytes:]).all()
+
+
+def test_a_block_may_fill_only_some_of_its_pages(copies):
+    engine = Engine(3, 20, 128, 4)
+    arena = Arena(HEADER + engine.pages.payload_bytes)
+    arena.view[:] = content(5, arena.nbytes)
+    payload = np.frombuffer(arena.view, np.uint8)[HEADER:].reshape(3, 4, 128)
+    device = HostDevice(engine.pages)
+
+    assert device.scatter(arena, [Move(HEADER, [7, 3], first=1)]).wait()
+    device.close()
+
+    for layer in range(3):
+        assert (engine.page(layer, 7) == payload[layer, 1]).all()
+        assert (engine.page(layer, 3) == payload[layer, 2]).all()
+    others = [page for page in range(20) if page not in {3, 7}]
+    assert not engine.bytes[:, others].any()
+
+
+def test_an_empty_plan_moves_nothing_and_succeeds(copies):
+    engine = Engine(2, 4, 64, 1)
+    device = HostDevice(engine.pages)
+    assert device.scatter(Arena(1024), []).wait()
+    device.close()
+    assert not engine.bytes.any()
+
+
+@pytest.mark.parametrize(
+    ("move", "named"),
+    [
+        (Move(HEADER, [4]), "the engine has 4"),
+        (Move(HEADER, [-1]), r"pages \[-1\]"),
+        (Move(2000, [0]), "the arena has 1024 bytes"),
+        (Move(-8, [0]), "at -8 asked"),
+        (Move(HEADER, [0, 1]), "it has 1"),
+        (Move(HEADER, []), "it has 1"),
+    ],
+)
+def test_a_move_outside_is_refused_before_a_byte_moves(move, named):
+    engine = Engine(2, 4, 64, 1)
+    arena = Arena(1024)
+    arena.view[:] = content(1, 1024)
+    device = HostDevice(engine.pages)
+    with pytest.raises(BlockError, match=named):
+        device.scatter(arena, [Move(HEADER, [1]), move])
+    device.close()
+    assert not engine.bytes.any()
+
+
+def test_a_copy_that_falls_short_is_reported_as_failed(caplog):
+    engine = Engine(1, 4, 64, 1)
+    arena = Arena(1024)
+    unmapped = Pages((8,), 64, 64, 4, 1)
+    device = HostDevice(unmapped, keep=engine)
+    assert not device.scatter(arena, [Move(HEADER, [0])]).wait()
+    device.close()
+    assert "Bad address" in caplog.text
+
+
+def test_where_the_call_is_refused_a_warning_says_what_to_do(monkeypatch, caplog):
+    monkeypatch.setattr(host, "_batched_works", lambda: False)
+    HostDevice(Engine(1, 1, 64, 1).pages).close()
+    assert "process_vm_readv is refused" in caplog.text
+
+
+def ranges(flat):
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def test_neighbouring_rows_are_joined():
+    plan = zip([100, 110, 120, 200, 50, 60], [0, 10, 50, 60, 70, 90], strict=True)
+    (piece,) = pieces(plan, 10)
+    assert ranges(piece.to) == [(100, 30), (200, 10), (50, 20)]
+    assert ranges(piece.source) == [(0, 20), (50, 30), (90, 10)]
+    assert piece.nbytes == 60
+    assert pieces([], 10) == []
+
+
+def test_no_call_takes_more_ranges_or_bytes_than_the_kernel_allows(monkeypatch):
+    monkeypatch.setattr(host, "BYTES_MAX", 5000)
+    scattered = [i * 10 for i in range(4000)]
+    run = [7 + i * 3 for i in range(4000)]
+    for to, source in ((scattered, run), (run, scattered), (run, run)):
+        plan = pieces(zip(to, source, strict=True), 3)
+        assert sum(piece.nbytes for piece in plan) == 12_000
+        for piece in plan:
+            assert len(piece.to) // 2 <= 1024
+            assert len(piece.source) // 2 <= 1024
+            assert sum(piece.to[1::2]) == sum(piece.source[1::2]) == piece.nbytes <= 5000
+
+
+def test_a_payload_is_one_range_of_the_arena():
+    engine = Engine(3, 8, 64, 2)
+    arena = Arena(4096)
+    moves = [Move(128, [1, 5]), Move(2048, [2, 3])]
+    plan = ((far, near) for near, far in rows(engine.pages, arena, moves))
+    (piece,) = pieces(plan, 64)
+    assert ranges(piece.to) == [(arena.address + 128, 384), (arena.address + 2048, 384)]
+    assert len(ranges(piece.source)) == 3 * 2 + 3
