@@ -159,18 +159,16 @@ def broad_excepts_give_a_reason():
                 continue
             caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
             broad = {dotted(kind) for kind in caught} & {"", "Exception", "BaseException"}
-            if broad and not reason_beside(path, node.lineno):
+            passed_on = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+            if broad and not passed_on and not reason_beside(path, node.lineno):
                 yield f"{where(path)}:{node.lineno}", "catch what can happen, or say why not"
 
 
 def modules_say_what_they_are():
-    for path in OURS:
+    for path in HOUSE:
         first, _, rest = (ast.get_docstring(tree(path)) or "").partition("\n")
-        if (
-            not first.endswith(".")
-            or re.search(r"[.!?] [A-Z]", first)
-            or rest.lstrip(" ")[:1] > "\n"
-        ):
+        one_sentence = first.endswith(".") and not re.search(r"[.!?] [A-Z]", first)
+        if not one_sentence or rest.lstrip(" ")[:1] not in ("", "\n"):
             yield where(path), "the docstring's first line is one sentence, then a blank line"
 
 
