@@ -32,6 +32,8 @@ EMPTY_NAME = re.compile(
 )
 UNSAFE_MODULES = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "torch.load"}
+ENGINES = {"sglang", "tensorrt_llm", "torch", "transformers", "vllm"}
+BESIDE_ENGINES = {"devices", "engines", "rig", "testing"}
 ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.putenv"}
 DEEPER = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 
@@ -140,12 +142,27 @@ def environment_is_read_in_config():
                 yield f"{where(path)}:{node.lineno}", "read it in config.py"
 
 
+def imported_roots(node):
+    """The outermost packages that an import statement names; none for any other node."""
+    if isinstance(node, ast.ImportFrom):
+        return set() if node.level else {node.module.partition(".")[0]}
+    names = node.names if isinstance(node, ast.Import) else ()
+    return {alias.name.partition(".")[0] for alias in names}
+
+
+def engines_stay_at_the_edge():
+    for path in HOUSE:
+        if path.relative_to(PACKAGE).parts[0] not in BESIDE_ENGINES:
+            for node in ast.walk(tree(path)):
+                if engine := imported_roots(node) & ENGINES:
+                    yield f"{where(path)}:{node.lineno}", f"{engine.pop()} comes with an engine"
+
+
 def nothing_loads_code():
     for path in OURS:
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.Import | ast.ImportFrom):
-                names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
-                unsafe = names & UNSAFE_MODULES
+                unsafe = imported_roots(node) & UNSAFE_MODULES
             else:
                 unsafe = {dotted(getattr(node, "func", None))} & UNSAFE_CALLS
             if unsafe:
@@ -180,6 +197,7 @@ RULES = [
     no_notes_to_oneself,
     names_say_something,
     environment_is_read_in_config,
+    engines_stay_at_the_edge,
     nothing_loads_code,
     broad_excepts_give_a_reason,
     modules_say_what_they_are,
