@@ -1,0 +1,120 @@
+"""What this machine can do: the plainest code that moves the same bytes, measured beside ours."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from holdfast.buffers import aligned_buffer
+from holdfast.errors import HoldfastError
+
+GB = 1e9
+THREADS = 4
+SEED = 20_26
+
+
+class CopyLimit:
+    """Blocks copied one by one, in random order, out of a pool too large for any cache.
+
+    Both pools are written once when made, so that no page fault is measured.
+    """
+
+    def __init__(self, pool_bytes: int, block_bytes: int, pages_bytes: int) -> None:
+        self._block_bytes = block_bytes
+        self._pool = np.frombuffer(aligned_buffer(pool_bytes), np.uint8)
+        self._pages = np.frombuffer(aligned_buffer(pages_bytes), np.uint8)
+        self._pool.fill(1)
+        self._pages.fill(2)
+        self._random = random.Random(SEED)  # noqa: S311  # an order, not a secret
+
+    def gb_per_s(self, blocks: int) -> float:
+        """Copy so many blocks; return GB/s."""
+        size = self._block_bytes
+        sources = self._offsets(len(self._pool), blocks)
+        targets = self._offsets(len(self._pages), blocks)
+        start_s = time.perf_counter()
+        for source, target in zip(sources, targets, strict=True):
+            np.copyto(self._pages[target : target + size], self._pool[source : source + size])
+        return blocks * size / (time.perf_counter() - start_s) / GB
+
+    def _offsets(self, nbytes: int, blocks: int) -> list[int]:
+        slots = range(nbytes // self._block_bytes)
+        return [slot * self._block_bytes for slot in self._random.choices(slots, k=blocks)]
+
+
+class DirectIoLimit:
+    """`preadv` and `pwritev` of whole blocks past the page cache, by a few threads, at random.
+
+    Owns a scratch file of `file_bytes` in `folder`, written once when made and removed by `close`.
+    Raises HoldfastError where the file system refuses direct I/O.
+    """
+
+    def __init__(self, folder: Path, file_bytes: int, block_bytes: int) -> None:
+        self._block_bytes = block_bytes
+        self._blocks = file_bytes // block_bytes
+        self._path = folder / f".direct-io-limit-{os.getpid()}"
+        self._pool = ThreadPoolExecutor(THREADS)
+        self._buffers = [aligned_buffer(block_bytes) for _ in range(THREADS)]
+        for buffer in self._buffers:
+            buffer[:] = os.urandom(1 << 12) * (block_bytes >> 12)
+        self._random = random.Random(SEED)  # noqa: S311  # an order, not a secret
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_DIRECT
+            self._file = os.open(self._path, flags, 0o600)
+            os.posix_fallocate(self._file, 0, self._blocks * block_bytes)
+            self._run(os.pwritev, list(range(self._blocks)))
+        except OSError as error:
+            self._path.unlink(missing_ok=True)
+            why = "refuses direct I/O" if error.errno == errno.EINVAL else error.strerror
+            raise HoldfastError(f"{str(folder)!r}: {why}; name a folder on a disk") from error
+
+    def read_gb_per_s(self, blocks: int) -> float:
+        """Read so many blocks; return GB/s."""
+        return self._run(os.preadv, self._order(blocks))
+
+    def write_gb_per_s(self, blocks: int) -> float:
+        """Write so many blocks over what is there; return GB/s."""
+        return self._run(os.pwritev, self._order(blocks))
+
+    def close(self) -> None:
+        """Stop the threads and remove the file."""
+        self._pool.shutdown()
+        os.close(self._file)
+        self._path.unlink(missing_ok=True)
+
+    def _order(self, blocks: int) -> list[int]:
+        return self._random.choices(range(self._blocks), k=blocks)
+
+    def _run(self, call: Callable[[int, list[memoryview], int], int], order: list[int]) -> float:
+        """Let every thread work off its share with its own buffer."""
+
+        def work(thread: int) -> None:
+            buffer = self._buffers[thread]
+            for block in order[thread::THREADS]:
+                moved = call(self._file, [buffer], block * self._block_bytes)
+                if moved != self._block_bytes:
+                    raise OSError(errno.EIO, f"{moved} of {self._block_bytes} bytes moved")
+
+        start_s = time.perf_counter()
+        list(self._pool.map(work, range(THREADS)))
+        return len(order) * self._block_bytes / (time.perf_counter() - start_s) / GB
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
