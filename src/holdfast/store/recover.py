@@ -38,13 +38,14 @@ class Recovery:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end of the pass; False if it still runs after `timeout_s`."""
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def close(self) -> None:
         """Stop early if need be."""
         self._stop.set()
-        self._thread.join()
+        self.wait()
 
     def _run(self) -> None:
         started = self._clock.now()

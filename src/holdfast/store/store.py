@@ -178,8 +178,7 @@ class Store:
         self._closed.set()
         if self._keeper.is_alive():
             self._keeper.join()
-        if self.recovery.seconds is None and self.states.lower:
-            self.recovery.close()
+        self.recovery.close()
         self.ladder.close()
         for tier in (*self.states.lower, *self.states.hosts.values()):
             tier.close()

@@ -1,0 +1,87 @@
+"""Payloads that are a pseudo-random function of the key, so any reader can check every byte."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.blocks.envelope import Header, record_bytes
+from holdfast.blocks.world import World
+from holdfast.buffers import aligned_buffer
+from holdfast.codec import pack
+
+_TILE_BYTES = 64 << 10
+_WORD_BYTES = 8
+_STEP = 0x9E37_79B9_7F4A_7C15
+
+
+def key_of(number: int, seed: int = 0) -> bytes:
+    """Return the 16-byte key of test block `number` of a run with this seed."""
+    text = f"{seed}:{number}".encode()
+    return hashlib.blake2b(text, digest_size=16, person=b"holdfast-test").digest()
+
+
+def world_of(payload_bytes: int, seed: int = 0) -> World:
+    """Return a made-up world whose blocks have payloads of this many bytes."""
+    return World(key_of(1, -1 - seed), key_of(2, -1 - seed), payload_bytes, 128)
+
+
+def payload_of(key: bytes, nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return the payload of `key`: tiles of 64 KiB, each another function of key and position.
+
+    No two tiles of one key or of two keys are equal, so a sector of another block, or of another
+    place in the same block, never passes for the right one.
+    """
+    tile = _tile(key)
+    tiles = -(-nbytes // _TILE_BYTES)
+    counters = np.arange(1, tiles + 1, dtype=np.uint64) * np.uint64(_STEP)
+    return (tile[None, :] ^ counters[:, None]).reshape(-1).view(np.uint8)[:nbytes]
+
+
+def header_of(world: World, key: bytes, parent: bytes | None = None, depth: int = 0) -> Header:
+    """Return the header of a test block; the first of its chain unless a parent is given."""
+    return Header(
+        key=key,
+        parent=parent or world.fingerprint,
+        fingerprint=world.fingerprint,
+        domain=world.domain,
+        depth=depth,
+        tokens=world.block_tokens,
+        payload_bytes=world.payload_bytes,
+        raw_bytes=world.payload_bytes,
+    )
+
+
+def fill_record(record: memoryview, header: Header) -> None:
+    """Pack the whole record of a test block into `record`, padding zeroed."""
+    payload = payload_of(header.key, header.payload_bytes)
+    pack.payload(record, header.payload_bytes)[:] = memoryview(payload)
+    pack.pack(record, header)
+    end = header.payload_bytes + 144
+    record[end:] = bytes(len(record) - end)
+
+
+def record_of(world: World, key: bytes, parent: bytes | None = None, depth: int = 0) -> memoryview:
+    """Return the packed record of a test block in aligned memory of its own."""
+    record = aligned_buffer(record_bytes(world.payload_bytes))
+    fill_record(record, header_of(world, key, parent, depth))
+    return record
+
+
+def is_right(record: memoryview, world: World, key: bytes) -> bool:
+    """Whether `record` verifies as `key`'s; raise AssertionError if it does with wrong bytes."""
+    outcome = pack.verify(record, key, world.fingerprint, world.payload_bytes)
+    if outcome != "ok":
+        return False
+    found = np.frombuffer(pack.payload(record, world.payload_bytes), np.uint8)
+    if not np.array_equal(found, payload_of(key, world.payload_bytes)):
+        raise AssertionError(f"block {key.hex()} verifies, but its payload is wrong")
+    return True
+
+
+@lru_cache(maxsize=64)
+def _tile(key: bytes) -> npt.NDArray[np.uint64]:
+    return np.frombuffer(hashlib.shake_128(key).digest(_TILE_BYTES), np.uint64)

@@ -1,0 +1,59 @@
+"""What an earlier store left below is found again, while the new one already serves."""
+
+import threading
+
+from holdfast.testing.memory import MemoryTier
+
+MIB = 1 << 20
+
+
+def test_a_new_store_serves_what_the_last_one_wrote_below(rig) -> None:
+    records = {}
+    one = rig(MIB, MemoryTier(64 * MIB, records))
+    chain = one.chain(1, 20)
+    one.save(chain)
+    one.store.close()
+    other = rig(MIB, MemoryTier(64 * MIB, records))
+    other.store.recovery.wait()
+    assert other.store.status()["recovered_blocks"] == 20
+    assert other.store.cover(other.world, chain.keys).sources == {"memory": 20}
+    assert other.read(chain) == 20
+
+
+def test_saves_and_fetches_go_on_while_the_scan_is_stuck(rig) -> None:
+    tier = StuckTier(64 * MIB)
+    one = rig(MIB, tier)
+    chain = one.chain(1, 5)
+    one.save(chain)
+    assert one.read(chain) == 5
+    assert one.store.status()["recovery_s"] is None
+    tier.go.set()
+    assert one.store.recovery.wait(10)
+
+
+def test_the_newest_copy_of_a_block_wins(rig) -> None:
+    records = {}
+    one = rig(MIB, MemoryTier(64 * MIB, records))
+    chain = one.chain(1, 1)
+    one.save(chain)
+    one.settle()
+    (place,) = records
+    records[place + 7] = records[place]
+    one.store.close()
+    other = rig(MIB, MemoryTier(64 * MIB, records))
+    other.store.recovery.wait()
+    assert other.store.states.index.places[1][0] == place + 7
+    assert list(records) == [place + 7]
+    assert other.read(chain) == 1
+
+
+class StuckTier(MemoryTier):
+    """Its scan waits to be let go."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        super().__init__(capacity_bytes)
+        self.go = threading.Event()
+
+    def survivors(self):
+        self.go.wait(10)
+        return iter(())
