@@ -1,1 +1,1 @@
-"""What ships for those who prove a tier: contracts, faults, payloads, the store against a dict."""
+"""Contracts, faults and payloads for tests: shipped, so that vendors can prove their own tiers."""

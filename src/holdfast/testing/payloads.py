@@ -8,13 +8,12 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.blocks.envelope import Header, record_bytes
+from holdfast.blocks.envelope import HEADER_BYTES, TAG_BYTES, Header, record_bytes
 from holdfast.blocks.world import World
 from holdfast.buffers import aligned_buffer
 from holdfast.codec import pack
 
 _TILE_BYTES = 64 << 10
-_WORD_BYTES = 8
 _STEP = 0x9E37_79B9_7F4A_7C15
 
 
@@ -29,7 +28,7 @@ def world_of(payload_bytes: int, seed: int = 0) -> World:
     return World(key_of(1, -1 - seed), key_of(2, -1 - seed), payload_bytes, 128)
 
 
-def payload_of(key: bytes, nbytes: int) -> npt.NDArray[np.uint8]:
+def payload_of(key: bytes, nbytes: int) -> memoryview:
     """Return the payload of `key`: tiles of 64 KiB, each another function of key and position.
 
     No two tiles of one key or of two keys are equal, so a sector of another block, or of another
@@ -38,7 +37,7 @@ def payload_of(key: bytes, nbytes: int) -> npt.NDArray[np.uint8]:
     tile = _tile(key)
     tiles = -(-nbytes // _TILE_BYTES)
     counters = np.arange(1, tiles + 1, dtype=np.uint64) * np.uint64(_STEP)
-    return (tile[None, :] ^ counters[:, None]).reshape(-1).view(np.uint8)[:nbytes]
+    return (tile[None, :] ^ counters[:, None]).reshape(-1).view(np.uint8)[:nbytes].data
 
 
 def header_of(world: World, key: bytes, parent: bytes | None = None, depth: int = 0) -> Header:
@@ -58,9 +57,9 @@ def header_of(world: World, key: bytes, parent: bytes | None = None, depth: int 
 def fill_record(record: memoryview, header: Header) -> None:
     """Pack the whole record of a test block into `record`, padding zeroed."""
     payload = payload_of(header.key, header.payload_bytes)
-    pack.payload(record, header.payload_bytes)[:] = memoryview(payload)
+    pack.payload(record, header.payload_bytes)[:] = payload
     pack.pack(record, header)
-    end = header.payload_bytes + 144
+    end = HEADER_BYTES + header.payload_bytes + TAG_BYTES
     record[end:] = bytes(len(record) - end)
 
 
@@ -77,7 +76,8 @@ def is_right(record: memoryview, world: World, key: bytes) -> bool:
     if outcome != "ok":
         return False
     found = np.frombuffer(pack.payload(record, world.payload_bytes), np.uint8)
-    if not np.array_equal(found, payload_of(key, world.payload_bytes)):
+    # Comparing memoryviews goes item by item.
+    if not np.array_equal(found, np.frombuffer(payload_of(key, world.payload_bytes), np.uint8)):
         raise AssertionError(f"block {key.hex()} verifies, but its payload is wrong")
     return True
 

@@ -1,0 +1,162 @@
+"""A tier that fails on purpose: wraps another and injects every fault a medium is known for."""
+
+from __future__ import annotations
+
+import enum
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.buffers import aligned_buffer
+from holdfast.errors import Outcome
+from holdfast.tiers.base import Get, Place, Put, Reserved, Survivor, Tier, Usage
+
+_SECTOR = 4096
+
+
+class Fault(enum.StrEnum):
+    """What can go wrong with one record. Names ending in `_write` strike when it is written."""
+
+    GONE_READ = "gone_read"
+    GONE_WRITE = "gone_write"
+    FULL_WRITE = "full_write"
+    SHORT_READ = "short_read"
+    FLIP_READ = "flip_read"
+    FLIP_WRITE = "flip_write"
+    TRUNCATED_WRITE = "truncated_write"
+    ZEROED_SECTOR_READ = "zeroed_sector_read"
+    STALE_READ = "stale_read"
+    MISDIRECTED_READ = "misdirected_read"
+    MISDIRECTED_WRITE = "misdirected_write"
+    DELAY_READ = "delay_read"
+    DELAY_WRITE = "delay_write"
+
+
+EVERY_FAULT: Mapping[Fault, float] = dict.fromkeys(Fault, 0.01)
+"""A plan: each fault strikes one record in a hundred."""
+
+
+class FaultyTier:
+    """`inner` with faults drawn by `seed`: `plan` gives each fault's chance per record.
+
+    `injected` counts them. Damage is silent: the outcome still says OK, as a bad medium would.
+    """
+
+    def __init__(
+        self, inner: Tier, seed: int, plan: Mapping[Fault, float], delay_s: float = 0.001
+    ) -> None:
+        self.name = inner.name
+        self.inner = inner
+        self.injected: Counter[Fault] = Counter()
+        self._plan = dict(plan)
+        self._random = random.Random(seed)  # noqa: S311 - faults must replay, not surprise
+        self._delay_s = delay_s
+        self._lock = threading.Lock()
+        self._seen: list[bytes] = []
+
+    def reserve(self, sizes: Sequence[int]) -> Reserved:
+        return self.inner.reserve(sizes)
+
+    def write(self, batch: Sequence[Put]) -> list[Outcome]:
+        outcomes = [Outcome.GONE] * len(batch)
+        passed: list[tuple[int, Put]] = []
+        for i, put in enumerate(batch):
+            fault = self._draw("_write")
+            if fault in {Fault.GONE_WRITE, Fault.FULL_WRITE}:
+                outcomes[i] = Outcome.GONE if fault is Fault.GONE_WRITE else Outcome.FULL
+                self.inner.free([put.place])
+            else:
+                passed.append((i, Put(put.place, self._damaged(put.record, fault))))
+        done = self.inner.write([put for _, put in passed])
+        for (i, put), outcome in zip(passed, done, strict=True):
+            outcomes[i] = outcome
+            # The inner tier stamped the copy; the caller's record is due the same mark.
+            if put.record is not batch[i].record:
+                batch[i].record[:16] = put.record[:16]
+        return outcomes
+
+    def read(self, batch: Sequence[Get]) -> list[Outcome]:
+        outcomes = self.inner.read(batch)
+        for i, get in enumerate(batch):
+            if outcomes[i] is not Outcome.OK:
+                continue
+            fault = self._draw("_read")
+            self._keep(get.into)
+            if fault is Fault.GONE_READ:
+                outcomes[i] = Outcome.GONE
+            elif fault is not None:
+                self._damage(get.into, fault)
+        return outcomes
+
+    def free(self, places: Sequence[Place]) -> None:
+        self.inner.free(places)
+
+    def survivors(self) -> Iterator[Survivor]:
+        return self.inner.survivors()
+
+    def usage(self) -> Usage:
+        return self.inner.usage()
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _draw(self, kind: str) -> Fault | None:
+        with self._lock:
+            for fault, chance in self._plan.items():
+                if fault.endswith(kind) and self._random.random() < chance:
+                    self.injected[fault] += 1
+                    return fault
+        return None
+
+    def _number(self, below: int) -> int:
+        with self._lock:
+            return self._random.randrange(below)
+
+    def _keep(self, record: memoryview) -> None:
+        """Remember a few records, to give back as stale or misdirected ones."""
+        with self._lock:
+            if len(self._seen) < 8:  # noqa: PLR2004 - a few
+                self._seen.append(bytes(record))
+            elif self._random.random() < 0.1:  # noqa: PLR2004 - now and then
+                self._seen[self._random.randrange(8)] = bytes(record)
+
+    def _damaged(self, record: memoryview, fault: Fault | None) -> memoryview:
+        """Return the record to write instead: itself, or a damaged copy with a good header."""
+        if fault is None or fault is Fault.DELAY_WRITE:
+            if fault:
+                time.sleep(self._delay_s)
+            return record
+        copy = aligned_buffer(len(record))
+        copy[:] = record
+        body = len(copy) - HEADER_BYTES
+        if fault is Fault.FLIP_WRITE:
+            copy[HEADER_BYTES + self._number(body)] ^= 1 << self._number(8)
+        elif fault is Fault.TRUNCATED_WRITE:
+            start = HEADER_BYTES + self._number(body)
+            copy[start:] = bytes(len(copy) - start)
+        else:  # the payload of another record under this one's header
+            other = self._other(len(copy))
+            copy[HEADER_BYTES:] = other[HEADER_BYTES:]
+        return copy
+
+    def _damage(self, record: memoryview, fault: Fault) -> None:
+        if fault is Fault.DELAY_READ:
+            time.sleep(self._delay_s)
+        elif fault is Fault.SHORT_READ:
+            start = self._number(len(record))
+            record[start:] = b"\xa5" * (len(record) - start)
+        elif fault is Fault.FLIP_READ:
+            record[self._number(len(record))] ^= 1 << self._number(8)
+        elif fault is Fault.ZEROED_SECTOR_READ:
+            start = self._number(len(record) // _SECTOR) * _SECTOR
+            record[start : start + _SECTOR] = bytes(_SECTOR)
+        else:  # stale or misdirected: a whole, good record, but not the one asked for
+            record[:] = self._other(len(record))
+
+    def _other(self, nbytes: int) -> bytes:
+        with self._lock:
+            fitting = [record for record in self._seen if len(record) == nbytes]
+            return self._random.choice(fitting) if fitting else bytes(nbytes)
