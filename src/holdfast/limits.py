@@ -9,6 +9,9 @@ GIB = 1 << 30
 BLOCK_TOKENS = 128
 """Default tokens per block, where the engine's page allows it."""
 
+SEGMENT_BLOCKS = 512
+"""Blocks of a chain that are placed together on a pool node: 64K tokens at 128 a block."""
+
 PAYLOAD_BYTES_MAX = 256 * MIB
 """Largest payload of one block."""
 
@@ -18,7 +21,10 @@ CHAIN_BLOCKS_MAX = 65_536
 FRAME_BODY_BYTES_MAX = 2 * MIB
 """Largest message body on a connection (65,536 keys of 16 bytes, and room)."""
 
-FRAME_PAYLOAD_BYTES_MAX = 64 * MIB
+FRAME_SEGMENT_BLOCKS = 512
+"""Blocks of a chain that are placed together on a pool node: 64K tokens at 128 a block."""
+
+PAYLOAD_BYTES_MAX = 64 * MIB
 """Largest raw payload behind one message."""
 
 CONNECTIONS_MAX = 1_024

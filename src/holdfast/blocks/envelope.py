@@ -14,6 +14,7 @@ import struct
 import zlib
 from typing import NamedTuple
 
+from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.buffers import align_up
 from holdfast.errors import FormatError
 
@@ -26,12 +27,16 @@ TAG_BYTES = 16
 SEAL_NONE = 0
 """Tag is xxh3-128 over identity and payload."""
 
-_HEADER = struct.Struct("<4sIQHBBIII16s16s16s16sQQ12s4x")
+_HEADER = struct.Struct("<4sIQHBBIII16s16s16s16sII8s12s4x")
 _MARK = struct.Struct("<4sIQ")
 
 
 class Header(NamedTuple):
-    """The identity of one block. All byte fields have 16 bytes; lengths are in bytes."""
+    """The identity of one block. Byte fields have 16 bytes where not said; lengths are in bytes.
+
+    `segment` (8 bytes) names the segment of the chain the block belongs to, for placement in a
+    pool; zeros where it is not known.
+    """
 
     key: bytes
     parent: bytes
@@ -45,6 +50,7 @@ class Header(NamedTuple):
     seal: int = SEAL_NONE
     epoch: int = 0
     nonce: bytes = bytes(12)
+    segment: bytes = bytes(SEGMENT_BYTES)
 
 
 def record_bytes(payload_bytes: int) -> int:
@@ -57,7 +63,8 @@ def write_header(record: memoryview, header: Header, generation: int = 0) -> Non
     _HEADER.pack_into(
         record, 0, MAGIC, 0, generation, FORMAT, header.codec, header.seal,
         header.depth, header.tokens, header.epoch, header.key, header.parent,
-        header.fingerprint, header.domain, header.payload_bytes, header.raw_bytes, header.nonce,
+        header.fingerprint, header.domain, header.payload_bytes, header.raw_bytes, header.segment,
+        header.nonce,
     )  # fmt: skip
     stamp(record, generation)
 
@@ -75,7 +82,7 @@ def read_header(record: memoryview | bytes) -> tuple[Header, int]:
         raise FormatError(f"envelope has {len(record)} bytes, fewer than {HEADER_BYTES}")
     (
         magic, crc, generation, version, codec, seal, depth, tokens, epoch,
-        key, parent, fingerprint, domain, payload_bytes, raw_bytes, nonce,
+        key, parent, fingerprint, domain, payload_bytes, raw_bytes, segment, nonce,
     ) = _HEADER.unpack_from(record)  # fmt: skip
     if magic != MAGIC:
         raise FormatError(f"envelope starts with {magic!r}, not {MAGIC!r}")
@@ -85,6 +92,6 @@ def read_header(record: memoryview | bytes) -> tuple[Header, int]:
         raise FormatError(f"envelope format {version} is unknown; this build reads {FORMAT}")
     header = Header(
         key, parent, fingerprint, domain, depth, tokens, payload_bytes, raw_bytes,
-        codec, seal, epoch, nonce,
+        codec, seal, epoch, nonce, segment,
     )  # fmt: skip
     return header, generation

@@ -16,8 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.errors import BlockError
+from holdfast.limits import SEGMENT_BLOCKS
 
 KEY_BYTES = 16
+SEGMENT_BYTES = 8
 DOMAIN_KEY_BYTES = 32
 
 Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer]
@@ -82,6 +84,10 @@ class Chain:
     def parent(self, index: int) -> bytes:
         """Return the key in front of block `index`: the fingerprint for the first."""
         return self.keys[index - 1] if index else self.fingerprint
+
+    def segment(self, index: int) -> bytes:
+        """Return the 8 bytes naming block `index`'s segment: the start of its first block's key."""
+        return self.keys[index - index % SEGMENT_BLOCKS][:SEGMENT_BYTES]
 
     def _encode_extras(self, index: int) -> bytes:
         extras = self._extras.get(index)

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.blocks.envelope import Header
+from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.world import World
 from holdfast.codec.pack import pack
 from holdfast.errors import Outcome
+from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.store.states import HOST, Ticket
 from holdfast.tiers.base import NOWHERE, Place
 
@@ -30,7 +32,7 @@ class Reserved(NamedTuple):
 
 
 def reserve(
-    store: Store, world: World, keys: Sequence[bytes], parent: bytes, depth: int
+    store: Store, world: World, keys: Sequence[bytes], parent: bytes, depth: int, segment: bytes
 ) -> Reserved:
     """Hand out slots for consecutive blocks, the first at `depth` behind `parent`; state only."""
     states = store.states
@@ -47,7 +49,7 @@ def reserve(
                 outcome = Outcome.FULL
             places.append(place)
         ticket = states.number()
-        states.tickets[ticket] = Ticket(world, list(keys), parent, depth, places)
+        states.tickets[ticket] = Ticket(world, list(keys), parent, depth, segment, places)
     if outcome is Outcome.FULL:
         store.ladder.wake()
     return Reserved(ticket, [int(place) for place in places], outcome)
@@ -77,6 +79,7 @@ def commit(store: Store, number: int) -> int:
                 tokens=world.block_tokens,
                 payload_bytes=world.payload_bytes,
                 raw_bytes=world.payload_bytes,
+                segment=_segment(ticket, i),
             )
             pack(host.view(place, world.record_bytes), header)
     published = _publish(store, ticket, parents)
@@ -112,3 +115,10 @@ def _publish(store: Store, ticket: Ticket, parents: Sequence[bytes]) -> int:
         held = [states.index.find(key) for key in ticket.keys]
         states.eviction.touch([row for row in held if row >= 0])
     return len(entered)
+
+
+def _segment(ticket: Ticket, index: int) -> bytes:
+    """Return the segment of the ticket's block `index`: its head may be among the ticket's keys."""
+    head = index - (ticket.depth + index) % SEGMENT_BLOCKS
+    known = ticket.keys[head] if head >= 0 else ticket.segment
+    return known[:SEGMENT_BYTES].ljust(SEGMENT_BYTES, b"\0")

@@ -30,6 +30,7 @@ class Ticket(NamedTuple):
     keys: list[bytes]
     parent: bytes
     depth: int
+    segment: bytes
     places: list[Place]
 
 

@@ -120,9 +120,11 @@ class Store:
         with self.states.lock:
             return self.states.release(lease)
 
-    def reserve(self, world: World, keys: Sequence[bytes], parent: bytes, depth: int) -> Reserved:
+    def reserve(
+        self, world: World, keys: Sequence[bytes], parent: bytes, depth: int, segment: bytes = b""
+    ) -> Reserved:
         """Hand out slots to fill; see `holdfast.store.save`."""
-        return save_street.reserve(self, world, keys, parent, depth)
+        return save_street.reserve(self, world, keys, parent, depth, segment)
 
     def commit(self, ticket: int) -> int:
         """Pack and publish filled slots; return how many blocks are new."""

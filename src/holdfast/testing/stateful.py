@@ -18,8 +18,8 @@ from holdfast.blocks.key import Chain
 from holdfast.blocks.world import World
 from holdfast.codec.pack import payload
 from holdfast.store.store import Store
-from holdfast.tiers.base import NOWHERE
 from holdfast.testing.payloads import payload_of
+from holdfast.tiers.base import NOWHERE
 
 CHAINS = 4
 CHAIN_BLOCKS = 12

@@ -91,11 +91,15 @@ class Released(_Message, frozen=True, tag="released"):
 
 
 class Reserve(_Message, frozen=True, tag="reserve"):
-    """Slots for consecutive blocks of a chain, the first at `depth` behind `parent`."""
+    """Slots for consecutive blocks of a chain, the first at `depth` behind `parent`.
+
+    `segment` (8 bytes) is that of the first block, for placement in a pool.
+    """
 
     keys: bytes
     parent: bytes
     depth: int
+    segment: bytes = b""
 
 
 class Reserved(_Message, frozen=True, tag="reserved"):
