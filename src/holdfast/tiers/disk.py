@@ -22,7 +22,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ConfigError, FormatError, Outcome
 from holdfast.tiers.base import NOWHERE, Get, Place, Put, Reserved, Survivor, Usage
 from holdfast.tiers.disk_file import DiskConfig, check_superblock, open_file
-from holdfast.tiers.extent_io import Extents, Span, pieces, spread
+from holdfast.tiers.extent_io import Extents, Span, spread
 from holdfast.tiers.region import (
     INCARNATION_SHIFT,
     SECTOR,
@@ -195,7 +195,7 @@ class DiskTier:
                 if outcomes[i] is Outcome.OK:
                     spans.append(Span(claim.offset, put.record, i))
             threads = self._config.writer_threads
-            failed = spread(self._writers, threads, pieces(spans), self._extents.write)
+            failed = spread(self._writers, threads, spans, self._extents.write)
             self._count_failures(failed)
             for i in failed:
                 outcomes[i] = Outcome.GONE
@@ -302,7 +302,7 @@ class DiskTier:
             if held
         ]
         threads = self._config.reader_threads
-        failed = spread(self._readers, threads, pieces(spans), self._extents.read)
+        failed = spread(self._readers, threads, spans, self._extents.read)
         self._count_failures(failed)
         for span in spans:
             if span.owner in failed:

@@ -11,12 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from holdfast.buffers import ALIGNMENT, aligned_buffer
+from holdfast.buffers import ALIGNMENT, align_up, aligned_buffer
 from holdfast.errors import BusyError, ConfigError
-from holdfast.limits import GIB, MIB
+from holdfast.limits import GIB, KIB, MIB
 
-CALL_BYTES = 4 * MIB
-"""Neighbours are joined up to this, and longer ones split: few, large system calls."""
+CALL_BYTES_MIN = 512 * KIB
+CALL_BYTES_MAX = 4 * MIB
+"""Neighbours are joined and long records split to between these: few, large system calls, and
+still two for every thread where a batch has enough."""
 
 VECTORS_MAX = 512
 """Most buffers in one system call; Linux allows 1,024."""
@@ -118,7 +120,12 @@ class FileExtents:
         return done
 
 
-def pieces(spans: Sequence[Span], call_bytes: int = CALL_BYTES) -> list[Piece]:
+def call_bytes_for(total: int, threads: int) -> int:
+    """Return how much of `total` bytes one system call should move."""
+    return min(max(align_up(total // (2 * threads)), CALL_BYTES_MIN), CALL_BYTES_MAX)
+
+
+def pieces(spans: Sequence[Span], call_bytes: int) -> list[Piece]:
     """Join neighbours and split long spans, so that each piece has at most `call_bytes`."""
     joined: list[Piece] = []
     end, room = -1, 0
@@ -136,13 +143,15 @@ def pieces(spans: Sequence[Span], call_bytes: int = CALL_BYTES) -> list[Piece]:
 
 
 def spread(
-    pool: ThreadPoolExecutor, threads: int, work: Sequence[Piece],
+    pool: ThreadPoolExecutor, threads: int, spans: Sequence[Span],
     do: Callable[[int, Sequence[memoryview]], None],
 ) -> dict[int, OSError]:  # fmt: skip
-    """Do each piece, on this thread and `threads - 1` of the pool; return what failed, by owner.
+    """Do all spans, on this thread and `threads - 1` of the pool; return what failed, by owner.
 
     A joined piece that fails is done again span by span: one bad sector fails one record.
     """
+    total = sum(len(span.view) for span in spans)
+    work = pieces(spans, call_bytes_for(total, threads))
     failed: dict[int, OSError] = {}
     queue = iter(work)
 
