@@ -124,14 +124,18 @@ def load(
     file: str = "",
     flags: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
+    private: str = "",
 ) -> Config:
     """Read the file, put environment and flags (`{"tiers.1.capacity": "8 GiB"}`) over it, check.
 
-    Without a file the defaults of this machine apply. Raises ConfigError.
+    What the file does not say is as this machine suggests; `private` names the folder of a node
+    that listens and stores there. Raises ConfigError.
     """
     data = _read(file) if file else {}
+    if private:
+        data["listen"] = f"{UNIX}{private}/node.sock"
     if "tiers" not in data:
-        data["tiers"] = _default_tiers()
+        data["tiers"] = as_data(embedded_config(private or _cache_folder()))["tiers"]
     environment = os.environ if environment is None else environment
     for name in sorted(environment):
         if name.startswith(ENVIRONMENT_PREFIX):
@@ -214,11 +218,9 @@ def _host_bytes() -> Size:
     return Size(max(HOST_BYTES_MIN, min(HOST_BYTES_DEFAULT, memory().nbytes // 5)))
 
 
-def _default_tiers() -> list[dict[str, Any]]:
-    """Return the tiers of a node that was told none: as embedded, but the disk tier is kept."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "holdfast")
-    tiers: list[dict[str, Any]] = as_data(embedded_config(str(cache)))["tiers"]
-    return tiers
+def _cache_folder() -> str:
+    """Return the folder of a node that was told none: kept, unlike an embedded one's."""
+    return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "holdfast"))
 
 
 def _read(file: str) -> dict[str, Any]:

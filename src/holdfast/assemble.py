@@ -1,0 +1,106 @@
+"""Configuration to running store: the one place that picks implementations."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from holdfast.blocks.key import DOMAIN_KEY_BYTES
+from holdfast.config import Config, DiskOptions
+from holdfast.errors import ConfigError
+from holdfast.store.store import Store
+from holdfast.tiers.base import Tier
+from holdfast.tiers.disk import DiskTier
+from holdfast.tiers.disk_file import DiskConfig
+
+DEFAULT_DOMAIN = "default"
+DEFAULT_KEY_FILE = "default.key"
+
+
+def open_store(config: Config) -> Store:
+    """Open every tier and start the store; the caller closes it.
+
+    Raises ConfigError, FormatError or BusyError and leaves what is on the media as it was.
+    """
+    with contextlib.ExitStack() as undo:
+        lower: list[Tier] = []
+        for number, options in enumerate(config.tiers):
+            if isinstance(options, DiskOptions):
+                lower.append(_disk(options, number, len(lower)))
+                undo.callback(lower[-1].close)
+        store = Store(config.tiers[0].capacity, lower, _domains(config))
+        store.lease_s = config.lease_s
+        store.write_behind = config.write == "behind"
+        store.start()
+        undo.pop_all()
+    return store
+
+
+def _disk(options: DiskOptions, number: int, before: int) -> DiskTier:
+    return DiskTier(
+        DiskConfig(
+            path=options.path,
+            capacity_bytes=options.capacity,
+            region_bytes=options.region,
+            setting=f"tiers.{number}.capacity",
+            name=f"disk{before + 1}" if before else "disk",
+        )
+    )
+
+
+def _domains(config: Config) -> dict[str, bytes]:
+    """Return the key of each domain. Called with the tiers open: their folders are ours then."""
+    keys = {
+        name: _read_key(Path(domain.key_file), f"domains.{name}.key_file")
+        for name, domain in config.domains.items()
+    }
+    if DEFAULT_DOMAIN not in keys:
+        folder = next((t.path for t in config.tiers if isinstance(t, DiskOptions)), None)
+        if folder is None:
+            keys[DEFAULT_DOMAIN] = secrets.token_bytes(DOMAIN_KEY_BYTES)
+        else:
+            keys[DEFAULT_DOMAIN] = _kept_key(Path(folder, DEFAULT_KEY_FILE))
+    return keys
+
+
+def _read_key(file: Path, setting: str) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            exposed = os.fstat(opened.fileno()).st_mode & 0o077
+            data = opened.read(2 * DOMAIN_KEY_BYTES + 2)
+    except OSError as error:
+        raise ConfigError(
+            f"{setting}: {str(file)!r} can not be read: {error.strerror}; "
+            f"make it with: (umask 077; head -c {DOMAIN_KEY_BYTES} /dev/urandom > FILE)"
+        ) from error
+    if exposed:
+        raise ConfigError(f"{setting}: {str(file)!r} is open to other users; chmod 600 it")
+    if len(data) == DOMAIN_KEY_BYTES:
+        return data
+    try:
+        key = bytes.fromhex(data.decode("ascii"))
+    except ValueError:
+        key = b""
+    if len(key) != DOMAIN_KEY_BYTES:
+        raise ConfigError(
+            f"{setting}: {str(file)!r} holds no key; it must hold {DOMAIN_KEY_BYTES} bytes "
+            f"or {2 * DOMAIN_KEY_BYTES} hex digits"
+        )
+    return key
+
+
+def _kept_key(file: Path) -> bytes:
+    """Return the default domain's key, made at the first start; without it no block is found."""
+    if not file.exists():
+        made = file.with_name(file.name + ".new")
+        made.unlink(missing_ok=True)
+        fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(fd, secrets.token_bytes(DOMAIN_KEY_BYTES))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        made.rename(file)
+    return _read_key(file, "domains.default")

@@ -1,0 +1,55 @@
+"""What several verbs have in common: the options that name a configuration, and JSON output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.config import Config, load
+from holdfast.errors import ConfigError
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare `--config FILE` and `--set KEY=VALUE`."""
+    parser.add_argument("--config", metavar="FILE", help="YAML; without it, defaults apply")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set one key over file and environment, such as tiers.0.capacity='8 GiB'",
+    )
+
+
+def load_config(
+    args: argparse.Namespace, flags: Mapping[str, str] | None = None, private: str = ""
+) -> Config:
+    """Read the configuration that the arguments name. Raises ConfigError."""
+    settings: dict[str, str] = {}
+    for text in args.set:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"--set {text}: not KEY=VALUE, such as tiers.0.capacity='8 GiB'")
+        settings[key] = value
+    return load(args.config or "", {**settings, **(flags or {})}, private=private)
+
+
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare `--json FILE`."""
+    parser.add_argument("--json", metavar="FILE", help="write JSON; - for standard output")
+
+
+def write_json(data: Any, target: str) -> None:  # noqa: ANN401  # whatever JSON can hold
+    """Write plain data to a file, or to standard output for `-`. Raises ConfigError."""
+    text = json.dumps(data, indent=2) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--json {target}: {error.strerror}; choose another file") from error

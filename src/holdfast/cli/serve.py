@@ -1,0 +1,63 @@
+"""`holdfast serve`: run a node until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+
+from holdfast import config as configuration
+from holdfast.cli.options import add_config_arguments, load_config
+from holdfast.config import Config
+from holdfast.node.daemon import NO_PARENT, notify, serve
+from holdfast.node.private import private_folder
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_config_arguments(parser)
+    parser.add_argument("--listen", metavar="ADDRESS", help="unix:///path; overrides the file")
+    parser.add_argument(
+        "--private",
+        action="store_true",
+        help="serve from a temporary folder that is removed at the end (what an engine starts)",
+    )
+    parser.add_argument(
+        "--with-parent",
+        type=int,
+        default=NO_PARENT,
+        metavar="FD",
+        help="end when the other end of the pipe on descriptor FD closes",
+    )
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve; print `READY <address>` once peers can connect."""
+    logging.basicConfig(
+        level=args.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    notify_address = configuration.notify_address()
+    with _configured(args) as config:
+
+        def ready() -> None:
+            print(f"READY {config.listen}", flush=True)
+            notify(notify_address, "READY=1")
+
+        serve(config, ready, parent_fd=args.with_parent)
+        notify(notify_address, "STOPPING=1")
+    return 0
+
+
+@contextlib.contextmanager
+def _configured(args: argparse.Namespace) -> Iterator[Config]:
+    flags = {"listen": args.listen} if args.listen else {}
+    if not args.private:
+        yield load_config(args, flags)
+        return
+    with private_folder(configuration.PRIVATE_PARENT) as folder:
+        yield load_config(args, flags, private=folder)

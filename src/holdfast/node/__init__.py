@@ -1,0 +1,1 @@
+"""The daemon: a store behind the wire."""

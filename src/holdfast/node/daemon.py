@@ -1,0 +1,105 @@
+"""The node's process: socket, store and sessions from start to a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+from holdfast.assemble import open_store
+from holdfast.config import Config
+from holdfast.node.doorway import doorway, listen
+from holdfast.node.sessions import NodeSession, Threads
+from holdfast.store.store import Store
+from holdfast.wire.messages import Hello
+from holdfast.wire.server import Answering, Peer, Server
+
+NO_PARENT = -1
+_SWITCH_S = 0.0005
+"""Threads that come back from I/O get the interpreter sooner; this process is ours to tune."""
+
+_log = logging.getLogger(__name__)
+
+
+def serve(config: Config, ready: Callable[[], None], *, parent_fd: int = NO_PARENT) -> None:
+    """Serve until SIGTERM, SIGINT, or the other end of the pipe `parent_fd` closes.
+
+    Calls `ready` once peers can connect; what earlier nodes left on disk is found again meanwhile.
+    Raises ConfigError, FormatError or BusyError before that, with nothing changed.
+    """
+    sys.setswitchinterval(_SWITCH_S)
+    with doorway(config.listen) as listener:
+        store = open_store(config)
+        try:
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                runner.run(_run(store, listener, ready, parent_fd))
+        finally:
+            store.close()
+    _log.info("closed")
+
+
+def notify(address: str, state: str) -> None:
+    """Tell systemd, if it asked, how the service is doing."""
+    if not address:
+        return
+    address = "\0" + address[1:] if address.startswith("@") else address
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+        contextlib.suppress(OSError),
+    ):
+        sender.sendto(state.encode(), address)
+
+
+async def _run(
+    store: Store, listener: socket.socket, ready: Callable[[], None], parent_fd: int
+) -> None:
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, over.set)
+    if parent_fd != NO_PARENT:
+        _watch(parent_fd, over)
+    threads = Threads()
+
+    def welcome(hello: Hello, peer: Peer) -> Answering:
+        return NodeSession(store, threads, hello, peer)
+
+    server = Server(listener, welcome)
+    listen(listener)
+    serving = loop.create_task(server.serve())
+    ready()
+    await over.wait()
+    _log.info("closing connections=%d", server.counters.connections)
+    serving.cancel()
+    server.close()
+    await loop.run_in_executor(None, threads.close)
+
+
+def _watch(parent_fd: int, over: asyncio.Event) -> None:
+    """End with the process that holds the other end of this pipe."""
+    loop = asyncio.get_running_loop()
+    os.set_blocking(parent_fd, False)
+
+    def look() -> None:
+        with contextlib.suppress(BlockingIOError):
+            if not os.read(parent_fd, 64):
+                loop.remove_reader(parent_fd)
+                over.set()
+
+    loop.add_reader(parent_fd, look)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return uvloop's where it is installed."""
+    try:
+        factory: Callable[[], asyncio.AbstractEventLoop]
+        factory = importlib.import_module("uvloop").new_event_loop
+    except ImportError:
+        return asyncio.new_event_loop
+    return factory

@@ -1,0 +1,104 @@
+"""The node's socket file: only its own user gets in, and only one node stands behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.errors import BusyError, ConfigError
+from holdfast.wire.address import socket_path
+
+_BACKLOG = 128
+_PROBE_S = 1.0
+
+
+@contextlib.contextmanager
+def doorway(address: str) -> Iterator[socket.socket]:
+    """Lend a bound Unix socket, not yet listening; its file goes when the node goes.
+
+    Makes the folder, 0700, if it is missing. A file that a dead node left is replaced. Raises
+    BusyError if a live one is behind it, ConfigError if the place is not safe or not a socket.
+    """
+    path = Path(socket_path(address))
+    _prepare(path.parent)
+    with _locked(path), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        _clear(path)
+        listener.bind(str(path))
+        path.chmod(0o600)
+        inode = path.stat().st_ino
+        listener.setblocking(False)
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                if path.stat().st_ino == inode:
+                    path.unlink()
+
+
+def listen(listener: socket.socket) -> None:
+    """Let peers connect."""
+    listener.listen(_BACKLOG)
+
+
+def _prepare(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as error:
+        raise ConfigError(
+            f'listen: folder "{folder}" can not be used: {error.strerror}; choose another'
+        ) from error
+    shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
+    if found.st_uid not in (os.geteuid(), 0) or shared:
+        raise ConfigError(
+            f'listen: other users may change folder "{folder}"; choose one of your own with '
+            "mode 0700"
+        )
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock beside the socket, so that two starting nodes can not take turns clearing."""
+    fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            raise _busy(path, f"process {holder}") from error
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _clear(path: Path) -> None:
+    """Remove what a dead node left."""
+    try:
+        kind = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(kind):
+        raise ConfigError(f'listen: "{path}" is there and is not a socket; choose another path')
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except OSError:
+            pass  # it does not answer, but somebody holds it open
+    raise _busy(path, "another process")
+
+
+def _busy(path: Path, holder: str) -> BusyError:
+    return BusyError(
+        f'listen: socket "{path}" is in use by {holder}; stop that, or choose another path'
+    )

@@ -1,0 +1,251 @@
+"""One session of a node: an engine's requests, and everything it holds while it is connected.
+
+Leases and tickets belong to the session that got them: no other session can end them, and when the
+connection ends they go back. Slots that a vanished engine might still be writing to rest before
+anybody else gets them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import select
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from holdfast.blocks.key import KEY_BYTES, unpack_keys
+from holdfast.blocks.world import World
+from holdfast.config import DEADLINE_S_MAX
+from holdfast.errors import BlockError, ProtocolError, RefusedError
+from holdfast.limits import CHAIN_BLOCKS_MAX, PAYLOAD_BYTES_MAX, RECLAIM_S
+from holdfast.store.store import Store
+from holdfast.wire import messages as m
+from holdfast.wire.server import Peer
+
+FETCH_THREADS = 8
+SAVE_THREADS = 4
+BLOCK_TOKENS_MAX = 1 << 20
+_GONE_WITHIN_S = 1.0
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class Threads:
+    """Where sessions let the store work: slow fetches never hold up saves, nor does `verify`."""
+
+    def __init__(self) -> None:
+        self.fetching = ThreadPoolExecutor(FETCH_THREADS, "holdfast-fetch")
+        self.saving = ThreadPoolExecutor(SAVE_THREADS, "holdfast-save")
+        self.looking = ThreadPoolExecutor(1, "holdfast-look")
+
+    def close(self) -> None:
+        """Wait for what runs; what has not begun is dropped."""
+        for pool in (self.fetching, self.saving, self.looking):
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+class NodeSession:
+    """Answers one connection; see `holdfast.wire.server.Answering`."""
+
+    def __init__(self, store: Store, threads: Threads, hello: m.Hello, peer: Peer) -> None:
+        if peer.uid not in (os.geteuid(), 0):
+            raise RefusedError(
+                f"user {peer.uid} may not use this node, which belongs to user {os.geteuid()}; "
+                "start a node of your own"
+            )
+        self._store = store
+        self._threads = threads
+        self._leases: set[int] = set()
+        self._tickets: set[int] = set()
+        self._ended = False
+        self._world: World | None = None
+        self.arena_fd: int | None = None
+        self.welcome = m.Welcome(m.PROTOCOL, store.incarnation, b"", 0)
+        if hello.fingerprint or hello.payload_bytes:
+            self._enter(hello)
+        self._process = _Process(peer.pid)
+        _log.info("session peer=%r pid=%d %s", hello.peer[:80], peer.pid, hello.description[:200])
+
+    def _enter(self, hello: m.Hello) -> None:
+        """Check the world that a peer names, and lend it its domain's arena."""
+        _check_bytes("hello.fingerprint", hello.fingerprint)
+        _check_within("hello.payload_bytes", hello.payload_bytes, PAYLOAD_BYTES_MAX)
+        _check_within("hello.block_tokens", hello.block_tokens, BLOCK_TOKENS_MAX)
+        domain_key, domain = self._store.domain(hello.domain)
+        world = World(hello.fingerprint, domain, hello.payload_bytes, hello.block_tokens)
+        arena = self._store.arena(domain)
+        if world.record_bytes > arena.nbytes:
+            raise BlockError(
+                f"hello.payload_bytes: one block takes {world.record_bytes} bytes, the host tier "
+                f"has {arena.nbytes}; raise tiers.0.capacity"
+            )
+        self._world = world
+        self.arena_fd = arena.fd
+        self.welcome = m.Welcome(m.PROTOCOL, self._store.incarnation, domain_key, arena.nbytes)
+
+    def answer(self, request: m.Request) -> m.Reply | Awaitable[m.Reply]:
+        """Answer what only changes state at once; hand the rest to a thread."""
+        match request:
+            case m.Cover():
+                covered = self._store.cover(self._entered(), _keys(request.keys))
+                return m.Covered(covered.blocks, covered.sources)
+            case m.Fetch():
+                return self._fetch(request)
+            case m.Commit():
+                return self._commit(request.ticket)
+            case m.Status() | m.List() | m.Verify() | m.Drop():
+                return self._look(request)
+            case _:
+                return self._change(request)
+
+    def _change(self, request: m.Request) -> m.Reply:
+        match request:
+            case m.Release():
+                return m.Released(self._release(request.lease))
+            case m.Reserve():
+                return self._reserve(request)
+            case m.Abort():
+                if request.ticket in self._tickets:
+                    self._tickets.remove(request.ticket)
+                    self._store.abort(request.ticket, rest_s=0.0)
+                return m.Done()
+            case _:
+                raise ProtocolError("hello was said already; open another connection")
+
+    def ended(self) -> None:
+        """Give everything back; tickets once it is known whether their writer lives."""
+        self._ended = True
+        for lease in self._leases:
+            self._store.release(lease)
+        self._leases.clear()
+        if self._tickets:
+            task = asyncio.ensure_future(self._reclaim())
+            task.add_done_callback(lambda _: self._process.close())
+        else:
+            self._process.close()
+
+    async def _reclaim(self) -> None:
+        rest_s = 0.0 if await self._process.gone(_GONE_WITHIN_S) else RECLAIM_S
+        _log.info("reclaiming tickets=%d rest_s=%g", len(self._tickets), rest_s)
+        for ticket in self._tickets:
+            self._store.abort(ticket, rest_s=rest_s)
+        self._tickets.clear()
+
+    def _entered(self) -> World:
+        if self._world is None:
+            raise ProtocolError("this session named no world at hello; it may only look")
+        return self._world
+
+    async def _fetch(self, request: m.Fetch) -> m.Fetched:
+        world, keys = self._entered(), _keys(request.keys)
+        if not 0 <= request.deadline_s <= DEADLINE_S_MAX:
+            raise ProtocolError(
+                f"fetch.deadline_s: {request.deadline_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
+            )
+        store = self._store
+        fetched = await _run(self._threads.fetching, store.fetch, world, keys, request.deadline_s)
+        lease = fetched.lease
+        if self._ended or not fetched.places:
+            store.release(lease)
+            lease = 0
+        else:
+            self._leases.add(lease)
+        return m.Fetched(
+            lease, fetched.places, fetched.sources, str(fetched.outcome), fetched.reason
+        )
+
+    def _release(self, lease: int) -> bool:
+        if lease not in self._leases:
+            return False
+        self._leases.remove(lease)
+        return self._store.release(lease)
+
+    def _reserve(self, request: m.Reserve) -> m.Reserved:
+        world, keys = self._entered(), _keys(request.keys)
+        _check_bytes("reserve.parent", request.parent)
+        if not 0 <= request.depth <= CHAIN_BLOCKS_MAX - len(keys):
+            raise BlockError(
+                f"reserve.depth: {request.depth} and {len(keys)} blocks more are not from 0 to "
+                f"{CHAIN_BLOCKS_MAX}"
+            )
+        reserved = self._store.reserve(world, keys, request.parent, request.depth)
+        self._tickets.add(reserved.ticket)
+        return m.Reserved(reserved.ticket, reserved.places, str(reserved.outcome))
+
+    async def _commit(self, ticket: int) -> m.Committed:
+        if ticket not in self._tickets:
+            return m.Committed(0)
+        self._tickets.remove(ticket)
+        return m.Committed(await _run(self._threads.saving, self._store.commit, ticket))
+
+    async def _look(self, request: m.Request) -> m.Report:
+        store, data = self._store, dict[str, object]()
+        looking = self._threads.looking
+        match request:
+            case m.List():
+                data["blocks"] = await _run(looking, store.listing)
+            case m.Verify():
+                data |= await _run(looking, store.verify, request.fingerprint)
+            case m.Drop():
+                data |= await _run(looking, store.drop, request.fingerprint)
+            case _:
+                data |= await _run(looking, store.status)
+        return m.Report(data)
+
+
+class _Process:
+    """The process behind a connection, watched so that a number used again fools nobody."""
+
+    def __init__(self, pid: int) -> None:
+        self._fd = -1
+        with contextlib.suppress(OSError):
+            self._fd = os.pidfd_open(pid) if pid else -1
+
+    async def gone(self, within_s: float) -> bool:
+        """Return whether it ends within that time; False if it is out of our sight."""
+        if self._fd < 0:
+            return False
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + within_s
+        while not self._ended():
+            if loop.time() >= end_s:
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+    def _ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+async def _run(pool: ThreadPoolExecutor, work: Callable[..., T], *values: Any) -> T:  # noqa: ANN401  # passed on as they are
+    return await asyncio.get_running_loop().run_in_executor(pool, work, *values)
+
+
+def _keys(packed: bytes) -> list[bytes]:
+    if len(packed) > CHAIN_BLOCKS_MAX * KEY_BYTES:
+        raise BlockError(
+            f"{len(packed) // KEY_BYTES} keys, the limit is {CHAIN_BLOCKS_MAX}; send fewer at once"
+        )
+    return unpack_keys(packed)
+
+
+def _check_bytes(what: str, value: bytes) -> None:
+    if len(value) != KEY_BYTES:
+        raise BlockError(f"{what} has {len(value)} bytes, not {KEY_BYTES}")
+
+
+def _check_within(what: str, value: int, limit: int) -> None:
+    if not 1 <= value <= limit:
+        raise BlockError(f"{what} is {value}, not from 1 to {limit}")
