@@ -60,7 +60,8 @@ class Client:
         try:
             self.welcome = self._shake_hands(hello)
         except OSError as error:
-            self._end(f"no session: {error}")
+            with self._turn:
+                self._end(f"no session: {error}")
         except BaseException:
             self._socket.close()
             raise
