@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.rig.process import POLL_S
+from holdfast.rig.process import POLL_S, wait_until
 from holdfast.rig.server import HOST, Engine
 
 TIMEOUT_S = 600.0
@@ -21,6 +21,7 @@ TOP_LOGPROBS = 5
 BY_SOURCE = "prompt_tokens_by_source"
 CACHED_BY_TIER = "prompt_tokens_cached_by_source"
 SETTLE_S = 10.0
+FETCHING_S = 20.0
 
 Counts: TypeAlias = dict[tuple[str, str], int]
 
@@ -73,6 +74,19 @@ def ask(engine: Engine, prompt: Sequence[int], max_tokens: int) -> Asked:
     answer = complete(engine, prompt, max_tokens)
     after = _settled(engine, before, len(prompt))
     return Asked(answer, _tokens(before, after))
+
+
+def wait_fetching(engine: Engine, probe: Sequence[int]) -> None:
+    """Return once the engine fetches again after its node was away; its own cache is emptied.
+
+    `probe` is a short prompt whose first block the node holds.
+    """
+
+    def fetches() -> bool:
+        engine.reset_prefix_cache()
+        return ask(engine, probe, 1).tokens.fetched_total > 0
+
+    wait_until(engine.process, fetches, FETCHING_S)
 
 
 def complete(engine: Engine, prompt: Sequence[int], max_tokens: int) -> Answer:

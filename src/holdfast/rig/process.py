@@ -100,7 +100,10 @@ def free_port() -> int:
 
 
 def wait_until(process: Process, ready: Callable[[], bool], within_s: float) -> None:
-    """Return once `ready()`; raise HoldfastError if the process ends or the time runs out."""
+    """Return once `ready()`; raise HoldfastError if the process ends or the time runs out.
+
+    Leaves the process as it is.
+    """
     end_s = time.monotonic() + within_s
     while not ready():
         process.check()

@@ -6,7 +6,8 @@ import http.client
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -50,7 +51,7 @@ def holdfast_kv_transfer(node: str) -> dict[str, object]:
 
 
 class Engine:
-    """One vLLM server. Its process starts at once; `wait_ready` before asking."""
+    """One vLLM server. Its process starts at once; `wait_all_ready` before asking."""
 
     def __init__(self, name: str, options: EngineOptions, log: Path) -> None:
         self.name = name
@@ -65,10 +66,6 @@ class Engine:
             return self.call("GET", "/health")[0] == http.client.OK
         except OSError:
             return False
-
-    def wait_ready(self) -> None:
-        """Return once the server answers; raise HoldfastError with its log's tail if it cannot."""
-        wait_until(self.process, self.ready, READY_S)
 
     def reset_prefix_cache(self) -> None:
         """Make the engine forget its own cached prefixes; retried while pages are still in use."""
@@ -99,17 +96,16 @@ class Engine:
             connection.close()
 
 
-def wait_all_ready(engines: list[Engine], progress: Callable[[], None]) -> None:
-    """Return once every server answers; calls `progress` now and then."""
+def wait_all_ready(engines: Sequence[Engine]) -> None:
+    """Return once every server answers; raise HoldfastError as soon as one of them ends."""
+
+    def ready(engine: Engine) -> bool:
+        for other in engines:
+            other.process.check()
+        return engine.ready()
+
     for engine in engines:
-
-        def ready(engine: Engine = engine) -> bool:
-            progress()
-            for other in engines:
-                other.process.check()
-            return engine.ready()
-
-        wait_until(engine.process, ready, READY_S)
+        wait_until(engine.process, partial(ready, engine), READY_S)
 
 
 def _argv(options: EngineOptions, port: int) -> list[str]:

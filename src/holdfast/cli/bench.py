@@ -1,0 +1,32 @@
+"""`holdfast bench`: measure this machine, and Holdfast as a share of what it can do."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+
+SUBJECTS = {
+    "tiers": "host and disk tier, names, index and recovery, each beside its plain limit",
+    "vllm": "a real engine: time to first token cold and warm, and the cost without reuse",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the subjects; each one's own options are read when it is chosen."""
+    lines = "\n".join(f"  {name:<8}{about}" for name, about in SUBJECTS.items())
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    about = f"subjects:\n{lines}\n\n`holdfast bench SUBJECT --help` lists its options."
+    parser.epilog = f"{about}\n\n{parser.epilog}" if parser.epilog else about
+    parser.add_argument("subject", choices=SUBJECTS, metavar="SUBJECT")
+    parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load the subject, let it read its options, run it."""
+    subject = import_module(f"holdfast.cli.bench_{args.subject}")
+    parser = argparse.ArgumentParser(
+        prog=f"holdfast bench {args.subject}", description=SUBJECTS[args.subject]
+    )
+    subject.add_arguments(parser)
+    status: int = subject.run(parser.parse_args(args.options))
+    return status

@@ -1,0 +1,96 @@
+"""`holdfast bench vllm`: what a real engine gains from a warm context, and pays without one."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+
+from holdfast.errors import ConfigError
+from holdfast.rig import document, load, model, race, report
+from holdfast.rig.race import Times, Track
+from holdfast.rig.report import Report, Row
+
+LENGTHS = (4096, 8192)
+TAIL_TOKENS = 16
+GOALS = {(4096, "host"): 20.0, (4096, "disk"): 12.0, (8192, "host"): 35.0, (8192, "disk"): 18.0}
+OVERHEAD_GOAL = 2.0
+REPETITIONS_MIN = 5
+"""Medians of fewer say little on a shared machine."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subject."""
+    parser.add_argument(
+        "--repetitions",
+        type=int,
+        default=7,
+        metavar="N",
+        help=f"rounds per length, at least {REPETITIONS_MIN} (default: %(default)s)",
+    )
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs and store here")
+    parser.add_argument("--json", metavar="FILE", help="write the figures; - is standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure; 0 if every goal was met, else 1."""
+    if args.repetitions < REPETITIONS_MIN:
+        raise ConfigError(
+            f"--repetitions: {args.repetitions} is fewer than {REPETITIONS_MIN}; raise it"
+        )
+    console = report.console(args.json)
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as scratch,
+        ExitStack() as stack,
+        console.status("set-up: the model is made, two engines start") as status,
+    ):
+        folder = (args.keep or Path(scratch)).absolute()
+        made = model.make("demo")
+        track = race.lay_track(stack, folder, made, max(LENGTHS) + 1024)
+        rows = []
+        for row in _rows(track, made, args.repetitions, status.update):
+            rows.append(row)
+            console.print(f"{row.what} {row.more.get('source', '')} {report.number(row.value)}")
+    found = Report("bench vllm", rows)
+    console.print(report.table(found, also=("source", "cold_s", "warm_s")))
+    if args.json:
+        report.write(found, args.json)
+    return 0 if found.ok else 1
+
+
+def _rows(track: Track, made: Path, repetitions: int, tell: Callable[[str], None]) -> Iterator[Row]:
+    tokenizer = document.tokenizer_of(made)
+    for length in LENGTHS:
+        # The tail lies behind the last whole block and the last prefill step: see rig/street.py.
+        prompt = document.read_tokens(tokenizer, None, length + TAIL_TOKENS)
+        times = race.race(track, prompt, repetitions, tell)
+        yield _warm_row(length, "host", times, times.host)
+        yield _warm_row(length, "disk", times, times.disk)
+    pairs = load.measure(track, model.SHAPES["demo"].vocabulary, repetitions, tell)
+    row = report.at_most("vllm.overhead", 100 * pairs.overhead, "%", OVERHEAD_GOAL)
+    yield report.with_more(
+        row,
+        {
+            "alone_tokens_per_s": pairs.tokens_per_s(pairs.alone),
+            "holdfast_tokens_per_s": pairs.tokens_per_s(pairs.behind),
+            "pairs": len(pairs.alone),
+        },
+    )
+
+
+def _warm_row(length: int, source: str, times: Times, warm: list[float]) -> Row:
+    gain = times.gain(warm)
+    row = report.at_least(f"vllm.warm.{length}", gain, "x", GOALS[length, source])
+    return report.with_more(
+        row,
+        {
+            "source": source,
+            "cold_s": median(times.cold),
+            "warm_s": median(warm),
+            "warm_min_s": min(warm),
+            "rounds": len(warm),
+        },
+    )

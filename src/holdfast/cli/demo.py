@@ -1,0 +1,167 @@
+"""`holdfast demo`: a real engine gets its context back, on this machine, before your eyes."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.errors import ConfigError
+from holdfast.rig import model, report, street
+from holdfast.rig.report import Report, Row
+from holdfast.rig.street import Setting, Step
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+TOKENS_DEFAULT = 4096
+
+SAID = {
+    "cold": "read for the first time",
+    "warm": "engine's own cache reset",
+    "engine_restart": "engine stopped and started",
+    "node_restart": "node killed -9 and started",
+    "second_engine": "asked by a second engine",
+    "follow_up": "a further turn",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the verb."""
+    made = ", ".join(model.SHAPES)
+    parser.add_argument(
+        "--model",
+        default="demo",
+        metavar="PATH",
+        help=f"a Hugging Face folder, or a model made here: {made} (default: demo, 291 M)",
+    )
+    parser.add_argument(
+        "--document",
+        type=Path,
+        metavar="FILE",
+        help="the text to ask about (default: a long source file of Python's library)",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=TOKENS_DEFAULT,
+        metavar="N",
+        help=f"length of the context, a multiple of {street.BATCH_TOKENS} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "bfloat16", "float32"),
+        help="arithmetic of the engine (default: the model's own)",
+    )
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs and store here")
+    parser.add_argument("--json", metavar="FILE", help="write the figures; - is standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo; 0 if every output was right and every hit a hit, else 1."""
+    console = report.console(args.json)
+    _need_engine()
+    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as scratch:
+        folder = (args.keep or Path(scratch)).absolute()
+        with console.status("set-up: the model is made") as status:
+            setting = _setting(args, folder, lambda text: status.update(f"{text} ..."))
+            started_s = time.monotonic()
+            steps: list[Step] = []
+            with closing(street.walk(setting)) as walk:
+                for step in walk:
+                    steps.append(step)
+                    console.print(_line(step, steps[0]))
+        elapsed_s = time.monotonic() - started_s
+    found = Report("demo", [_row(step, steps[0]) for step in steps])
+    console.print(_table(steps), "", _verdict(steps, elapsed_s))
+    if args.keep:
+        console.print(f"logs and store: {folder}")
+    if args.json:
+        report.write(found, args.json)
+    return 0 if found.ok else 1
+
+
+def _need_engine() -> None:
+    if find_spec("vllm") is None:
+        raise ConfigError(
+            "vLLM is not installed here: `make setup` brings its CPU build; "
+            "see docs/how-to/set-up.md"
+        )
+
+
+def _setting(args: argparse.Namespace, folder: Path, tell: Callable[[str], None]) -> Setting:
+    path = model.make(args.model) if args.model in model.SHAPES else Path(args.model)
+    prompts = street.prompts_of(path, args.document, args.tokens)
+    return Setting(folder, path, args.dtype, prompts, tell)
+
+
+def _row(step: Step, cold: Step) -> Row:
+    answer, tokens = step.asked.answer, step.asked.tokens
+    more: dict[str, object] = {
+        "ttft_s": answer.ttft_s,
+        "computed_tokens": tokens.computed,
+        "fetched_tokens": tokens.fetched_total,
+        "tier": _tier(step),
+        "gb_per_s": step.gb_per_s,
+        "speedup": cold.asked.answer.ttft_s / answer.ttft_s,
+        "equal": step.equal,
+    }
+    return Row(what=step.name, value=answer.ttft_s, unit="s", ok=step.ok, more=more)
+
+
+def _tier(step: Step) -> str:
+    return "+".join(sorted(step.asked.tokens.fetched))
+
+
+def _line(step: Step, cold: Step) -> str:
+    """One finished step, as it scrolls by."""
+    answer, tokens = step.asked.answer, step.asked.tokens
+    origin = f"{tokens.fetched_total} from {_tier(step)}" if tokens.fetched else "none fetched"
+    gain = "" if step is cold else f", {cold.asked.answer.ttft_s / answer.ttft_s:.0f}x sooner"
+    return (
+        f"{report.mark(step.ok):>14} {SAID[step.name]}: first token after {answer.ttft_s:.3f} s"
+        f"{gain}; {tokens.computed} tokens computed, {origin}"
+    )
+
+
+def _table(steps: Sequence[Step]) -> Table:
+    from rich.table import Table
+
+    shown = Table(title="the same context, each time", title_justify="left")
+    shown.add_column("step")
+    shown.add_column("what happened")
+    for heading in ("first token", "sooner", "computed", "fetched", "from", "GB/s"):
+        shown.add_column(heading, justify="right")
+    shown.add_column("equal")
+    cold_s = steps[0].asked.answer.ttft_s
+    for step in steps:
+        answer, tokens = step.asked.answer, step.asked.tokens
+        shown.add_row(
+            *(step.name, SAID[step.name], f"{answer.ttft_s:.3f} s"),
+            f"{cold_s / answer.ttft_s:.1f}x",
+            *(str(tokens.computed), str(tokens.fetched_total), _tier(step)),
+            report.number(step.gb_per_s),
+            report.mark(step.equal),
+        )
+    return shown
+
+
+def _verdict(steps: Sequence[Step], elapsed_s: float) -> str:
+    wrong = [step.name for step in steps if not step.equal]
+    missed = [step.name for step in steps if step.equal and not step.ok]
+    parts = [f"{len(steps)} steps in {elapsed_s:.0f} s."]
+    if wrong:
+        parts.append(f"[red]Output differs: {', '.join(wrong)}.[/]")
+    if missed:
+        parts.append(f"[red]Not from where it should have come: {', '.join(missed)}.[/]")
+    if not wrong and not missed:
+        parts.append(
+            "Every output equals the engine's own, bit for bit (tokens and log-probabilities)."
+        )
+    return " ".join(parts)

@@ -1,0 +1,269 @@
+"""Measure a real node from an engine's side: coverage, fetches into pages, a crash.
+
+The engine's process is where Python is busy, so every speed is taken twice: alone, and beside a
+thread that spins.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.blocks.key import KEY_BYTES, Chain
+from holdfast.buffers import aligned_buffer
+from holdfast.devices.base import Move, Pages
+from holdfast.devices.host import HostDevice
+from holdfast.errors import HoldfastError
+from holdfast.limits import GIB, MIB
+from holdfast.rig.limits import CopyLimit
+from holdfast.rig.node import Node
+from holdfast.rig.pace import Speed, busy_thread, paired, speed_row, timed
+from holdfast.rig.report import Row, at_least, at_most, share, with_more
+from holdfast.wire.client import Client
+from holdfast.wire.messages import (
+    PROTOCOL,
+    Commit,
+    Cover,
+    Covered,
+    Fetch,
+    Fetched,
+    Hello,
+    Release,
+    Released,
+    Reserve,
+    Reserved,
+)
+
+T = TypeVar("T")
+
+PAYLOAD_BYTES = 2 * MIB
+LAYERS = 16
+BATCH = 32
+BLOCK_TOKENS = 128
+FINGERPRINT = b"holdfast-bench-1"
+CONTEXTS = 32
+HOST_BYTES = 1 * GIB
+COVERED_BLOCKS = 1_024
+
+HOST_GOAL = 0.85
+BUSY_GOAL = 0.4
+COVER_GOAL_MS = 1.0
+SERVING_GOAL_S = 2.0
+WARM_GOAL = 0.99
+ANSWER_S = 30.0
+
+
+class Pool(NamedTuple):
+    """Pages like an engine's: layers of pages of `PAYLOAD_BYTES / LAYERS`, one page a block."""
+
+    memory: memoryview
+    pages: Pages
+
+    @classmethod
+    def make(cls, blocks: int) -> Pool:
+        """Take memory for so many blocks and touch all of it."""
+        memory = aligned_buffer(blocks * PAYLOAD_BYTES)
+        memory[:] = b"\1" * len(memory)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        page_bytes = PAYLOAD_BYTES // LAYERS
+        bases = tuple(start + layer * blocks * page_bytes for layer in range(LAYERS))
+        return cls(memory, Pages(bases, page_bytes, page_bytes, blocks, 1))
+
+
+class Engine:
+    """The engine's side of one session: saves made-up contexts, fetches them into pages."""
+
+    def __init__(self, address: str, pool: Pool) -> None:
+        hello = Hello(PROTOCOL, "bench", FINGERPRINT, PAYLOAD_BYTES, BLOCK_TOKENS)
+        self.client = Client(address, hello, ANSWER_S)
+        self.pool = pool
+        self.device = HostDevice(pool.pages, pool.memory)
+        if self.client.arena is None:
+            raise HoldfastError("the node opened no arena for the benchmark's session")
+        self.arena = self.client.arena
+        self._turn = itertools.count()
+
+    def chain(self, seed: int, blocks: int) -> Chain:
+        """Name a made-up context."""
+        chain = Chain(self.client.welcome.domain_key, FINGERPRINT, BLOCK_TOKENS)
+        chain.extend([seed] * (blocks * BLOCK_TOKENS))
+        return chain
+
+    def save(self, chain: Chain) -> None:
+        """Save every block of a context: its key, repeated."""
+        reserve = Reserve(chain.packed(), FINGERPRINT, 0)
+        reserved = _expect(self.client.call(reserve, ANSWER_S), Reserved)
+        for key, place in zip(chain.keys, reserved.places, strict=True):
+            if place >= 0:
+                start = place + HEADER_BYTES
+                repeated = key * (PAYLOAD_BYTES // KEY_BYTES)
+                self.arena.view[start : start + PAYLOAD_BYTES] = repeated
+        self.client.call(Commit(reserved.ticket), ANSWER_S)
+
+    def fetch(self, chain: Chain) -> Fetched:
+        """Fetch a context into pages taken in turn; raise if it was not whole."""
+        fetched = _expect(self.client.call(Fetch(chain.packed(), ANSWER_S), ANSWER_S), Fetched)
+        first = next(self._turn) * BATCH % (self.pool.pages.count - BATCH)
+        moves = [Move(place + HEADER_BYTES, [first + i]) for i, place in enumerate(fetched.places)]
+        moved = self.device.scatter(self.arena, moves).wait()
+        released = _expect(self.client.call(Release(fetched.lease), ANSWER_S), Released)
+        if not moved or not released.valid or len(fetched.places) != len(chain):
+            raise HoldfastError(f"fetched {len(fetched.places)} of {len(chain)}: {fetched.reason}")
+        self._check(chain, first)
+        return fetched
+
+    def scatter(self, moves: Sequence[Move]) -> None:
+        """Copy leased blocks to pages."""
+        if not self.device.scatter(self.arena, moves).wait():
+            raise HoldfastError("the copy fell short")
+
+    def close(self) -> None:
+        """Leave the node."""
+        self.device.close()
+        self.client.close()
+
+    def _check(self, chain: Chain, first: int) -> None:
+        page_bytes = self.pool.pages.page_bytes
+        for i, key in enumerate(chain.keys):
+            last_page = ((LAYERS - 1) * self.pool.pages.count + first + i) * page_bytes
+            if self.pool.memory[last_page : last_page + KEY_BYTES] != key:
+                raise HoldfastError("a page holds other bytes than were saved")
+
+
+@contextmanager
+def attached(node: Node) -> Iterator[Engine]:
+    """Open a session for the length of a block."""
+    engine = Engine(node.address, Pool.make(8 * BATCH))
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def node_rows(folder: Path, rounds: int, disk_bytes: int) -> list[Row]:
+    """Measure coverage, fetches from host and disk, and recovery after kill -9."""
+    copy = CopyLimit(1 * GIB, PAYLOAD_BYTES, 8 * BATCH * PAYLOAD_BYTES)
+    with Node(folder, HOST_BYTES, disk_bytes) as node:
+        with attached(node) as engine:
+            rows = [_cover_row(engine, rounds), *_host_rows(engine, copy, rounds)]
+            contexts = [engine.chain(seed, BATCH) for seed in range(CONTEXTS)]
+            for chain in contexts:
+                engine.save(chain)
+                node.wait_idle()
+            rows += _climb_rows(engine, contexts, rounds)
+        return rows + recovery_rows(node, disk_bytes)
+
+
+def _cover_row(engine: Engine, rounds: int) -> Row:
+    chain = engine.chain(1 << 20, COVERED_BLOCKS)
+    message = Cover(chain.packed())
+    times_ms = []
+    for _ in range(20 * rounds):
+        start_s = time.perf_counter()
+        _expect(engine.client.call(message, ANSWER_S), Covered)
+        times_ms.append(1e3 * (time.perf_counter() - start_s))
+    return at_most("node.cover", statistics.median(times_ms), "ms", COVER_GOAL_MS)
+
+
+def _host_rows(engine: Engine, copy: CopyLimit, rounds: int) -> list[Row]:
+    """Arena to pages: blocks already fetched and leased, scattered by the device."""
+    chain = engine.chain(2 << 20, 4 * BATCH)
+    engine.save(chain)
+    request = Fetch(chain.packed(), ANSWER_S)
+    leased = _expect(engine.client.call(request, ANSWER_S), Fetched)
+    turn = itertools.count()
+
+    def scatter() -> Speed:
+        start = next(turn) * 7 % (len(leased.places) - BATCH)
+        places = leased.places[start : start + BATCH]
+        page = itertools.count(next(turn) * 11 % (engine.pool.pages.count - BATCH))
+        moves = [Move(place + HEADER_BYTES, [next(page)]) for place in places]
+        return timed(BATCH * PAYLOAD_BYTES, lambda: engine.scatter(moves))
+
+    idle, limit = paired(rounds, scatter, lambda: copy.gb_per_s(BATCH))
+    with busy_thread():
+        busy = _median([scatter() for _ in range(rounds)])
+    engine.client.call(Release(leased.lease), ANSWER_S)
+    return [
+        speed_row("host.fetch", idle, limit, HOST_GOAL),
+        _busy_row("host.fetch.busy", busy, idle.gb_per_s),
+    ]
+
+
+def _climb_rows(engine: Engine, contexts: Sequence[Chain], rounds: int) -> list[Row]:
+    """Disk to pages through the node: more contexts in turn than the arena has room for."""
+    turn = itertools.count()
+
+    def fetch() -> Speed:
+        chain = contexts[next(turn) % len(contexts)]
+        found: list[Fetched] = []
+        speed = timed(BATCH * PAYLOAD_BYTES, lambda: found.append(engine.fetch(chain)))
+        if found[0].sources != {"disk": BATCH}:
+            raise HoldfastError(f"expected {BATCH} blocks from disk, got {found[0].sources}")
+        return speed
+
+    idle = _median([fetch() for _ in range(2 * rounds)])
+    with busy_thread():
+        busy = _median([fetch() for _ in range(2 * rounds)])
+    return [_busy_row("disk.fetch.busy", busy, idle.gb_per_s)]
+
+
+def recovery_rows(node: Node, disk_bytes: int) -> list[Row]:
+    """Fill the disk, kill -9, start: time until it serves, share of blocks that are warm."""
+    blocks = int(0.9 * disk_bytes) // (PAYLOAD_BYTES + 4096) // BATCH * BATCH
+    with attached(node) as engine:
+        contexts = [engine.chain((3 << 20) + i, BATCH) for i in range(blocks // BATCH)]
+        for chain in contexts:
+            engine.save(chain)
+            node.wait_idle()
+    node.wait_idle()
+    stored = node.blocks_on_disk()
+    node.kill()
+    start_s = time.perf_counter()
+    node.start()
+    with attached(node) as engine:
+        engine.client.call(Cover(contexts[-1].packed()), ANSWER_S)
+        serving_s = time.perf_counter() - start_s
+        node.wait_recovered()
+        recovered_s = time.perf_counter() - start_s
+        warm = sum(_covered(engine, chain) for chain in contexts)
+        for chain in contexts[:: max(1, len(contexts) // 16)]:
+            if _covered(engine, chain) == BATCH:
+                engine.fetch(chain)
+    row = at_least("recover.warm", warm / stored, "share", WARM_GOAL)
+    return [
+        with_more(
+            at_most("recover.serving", serving_s, "s", SERVING_GOAL_S),
+            {"recovered_s": recovered_s, "stored_bytes": stored * PAYLOAD_BYTES},
+        ),
+        with_more(row, {"stored_blocks": stored, "warm_blocks": warm}),
+    ]
+
+
+def _covered(engine: Engine, chain: Chain) -> int:
+    return _expect(engine.client.call(Cover(chain.packed()), ANSWER_S), Covered).blocks
+
+
+def _median(speeds: Sequence[Speed]) -> Speed:
+    return Speed(
+        statistics.median(speed.gb_per_s for speed in speeds),
+        statistics.median(speed.cpu_s_per_gb for speed in speeds),
+    )
+
+
+def _busy_row(what: str, busy: Speed, idle_gb_per_s: float) -> Row:
+    row = share(what, busy.gb_per_s, "GB/s", idle_gb_per_s, BUSY_GOAL)
+    return with_more(row, {"cpu_s_per_gb": busy.cpu_s_per_gb, "limit_is": "ours, idle"})
+
+
+def _expect(reply: object, kind: type[T]) -> T:
+    if not isinstance(reply, kind):
+        raise HoldfastError(f"the node answered {reply!r:.200}, not {kind.__name__}")
+    return reply
