@@ -103,7 +103,8 @@ def unpack_keys(packed: bytes) -> list[bytes]:
     """Split a byte string of 16-byte keys; raise BlockError if it does not divide."""
     if len(packed) % KEY_BYTES:
         raise BlockError(f"{len(packed)} bytes of keys do not divide by {KEY_BYTES}")
-    return [packed[i : i + KEY_BYTES] for i in range(0, len(packed), KEY_BYTES)]
+    keys: list[bytes] = np.frombuffer(packed, f"V{KEY_BYTES}").tolist()
+    return keys
 
 
 def _encode_extras(extras: Sequence[bytes]) -> bytes:

@@ -105,10 +105,8 @@ class Store:
         """Count the leading blocks of a chain that are held, by tier."""
         with self.states.lock:
             coverage = self.states.index.cover(world, keys)
-        sources: dict[str, int] = {}
-        for tier in coverage.tiers:
-            name = self.states.tier_name(tier)
-            sources[name] = sources.get(name, 0) + 1
+        held = coverage.tiers
+        sources = {self.states.tier_name(tier): held.count(tier) for tier in sorted(set(held))}
         return Covered(coverage.blocks, sources)
 
     def fetch(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Fetched:
