@@ -74,6 +74,10 @@ class Node:
         """Return once nothing waits to be written to disk."""
         wait_until(self.process, lambda: self.status()["waiting_to_write"] == 0, DURABLE_S)
 
+    def wait_recovered(self) -> None:
+        """Return once everything found on disk at the start is in the index again."""
+        wait_until(self.process, lambda: self.status()["recovery_s"] is not None, DURABLE_S)
+
     def wait_on_disk(self, blocks: int) -> None:
         """Return once the disk tier holds so many blocks, so that a crash loses none of them."""
         wait_until(self.process, lambda: self.blocks_on_disk() >= blocks, DURABLE_S)

@@ -102,6 +102,20 @@ def to_json(report: Report) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
+def check_target(target: str | None) -> None:
+    """Raise ConfigError if `write` could not write there: before the work, not after it."""
+    if target is not None and target != "-":
+        path = Path(target)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab"):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"--json: cannot write {target!r}: {error.strerror}; choose another file"
+            ) from error
+
+
 def write(report: Report, target: str) -> None:
     """Write the JSON to a file, or to standard output for `-`; folders are made as needed."""
     encoded = to_json(report)
@@ -109,18 +123,16 @@ def write(report: Report, target: str) -> None:
         sys.stdout.write(encoded.decode())
         sys.stdout.flush()
         return
-    path = Path(target)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encoded)
-    except OSError as error:
-        raise ConfigError(
-            f"--json: cannot write {target!r}: {error.strerror}; name a file that can be written"
-        ) from error
+    check_target(target)
+    Path(target).write_bytes(encoded)
 
 
 def console(json_target: str | None) -> Console:
-    """Return the terminal to show progress on: standard error while JSON takes the output."""
+    """Return the terminal to show progress on: standard error while JSON takes the output.
+
+    Raises ConfigError if that output cannot be written, or rich is not installed.
+    """
+    check_target(json_target)
     try:
         from rich.console import Console
     except ModuleNotFoundError as error:

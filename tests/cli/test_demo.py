@@ -1,0 +1,128 @@
+"""The demo's options, verdict and figures; the demo itself runs in tests/rig/test_walk.py."""
+
+import json
+
+import pytest
+
+from holdfast.cli import demo, main
+from holdfast.errors import HoldfastError
+from holdfast.rig import report
+from holdfast.rig.ask import Answer, Asked, Tokens
+from holdfast.rig.street import Step
+
+pytest.importorskip("rich")
+
+
+def answered(ttft_s):
+    return Answer((1, 2), (), ttft_s, ttft_s + 1)
+
+
+COLD = Step("cold", Asked(answered(3.0), Tokens(4136, 0, {})), equal=True, fetched=0)
+WARM = Step(
+    "warm", Asked(answered(0.1), Tokens(40, 0, {"host": 4096})), True, 4096, token_bytes=20_480
+)
+WRONG = Step("warm", Asked(answered(0.1), Tokens(40, 0, {"host": 4096})), False, 4096)
+MISSED = Step("warm", Asked(answered(3.0), Tokens(4136, 0, {})), True, 4096)
+
+
+@pytest.fixture
+def walk(monkeypatch, tmp_path):
+    """Run the verb over given steps instead of real engines; return its exit code."""
+    monkeypatch.setattr(demo, "_need_engine", lambda: None)
+    monkeypatch.setattr(demo, "_setting", lambda *_: None)
+
+    def run(steps, *options):
+        monkeypatch.setattr(demo.street, "walk", lambda _: (step for step in steps))
+        return main(["demo", *options])
+
+    return run
+
+
+def test_all_right_is_exit_code_0(walk, capsys):
+    assert walk([COLD, WARM]) == 0
+    out = capsys.readouterr().out
+    assert "30x sooner" in out
+    assert "4096 from host" in out
+    assert "Every output equals the engine's own, bit for bit" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [(WRONG, "Output differs: warm."), (MISSED, "Not from where it should have come: warm.")],
+)
+def test_a_wrong_output_or_a_missed_hit_is_exit_code_1(walk, capsys, bad, words):
+    assert walk([COLD, bad]) == 1
+    assert words in " ".join(capsys.readouterr().out.split())
+
+
+def test_json_on_standard_output_stands_alone(walk, capsys):
+    walk([COLD, WARM], "--json", "-")
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert document["name"] == "demo"
+    cold, warm = document["rows"]
+    assert (cold["what"], cold["tier"], cold["fetched_tokens"], cold["gb_per_s"]) == (
+        "cold",
+        "",
+        0,
+        None,
+    )
+    assert warm["ttft_s"] == warm["value"] == 0.1
+    assert warm["unit"] == "s"
+    assert (warm["computed_tokens"], warm["fetched_tokens"], warm["tier"]) == (40, 4096, "host")
+    assert warm["equal"] is True
+    assert warm["ok"] is True
+    assert "30x sooner" in captured.err
+
+
+def test_a_report_that_cannot_be_written_is_noticed_before_the_work(walk, tmp_path, capsys):
+    assert walk([COLD, WARM], "--json", str(tmp_path)) == 2
+    assert "sooner" not in capsys.readouterr().out
+
+
+def test_without_the_engine_the_remedy_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(demo, "find_spec", lambda _: None)
+    assert main(["demo"]) == 2
+    assert "vLLM is not installed here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--tokens", "1000"], "--tokens: 1000 is not a multiple of 1024"),
+        (["--model", "/nowhere"], "--model: '/nowhere' holds no tokenizer.json"),
+        (["--document", "/nowhere"], "--document: cannot read '/nowhere'"),
+    ],
+)
+def test_bad_options_name_value_and_remedy(options, words, capsys, monkeypatch, tmp_path):
+    pytest.importorskip("vllm")
+    monkeypatch.setattr(demo.model, "default_folder", lambda name: tmp_path / name)
+    assert main(["demo", "--model", "tiny", *options]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_an_engine_that_dies_is_exit_code_1_with_its_words(monkeypatch, walk, capsys):
+    def dies(_):
+        raise HoldfastError("engine-a ended with status 1")
+        yield
+
+    assert walk([COLD]) == 0
+    monkeypatch.setattr(demo.street, "walk", dies)
+    assert main(["demo"]) == 1
+    assert "engine-a ended with status 1" in capsys.readouterr().err
+
+
+def test_every_step_of_the_demo_has_words_for_the_table():
+    assert list(demo.SAID) == [
+        "cold",
+        "warm",
+        "engine_restart",
+        "node_restart",
+        "second_engine",
+        "follow_up",
+    ]
+
+
+def test_rows_follow_the_one_report_shape():
+    document = json.loads(report.to_json(report.Report("demo", [demo._row(WARM, COLD)])))
+    assert {"what", "value", "unit", "limit", "ratio", "goal", "ok"} <= set(document["rows"][0])
