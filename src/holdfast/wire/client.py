@@ -32,9 +32,11 @@ from holdfast.wire.messages import (
     Reserved,
     Welcome,
 )
+from holdfast.wire.quick import readable_within, send_now
 
 _TIMEVAL = struct.Struct("@ll")
 _SHORTEST_WAIT_S = 0.001
+_GLANCE_MS = 1
 
 
 class Client:
@@ -93,6 +95,8 @@ class Client:
         deadline = time.monotonic() + timeout_s
         with self._turn:
             self._check_open()
+            if request_id not in self._replies and not self._receiving:
+                self._glance()
             while (reply := self._take(request_id)) is None:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
@@ -152,17 +156,18 @@ class Client:
         raise NodeGoneError(f"node {self.address}: {self._closed_for}")
 
     def _post(self, message: Request) -> int:
-        frame = memoryview(encode(self._last_id % REQUEST_ID_MAX + 1, message))
-        self._last_id = self._last_id % REQUEST_ID_MAX + 1
-        self._pending.add(self._last_id)
-        request_id, deadline = self._last_id, time.monotonic() + self._timeout_s
+        request_id = self._last_id = self._last_id % REQUEST_ID_MAX + 1
+        frame = bytes(encode(request_id, message))
+        self._pending.add(request_id)
+        deadline = time.monotonic() + self._timeout_s
         while frame:
             try:
-                frame = frame[self._socket.send(frame, socket.MSG_DONTWAIT) :]
-            except BlockingIOError:
-                self._make_way(deadline)
+                sent = send_now(self._socket.fileno(), frame)
             except OSError as error:
                 self._end(f"send failed: {error}")
+            frame = frame[sent:]
+            if frame:
+                self._make_way(deadline)
         return request_id
 
     def _make_way(self, deadline: float) -> None:
@@ -174,6 +179,11 @@ class Client:
         poll.register(self._socket, select.POLLOUT | (0 if self._receiving else select.POLLIN))
         poll.poll(1000 * left_s)
         if not self._receiving:
+            self._drain()
+
+    def _glance(self) -> None:
+        """Take in an answer that comes at once, without giving the interpreter up meanwhile."""
+        if readable_within(self._socket.fileno(), _GLANCE_MS):
             self._drain()
 
     def _drain(self) -> None:
