@@ -95,7 +95,7 @@ def test_the_table_shows_figures_verdicts_and_asked_fields():
         assert shown in text
 
 
-def test_progress_goes_to_standard_error_while_json_takes_the_output():
+def test_progress_goes_to_standard_error_while_json_takes_the_output(tmp_path):
     assert report.console("-").stderr
-    assert not report.console("out.json").stderr
+    assert not report.console(str(tmp_path / "out.json")).stderr
     assert not report.console(None).stderr
