@@ -76,6 +76,8 @@ class Transfer(Protocol):
 class Device(Protocol):
     """Moves blocks. Pages and arena must stay mapped until the transfer is done."""
 
+    pages: Pages
+
     def mark(self) -> Any:
         """Return a point in the engine's queued work, for `scatter` to start after."""
         ...

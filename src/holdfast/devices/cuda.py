@@ -44,15 +44,16 @@ class CudaDevice:
     def __init__(self, layers: Sequence[Any], pages_per_block: int) -> None:
         self._layers = list(layers)
         first = self._layers[0]
-        self.pages = Pages(
-            tuple(layer.data_ptr() for layer in self._layers),
-            first.stride(0),
-            first.shape[1],
-            first.shape[0],
-            pages_per_block,
-        )
+        bases = tuple(layer.data_ptr() for layer in self._layers)
+        count, page_bytes = first.shape
+        self.pages = Pages(bases, first.stride(0), page_bytes, count, pages_per_block)
         self._stream = torch.cuda.Stream(first.device)
         self._pinned: dict[int, Any] = {}
+
+    @classmethod
+    def of(cls, tensors: Sequence[Any], pages: Pages) -> CudaDevice:
+        """Return the device of an engine's tensors, whose pages lie as `pages` says."""
+        return cls([byte_rows(tensor, pages) for tensor in tensors], pages.pages_per_block)
 
     def mark(self) -> Any:
         """Return an event at the end of what the calling thread's stream has queued."""
@@ -106,6 +107,15 @@ class CudaDevice:
             memory = torch.frombuffer(arena.view, dtype=torch.uint8)
             self._pinned[arena.address] = memory
         return memory
+
+
+def byte_rows(tensor: Any, pages: Pages) -> Any:
+    """Return the pages of one layer as bytes: [pages, page_bytes], over the same memory."""
+    storage = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    storage.set_(tensor.untyped_storage())
+    start = tensor.storage_offset() * tensor.element_size()
+    shape, strides = (pages.pages, pages.page_bytes), (pages.stride_bytes, 1)
+    return storage.as_strided(shape, strides, start)
 
 
 def empty_stage(layers: Sequence[Any], pages: Pages, blocks: int) -> Any:

@@ -83,7 +83,9 @@ class HostDevice:
 
     def gather(self, arena: Memory, moves: Sequence[Move]) -> HostTransfer:
         turned = ((far, near) for near, far in rows(self.pages, arena, moves))
-        return self._move(turned, moves)
+        transfer = self._move(turned, moves)
+        transfer.wait()  # the caller may overwrite these pages as soon as we return
+        return transfer
 
     def close(self) -> None:
         self._helper.shutdown(wait=True)

@@ -1,0 +1,1 @@
+"""Engines: the interface of each inference engine, as a thin map onto a node."""

@@ -1,0 +1,5 @@
+"""vLLM: `HoldfastConnector`, named in `--kv-transfer-config`."""
+
+from holdfast.engines.vllm.connector import HoldfastConnector
+
+__all__ = ["HoldfastConnector"]

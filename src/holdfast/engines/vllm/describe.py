@@ -1,0 +1,246 @@
+"""From vLLM's configuration and tensors to a fingerprint, a layout and the pages of a device.
+
+Whatever changes the bytes or the meaning of a page is part of the fingerprint. What cannot be
+described is not served: UnsupportedError says why, the connector steps aside, and vLLM runs on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from holdfast.blocks.fingerprint import Fingerprint
+from holdfast.blocks.layout import Layout, Slice
+from holdfast.devices.base import Pages
+from holdfast.engines.vllm.options import Setting
+from holdfast.engines.vllm.weights import folder_digest
+from holdfast.errors import HoldfastError
+from holdfast.limits import BLOCK_TOKENS
+
+SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
+"""KV cache specs whose pages depend on nothing but the tokens up to their end."""
+
+DRAFTLESS = ("ngram", "ngram_gpu", "suffix")
+"""Speculative methods that keep no KV of their own in the cache."""
+
+_VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
+_POSITION_WORDS = ("rope", "rotary", "position", "sliding", "window", "alibi", "yarn")
+
+
+class UnsupportedError(HoldfastError):
+    """This model or setting is not handled; the message says which and what to do."""
+
+
+class Group(NamedTuple):
+    """The one KV cache group of a model: its layers, in order, and what a page holds."""
+
+    layers: tuple[str, ...]
+    page_tokens: int
+    spec: Any
+
+
+class Geometry(NamedTuple):
+    """Where the pages of every layer lie, and how the numbers are ordered inside one page."""
+
+    bases: tuple[int, ...]
+    stride_bytes: int
+    page_bytes: int
+    pages: int
+    order: str
+
+    def pages_of(self, pages_per_block: int) -> Pages:
+        """Return the same as a device wants it."""
+        return Pages(self.bases, self.stride_bytes, self.page_bytes, self.pages, pages_per_block)
+
+
+def only_group(vllm_config: Any, kv_cache_config: Any) -> Group:
+    """Return the model's KV cache group; raise UnsupportedError where blocks are not enough."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        raise UnsupportedError(
+            f"the model has {len(groups)} KV cache groups, only one is handled yet"
+        )
+    spec = groups[0].kv_cache_spec
+    if type(spec).__name__ not in SPECS:
+        raise UnsupportedError(f"pages of {type(spec).__name__} are not handled yet")
+    if getattr(spec, "non_causal", False):
+        raise UnsupportedError(
+            "the model attends to later tokens, so a prefix has no KV of its own"
+        )
+    parallel = vllm_config.parallel_config
+    for name in ("pipeline_parallel_size", "decode_context_parallel_size",
+                 "prefill_context_parallel_size"):  # fmt: skip
+        if getattr(parallel, name, 1) > 1:
+            raise UnsupportedError(f"{name} {getattr(parallel, name)} is not handled yet, only 1")
+    speculative = vllm_config.speculative_config
+    if speculative is not None and speculative.method not in DRAFTLESS:
+        raise UnsupportedError(
+            f"speculative method {speculative.method!r} keeps KV that depends on later tokens; "
+            f"handled are {', '.join(DRAFTLESS)}"
+        )
+    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
+        raise UnsupportedError("calculate_kv_scales makes scales that differ from run to run")
+    return Group(tuple(groups[0].layer_names), spec.block_size, spec)
+
+
+def geometry_of(group: Group, tensors: Mapping[str, Any], pages: int) -> Geometry:
+    """Measure the tensors vLLM registered; raise UnsupportedError if pages are not plain rows."""
+    missing = [name for name in group.layers if name not in tensors]
+    if missing:
+        raise UnsupportedError(f"vLLM registered no KV cache for layer {missing[0]!r}")
+    layers = [tensors[name] for name in group.layers]
+    shapes = {(tuple(t.shape), tuple(t.stride()), t.element_size(), str(t.device)) for t in layers}
+    if len(shapes) != 1:
+        raise UnsupportedError(f"layers differ in shape, stride, dtype or device: {sorted(shapes)}")
+    (shape, strides, itemsize, _), *_ = shapes
+    if shape[0] % pages:
+        raise UnsupportedError(f"the KV cache has {shape[0]} rows, no multiple of {pages} pages")
+    kernel_rows = shape[0] // pages
+    inner = sorted(zip(strides[1:], shape[1:], range(1, len(shape)), strict=True), reverse=True)
+    dense = 1
+    for stride, length, _ in reversed(inner):
+        if stride != dense and length > 1:
+            raise UnsupportedError(
+                f"a page is not one run of bytes: shape {shape}, strides {strides}"
+            )
+        dense *= length
+    if kernel_rows > 1 and strides[0] != dense:
+        raise UnsupportedError(f"a page is {kernel_rows} rows with gaps: strides {strides}")
+    page_bytes = kernel_rows * dense * itemsize
+    known = (group.spec.page_size_bytes, getattr(group.spec, "real_page_size_bytes", page_bytes))
+    if page_bytes not in known:
+        raise UnsupportedError(
+            f"a page has {page_bytes} bytes, vLLM's configuration says {known[0]}"
+        )
+    lengths = ".".join(str(length) for length in shape[1:])
+    order = f"{kernel_rows}x{lengths}:{''.join(str(axis) for *_, axis in inner)}"
+    bases = tuple(layer.data_ptr() for layer in layers)
+    return Geometry(bases, kernel_rows * strides[0] * itemsize, page_bytes, pages, order)
+
+
+def block_tokens_of(setting: Setting, page_tokens: int) -> int:
+    """Return tokens per block; raise UnsupportedError for a wish that pages do not divide."""
+    wish = setting.block_tokens or -(-BLOCK_TOKENS // page_tokens) * page_tokens
+    if wish % page_tokens:
+        raise UnsupportedError(
+            f"block_tokens {wish} is not a multiple of vLLM's page of {page_tokens} tokens; "
+            f"write {-(-wish // page_tokens) * page_tokens}"
+        )
+    return wish
+
+
+def fingerprint_of(
+    vllm_config: Any, group: Group, geometry: Geometry, setting: Setting, rank: int
+) -> Fingerprint:
+    """Return what the bytes of a block depend on, for one tensor-parallel rank."""
+    model, spec = vllm_config.model_config, group.spec
+    block_tokens = block_tokens_of(setting, group.page_tokens)
+    layout = Layout(
+        arrangement=arrangement(vllm_config, group, geometry),
+        dtype=str(spec.dtype).removeprefix("torch."),
+        layers=len(group.layers),
+        kv_heads=spec.num_kv_heads,
+        head_size=spec.head_size,
+        page_tokens=group.page_tokens,
+        page_bytes=geometry.page_bytes,
+        block_tokens=block_tokens,
+        slice=Slice(
+            tp_rank=rank,
+            tp_size=vllm_config.parallel_config.tensor_parallel_size,
+            pp_rank=0,
+            pp_size=1,
+            group=0,
+        ),
+    )
+    positions = {
+        key: value
+        for key, value in model.hf_text_config.to_dict().items()
+        if any(word in key for word in _POSITION_WORDS)
+    }
+    return Fingerprint(
+        model=model_digest(vllm_config, setting),
+        layout=layout,
+        positions=_canonical(positions),
+        adapter="none",
+        kv_quantisation=_kv_quantisation(vllm_config.cache_config, spec),
+    )
+
+
+def arrangement(vllm_config: Any, group: Group, geometry: Geometry) -> str:
+    """Name how numbers lie in a page: device, kernels and their version decide it, not shapes."""
+    import vllm
+
+    spec, cache = group.spec, vllm_config.cache_config
+    if vllm_config.device_config.device_type == "cpu":
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+        isa = _get_attn_isa(spec.dtype, group.page_tokens, spec.head_size, cache.cache_dtype)
+        kind = f"vllm-cpu:{isa}"
+    else:
+        from vllm.platforms import current_platform
+
+        backend = vllm_config.attention_config.backend
+        kind = f"vllm:{current_platform.get_device_name()}:{getattr(backend, 'name', 'auto')}"
+    names = hashlib.blake2b("\0".join(group.layers).encode(), digest_size=8).hexdigest()
+    return f"{kind}:{vllm.__version__}:{type(spec).__name__}:{geometry.order}:{names}"
+
+
+def model_digest(vllm_config: Any, setting: Setting) -> str:
+    """Return a digest of weights and settings; raise NoDigestError where weights have no name."""
+    model = vllm_config.model_config
+    if setting.model_digest:
+        weights = f"pinned:{setting.model_digest}"
+    else:
+        weights = _weights_digest(vllm_config)
+    settings = {
+        key: value for key, value in model.hf_config.to_dict().items() if key not in _VOLATILE
+    }
+    parts = (
+        weights,
+        _canonical(settings),
+        str(model.dtype),
+        str(model.quantization),
+        _canonical(getattr(model, "quantization_config", None)),
+        str(model.disable_sliding_window),
+    )
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def _weights_digest(vllm_config: Any) -> str:
+    model = vllm_config.model_config
+    load_format = str(getattr(vllm_config.load_config, "load_format", "auto"))
+    if load_format == "dummy":
+        raise UnsupportedError("load_format dummy makes up weights; set model_digest to share them")
+    name = str(getattr(model, "model_weights", "") or model.model)
+    folder = Path(name)
+    if not folder.is_dir():
+        folder = _downloaded(name, model.revision)
+    return folder_digest(folder)
+
+
+def _downloaded(name: str, revision: str | None) -> Path:
+    """Return the snapshot of a hub model that vLLM has just loaded."""
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except (ImportError, OSError, ValueError) as error:
+        raise UnsupportedError(
+            f"model {name!r} is no local folder ({error}); "
+            "set model_digest to a name that changes whenever the weights do"
+        ) from error
+
+
+def _kv_quantisation(cache: Any, spec: Any) -> str:
+    mode = getattr(getattr(spec, "kv_quant_mode", None), "name", "NONE")
+    if cache.cache_dtype == "auto" and mode == "NONE":
+        return "none"
+    skipped: Sequence[str] = getattr(cache, "kv_cache_dtype_skip_layers", ())
+    return f"{cache.cache_dtype}:{mode}:{','.join(map(str, skipped))}"
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)

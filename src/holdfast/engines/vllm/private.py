@@ -1,0 +1,108 @@
+"""The private node of an engine that names none: started by whoever needs it first.
+
+Scheduler and workers may be several processes. They meet at a file named for the engine's id, in
+this user's runtime folder; its lock decides who starts the node. The node ends when the pipe its
+starter holds closes, however that process ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from holdfast.config import default_address
+from holdfast.errors import HoldfastError, NodeGoneError, RefusedError
+from holdfast.wire.address import socket_path
+from holdfast.wire.client import Client
+from holdfast.wire.messages import PROTOCOL, Hello
+
+READY = "READY "
+READY_S = 60.0
+ANSWER_S = 2.0
+END_S = 10.0
+
+
+class PrivateNode:
+    """A node for one engine; whoever started it ends it with `close`."""
+
+    def __init__(self, engine_id: str, folder: Path | None = None) -> None:
+        """Find the engine's node or start it. Raises HoldfastError if it does not come up."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe = -1
+        folder = folder or Path(socket_path(default_address())).parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        name = hashlib.blake2b(engine_id.encode(), digest_size=8).hexdigest()
+        self._meeting = folder / f"engine-{name}"
+        descriptor = os.open(self._meeting, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "r+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self.address = file.read().strip()
+            if not self.address or not _answers(self.address):
+                self.address = self._start()
+                file.seek(0)
+                file.truncate()
+                file.write(self.address)
+
+    def close(self) -> None:
+        """End the node, if it was started here, and wait until its folder is gone."""
+        if self._process is None:
+            return
+        os.close(self._pipe)
+        self._meeting.unlink(missing_ok=True)
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def _start(self) -> str:
+        ours, self._pipe = os.pipe()
+        argv = [sys.executable, "-m", "holdfast", "serve", "--private", "--log-level", "warning"]
+        self._process = subprocess.Popen(
+            [*argv, "--with-parent", str(ours)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            pass_fds=[ours],
+            start_new_session=True,
+        )
+        os.close(ours)
+        line = _first_line(self._process)
+        if not line.startswith(READY):
+            self.close()
+            raise HoldfastError(
+                f"the private node did not start within {READY_S:.0f} s (it said {line!r}, its "
+                "errors are above); start one with `holdfast serve` and name it in "
+                "kv_connector_extra_config.holdfast"
+            )
+        return line.removeprefix(READY).strip()
+
+
+def _first_line(process: subprocess.Popen[bytes]) -> str:
+    """Return what the node prints first, or what there is of it when time is up."""
+    said = b""
+    until_s = time.monotonic() + READY_S
+    if process.stdout is None:
+        return ""
+    with process.stdout as out:
+        while b"\n" not in said:
+            readable, _, _ = select.select([out], [], [], max(0.0, until_s - time.monotonic()))
+            chunk = os.read(out.fileno(), 4096) if readable else b""
+            if not chunk:
+                break
+            said += chunk
+    return said.decode(errors="replace")
+
+
+def _answers(address: str) -> bool:
+    try:
+        Client(address, Hello(PROTOCOL, "vllm"), ANSWER_S).close()
+    except (NodeGoneError, RefusedError):
+        return False
+    return True

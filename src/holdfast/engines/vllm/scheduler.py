@@ -1,0 +1,242 @@
+"""The scheduler side: which tokens of a request are held, what to load, what to save.
+
+Everything here runs on vLLM's scheduler loop and delays every request, so nothing waits: coverage
+is asked for when a request arrives and read when vLLM wants to know.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from holdfast.blocks.key import Chain
+from holdfast.engines.vllm.counters import Counts
+from holdfast.engines.vllm.options import Setting
+from holdfast.engines.vllm.tracked import Loading, Question, Tracked
+from holdfast.engines.vllm.work import Described, Load, Save, Work
+from holdfast.errors import NodeGoneError, ProtocolError, RefusedError
+from holdfast.limits import CHAIN_BLOCKS_MAX
+from holdfast.wire.client import Client
+from holdfast.wire.messages import Cover
+
+_log = logging.getLogger("vllm.holdfast")
+
+
+class Lender(Protocol):
+    """What lends a live client, as `wire.link.Link` does."""
+
+    def client(self) -> Client | None:
+        """Return the live client, or None while there is none."""
+        ...
+
+    def close(self) -> None:
+        """End the session."""
+        ...
+
+
+class SchedulerSide:
+    """Follows every request; `links` and `worlds` have one entry per tensor-parallel rank."""
+
+    def __init__(
+        self,
+        links: Sequence[Lender],
+        worlds: Sequence[Described],
+        setting: Setting,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counts = Counts()
+        self._links = links
+        self._worlds = worlds
+        self._block_tokens = worlds[0].block_tokens
+        self._page_tokens = worlds[0].page_tokens
+        self._deadline_s = setting.cover_deadline_s
+        self._saves = setting.saves
+        self._now = now
+        self._tracked: dict[str, Tracked] = {}
+        self._loads: list[Load] = []
+        self._epoch = b""
+
+    def on_new_request(self, request: Any) -> None:
+        """Start to follow a request, and ask what of it is held."""
+        reason = why_declined(request)
+        if reason:
+            self.counts.add(f"declined_{reason}")
+            return
+        clients = self._clients()
+        if clients is None:
+            self.counts.add("gone_covers")
+            return
+        extras = {0: extras_of(request, self._epoch)}
+        chains = [
+            Chain(client.welcome.domain_key, world.fingerprint, self._block_tokens, extras)
+            for client, world in zip(clients, self._worlds, strict=True)
+        ]
+        tracked = Tracked(request, chains)
+        self._tracked[request.request_id] = tracked
+        self._ask(tracked, clients)
+
+    def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
+        """Return how many tokens behind the local ones can be loaded; None: not known yet."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None or request.skip_reading_prefix_cache:
+            return 0, False
+        if request.num_preemptions != tracked.preemptions:
+            # It starts over, and by now its own blocks may be held too.
+            tracked.preemptions = request.num_preemptions
+            self._ask(tracked, self._clients())
+        if tracked.question is not None and not self._answered(tracked, tracked.question):
+            return None, False
+        tracked.local_tokens = local_tokens
+        if tracked.hopeless:
+            return 0, False
+        # One token at least is computed, or there would be nothing to sample from.
+        whole = (request.num_tokens - 1) // self._page_tokens * self._page_tokens
+        tokens = min(tracked.covered * self._block_tokens, whole) - local_tokens
+        return (tokens, True) if tokens > 0 else (0, False)
+
+    def allocated(self, request: Any, pages: Sequence[int], external_tokens: int) -> None:
+        """Plan the load of `external_tokens`; `pages` are all pages of the request."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None or not external_tokens:
+            return
+        start, page = tracked.local_tokens, self._page_tokens
+        stop = start + external_tokens
+        wanted = list(pages[start // page : stop // page])
+        first_block, skipped = divmod(start, self._block_tokens)
+        keys = tracked.keys(first_block, -(-stop // self._block_tokens))
+        tracked.loading = Loading(start, wanted)
+        self._loads.append(Load(request.request_id, keys, wanted, skipped // page, external_tokens))
+
+    def sources(self, request: Any, external_tokens: int) -> dict[str, int]:
+        """Split tokens by the tier they come from, as the node told it; sums up to them."""
+        tracked = self._tracked.get(request.request_id)
+        held = dict(tracked.sources) if tracked is not None else {}
+        left, split = external_tokens, {}
+        # The last tier named takes what is left: local hits and the last token blur the figures.
+        for name, blocks in sorted(held.items(), key=lambda item: item[1]):
+            split[name] = min(left, blocks * self._block_tokens)
+            left -= split[name]
+        if left:
+            name = max(held, key=lambda name: held[name], default="")
+            split[name] = split.get(name, 0) + left
+        return {name: tokens for name, tokens in split.items() if tokens}
+
+    def build_work(self, output: Any) -> Work:
+        """Return what the workers have to do in this step."""
+        work = Work(self._loads, tokens=output.total_num_scheduled_tokens)
+        self._loads = []
+        for request_id, scheduled in output.num_scheduled_tokens.items():
+            tracked = self._tracked.get(request_id)
+            if tracked is None or not self._saves:
+                continue
+            # A token counts once it is known and computed: drafts in flight are not known.
+            request = tracked.request
+            computed = min(request.num_computed_tokens + scheduled, request.num_tokens)
+            full = min(tracked.extend(), computed // self._block_tokens, CHAIN_BLOCKS_MAX)
+            if full > tracked.saved:
+                pages = output.kv_connector_block_state.get_block_ids(request_id)[0]
+                work.saves.append(self._save(tracked, full, pages))
+                tracked.saved = full
+        return work
+
+    def workers_said(self, output: Any) -> None:
+        """Take in which loads ended, and which pages did not arrive."""
+        for tracked in self._tracked.values() if output.invalid_block_ids else ():
+            pages = tracked.loading.pages if tracked.loading else ()
+            bad = [at for at, page in enumerate(pages) if page in output.invalid_block_ids]
+            if bad:
+                tracked.fail(bad[0], self._page_tokens)
+        for request_id in output.finished_recving or ():
+            if request_id in self._tracked:
+                self._tracked[request_id].loading = None
+
+    def on_finished(self, request: Any) -> None:
+        """Forget a request."""
+        tracked = self._tracked.pop(request.request_id, None)
+        if tracked is not None:
+            tracked.forget()
+
+    def reset(self) -> None:
+        """Never again use what was stored so far; requests under way are left alone."""
+        self._epoch = secrets.token_bytes(16)
+        for tracked in self._tracked.values():
+            tracked.forget()
+        self._tracked.clear()
+
+    def close(self) -> None:
+        """End the sessions."""
+        for link in self._links:
+            link.close()
+
+    def _clients(self) -> list[Client] | None:
+        clients = [client for link in self._links if (client := link.client()) is not None]
+        return clients if len(clients) == len(self._links) else None
+
+    def _ask(self, tracked: Tracked, clients: Sequence[Client] | None) -> None:
+        tracked.forget()
+        blocks = min(tracked.extend(), CHAIN_BLOCKS_MAX)
+        if clients is None or not blocks or tracked.request.skip_reading_prefix_cache:
+            return
+        try:
+            asked = [
+                (client, client.send(Cover(keys)))
+                for client, keys in zip(clients, tracked.keys(0, blocks), strict=True)
+            ]
+        except NodeGoneError:
+            self.counts.add("gone_covers")
+            return
+        tracked.question = Question(asked, blocks, self._now())
+
+    def _answered(self, tracked: Tracked, question: Question) -> bool:
+        """Read the replies that are here; True once it is settled what is held."""
+        try:
+            answer = question.answer()
+        except (NodeGoneError, RefusedError, ProtocolError):
+            self.counts.add("gone_covers")
+            tracked.forget()
+            return True
+        if answer is not None:
+            tracked.learn(answer)
+            return True
+        if self._now() - question.at_s < self._deadline_s:
+            return False
+        self.counts.add("late_covers")
+        tracked.forget()
+        return True
+
+    def _save(self, tracked: Tracked, full: int, pages: Sequence[int]) -> Save:
+        start, per_block = tracked.saved, self._block_tokens // self._page_tokens
+        return Save(
+            tracked.request.request_id,
+            tracked.keys(start, full),
+            tuple(chain.parent(start) for chain in tracked.chains),
+            tuple(chain.segment(start) for chain in tracked.chains),
+            start,
+            list(pages[start * per_block : full * per_block]),
+        )
+
+
+def why_declined(request: Any) -> str | None:
+    """Return the kind of request that blocks of tokens cannot name, None for the ordinary kind."""
+    if request.prompt_embeds is not None or request.prompt_token_ids is None:
+        return "embeds"
+    if request.mm_features:
+        return "multimodal"
+    if request.lora_request is not None:
+        return "lora"
+    if request.resumable:
+        return "streaming_input"
+    return None
+
+
+def extras_of(request: Any, epoch: bytes) -> list[bytes]:
+    """Return what sets this request's blocks apart from others of the same tokens."""
+    extras = []
+    if request.cache_salt:
+        extras.append(b"salt:" + request.cache_salt.encode())
+    if epoch:
+        extras.append(b"epoch:" + epoch)
+    return extras

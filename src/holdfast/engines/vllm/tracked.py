@@ -1,0 +1,108 @@
+"""One request as the connector follows it: its chain, what is held of it, what was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from holdfast.blocks.key import Chain
+from holdfast.errors import ProtocolError
+from holdfast.wire.client import Client
+from holdfast.wire.messages import Covered
+
+
+class Question:
+    """Cover requests on their way, one per tensor-parallel rank, about the first `blocks`."""
+
+    def __init__(self, asked: Sequence[tuple[Client, int]], blocks: int, at_s: float) -> None:
+        self.blocks = blocks
+        self.at_s = at_s
+        self._waiting = list(asked)
+        self._covered: list[Covered] = []
+
+    def answer(self) -> Covered | None:
+        """Return the least that is held, None while a reply is missing.
+
+        Raises NodeGoneError, RefusedError or ProtocolError.
+        """
+        missing = []
+        for client, request_id in self._waiting:
+            reply = client.poll(request_id)
+            if reply is None:
+                missing.append((client, request_id))
+            elif isinstance(reply, Covered):
+                self._covered.append(reply)
+            else:
+                raise ProtocolError(f"Cover was answered with {type(reply).__name__}")
+        self._waiting = missing
+        return None if missing else min(self._covered, key=lambda reply: reply.blocks)
+
+    def forget(self) -> None:
+        """Drop interest in the replies."""
+        for client, request_id in self._waiting:
+            client.forget(request_id)
+
+
+class Loading(NamedTuple):
+    """A load under way: its pages, and the token that the first of them starts with."""
+
+    token: int
+    pages: Sequence[int]
+
+
+class Tracked:
+    """A request of vLLM, from its arrival to its end.
+
+    `covered`: leading blocks the node holds, as far as we were told. `saved`: leading blocks that
+    need no saving. Both count blocks, `local_tokens` counts tokens.
+    """
+
+    def __init__(self, request: Any, chains: Sequence[Chain]) -> None:
+        self.request = request
+        self.chains = chains
+        self.preemptions = request.num_preemptions
+        self.question: Question | None = None
+        self.covered = 0
+        self.sources: Mapping[str, int] = {}
+        self.saved = 0
+        self.local_tokens = 0
+        self.loading: Loading | None = None
+        self.hopeless = False
+
+    def extend(self) -> int:
+        """Name every block the known tokens fill; return how many there are."""
+        request, chain = self.request, self.chains[0]
+        if request.num_tokens >= (len(chain) + 1) * chain.block_tokens:
+            tokens = request.all_token_ids[:]
+            for each in self.chains:
+                each.extend(tokens)
+        return len(chain)
+
+    def keys(self, start: int, stop: int) -> tuple[bytes, ...]:
+        """Return the keys of these blocks, one string per rank."""
+        return tuple(chain.packed(start, stop) for chain in self.chains)
+
+    def learn(self, answer: Covered) -> None:
+        """Take the node's answer in; what was saved and is not held is saved again."""
+        blocks = min(answer.blocks, self.question.blocks if self.question else 0)
+        self.question = None
+        self.covered = self.saved = blocks
+        self.sources = answer.sources
+
+    def forget(self) -> None:
+        """Give up the question: nothing is held, as far as we know."""
+        if self.question is not None:
+            self.question.forget()
+        self.question = None
+        self.covered = 0
+        self.sources = {}
+
+    def fail(self, page: int, page_tokens: int) -> None:
+        """A load went wrong from this page on: load no more for this request, save from there."""
+        if self.loading is None:
+            return
+        token = self.loading.token + page * page_tokens
+        block = token // self.chains[0].block_tokens
+        self.covered = min(self.covered, block)
+        self.saved = min(self.saved, block)
+        self.hopeless = True

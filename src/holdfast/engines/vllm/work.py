@@ -1,0 +1,62 @@
+"""What the scheduler side asks of the worker side in one step; pickled to every worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+)
+
+
+class Load(NamedTuple):
+    """Blocks to bring into the pages of a waiting request.
+
+    `keys`: 16 bytes a block, one string per tensor-parallel rank. `pages`: in the order of tokens;
+    the first one is page `first` of the first block, and the last block may not be filled up.
+    """
+
+    request: str
+    keys: tuple[bytes, ...]
+    pages: list[int]
+    first: int
+    tokens: int
+
+
+class Save(NamedTuple):
+    """Blocks that are full at the end of this step; tuples have an entry per tensor-parallel rank.
+
+    `depth` is the index of the first one in its chain, behind `parents`, in `segments`.
+    """
+
+    request: str
+    keys: tuple[bytes, ...]
+    parents: tuple[bytes, ...]
+    segments: tuple[bytes, ...]
+    depth: int
+    pages: list[int]
+
+
+@dataclass
+class Work(KVConnectorMetadata):
+    """One step: loads to start, saves to make, and how many tokens the model computes."""
+
+    loads: list[Load] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
+    tokens: int = 0
+
+
+@dataclass
+class Described(KVConnectorHandshakeMetadata):
+    """What a worker found out about itself, for the scheduler side.
+
+    `refusal` says why this worker serves nothing; empty if it does.
+    """
+
+    fingerprint: bytes = b""
+    payload_bytes: int = 0
+    block_tokens: int = 0
+    page_tokens: int = 0
+    refusal: str = ""

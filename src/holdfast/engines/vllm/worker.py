@@ -1,0 +1,238 @@
+"""The worker side: pages in and out of the arena, beside the model's steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.devices.base import Device, Move, Transfer
+from holdfast.engines.vllm.counters import Counts
+from holdfast.engines.vllm.loader import Ended, Job, Loader
+from holdfast.engines.vllm.options import Setting
+from holdfast.engines.vllm.scheduler import Lender
+from holdfast.engines.vllm.work import Save, Work
+from holdfast.errors import NodeGoneError, Outcome, ProtocolError, RefusedError
+from holdfast.limits import LEASE_S
+from holdfast.wire.client import Client
+from holdfast.wire.messages import Abort, Commit, Committed, Reserve, Reserved
+
+RESERVE_S = 0.02
+"""How long a step may wait for slots at its end; they were asked for at its beginning."""
+
+POLL_S = 0.0002
+REST_S = 0.002
+"""How long a step without a forward leaves the interpreter to loads."""
+
+DEADLINE_MIN_S = 0.25
+SHARE = 0.5
+"""A load may take this share of the time that computing its tokens would."""
+
+PREFILL_TOKENS_MIN = 64
+
+_log = logging.getLogger("vllm.holdfast")
+
+
+class Asked(NamedTuple):
+    """Slots asked for: the save they are for, and the request on its way."""
+
+    save: Save
+    client: Client
+    request_id: int
+    at_s: float
+
+
+class Flying(NamedTuple):
+    """Pages on their way to the arena, and the tickets to commit when they are there."""
+
+    transfer: Transfer
+    client: Client
+    tickets: Sequence[int]
+
+
+class WorkerSide:
+    """Moves blocks for one tensor-parallel rank."""
+
+    def __init__(
+        self,
+        link: Lender,
+        device: Device,
+        rank: int,
+        setting: Setting,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counts = Counts()
+        self._link = link
+        self._device = device
+        self._rank = rank
+        self._deadline_max_s = setting.fetch_deadline_s
+        self._now = now
+        self._loader = Loader(device, link)
+        self._asked: list[Asked] = []
+        self._flying: list[Flying] = []
+        self._committing: list[tuple[Client, int]] = []
+        self._failed: set[int] = set()
+        self._began_s = 0.0
+        self._tokens_per_s = 0.0
+
+    def begin(self, work: Work) -> None:
+        """Before the forward: ask for the slots that its end will fill."""
+        self._began_s = self._now()
+        self._land()
+        self._read_commits()
+        for save in work.saves:
+            client = self._link.client()
+            if client is None or client.arena is None:
+                self.counts.add("gone_saves")
+                continue
+            try:
+                self._asked.append(self._ask(client, save))
+            except (NodeGoneError, ProtocolError):
+                self.counts.add("gone_saves")
+
+    def start_loads(self, work: Work) -> None:
+        """Hand this step's loads to the loading thread."""
+        if work.loads:
+            after = self._device.mark()
+            self._loader.put(
+                Job(load, load.keys[self._rank], self._deadline_s(load.tokens), after)
+                for load in work.loads
+            )
+
+    def save(self, work: Work) -> None:
+        """After the forward: copy full blocks into their slots."""
+        if not work.tokens:
+            # Nothing was computed: this loop is idle, and spinning would only slow the loads.
+            self._loader.rest(REST_S)
+            return
+        self._measure(work.tokens)
+        asked, self._asked = self._asked, []
+        for client, group in _by_client(asked):
+            try:
+                self._fill(client, group)
+            except (NodeGoneError, ProtocolError):
+                self.counts.add("gone_saves", len(group))
+        self._land()
+
+    def ended(self) -> set[str]:
+        """Return the requests whose loads are over; `failed_pages` has what did not arrive."""
+        ended: list[Ended] = self._loader.take(self.counts)
+        for each in ended:
+            self._failed.update(each.failed)
+        return {each.request for each in ended}
+
+    def failed_pages(self) -> set[int]:
+        """Return the pages of ended loads that must be computed; each is reported once."""
+        failed, self._failed = self._failed, set()
+        return failed
+
+    def close(self) -> None:
+        """Stop, with nothing moving any more."""
+        self._link.close()
+        self._loader.close()
+        for flying in self._flying:
+            flying.transfer.wait()
+        self._device.close()
+
+    def _ask(self, client: Client, save: Save) -> Asked:
+        rank = self._rank
+        message = Reserve(save.keys[rank], save.parents[rank], save.depth, save.segments[rank])
+        return Asked(save, client, client.send(message), self._now())
+
+    def _fill(self, client: Client, asked: Sequence[Asked]) -> None:
+        """Copy the pages of these saves into the slots they were given."""
+        moves: list[Move] = []
+        tickets: list[int] = []
+        until_s = self._now() + RESERVE_S
+        for each in asked:
+            reserved = self._slots(client, each, until_s)
+            if reserved is None:
+                continue
+            self.counts.add("full_saves", reserved.outcome == Outcome.FULL)
+            if reserved.ticket:
+                tickets.append(reserved.ticket)
+                moves += self._moves(each.save, reserved.places)
+        if tickets and client.arena is not None:
+            self._flying.append(Flying(self._device.gather(client.arena, moves), client, tickets))
+
+    def _slots(self, client: Client, asked: Asked, until_s: float) -> Reserved | None:
+        """Return the slots given, None if they are late or refused."""
+        if self._now() - asked.at_s > LEASE_S / 2:
+            # A very long step: the node may soon take these slots back while we write to them.
+            client.forget(asked.request_id)
+            asked = self._ask(client, asked.save)
+        try:
+            while (reply := client.poll(asked.request_id)) is None:
+                if self._now() > until_s:
+                    client.forget(asked.request_id)
+                    self.counts.add("late_saves")
+                    return None
+                time.sleep(POLL_S)
+        except RefusedError as error:
+            self.counts.add("refused_saves")
+            _log.warning("blocks not saved: %s", error)
+            return None
+        if not isinstance(reply, Reserved):
+            raise ProtocolError(f"Reserve was answered with {type(reply).__name__}")
+        return reply
+
+    def _moves(self, save: Save, places: Sequence[int]) -> list[Move]:
+        size = self._device.pages.pages_per_block
+        return [
+            Move(place + HEADER_BYTES, save.pages[at * size : (at + 1) * size])
+            for at, place in enumerate(places)
+            if place >= 0
+        ]
+
+    def _land(self) -> None:
+        """Commit what has arrived in the arena."""
+        still = []
+        for flying in self._flying:
+            if not flying.transfer.done():
+                still.append(flying)
+                continue
+            arrived = flying.transfer.wait()
+            try:
+                for ticket in flying.tickets:
+                    message = Commit(ticket) if arrived else Abort(ticket)
+                    self._committing.append((flying.client, flying.client.send(message)))
+            except NodeGoneError:
+                self.counts.add("gone_saves", len(flying.tickets))
+        self._flying = still
+
+    def _read_commits(self) -> None:
+        still = []
+        for client, request_id in self._committing:
+            try:
+                reply = client.poll(request_id)
+            except (NodeGoneError, RefusedError):
+                self.counts.add("gone_saves")
+                continue
+            if reply is None:
+                still.append((client, request_id))
+            elif isinstance(reply, Committed):
+                self.counts.add("saved_blocks", reply.blocks)
+        self._committing = still
+
+    def _measure(self, tokens: int) -> None:
+        """Learn how fast this engine prefills, from steps that mostly do."""
+        seconds = self._now() - self._began_s
+        if tokens >= PREFILL_TOKENS_MIN and seconds > 0:
+            rate = tokens / seconds
+            self._tokens_per_s = (self._tokens_per_s or rate) * 0.75 + rate * 0.25
+
+    def _deadline_s(self, tokens: int) -> float:
+        if not self._tokens_per_s:
+            return self._deadline_max_s
+        share_s = SHARE * tokens / self._tokens_per_s
+        return min(max(share_s, DEADLINE_MIN_S), self._deadline_max_s)
+
+
+def _by_client(asked: Sequence[Asked]) -> list[tuple[Client, list[Asked]]]:
+    """Group by connection: a new one may have come between two requests of a step."""
+    groups: dict[int, tuple[Client, list[Asked]]] = {}
+    for each in asked:
+        groups.setdefault(id(each.client), (each.client, []))[1].append(each)
+    return list(groups.values())
