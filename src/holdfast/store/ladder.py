@@ -176,8 +176,10 @@ class Ladder:
                 puts.append(Put(place, states.host(states.index.world(row)).view(slot, size)))
                 kept.append(row)
             states.pin(kept)
+            states.writing = len(kept)
         outcomes = lower.write(puts)
         with states.lock:
+            states.writing = 0
             for row, put, outcome in zip(kept, puts, outcomes, strict=True):
                 if outcome is Outcome.OK:
                     states.publish(row, 1, put.place)

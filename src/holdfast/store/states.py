@@ -64,6 +64,7 @@ class States:
         self.leaving: dict[int, list[Place]] = {}
         self.dirty: OrderedDict[bytes, None] = OrderedDict()
         self.unwanted: set[int] = set()
+        self.writing = 0
         self.faults: deque[Fault] = deque(maxlen=QUARANTINE_NOTES)
         self._numbers = 0
 
