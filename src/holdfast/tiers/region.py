@@ -60,15 +60,19 @@ class Geometry(NamedTuple):
     snapshot_bytes: int
 
     @classmethod
+    def of(cls, region_bytes: int, region_count: int) -> Geometry:
+        """Return the geometry of a file with so many regions."""
+        freed_bytes = FREED_PER_REGION * _FREED.size
+        room = _SNAPSHOT.size + region_count * (_ROW.size + freed_bytes)
+        return cls(region_bytes, region_count, align_up(room))
+
+    @classmethod
     def within(cls, capacity_bytes: int, region_bytes: int) -> Geometry:
         """Return the most regions that fit into a file of `capacity_bytes`; may be none."""
         count = max(0, capacity_bytes // region_bytes)
-        while count:
-            geometry = cls(region_bytes, count, _snapshot_bytes(count))
-            if geometry.file_bytes <= capacity_bytes:
-                return geometry
+        while count and cls.of(region_bytes, count).file_bytes > capacity_bytes:
             count -= 1
-        return cls(region_bytes, 0, _snapshot_bytes(0))
+        return cls.of(region_bytes, count)
 
     @property
     def regions_at(self) -> int:
@@ -182,9 +186,10 @@ def parse_superblock(block: bytes | memoryview) -> Superblock:
     if zlib.crc32(block[16:SECTOR]) != crc:
         raise FormatError("its superblock fails the CRC")
     sane = REGION_BYTES_MIN <= region_bytes <= REGION_BYTES_MAX and not region_bytes % SECTOR
-    if not sane or not count or snapshot_bytes != _snapshot_bytes(count):
+    geometry = Geometry.of(region_bytes, count)
+    if not sane or not count or snapshot_bytes != geometry.snapshot_bytes:
         raise FormatError(f"its geometry makes no sense: {count} regions of {region_bytes} bytes")
-    return Superblock(uuid, incarnation, Geometry(region_bytes, count, snapshot_bytes))
+    return Superblock(uuid, incarnation, geometry)
 
 
 def pack_region_header(life: Life) -> bytes:
@@ -299,8 +304,3 @@ def parse_snapshot(blob: bytes | memoryview, uuid: bytes, region_count: int) -> 
     rows = [Row(*fields) for fields in _ROW.iter_unpack(blob[_SNAPSHOT.size : rows_end])]
     pairs = [(region, sector) for region, sector in _FREED.iter_unpack(blob[rows_end:end])]
     return Snapshot(uuid, sequence, rows, pairs)
-
-
-def _snapshot_bytes(region_count: int) -> int:
-    room = region_count * (_ROW.size + FREED_PER_REGION * _FREED.size)
-    return align_up(_SNAPSHOT.size + room)

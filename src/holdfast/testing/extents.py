@@ -1,0 +1,94 @@
+"""A medium in memory for tests of the disk tier: records every write, fails on demand."""
+
+from __future__ import annotations
+
+import errno
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from holdfast.testing.payloads import key_of
+from holdfast.tiers.region import SUPERBLOCKS, Geometry, Superblock, pack_superblock
+
+Fails = Callable[[str, int, int], bool]
+"""Says whether a `read` or `write` at an offset, of so many bytes, fails with EIO."""
+
+
+class Write(NamedTuple):
+    """One write that reached the medium, in order; a flush where `data` is empty."""
+
+    offset: int
+    data: bytes
+
+
+class MemoryExtents:
+    """An `Extents` over a bytearray. `image` is what a reader sees, `log` how it came to be."""
+
+    direct = True
+    why = "memory"
+
+    def __init__(self, image: bytes | bytearray) -> None:
+        self.image = bytearray(image)
+        self.size = len(self.image)
+        self.log: list[Write] = []
+        self.fails: Fails | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def formatted(cls, region_bytes: int, region_count: int, seed: int = 0) -> MemoryExtents:
+        """Return a medium as the disk tier formats it."""
+        geometry = Geometry.of(region_bytes, region_count)
+        block = pack_superblock(Superblock(key_of(seed), 0, geometry))
+        return cls((block * SUPERBLOCKS).ljust(geometry.file_bytes, b"\0"))
+
+    def read(self, offset: int, views: Sequence[memoryview]) -> None:
+        self._check("read", offset, views)
+        with self._lock:
+            for view in views:
+                view[:] = self.image[offset : offset + len(view)]
+                offset += len(view)
+
+    def write(self, offset: int, views: Sequence[memoryview]) -> None:
+        self._check("write", offset, views)
+        with self._lock:
+            data = b"".join(views)
+            self.image[offset : offset + len(data)] = data
+            self.log.append(Write(offset, data))
+
+    def flush(self) -> None:
+        with self._lock:
+            self.log.append(Write(0, b""))
+
+    def close(self) -> None:
+        """Stay as it is, so that a test can look, or open a tier on it again."""
+
+    def _check(self, what: str, offset: int, views: Sequence[memoryview]) -> None:
+        nbytes = sum(len(view) for view in views)
+        if offset + nbytes > self.size:
+            raise OSError(errno.EIO, f"{offset + nbytes} is past the end at {self.size}")
+        if self.fails and self.fails(what, offset, nbytes):
+            raise OSError(errno.EIO, "injected")
+
+
+def crash_image(
+    start: bytes | bytearray, log: Sequence[Write], chosen: random.Random, sector: int = 512
+) -> bytearray:
+    """Return what a power cut may leave: a prefix of the log, its unflushed sectors at random.
+
+    Sectors written since the last flush in the prefix arrive or not, each for itself, so that
+    later writes may be there without earlier ones and every write may be torn.
+    """
+    image = bytearray(start)
+    end = chosen.randrange(len(log) + 1)
+    flushed = max((i for i in range(end) if not log[i].data), default=0)
+    arrives = chosen.choice((0.1, 0.5, 0.9, 0.99))
+    for i in range(end):
+        offset, data = log[i]
+        if i < flushed:
+            image[offset : offset + len(data)] = data
+            continue
+        for at in range(0, len(data), sector):
+            if chosen.random() < arrives:
+                image[offset + at : offset + at + sector] = data[at : at + sector]
+    return image
