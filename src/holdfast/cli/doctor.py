@@ -1,0 +1,124 @@
+"""`holdfast doctor`: what was found on this machine, what was chosen, and why."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from holdfast import __version__
+from holdfast.cli import FAILED, OK
+from holdfast.cli.machine import Finding, direct_io, examine, nearest, problem
+from holdfast.cli.options import (
+    add_config_arguments,
+    add_json_argument,
+    load_config,
+    write_json,
+)
+from holdfast.config import Config, DiskOptions, Size, as_data, memory
+from holdfast.errors import ConfigError, HoldfastError, NodeGoneError
+from holdfast.wire.client import Client
+from holdfast.wire.messages import PROTOCOL, Hello, Report, Status
+
+ANSWER_S = 5.0
+_MARKS = {True: "ok", False: "PROBLEM", None: "-"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_config_arguments(parser)
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine machine, configuration and node; 1 if something needs a person."""
+    findings = list(examine())
+    data: dict[str, object] = {}
+    try:
+        config = load_config(args)
+    except ConfigError as error:
+        findings.append(problem("configuration", "can not be used", str(error)))
+    else:
+        data = as_data(config)
+        findings += _configuration(args, config)
+        findings += _node(config)
+    if args.json:
+        checks = [msgspec.to_builtins(finding) for finding in findings]
+        write_json({"version": __version__, "checks": checks, "config": data}, args.json)
+    if args.json != "-":
+        print(f"holdfast {__version__}")
+        print("\n".join(_line(finding) for finding in findings))
+    return FAILED if any(finding.ok is False for finding in findings) else OK
+
+
+def _line(finding: Finding) -> str:
+    why = f" ({finding.why})" if finding.why else ""
+    return f"{_MARKS[finding.ok]:<8} {finding.what:<16} {finding.found}{why}"
+
+
+def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding]:
+    source = args.config or "defaults of this machine"
+    yield Finding("configuration", source, "environment and flags on top", ok=True)
+    yield Finding("listen", config.listen)
+    yield Finding("write", config.write, f"lease_s {config.lease_s:g}")
+    yield Finding("domains", ", ".join(sorted({"default", *config.domains})))
+    for number, tier in enumerate(config.tiers):
+        if isinstance(tier, DiskOptions):
+            yield from _disk(number, tier)
+        else:
+            yield _host(tier.capacity)
+
+
+def _host(capacity: Size) -> Finding:
+    limit = memory()
+    share = 100 * capacity / limit.nbytes
+    found = f"host, {capacity}"
+    why = f"{share:.0f} % of {Size(limit.nbytes)}, {limit.source}"
+    if share > 90:  # noqa: PLR2004  # an engine and the system need memory too
+        return problem("tiers.0", found, f"{why}; leave the engine some: lower tiers.0.capacity")
+    return Finding("tiers.0", found, why, ok=True)
+
+
+def _disk(number: int, tier: DiskOptions) -> Iterator[Finding]:
+    name = f"tiers.{number}"
+    there = nearest(tier.path)
+    stat = os.statvfs(there)
+    free, file = stat.f_bavail * stat.f_frsize, Path(tier.path, "blocks.holdfast")
+    held = file.stat().st_size if file.exists() else 0
+    found = f"disk, {tier.capacity} in {tier.path}"
+    if not os.access(there, os.W_OK):
+        yield problem(name, found, f"{there} is not writable for user {os.geteuid()}; chown it")
+    elif held:
+        yield Finding(name, found, f"{Size(held)} laid out, {Size(free)} more free", ok=True)
+    elif tier.capacity > free:
+        yield problem(name, found, f"{Size(free)} free; lower {name}.capacity")
+    else:
+        yield Finding(name, found, f"made at the first start; {Size(free)} free", ok=True)
+    yield direct_io(f"{name} direct I/O", there)
+
+
+def _node(config: Config) -> Iterator[Finding]:
+    try:
+        client = Client(config.listen, Hello(PROTOCOL, "holdfast doctor"), ANSWER_S)
+    except NodeGoneError as error:
+        yield Finding("node", "none answers", f"{error}; `holdfast serve` starts one")
+        return
+    except HoldfastError as error:
+        yield problem("node", "refuses", str(error))
+        return
+    try:
+        reply = client.call(Status(), ANSWER_S)
+    finally:
+        client.close()
+    status = reply.data if isinstance(reply, Report) else {}
+    yield Finding("node", f"answers at {config.listen}", f"{status.get('blocks')} blocks", ok=True)
+    recovery = status.get("recovery_s")
+    words = "still reading the disk" if recovery is None else f"took {recovery:.3f} s"
+    yield Finding("recovery", f"{status.get('recovered_blocks')} blocks found again", words)
+    faults = status.get("faults")
+    count = len(faults) if isinstance(faults, list) else 0
+    if count:
+        yield problem("faults", f"{count} blocks failed", "`holdfast inspect` lists them")

@@ -1,0 +1,128 @@
+"""`holdfast inspect`: what a running node stores, by fingerprint, domain and tier; verify; drop."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.cli import FAILED, OK
+from holdfast.cli.options import (
+    add_config_arguments,
+    add_json_argument,
+    load_config,
+    write_json,
+)
+from holdfast.config import Size
+from holdfast.errors import ConfigError, ProtocolError
+from holdfast.wire.client import Client
+from holdfast.wire.messages import PROTOCOL, Drop, Hello, List, Report, Request, Status, Verify
+
+CONNECT_S = 5.0
+ANSWER_S = 3600.0
+"""Verifying reads everything that is stored."""
+
+FINGERPRINT_DIGITS = 32
+EVERYTHING = "*"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "action",
+        nargs="?",
+        default="list",
+        choices=("list", "verify", "drop"),
+        help="list what is stored (default), read and verify it, or forget it",
+    )
+    parser.add_argument(
+        "fingerprint", nargs="?", default="", help="32 hex digits, as `inspect` lists them"
+    )
+    parser.add_argument("--all", action="store_true", help="drop everything")
+    parser.add_argument("--node", metavar="ADDRESS", help="unix:///path of the node")
+    add_config_arguments(parser)
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask the node and show its answer; 1 if a block failed verification."""
+    request = _request(args)
+    address = args.node or load_config(args).listen
+    client = Client(address, Hello(PROTOCOL, "holdfast inspect"), CONNECT_S)
+    try:
+        answer = _ask(client, request)
+        if isinstance(request, List):
+            answer = {"blocks": answer["blocks"], "status": _ask(client, Status())}
+    finally:
+        client.close()
+    if args.json:
+        write_json({"node": address, **answer}, args.json)
+    if args.json != "-":
+        print(_text(request, answer))
+    return FAILED if answer.get("bad") else OK
+
+
+def _request(args: argparse.Namespace) -> Request:
+    fingerprint: str = args.fingerprint.lower()
+    if fingerprint and (len(fingerprint) != FINGERPRINT_DIGITS or set(fingerprint) - _HEX):
+        raise ConfigError(
+            f"fingerprint {fingerprint!r} is not {FINGERPRINT_DIGITS} hex digits; "
+            "`holdfast inspect` lists them"
+        )
+    if args.action == "drop":
+        if bool(fingerprint) == args.all:
+            raise ConfigError("drop: name one fingerprint, or say --all")
+        return Drop(fingerprint or EVERYTHING)
+    if args.action == "verify":
+        return Verify(fingerprint)
+    if fingerprint:
+        raise ConfigError("list: shows all fingerprints; name none")
+    return List()
+
+
+_HEX = set("0123456789abcdef")
+
+
+def _ask(client: Client, request: Request) -> dict[str, Any]:
+    reply = client.call(request, ANSWER_S)
+    if not isinstance(reply, Report):
+        raise ProtocolError(f"the node answered {type(reply).__name__}, not Report")
+    return reply.data
+
+
+def _text(request: Request, answer: Mapping[str, Any]) -> str:
+    if isinstance(request, Drop):
+        return f"dropped {answer['dropped']} blocks"
+    if isinstance(request, Verify):
+        bad = [f"  {fault['tier']}: {fault['outcome']}" for fault in answer["bad"]]
+        words = f"{len(bad)} failed and were dropped:" if bad else "all are intact"
+        return "\n".join([f"verified {answer['checked']} stored copies; {words}", *bad])
+    worlds = [line for world in answer["blocks"] for line in _world(world)]
+    return "\n".join([*_tiers(answer["status"]), "", *(worlds or ["nothing is stored"])])
+
+
+def _tiers(status: Mapping[str, Any]) -> list[str]:
+    lines = [f"node {status['incarnation']}: {status['blocks']} blocks"]
+    lines += [
+        f"  {tier['tier']:<8}{Size(tier['used_bytes'])} of {Size(tier['capacity_bytes'])} used, "
+        f"{tier['records']} records, {tier['failures']} failures"
+        for tier in status["tiers"]
+    ]
+    lines += [
+        f"  fault   {fault['tier']} {fault['key']}: {fault['outcome']}"
+        for fault in status["faults"]
+    ]
+    return lines
+
+
+def _world(world: Mapping[str, Any]) -> list[str]:
+    size = Size(world["payload_bytes"])
+    first = (
+        f"{world['fingerprint']}  domain {world['domain']}: {world['blocks']} blocks "
+        f"of {world['block_tokens']} tokens, {size}"
+    )
+    tiers = [
+        f"  {name:<8}{tier['blocks']} blocks, {Size(tier['bytes'])}"
+        for name, tier in world["tiers"].items()
+    ]
+    return [first, *tiers]
