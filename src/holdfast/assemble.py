@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 
 from holdfast.blocks.key import DOMAIN_KEY_BYTES
-from holdfast.config import Config, DiskOptions
+from holdfast.config import Config, DiskOptions, default_address, load, parse
 from holdfast.errors import ConfigError
 from holdfast.store.store import Store
 from holdfast.tiers.base import Tier
@@ -36,6 +36,30 @@ def open_store(config: Config) -> Store:
         store.start()
         undo.pop_all()
     return store
+
+
+def open_here(
+    file: str = "",
+    *,
+    host: str | int | None = None,
+    disk: str | int | None = None,
+    path: str | None = None,
+) -> Store:
+    """Open a store in this process: from a configuration file, or from a few sizes.
+
+    `host` and `disk` are capacities ("8 GiB" or bytes); `path` is the folder of the disk tier,
+    needed with `disk`. With nothing given, what suits this machine. Use it in a `with` block.
+    """
+    if host is None and disk is None:
+        return open_store(load(file))
+    if file:
+        raise ConfigError("open: give a file or sizes, not both")
+    if (disk is None) != (path is None):
+        raise ConfigError("open: disk and path go together; give both or neither")
+    tiers: list[dict[str, object]] = [{"kind": "host", "capacity": host or "256 MiB"}]
+    if disk is not None:
+        tiers.append({"kind": "disk", "path": path, "capacity": disk})
+    return open_store(parse({"listen": default_address(), "tiers": tiers}))
 
 
 def _disk(options: DiskOptions, number: int, before: int) -> DiskTier:
