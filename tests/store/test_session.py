@@ -16,7 +16,7 @@ FINGERPRINT = holdfast.Fingerprint(
 
 @pytest.fixture
 def store():
-    with holdfast.open(host="4 MiB") as opened:
+    with holdfast.open(host="16 MiB") as opened:
         yield opened
 
 
@@ -78,4 +78,4 @@ def test_an_unknown_domain_is_named(store) -> None:
 
 def test_a_disk_needs_a_folder() -> None:
     with pytest.raises(ConfigError, match="disk and path go together"):
-        holdfast.open(host="4 MiB", disk="1 GiB")
+        holdfast.open(host="16 MiB", disk="1 GiB")
