@@ -37,11 +37,11 @@ class OverRottingMemory(StoreMachine):
         place, other = dice.choice(places), dice.choice(places)
         record = bytearray(self.records[place])
         match dice.randrange(4):
-            case 0:
-                record[dice.randrange(128 + 5_000 + 16)] ^= 1 << dice.randrange(8)
+            case 0 if record:
+                record[dice.randrange(min(len(record), 128 + 5_000 + 16))] ^= 1 << dice.randrange(8)
                 self.records[place] = bytes(record)
             case 1:
-                self.records[place] = bytes(record[: dice.randrange(len(record))])
+                self.records[place] = bytes(record[: dice.randrange(len(record) + 1)])
             case 2:
                 self.records[place], self.records[other] = self.records[other], bytes(record)
             case 3:
