@@ -1,0 +1,440 @@
+"""Coming back: after a close, a crash, a power cut, and damage to every class of bytes."""
+
+import random
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.clock import ManualClock
+from holdfast.errors import FormatError, Outcome
+from holdfast.testing.extents import MemoryExtents, crash_image
+from holdfast.testing.payloads import is_right, key_of, record_of, world_of
+from holdfast.testing.tier_contract import Blocks
+from holdfast.tiers.base import NOWHERE, Get, Put
+from holdfast.tiers.disk import DiskTier
+from holdfast.tiers.disk_file import DiskConfig
+from holdfast.tiers.region import SECTOR, Geometry
+
+REGION_BYTES = 16 * SECTOR
+BLOCKS = Blocks(3 * SECTOR - 144)
+"""Four records of three sectors fit into a region."""
+
+SMALL, LARGE = world_of(SECTOR - 144), world_of(3 * SECTOR - 144)
+
+
+def tier_on(medium, clock=None, **changes):
+    config = DiskConfig(path="memory", capacity_bytes=medium.size, **changes)
+    return DiskTier(config, clock, lambda _: medium)
+
+
+def new_medium(regions=4):
+    return MemoryExtents.formatted(REGION_BYTES, regions)
+
+
+def reopened(medium):
+    """A tier on what the medium holds now, as after kill -9."""
+    return tier_on(MemoryExtents(medium.image))
+
+
+def numbers_of(survivors):
+    known = {BLOCKS.key(n): n for n in range(200)}
+    return [known[survivor.header.key] for survivor in survivors]
+
+
+def check_survivors(image):
+    """Open a tier on an image and read all it yields; how many there are and how many verify.
+
+    Raises AssertionError where a record verifies with wrong bytes.
+    """
+    tier = tier_on(MemoryExtents(image))
+    try:
+        found = list(tier.survivors())
+        verified = 0
+        for survivor in found:
+            world = SMALL if survivor.header.payload_bytes == SMALL.payload_bytes else LARGE
+            into = memoryview(bytearray(world.record_bytes))
+            [outcome] = tier.read([Get(survivor.place, survivor.header.key, into)])
+            assert outcome in {Outcome.OK, Outcome.MISS}
+            if outcome is Outcome.OK:
+                verified += is_right(into, world, survivor.header.key)
+        places = [survivor.place for survivor in found]
+        assert len(set(places)) == len(places)
+        assert tier.usage().records == len(found)
+        return len(found), verified
+    finally:
+        tier.close()
+
+
+# What comes back.
+
+
+def test_after_a_close_everything_comes_back_oldest_first():
+    medium = new_medium()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(10))
+    tier.close()
+    assert numbers_of(reopened(medium).survivors()) == list(range(10))
+
+
+def test_after_a_crash_sealed_and_open_regions_come_back():
+    medium = new_medium()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(10))
+    again = reopened(medium)
+    assert numbers_of(again.survivors()) == list(range(10))
+
+
+def test_a_second_crash_loses_nothing_more():
+    medium = new_medium(8)
+    for turn in range(4):
+        tier = tier_on(medium)
+        assert numbers_of(tier.survivors()) == list(range(5 * turn))
+        BLOCKS.save(tier, range(5 * turn, 5 * turn + 5))
+
+
+def test_a_scan_skips_torn_records_and_unwritten_gaps():
+    medium = new_medium()
+    tier = tier_on(medium)
+    places = tier.reserve([BLOCKS.world.record_bytes] * 4).places
+    puts = [Put(places[n], BLOCKS.record(n)) for n in (0, 2, 3)]
+    assert tier.write(puts) == [Outcome.OK] * 3
+    torn = tier._regions.offset(places[2]) + 2 * SECTOR
+    medium.image[torn : torn + SECTOR] = bytes(SECTOR)
+    assert numbers_of(reopened(medium).survivors()) == [0, 3]
+
+
+def test_a_scanned_region_is_sealed_by_the_next_write():
+    medium = new_medium()
+    BLOCKS.save(tier_on(medium), range(3))
+    tier = tier_on(medium)
+    assert numbers_of(tier.survivors()) == [0, 1, 2]
+    BLOCKS.save(tier, [3])
+    medium.fails = lambda what, at, nbytes: what == "read" and nbytes == REGION_BYTES
+    assert numbers_of(reopened(medium).survivors()) == [0, 1, 2, 3]
+    assert tier._regions.rows()[0].footer_bytes == SECTOR
+
+
+def test_records_of_an_earlier_life_do_not_come_back():
+    medium = new_medium(1)
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(4))
+    BLOCKS.save(tier, [4])
+    assert numbers_of(reopened(medium).survivors()) == [4]
+
+
+def test_what_was_freed_before_a_close_stays_freed():
+    medium = new_medium()
+    tier = tier_on(medium)
+    places = BLOCKS.save(tier, range(10))
+    tier.free([places[1], places[5], *places[8:]])
+    tier.close()
+    for _ in range(2):
+        tier = tier_on(medium)
+        assert numbers_of(tier.survivors()) == [0, 2, 3, 4, 6, 7]
+        tier.close()
+
+
+def test_a_region_freed_as_a_whole_stays_free_after_a_close():
+    medium = new_medium()
+    tier = tier_on(medium)
+    places = BLOCKS.save(tier, range(10))
+    tier.free(places[:4])
+    tier.close()
+    tier = tier_on(medium)
+    assert tier.usage().records == 0
+    assert numbers_of(tier.survivors()) == [4, 5, 6, 7, 8, 9]
+
+
+def test_freed_is_bound_to_a_life():
+    medium, clock = new_medium(2), ManualClock()
+    tier = tier_on(medium, clock)
+    places = BLOCKS.save(tier, range(8))
+    tier.free(places[:1])
+    clock.advance(100)
+    BLOCKS.save(tier, [8])
+    assert BLOCKS.save(tier, range(9, 12))[0] == places[1]
+    found = numbers_of(reopened(medium).survivors())
+    assert found == [4, 5, 6, 7, 8, 9, 10, 11]
+
+
+def test_a_snapshot_before_the_scan_would_forget_so_there_is_none():
+    medium = new_medium()
+    tier = tier_on(medium)
+    places = BLOCKS.save(tier, range(8))
+    tier.free(places[:1])
+    tier.close()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, [20])
+    tier.close()
+    assert numbers_of(reopened(medium).survivors()) == [1, 2, 3, 4, 5, 6, 7, 20]
+
+
+def test_incarnations_never_repeat_a_generation():
+    medium = new_medium()
+    seen = set()
+    for _ in range(5):
+        tier = tier_on(medium)
+        BLOCKS.save(tier, range(5))
+        generations = {row.generation for row in tier._regions.rows() if row.generation}
+        fresh = {generation for generation in generations if generation not in seen}
+        assert len(fresh) == 2
+        assert not seen or min(fresh) > max(seen)
+        seen |= fresh
+
+
+def test_a_lost_superblock_does_not_bring_a_generation_back():
+    medium = new_medium()
+    for _ in range(3):
+        last = tier_on(medium)
+        BLOCKS.save(last, range(2))
+    newest = last._superblock.incarnation
+    medium.image[newest % 2 * SECTOR] ^= 1
+    assert tier_on(medium)._superblock.incarnation == newest + 1
+
+
+# Serving while recovering.
+
+
+def test_a_region_reused_before_its_scan_is_left_out():
+    medium = new_medium()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(16))
+    tier.close()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(100, 104))
+    assert numbers_of(tier.survivors()) == list(range(4, 16))
+    assert tier.usage().records == 16
+
+
+def test_a_region_is_not_reused_while_its_survivors_are_taken_in():
+    medium = new_medium()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(16))
+    tier.close()
+    tier = tier_on(medium)
+    survivors, held = tier.survivors(), {}
+    for turn, survivor in enumerate(survivors):
+        held[survivor.place] = survivor.header.key
+        found = BLOCKS.reserve(tier)
+        for key, place in found.dropped:
+            assert held.pop(place, key) == key
+        assert found.places != [NOWHERE]
+        put = Put(found.places[0], BLOCKS.record(100 + turn))
+        assert tier.write([put]) == [Outcome.OK]
+        assert found.places[0] not in held
+        held[found.places[0]] = BLOCKS.key(100 + turn)
+    assert tier.usage().records == len(held)
+    for place, key in held.items():
+        into = memoryview(bytearray(BLOCKS.world.record_bytes))
+        assert tier.read([Get(place, key, into)]) == [Outcome.OK]
+        assert is_right(into, BLOCKS.world, key)
+
+
+def test_survivors_that_nobody_takes_in_do_not_block_the_tier():
+    medium = new_medium()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(16))
+    tier.close()
+    tier = tier_on(medium)
+    survivors = tier.survivors()
+    next(survivors)
+    survivors.close()
+    for number in range(100, 140):
+        BLOCKS.save(tier, [number])
+
+
+def test_closing_ends_the_survivors():
+    medium = new_medium()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(16))
+    tier.close()
+    tier = tier_on(medium)
+    survivors = tier.survivors()
+    next(survivors)
+    tier.close()
+    assert len(list(survivors)) <= 3
+
+
+def test_an_unreadable_region_is_lost_alone():
+    medium = new_medium()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(16))
+    tier.close()
+    start = tier._superblock.geometry.region_at(1)
+    medium.fails = lambda what, at, nbytes: start <= at < start + REGION_BYTES
+    tier = tier_on(medium)
+    assert numbers_of(tier.survivors()) == [0, 1, 2, 3, *range(8, 16)]
+    for number in range(100, 130):
+        BLOCKS.save(tier, [number])
+    assert not tier.read_only
+
+
+def test_an_unreadable_footer_region_is_lost_alone():
+    medium = new_medium()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(16))
+    tier.close()
+    start = tier._superblock.geometry.region_at(1)
+    medium.fails = lambda what, at, nbytes: what == "read" and start < at < start + REGION_BYTES
+    tier = tier_on(medium)
+    assert numbers_of(tier.survivors()) == [0, 1, 2, 3, *range(8, 16)]
+
+
+# Damage and power cuts. The workload reuses every region and both superblocks and snapshots.
+
+
+def worked_medium(seed):
+    """A medium after a random workload with restarts; its image before it, and the write log."""
+    chosen = random.Random(seed)
+    medium, clock = new_medium(), ManualClock()
+    start, number = bytes(medium.image), 0
+    for _ in range(3):
+        tier = tier_on(medium, clock, snapshot_s=5.0, writer_threads=1)
+        held = [survivor.place for survivor in tier.survivors()]
+        for _ in range(chosen.randrange(4, 14)):
+            worlds = [chosen.choice((SMALL, LARGE)) for _ in range(chosen.randrange(1, 4))]
+            places = tier.reserve([world.record_bytes for world in worlds]).places
+            puts = []
+            for place, world in zip(places, worlds, strict=True):
+                # Now and then the same block again, in a later place or life.
+                number = number + 1 if chosen.random() < 0.8 else max(1, number - 6)
+                puts.append(Put(place, record_of(world, key_of(number, world.payload_bytes))))
+            assert tier.write(puts) == [Outcome.OK] * len(puts)
+            held += places
+            if chosen.random() < 0.2:
+                tier.free([chosen.choice(held)])
+            clock.advance(chosen.random() * 3)
+        if chosen.random() < 0.5:
+            tier.close()
+    return medium, start
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_power_cut_shows_a_wrong_byte(seed):
+    """Every state: a prefix of the writes, unflushed 512-byte sectors there or not."""
+    medium, start = worked_medium(seed)
+    chosen = random.Random(seed)
+    yielded = verified = refused = 0
+    for _ in range(500):
+        image = crash_image(start, medium.log, chosen)
+        found, right = check_survivors(image)
+        yielded += found
+        verified += right
+        refused += found - right
+    assert verified > 1_000, "the states must have something to lose"
+    assert refused < yielded, yielded
+
+
+@pytest.mark.soak
+def test_no_power_cut_shows_a_wrong_byte_at_length(soak_s):
+    end, seed = time.monotonic() + soak_s, 1_000
+    while time.monotonic() < end:
+        medium, start = worked_medium(seed)
+        for state in range(500):
+            check_survivors(crash_image(start, medium.log, random.Random(seed * 500 + state)))
+        seed += 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_after_kill_9_every_finished_record_is_warm(seed):
+    """What the kernel was given stays: each prefix of the log, whole."""
+    medium, start = worked_medium(seed)
+    image = bytearray(start)
+    warm = 0
+    for write in medium.log:
+        image[write.offset : write.offset + len(write.data)] = write.data
+        found, right = check_survivors(image)
+        assert found == right, "nothing is torn, so whatever is yielded verifies"
+        warm += right
+    assert warm > 300
+
+
+GEOMETRY = Geometry.of(REGION_BYTES, 4)
+
+
+# Where each class of bytes begins in its structure, and ends.
+IN_SUPERBLOCK = {"superblock": (0, 56)}
+IN_SNAPSHOT = {"snapshot": (0, 200)}
+IN_REGION = {
+    "region header": (0, 40),
+    "footer entry": (REGION_BYTES - 64 - 4 * 136, REGION_BYTES - 64),
+    "footer trailer": (REGION_BYTES - 64, REGION_BYTES),
+}
+IN_RECORD = {
+    "record mark": (0, 16),
+    "record identity": (16, 128),
+    "record payload": (128, SECTOR - 16),
+    "record tag": (SECTOR - 16, SECTOR),
+}
+CLASSES = [*IN_SUPERBLOCK, *IN_SNAPSHOT, *IN_REGION, *IN_RECORD]
+
+
+def byte_class(name, chosen):
+    """A range of bytes of one class; (start, end) in the image of `worked_medium`."""
+    region = GEOMETRY.region_at(chosen.randrange(4))
+    for structure, at in (
+        (IN_SUPERBLOCK, chosen.randrange(2) * SECTOR),
+        (IN_SNAPSHOT, GEOMETRY.snapshot_at(chosen.randrange(2))),
+        (IN_REGION, region),
+        (IN_RECORD, region + chosen.randrange(1, 15) * SECTOR),
+    ):
+        if name in structure:
+            start, end = structure[name]
+            return at + start, at + end
+    raise KeyError(name)
+
+
+IMAGES = [worked_medium(seed)[0].image for seed in range(4)]
+
+
+def flip(image, start, end, chosen):
+    for _ in range(chosen.randrange(1, 4)):
+        image[chosen.randrange(start, end)] ^= 1 << chosen.randrange(8)
+
+
+def zero(image, start, end, chosen):
+    at = chosen.randrange(start, end)
+    image[at:end] = bytes(end - at)
+
+
+def cut(image, start, end, chosen):
+    """Everything behind a byte of this class never arrived."""
+    at = chosen.randrange(start, end)
+    image[at:] = bytes(len(image) - at)
+
+
+def swap(image, start, end, chosen):
+    """The sector goes where another belongs, and the other way round."""
+    here = start // SECTOR * SECTOR
+    there = chosen.randrange(len(image) // SECTOR) * SECTOR
+    one, other = image[here : here + SECTOR], image[there : there + SECTOR]
+    image[here : here + SECTOR], image[there : there + SECTOR] = other, one
+
+
+def copy(image, start, end, chosen):
+    """The sector is written a second time, over another."""
+    here = start // SECTOR * SECTOR
+    there = chosen.randrange(len(image) // SECTOR) * SECTOR
+    image[there : there + SECTOR] = image[here : here + SECTOR]
+
+
+def mix(image, start, end, chosen):
+    """An older or younger file's bytes of this class."""
+    image[start:end] = chosen.choice(IMAGES)[start:end]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("damage", [flip, zero, cut, swap, copy, mix])
+@given(seed=st.integers(0, 2**32))
+def test_no_damage_shows_a_wrong_byte(name, damage, seed):
+    chosen = random.Random(seed)
+    image = bytearray(chosen.choice(IMAGES))
+    for _ in range(chosen.randrange(1, 4)):
+        damage(image, *byte_class(name, chosen), chosen)
+    try:
+        check_survivors(image)
+    except FormatError:
+        # Both superblocks lost: the file is refused as a whole.
+        assert image[:SECTOR] != IMAGES[0][:SECTOR]
