@@ -10,6 +10,7 @@ BIN     := $(VENV)/bin
 DONE    := $(VENV)/done
 EXTRAS  := dev,demo,bench
 MINUTES ?= 10
+BENCH   ?= tiers vllm
 
 # $(call quietly,what,command): a line on screen; the command's output only if it fails.
 quietly = echo "set-up: $(1)"; mkdir -p $(DONE); \
@@ -43,9 +44,10 @@ docs: setup ## build the documentation; a warning is an error
 architecture: setup ## rewrite the module list of ARCHITECTURE.md from the docstrings
 	@$(BIN)/python tools/architecture.py
 
-bench: setup ## measure this machine: tiers, then the engine
-	@mkdir -p build/bench
-	@for what in tiers vllm; do $(BIN)/holdfast bench $$what --json build/bench/$$what.json; done
+bench: setup ## measure this machine, tiers then the engine, and render docs/benchmarks.md
+	@missed=0; for what in $(BENCH); do \
+	    $(BIN)/holdfast bench $$what --json docs/benchmarks/$$what.json || missed=1; done; \
+	    $(BIN)/python tools/benchmarks.py; exit $$missed
 
 soak: setup ## the endless tests, for MINUTES (default 10)
 	@HOLDFAST_SOAK_MINUTES=$(MINUTES) $(BIN)/pytest -m soak --timeout=0 --hypothesis-profile=soak
@@ -58,7 +60,9 @@ clean: ## remove everything that make made
 setup: $(DONE)/holdfast
 
 $(DONE)/tools:
-	@$(call quietly,a virtual environment in $(VENV),python3 -m venv $(VENV) \
+	@$(call quietly,a virtual environment in $(VENV),\
+	    { python3 -m venv $(VENV) || { apt-get update && apt-get install -y python3-venv \
+	    && python3 -m venv --clear $(VENV); }; } \
 	    && $(BIN)/pip install -U pip uv)
 
 $(DONE)/torch: requirements/torch.txt | $(DONE)/tools
