@@ -1,0 +1,295 @@
+"""The client: answers find their askers; whatever goes wrong, it ends in time and for good."""
+
+import threading
+import time
+
+import pytest
+
+from holdfast.errors import ConfigError, NodeGoneError, ProtocolError, RefusedError
+from holdfast.wire import messages as m
+from holdfast.wire.client import Client
+from holdfast.wire.frame import CONNECTION_ID
+
+HELLO = m.Hello(m.PROTOCOL, "test")
+ARENA_BYTES = 1 << 20
+
+
+def silent(peer):
+    peer.welcome()
+    while peer.take():
+        pass
+
+
+def counting(peer):
+    """Answers each Release with its number, as Committed."""
+    peer.welcome()
+    while frame := peer.take():
+        peer.say(frame.request_id, m.Committed(frame.message.lease))
+
+
+def test_replies_in_any_order_reach_their_requests(fake_node):
+    def script(peer):
+        peer.welcome()
+        frames = [peer.take() for _ in range(3)]
+        for frame in reversed(frames):
+            peer.say(frame.request_id, m.Committed(frame.message.lease))
+
+    client = Client(fake_node(script), HELLO, 5)
+    ids = [client.send(m.Release(n)) for n in range(3)]
+    assert [client.wait(i, 5).blocks for i in ids] == [0, 1, 2]
+    client.close()
+
+
+def test_poll_never_waits_and_finds_the_reply_once_it_came(fake_node):
+    go = threading.Event()
+
+    def script(peer):
+        peer.welcome()
+        frame = peer.take()
+        assert go.wait(5)
+        peer.say(frame.request_id, m.Done())
+        peer.take()
+
+    client = Client(fake_node(script), HELLO, 5)
+    request_id = client.send(m.Status())
+    assert client.poll(request_id) is None
+    go.set()
+    end = time.monotonic() + 5
+    while (reply := client.poll(request_id)) is None and time.monotonic() < end:
+        pass
+    assert reply == m.Done()
+    with pytest.raises(ValueError, match="was taken"):
+        client.poll(request_id)
+    client.close()
+
+
+def test_many_threads_share_one_connection(fake_node):
+    client = Client(fake_node(counting), HELLO, 10)
+    wrong = []
+
+    def ask(base):
+        numbers = range(base, base + 200)
+        wrong.extend(n for n in numbers if client.call(m.Release(n), 10).blocks != n)
+
+    threads = [threading.Thread(target=ask, args=(1000 * i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert wrong == []
+    assert not client.closed
+    client.close()
+
+
+def test_the_arena_is_mapped_and_outlives_the_connection(fake_node):
+    client = Client(fake_node(lambda peer: peer.welcome(ARENA_BYTES)), HELLO, 5)
+    arena = client.arena
+    client.close()
+    assert arena.nbytes == len(arena.view) == ARENA_BYTES
+    assert bytes(arena.view[:13]) == b"from the node"
+    arena.view[-1] = 7
+    assert arena.address > 0
+
+
+def test_a_silent_node_is_gone_within_the_deadline_and_stays_gone(fake_node):
+    client = Client(fake_node(silent), HELLO, 5)
+    started = time.monotonic()
+    with pytest.raises(NodeGoneError, match=r"no answer within 0\.2 s"):
+        client.call(m.Status(), 0.2)
+    assert 0.15 < time.monotonic() - started < 2
+    assert client.closed
+    for call in (
+        lambda: client.send(m.Status()),
+        lambda: client.poll(1),
+        lambda: client.wait(1, 5),
+    ):
+        started = time.monotonic()
+        with pytest.raises(NodeGoneError):
+            call()
+        assert time.monotonic() - started < 0.1
+
+
+def test_everyone_who_waits_learns_of_the_end(fake_node):
+    client = Client(fake_node(silent), HELLO, 5)
+    seen = []
+
+    def ask(timeout_s):
+        try:
+            client.call(m.Status(), timeout_s)
+        except NodeGoneError as error:
+            seen.append(str(error))
+
+    threads = [threading.Thread(target=ask, args=(s,)) for s in (0.2, 30, 30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert len(seen) == 3
+
+
+def test_a_node_that_dies_mid_request_is_gone_at_once(fake_node):
+    def script(peer):
+        peer.welcome()
+        peer.take()
+
+    client = Client(fake_node(script), HELLO, 5)
+    with pytest.raises(NodeGoneError, match="broke"):
+        client.call(m.Status(), 30)
+
+
+def test_wait_gone_notices_the_death_of_an_idle_node(fake_node):
+    die = threading.Event()
+
+    def script(peer):
+        peer.welcome()
+        die.wait(5)
+
+    client = Client(fake_node(script), HELLO, 5)
+    watcher = threading.Thread(target=client.wait_gone)
+    watcher.start()
+    assert watcher.is_alive()
+    die.set()
+    watcher.join(5)
+    assert not watcher.is_alive()
+    client.close()
+
+
+def test_a_refusal_carries_the_nodes_words_and_the_client_lives_on(fake_node):
+    def script(peer):
+        peer.welcome()
+        peer.say(peer.take().request_id, m.Refused("fewer keys, please"))
+        peer.say(peer.take().request_id, m.Done())
+
+    client = Client(fake_node(script), HELLO, 5)
+    with pytest.raises(RefusedError, match="fewer keys, please"):
+        client.call(m.Status(), 5)
+    assert client.call(m.Status(), 5) == m.Done()
+    client.close()
+
+
+def test_a_refused_hello_raises_with_the_nodes_words(fake_node):
+    address = fake_node(lambda peer: peer.say(peer.take().request_id, m.Refused("not you")))
+    with pytest.raises(RefusedError, match="not you"):
+        Client(address, HELLO, 5)
+
+
+def test_a_refused_connection_raises_with_the_nodes_words(fake_node):
+    with pytest.raises(RefusedError, match="full house"):
+        Client(fake_node(lambda peer: peer.say(CONNECTION_ID, m.Refused("full house"))), HELLO, 5)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        m.Welcome(m.PROTOCOL + 1, "x", b"", 0),
+        m.Welcome(m.PROTOCOL, "x", b"", ARENA_BYTES),  # and no descriptor
+        m.Done(),
+    ],
+)
+def test_a_hello_answered_wrongly_is_a_protocol_error(fake_node, answer):
+    address = fake_node(lambda peer: peer.say(peer.take().request_id, answer))
+    with pytest.raises(ProtocolError):
+        Client(address, HELLO, 5)
+
+
+def test_a_node_that_never_welcomes_is_gone_in_time(fake_node):
+    started = time.monotonic()
+    with pytest.raises(NodeGoneError, match="no session"):
+        Client(fake_node(lambda peer: (peer.take(), peer.take())), HELLO, 0.2)
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff" * 64, b"\1\0\0\0\1\0\0\0" + bytes(8) + b"\xc1"], ids=["lengths", "body"]
+)
+def test_garbage_from_a_node_ends_the_client(fake_node, data):
+    def script(peer):
+        peer.welcome()
+        peer.take()
+        peer.socket.sendall(data)
+        peer.take()
+
+    client = Client(fake_node(script), HELLO, 5)
+    with pytest.raises(NodeGoneError):
+        client.call(m.Status(), 5)
+    assert client.closed
+
+
+def test_a_reply_nobody_asked_for_ends_the_client(fake_node):
+    def script(peer):
+        peer.welcome()
+        peer.say(peer.take().request_id + 5, m.Done())
+        peer.take()
+
+    client = Client(fake_node(script), HELLO, 5)
+    with pytest.raises(NodeGoneError, match="was not asked"):
+        client.call(m.Status(), 5)
+
+
+def granting(returned, before_granting):
+    """A node that grants a lease and a ticket, and writes down what comes back."""
+
+    def script(peer):
+        peer.welcome()
+        fetch, reserve = peer.take(), peer.take()
+        before_granting()
+        peer.say(fetch.request_id, m.Fetched(11, [0], {}, "ok", ""))
+        peer.say(reserve.request_id, m.Reserved(12, [0], "ok"))
+        while frame := peer.take():
+            returned.append(frame.message)
+            peer.say(frame.request_id, m.Done())
+
+    return script
+
+
+def test_what_a_forgotten_reply_grants_goes_back_when_it_comes(fake_node):
+    returned, forgotten = [], threading.Event()
+    client = Client(fake_node(granting(returned, lambda: forgotten.wait(5))), HELLO, 5)
+    for message in (m.Fetch(b"", 1.0), m.Reserve(b"", b"", 0)):
+        client.forget(client.send(message))
+    forgotten.set()
+    client.call(m.Status(), 5)
+    client.call(m.List(), 5)
+    assert [r for r in returned if r != m.Status()][:2] == [m.Release(11), m.Abort(12)]
+    client.close()
+
+
+def test_what_a_reply_at_hand_grants_goes_back_when_it_is_forgotten(fake_node):
+    returned = []
+    client = Client(fake_node(granting(returned, lambda: None)), HELLO, 5)
+    ids = [client.send(message) for message in (m.Fetch(b"", 1.0), m.Reserve(b"", b"", 0))]
+    client.call(m.Status(), 5)  # by now both replies are here
+    for request_id in ids:
+        client.forget(request_id)
+    client.call(m.List(), 5)
+    assert returned == [m.Status(), m.Release(11), m.Abort(12), m.List()]
+    client.close()
+
+
+def test_no_node_is_gone_at_once(tmp_path):
+    with pytest.raises(NodeGoneError, match="No such file"):
+        Client(f"unix://{tmp_path}/none.sock", HELLO, 5)
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://1.2.3.4:5", "relative/node.sock", "unix://x", "/" + "x" * 120]
+)
+def test_an_address_that_is_no_socket_path_is_a_config_error(address):
+    with pytest.raises(ConfigError, match="node address"):
+        Client(address, HELLO, 5)
+
+
+def test_requests_that_fill_the_socket_wait_for_room_and_take_replies_in(fake_node):
+    count, size = 200, 64 * 1024
+
+    def script(peer):
+        peer.welcome()
+        while frame := peer.take():
+            peer.say(frame.request_id, m.Refused("x" * 20_000))
+
+    client = Client(fake_node(script), HELLO, 20)
+    ids = [client.send(m.Cover(bytes(size))) for _ in range(count)]
+    for request_id in ids:
+        with pytest.raises(RefusedError):
+            client.wait(request_id, 20)
+    client.close()

@@ -1,0 +1,86 @@
+"""The link: a client whenever there is a node, and never a wait for one."""
+
+import logging
+import threading
+import time
+
+import pytest
+
+from holdfast.wire import messages as m
+from holdfast.wire.link import Link
+
+HELLO = m.Hello(m.PROTOCOL, "test")
+
+
+def until(condition, within_s=10):
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_no_node_means_no_client_and_no_wait(tmp_path):
+    started = time.monotonic()
+    link = Link(f"unix://{tmp_path}/none.sock", HELLO, 1.0)
+    assert link.client() is None
+    assert time.monotonic() - started < 0.5
+    until(lambda: "No such file" in link.failure)
+    assert link.incarnations == 0
+    link.close()
+
+
+def test_a_lost_node_is_noticed_while_idle_and_found_again(fake_node):
+    die = threading.Event()
+
+    def first(peer):
+        peer.welcome()
+        die.wait(10)
+
+    def second(peer):
+        peer.welcome()
+        peer.say(peer.take().request_id, m.Done())
+        peer.take()
+
+    link = Link(fake_node(first, second), HELLO, 5.0)
+    old = link.wait(10)
+    assert link.incarnations == 1
+    die.set()
+    until(lambda: link.incarnations == 2)
+    new = link.client()
+    assert new is not old
+    assert old.closed
+    assert new.call(m.Status(), 5) == m.Done()
+    link.close()
+    assert link.client() is None
+
+
+def test_wait_returns_none_when_time_is_up(tmp_path):
+    link = Link(f"unix://{tmp_path}/none.sock", HELLO, 1.0)
+    assert link.wait(0.05) is None
+    link.close()
+
+
+def test_a_refusing_node_is_logged_once_and_asked_again(fake_node, caplog):
+    def refuse(peer):
+        peer.say(peer.take().request_id, m.Refused("protocol version 1 is not spoken here"))
+
+    def relent(peer):
+        peer.welcome()
+        peer.take()
+
+    with caplog.at_level(logging.WARNING):
+        link = Link(fake_node(refuse, refuse, refuse, relent), HELLO, 5.0, retry_s=0.05)
+        assert link.wait(10) is not None
+    assert len([r for r in caplog.records if "not spoken here" in r.message]) == 1
+    link.close()
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_close_ends_the_thread(fake_node, tmp_path, connected):
+    address = fake_node(lambda peer: (peer.welcome(), peer.take()))
+    link = Link(address if connected else f"unix://{tmp_path}/none.sock", HELLO, 5.0)
+    if connected:
+        link.wait(10)
+    link.close()
+    link._thread.join(5)
+    assert not link._thread.is_alive()
