@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             rows.append(row)
             console.print(f"{row.what} {row.more.get('source', '')} {report.number(row.value)}")
     found = Report("bench vllm", rows)
-    console.print(report.table(found, also=("source", "cold_s", "warm_s")))
+    console.print(report.table(found, also=("source", "cold_s", "warm_s", "missed")))
     if args.json:
         report.write(found, args.json)
     return 0 if found.ok else 1
@@ -92,5 +92,6 @@ def _warm_row(length: int, source: str, times: Times, warm: list[float]) -> Row:
             "warm_s": median(warm),
             "warm_min_s": min(warm),
             "rounds": len(warm),
+            "missed": times.missed[source],
         },
     )

@@ -23,12 +23,13 @@ TOKENS_DEFAULT = 4096
 
 SAID = {
     "cold": "read for the first time",
-    "warm": "engine's own cache reset",
-    "engine_restart": "engine stopped and started",
-    "node_restart": "node killed -9 and started",
-    "second_engine": "asked by a second engine",
-    "follow_up": "a further turn",
+    "warm": "the engine's own cache was reset",
+    "engine_restart": "the engine was stopped and started",
+    "node_restart": "the node was killed with -9 and started",
+    "second_engine": "another engine asks",
+    "follow_up": "the next turn",
 }
+"""What had happened before each step."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,10 +77,11 @@ def run(args: argparse.Namespace) -> int:
             with closing(street.walk(setting)) as walk:
                 for step in walk:
                     steps.append(step)
-                    console.print(_line(step, steps[0]))
+                    console.print(_line(step, steps[0]), soft_wrap=True)
         elapsed_s = time.monotonic() - started_s
     found = Report("demo", [_row(step, steps[0]) for step in steps])
-    console.print(_table(steps), "", _verdict(steps, elapsed_s))
+    console.print(_table(steps))
+    console.print(_verdict(steps, elapsed_s), soft_wrap=True)
     if args.keep:
         console.print(f"logs and store: {folder}")
     if args.json:
@@ -122,29 +124,33 @@ def _tier(step: Step) -> str:
 def _line(step: Step, cold: Step) -> str:
     """One finished step, as it scrolls by."""
     answer, tokens = step.asked.answer, step.asked.tokens
-    origin = f"{tokens.fetched_total} from {_tier(step)}" if tokens.fetched else "none fetched"
-    gain = "" if step is cold else f", {cold.asked.answer.ttft_s / answer.ttft_s:.0f}x sooner"
+    gain = "" if step is cold else f" ({cold.asked.answer.ttft_s / answer.ttft_s:.0f}x sooner)"
+    origin = f", {tokens.fetched_total} from {_tier(step)}" if tokens.fetched else ""
     return (
-        f"{report.mark(step.ok):>14} {SAID[step.name]}: first token after {answer.ttft_s:.3f} s"
-        f"{gain}; {tokens.computed} tokens computed, {origin}"
+        f"{step.name:<15} {answer.ttft_s:.3f} s{gain}: {SAID[step.name]}; "
+        f"{tokens.computed} tokens computed{origin}; {_judged(step)}"
     )
+
+
+def _judged(step: Step) -> str:
+    if not step.equal:
+        return "[red]output differs[/]"
+    return "[green]output equal[/]" if step.ok else "output equal, [red]not as it should come[/]"
 
 
 def _table(steps: Sequence[Step]) -> Table:
     from rich.table import Table
 
     shown = Table(title="the same context, each time", title_justify="left")
-    shown.add_column("step")
-    shown.add_column("what happened")
+    shown.add_column("step", no_wrap=True)
     for heading in ("first token", "sooner", "computed", "fetched", "from", "GB/s"):
-        shown.add_column(heading, justify="right")
+        shown.add_column(heading, justify="right", no_wrap=True)
     shown.add_column("equal")
     cold_s = steps[0].asked.answer.ttft_s
     for step in steps:
         answer, tokens = step.asked.answer, step.asked.tokens
         shown.add_row(
-            *(step.name, SAID[step.name], f"{answer.ttft_s:.3f} s"),
-            f"{cold_s / answer.ttft_s:.1f}x",
+            *(step.name, f"{answer.ttft_s:.3f} s", f"{cold_s / answer.ttft_s:.1f}x"),
             *(str(tokens.computed), str(tokens.fetched_total), _tier(step)),
             report.number(step.gb_per_s),
             report.mark(step.equal),

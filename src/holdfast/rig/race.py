@@ -28,11 +28,16 @@ class Track(msgspec.Struct, frozen=True):
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Seconds to the first token of one prompt, one entry a repetition."""
+    """Seconds to the first token of one prompt, one entry a repetition.
+
+    `missed` counts warm requests whose context did not come whole from the tier being measured
+    (by tier); their times stay in: it is what a user would have waited.
+    """
 
     cold: list[float]
     host: list[float]
     disk: list[float]
+    missed: dict[str, int]
 
     def gain(self, warm: Sequence[float]) -> float:
         """How many times sooner than cold: the median over the pairs."""
@@ -60,9 +65,9 @@ def race(
     """Ask both engines in turn, the order changing each time.
 
     The first round saves the context and is not counted. Raises HoldfastError if an answer differs
-    from the cold one or a context does not come from the tier being measured.
+    from the cold one.
     """
-    times = Times([], [], [])
+    times = Times([], [], [], {"host": 0, "disk": 0})
     probe = list(reversed(prompt[:PROBE_TOKENS]))
     blocks = track.node.blocks_on_disk() + len(prompt) // BLOCK_TOKENS + len(probe) // BLOCK_TOKENS
     _cold(track, prompt)
@@ -73,8 +78,8 @@ def race(
         tell(f"{len(prompt)} tokens, round {turn + 1} of {repetitions}")
         runs: list[tuple[list[float], Callable[[], Answer]]] = [
             (times.cold, lambda: _cold(track, prompt)),
-            (times.host, lambda: _warm(track, prompt, "host")),
-            (times.disk, lambda: _from_disk(track, prompt, probe, blocks)),
+            (times.host, lambda: _warm(track, prompt, "host", times)),
+            (times.disk, lambda: _from_disk(track, prompt, probe, times)),
         ]
         for seconds, run in runs if turn % 2 == 0 else reversed(runs):
             seconds.append(_checked_s(run(), right))
@@ -86,20 +91,20 @@ def _cold(track: Track, prompt: Sequence[int]) -> Answer:
     return ask(track.alone, prompt, ANSWER_TOKENS).answer
 
 
-def _from_disk(track: Track, prompt: Sequence[int], probe: Sequence[int], blocks: int) -> Answer:
+def _from_disk(track: Track, prompt: Sequence[int], probe: Sequence[int], times: Times) -> Answer:
     """Ask a node that was started anew, so that nothing is in its memory; afterwards it is."""
+    blocks = track.node.blocks_on_disk()
     track.node.restart()
     track.node.wait_on_disk(blocks)
     wait_fetching(track.behind, probe)
-    return _warm(track, prompt, "disk")
+    return _warm(track, prompt, "disk", times)
 
 
-def _warm(track: Track, prompt: Sequence[int], tier: str) -> Answer:
+def _warm(track: Track, prompt: Sequence[int], tier: str, times: Times) -> Answer:
     track.behind.reset_prefix_cache()
     asked = ask(track.behind, prompt, ANSWER_TOKENS)
     wanted = len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS
-    if asked.tokens.fetched != {tier: wanted}:
-        raise HoldfastError(f"{wanted} tokens should come from {tier}, came: {asked.tokens}")
+    times.missed[tier] += asked.tokens.fetched != {tier: wanted}
     return asked.answer
 
 

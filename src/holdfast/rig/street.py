@@ -135,12 +135,12 @@ def walk(setting: Setting) -> Generator[Step]:
         right = _references(engine, prompts)
         expect = _Expect(len(prompts.context), node.token_bytes())
         yield Step("cold", cold, cold.answer.equals(right.first), fetched=0)
+        blocks = 2 * len(prompts.context) // BLOCK_TOKENS
+        node.wait_on_disk(blocks)
 
         tell("the engine has forgotten it and is asked again")
         engine.reset_prefix_cache()
         yield expect.hit("warm", _ask(engine, prompts.first), right.first)
-        blocks = 2 * len(prompts.context) // BLOCK_TOKENS
-        node.wait_on_disk(blocks)
 
         tell("the engine was stopped; it starts again, and a second one beside it")
         engine.process.stop()
