@@ -1,0 +1,103 @@
+"""Whom to ask for a segment and where to write it, while members come, go and fail.
+
+    write to    the first `copies` members of the ranking that are available: the owner, or the
+                next-ranked in its stead (the gutter); nothing is re-placed for a failure
+    read from   the same, then those the view before this one would have written to
+
+A member that holds a block serves it whatever the epoch, so reading by an old view is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from holdfast.tiers.pool.members import Member
+from holdfast.tiers.pool.membership import Membership, Placed, Views
+from holdfast.tiers.pool.placement import Placement
+
+
+class Route(NamedTuple):
+    """Members for one segment, best first, and the epoch and digest they were found under.
+
+    `write` is shorter than asked where too few are available; `read` holds nobody twice.
+    """
+
+    write: tuple[Member, ...]
+    read: tuple[Member, ...]
+    epoch: int
+    digest: int
+
+
+class _Known(NamedTuple):
+    views: Views
+    current: Placement
+    previous: Placement | None
+
+
+class Lookup:
+    """Routes by a membership's views; any thread.
+
+    `available` says whether a member, by id, should be asked at all just now; it must be quick
+    and change nothing (`PoolHealth.available`).
+    """
+
+    def __init__(self, membership: Membership, available: Callable[[str], bool]) -> None:
+        self._membership = membership
+        self._available = available
+        self._known = _learn(membership.views(), None)
+
+    def route(self, segment_id: bytes, copies: int = 1) -> Route:
+        """Return whom to ask and where to write, as of now."""
+        known = self._refresh()
+        write = self._first(known.current.rank(segment_id), copies)
+        read = write
+        if known.previous is not None:
+            current = {member.id: member for member in known.views.current.view.members}
+            # An old owner is asked where it lives now. One that is out may only have been taken
+            # off the list, so it is asked where it lived; if it is dead its breaker soon says so.
+            ranked = known.previous.rank(segment_id)
+            old = self._first((current.get(member.id, member) for member in ranked), copies)
+            ids = {member.id for member in write}
+            read = (*write, *(member for member in old if member.id not in ids))
+        view = known.views.current.view
+        return Route(write, read, view.epoch, view.digest)
+
+    def shares(self) -> dict[str, float]:
+        """Return the share of segments that each member should have now; they sum up to 1."""
+        weights = self._refresh().current.weights()
+        total = sum(weights.values())
+        return {member_id: weight / total for member_id, weight in weights.items()}
+
+    def _refresh(self) -> _Known:
+        views = self._membership.views()
+        known = self._known
+        if views != known.views:
+            # Threads may race to here; each learns the same and the last to store it wins.
+            known = self._known = _learn(views, known)
+        return known
+
+    def _first(self, members: Iterable[Member], count: int) -> tuple[Member, ...]:
+        found: list[Member] = []
+        for member in members:
+            if len(found) == count:
+                break
+            if self._available(member.id):
+                found.append(member)
+        return tuple(found)
+
+
+def _learn(views: Views, known: _Known | None) -> _Known:
+    """Build placements for views, keeping those whose rankings still hold."""
+    current = _placement(views.current, known)
+    previous = views.previous and _placement(views.previous, known)
+    return _Known(views, current, previous)
+
+
+def _placement(placed: Placed, known: _Known | None) -> Placement:
+    if known is not None:
+        if placed == known.views.current:
+            return known.current
+        if known.previous is not None and placed == known.views.previous:
+            return known.previous
+    return Placement(placed.view.members, placed.shares)
