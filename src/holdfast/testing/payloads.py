@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.blocks.envelope import HEADER_BYTES, TAG_BYTES, Header, record_bytes
+from holdfast.blocks.envelope import Header, record_bytes
 from holdfast.blocks.world import World
 from holdfast.buffers import aligned_buffer
 from holdfast.codec import pack
@@ -55,12 +55,10 @@ def header_of(world: World, key: bytes, parent: bytes | None = None, depth: int 
 
 
 def fill_record(record: memoryview, header: Header) -> None:
-    """Pack the whole record of a test block into `record`, padding zeroed."""
+    """Pack the whole record of a test block into `record`, padding cleared."""
     payload = payload_of(header.key, header.payload_bytes)
     pack.payload(record, header.payload_bytes)[:] = payload
     pack.pack(record, header)
-    end = HEADER_BYTES + header.payload_bytes + TAG_BYTES
-    record[end:] = bytes(len(record) - end)
 
 
 def record_of(world: World, key: bytes, parent: bytes | None = None, depth: int = 0) -> memoryview:

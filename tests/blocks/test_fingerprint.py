@@ -1,0 +1,77 @@
+"""The fingerprint: every field counts, none may be missing, and its bytes never change."""
+
+import hashlib
+import json
+
+import msgspec
+import pytest
+
+from holdfast.blocks.fingerprint import Fingerprint
+from holdfast.blocks.layout import Layout
+from holdfast.errors import BlockError
+
+LAYOUT = Layout.portable(layers=2, kv_heads=4, head_size=8, dtype="bfloat16", block_tokens=16)
+FINGERPRINT = Fingerprint(
+    model="sha256:00", layout=LAYOUT, positions="{}", adapter="none", kv_quantisation="none"
+)
+
+
+def test_golden_vector():
+    assert FINGERPRINT.digest().hex() == "66cee5f33f0529600038c60eb0c45d63"
+
+
+def test_the_digest_is_as_documented():
+    text = json.dumps(
+        msgspec.to_builtins(FINGERPRINT), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    )
+    digest = hashlib.blake2b(text.encode(), digest_size=16, person=b"holdfast-fprint").digest()
+    assert FINGERPRINT.digest() == digest
+
+
+def mutations():
+    for field in ("model", "positions", "adapter", "kv_quantisation", "naming"):
+        yield field, msgspec.structs.replace(FINGERPRINT, **{field: "other"})
+    yield "format", msgspec.structs.replace(FINGERPRINT, format=2)
+    for field in ("layers", "kv_heads", "head_size", "page_bytes"):
+        layout = msgspec.structs.replace(LAYOUT, **{field: getattr(LAYOUT, field) + 1})
+        yield f"layout.{field}", msgspec.structs.replace(FINGERPRINT, layout=layout)
+    for field, value in (("page_tokens", 8), ("block_tokens", 32)):
+        layout = msgspec.structs.replace(LAYOUT, **{field: value})
+        yield f"layout.{field}", msgspec.structs.replace(FINGERPRINT, layout=layout)
+    for field in ("arrangement", "dtype"):
+        layout = msgspec.structs.replace(LAYOUT, **{field: "other"})
+        yield f"layout.{field}", msgspec.structs.replace(FINGERPRINT, layout=layout)
+    for field in ("tp_rank", "tp_size", "pp_rank", "pp_size", "group"):
+        part = msgspec.structs.replace(LAYOUT.slice, **{field: 7})
+        layout = msgspec.structs.replace(LAYOUT, slice=part)
+        yield f"layout.slice.{field}", msgspec.structs.replace(FINGERPRINT, layout=layout)
+
+
+def test_every_field_counts():
+    digests = {name: fingerprint.digest() for name, fingerprint in mutations()}
+    digests["as it is"] = FINGERPRINT.digest()
+    assert len(digests) == 20
+    assert len(set(digests.values())) == 20
+
+
+@pytest.mark.parametrize("field", ["model", "layout", "positions", "adapter", "kv_quantisation"])
+def test_a_missing_field_is_refused_by_name(field):
+    fields = msgspec.to_builtins(FINGERPRINT)
+    del fields[field]
+    with pytest.raises(BlockError, match=field):
+        Fingerprint.of(fields)
+
+
+@pytest.mark.parametrize("field", ["model", "positions", "adapter", "kv_quantisation", "naming"])
+def test_an_empty_field_is_refused_by_name(field):
+    with pytest.raises(BlockError, match=f"fingerprint.{field} is empty"):
+        msgspec.structs.replace(FINGERPRINT, **{field: ""})
+
+
+def test_an_unknown_field_is_refused_by_name():
+    with pytest.raises(BlockError, match="colour"):
+        Fingerprint.of(msgspec.to_builtins(FINGERPRINT) | {"colour": "blue"})
+
+
+def test_plain_data_and_back():
+    assert Fingerprint.of(msgspec.to_builtins(FINGERPRINT)) == FINGERPRINT

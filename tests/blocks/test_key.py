@@ -1,0 +1,157 @@
+"""Keys: golden vectors, chaining, and that nothing but the same prefix has the same name."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.blocks.key import Chain, unpack_keys
+from holdfast.errors import BlockError
+
+DOMAIN_KEY = bytes(range(32))
+FINGERPRINT = bytes(range(16))
+tokens_of = st.lists(st.integers(0, 2**32 - 1), max_size=40)
+
+
+def chain_of(tokens, size=4, **changes):
+    arguments = {"domain_key": DOMAIN_KEY, "fingerprint": FINGERPRINT, "block_tokens": size}
+    chain = Chain(**arguments | changes)
+    chain.extend(tokens)
+    return chain
+
+
+def as_documented(tokens, size, extras):
+    """docs/reference/format.md, word for word, by plain code."""
+    keys, parent = [], FINGERPRINT
+    for i in range(len(tokens) // size):
+        text = FINGERPRINT + parent + size.to_bytes(4, "little")
+        for token in tokens[i * size : (i + 1) * size]:
+            text += token.to_bytes(4, "little")
+        listed = extras.get(i, [])
+        text += len(listed).to_bytes(4, "little")
+        for extra in listed:
+            text += len(extra).to_bytes(4, "little") + extra
+        parent = hashlib.blake2b(text, key=DOMAIN_KEY, digest_size=16).digest()
+        keys.append(parent)
+    return keys
+
+
+def test_golden_vectors():
+    chain = chain_of(range(1, 9), extras={1: [b"image", b""]})
+    assert [key.hex() for key in chain.keys] == [
+        "4f248ed904b307a4c1a8936fb3ca0e9f",
+        "9676017afcdc95153be4036f7c75ac77",
+    ]
+
+
+@given(
+    tokens_of,
+    st.integers(1, 9),
+    st.dictionaries(st.integers(0, 5), st.lists(st.binary(max_size=20), max_size=3)),
+)
+def test_keys_are_as_documented(tokens, size, extras):
+    assert chain_of(tokens, size, extras=extras).keys == as_documented(tokens, size, extras)
+
+
+@given(tokens_of, st.lists(st.integers(0, 40), max_size=5), st.integers(1, 9))
+def test_growing_in_steps_gives_the_same_keys(tokens, stops, size):
+    chain = chain_of([], size)
+    for stop in sorted(stops):
+        chain.extend(tokens[:stop])
+    chain.extend(tokens)
+    chain.extend(tokens[: len(tokens) // 2])
+    assert chain.keys == chain_of(tokens, size).keys
+    assert len(chain) == len(tokens) // size
+
+
+@given(tokens_of)
+def test_lists_and_arrays_name_the_same(tokens):
+    expected = chain_of(tokens).keys
+    assert chain_of(np.array(tokens, dtype=np.int64)).keys == expected
+    assert chain_of(np.array(tokens, dtype=np.uint32)).keys == expected
+    assert chain_of(tuple(tokens)).keys == expected
+
+
+@given(tokens_of.filter(lambda tokens: len(tokens) >= 4), st.data())
+def test_one_other_token_renames_its_block_and_all_behind(tokens, data):
+    at = data.draw(st.integers(0, len(tokens) // 4 * 4 - 1))
+    changed = [*tokens[:at], (tokens[at] + 1) % 2**32, *tokens[at + 1 :]]
+    one, other = chain_of(tokens).keys, chain_of(changed).keys
+    assert one[: at // 4] == other[: at // 4]
+    assert not set(one[at // 4 :]) & set(other)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"domain_key": bytes(32)},
+        {"fingerprint": bytes(16)},
+        {"extras": {0: [b""]}},
+        {"extras": {0: [b"a", b"b"]}},
+        {"extras": {0: [b"ab"]}},
+    ],
+)
+def test_what_changes_the_meaning_changes_every_name(changes):
+    plain = chain_of(range(12))
+    assert not set(plain.keys) & set(chain_of(range(12), **changes).keys)
+
+
+def test_extras_can_not_be_shifted_into_one_another():
+    names = {
+        tuple(chain_of(range(8), extras=extras).keys)
+        for extras in ({0: [b"ab"]}, {0: [b"a", b"b"]}, {0: [b"", b"ab"]}, {1: [b"ab"]}, {})
+    }
+    assert len(names) == 5
+
+
+def test_parents_and_packed_keys():
+    chain = chain_of(range(12))
+    assert chain.parent(0) == FINGERPRINT
+    assert chain.parent(2) == chain.keys[1]
+    assert unpack_keys(chain.packed()) == chain.keys
+    assert unpack_keys(chain.packed(1, 2)) == chain.keys[1:2]
+    assert unpack_keys(b"") == []
+
+
+def test_a_segment_is_named_by_its_first_block():
+    chain = chain_of(range(1_030), 1)
+    assert {chain.segment(i) for i in range(512)} == {chain.keys[0][:8]}
+    assert {chain.segment(i) for i in range(512, 1_024)} == {chain.keys[512][:8]}
+    assert chain.segment(1_024) == chain.keys[1_024][:8]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"domain_key": bytes(31)}, "domain key has 31 bytes, not 32"),
+        ({"fingerprint": bytes(17)}, "fingerprint has 17 bytes, not 16"),
+        ({"block_tokens": 0}, "block_tokens is 0"),
+    ],
+)
+def test_wrong_shapes_are_refused(changes, expected):
+    with pytest.raises(BlockError, match=expected):
+        chain_of([], **changes)
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        [1, 2, 3, -1],
+        [1, 2, 3, 2**32],
+        np.array([1, 2, 3, -1]),
+        np.array([1, 2, 3, 2**32]),
+        np.array([1.0, 2.0, 3.0, 4.0]),
+        np.zeros((4, 4), dtype=np.int64),
+        ["a", "b", "c", "d"],
+    ],
+)
+def test_tokens_that_are_none_are_refused(tokens):
+    with pytest.raises(BlockError, match="token"):
+        chain_of(tokens)
+
+
+def test_half_a_key_is_refused():
+    with pytest.raises(BlockError, match="17 bytes"):
+        unpack_keys(bytes(17))

@@ -1,0 +1,117 @@
+"""Records: golden bytes; any change to identity or payload is noticed, no other block passes."""
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.blocks.envelope import Header, record_bytes, stamp, write_header
+from holdfast.codec import pack
+from holdfast.errors import Outcome
+from holdfast.testing.payloads import header_of, key_of, record_of, world_of
+
+WORLD = world_of(300)
+KEY = key_of(0)
+
+
+def verify(record, key=KEY, world=WORLD):
+    return pack.verify(record, key, world.fingerprint, world.payload_bytes)
+
+
+def test_golden_tag():
+    header = Header(
+        key=bytes([1]) * 16,
+        parent=bytes([2]) * 16,
+        fingerprint=bytes([3]) * 16,
+        domain=bytes([4]) * 16,
+        depth=5,
+        tokens=128,
+        payload_bytes=8,
+        raw_bytes=8,
+    )
+    record = memoryview(bytearray(record_bytes(8)))
+    record[128:136] = b"holdfast"
+    pack.pack(record, header)
+    assert record[136:152].hex() == "ad56f997ca81fcad081acd4ad77769cc"
+    assert record[152:] == bytes(4096 - 152)
+    assert record[136:152] == xxhash.xxh3_128(record[16:136]).digest()
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 300, 3_952, 3_953, 70_000])
+def test_what_is_packed_verifies(nbytes):
+    world = world_of(nbytes)
+    record = record_of(world, KEY)
+    assert verify(record, world=world) is Outcome.OK
+    assert len(pack.payload(record, nbytes)) == nbytes
+
+
+def test_the_slots_last_owner_leaves_nothing_behind():
+    record = memoryview(bytearray(b"\xee" * 4096))
+    pack.payload(record, 300)[:] = bytes(300)
+    pack.pack(record, header_of(WORLD, KEY))
+    assert bytes(record[128:428]) == bytes(300)
+    assert bytes(record[444:]) == bytes(4096 - 444)
+
+
+def test_a_tier_may_stamp_it_again():
+    record = record_of(WORLD, KEY)
+    stamp(record, 77)
+    assert verify(record) is Outcome.OK
+
+
+def test_every_flipped_bit_is_noticed():
+    for bit in range(8 * (128 + 300 + 16)):
+        record = record_of(WORLD, KEY)
+        record[bit // 8] ^= 1 << bit % 8
+        assert verify(record) is not Outcome.OK, bit
+
+
+def test_every_flipped_identity_is_noticed_even_with_a_good_crc():
+    """The CRC guards against accidents in the mark; the tag covers the identity."""
+    for bit in range(8 * 16, 8 * 128):
+        record = record_of(WORLD, KEY)
+        record[bit // 8] ^= 1 << bit % 8
+        stamp(record, 0)
+        assert verify(record) is not Outcome.OK, bit
+
+
+@given(st.integers(0, 128 + 300 + 15))
+def test_every_cut_is_noticed(end):
+    record = record_of(WORLD, KEY)
+    assert verify(record[:end]) is Outcome.CORRUPT
+    zeroed = memoryview(bytes(record[:end]).ljust(4096, b"\0"))
+    assert end >= 443 or verify(zeroed) is Outcome.CORRUPT
+
+
+@given(st.binary(max_size=5_000))
+def test_noise_is_corrupt(noise):
+    assert verify(memoryview(noise)) is Outcome.CORRUPT
+
+
+def test_another_block_is_a_miss():
+    assert verify(record_of(WORLD, key_of(1))) is Outcome.MISS
+    assert verify(record_of(world_of(300, seed=9), KEY)) is Outcome.MISS
+
+
+def test_another_length_is_corrupt():
+    assert verify(record_of(world_of(301), KEY)) is Outcome.CORRUPT
+
+
+def test_another_blocks_payload_under_this_header_is_corrupt():
+    record, other = record_of(WORLD, KEY), record_of(WORLD, key_of(1))
+    record[128:] = other[128:]
+    assert verify(record) is Outcome.CORRUPT
+
+
+def test_an_unknown_seal_is_corrupt():
+    record = record_of(WORLD, KEY)
+    header = header_of(WORLD, KEY)._replace(seal=1)
+    pack.pack(record, header)
+    assert verify(record) is Outcome.CORRUPT
+
+
+def test_a_length_that_lies_is_corrupt():
+    record = record_of(WORLD, KEY)
+    write_header(record, header_of(WORLD, KEY)._replace(payload_bytes=2**32 - 1))
+    assert verify(record) is Outcome.CORRUPT
+    assert pack.verify(record, KEY, WORLD.fingerprint, 2**32 - 1) is Outcome.CORRUPT
