@@ -1,0 +1,350 @@
+import pytest
+
+pytest.importorskip("vllm")
+
+from holdfast.blocks.key import Chain, unpack_keys
+from holdfast.engines.vllm.options import Setting
+from holdfast.engines.vllm.scheduler import SchedulerSide
+from holdfast.engines.vllm.work import Described
+from holdfast.errors import NodeGoneError, RefusedError
+from holdfast.wire.messages import Cover, Covered
+
+BLOCK = 8
+FINGERPRINT = b"f" * 16
+SETTING = Setting("", "default", 0, "", 0.05, 5.0, saves=True)
+
+
+def words(count, start=0):
+    return list(range(start, start + count))
+
+
+class Rig:
+    """A scheduler side with a node that holds `held` blocks of whatever it is asked about."""
+
+    def __init__(self, fakes, page=BLOCK, ranks=1, setting=SETTING):
+        self.now = 0.0
+        self.held = 0
+        self.answering = True
+        self.clients = [fakes.Client(self.answer) for _ in range(ranks)]
+        self.links = [fakes.Link(client) for client in self.clients]
+        worlds = [
+            Described(FINGERPRINT[:-1] + bytes([rank]), 64, BLOCK, page) for rank in range(ranks)
+        ]
+        self.side = SchedulerSide(self.links, worlds, setting, now=lambda: self.now)
+        self.fakes = fakes
+
+    @property
+    def client(self):
+        return self.clients[0]
+
+    def answer(self, message):
+        assert isinstance(message, Cover)
+        if not self.answering:
+            return None
+        blocks = min(self.held, len(message.keys) // 16)
+        return Covered(blocks, {"host": blocks})
+
+    def request(self, count, **other):
+        request = self.fakes.Request(tokens=words(count), **other)
+        self.side.on_new_request(request)
+        return request
+
+    def chain(self, count, extras=None):
+        chain = Chain(self.fakes.domain_key, FINGERPRINT[:-1] + b"\0", BLOCK, {0: extras or []})
+        chain.extend(words(count))
+        return chain
+
+    def run(self, request, scheduled, pages):
+        work = self.side.build_work(
+            self.fakes.step({request.request_id: pages}, **{request.request_id: scheduled})
+        )
+        request.num_computed_tokens += scheduled
+        return work
+
+
+@pytest.fixture
+def rig(fakes):
+    return Rig(fakes)
+
+
+def test_coverage_is_asked_for_when_a_request_arrives(rig):
+    rig.request(20)
+    (cover,) = rig.client.of(Cover)
+    assert unpack_keys(cover.keys) == rig.chain(16).keys
+
+
+def test_until_the_node_answers_the_count_is_unknown(rig):
+    rig.answering, rig.held = False, 2
+    request = rig.request(20)
+    assert rig.side.matched_tokens(request, 0) == (None, False)
+    rig.answering = True
+    assert rig.side.matched_tokens(request, 0) == (16, True)
+
+
+def test_after_the_deadline_it_is_a_miss(rig):
+    rig.answering, rig.held = False, 2
+    request = rig.request(20)
+    rig.now = 0.049
+    assert rig.side.matched_tokens(request, 0) == (None, False)
+    rig.now = 0.051
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    assert rig.client.forgotten == rig.client.of(Cover)
+    assert rig.side.counts.data == {"late_covers": 1}
+    rig.answering = True
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+
+
+def test_asking_again_changes_nothing(rig):
+    rig.held = 2
+    request = rig.request(20)
+    for _ in range(3):
+        assert rig.side.matched_tokens(request, 0) == (16, True)
+    assert len(rig.client.sent) == 1
+
+
+def test_one_token_at_least_is_left_to_compute(rig):
+    rig.held = 2
+    assert rig.side.matched_tokens(rig.request(16), 0) == (8, True)
+    assert rig.side.matched_tokens(rig.request(17), 0) == (16, True)
+
+
+def test_local_hits_are_not_loaded_again(rig):
+    rig.held = 3
+    request = rig.request(30)
+    assert rig.side.matched_tokens(request, 16) == (8, True)
+    assert rig.side.matched_tokens(request, 24) == (0, False)
+
+
+@pytest.mark.parametrize("failure", [NodeGoneError("gone"), RefusedError("no")])
+def test_a_node_that_fails_is_a_miss(rig, failure):
+    request = rig.request(20)
+    rig.client.answer = lambda _: failure
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    assert rig.side.counts.data == {"gone_covers": 1}
+
+
+def test_without_a_node_nothing_is_asked_loaded_or_saved(rig):
+    rig.links[0].lent = None
+    request = rig.request(20)
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    assert rig.run(request, 20, [1, 2, 3]).saves == []
+    rig.side.on_finished(request)
+
+
+def test_the_load_fills_the_pages_behind_the_local_ones(rig):
+    rig.held = 4
+    request = rig.request(36)
+    assert rig.side.matched_tokens(request, 8) == (24, True)
+    rig.side.allocated(request, [50, 61, 72, 83, 94], 24)
+    work = rig.side.build_work(rig.fakes.step({}))
+    (load,) = work.loads
+    assert (load.request, load.pages, load.first, load.tokens) == ("r", [61, 72, 83], 0, 24)
+    assert unpack_keys(load.keys[0]) == rig.chain(32).keys[1:]
+    rig.side.allocated(request, [50, 61, 72, 83, 94], 0)
+    assert rig.side.build_work(rig.fakes.step({})).loads == []
+
+
+def test_a_load_may_begin_and_end_inside_a_block(fakes):
+    rig = Rig(fakes, page=2)
+    rig.held = 4
+    request = rig.request(30)
+    assert rig.side.matched_tokens(request, 12) == (12, True)
+    pages = list(range(100, 115))
+    rig.side.allocated(request, pages, 12)
+    (load,) = rig.side.build_work(fakes.step({})).loads
+    assert load.pages == pages[6:12]
+    assert load.first == 2
+    assert unpack_keys(load.keys[0]) == rig.chain(24).keys[1:]
+
+
+def test_blocks_are_saved_in_the_step_that_fills_them(rig):
+    request = rig.request(30)
+    rig.side.matched_tokens(request, 0)
+    (save,) = rig.run(request, 12, [5, 6]).saves
+    assert (save.depth, save.pages) == (0, [5])
+    assert save.parents[0] == rig.chain(30).fingerprint
+    assert rig.run(request, 3, [5, 6]).saves == []
+    (save,) = rig.run(request, 15, [5, 6, 7, 8]).saves
+    assert (save.depth, save.pages) == (1, [6, 7])
+    assert unpack_keys(save.keys[0]) == rig.chain(30).keys[1:]
+    assert save.parents[0] == rig.chain(30).keys[0]
+    request.all_token_ids += [30, 31, 32]
+    (save,) = rig.run(request, 2, [5, 6, 7, 8, 9]).saves
+    assert (save.depth, save.pages) == (3, [8])
+
+
+def test_local_hits_that_the_node_lacks_are_saved_too(rig):
+    rig.held = 1
+    request = rig.request(30)
+    rig.side.matched_tokens(request, 16)
+    request.num_computed_tokens = 16
+    (save,) = rig.run(request, 8, [5, 6, 7]).saves
+    assert (save.depth, save.pages) == (1, [6, 7])
+
+
+def test_a_block_is_saved_only_when_its_tokens_are_known(rig):
+    request = rig.request(15)
+    rig.side.matched_tokens(request, 0)
+    rig.run(request, 15, [5, 6])
+    assert rig.run(request, 4, [5, 6, 7]).saves == []  # drafts, or steps ahead of their tokens
+    request.all_token_ids += [15]
+    request.num_computed_tokens = 15
+    (save,) = rig.run(request, 1, [5, 6, 7]).saves
+    assert (save.depth, save.pages) == (1, [6])
+
+
+def test_a_preempted_request_asks_again_and_saves_from_its_new_pages(rig):
+    request = rig.request(30)
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    rig.run(request, 20, [5, 6, 7])
+    request.num_preemptions, request.num_computed_tokens = 1, 0
+    request.all_token_ids += [30, 31, 32]
+    rig.held = 1
+    assert rig.side.matched_tokens(request, 0) == (8, True)
+    assert len(unpack_keys(rig.client.of(Cover)[-1].keys)) == 4
+    rig.side.allocated(request, [15, 16], 8)
+    request.num_computed_tokens = 8
+    work = rig.run(request, 16, [15, 16, 17])
+    assert work.loads[0].pages == [15]
+    assert (work.saves[0].depth, work.saves[0].pages) == (1, [16, 17])
+
+
+def test_after_a_failed_load_the_request_computes_and_saves_again(rig):
+    rig.held = 3
+    request = rig.request(30)
+    rig.side.matched_tokens(request, 0)
+    rig.side.allocated(request, [5, 6, 7, 8], 24)
+    rig.side.build_work(rig.fakes.step({}))
+    rig.side.workers_said(rig.fakes.outcome(invalid=[6, 7]))
+    rig.side.workers_said(rig.fakes.outcome(ended=["r"]))
+    request.num_computed_tokens = 8
+    (save,) = rig.run(request, 22, [5, 6, 7, 8]).saves
+    assert (save.depth, save.pages) == (1, [6, 7])
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+
+
+def test_a_load_that_failed_whole_is_not_tried_again(rig):
+    rig.held = 3
+    request = rig.request(30)
+    rig.side.matched_tokens(request, 0)
+    rig.side.allocated(request, [5, 6, 7, 8], 24)
+    rig.side.workers_said(rig.fakes.outcome(ended=["r"], invalid=[5, 6, 7]))
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    assert rig.side.matched_tokens(request, 8) == (0, False)
+
+
+def test_failures_of_other_pages_do_not_touch_a_load(rig):
+    rig.held = 3
+    request = rig.request(30)
+    rig.side.matched_tokens(request, 0)
+    rig.side.allocated(request, [5, 6, 7, 8], 24)
+    rig.side.workers_said(rig.fakes.outcome(ended=["r"], invalid=[9]))
+    assert rig.side.matched_tokens(request, 0) == (24, True)
+
+
+def test_a_finished_request_is_forgotten(rig):
+    rig.answering = False
+    request = rig.request(20)
+    rig.side.on_finished(request)
+    assert rig.client.forgotten == rig.client.of(Cover)
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    rig.side.workers_said(rig.fakes.outcome(ended=["r"], invalid=[1]))
+    rig.side.on_finished(request)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kind"),
+    [
+        ("prompt_embeds", object(), "embeds"),
+        ("prompt_token_ids", None, "embeds"),
+        ("mm_features", [object()], "multimodal"),
+        ("lora_request", object(), "lora"),
+        ("resumable", True, "streaming_input"),
+    ],
+)
+def test_requests_that_tokens_do_not_describe_are_left_alone(rig, field, value, kind):
+    request = rig.request(20, **{field: value})
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    assert rig.run(request, 20, [1, 2, 3]).saves == []
+    assert rig.side.counts.data == {f"declined_{kind}": 1}
+    assert rig.client.sent == []
+
+
+def test_a_request_that_skips_reading_still_saves(rig):
+    rig.held = 2
+    request = rig.request(20, skip_reading_prefix_cache=True)
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    assert rig.client.sent == []
+    (save,) = rig.run(request, 20, [1, 2, 3]).saves
+    assert (save.depth, save.pages) == (0, [1, 2])
+
+
+def test_a_reader_saves_nothing(fakes):
+    rig = Rig(fakes, setting=SETTING._replace(saves=False))
+    rig.held = 1
+    request = rig.request(20)
+    assert rig.side.matched_tokens(request, 0) == (8, True)
+    request.num_computed_tokens = 8
+    assert rig.run(request, 12, [1, 2, 3]).saves == []
+
+
+def test_a_salt_gives_a_request_names_of_its_own(rig):
+    for salt in ("a", "b", "a", None):
+        rig.request(20, cache_salt=salt)
+    a, b, again, none = [cover.keys for cover in rig.client.of(Cover)]
+    assert a == again
+    assert len({a, b, none}) == 3
+    assert unpack_keys(a) == rig.chain(16, [b"salt:a"]).keys
+
+
+def test_after_a_reset_nothing_saved_before_has_a_name(rig):
+    rig.held = 2
+    before = rig.request(20, request_id="before")
+    rig.side.matched_tokens(before, 0)
+    rig.side.reset()
+    assert rig.side.matched_tokens(before, 0) == (0, False)
+    assert rig.run(before, 20, [1, 2, 3]).saves == []
+    rig.request(20, request_id="after")
+    rig.request(20, request_id="later")
+    first, after, later = [cover.keys for cover in rig.client.of(Cover)]
+    assert after == later != first
+
+
+def test_sources_add_up_to_the_tokens_loaded(rig):
+    request = rig.request(50)
+    rig.client.answer = lambda _: Covered(5, {"host": 2, "disk": 3})
+    rig.side.matched_tokens(request, 0)
+    assert rig.side.sources(request, 40) == {"host": 16, "disk": 24}
+    assert rig.side.sources(request, 24) == {"host": 16, "disk": 8}
+    rig.client.answer = lambda _: Covered(5, {})
+    other = rig.request(50, request_id="other")
+    rig.side.matched_tokens(other, 0)
+    assert rig.side.sources(other, 40) == {"": 40}
+
+
+def test_with_several_ranks_the_least_covered_one_counts(fakes):
+    rig = Rig(fakes, ranks=2)
+    request = rig.request(30)
+    rig.clients[0].answer = lambda _: Covered(3, {"host": 3})
+    rig.clients[1].answer = lambda _: None
+    assert rig.side.matched_tokens(request, 0) == (None, False)
+    rig.clients[1].answer = lambda _: Covered(2, {"disk": 2})
+    assert rig.side.matched_tokens(request, 0) == (16, True)
+    assert rig.side.sources(request, 16) == {"disk": 16}
+    rig.side.allocated(request, [1, 2, 3], 16)
+    request.num_computed_tokens = 16
+    work = rig.run(request, 14, [1, 2, 3, 4])
+    assert len(set(work.loads[0].keys)) == len(set(work.saves[0].keys)) == 2
+    assert rig.clients[0].of(Cover)[0].keys != rig.clients[1].of(Cover)[0].keys
+
+
+def test_a_node_that_claims_more_than_was_asked_is_not_believed(rig):
+    request = rig.request(20)
+    rig.client.answer = lambda _: Covered(9, {"host": 9})
+    assert rig.side.matched_tokens(request, 0) == (16, True)
+
+
+def test_closing_ends_every_session(fakes):
+    rig = Rig(fakes, ranks=2)
+    rig.side.close()
+    assert all(link.closed for link in rig.links)
