@@ -1,0 +1,327 @@
+"""A real node in its own process, over its real socket: serves, refuses, ends, comes back."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import NodeGoneError, RefusedError
+from holdfast.wire import messages as m
+from holdfast.wire.client import Client
+from holdfast.wire.frame import encode
+from holdfast.wire.link import Link
+
+
+def serve(config, **options):
+    """Start a node that is expected to refuse; return its exit code and words."""
+    argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(config)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False, **options)
+    return done.returncode, done.stderr
+
+
+def test_what_one_engine_saved_another_reads(start_node, engine, names):
+    node = start_node()
+    one, two = engine(node.address), engine(node.address)
+    keys = names("shared", 20)
+    assert one.cover(keys) == 0
+    assert one.read(keys) == (0, {})
+    assert one.save(keys) == 20
+    assert two.cover(keys) == 20
+    assert two.read(keys) == (20, {"host": 20})
+    assert two.save(keys) == 0
+
+
+def test_two_engines_at_once_keep_their_own(start_node, engine, names):
+    node = start_node()
+    engines = [engine(node.address) for _ in range(2)]
+    chains = [[names(f"{i}/{j}", 8) for j in range(10)] for i in range(2)]
+    open_ = [
+        (one, chain, one.client.send(m.Reserve(b"".join(chain), one.fingerprint, 0)))
+        for one, own in zip(engines, chains, strict=True)
+        for chain in own
+    ]
+    for one, chain, request in open_:
+        reserved = one.client.wait(request, 10)
+        one.fill(chain, reserved)
+        assert one.call(m.Commit(reserved.ticket)).blocks == 8
+    for one in engines:
+        assert [one.read(chain)[0] for own in chains for chain in own] == [8] * 20
+
+
+def test_worlds_do_not_meet(start_node, engine, names, tmp_path):
+    key_file = tmp_path / "other.key"
+    key_file.write_bytes(os.urandom(32))
+    key_file.chmod(0o600)
+    node = start_node(domains={"other": {"key_file": str(key_file)}})
+    keys = names("shared", 4)
+    assert engine(node.address).save(keys) == 4
+    assert engine(node.address, fingerprint=b"another-world-16").cover(keys) == 0
+    foreign = engine(node.address, domain="other")
+    assert foreign.cover(keys) == 0
+    assert foreign.client.welcome.domain_key == key_file.read_bytes()
+
+
+def test_leases_and_tickets_belong_to_their_session(start_node, engine, names):
+    node = start_node()
+    owner, thief = engine(node.address), engine(node.address)
+    keys = names("owned", 4)
+    reserved = owner.reserve(keys)
+    owner.fill(keys, reserved)
+    assert thief.call(m.Commit(reserved.ticket)).blocks == 0
+    assert thief.call(m.Abort(reserved.ticket)) == m.Done()
+    assert owner.call(m.Commit(reserved.ticket)).blocks == 4
+    fetched = owner.call(m.Fetch(b"".join(keys), 5.0))
+    assert not thief.call(m.Release(fetched.lease)).valid
+    assert owner.call(m.Release(fetched.lease)).valid
+    assert not owner.call(m.Release(fetched.lease)).valid
+
+
+def test_an_engine_that_leaves_gives_back_leases_and_tickets(start_node, engine, names):
+    node = start_node()
+    watcher, leaver = engine(node.address), engine(node.address)
+    keys = names("held", 4)
+    leaver.save(keys)
+    leaver.call(m.Fetch(b"".join(keys), 5.0))
+    leaver.reserve(names("half", 4))
+    watcher.until(lambda s: (s["leases"], s["tickets"]) == (1, 1))
+    leaver.close()
+    watcher.until(lambda s: (s["leases"], s["tickets"]) == (0, 0))
+    assert watcher.cover(names("half", 4)) == 0
+
+
+SAVER = """
+import sys, time
+sys.path.insert(0, sys.argv[3])
+from conftest import Engine, keys_of
+engine = Engine(sys.argv[1])
+keys = keys_of(sys.argv[2], 8)
+reserved = engine.reserve(keys)
+engine.fill(keys[:5], reserved)
+print("half", flush=True)
+time.sleep(60)
+"""
+
+
+def test_an_engine_killed_mid_save_leaves_nothing_and_its_slots_come_back(
+    start_node, engine, names
+):
+    node = start_node()
+    watcher = engine(node.address)
+    before = watcher.status()["tiers"][0]["used_bytes"]
+    argv = [sys.executable, "-c", SAVER, node.address, "killed", str(Path(__file__).parent)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as saver:
+        assert saver.stdout.readline() == b"half\n"
+        watcher.until(lambda s: s["tickets"] == 1)
+        assert watcher.status()["tiers"][0]["used_bytes"] > before
+        saver.kill()
+    # Its process is gone, so nobody can write to the slots: they are free long before RECLAIM_S.
+    watcher.until(lambda s: (s["tickets"], s["tiers"][0]["used_bytes"]) == (0, before), within_s=5)
+    assert watcher.cover(names("killed", 8)) == 0
+
+
+def test_garbage_and_half_a_frame_harm_no_other_engine(start_node, engine, names):
+    node = start_node()
+    good, keys = engine(node.address), names("good", 4)
+    good.save(keys)
+    path = node.address.removeprefix("unix://")
+    for data in (os.urandom(4096), encode(1, m.Hello(m.PROTOCOL, "x"))[:-3], b"\xff" * 16):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
+            raw.connect(path)
+            raw.sendall(data)
+    assert good.read(keys) == (4, {"host": 4})
+    assert "Traceback" not in node.said()
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (m.Cover(b"x" * 17), "17 bytes of keys do not divide by 16"),
+        (m.Cover(bytes(16 * 65_537)), "65537 keys, the limit is 65536; send fewer at once"),
+        (m.Fetch(b"", -1.0), r"fetch\.deadline_s: -1 is not from 0 to 60"),
+        (m.Fetch(b"", float("nan")), r"fetch\.deadline_s: nan is not"),
+        (m.Reserve(b"", b"short", 0), r"reserve\.parent has 5 bytes, not 16"),
+        (m.Reserve(b"k" * 16, b"p" * 16, 65_536), r"reserve\.depth: 65536 and 1 blocks more"),
+        (m.Reserve(b"k" * 16, b"p" * 16, -1), r"reserve\.depth: -1"),
+        (m.Hello(m.PROTOCOL, "again"), "hello was said already"),
+    ],
+)
+def test_a_request_out_of_bounds_is_refused_by_name(start_node, engine, request_, words):
+    node = start_node()
+    one = engine(node.address)
+    with pytest.raises(RefusedError, match=words):
+        one.call(request_)
+    assert one.cover([]) == 0
+
+
+@pytest.mark.parametrize(
+    ("hello", "words"),
+    [
+        (m.Hello(2, "t"), "protocol version 2 is not spoken here, 1 is"),
+        (m.Hello(1, "t", b"f" * 16, 4096, 16, "nobody"), "'nobody' is not configured; known: def"),
+        (m.Hello(1, "t", b"f" * 15, 4096, 16), r"hello\.fingerprint has 15 bytes, not 16"),
+        (m.Hello(1, "t", b"f" * 16, 0, 16), r"hello\.payload_bytes is 0, not from 1 to"),
+        (m.Hello(1, "t", b"f" * 16, 1 << 30, 16), r"hello\.payload_bytes is 1073741824, not"),
+        (m.Hello(1, "t", b"f" * 16, 4096, 0), r"hello\.block_tokens is 0, not from 1"),
+        (m.Hello(1, "t", b"f" * 16, 1 << 26, 16), r"one block takes .* raise tiers\.0\.capacity"),
+    ],
+)
+def test_a_hello_out_of_bounds_is_refused_by_name(start_node, hello, words):
+    node = start_node()
+    with pytest.raises(RefusedError, match=words):
+        Client(node.address, hello, 5)
+
+
+def test_a_session_without_a_world_may_only_look(start_node):
+    node = start_node()
+    client = Client(node.address, m.Hello(m.PROTOCOL, "looker"), 5)
+    assert client.arena is None
+    with pytest.raises(RefusedError, match="named no world"):
+        client.call(m.Cover(b""), 5)
+    assert client.call(m.List(), 5) == m.Report({"blocks": []})
+    client.close()
+
+
+def test_the_socket_is_its_users_alone_and_goes_with_the_node(start_node, tmp_path):
+    folder = tmp_path / "run" / "holdfast"
+    node = start_node(listen=f"unix://{folder}/node.sock")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "node.sock").stat().st_mode) == 0o600
+    assert node.stop() == 0
+    assert not (folder / "node.sock").exists()
+
+
+def test_a_socket_in_use_is_refused_by_name_and_stays(start_node, engine, names, tmp_path):
+    node = start_node()
+    config = tmp_path / "second.yaml"
+    config.write_text(
+        f"listen: {node.address}\ntiers: [{{kind: host, capacity: 16 MiB}}]\n", encoding="utf-8"
+    )
+    code, words = serve(config)
+    assert code == 3
+    assert f"is in use by process {node.process.pid}; stop that, or choose another path" in words
+    assert engine(node.address).save(names("still", 2)) == 2
+
+
+def test_a_socket_of_another_program_is_refused_and_stays(tmp_path):
+    path = tmp_path / "node.sock"
+    config = tmp_path / "node.yaml"
+    config.write_text(f"listen: {path}\ntiers: [{{kind: host, capacity: 16 MiB}}]\n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(str(path))
+        other.listen()
+        code, words = serve(config)
+    assert code == 3
+    assert f'socket "{path}" is in use by another process' in words
+    assert path.exists()
+
+
+def test_a_file_that_is_no_socket_is_refused_and_stays(tmp_path):
+    path = tmp_path / "node.sock"
+    path.write_text("precious")
+    config = tmp_path / "node.yaml"
+    config.write_text(f"listen: {path}\ntiers: [{{kind: host, capacity: 16 MiB}}]\n")
+    code, words = serve(config)
+    assert code == 2
+    assert "is there and is not a socket; choose another path" in words
+    assert path.read_text() == "precious"
+
+
+def test_a_folder_that_others_may_change_is_refused(tmp_path):
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    config = tmp_path / "node.yaml"
+    config.write_text(f"listen: {folder}/n.sock\ntiers: [{{kind: host, capacity: 16 MiB}}]\n")
+    code, words = serve(config)
+    assert code == 2
+    assert f'other users may change folder "{folder}"' in words
+
+
+def test_two_nodes_on_one_folder_are_refused_by_name(start_node, engine, names, tmp_path):
+    node = start_node()
+    config = tmp_path / "second.yaml"
+    second = {**node.config, "listen": f"{tmp_path}/second.sock"}
+    config.write_text(json.dumps(second))
+    code, words = serve(config)
+    assert code == 3
+    assert f"in use by process {node.process.pid}" in words
+    assert not (tmp_path / "second.sock").exists()
+    assert engine(node.address).save(names("still", 2)) == 2
+
+
+def test_a_node_killed_is_gone_in_time_and_comes_back_warm(start_node, engine, names):
+    node = start_node()
+    one = engine(node.address)
+    keys = names("warm", 12)
+    one.save(keys)
+    one.until_on_disk(12)
+    hello = m.Hello(m.PROTOCOL, "link", one.fingerprint, 20_000, 128)
+    link = Link(node.address, hello, 5.0, retry_s=0.1)
+    before = link.wait(10)
+    node.kill()
+    started = time.monotonic()
+    with pytest.raises(NodeGoneError):
+        before.call(m.Cover(b"".join(keys)), 5.0)
+    assert time.monotonic() - started < 5
+    node.start()
+    after = link.wait(20)
+    assert after is not None
+    assert after.welcome.incarnation != before.welcome.incarnation
+    assert after.welcome.domain_key == before.welcome.domain_key
+    two = engine(node.address)
+    two.until_recovered()
+    assert two.read(keys) == (12, {"disk": 12})
+    link.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_node_told_to_stop_writes_what_waits_and_ends_well(start_node, engine, names, number):
+    node = start_node()
+    keys = names("drained", 40)
+    engine(node.address).save(keys)
+    node.end(number)
+    assert node.process.returncode == 0
+    node.start()
+    two = engine(node.address)
+    two.until_recovered()
+    assert two.read(keys) == (40, {"disk": 40})
+
+
+def test_a_node_that_hangs_is_gone_within_the_deadline(start_node, engine):
+    node = start_node()
+    one = engine(node.address, timeout_s=5)
+    node.process.send_signal(signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        with pytest.raises(NodeGoneError, match=r"no answer within 0\.3 s"):
+            one.client.call(m.Cover(b""), 0.3)
+        assert time.monotonic() - started < 2
+    finally:
+        node.process.send_signal(signal.SIGCONT)
+
+
+def test_systemd_is_told_when_the_node_is_ready_and_when_it_stops(
+    tmp_path, monkeypatch, start_node
+):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        node = start_node()
+        assert systemd.recv(100) == b"READY=1"
+        assert node.stop() == 0
+        assert systemd.recv(100) == b"STOPPING=1"
+
+
+def test_the_default_domains_key_is_kept_private_beside_the_blocks(start_node, engine, tmp_path):
+    node = start_node()
+    key_file = tmp_path / "disk" / "default.key"
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+    assert engine(node.address).client.welcome.domain_key == key_file.read_bytes()
