@@ -50,3 +50,7 @@ class NodeGoneError(HoldfastError):
 
 class RefusedError(HoldfastError):
     """The node understood a request and will not serve it; the message is the node's."""
+
+
+class MembershipError(HoldfastError):
+    """A list of pool members can not be had or makes no sense; the last one stays in force."""

@@ -1,0 +1,155 @@
+"""Every promise of a membership source as a test; a source proves itself with one subclass.
+
+    class TestMySource(MembershipContract):
+        def make_source(self): ...
+        def publish(self, members): ...
+        def spoil(self): ...
+
+pytest collects the inherited tests.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from holdfast.tiers.pool.members import Member, State
+from holdfast.tiers.pool.membership import MembershipSource
+
+WITHIN_S = 20.0
+
+Fact = tuple[str, str]
+
+
+class Heard:
+    """What a source has told, waited for without sleeping."""
+
+    def __init__(self) -> None:
+        self.lists: list[tuple[Member, ...]] = []
+        self.threads: set[int] = set()
+        self._news = threading.Condition()
+
+    def __call__(self, members: Sequence[Member]) -> None:
+        """Take a list from the source."""
+        with self._news:
+            self.lists.append(tuple(members))
+            self.threads.add(threading.get_ident())
+            self._news.notify_all()
+
+    def until(self, right: Callable[[tuple[Member, ...]], bool]) -> tuple[Member, ...]:
+        """Return the newest list once it is right; fail if that takes too long."""
+        with self._news:
+            came = self._news.wait_for(lambda: self.lists and right(self.lists[-1]), WITHIN_S)
+            assert came, f"after {WITHIN_S} s the last of {len(self.lists)} is {self.lists[-1:]}"
+            return self.lists[-1]
+
+
+def wait_for_trouble(source: MembershipSource, *, gone: bool = False) -> str:
+    """Return the source's trouble once it has some (or, `gone`, once it has none)."""
+    pause = threading.Event()
+    for _ in range(int(WITHIN_S / 0.02)):
+        trouble = source.trouble()
+        if bool(trouble) != gone:
+            return trouble
+        pause.wait(0.02)
+    raise AssertionError(f"after {WITHIN_S} s the source's trouble is {source.trouble()!r}")
+
+
+class MembershipContract:
+    """Subclass it, say how to make the source and how to change what it reads, and run pytest."""
+
+    def make_source(self) -> MembershipSource:
+        """Return a source that reads what `publish` wrote; called after `publish` or `spoil`."""
+        raise NotImplementedError
+
+    def publish(self, members: Sequence[Member]) -> None:
+        """Make these the members, and undo `spoil`."""
+        raise NotImplementedError
+
+    def spoil(self) -> None:
+        """Make what the source reads unreadable, or take it away."""
+        raise NotImplementedError
+
+    def member(self, number: int) -> Member:
+        """Return one of some distinct members that the source can express."""
+        return Member(id=f"flash-{number}", address=f"tcp://10.0.0.{number}:7070")
+
+    def facts(self, members: Sequence[Member]) -> set[Fact]:
+        """Return what a test compares."""
+        return {(m.id, m.address) for m in members if m.state is not State.DEAD}
+
+    def expect(self, heard: Heard, *numbers: int) -> None:
+        """Wait until the newest list has exactly these members."""
+        right = self.facts([self.member(number) for number in numbers])
+        heard.until(lambda members: self.facts(members) == right)
+
+    @pytest.fixture
+    def heard(self) -> Heard:
+        """What the source under test has told."""
+        return Heard()
+
+    @pytest.fixture
+    def source(self, heard: Heard) -> Iterator[MembershipSource]:
+        """A source that watches members 1 and 2; closed at the end."""
+        self.publish([self.member(1), self.member(2)])
+        source = self.make_source()
+        source.watch(heard)
+        self.expect(heard, 1, 2)
+        yield source
+        source.close()
+
+    def test_the_whole_list_is_told_at_first(self, source: MembershipSource, heard: Heard) -> None:
+        assert len(heard.lists[0]) == len({member.id for member in heard.lists[0]})
+        assert source.trouble() == ""
+
+    def test_a_change_is_told_as_the_whole_list(
+        self, source: MembershipSource, heard: Heard
+    ) -> None:
+        self.publish([self.member(number) for number in (1, 2, 3)])
+        self.expect(heard, 1, 2, 3)
+        self.publish([self.member(3)])
+        self.expect(heard, 3)
+        assert source.trouble() == ""
+
+    def test_all_lists_come_from_one_thread_of_the_sources_own(
+        self, source: MembershipSource, heard: Heard
+    ) -> None:
+        self.publish([self.member(3)])
+        self.expect(heard, 3)
+        assert len(heard.threads) == 1
+        assert threading.get_ident() not in heard.threads
+        assert source.trouble() == ""
+
+    def test_trouble_tells_nothing_and_passes(self, source: MembershipSource, heard: Heard) -> None:
+        self.spoil()
+        assert len(wait_for_trouble(source)) > len("x")
+        assert self.facts(heard.lists[-1]) == self.facts([self.member(1), self.member(2)])
+        self.publish([self.member(2), self.member(3)])
+        self.expect(heard, 2, 3)
+        assert wait_for_trouble(source, gone=True) == ""
+
+    def test_a_source_that_starts_in_trouble_recovers(self, heard: Heard) -> None:
+        self.spoil()
+        source = self.make_source()
+        source.watch(heard)
+        wait_for_trouble(source)
+        assert heard.lists == []
+        self.publish([self.member(1)])
+        self.expect(heard, 1)
+        source.close()
+
+    def test_nothing_is_told_after_close(self, source: MembershipSource, heard: Heard) -> None:
+        threads = threading.active_count()
+        source.close()
+        told = len(heard.lists)
+        assert threading.active_count() == threads - 1
+        self.publish([self.member(3)])
+        assert len(heard.lists) == told
+
+    def test_close_ends_a_source_that_was_never_watched(self) -> None:
+        self.publish([self.member(1)])
+        source = self.make_source()
+        source.close()
+        assert source.trouble() == ""

@@ -1,0 +1,159 @@
+"""Reads members from plain data, and says where and how they are wrong."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from holdfast.errors import ConfigError, MembershipError
+from holdfast.tiers.pool.members import Member, State
+from holdfast.wire.address import UNIX, socket_path
+
+MEMBERS_MAX = 1024
+WEIGHT_MAX = 10_000.0
+PORT_MAX = 65_535
+WORD_CHARACTERS_MAX = 253
+"""Of ids, zones and incarnations: a DNS name fits."""
+
+TCP = "tcp://"
+FIELDS = ("id", "address", "weight", "zone", "state", "incarnation")
+
+_WORD = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]*")
+_TCP = re.compile(r"tcp://(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):(\d{1,5})")
+
+
+def read_members(data: object, at: str) -> tuple[Member, ...]:
+    """Read `{"members": [...]}`; `at` names the place (a file's path) in front of every error.
+
+    Raises MembershipError: path, key, value, limit, remedy.
+    """
+    if not isinstance(data, Mapping):
+        raise MembershipError(f"{at}: holds {_kind(data)}, not a mapping; write members: [...]")
+    _refuse_unknown(data, ("members",), f"{at}: ")
+    entries = data.get("members")
+    if not isinstance(entries, Sequence) or isinstance(entries, str | bytes):
+        raise MembershipError(f"{at}: members: {_kind(entries)}, not a list; write members: [...]")
+    if len(entries) > MEMBERS_MAX:
+        raise MembershipError(
+            f"{at}: members: {len(entries)} given, at most {MEMBERS_MAX}; split the pool"
+        )
+    members = tuple(
+        read_member(entry, f"{at}: members.{number}") for number, entry in enumerate(entries)
+    )
+    refuse_twice(members, at)
+    return members
+
+
+def read_member(data: object, at: str) -> Member:
+    """Read one member from a mapping with the fields of `Member`; raises MembershipError."""
+    if not isinstance(data, Mapping):
+        raise MembershipError(f"{at}: {data!r:.80} is {_kind(data)}; write id: and address:")
+    _refuse_unknown(data, FIELDS, f"{at}.")
+    for field in ("id", "address"):
+        if field not in data:
+            raise MembershipError(f"{at}.{field}: missing; add it")
+    return Member(
+        id=_word(data["id"], f"{at}.id"),
+        address=_address(data["address"], f"{at}.address"),
+        weight=_weight(data.get("weight", 1.0), f"{at}.weight"),
+        zone=_word(data.get("zone", ""), f"{at}.zone", least=0),
+        state=_state(data.get("state", State.SERVING), f"{at}.state"),
+        incarnation=_word(data.get("incarnation", ""), f"{at}.incarnation", least=0),
+    )
+
+
+def as_data(member: Member) -> dict[str, object]:
+    """Return plain data that `read_member` reads; what is at its default is left out."""
+    return {
+        field: getattr(member, field)
+        for field in FIELDS
+        if field in ("id", "address") or getattr(member, field) != getattr(_PLAIN, field)
+    }
+
+
+def refuse_twice(members: Iterable[Member], at: str) -> None:
+    """Raise MembershipError if two members have one id or one address."""
+    ids: dict[str, int] = {}
+    addresses: dict[str, int] = {}
+    for number, member in enumerate(members):
+        for seen, field in ((ids, "id"), (addresses, "address")):
+            value = getattr(member, field)
+            first = seen.setdefault(value, number)
+            if first != number:
+                raise MembershipError(
+                    f"{at}: members.{number}.{field}: {value!r} is that of members.{first} too; "
+                    "give each member its own"
+                )
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return host and port of `tcp://host:port` or `tcp://[v6]:port`; raises MembershipError."""
+    found = _TCP.fullmatch(address)
+    port = int(found[3]) if found else 0
+    if found is None or not 0 < port <= PORT_MAX:
+        raise MembershipError(
+            f"{address!r:.300} is not an address with a port from 1 to {PORT_MAX}; "
+            "write tcp://host:port, tcp://[v6]:port or unix:///path"
+        )
+    return found[1] or found[2], port
+
+
+def tcp_address(host: str, port: int) -> str:
+    """Return `tcp://host:port`, with brackets around an IPv6 address."""
+    return f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
+
+
+_PLAIN = Member(id="-", address="-")
+
+
+def _address(value: object, at: str) -> str:
+    try:
+        if isinstance(value, str) and value.startswith(UNIX):
+            socket_path(value)
+        else:
+            host_and_port(value if isinstance(value, str) else repr(value))
+    except (ConfigError, MembershipError) as error:
+        raise MembershipError(f"{at}: {error}") from error
+    return str(value)
+
+
+def _weight(value: object, at: str) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    weight = float(value) if isinstance(value, int | float) and number else math.nan
+    if not 0 < weight <= WEIGHT_MAX:
+        raise MembershipError(
+            f"{at}: {value!r:.80} is not above 0 and at most {WEIGHT_MAX:g}; correct it "
+            "(state: draining takes a member out)"
+        )
+    return weight
+
+
+def _word(value: object, at: str, least: int = 1) -> str:
+    text = value if isinstance(value, str) else ""
+    fits = len(text) <= WORD_CHARACTERS_MAX and (_WORD.fullmatch(text) or not text)
+    if not isinstance(value, str) or not fits or len(text) < least:
+        raise MembershipError(
+            f"{at}: {value!r:.80} is not {least} to {WORD_CHARACTERS_MAX} of A-Z a-z 0-9 . _ : - "
+            "in quotes; correct it"
+        )
+    return text
+
+
+def _state(value: object, at: str) -> State:
+    if not isinstance(value, str) or value not in list(State):
+        known = ", ".join(State)
+        raise MembershipError(f"{at}: {value!r:.80} is no state; use one of: {known}")
+    return State(value)
+
+
+def _refuse_unknown(data: Mapping[object, object], known: Sequence[str], at: str) -> None:
+    for key in data:
+        if key not in known:
+            raise MembershipError(
+                f"{at}{key}: unknown key; remove it; known here: {', '.join(known)}"
+            )
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else type(value).__name__
