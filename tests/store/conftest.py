@@ -64,7 +64,7 @@ class Rig:
     def settle(self) -> None:
         """Wait until everything dirty is written below."""
         deadline = time.monotonic() + 10
-        while self.store.states.dirty or self.store.status()["leases"]:
+        while self.store.states.unwritten() or self.store.status()["leases"]:
             assert time.monotonic() < deadline, "the writer did not settle"
             self.store.ladder.wake()
 

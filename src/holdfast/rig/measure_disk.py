@@ -118,7 +118,7 @@ def save(store: Store, keys: Sequence[bytes]) -> None:
                 PAYLOAD_BYTES // 4096
             )
     store.commit(reserved.ticket)
-    while store.states.dirty or any(store.states.index.leases):
+    while store.states.unwritten():
         time.sleep(0.001)
 
 

@@ -32,7 +32,7 @@ def status(store: Store) -> dict[str, Any]:
             "tiers": [{"tier": name, **msgspec.to_builtins(usage)} for name, usage in usages],
             "leases": len(states.leases),
             "tickets": len(states.tickets),
-            "waiting_to_write": len(states.dirty) + states.writing,
+            "waiting_to_write": states.unwritten(),
             "recovered_blocks": store.recovery.blocks,
             "recovery_s": store.recovery.seconds,
             "faults": [

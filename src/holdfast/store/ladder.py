@@ -1,11 +1,12 @@
 """The only code that moves blocks between tiers: up on a fetch, down behind a save.
 
 Decide under the lock, move bytes without it, publish under it again. Bytes that move up land in a
-host slot and are verified before anybody is told of them.
+host slot and are verified before anybody is told of them. The way down is `store/descent.py`.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,16 +17,15 @@ from holdfast.clock import Clock
 from holdfast.codec.pack import verify
 from holdfast.errors import Outcome
 from holdfast.plan.planner import Speed
+from holdfast.store.descent import Descent
 from holdfast.store.states import HOST, States
-from holdfast.tiers.base import NOWHERE, Get, Place, Put
+from holdfast.tiers.base import NOWHERE, Get, Place
 
 WAVE_BLOCKS = 8
 """Blocks that climb together: enough to fill the device's queue, few enough to overlap."""
 
-BATCH_BLOCKS = 32
-"""Blocks that go down together."""
-
-_WAIT_S = 0.5
+WAVES_AT_ONCE = 2
+"""Per tier: one is read while the other is verified."""
 
 
 class Climb(NamedTuple):
@@ -44,17 +44,17 @@ class Ladder:
     def __init__(self, states: States, clock: Clock) -> None:
         self._states = states
         self._clock = clock
-        self._climbers = ThreadPoolExecutor(2, thread_name_prefix="holdfast-climb")
-        self._work = threading.Condition()
-        self._closing = False
+        self._climbers = [
+            ThreadPoolExecutor(WAVES_AT_ONCE, thread_name_prefix=f"holdfast-from-{tier.name}")
+            for tier in states.lower
+        ]
+        self._descents = [Descent(states, number + 1) for number in range(len(states.lower))]
         self.speeds = [Speed(0.0, 6e9)] + [Speed(2e-4, 1e9) for _ in states.lower]
-        self._writer = threading.Thread(
-            target=self._write_behind, name="holdfast-writer", daemon=True
-        )
 
     def start(self) -> None:
         """Start writing behind saves."""
-        self._writer.start()
+        for descent in self._descents:
+            descent.start()
 
     def claim(self, world: World, rows: Sequence[int]) -> list[Climb]:
         """Find host slots for pinned rows not on the host; call under the lock.
@@ -78,47 +78,43 @@ class Ladder:
 
     def climb(self, world: World, climbs: Sequence[Climb]) -> list[Future[None]]:
         """Start reading claimed blocks into their slots, in waves that follow chain order."""
-        waves = [climbs[i : i + WAVE_BLOCKS] for i in range(0, len(climbs), WAVE_BLOCKS)]
-        return [self._climbers.submit(self._climb, world, wave) for wave in waves]
+        started = []
+        for tier, group in itertools.groupby(climbs, key=lambda climb: climb.tier):
+            run = list(group)
+            for at in range(0, len(run), WAVE_BLOCKS):
+                wave = run[at : at + WAVE_BLOCKS]
+                started.append(self._climbers[tier - 1].submit(self._climb, world, tier, wave))
+        return started
 
     def wake(self) -> None:
-        """Tell the writer that there are blocks to write."""
-        with self._work:
-            self._work.notify()
+        """Tell the writers that there are blocks to write."""
+        for descent in self._descents:
+            descent.wake()
 
     def close(self) -> None:
         """Write what waits to be written, then stop."""
-        with self._work:
-            self._closing = True
-            self._work.notify()
-        if self._writer.is_alive():
-            self._writer.join()
-        self._climbers.shutdown(wait=True)
+        for descent in self._descents:
+            descent.close()
+        for climbers in self._climbers:
+            climbers.shutdown(wait=True)
 
-    def _climb(self, world: World, wave: Sequence[Climb]) -> None:
-        outcomes = [Outcome.GONE] * len(wave)
-        try:
-            for tier in {climb.tier for climb in wave}:
-                self._read(world, tier, wave, outcomes)
-        finally:
-            self._land(world, wave, outcomes)
-
-    def _read(
-        self, world: World, tier: int, wave: Sequence[Climb], outcomes: list[Outcome]
-    ) -> None:
-        """Read and verify those blocks of a wave that lie on `tier`."""
+    def _climb(self, world: World, tier: int, wave: Sequence[Climb]) -> None:
+        """Read one wave from one tier into its slots, verify it, land it."""
         host, size = self._states.host(world), world.record_bytes
-        picked = [i for i, climb in enumerate(wave) if climb.tier == tier]
-        batch = [Get(wave[i].source, wave[i].key, host.view(wave[i].slot, size)) for i in picked]
+        outcomes = [Outcome.GONE] * len(wave)
+        batch = [Get(climb.source, climb.key, host.view(climb.slot, size)) for climb in wave]
         started = self._clock.now()
-        found = self._states.lower[tier - 1].read(batch)
-        self._note_speed(tier, len(batch) * size, self._clock.now() - started)
-        for i, get, outcome in zip(picked, batch, found, strict=True):
-            outcomes[i] = (
+        try:
+            found = self._states.lower[tier - 1].read(batch)
+            self._note_speed(tier, len(batch) * size, self._clock.now() - started)
+            outcomes = [
                 verify(get.into, get.key, world.fingerprint, world.payload_bytes)
                 if outcome is Outcome.OK
                 else outcome
-            )
+                for get, outcome in zip(batch, found, strict=True)
+            ]
+        finally:
+            self._land(world, wave, outcomes)
 
     def _land(self, world: World, wave: Sequence[Climb], outcomes: Sequence[Outcome]) -> None:
         states = self._states
@@ -141,58 +137,3 @@ class Ladder:
         old = self.speeds[tier]
         seen = nbytes / max(seconds - old.latency_s, 1e-6)
         self.speeds[tier] = old._replace(bytes_per_s=0.8 * old.bytes_per_s + 0.2 * seen)
-
-    def _write_behind(self) -> None:
-        while True:
-            with self._work:
-                if not self._states.dirty:
-                    if self._closing:
-                        return
-                    self._work.wait(_WAIT_S)
-            self._prefault()
-            while self._states.dirty:
-                if not self._write_batch():
-                    break
-
-    def _prefault(self) -> None:
-        for host in list(self._states.hosts.values()):
-            host.prefault()
-
-    def _write_batch(self) -> bool:
-        """Write up to one batch of dirty blocks of equal size to the first lower tier."""
-        states, lower = self._states, self._states.lower[0]
-        with states.lock:
-            rows = self._pick_dirty()
-            sizes = [states.index.world(row).record_bytes for row in rows]
-            reserved = lower.reserve(sizes)
-            for dropped in reserved.dropped:
-                states.forget(dropped.key, 1, dropped.place)
-            puts, kept = [], []
-            for row, size, place in zip(rows, sizes, reserved.places, strict=True):
-                if place == NOWHERE:
-                    states.unwanted.add(row)
-                    continue
-                slot = Place(states.index.places[HOST][row])
-                puts.append(Put(place, states.host(states.index.world(row)).view(slot, size)))
-                kept.append(row)
-            states.pin(kept)
-            states.writing = len(kept)
-        outcomes = lower.write(puts)
-        with states.lock:
-            states.writing = 0
-            for row, put, outcome in zip(kept, puts, outcomes, strict=True):
-                if outcome is Outcome.OK:
-                    states.publish(row, 1, put.place)
-                else:
-                    states.unwanted.add(row)
-            states.unpin(kept)
-        return bool(rows)
-
-    def _pick_dirty(self) -> list[int]:
-        states = self._states
-        rows: list[int] = []
-        while states.dirty and len(rows) < BATCH_BLOCKS:
-            row = states.index.find(states.dirty.popitem(last=False)[0])
-            if row >= 0 and states.index.places[HOST][row] >= 0 and not states.saved_below(row):
-                rows.append(row)
-        return rows

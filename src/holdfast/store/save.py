@@ -109,8 +109,8 @@ def _publish(store: Store, ticket: Ticket, parents: Sequence[bytes]) -> int:
                 continue
             states.publish(row, HOST, place)
             entered.append(row)
-            if states.lower and store.write_behind:
-                states.dirty[key] = None
+            if store.write_behind:
+                states.line_up(key)
         states.enter_host(entered)
         held = [states.index.find(key) for key in ticket.keys]
         states.eviction.touch([row for row in held if row >= 0])

@@ -62,9 +62,9 @@ class States:
         self.leases: dict[int, Lease] = {}
         self.loading: dict[int, threading.Event] = {}
         self.leaving: dict[int, list[Place]] = {}
-        self.dirty: OrderedDict[bytes, None] = OrderedDict()
+        self.waiting: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in lower]
         self.unwanted: set[int] = set()
-        self.writing = 0
+        self.writing = [0] * len(lower)
         self.faults: deque[Fault] = deque(maxlen=QUARANTINE_NOTES)
         self._numbers = 0
 
@@ -172,6 +172,15 @@ class States:
             self.faults.append(Fault(key, self.tier_name(tier), outcome))
         self.vacate(row, tier)
 
+    def line_up(self, key: bytes) -> None:
+        """Let a block wait to be written to every tier below the host."""
+        for line in self.waiting:
+            line[key] = None
+
+    def unwritten(self) -> int:
+        """Return how many writes are waiting or under way, over all tiers."""
+        return sum(map(len, self.waiting)) + sum(self.writing)
+
     def evictable(self, row: int) -> bool:
         """Return whether the host copy of a row may go: unread, and saved below or refused there.
 
@@ -183,7 +192,7 @@ class States:
             return True
         key = self.index.keys[row]
         if key is not None:
-            self.dirty[key] = None
+            self.line_up(key)
         return False
 
     def saved_below(self, row: int) -> bool:

@@ -13,11 +13,12 @@ Threads: every method may be called from any thread.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, NewType, Protocol
+from typing import NamedTuple, NewType, Protocol, runtime_checkable
 
 import msgspec
 
 from holdfast.blocks.envelope import Header
+from holdfast.blocks.world import World
 from holdfast.errors import Outcome
 
 Place = NewType("Place", int)
@@ -119,3 +120,24 @@ class Tier(Protocol):
     def close(self) -> None:
         """Flush what must survive and release the medium. Later calls answer GONE."""
         ...
+
+
+@runtime_checkable
+class Shared(Tier, Protocol):
+    """A tier that other stores write to as well: what it holds is asked, not known.
+
+    The place of a block is that of its segment (`segment_place`); `free` forgets nothing, and
+    `survivors` is empty: whoever needs a block asks for it.
+    """
+
+    def held(self, world: World, keys: Sequence[bytes], start: int) -> int:
+        """Return how many blocks of a chain are held in a row, from block `start` on.
+
+        `keys` starts with the first block of the chain. Bounded in time; not answered is 0.
+        """
+        ...
+
+
+def segment_place(segment: bytes) -> Place:
+    """Return the place of a segment's blocks on a shared tier: its 8 bytes as a number >= 0."""
+    return Place(int.from_bytes(segment, "little") >> 1)
