@@ -15,6 +15,7 @@ from holdfast.blocks.world import World
 from holdfast.codec.pack import verify
 from holdfast.errors import Outcome
 from holdfast.index.residency import Coverage
+from holdfast.store.cover import sources
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import Place
 
@@ -57,7 +58,7 @@ def fetch(store: Store, world: World, keys: Sequence[bytes], deadline_s: float) 
         places = _landed(states, coverage, rows, verified)
         outcome = _outcome(store, coverage, plan.blocks, len(places), late_at)
         states.shorten(lease, len(places))
-    return Fetched(lease, places, _sources(store, coverage, len(places)), outcome, plan.reason)
+    return Fetched(lease, places, sources(states, coverage, len(places)), outcome, plan.reason)
 
 
 def _verify_held(store: Store, coverage: Coverage, blocks: int) -> set[int]:
@@ -113,11 +114,3 @@ def _outcome(
         if fault.key == key:
             return fault.outcome
     return Outcome.FULL
-
-
-def _sources(store: Store, coverage: Coverage, blocks: int) -> dict[str, int]:
-    sources: dict[str, int] = {}
-    for tier in coverage.tiers[:blocks]:
-        name = store.states.tier_name(tier)
-        sources[name] = sources.get(name, 0) + 1
-    return sources

@@ -63,6 +63,7 @@ class States:
         self.loading: dict[int, threading.Event] = {}
         self.leaving: dict[int, list[Place]] = {}
         self.waiting: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in lower]
+        self.hints: OrderedDict[bytes, int] = OrderedDict()
         self.unwanted: set[int] = set()
         self.writing = [0] * len(lower)
         self.faults: deque[Fault] = deque(maxlen=QUARANTINE_NOTES)

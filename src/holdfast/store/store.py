@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.world import World, domain_id
@@ -20,26 +20,21 @@ from holdfast.limits import LEASE_S
 from holdfast.plan.planner import FetchHeld, Planner
 from holdfast.policy.base import Eviction
 from holdfast.policy.leaf import LeafLru
+from holdfast.store import cover as coverage
 from holdfast.store import fetch as fetch_street
 from holdfast.store import inspect as inspection
 from holdfast.store import save as save_street
+from holdfast.store.cover import Covered
 from holdfast.store.fetch import Fetched
 from holdfast.store.ladder import Ladder
 from holdfast.store.recover import Recovery
 from holdfast.store.save import Reserved
 from holdfast.store.session import Session
 from holdfast.store.states import States, Ticket
-from holdfast.tiers.base import NOWHERE, Tier
+from holdfast.tiers.base import NOWHERE, Shared, Tier
 from holdfast.tiers.host import Arena, Budget, HostTier
 
 _HOUSEKEEPING_S = 0.5
-
-
-class Covered(NamedTuple):
-    """How many leading blocks are held, and how many of them would come from each tier."""
-
-    blocks: int
-    sources: dict[str, int]
 
 
 class Store:
@@ -68,6 +63,7 @@ class Store:
         hosts = {domain_id(key): HostTier(budget) for key in domains.values()}
         self.states = States(hosts, list(lower), eviction or LeafLru())
         self.ladder = Ladder(self.states, self.clock)
+        self.shares = any(isinstance(tier, Shared) for tier in lower)
         self.recovery = Recovery(self.states, self.clock)
         self._resting: list[tuple[float, Ticket]] = []
         self._closed = threading.Event()
@@ -102,12 +98,12 @@ class Store:
         return Session(self, fingerprint, domain)
 
     def cover(self, world: World, keys: Sequence[bytes]) -> Covered:
-        """Count the leading blocks of a chain that are held, by tier."""
-        with self.states.lock:
-            coverage = self.states.index.cover(world, keys)
-        held = coverage.tiers
-        sources = {self.states.tier_name(tier): held.count(tier) for tier in sorted(set(held))}
-        return Covered(coverage.blocks, sources)
+        """Count the leading blocks of a chain that the index knows of, by tier."""
+        return coverage.cover(self.states, world, keys)
+
+    def look(self, world: World, keys: Sequence[bytes]) -> Covered:
+        """Like `cover`, and ask shared tiers about the rest; waits for them, a bounded time."""
+        return coverage.look(self.states, world, keys)
 
     def fetch(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Fetched:
         """Bring blocks into the arena, verified and leased; see `holdfast.store.fetch`."""
