@@ -1,0 +1,186 @@
+"""The few verbs of etcd that a pool needs, through the JSON gateway of its v3 interface."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.errors import MembershipError
+from holdfast.tiers.pool.http_json import HttpJson, TlsFiles
+
+_T = TypeVar("_T")
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One key with its value; None where the key was deleted."""
+
+    key: bytes
+    value: bytes | None
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """All entries under a prefix, and the revision that this was at."""
+
+    entries: list[Entry]
+    revision: int
+
+
+class EtcdOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Where etcd is (`http(s)://host:port`, tried in turn) and under which prefix the members are.
+
+    Two pools on one etcd need two prefixes.
+    """
+
+    endpoints: tuple[str, ...]
+    prefix: str = "/holdfast/members/"
+    tls: TlsFiles = TlsFiles()
+    timeout_s: float = 5.0
+
+
+class _Kv(msgspec.Struct):
+    key: str
+    value: str = ""
+
+
+class _Header(msgspec.Struct):
+    revision: int = 0
+
+
+class _Range(msgspec.Struct):
+    header: _Header
+    kvs: list[_Kv] = []
+
+
+class _Event(msgspec.Struct):
+    kv: _Kv
+    type: str = "PUT"
+
+
+class _Watch(msgspec.Struct):
+    header: _Header = msgspec.field(default_factory=_Header)
+    events: list[_Event] = []
+    canceled: bool = False
+    cancel_reason: str = ""
+    compact_revision: int = 0
+
+
+class _Watched(msgspec.Struct):
+    result: _Watch
+
+
+class _Lease(msgspec.Struct):
+    id: int = msgspec.field(default=0, name="ID")
+    ttl_s: int = msgspec.field(default=0, name="TTL")
+
+
+class _Alive(msgspec.Struct):
+    result: _Lease
+
+
+class Etcd:
+    """One client of an etcd cluster; calls from one thread at a time, `interrupt` from any.
+
+    Every failure is a MembershipError, after which the next call goes to the next endpoint.
+    """
+
+    def __init__(self, options: EtcdOptions) -> None:
+        if not options.endpoints:
+            raise MembershipError("etcd: no endpoints given; write http(s)://host:2379")
+        self._servers = [
+            HttpJson(url, options.tls, dict, options.timeout_s) for url in options.endpoints
+        ]
+        self._turn = 0
+
+    def snapshot(self, prefix: bytes) -> Snapshot:
+        """Return everything under `prefix`."""
+        body = {"key": _text(prefix), "range_end": _text(_end(prefix))}
+        found = self._call("/v3/kv/range", body, _Range)
+        entries = [Entry(_bytes(kv.key), _bytes(kv.value)) for kv in found.kvs]
+        return Snapshot(entries, found.header.revision)
+
+    def changes(self, prefix: bytes, revision: int, silence_s: float) -> Iterator[Sequence[Entry]]:
+        """Yield what changes under `prefix` from `revision` on; once nothing at all, when set up.
+
+        Ends when etcd ends it or says nothing for `silence_s`: take a new snapshot then.
+        """
+        request = {
+            "key": _text(prefix),
+            "range_end": _text(_end(prefix)),
+            "start_revision": str(revision),
+        }
+        server = self._servers[self._turn]
+        try:
+            stream = server.stream("POST", "/v3/watch", {"create_request": request}, silence_s)
+            for line in stream:
+                watched = _convert(line, _Watched).result
+                if watched.compact_revision:
+                    return  # etcd has forgotten that far back: a snapshot catches up
+                if watched.canceled:
+                    raise MembershipError(f"{server.url}: watch ended: {watched.cancel_reason}")
+                yield [
+                    Entry(_bytes(e.kv.key), None if e.type == "DELETE" else _bytes(e.kv.value))
+                    for e in watched.events
+                ]
+        except MembershipError:
+            self._try_next()
+            raise
+
+    def grant(self, ttl_s: int) -> int:
+        """Return a new lease: entries put under it vanish when nobody keeps it alive."""
+        return self._call("/v3/lease/grant", {"TTL": str(ttl_s)}, _Lease).id
+
+    def keep_alive(self, lease: int) -> int:
+        """Renew a lease; return the seconds it has now, 0 if it has ended."""
+        return self._call("/v3/lease/keepalive", {"ID": str(lease)}, _Alive).result.ttl_s
+
+    def revoke(self, lease: int) -> None:
+        """End a lease and delete what was put under it."""
+        self._call("/v3/lease/revoke", {"ID": str(lease)}, dict[str, object])
+
+    def put(self, key: bytes, value: bytes, lease: int) -> None:
+        """Set a key, bound to a lease."""
+        body = {"key": _text(key), "value": _text(value), "lease": str(lease)}
+        self._call("/v3/kv/put", body, dict[str, object])
+
+    def interrupt(self) -> None:
+        """End what is waiting for etcd, now and from now on."""
+        for server in self._servers:
+            server.interrupt()
+
+    def _call(self, target: str, body: object, kind: type[_T]) -> _T:
+        try:
+            return _convert(self._servers[self._turn].call("POST", target, body), kind)
+        except MembershipError:
+            self._try_next()
+            raise
+
+    def _try_next(self) -> None:
+        self._turn = (self._turn + 1) % len(self._servers)
+
+
+def _convert(data: object, kind: type[_T]) -> _T:
+    try:
+        # The gateway writes 64-bit numbers as text.
+        return msgspec.convert(data, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise MembershipError(f"etcd answered something else: {error}: {data!r:.200}") from error
+
+
+def _end(prefix: bytes) -> bytes:
+    """Return the first key behind all keys with this prefix."""
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\0"
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise MembershipError(f"etcd answered no base64: {text!r:.80}") from error
