@@ -46,7 +46,7 @@ def measure(track: Track, vocabulary: int, pairs: int, tell: Callable[[str], Non
     source = random.Random(SEED)  # noqa: S311  # prompts, not secrets
     found = Pairs([], [])
     for turn in range(pairs + 1):
-        tell(f"load without reuse, pair {turn} of {pairs}")
+        tell(f"load without reuse, pair {turn} of {pairs} ...")
         runs = [(track.alone, found.alone), (track.behind, found.behind)]
         for engine, seconds in runs if turn % 2 == 0 else reversed(runs):
             taken_s = _seconds(engine, source, vocabulary)

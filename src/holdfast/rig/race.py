@@ -1,4 +1,4 @@
-"""Time to first token, cold against warm, in pairs: vLLM alone beside vLLM with Holdfast."""
+"""Time to first token, cold against warm, in pairs: vLLM alone, with Holdfast, with a peer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
+from holdfast.rig import peer
 from holdfast.rig.ask import Answer, ask, wait_fetching
 from holdfast.rig.node import Node
 from holdfast.rig.server import Engine, EngineOptions, holdfast_kv_transfer, wait_all_ready
@@ -20,70 +21,85 @@ PROBE_TOKENS = BLOCK_TOKENS + 32
 
 
 class Track(msgspec.Struct, frozen=True):
-    """What stands still during a race: two engines of one model, and the node behind one."""
+    """What stands still during a race: engines of one model, and the node behind one of them.
+
+    `lmcache` is None where LMCache is not installed.
+    """
 
     alone: Engine
     behind: Engine
+    lmcache: Engine | None
     node: Node
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Seconds to the first token of one prompt, one entry a repetition.
+    """Seconds to the first token of one prompt, one entry a round.
 
-    `missed` counts warm requests whose context did not come whole from the tier being measured
-    (by tier); their times stay in: it is what a user would have waited.
+    `missed` counts warm requests whose context did not come whole from where it was measured;
+    their times stay in: it is what a user would have waited.
     """
 
-    cold: list[float]
-    host: list[float]
-    disk: list[float]
-    missed: dict[str, int]
+    cold: list[float] = []
+    host: list[float] = []
+    disk: list[float] = []
+    lmcache: list[float] = []
+    missed: dict[str, int] = {}
 
-    def gain(self, warm: Sequence[float]) -> float:
-        """How many times sooner than cold: the median over the pairs."""
-        return median(c / w for c, w in zip(self.cold, warm, strict=True))
+
+def gain(slow: Sequence[float], fast: Sequence[float]) -> float:
+    """How many times sooner: the median over the pairs."""
+    return median(s / f for s, f in zip(slow, fast, strict=True))
 
 
 def lay_track(stack: ExitStack, folder: Path, model: Path, tokens_max: int) -> Track:
     """Start node and engines; they end with `stack`."""
     node = stack.enter_context(Node(folder / "node"))
-    alone = EngineOptions(model=model, model_tokens_max=tokens_max)
-    behind = msgspec.structs.replace(alone, kv_transfer=holdfast_kv_transfer(node.address))
-    engines = [
-        Engine("vllm-alone", alone, folder / "vllm-alone.log"),
-        Engine("vllm-holdfast", behind, folder / "vllm-holdfast.log"),
-    ]
-    for engine in engines:
-        stack.enter_context(engine.process)
+    flags = {"vllm-alone": {}, "vllm-holdfast": holdfast_kv_transfer(node.address)}
+    if peer.installed():
+        flags["vllm-lmcache"] = peer.start_lmcache(stack, folder)
+    engines = []
+    for name, flag in flags.items():
+        options = EngineOptions(model=model, kv_transfer=flag, model_tokens_max=tokens_max)
+        engines.append(Engine(name, options, folder / f"{name}.log"))
+        stack.enter_context(engines[-1].process)
     wait_all_ready(engines)
-    return Track(engines[0], engines[1], node)
+    alone, behind, *rest = engines
+    return Track(alone, behind, rest[0] if rest else None, node)
 
 
-def race(
-    track: Track, prompt: Sequence[int], repetitions: int, tell: Callable[[str], None]
-) -> Times:
-    """Ask both engines in turn, the order changing each time.
+def race(track: Track, prompt: Sequence[int], rounds: int, tell: Callable[[str], None]) -> Times:
+    """Ask the engines in turn, the order changing each time; a first round is not counted.
 
-    The first round saves the context and is not counted. Raises HoldfastError if an answer differs
-    from the cold one.
+    Raises HoldfastError if an answer of vLLM or of Holdfast differs from the others.
     """
-    times = Times([], [], [], {"host": 0, "disk": 0})
-    probe = list(reversed(prompt[:PROBE_TOKENS]))
-    blocks = track.node.blocks_on_disk() + len(prompt) // BLOCK_TOKENS + len(probe) // BLOCK_TOKENS
-    _cold(track, prompt)
-    right = ask(track.behind, prompt, ANSWER_TOKENS).answer
-    ask(track.behind, probe, 1)
-    track.node.wait_on_disk(blocks)
-    for turn in range(repetitions):
-        tell(f"{len(prompt)} tokens, round {turn + 1} of {repetitions}")
+    times, right, probe = _warm_up(track, prompt)
+    for turn in range(rounds):
+        tell(f"{len(prompt)} tokens, round {turn + 1} of {rounds} ...")
         runs: list[tuple[list[float], Callable[[], Answer]]] = [
             (times.cold, lambda: _cold(track, prompt)),
-            (times.host, lambda: _warm(track, prompt, "host", times)),
+            (times.host, lambda: _warm(track.behind, prompt, "host", times)),
             (times.disk, lambda: _from_disk(track, prompt, probe, times)),
         ]
         for seconds, run in runs if turn % 2 == 0 else reversed(runs):
             seconds.append(_checked_s(run(), right))
+        if track.lmcache is not None:
+            answer = _warm(track.lmcache, prompt, "external_unspecified", times)
+            times.lmcache.append(answer.ttft_s)
     return times
+
+
+def _warm_up(track: Track, prompt: Sequence[int]) -> tuple[Times, Answer, list[int]]:
+    """Save the context everywhere; return empty times, the right answer, and a probe that hits."""
+    probe = list(reversed(prompt[:PROBE_TOKENS]))
+    blocks = track.node.blocks_on_disk() + len(prompt) // BLOCK_TOKENS + len(probe) // BLOCK_TOKENS
+    right = _cold(track, prompt)
+    ask(track.behind, prompt, ANSWER_TOKENS)
+    ask(track.behind, probe, 1)
+    track.node.wait_on_disk(blocks)
+    if track.lmcache is not None:
+        ask(track.lmcache, prompt, ANSWER_TOKENS)
+        wait_fetching(track.lmcache, prompt)
+    return Times(), right, probe
 
 
 def _cold(track: Track, prompt: Sequence[int]) -> Answer:
@@ -97,14 +113,14 @@ def _from_disk(track: Track, prompt: Sequence[int], probe: Sequence[int], times:
     track.node.restart()
     track.node.wait_on_disk(blocks)
     wait_fetching(track.behind, probe)
-    return _warm(track, prompt, "disk", times)
+    return _warm(track.behind, prompt, "disk", times)
 
 
-def _warm(track: Track, prompt: Sequence[int], tier: str, times: Times) -> Answer:
-    track.behind.reset_prefix_cache()
-    asked = ask(track.behind, prompt, ANSWER_TOKENS)
-    wanted = len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS
-    times.missed[tier] += asked.tokens.fetched != {tier: wanted}
+def _warm(engine: Engine, prompt: Sequence[int], tier: str, times: Times) -> Answer:
+    engine.reset_prefix_cache()
+    asked = ask(engine, prompt, ANSWER_TOKENS)
+    whole = {tier: len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS}
+    times.missed[tier] = times.missed.get(tier, 0) + (asked.tokens.fetched != whole)
     return asked.answer
 
 
