@@ -279,7 +279,7 @@ def _explain(error: msgspec.ValidationError, data: Mapping[str, Any]) -> str:
     what = _AT.sub("", str(error)).replace("`", "'").replace("Object ", "")
     plain = isinstance(value, str | int | float) and keys
     shown = f"{value!r}: " if plain else ""
-    path = ".".join(keys).replace("...", "*") or "configuration"
+    path = ".".join("*" if key == "..." else key for key in keys) or "configuration"
     return f"{path}: {shown}{what}; {_remedy(what, keys, value)}"
 
 

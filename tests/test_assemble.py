@@ -1,0 +1,92 @@
+"""Assembly: which keys the domains get, and what refuses to start leaves everything as it was."""
+
+import os
+import stat
+
+import pytest
+
+from holdfast.assemble import open_store
+from holdfast.config import parse
+from holdfast.errors import BusyError, ConfigError
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def configured(tmp_path):
+    def configure(*, disk=True, **more):
+        tiers = [{"kind": "host", "capacity": 16 * MIB}]
+        if disk:
+            tiers.append({"kind": "disk", "path": str(tmp_path / "disk"), "capacity": 16 * MIB})
+        return parse({"listen": f"{tmp_path}/node.sock", "tiers": tiers, **more})
+
+    return configure
+
+
+def key_of(store, name="default"):
+    return store.domain(name)[0]
+
+
+def test_the_default_domains_key_is_made_once_and_kept(configured, tmp_path):
+    with open_store(configured()) as store:
+        first = key_of(store)
+    with open_store(configured()) as store:
+        assert key_of(store) == first
+    kept = tmp_path / "disk" / "default.key"
+    assert kept.read_bytes() == first
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+def test_a_volatile_store_has_a_new_key_each_time(configured):
+    keys = set()
+    for _ in range(2):
+        with open_store(configured(disk=False)) as store:
+            keys.add(key_of(store))
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize("encode", [bytes, lambda key: key.hex().encode() + b"\n"])
+def test_a_domains_key_file_holds_bytes_or_hex(configured, tmp_path, encode):
+    key, file = os.urandom(32), tmp_path / "team.key"
+    file.write_bytes(encode(key))
+    file.chmod(0o600)
+    with open_store(configured(disk=False, domains={"team": {"key_file": str(file)}})) as store:
+        assert key_of(store, "team") == key
+        assert set(store.domain_names()) == {"team", "default"}
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "words"),
+    [
+        (None, 0, r"can not be read: No such file.*; make it with: \(umask 077; head -c 32"),
+        (b"short", 0o600, "holds no key; it must hold 32 bytes or 64 hex digits"),
+        (b"x" * 64, 0o600, "holds no key"),
+        (b"k" * 33, 0o600, "holds no key"),
+        (b"k" * 32, 0o644, "is open to other users; chmod 600 it"),
+    ],
+)
+def test_a_key_file_that_can_not_be_used_is_refused_by_name(
+    configured, tmp_path, content, mode, words
+):
+    file = tmp_path / "team.key"
+    if content is not None:
+        file.write_bytes(content)
+        file.chmod(mode)
+    config = configured(disk=False, domains={"team": {"key_file": str(file)}})
+    with pytest.raises(ConfigError, match=rf"^domains\.team\.key_file: '{file}' {words}"):
+        open_store(config)
+
+
+def test_what_refuses_to_start_lets_go_of_the_disk(configured, tmp_path):
+    with pytest.raises(ConfigError):
+        open_store(configured(domains={"team": {"key_file": str(tmp_path / "none")}}))
+    with open_store(configured()) as store:
+        with pytest.raises(BusyError, match="in use by process"):
+            open_store(configured())
+        assert store.status()["blocks"] == 0
+
+
+def test_options_reach_the_store(configured):
+    with open_store(configured(disk=False, lease_s=7, write="on_eviction")) as store:
+        assert store.lease_s == 7
+        assert store.write_behind is False

@@ -1,0 +1,232 @@
+"""Configuration: where values come from, and what a person is told about a wrong one."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast import config as configuration
+from holdfast.config import Config, DiskOptions, HostOptions, Size, load, parse
+from holdfast.errors import ConfigError
+from holdfast.limits import GIB, MIB
+
+HOST = {"kind": "host", "capacity": "64 MiB"}
+DISK = {"kind": "disk", "path": "/data/blocks", "capacity": "1 GiB"}
+
+
+def data(*tiers, **more):
+    return {"listen": "unix:///run/h/node.sock", "tiers": list(tiers) or [HOST], **more}
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write a file and return its path."""
+
+    def write(text):
+        file = tmp_path / "holdfast.yaml"
+        file.write_text(text, encoding="utf-8")
+        return str(file)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        (4096, 4096),
+        ("512", 512),
+        ("8 GiB", 8 * GIB),
+        ("8gib", 8 * GIB),
+        ("1.5 MiB", 3 * MIB // 2),
+        ("2 GB", 2 * 10**9),
+        (" 7 b ", 7),
+        ("1 TiB", 1024 * GIB),
+    ],
+)
+def test_sizes_are_bytes_or_numbers_with_a_unit(text, nbytes):
+    assert Size.of(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "8 foo", "-2", -1, "GiB", True, 1.5, None, "1e9", "0x10"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ValueError, match="not a size; write bytes, or a number and a unit"):
+        Size.of(text)
+
+
+@given(st.integers(0, 1 << 50))
+def test_a_size_shown_is_read_as_nearly_the_same(nbytes):
+    assert abs(Size.of(str(Size(nbytes))) - nbytes) <= nbytes / 1000
+
+
+def test_file_then_environment_then_flags(written):
+    file = written(
+        "listen: /run/a.sock\n"
+        "lease_s: 1\n"
+        "write: on_eviction\n"
+        "tiers: [{kind: host, capacity: 64 MiB}, {kind: disk, path: d, capacity: 1 GiB}]\n"
+    )
+    environment = {
+        "HOLDFAST__LEASE_S": "2",
+        "HOLDFAST__TIERS__1__CAPACITY": "2 GiB",
+        "HOLDFAST__ENGINE__SAVE": "false",
+        "HOLDFAST_KILL_CYCLES": "none of our business",
+    }
+    config = load(file, {"lease_s": "3"}, environment)
+    assert config.lease_s == 3
+    assert config.write == "on_eviction"
+    assert config.engine.save is False
+    assert config.tiers[1].capacity == 2 * GIB
+    assert config.tiers[1].path == f"{Path(file).parent}/d"
+
+
+def test_without_a_file_this_machine_suggests_the_tiers(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = load(environment={"XDG_RUNTIME_DIR": "/run/user/7"})
+    assert config.listen == "unix:///run/user/7/holdfast/node.sock"
+    host, disk = config.tiers
+    assert host.capacity <= configuration.memory().nbytes // 5 + 1
+    assert disk.path == f"{tmp_path}/holdfast/disk"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_private_node_listens_and_stores_in_its_folder(tmp_path, written):
+    config = load(private=str(tmp_path), environment={})
+    assert config.listen == f"unix://{tmp_path}/node.sock"
+    assert config.tiers[1].path == f"{tmp_path}/disk"
+    file = written("listen: /elsewhere\ntiers: [{kind: host, capacity: 32 MiB}]\n")
+    config = load(file, private=str(tmp_path), environment={})
+    assert config.listen == f"unix://{tmp_path}/node.sock"
+    assert config.tiers == [HostOptions(capacity=Size(32 * MIB))]
+
+
+def test_a_disk_file_that_is_there_keeps_its_size(tmp_path):
+    (tmp_path / "disk").mkdir()
+    with (tmp_path / "disk" / "blocks.holdfast").open("wb") as file:
+        file.truncate(77 * MIB)
+    assert configuration.embedded_config(str(tmp_path)).tiers[1].capacity == 77 * MIB
+
+
+def test_plain_data_of_a_config_is_the_same_config():
+    config = parse(data(HOST, DISK, domains={"a": {"key_file": "/k"}}, write="on_eviction"))
+    assert parse(configuration.as_data(config)) == config
+    assert msgspec.json.decode(msgspec.json.encode(configuration.as_data(config)))["lease_s"] == 30
+
+
+@pytest.mark.parametrize(
+    ("given_", "words"),
+    [
+        (
+            data(tier=1),
+            "configuration: contains unknown field 'tier'; remove it; known here: listen",
+        ),
+        (
+            data({**HOST, "size": 1}),
+            r"tiers\.0: contains unknown field 'size'; .*: kind, capacity$",
+        ),
+        (
+            data(HOST, {**DISK, "x": 1}),
+            r"tiers\.1: contains .* 'x'; .*: kind, path, capacity, region",
+        ),
+        (
+            data(engine={"sav": 1}),
+            "engine: contains unknown field 'sav'; .*: deadline_s, save, model",
+        ),
+        (data(domains={"a": {"file": 1}}), r"domains\.\*: contains unknown .*: key_file"),
+        (data({"kind": "host"}), r"tiers\.0: missing required field 'capacity'; add it"),
+        (
+            data({"kind": "tape", "capacity": 1}),
+            r"tiers\.0\.kind: 'tape': .*; use one of: host, disk",
+        ),
+        (
+            data({**HOST, "capacity": "8 foo"}),
+            r"tiers\.0\.capacity: '8 foo': not a size; write bytes",
+        ),
+        (data(HOST, {**DISK, "capacity": "x"}), r"tiers\.1\.capacity: 'x': not a size"),
+        (data(write="later"), "write: 'later': .*; use one of: behind, on_eviction"),
+        (data(lease_s="soon"), "lease_s: 'soon': Expected 'float', got 'str'"),
+        (data(lease_s=0), "lease_s: 0 s is not above 0 and at most 3600 s"),
+        (data(lease_s=1e9), "lease_s: 1e.09 s is not above 0 and at most 3600 s"),
+        (data(engine={"deadline_s": float("nan")}), r"engine\.deadline_s: nan s is not above 0"),
+        (
+            data(listen="tcp://h:1"),
+            "listen: node address 'tcp://h:1' is not unix:// and an absolute",
+        ),
+        (data(listen="/" + "x" * 200), "listen: .* has 201 bytes, a Unix socket allows 107"),
+        (data(DISK), "tiers: disk given; name one host tier, first"),
+        (data(HOST, HOST), "tiers: host, host given"),
+        (data(DISK, HOST), "tiers: disk, host given; name one host tier, first"),
+        ({"listen": "/x", "tiers": []}, "tiers: nothing given"),
+        (
+            data({**HOST, "capacity": "900 TiB"}),
+            r"tiers\.0\.capacity: 900 TiB asked, .* is .*; lower",
+        ),
+        (data({**HOST, "capacity": 5}), r"tiers\.0\.capacity: 5 B is less than 16 MiB; raise it"),
+        (data(HOST, {**DISK, "capacity": 5}), r"tiers\.1\.capacity: 5 B is less than 16 MiB"),
+        (data(HOST, DISK, DISK), r"tiers\.2\.path: '/data/blocks' is the folder of tiers\.1 too"),
+        (data(domains={"A/b": {"key_file": "x"}}), r"domains\.A/b: a domain's name has 1 to 64 of"),
+    ],
+)
+def test_an_error_names_path_value_limit_and_remedy(given_, words):
+    with pytest.raises(ConfigError, match=f"^{words}"):
+        parse(given_)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("HOLDFAST__TIERS__7__CAPACITY", "HOLDFAST__TIERS__7__CAPACITY: '7' is no place in"),
+        ("HOLDFAST__TIERS__X", "HOLDFAST__TIERS__X: 'x' is no place in"),
+        ("HOLDFAST__LISTEN__X", "HOLDFAST__LISTEN__X: 'x' is no place in '/run/a.sock'"),
+        ("HOLDFAST__LEAS_S", "configuration: contains unknown field 'leas_s'"),
+    ],
+)
+def test_an_environment_variable_that_fits_nowhere_is_refused_by_name(written, name, words):
+    file = written("listen: /run/a.sock\ntiers: [{kind: host, capacity: 64 MiB}]\n")
+    with pytest.raises(ConfigError, match=f"^{words}"):
+        load(file, environment={name: "1"})
+
+
+def test_the_environment_can_add_a_tier(written):
+    file = written("listen: /run/a.sock\ntiers: [{kind: host, capacity: 64 MiB}]\n")
+    names = {"KIND": "disk", "PATH": "/d", "CAPACITY": "1 GiB"}
+    environment = {f"HOLDFAST__TIERS__1__{name}": value for name, value in names.items()}
+    assert load(file, environment=environment).tiers[1] == DiskOptions(
+        path="/d", capacity=Size(GIB)
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["- a\n- b\n", "just words", "a: [", "!!python/object:os.system {}", ""]
+)
+def test_a_file_that_is_no_mapping_is_refused_by_name(written, text):
+    file = written(text)
+    with pytest.raises(ConfigError, match=r"holdfast\.yaml: (holds|can not be read as YAML)"):
+        load(file, environment={})
+
+
+def test_a_file_that_is_missing_is_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.yaml: can not be read as YAML: .*No such file"):
+        load(str(tmp_path / "none.yaml"), environment={})
+
+
+words = st.text("abc._-0/ ", max_size=8)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | words,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(words | st.sampled_from(Config.__struct_fields__), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(words | st.sampled_from(Config.__struct_fields__), plain, max_size=5))
+def test_made_up_configurations_are_refused_in_words_and_never_crash(made_up):
+    try:
+        config = parse(made_up)
+    except ConfigError as error:
+        assert str(error)  # noqa: PT017  # either end is fine, a crash is not
+    else:
+        assert isinstance(config, Config)
