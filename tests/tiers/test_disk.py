@@ -105,7 +105,7 @@ def test_a_full_region_gets_its_footer_when_the_last_write_ended(medium):
 
     assert footer() is None
     assert tier.write([Put(late, BLOCKS.record(99))]) == [Outcome.OK]
-    assert [entry.header.key for entry in footer()] == [BLOCKS.key(n) for n in (99, 0, 1, 2, 3, 4)]
+    assert [header.key for header, _ in footer()] == [BLOCKS.key(n) for n in (99, 0, 1, 2, 3, 4)]
 
 
 def test_snapshots_alternate_and_come_when_due(medium, clock):

@@ -80,8 +80,10 @@ def test_what_is_packed_is_parsed():
     header = region.pack_region_header(LIFE)
     assert region.parse_region_header(header, UUID, 3) == LIFE.generation
     footer = region.pack_footer(LIFE, ENTRIES)
-    assert region.parse_footer(footer, LIFE, 64) == ENTRIES
-    assert region.parse_footer(b"x" * 4096 + footer, LIFE, 64) == ENTRIES
+    listed = region.parse_footer(footer, LIFE, 64)
+    assert [entry for _, entry in listed] == ENTRIES
+    assert [header.key for header, _ in listed] == [key_of(n) for n in range(3)]
+    assert region.parse_footer(b"x" * 4096 + footer, LIFE, 64) == listed
     blob = region.pack_snapshot(SNAPSHOT, GEOMETRY.snapshot_bytes)
     assert region.parse_snapshot(blob, UUID, 8) == SNAPSHOT
 
@@ -93,7 +95,7 @@ def test_a_footer_of_any_length_is_found_from_its_end(count):
     assert len(footer) == region.footer_bytes(count)
     assert region.footer_needs(footer[-64:], LIFE) == len(footer)
     found = region.parse_footer(footer, LIFE, 4096)
-    assert found == entries
+    assert [entry for _, entry in found] == entries
 
 
 def test_a_footer_longer_than_what_was_read_is_not_parsed():
@@ -138,7 +140,8 @@ def test_entries_that_can_not_be_are_left_out():
         entry(4, 4)._replace(head=bytes(128)),  # no header at all
         entry(5, 4),
     ]
-    assert region.parse_footer(region.pack_footer(LIFE, entries), LIFE, 64) == entries[-1:]
+    found = region.parse_footer(region.pack_footer(LIFE, entries), LIFE, 64)
+    assert [entry for _, entry in found] == entries[-1:]
 
 
 # Damage: one flipped bit, or a cut, anywhere in what the CRC covers.

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.blocks.envelope import stamp
+from holdfast.blocks.envelope import read_header, stamp
 from holdfast.testing.payloads import key_of, record_of, world_of
 from holdfast.tiers.base import NOWHERE
-from holdfast.tiers.region import SECTOR, Entry, Geometry, Life
+from holdfast.tiers.region import SECTOR, Entry, Geometry, Life, Listed
 from holdfast.tiers.region_log import RegionLog
 
 UUID = bytes(16)
@@ -179,7 +179,7 @@ def test_a_footer_lists_what_is_alive():
     log.close_open()
     [seal] = seal_all(log)
     assert [entry.sector for entry in seal.entries] == [1, 7, 10]
-    assert [entry.header.key for entry in seal.entries] == [key_of(n) for n in (0, 2, 3)]
+    assert [entry.head[32:48] for entry in seal.entries] == [key_of(n) for n in (0, 2, 3)]
     assert log.freed() == [(seal.life.region, 4)]
 
 
@@ -196,10 +196,10 @@ def test_a_life_ends_with_its_region():
 # Recovery.
 
 
-def entry(number, sector, generation, sectors=1):
+def listed(number, sector, generation, sectors=1):
     record = record_of(world_of(sectors * SECTOR - 144), key_of(number))
     stamp(record, generation)
-    return Entry(bytes(record[:128]), sector, sectors)
+    return Listed(read_header(record)[0], Entry(bytes(record[:128]), sector, sectors))
 
 
 def test_regions_come_back_oldest_first_and_keep_their_age():
@@ -208,7 +208,7 @@ def test_regions_come_back_oldest_first_and_keep_their_age():
     assert [life.region for life in lives] == [2, 3, 0]
     for life in lives:
         assert log.begin_scan(life)
-        log.load(life, [entry(life.region, 1, life.generation)], set(), SECTOR)
+        log.load(life, [listed(life.region, 1, life.generation)], set(), SECTOR)
         log.end_scan(life)
     assert log.records == 3
     assert put(log, 10, 14)[1] == []
@@ -230,7 +230,7 @@ def test_a_region_under_scan_is_not_reclaimed():
     lives = log.adopt([1, 2, 3, 4])
     log.begin_scan(lives[0])
     assert put(log, 10, 14)[0] // 16 == 1
-    log.load(lives[0], [entry(0, 1, 1)], set(), SECTOR)
+    log.load(lives[0], [listed(0, 1, 1)], set(), SECTOR)
     assert put(log, 11, 14)[0] // 16 == 2
     log.end_scan(lives[0])
     assert [key for key, _ in put(log, 12, 14)[1]] == [key_of(0)]
@@ -240,9 +240,9 @@ def test_what_was_freed_stays_freed_and_is_remembered():
     log = new_log()
     [life] = log.adopt([0, 3, 0, 0])
     log.begin_scan(life)
-    alive = log.load(life, [entry(0, 1, 3), entry(1, 2, 3)], {1}, SECTOR)
+    alive = log.load(life, [listed(0, 1, 3), listed(1, 2, 3)], {1}, SECTOR)
     log.end_scan(life)
-    assert [place for _, place in alive] == [18]
+    assert [survivor.place for survivor in alive] == [18]
     assert log.freed() == [(1, 1)]
 
 
@@ -250,12 +250,12 @@ def test_an_unsealed_region_gets_its_footer_after_the_scan():
     log = new_log()
     [life] = log.adopt([0, 3, 0, 0])
     log.begin_scan(life)
-    found = [entry(0, 1, 3), entry(1, 5, 3)]
+    found = [listed(0, 1, 3), listed(1, 5, 3)]
     log.load(life, found, set(), 0)
     assert log.next_seal() is None
     log.end_scan(life)
     seal = log.next_seal()
-    assert (seal.life, seal.entries) == (Life(UUID, 1, 3), found)
+    assert (seal.life, seal.entries) == (Life(UUID, 1, 3), [entry for _, entry in found])
 
 
 def test_a_retired_region_is_never_used():

@@ -23,11 +23,11 @@ from holdfast.errors import ConfigError, FormatError, Outcome
 from holdfast.tiers.base import NOWHERE, Get, Place, Put, Reserved, Survivor, Usage
 from holdfast.tiers.disk_file import DiskConfig, check_superblock, open_file
 from holdfast.tiers.extent_io import Extents, Span, spread
+from holdfast.tiers.gate import Gate
 from holdfast.tiers.region import (
     INCARNATION_SHIFT,
     SECTOR,
     SUPERBLOCKS,
-    Entry,
     Life,
     Snapshot,
     pack_footer,
@@ -36,14 +36,11 @@ from holdfast.tiers.region import (
     pack_superblock,
 )
 from holdfast.tiers.region_log import Claim, RegionLog
-from holdfast.tiers.region_recovery import Found, look, read_region
+from holdfast.tiers.region_recovery import Found, Recovered, look, recover_regions
 
 FAILURES_MAX = 8
 FAILURES_WITHIN_S = 600.0
 """So many failed records in that time make the tier read-only."""
-
-_AHEAD = 32
-"""Regions read at once while recovering."""
 
 _logger = logging.getLogger(__name__)
 
@@ -66,13 +63,12 @@ class DiskTier:
         self._config = config
         self._clock = clock or SystemClock()
         self._mutex = threading.Lock()
-        self._idle = threading.Condition(self._mutex)
+        self._gate = Gate()
         self._header_mutex = threading.Lock()
         self._snapshot_mutex = threading.Lock()
         self._failed_at: deque[float] = deque(maxlen=FAILURES_MAX)
         self._failures = self._read_bytes = self._written_bytes = 0
-        self._under_way = 0
-        self._closed = self._changed = False
+        self._changed = False
         self._extents = open_extents(config)
         self._readers = ThreadPoolExecutor(config.reader_threads, f"{self.name}-read")
         self._writers = ThreadPoolExecutor(config.writer_threads, f"{self.name}-write")
@@ -111,12 +107,12 @@ class DiskTier:
 
     def reserve(self, sizes: Sequence[int]) -> Reserved:
         with self._mutex:
-            if self._closed or self.read_only:
+            if self._gate.is_shut or self.read_only:
                 return Reserved([NOWHERE] * len(sizes), [])
             return self._regions.reserve(sizes)
 
     def write(self, batch: Sequence[Put]) -> list[Outcome]:
-        if not self._enter():
+        if not self._gate.enter():
             return [Outcome.GONE] * len(batch)
         try:
             outcomes = self._write(batch)
@@ -125,15 +121,15 @@ class DiskTier:
                 self._save_snapshot()
             return outcomes
         finally:
-            self._leave()
+            self._gate.leave()
 
     def read(self, batch: Sequence[Get]) -> list[Outcome]:
-        if not self._enter():
+        if not self._gate.enter():
             return [Outcome.GONE] * len(batch)
         try:
             return self._read(batch)
         finally:
-            self._leave()
+            self._gate.leave()
 
     def free(self, places: Sequence[Place]) -> None:
         with self._mutex:
@@ -142,16 +138,14 @@ class DiskTier:
 
     def survivors(self) -> Iterator[Survivor]:
         lives, self._lives = self._lives, []
-        for start in range(0, len(lives), _AHEAD):
-            if not self._enter():
-                return
-            try:
-                ahead = lives[start : start + _AHEAD]
-                read = list(self._readers.map(self._read_region, ahead))
-            finally:
-                self._leave()
-            for life, (entries, footer) in zip(ahead, read, strict=True):
-                yield from self._revive(life, entries, footer)
+        regions = recover_regions(
+            self._extents, self._superblock.geometry, lives, self._found.footers,
+            self._readers, self._gate,
+        )  # fmt: skip
+        for recovered in regions:
+            if recovered.error:
+                self._count_failures({0: recovered.error})
+            yield from self._revive(recovered)
         with self._mutex:
             self._recovered = True
 
@@ -168,11 +162,9 @@ class DiskTier:
             )
 
     def close(self) -> None:
+        if not self._gate.shut():
+            return
         with self._mutex:
-            if self._closed:
-                return
-            self._closed = True
-            self._idle.wait_for(lambda: not self._under_way)
             self._regions.close_open()
         self._seal_due()
         self._save_snapshot()
@@ -317,44 +309,24 @@ class DiskTier:
                     outcomes[i] = Outcome.OK
         return outcomes
 
-    def _read_region(self, life: Life) -> tuple[list[Entry], int]:
-        hint = self._found.footers.get(life.region, 0)
-        try:
-            return read_region(self._extents, self._superblock.geometry, life, hint)
-        except OSError as error:
-            self._count_failures({0: error})
-            return [], 0
-
-    def _revive(self, life: Life, entries: list[Entry], footer: int) -> Iterator[Survivor]:
+    def _revive(self, recovered: Recovered) -> Iterator[Survivor]:
         """Take over a region and yield its records; it is not reclaimed in the meantime.
 
         If it was reclaimed before, nobody knew its records: they are left out.
         """
+        life, records, footer, _ = recovered
         freed = self._found.freed.get(life.region, set())
         with self._mutex:
-            if self._closed or not self._regions.begin_scan(life):
+            if self._gate.is_shut or not self._regions.begin_scan(life):
                 return
-            alive = self._regions.load(life, entries, freed, footer)
+            alive = self._regions.load(life, records, freed, footer)
         try:
-            for entry, place in alive:
-                yield Survivor(entry.header, place)
+            yield from alive
         finally:
             with self._mutex:
                 self._regions.end_scan(life)
 
     # Inside.
-
-    def _enter(self) -> bool:
-        with self._mutex:
-            if self._closed:
-                return False
-            self._under_way += 1
-            return True
-
-    def _leave(self) -> None:
-        with self._mutex:
-            self._under_way -= 1
-            self._idle.notify_all()
 
     def _count_failures(self, failed: Mapping[int, OSError]) -> None:
         """Count failed records; too many in a while, and nothing more is written."""

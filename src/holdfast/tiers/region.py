@@ -40,14 +40,14 @@ _REGION = struct.Struct("<4sIQ16sI")
 _REGION_MAGIC = b"HFR1"
 _TRAILER = struct.Struct("<4sIQ16sII24x")
 _TRAILER_MAGIC = b"HFF1"
-_ENTRY_TAIL = struct.Struct("<II")
+_ENTRY = struct.Struct(f"<{HEADER_BYTES}sII")
 _SNAPSHOT = struct.Struct("<4sIQ16sII24x")
 _SNAPSHOT_MAGIC = b"HFS1"
 _ROW = struct.Struct("<QII")
 _FREED = struct.Struct("<II")
 
 TRAILER_BYTES = _TRAILER.size
-ENTRY_BYTES = HEADER_BYTES + _ENTRY_TAIL.size
+ENTRY_BYTES = _ENTRY.size
 FREED_PER_REGION = 8
 """Room in a snapshot for this many freed records per region, on average."""
 
@@ -118,10 +118,12 @@ class Entry(NamedTuple):
     sector: int
     sectors: int
 
-    @property
-    def header(self) -> Header:
-        """The record's identity."""
-        return read_header(self.head)[0]
+
+class Listed(NamedTuple):
+    """An entry that a footer or a scan found in a region, with its header read."""
+
+    header: Header
+    entry: Entry
 
 
 class Life(NamedTuple):
@@ -212,7 +214,7 @@ def parse_region_header(block: bytes | memoryview, uuid: bytes, index: int) -> i
 
 def pack_footer(life: Life, entries: Sequence[Entry]) -> bytes:
     """Return the footer of a region: entries and trailer, padded in front to whole sectors."""
-    listed = b"".join(e.head + _ENTRY_TAIL.pack(e.sector, e.sectors) for e in entries)
+    listed = b"".join(_ENTRY.pack(*entry) for entry in entries)
     trailer = bytearray(TRAILER_BYTES)
     _TRAILER.pack_into(
         trailer, 0, _TRAILER_MAGIC, 0, life.generation, life.uuid, life.region, len(entries)
@@ -233,8 +235,8 @@ def footer_needs(tail: bytes | memoryview, life: Life) -> int:
     return footer_bytes(count)
 
 
-def parse_footer(tail: bytes | memoryview, life: Life, region_sectors: int) -> list[Entry] | None:
-    """Return the entries of a footer that `tail` ends with; None if it is not whole and intact.
+def parse_footer(tail: bytes | memoryview, life: Life, region_sectors: int) -> list[Listed] | None:
+    """Return the records of a footer that `tail` ends with; None if it is not whole and intact.
 
     Entries that name another life or lie outside of the region are left out.
     """
@@ -248,26 +250,23 @@ def parse_footer(tail: bytes | memoryview, life: Life, region_sectors: int) -> l
     if zlib.crc32(tail[len(tail) - TRAILER_BYTES + 8 :], zlib.crc32(listed)) != crc:
         return None
     last = region_sectors - need // SECTOR
-    entries = []
-    for at in range(0, len(listed), ENTRY_BYTES):
-        entry = Entry(
-            bytes(listed[at : at + HEADER_BYTES]),
-            *_ENTRY_TAIL.unpack_from(listed, at + HEADER_BYTES),
-        )
-        if is_entry(entry, life.generation, last):
-            entries.append(entry)
-    return entries
+    found = []
+    for entry in map(Entry._make, _ENTRY.iter_unpack(listed)):
+        header = _header_of(entry, life.generation, last)
+        if header:
+            found.append(Listed(header, entry))
+    return found
 
 
-def is_entry(entry: Entry, generation: int, last: int) -> bool:
-    """Whether an entry is of this life and its record lies between the header and sector `last`."""
+def _header_of(entry: Entry, generation: int, last: int) -> Header | None:
+    """Read an entry's header; None unless it is of this life and within the records' sectors."""
+    head, sector, sectors = entry
     try:
-        header, found = read_header(entry.head)
+        header, found = read_header(head)
     except FormatError:
-        return False
-    length = record_bytes(header.payload_bytes)
-    inside = entry.sector >= 1 and entry.sector + entry.sectors <= last
-    return found == generation and inside and length == entry.sectors * SECTOR
+        return None
+    whole = found == generation and record_bytes(header.payload_bytes) == sectors * SECTOR
+    return header if whole and 1 <= sector <= last - sectors else None
 
 
 def pack_snapshot(snapshot: Snapshot, snapshot_bytes: int) -> bytes:

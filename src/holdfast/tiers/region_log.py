@@ -10,13 +10,14 @@ it counts toward the store's budget per block; headers are kept until the footer
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from holdfast.blocks.key import KEY_BYTES
-from holdfast.tiers.base import NOWHERE, Dropped, Place, Reserved
-from holdfast.tiers.region import SECTOR, Entry, Geometry, Life, Row, footer_bytes
+from holdfast.tiers.base import NOWHERE, Dropped, Place, Reserved, Survivor
+from holdfast.tiers.region import SECTOR, Entry, Geometry, Life, Listed, Row, footer_bytes
 from holdfast.tiers.region_table import UNNAMED, Region, State
 
 
@@ -219,29 +220,33 @@ class RegionLog:
         return True
 
     def load(
-        self, life: Life, entries: Sequence[Entry], freed: set[int], footer: int
-    ) -> list[tuple[Entry, Place]]:
+        self, life: Life, found: Sequence[Listed], freed: set[int], footer: int
+    ) -> list[Survivor]:
         """Fill a region with what its footer or scan found; return what is alive, with places.
 
         `freed` are sectors of records freed before the restart; `footer` has 0 bytes if a footer
         is yet to be written.
         """
         region = self._regions[life.region]
-        alive = []
+        by_place = sorted(found, key=lambda listed: listed.entry.sector)
+        entries = [entry for _, entry in by_place]
+        first = life.region * self.geometry.region_sectors
+        alive = [
+            Survivor(header, Place(first + entry.sector))
+            for header, entry in by_place
+            if entry.sector not in freed
+        ]
+        region.keys = bytearray().join(
+            UNNAMED if entry.sector in freed else header.key for header, entry in by_place
+        )
+        region.starts = array("I", [entry.sector for entry in entries])
+        lengths = [0 if entry.sector in freed else entry.sectors for entry in entries]
+        region.sectors = array("I", lengths)
+        region.live = len(alive)
+        self.records += len(alive)
+        self.used_bytes += sum(lengths) * SECTOR
         if not footer:
-            region.heads = {}
-        for number, entry in enumerate(sorted(entries, key=lambda e: e.sector)):
-            dead = entry.sector in freed
-            region.keys += UNNAMED if dead else entry.head[32 : 32 + KEY_BYTES]
-            region.starts.append(entry.sector)
-            region.sectors.append(0 if dead else entry.sectors)
-            if dead:
-                continue
-            if not footer:
-                region.heads[number] = entry.head
-            self._count(region, number, 1)
-            place = life.region * self.geometry.region_sectors + entry.sector
-            alive.append((entry, Place(place)))
+            region.heads = {n: entry.head for n, entry in enumerate(entries) if lengths[n]}
         region.footer_bytes = footer
         region.state = State.SEALED if footer else State.FULL
         return alive

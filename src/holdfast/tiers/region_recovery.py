@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES, MAGIC, Header, read_header, record_bytes
@@ -12,12 +12,14 @@ from holdfast.codec import pack
 from holdfast.errors import FormatError, Outcome
 from holdfast.limits import KIB, MIB
 from holdfast.tiers.extent_io import Extents
+from holdfast.tiers.gate import Gate
 from holdfast.tiers.region import (
     SECTOR,
     SUPERBLOCKS,
     Entry,
     Geometry,
     Life,
+    Listed,
     Snapshot,
     Superblock,
     footer_needs,
@@ -31,6 +33,9 @@ _TAIL_BYTES = 16 * KIB
 """Read at a region's end where no snapshot tells how long its footer is: 119 records."""
 
 _SCAN_BYTES = 4 * MIB
+
+_AHEAD = 8
+"""Footers read at once."""
 
 _UNREADABLE = -1
 
@@ -47,6 +52,15 @@ class Found(NamedTuple):
     footers: dict[int, int]
     freed: dict[int, set[int]]
     sequence: int
+
+
+class Recovered(NamedTuple):
+    """One region's records; `footer_bytes` is 0 if it had to be scanned; `error` if it is lost."""
+
+    life: Life
+    records: list[Listed]
+    footer_bytes: int
+    error: OSError | None
 
 
 def read_superblock(extents: Extents) -> Superblock:
@@ -116,18 +130,89 @@ def _all_generations(
     return [generation for part in parts for generation in part]
 
 
-def read_region(
-    extents: Extents, geometry: Geometry, life: Life, footer_hint: int
-) -> tuple[list[Entry], int]:
-    """Return the records of a region and the bytes of its footer; 0 if it had to be scanned.
+def recover_regions(
+    extents: Extents, geometry: Geometry, lives: Sequence[Life], footers: Mapping[int, int],
+    pool: ThreadPoolExecutor, gate: Gate,
+) -> Iterator[Recovered]:  # fmt: skip
+    """Yield what each region has, in order, until the gate shuts.
 
-    A footer's entries are hints: whoever reads a record verifies it. A scan's are verified here,
-    since the record behind a good header may be torn. Raises OSError.
+    `footers` are the lengths that are known, by region. Footers are read ahead in threads; parsing
+    them there would only make the threads wait for one another.
     """
-    entries, footer = _read_footer(extents, geometry, life, footer_hint)
-    if entries is not None:
-        return entries, footer
-    return list(_scan(extents, geometry, life)), 0
+    for start in range(0, len(lives), _AHEAD):
+        if not gate.enter():
+            return
+        try:
+            ahead = lives[start : start + _AHEAD]
+            reads = [
+                pool.submit(_read_footer, extents, geometry, life, footers.get(life.region, 0))
+                for life in ahead
+            ]
+            wait(reads)
+        finally:
+            gate.leave()
+        for life, read in zip(ahead, reads, strict=True):
+            if not gate.enter():
+                return
+            try:
+                recovered = _recover_region(extents, geometry, life, read)
+            finally:
+                gate.leave()
+            yield recovered
+
+
+def _recover_region(
+    extents: Extents, geometry: Geometry, life: Life, read: Future[memoryview | None]
+) -> Recovered:
+    try:
+        footer = read.result()
+        if footer:
+            records = parse_footer(footer, life, geometry.region_sectors)
+            if records is not None:
+                return Recovered(life, records, len(footer), None)
+        return Recovered(life, list(_scan_region(extents, geometry, life)), 0, None)
+    except OSError as error:
+        return Recovered(life, [], 0, error)
+
+
+def _read_footer(extents: Extents, geometry: Geometry, life: Life, hint: int) -> memoryview | None:
+    """Return the footer of a region, `hint` bytes long if that is not 0; None if there is none.
+
+    Raises OSError.
+    """
+    end = geometry.region_at(life.region) + geometry.region_bytes
+    size = min(hint or _TAIL_BYTES, geometry.region_bytes - SECTOR)
+    tail = aligned_buffer(size)
+    extents.read(end - size, [tail])
+    need = footer_needs(tail, life)
+    if not need or need > geometry.region_bytes - SECTOR:
+        return None
+    if need > size:
+        tail = aligned_buffer(need)
+        extents.read(end - need, [tail])
+    return tail[len(tail) - need :]
+
+
+def _scan_region(extents: Extents, geometry: Geometry, life: Life) -> Iterator[Listed]:
+    """Yield the records of a region without footer, sector by sector where there are gaps.
+
+    A footer's entries are hints, since whoever reads a record verifies it. These are verified
+    here: the record behind a good header may be torn. Raises OSError.
+    """
+    image = aligned_buffer(geometry.region_bytes)
+    start = geometry.region_at(life.region)
+    for at in range(0, len(image), _SCAN_BYTES):
+        extents.read(start + at, [image[at : at + _SCAN_BYTES]])
+    at = SECTOR
+    while at < len(image):
+        header = _record_at(image[at:], life.generation)
+        if header is None:
+            at += SECTOR
+            continue
+        nbytes = record_bytes(header.payload_bytes)
+        head = bytes(image[at : at + HEADER_BYTES])
+        yield Listed(header, Entry(head, at // SECTOR, nbytes // SECTOR))
+        at += nbytes
 
 
 def _generations(extents: Extents, superblock: Superblock, indexes: Sequence[int]) -> list[int]:
@@ -141,39 +226,6 @@ def _generations(extents: Extents, superblock: Superblock, indexes: Sequence[int
         else:
             generations.append(parse_region_header(block, superblock.uuid, index))
     return generations
-
-
-def _read_footer(
-    extents: Extents, geometry: Geometry, life: Life, hint: int
-) -> tuple[list[Entry] | None, int]:
-    end = geometry.region_at(life.region) + geometry.region_bytes
-    size = min(hint or _TAIL_BYTES, geometry.region_bytes - SECTOR)
-    tail = aligned_buffer(size)
-    extents.read(end - size, [tail])
-    need = footer_needs(tail, life)
-    if not need or need > geometry.region_bytes - SECTOR:
-        return None, 0
-    if need > size:
-        tail = aligned_buffer(need)
-        extents.read(end - need, [tail])
-    return parse_footer(tail, life, geometry.region_sectors), need
-
-
-def _scan(extents: Extents, geometry: Geometry, life: Life) -> Iterator[Entry]:
-    """Yield the whole, verified records of a region, sector by sector where there are gaps."""
-    image = aligned_buffer(geometry.region_bytes)
-    start = geometry.region_at(life.region)
-    for at in range(0, len(image), _SCAN_BYTES):
-        extents.read(start + at, [image[at : at + _SCAN_BYTES]])
-    at = SECTOR
-    while at < len(image):
-        header = _record_at(image[at:], life.generation)
-        if header is None:
-            at += SECTOR
-            continue
-        nbytes = record_bytes(header.payload_bytes)
-        yield Entry(bytes(image[at : at + HEADER_BYTES]), at // SECTOR, nbytes // SECTOR)
-        at += nbytes
 
 
 def _record_at(image: memoryview, generation: int) -> Header | None:
