@@ -1,0 +1,90 @@
+"""`holdfast doctor`: what was found, what was chosen, why, and an exit code that can be used."""
+
+import json
+
+import pytest
+
+from holdfast import __version__
+from holdfast.cli import machine
+
+
+def examined(holdfast, *arguments):
+    done = holdfast("doctor", *arguments, "--json", "-")
+    report = json.loads(done.stdout)
+    return done.returncode, {check["what"]: check for check in report["checks"]}, report
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(host="16 MiB", disk="16 MiB"):
+        file = tmp_path / "doctor.yaml"
+        file.write_text(
+            f"listen: {tmp_path}/node.sock\n"
+            "tiers:\n"
+            f"  - {{kind: host, capacity: {host}}}\n"
+            f"  - {{kind: disk, path: {tmp_path}/new/disk, capacity: {disk}}}\n"
+        )
+        return file
+
+    return write
+
+
+def test_a_sound_machine_without_a_node_is_well(holdfast, config, tmp_path):
+    code, checks, report = examined(holdfast, "--config", config())
+    assert code == 0
+    assert report["version"] == __version__
+    assert report["config"]["tiers"][0] == {"kind": "host", "capacity": 16 << 20}
+    for what in ("python", "memory", "shared memory", "huge pages", "numa", "process_vm_readv"):
+        assert checks[what]["found"]
+    assert checks["tiers.1"]["found"] == f"disk, 16 MiB in {tmp_path}/new/disk"
+    assert "made at the first start" in checks["tiers.1"]["why"]
+    assert checks["tiers.1 direct I/O"]["found"]
+    assert checks["node"]["found"] == "none answers"
+    assert "`holdfast serve` starts one" in checks["node"]["why"]
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_disk_tier_larger_than_the_disk_is_a_problem(holdfast, config):
+    code, checks, _ = examined(holdfast, "--config", config(disk="900 TiB"))
+    assert code == 1
+    assert checks["tiers.1"]["ok"] is False
+    assert checks["tiers.1"]["why"].endswith("free; lower tiers.1.capacity")
+
+
+def test_a_configuration_that_can_not_be_used_is_a_problem(holdfast, config):
+    code, checks, report = examined(holdfast, "--config", config(host="900 TiB"))
+    assert code == 1
+    assert "tiers.0.capacity: 900 TiB asked" in checks["configuration"]["why"]
+    assert report["config"] == {}
+    done = holdfast("doctor", "--config", config(host="900 TiB"))
+    assert "PROBLEM  configuration" in done.stdout
+
+
+def test_a_running_node_is_found(holdfast, node, save, tmp_path):
+    save(node, 3).close()
+    code, checks, _ = examined(holdfast, "--config", tmp_path / "node.yaml")
+    assert code == 0
+    assert checks["node"]["found"] == f"answers at {node}"
+    assert checks["node"]["why"] == "3 blocks"
+
+
+def test_versions_are_read_without_importing(holdfast, config):
+    _, checks, _ = examined(holdfast, "--config", config())
+    assert checks["torch"]["found"].startswith(("torch ", "not installed"))
+    assert checks["vllm"]["found"].startswith(("vllm", "not installed"))
+
+
+def test_direct_io_is_tried_and_leaves_no_file(tmp_path):
+    finding = machine.direct_io("direct I/O", str(tmp_path))
+    assert finding.ok or finding.found.startswith("refused")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_direct_io_in_a_folder_that_is_not_there_is_refused(tmp_path):
+    finding = machine.direct_io("direct I/O", str(tmp_path / "none"))
+    assert finding.found == "refused: No such file or directory"
+
+
+def test_the_nearest_folder_is_the_one_that_exists(tmp_path):
+    assert machine.nearest(str(tmp_path / "a" / "b")) == str(tmp_path)
+    assert machine.nearest(str(tmp_path)) == str(tmp_path)

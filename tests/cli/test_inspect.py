@@ -1,0 +1,79 @@
+"""`holdfast inspect`: list, verify and drop what a running node stores."""
+
+import json
+
+from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.wire import messages as m
+
+FINGERPRINT = b"fingerprint-16-b".hex()
+
+
+def inspected(holdfast, node, *arguments):
+    done = holdfast("inspect", *arguments, "--node", node, "--json", "-")
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_list_shows_worlds_and_tiers(holdfast, node, save):
+    save(node, 5).close()
+    code, answer = inspected(holdfast, node)
+    assert code == 0
+    (world,) = answer["blocks"]
+    assert world["fingerprint"] == FINGERPRINT
+    assert (world["domain"], world["blocks"]) == ("default", 5)
+    assert world["tiers"]["host"]["blocks"] == 5
+    assert answer["status"]["blocks"] == 5
+    text = holdfast("inspect", "--node", node).stdout
+    assert f"{FINGERPRINT}  domain default: 5 blocks of 16 tokens, 4 KiB" in text
+
+
+def test_an_empty_node_says_so(holdfast, node):
+    assert "nothing is stored" in holdfast("inspect", "--node", node).stdout
+
+
+def test_verify_reads_everything_and_fails_where_a_byte_is_wrong(holdfast, node, save):
+    client = save(node, 3)
+    assert inspected(holdfast, node, "verify")[1]["checked"] == 3
+    assert (
+        "verified 3 stored copies; all are intact"
+        in holdfast("inspect", "verify", FINGERPRINT, "--node", node).stdout
+    )
+    client.arena.view[HEADER_BYTES + 5] ^= 1
+    code, answer = inspected(holdfast, node, "verify")
+    assert code == 1
+    assert [(fault["tier"], fault["outcome"]) for fault in answer["bad"]] == [("host", "corrupt")]
+    assert client.call(m.Status(), 5).data["blocks"] == 2
+    assert inspected(holdfast, node, "verify")[0] == 0
+    client.close()
+
+
+def test_drop_forgets_one_fingerprint_or_everything(holdfast, node, save):
+    save(node, 4).close()
+    assert inspected(holdfast, node, "drop", "0" * 32)[1]["dropped"] == 0
+    assert inspected(holdfast, node, "drop", FINGERPRINT)[1]["dropped"] == 4
+    save(node, 2).close()
+    assert "dropped 2 blocks" in holdfast("inspect", "drop", "--all", "--node", node).stdout
+    assert inspected(holdfast, node)[1]["blocks"] == []
+
+
+def test_unclear_wishes_are_wrong_usage(holdfast, node):
+    for arguments, words in (
+        (["drop"], "drop: name one fingerprint, or say --all"),
+        (["drop", FINGERPRINT, "--all"], "drop: name one fingerprint, or say --all"),
+        (["verify", "xyz"], "'xyz' is not 32 hex digits"),
+        (["list", FINGERPRINT], "list: shows all fingerprints"),
+    ):
+        done = holdfast("inspect", *arguments, "--node", node)
+        assert done.returncode == 2
+        assert words in done.stderr
+
+
+def test_no_node_has_an_exit_code_of_its_own(holdfast, tmp_path):
+    done = holdfast("inspect", "--node", f"unix://{tmp_path}/none.sock")
+    assert done.returncode == 4
+    assert "No such file" in done.stderr
+
+
+def test_json_that_can_not_be_written_is_named(holdfast, node):
+    done = holdfast("inspect", "--node", node, "--json", "/none/file.json")
+    assert done.returncode == 2
+    assert "--json /none/file.json: No such file or directory" in done.stderr

@@ -1,0 +1,79 @@
+"""`holdfast` itself: help, versions, exit codes, and a quick start."""
+
+import subprocess
+import sys
+
+import pytest
+
+from holdfast import __version__, cli
+from holdfast.errors import (
+    BlockError,
+    BusyError,
+    ConfigError,
+    FormatError,
+    NodeGoneError,
+    RefusedError,
+)
+
+
+def test_help_names_every_verb_and_exit_code(holdfast):
+    done = holdfast("--help")
+    assert done.returncode == 0
+    for verb, about in cli.VERBS.items():
+        assert f"{verb:<9}{about}" in done.stdout
+    assert "exit codes: 0 all is well" in done.stdout
+    assert holdfast().stdout == done.stdout
+
+
+def test_every_verb_has_help_of_its_own(holdfast):
+    for verb in cli.VERBS:
+        done = holdfast(verb, "--help")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"usage: holdfast {verb}" in done.stdout
+
+
+def test_help_loads_nothing_heavy():
+    script = (
+        "import sys\nfrom holdfast.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit: pass\n"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stderr.split())
+    assert not loaded & {"numpy", "yaml", "asyncio", "xxhash", "rich", "torch", "vllm", "logging"}
+
+
+def test_version(holdfast):
+    assert holdfast("--version").stdout == f"holdfast {__version__}\n"
+
+
+def test_an_unknown_verb_is_wrong_usage(holdfast):
+    done = holdfast("fly")
+    assert done.returncode == 2
+    assert "invalid choice: 'fly'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (FormatError("x"), 2),
+        (BusyError("x"), 3),
+        (NodeGoneError("x"), 4),
+        (RefusedError("x"), 4),
+        (BlockError("x"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_errors_become_exit_codes_and_one_line(monkeypatch, capsys, error, code):
+    from holdfast.cli import doctor
+
+    def fail(args):
+        raise error
+
+    monkeypatch.setattr(doctor, "run", fail)
+    assert cli.main(["doctor"]) == code
+    expected = "" if isinstance(error, KeyboardInterrupt) else "holdfast doctor: x\n"
+    assert capsys.readouterr().err == expected

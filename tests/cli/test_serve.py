@@ -1,0 +1,116 @@
+"""`holdfast serve`: private nodes end with their parent, mistakes are named, flags count."""
+
+import fcntl
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.node import private
+from holdfast.wire import messages as m
+from holdfast.wire.client import Client
+
+
+@pytest.fixture
+def lifeline():
+    """A pipe: the descriptor to watch, and an end whose closing stands for the parent's death."""
+    watched, held = os.pipe()
+    with os.fdopen(watched, "rb"), os.fdopen(held, "wb") as parent:
+        yield watched, parent
+
+
+def test_a_private_node_ends_with_its_parent_and_leaves_nothing(serving, save, lifeline):
+    watched, parent = lifeline
+    process, address = serving("--private", "--with-parent", watched, pass_fds=[watched])
+    folder = Path(address.removeprefix("unix://")).parent
+    assert folder.name.startswith(private.PREFIX)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    save(address, 3).close()
+    assert {path.name for path in folder.iterdir()} >= {"disk", "node.sock"}
+    parent.close()
+    assert process.wait(30) == 0
+    assert not folder.exists()
+
+
+def test_a_private_node_takes_its_tiers_from_the_file(serving, lifeline, tmp_path):
+    file = tmp_path / "engine.yaml"
+    file.write_text("tiers: [{kind: host, capacity: 32 MiB}]\n")
+    argv = ["--private", "--config", file, "--with-parent", lifeline[0]]
+    process, address = serving(*argv, pass_fds=[lifeline[0]])
+    client = Client(address, m.Hello(m.PROTOCOL, "test"), 5)
+    tiers = client.call(m.Status(), 5).data["tiers"]
+    assert [(t["tier"], t["capacity_bytes"]) for t in tiers] == [("host", 32 << 20)]
+    client.close()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+
+
+def test_what_a_killed_private_node_left_is_swept_unless_it_is_in_use(tmp_path):
+    left, used, young, foreign = (
+        tmp_path / name
+        for name in (
+            f"{private.PREFIX}{os.geteuid()}-left",
+            f"{private.PREFIX}{os.geteuid()}-used",
+            f"{private.PREFIX}{os.geteuid()}-young",
+            "holdfast-something-else",
+        )
+    )
+    for folder in (left, used, young, foreign):
+        folder.mkdir()
+        (folder / "file").write_text("x")
+        if folder is not young:
+            os.utime(folder, (time.time() - 3600,) * 2)
+    fd = os.open(used, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    with private.private_folder(str(tmp_path)) as folder:
+        assert Path(folder).exists()
+        assert not left.exists()
+        assert (used / "file").exists()
+        assert (young / "file").exists()
+        assert (foreign / "file").exists()
+    assert not Path(folder).exists()
+    os.close(fd)
+
+
+def test_flags_beat_the_file(serving, tmp_path):
+    file = tmp_path / "node.yaml"
+    file.write_text("listen: /nowhere/x\ntiers: [{kind: host, capacity: 99 TiB}]\n")
+    address = f"unix://{tmp_path}/flag.sock"
+    argv = ["--config", file, "--listen", address, "--set", "tiers.0.capacity=16 MiB"]
+    assert serving(*argv)[1] == address
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "tiers.0.capacity"], "--set tiers.0.capacity: not KEY=VALUE"),
+        (["--set", "tiers.0.capacity=900 TiB"], "tiers.0.capacity: 900 TiB asked, "),
+        (["--set", "lease=3"], "configuration: contains unknown field 'lease'; remove it"),
+        (["--config", "/none.yaml"], "/none.yaml: can not be read as YAML"),
+    ],
+)
+def test_a_wrong_setting_is_named_and_nothing_starts(holdfast, arguments, words):
+    done = holdfast("serve", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_foreign_file_in_the_data_folder_is_refused_and_left_alone(holdfast, tmp_path):
+    (tmp_path / "disk").mkdir()
+    file = tmp_path / "disk" / "blocks.holdfast"
+    file.write_bytes(b"somebody else's " * 4096)
+    config = tmp_path / "node.yaml"
+    config.write_text(
+        f"listen: {tmp_path}/node.sock\n"
+        "tiers:\n"
+        "  - {kind: host, capacity: 16 MiB}\n"
+        f"  - {{kind: disk, path: {tmp_path}/disk, capacity: 16 MiB}}\n"
+    )
+    done = holdfast("serve", "--config", config)
+    assert done.returncode == 2
+    assert str(file) in done.stderr
+    assert file.read_bytes() == b"somebody else's " * 4096
+    assert not (tmp_path / "node.sock").exists()
