@@ -139,9 +139,10 @@ def _judged(step: Step) -> str:
 
 
 def _table(steps: Sequence[Step]) -> Table:
+    from rich.box import SIMPLE
     from rich.table import Table
 
-    shown = Table(title="the same context, each time", title_justify="left")
+    shown = Table(title="the same context, each time", title_justify="left", box=SIMPLE)
     shown.add_column("step", no_wrap=True)
     for heading in ("first token", "sooner", "computed", "fetched", "from", "GB/s"):
         shown.add_column(heading, justify="right", no_wrap=True)

@@ -144,9 +144,10 @@ def console(json_target: str | None) -> Console:
 
 def table(report: Report, also: Sequence[str] = ()) -> Table:
     """Render the rows for a terminal, with columns for the named fields of `more` in `also`."""
+    from rich.box import SIMPLE
     from rich.table import Table
 
-    shown = Table(title=f"holdfast {report.name}", title_justify="left")
+    shown = Table(title=f"holdfast {report.name}", title_justify="left", box=SIMPLE)
     shown.add_column("what")
     for heading in ("value", "unit", "limit", "ratio", "goal", *also):
         shown.add_column(heading, justify="right")

@@ -18,6 +18,9 @@ from holdfast.rig.process import Process, free_port, wait_until
 READY_S = 180.0
 """An engine starts in about 25 s here, two at once in 50; a loaded machine takes longer."""
 
+COVER_DEADLINE_MS = 1000
+"""Engines and node share a few cores here, perhaps with others: an answer may have to queue."""
+
 HOST = "127.0.0.1"
 
 ENGINE_ENVIRONMENT = {
@@ -46,7 +49,7 @@ def holdfast_kv_transfer(node: str) -> dict[str, object]:
         "kv_connector_module_path": "holdfast.engines.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"holdfast": node},
+        "kv_connector_extra_config": {"holdfast": node, "cover_deadline_ms": COVER_DEADLINE_MS},
     }
 
 
