@@ -9,22 +9,24 @@ depend on the process, and none is keyed.
 from __future__ import annotations
 
 import hashlib
+import struct
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from holdfast.errors import BlockError
 from holdfast.limits import SEGMENT_BLOCKS
+
+if TYPE_CHECKING:  # a node never sees a token, and numpy takes longer to load than all of us
+    import numpy as np
+    import numpy.typing as npt
 
 KEY_BYTES = 16
 SEGMENT_BYTES = 8
 DOMAIN_KEY_BYTES = 32
 
-Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer]
+Tokens: TypeAlias = "Sequence[int] | npt.NDArray[np.integer]"
 
 TOKEN_ID_MAX = 0xFFFF_FFFF
 
@@ -103,8 +105,7 @@ def unpack_keys(packed: bytes) -> list[bytes]:
     """Split a byte string of 16-byte keys; raise BlockError if it does not divide."""
     if len(packed) % KEY_BYTES:
         raise BlockError(f"{len(packed)} bytes of keys do not divide by {KEY_BYTES}")
-    keys: list[bytes] = np.frombuffer(packed, f"V{KEY_BYTES}").tolist()
-    return keys
+    return list(struct.unpack(f"{KEY_BYTES}s" * (len(packed) // KEY_BYTES), packed))
 
 
 def _encode_extras(extras: Sequence[bytes]) -> bytes:
@@ -115,8 +116,9 @@ def _encode_extras(extras: Sequence[bytes]) -> bytes:
 
 
 def _little_endian(tokens: Tokens) -> bytes:
-    if isinstance(tokens, np.ndarray):
-        return _array_little_endian(tokens)
+    numpy = sys.modules.get("numpy")  # who hands over an array has loaded it
+    if numpy is not None and isinstance(tokens, numpy.ndarray):
+        return _array_little_endian(cast("npt.NDArray[np.integer]", tokens))
     try:
         packed = array(_UINT32, tokens)  # five times quicker than numpy on a list of integers
     except (OverflowError, TypeError) as error:

@@ -5,10 +5,7 @@ The few lines between a program that has tokens and KV state and the streets of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.key import Chain, Tokens
@@ -17,9 +14,12 @@ from holdfast.codec.pack import payload
 from holdfast.errors import BlockError, Outcome
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from holdfast.store.store import Store
 
-Blocks = npt.NDArray[np.generic]
+Blocks: TypeAlias = "npt.NDArray[np.generic]"
 """Block payloads, one a row: any dtype and shape whose rows have `layout.payload_bytes` bytes."""
 
 DEADLINE_S = 5.0
@@ -99,5 +99,5 @@ class Session:
             raise BlockError(f"a block has {blocks.nbytes // count} bytes, the layout says {size}")
         if not count:
             return []
-        flat = blocks.reshape(-1).view(np.uint8).data
+        flat = blocks.reshape(-1).view("u1").data
         return [flat[i * size : (i + 1) * size] for i in range(count)]
