@@ -63,6 +63,12 @@ class Lookup:
         view = known.views.current.view
         return Route(write, read, view.epoch, view.digest)
 
+    def members(self) -> tuple[Member, ...]:
+        """Return everybody whom a route may name now: whom to keep connections and health for."""
+        known = self._refresh()
+        views = [placed.view for placed in known.views if placed is not None]
+        return tuple({m.id: m for view in reversed(views) for m in view.members}.values())
+
     def shares(self) -> dict[str, float]:
         """Return the share of segments that each member should have now; they sum up to 1."""
         weights = self._refresh().current.weights()

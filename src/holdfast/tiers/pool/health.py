@@ -1,0 +1,280 @@
+"""What this process has learnt about each target, and whom it therefore leaves alone.
+
+Two judges. The breaker knows one target: it fails, or says nothing. The review compares them: one
+whose answers take several times the median, or fail more often than most, is *ejected* for a
+while. Ejection is capped, because when everybody is slow nobody is an outlier: the network is.
+All in memory, driven by the clock and the chance that are given: no I/O, no threads.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import threading
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from holdfast.clock import Clock
+from holdfast.tiers.pool.breaker import (
+    Breaker,
+    BreakerOptions,
+    Ending,
+    Phase,
+    Ticket,
+)
+from holdfast.tiers.pool.hedge import Delays
+
+EJECTED_SHARE_MAX = 0.3
+COMPARED_MIN = 3
+"""With fewer targets there is no telling who is the odd one out."""
+
+_LATENCY_GAIN = 1 / 8
+_FAILURE_GAIN = 1 / 32
+
+
+class HealthOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """When a target is an outlier; times in seconds.
+
+    Judged every `review_s` on at least `samples` new answers: one slower than `slow_factor` times
+    the median and `slow_margin_s` above it, or failing in more than `failure_share_max` of its
+    last answers, is left alone for `ejection_s`, twice as long each time it comes back no better.
+    The margin is wide because an ejected target's blocks are recomputed: a slow hit beats that.
+    """
+
+    breaker: BreakerOptions = BreakerOptions()
+    review_s: float = 1.0
+    samples: int = 8
+    slow_factor: float = 3.0
+    slow_margin_s: float = 0.02
+    failure_share_max: float = 0.1
+    ejection_s: float = 30.0
+    ejection_max_s: float = 300.0
+
+
+class Call(NamedTuple):
+    """A request under way; to be given to `end` once."""
+
+    target: str
+    ticket: Ticket
+    began_s: float
+    nbytes: int
+
+
+class TargetReport(msgspec.Struct, frozen=True):
+    """One target for people to look at. Times in seconds; None where nothing was measured."""
+
+    target: str
+    phase: Phase
+    ejected: bool
+    in_flight_bytes: int
+    latency_s: float | None
+    late_s: float | None
+    failure_share: float
+    breaker_opened: int
+    ejections: int
+
+
+class _Target:
+    def __init__(self, breaker: Breaker) -> None:
+        self.breaker = breaker
+        self.delays = Delays()
+        self.in_flight_bytes = 0
+        self.ejected_until_s = 0.0
+        self.ejection_s = 0.0
+        self.ejections = 0
+        self.latency_s: float | None = None
+        self.failure_share = 0.0
+        self.fresh = 0
+
+    def learn(self, ending: Ending, seconds: float) -> None:
+        """Take an answer's time to its first byte, or how long we waited for it, into account."""
+        self.delays.record(seconds)
+        # What was given up says how long it took at least: good only to know that it is slow.
+        if ending is Ending.WELL or self.latency_s is None or seconds > self.latency_s:
+            before_s = seconds if self.latency_s is None else self.latency_s
+            self.latency_s = before_s + _LATENCY_GAIN * (seconds - before_s)
+        if ending is not Ending.GIVEN_UP:
+            self.failure_share += _FAILURE_GAIN * ((ending is Ending.BADLY) - self.failure_share)
+        self.fresh += 1
+
+    def forget(self) -> None:
+        """Start judging anew: what it was like before an ejection is no evidence after it."""
+        self.delays = Delays()
+        self.latency_s = None
+        self.failure_share = 0.0
+        self.fresh = 0
+
+
+def ejected_max(targets: int) -> int:
+    """Return how many of so many targets may be ejected at once: 30 %, but one of three."""
+    return max(1, int(EJECTED_SHARE_MAX * targets)) if targets >= COMPARED_MIN else 0
+
+
+class PoolHealth:
+    """The targets' health as this process sees it. Any thread; nothing waits.
+
+    `keep` says who the targets are, for the cap on ejections counts them. Latency is the time from
+    sending a request to the first byte of its answer, so that sizes do not matter.
+    """
+
+    def __init__(self, clock: Clock, options: HealthOptions, chance: random.Random) -> None:
+        self._clock = clock
+        self._options = options
+        self._chance = chance
+        self._targets: dict[str, _Target] = {}
+        self._reviewed_s = clock.now()
+        self._lock = threading.Lock()
+
+    def keep(self, targets: Iterable[str]) -> None:
+        """Know these targets from now on, and forget all others."""
+        with self._lock:
+            wanted = set(targets)
+            for gone in self._targets.keys() - wanted:
+                del self._targets[gone]
+            for name in sorted(wanted):
+                self._know(name)
+            self._stay_below_cap()
+
+    def available(self, target: str) -> bool:
+        """Return whether a target should be asked now; one never asked before should."""
+        with self._lock:
+            self._review()
+            known = self._know(target)
+            return not self._ejected(known) and known.breaker.allows()
+
+    def begin(self, target: str, nbytes: int) -> Call | None:
+        """Let a request of so many bytes (of request and answer) through, or not (None)."""
+        with self._lock:
+            self._review()
+            known = self._know(target)
+            ticket = None if self._ejected(known) else known.breaker.begin()
+            if ticket is None:
+                return None
+            known.in_flight_bytes += nbytes
+            return Call(target, ticket, self._clock.now(), nbytes)
+
+    def heard(self, call: Call, nbytes: int) -> None:
+        """Take note that so many more bytes of an answer came."""
+        with self._lock:
+            if known := self._targets.get(call.target):
+                known.breaker.heard(call.ticket, nbytes)
+
+    def end(self, call: Call, ending: Ending, first_byte_s: float | None = None) -> None:
+        """Take note of how a call ended; `first_byte_s` as of `began_s`, if a byte came."""
+        with self._lock:
+            known = self._targets.get(call.target)
+            if known is None:
+                return
+            known.in_flight_bytes = max(0, known.in_flight_bytes - call.nbytes)
+            known.breaker.end(call.ticket, ending)
+            waited_s = self._clock.now() - call.began_s
+            known.learn(ending, waited_s if first_byte_s is None else first_byte_s)
+            self._review()
+
+    def choose(self, targets: Sequence[str]) -> str:
+        """Return the one of two drawn at random that has fewer bytes in flight."""
+        with self._lock:
+            drawn = self._chance.sample(targets, min(2, len(targets)))
+            return min(drawn, key=self._in_flight)
+
+    def hedge_after_s(self) -> float | None:
+        """Return when a request is late: the median, over targets, of their 95th percentiles.
+
+        None until something is known. One slow target does not move it.
+        """
+        with self._lock:
+            each = (t.delays.late_s() for t in self._targets.values() if not self._ejected(t))
+            known = [late_s for late_s in each if late_s is not None]
+            return statistics.median_low(known) if known else None
+
+    def reports(self) -> list[TargetReport]:
+        """Return what is known, by target."""
+        with self._lock:
+            self._review()
+            return [
+                TargetReport(
+                    target=name,
+                    phase=target.breaker.phase(),
+                    ejected=self._ejected(target),
+                    in_flight_bytes=target.in_flight_bytes,
+                    latency_s=target.latency_s,
+                    late_s=target.delays.late_s(),
+                    failure_share=target.failure_share,
+                    breaker_opened=target.breaker.opened,
+                    ejections=target.ejections,
+                )
+                for name, target in sorted(self._targets.items())
+            ]
+
+    def _know(self, name: str) -> _Target:
+        target = self._targets.get(name)
+        if target is None:
+            breaker = Breaker(self._clock, self._options.breaker, self._chance)
+            target = self._targets[name] = _Target(breaker)
+        return target
+
+    def _in_flight(self, name: str) -> int:
+        target = self._targets.get(name)
+        return target.in_flight_bytes if target else 0
+
+    def _ejected(self, target: _Target) -> bool:
+        return self._clock.now() < target.ejected_until_s
+
+    def _review(self) -> None:
+        """Eject outliers, the worst first, as far as the cap allows."""
+        now_s = self._clock.now()
+        if now_s < self._reviewed_s + self._options.review_s:
+            return
+        self._reviewed_s = now_s
+        out = sum(
+            self._ejected(target) or target.breaker.phase() is not Phase.CLOSED
+            for target in self._targets.values()
+        )
+        room = ejected_max(len(self._targets)) - out
+        for target in self._outliers():
+            if room <= 0:
+                return
+            self._eject(target, now_s)
+            room -= 1
+
+    def _outliers(self) -> list[_Target]:
+        """Return the targets that stand out among those with enough answers, the worst first."""
+        options = self._options
+        known = [
+            target
+            for target in self._targets.values()
+            if target.fresh >= options.samples and not self._ejected(target)
+        ]
+        latencies = [target.latency_s or 0.0 for target in known]
+        if len(known) < COMPARED_MIN:
+            return []
+        median_s = statistics.median_low(latencies)
+        slow_s = max(options.slow_factor * median_s, median_s + options.slow_margin_s)
+        return sorted(
+            (
+                target
+                for target in known
+                if (target.latency_s or 0.0) > slow_s
+                or target.failure_share > options.failure_share_max
+            ),
+            key=lambda target: (target.failure_share, target.latency_s or 0.0),
+            reverse=True,
+        )
+
+    def _eject(self, target: _Target, now_s: float) -> None:
+        longest_s = self._options.ejection_max_s
+        relapsed = target.ejections and now_s < target.ejected_until_s + longest_s
+        again_s = min(2 * target.ejection_s, longest_s)
+        target.ejection_s = again_s if relapsed else self._options.ejection_s
+        target.ejected_until_s = now_s + target.ejection_s
+        target.ejections += 1
+        target.forget()
+
+    def _stay_below_cap(self) -> None:
+        """Take back those that have been out longest, when a smaller pool has a smaller cap."""
+        ejected = [target for target in self._targets.values() if self._ejected(target)]
+        ejected.sort(key=lambda target: target.ejected_until_s)
+        for target in ejected[: max(0, len(ejected) - ejected_max(len(self._targets)))]:
+            target.ejected_until_s = self._clock.now()

@@ -1,0 +1,192 @@
+"""Outliers are left alone, never too many of them, and the pool's tail stays short."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.clock import ManualClock
+from holdfast.tiers.pool.breaker import Ending, Phase
+from holdfast.tiers.pool.health import HealthOptions, PoolHealth, ejected_max
+
+
+class Scene:
+    def __init__(self, count, seed=5):
+        self.clock = ManualClock(100.0)
+        self.names = [f"n{number}" for number in range(count)]
+        self.health = PoolHealth(self.clock, HealthOptions(), random.Random(seed))
+        self.health.keep(self.names)
+
+    def ask(self, name, took_s, ending=Ending.WELL):
+        """Ask one target; the clock does not move."""
+        call = self.health.begin(name, 1_000)
+        if call is not None:
+            self.health.end(call, ending, took_s)
+        return call is not None
+
+    def run(self, seconds, took_s, failing=()):
+        """Ask everybody 20 times a second; `took_s` by name, 1 ms if not there."""
+        for tick in range(int(seconds * 20)):
+            self.clock.advance(0.05)
+            for name in self.names:
+                bad = name in failing and tick % failing[name] == 0
+                self.ask(name, took_s.get(name, 0.001), Ending.BADLY if bad else Ending.WELL)
+
+    @property
+    def ejected(self):
+        return {report.target for report in self.health.reports() if report.ejected}
+
+
+def test_a_slow_target_is_ejected_within_seconds_and_comes_back_later():
+    scene = Scene(4)
+    scene.run(2, {"n2": 0.101})
+    assert scene.ejected == {"n2"}
+    assert not scene.health.available("n2")
+    assert scene.health.begin("n2", 1) is None
+    scene.run(31, {})
+    assert scene.ejected == set()
+    assert scene.health.available("n2")
+
+
+def test_one_that_stays_slow_is_out_for_longer_each_time():
+    scene = Scene(4)
+    out_s = []
+    was_out = False
+    for tick in range(20 * 200):
+        scene.run(0.05, {"n2": 0.101})
+        is_out = "n2" in scene.ejected
+        out_s += [tick / 20] if is_out != was_out else []
+        was_out = is_out
+    lengths = [end - start for start, end in zip(out_s[::2], out_s[1::2], strict=False)]
+    assert lengths == pytest.approx([30, 60], abs=0.2)
+
+
+def test_a_target_that_fails_one_time_in_five_is_ejected():
+    scene = Scene(5)
+    scene.run(5, {}, failing={"n1": 5})
+    assert scene.ejected == {"n1"}
+
+
+def test_a_target_that_fails_now_and_then_is_not():
+    scene = Scene(5)
+    scene.run(30, {}, failing={"n1": 50})
+    assert scene.ejected == set()
+
+
+@pytest.mark.parametrize("took_s", [0.0011, 0.0029, 0.02])
+def test_a_little_slower_is_no_outlier(took_s):
+    scene = Scene(4)
+    scene.run(5, {"n2": took_s})
+    assert scene.ejected == set()
+
+
+def test_when_everybody_is_slow_nobody_is_ejected():
+    scene = Scene(8)
+    scene.run(5, {})
+    scene.run(5, dict.fromkeys(scene.names, 0.5))
+    assert scene.ejected == set()
+
+
+def test_of_two_nobody_is_the_odd_one_out():
+    scene = Scene(2)
+    scene.run(5, {"n1": 0.5})
+    assert scene.ejected == set()
+
+
+@pytest.mark.parametrize(
+    ("targets", "most"), [(0, 0), (2, 0), (3, 1), (4, 1), (7, 2), (10, 3), (16, 4), (100, 30)]
+)
+def test_the_cap_is_30_per_cent_and_one_of_three(targets, most):
+    assert ejected_max(targets) == most
+
+
+@given(
+    st.integers(1, 12),
+    st.lists(
+        st.tuples(
+            st.integers(0, 11),
+            st.sampled_from([0.001, 0.01, 0.1, 1.0]),
+            st.sampled_from(Ending),
+            st.sampled_from([0.0, 0.3, 5.0]),
+        ),
+        max_size=300,
+    ),
+    st.integers(1, 12),
+)
+def test_never_more_than_the_cap_are_ejected(count, asks, later_count):
+    scene = Scene(count)
+    for number, took_s, ending, wait_s in asks:
+        scene.clock.advance(wait_s)
+        for offset in range(3):
+            scene.ask(f"n{(number + offset) % count}", took_s * (offset + 1) ** 3, ending)
+        assert len(scene.ejected) <= ejected_max(count)
+    scene.health.keep([f"n{number}" for number in range(later_count)])
+    assert len(scene.ejected) <= ejected_max(later_count)
+
+
+def test_open_breakers_count_towards_the_cap():
+    scene = Scene(4)
+    for _ in range(3):
+        scene.ask("n0", 0.001, Ending.BADLY)
+    scene.run(2, {"n2": 0.101})
+    reports = {report.target: report for report in scene.health.reports()}
+    assert reports["n0"].phase is not Phase.CLOSED or not reports["n2"].ejected
+
+
+def test_a_target_that_is_not_known_yet_may_be_asked():
+    scene = Scene(2)
+    assert scene.health.available("new")
+    assert scene.ask("new", 0.001)
+
+
+def test_calls_to_a_target_that_was_forgotten_end_in_peace():
+    scene = Scene(2)
+    call = scene.health.begin("n1", 100)
+    scene.health.keep(["n0"])
+    scene.health.heard(call, 10)
+    scene.health.end(call, Ending.WELL, 0.001)
+    assert [report.target for report in scene.health.reports()] == ["n0"]
+
+
+def test_the_one_with_fewer_bytes_in_flight_is_chosen():
+    scene = Scene(2)
+    call = scene.health.begin("n0", 1 << 20)
+    assert {scene.health.choose(["n0", "n1"]) for _ in range(20)} == {"n1"}
+    scene.health.end(call, Ending.WELL, 0.001)
+    assert {scene.health.choose(["n0", "n1"]) for _ in range(60)} == {"n0", "n1"}
+    assert scene.health.choose(["n1"]) == "n1"
+
+
+def test_two_choices_spread_load_better_than_one():
+    loads = {}
+    for choices in (1, 2):
+        scene = Scene(10)
+        chance = random.Random(9)
+        for _ in range(2_000):
+            drawn = chance.choice(scene.names)
+            name = scene.health.choose(scene.names) if choices == 2 else drawn
+            scene.health.begin(name, 1_000)
+        sizes = [report.in_flight_bytes for report in scene.health.reports()]
+        loads[choices] = max(sizes) - sum(sizes) / len(sizes)
+    assert loads[2] < loads[1] / 5
+
+
+def test_late_is_what_is_late_for_the_usual_target():
+    scene = Scene(5)
+    assert scene.health.hedge_after_s() is None
+    for name in scene.names:
+        for number in range(40):
+            scene.ask(name, 0.100 if name == "n4" else 0.001 + number * 1e-5)
+    assert 0.001 < scene.health.hedge_after_s() < 0.0015
+
+
+def test_reports_show_what_was_measured():
+    scene = Scene(3)
+    scene.health.begin("n1", 77)
+    scene.run(2, {"n0": 0.004})
+    report = {each.target: each for each in scene.health.reports()}
+    assert report["n0"].latency_s == pytest.approx(0.004)
+    assert report["n0"].late_s == pytest.approx(0.004)
+    assert report["n1"].in_flight_bytes == 77
+    assert report["n2"].phase is Phase.CLOSED

@@ -1,0 +1,137 @@
+"""Routes: the owner, its stand-in, and whoever it was before."""
+
+import random
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.tiers.pool.lookup import Lookup
+from holdfast.tiers.pool.members import Member, State
+from holdfast.tiers.pool.membership import Membership
+from holdfast.tiers.pool.placement import Placement
+
+SEGMENTS = [random.Random(number).randbytes(8) for number in range(2_000)]
+
+
+def members(count):
+    return [Member(id=f"n{n:02}", address=f"tcp://10.0.0.{n}:7070") for n in range(count)]
+
+
+class Scene:
+    def __init__(self, *listed):
+        self.clock = ManualClock()
+        self.membership = Membership(self.clock)
+        self.down = set()
+        self.membership.observe(listed)
+        self.lookup = Lookup(self.membership, lambda name: name not in self.down)
+
+    def observe(self, *listed, after_s=60.0):
+        self.clock.advance(after_s)
+        self.membership.observe(listed)
+
+    def write(self, segment_id, copies=1):
+        return [m.id for m in self.lookup.route(segment_id, copies).write]
+
+    def read(self, segment_id, copies=1):
+        return [m.id for m in self.lookup.route(segment_id, copies).read]
+
+
+def test_the_owner_is_written_and_read():
+    scene = Scene(*members(5))
+    placement = Placement(members(5))
+    for name in SEGMENTS[:100]:
+        owner = placement.order(name)[0].id
+        assert scene.write(name) == scene.read(name) == [owner]
+
+
+def test_copies_are_the_first_of_the_ranking():
+    scene = Scene(*members(5))
+    for name in SEGMENTS[:100]:
+        assert scene.write(name, 2) == [m.id for m in Placement(members(5)).order(name)[:2]]
+
+
+def test_the_next_ranked_stands_in_for_one_that_is_down_and_nothing_else_moves():
+    scene = Scene(*members(5))
+    before = {name: scene.write(name) for name in SEGMENTS}
+    scene.down = {"n03"}
+    for name in SEGMENTS:
+        second = Placement(members(5)).order(name)[1].id
+        assert scene.write(name) == ([second] if before[name] == ["n03"] else before[name])
+    assert scene.lookup.route(SEGMENTS[0]).epoch == 1
+    scene.down = set()
+    assert {name: scene.write(name) for name in SEGMENTS} == before
+
+
+def test_with_everybody_down_there_is_nobody_to_ask():
+    scene = Scene(*members(3))
+    scene.down = {"n00", "n01", "n02"}
+    route = scene.lookup.route(SEGMENTS[0])
+    assert route.write == route.read == ()
+
+
+def test_an_empty_membership_routes_to_nobody():
+    lookup = Lookup(Membership(ManualClock()), lambda _: True)
+    assert lookup.route(SEGMENTS[0]).read == ()
+    assert lookup.shares() == {}
+    assert lookup.members() == ()
+
+
+def test_after_a_join_every_segment_is_still_found_all_the_ramp_long():
+    scene = Scene(*members(8))
+    held = {name: scene.write(name)[0] for name in SEGMENTS}
+    scene.observe(*members(9))
+    moved = []
+    for _ in range(20):
+        assert all(held[name] in scene.read(name) for name in SEGMENTS)
+        moved.append(sum(scene.write(name) != [held[name]] for name in SEGMENTS) / len(SEGMENTS))
+        scene.clock.advance(20)
+    assert moved == sorted(moved)
+    assert moved[0] < 0.015
+    assert moved[-1] == pytest.approx(1 / 9, rel=0.15)
+
+
+def test_a_drained_member_is_read_but_not_written():
+    scene = Scene(*members(4))
+    held = {name: scene.write(name)[0] for name in SEGMENTS}
+    draining = Member(id="n02", address="tcp://10.0.0.2:7070", state=State.DRAINING)
+    scene.observe(*members(2), draining, members(4)[3])
+    for name in SEGMENTS:
+        assert scene.write(name) != ["n02"]
+        assert held[name] in scene.read(name)
+    scene.clock.advance(600)
+    assert not any("n02" in scene.read(name) for name in SEGMENTS)
+
+
+def test_a_member_that_was_only_taken_off_the_list_is_still_asked():
+    scene = Scene(*members(4))
+    held = {name: scene.write(name)[0] for name in SEGMENTS}
+    scene.observe(*members(3))
+    scene.clock.advance(15)
+    assert all(held[name] in scene.read(name) for name in SEGMENTS)
+    assert {m.id for m in scene.lookup.members()} == {"n00", "n01", "n02", "n03"}
+
+
+def test_an_old_owner_is_asked_where_it_lives_now():
+    scene = Scene(*members(4))
+    moved = [Member(id=m.id, address="tcp://192.0.2.1:1") for m in members(4)]
+    scene.observe(*moved, *members(5)[4:])
+    for name in SEGMENTS[:200]:
+        old = [m for m in scene.lookup.route(name).read if m.id != "n04"]
+        assert all(m.address == "tcp://192.0.2.1:1" for m in old)
+
+
+def test_nobody_is_asked_twice():
+    scene = Scene(*members(6))
+    scene.observe(*members(7))
+    scene.down = {"n01"}
+    for name in SEGMENTS:
+        read = scene.read(name, 2)
+        assert len(read) == len(set(read)) <= 4
+
+
+def test_shares_follow_weights_and_the_ramp():
+    scene = Scene(*members(3))
+    scene.observe(*members(3), Member(id="big", address="tcp://10.0.1.1:1", weight=3.0))
+    assert scene.lookup.shares()["big"] == pytest.approx(3 / 16 / (3 + 3 / 16))
+    scene.clock.advance(300)
+    assert scene.lookup.shares()["big"] == pytest.approx(0.5)
