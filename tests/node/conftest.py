@@ -182,3 +182,9 @@ def engine():
 def names():
     """Return the function from a name and a count to keys."""
     return keys_of
+
+
+@pytest.fixture
+def payload():
+    """Return the function from a key to what its block holds."""
+    return payload_of
