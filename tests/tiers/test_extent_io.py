@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -142,6 +143,35 @@ def test_one_bad_sector_fails_one_record():
         failed = spread(pool, 4, spans, call)
     assert list(failed) == [5]
     assert sum(nbytes for _, nbytes in done) == 15 * 4096
+
+
+def test_a_batch_does_not_wait_for_threads_busy_with_another():
+    busy, done = threading.Event(), []
+    spans = [Span(8192 * n, memoryview(bytearray(4096)), n) for n in range(16)]
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(busy.wait)
+        try:
+            assert spread(pool, 4, spans, lambda offset, views: done.append(offset)) == {}
+        finally:
+            busy.set()
+    assert sorted(done) == [span.offset for span in spans]
+
+
+def test_an_unexpected_error_waits_for_who_still_uses_the_buffers():
+    begun, under_way = threading.Barrier(2), []
+
+    def call(offset, views):
+        under_way.append(offset)
+        begun.wait(30)
+        if threading.current_thread() is threading.main_thread():
+            raise ZeroDivisionError
+        under_way.remove(offset)
+
+    spans = [Span(8192 * n, memoryview(bytearray(4096)), n) for n in range(2)]
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(ZeroDivisionError):
+            spread(pool, 2, spans, call)
+        assert len(under_way) == 1, "only the one that failed here"
 
 
 def test_a_long_record_fails_once_if_any_part_does():

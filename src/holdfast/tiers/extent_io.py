@@ -7,7 +7,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -161,9 +161,15 @@ def spread(
             _do(piece, do, failed)
 
     others = [pool.submit(drain) for _ in range(min(threads, len(work)) - 1)]
-    drain()
+    try:
+        drain()
+    finally:
+        # Threads busy with other batches have not begun on this one: there is nothing left for
+        # them, so don't wait. Those that have begun still use the caller's buffers.
+        wait([other for other in others if not other.cancel()])
     for other in others:
-        other.result()
+        if not other.cancelled():
+            other.result()
     return failed
 
 
