@@ -70,10 +70,13 @@ def write_header(record: memoryview, header: Header, generation: int = 0) -> Non
 
 
 def stamp(record: memoryview, generation: int) -> None:
-    """Re-stamp the mark: this copy now lies in a place of this `generation`."""
-    _MARK.pack_into(record, 0, MAGIC, 0, generation)
-    crc = zlib.crc32(record[8:HEADER_BYTES])
-    record[4:8] = crc.to_bytes(4, "little")
+    """Re-stamp the mark: this copy now lies in a place of this `generation`.
+
+    In one store, because somebody may be sending the record meanwhile.
+    """
+    mark = _MARK.pack(MAGIC, 0, generation)
+    crc = zlib.crc32(record[MARK_BYTES:HEADER_BYTES], zlib.crc32(mark[8:]))
+    record[:MARK_BYTES] = _MARK.pack(MAGIC, crc, generation)
 
 
 def read_header(record: memoryview | bytes) -> tuple[Header, int]:

@@ -69,6 +69,20 @@ class Residency:
             tiers.append(tier)
         return Coverage(world, rows, tiers)
 
+    def held(self, world: World, keys: Sequence[bytes]) -> bytes:
+        """Return one byte per key, in any order: 1 if it is held in this world."""
+        world_id = self._world_ids.get(world)
+        if world_id is None:
+            return bytes(len(keys))
+        find, worlds, host = self._rows.get, self._world_of, self.places[0]
+        rows = [find(key, NOT_HERE) for key in keys]
+        return bytes(
+            [
+                row >= 0 and worlds[row] == world_id and (host[row] >= 0 or self.fastest(row) >= 0)
+                for row in rows
+            ]
+        )
+
     def find(self, key: bytes) -> int:
         """Return the row of a key, or -1."""
         return self._rows.get(key, NOT_HERE)

@@ -7,9 +7,9 @@ then releases the lease; if the lease ended meanwhile, what it copied does not c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from holdfast.blocks.world import World
 from holdfast.codec.pack import verify
@@ -33,12 +33,30 @@ class Fetched(NamedTuple):
     reason: str
 
 
+Check: TypeAlias = Callable[["Store", Coverage, int], set[int]]
+"""Says which of the first so many blocks of a coverage may be believed, of those in the arena."""
+
+
 def fetch(store: Store, world: World, keys: Sequence[bytes], deadline_s: float) -> Fetched:
     """Bring the leading run of `keys` worth fetching into the arena, verified and leased.
 
     Blocks for at most about `deadline_s` seconds; what has not landed by then is left out and
     lands for the next fetch.
     """
+    return _street(store, world, keys, deadline_s, _verify_held)
+
+
+def lend(store: Store, world: World, keys: Sequence[bytes], deadline_s: float) -> Fetched:
+    """Like `fetch`, but what lies in the arena already is not read: its reader verifies it.
+
+    A reader that finds a bad record has it forgotten.
+    """
+    return _street(store, world, keys, deadline_s, _believe_held)
+
+
+def _street(
+    store: Store, world: World, keys: Sequence[bytes], deadline_s: float, check: Check
+) -> Fetched:
     states, ladder = store.states, store.ladder
     late_at = store.clock.now() + deadline_s
     with states.lock:
@@ -50,7 +68,7 @@ def fetch(store: Store, world: World, keys: Sequence[bytes], deadline_s: float) 
         waiting = [states.loading[row] for row in rows if row in states.loading]
         climbs = ladder.claim(world, rows)
     waves = ladder.climb(world, climbs)
-    verified = _verify_held(store, coverage, len(rows))
+    verified = check(store, coverage, len(rows))
     _await(store, waves, late_at)
     for event in waiting:
         event.wait(max(0.0, late_at - store.clock.now()))
@@ -81,6 +99,12 @@ def _verify_held(store: Store, coverage: Coverage, blocks: int) -> set[int]:
             if states.index.places[HOST][row] == place:
                 states.quarantine(row, HOST, outcome)
     return good
+
+
+def _believe_held(store: Store, coverage: Coverage, blocks: int) -> set[int]:
+    """Take every leased block in the arena for good."""
+    del store
+    return set(coverage.rows[:blocks])
 
 
 def _await(store: Store, waves: Sequence[Future[None]], late_at: float) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.blocks.world import World
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import verify
 from holdfast.errors import Outcome
@@ -22,7 +24,7 @@ def status(store: Store) -> dict[str, Any]:
     """Return fill, speed, counters and recovery as plain data."""
     states = store.states
     with states.lock:
-        tiers = [("host", host) for host in states.hosts.values()]
+        tiers = [("host", host) for host in states.all_hosts()]
         usages = [
             (name, tier.usage()) for name, tier in [*tiers, *((t.name, t) for t in states.lower)]
         ]
@@ -96,6 +98,19 @@ def drop(store: Store, fingerprint: str) -> dict[str, Any]:
     return {"dropped": dropped}
 
 
+def forget(store: Store, world: World, keys: Sequence[bytes]) -> int:
+    """Forget blocks by name; return how many were held."""
+    states, forgotten = store.states, 0
+    with states.lock:
+        for key in keys:
+            row = states.index.find(key)
+            if row >= 0 and states.holds(row, world):
+                forgotten += 1
+                for tier in range(1 + len(states.lower)):
+                    states.vacate(row, tier)
+    return forgotten
+
+
 def _verify_copy(store: Store, row: int, tier: int) -> Outcome:
     states = store.states
     with states.lock:
@@ -109,7 +124,7 @@ def _verify_copy(store: Store, row: int, tier: int) -> Outcome:
             record, outcome = states.host(world).view(place, world.record_bytes), Outcome.OK
         else:
             record = aligned_buffer(world.record_bytes)
-            outcome = states.lower[tier - 1].read([Get(place, key, record)])[0]
+            outcome = states.lower[tier - 1].read([Get(place, key, record, world)])[0]
         if outcome is Outcome.OK:
             outcome = verify(record, key, world.fingerprint, world.payload_bytes)
     finally:

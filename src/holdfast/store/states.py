@@ -55,6 +55,7 @@ class States:
     def __init__(self, hosts: dict[bytes, HostTier], lower: list[Tier], eviction: Eviction) -> None:
         self.lock = threading.RLock()
         self.hosts = hosts
+        self.foreign: HostTier | None = None
         self.lower = lower
         self.eviction = eviction
         self.index = Residency(1 + len(lower))
@@ -75,8 +76,18 @@ class States:
         return self._numbers
 
     def host(self, world: World) -> HostTier:
-        """Return the host tier of a world's domain."""
-        return self.hosts[world.domain]
+        """Return the host tier of a world's domain; one for all whose keys are not ours.
+
+        Raises KeyError for such a domain where the store takes no records from other nodes.
+        """
+        host = self.hosts.get(world.domain) or self.foreign
+        if host is None:
+            raise KeyError(world.domain)
+        return host
+
+    def all_hosts(self) -> list[HostTier]:
+        """Return every host tier."""
+        return [*self.hosts.values(), *([self.foreign] if self.foreign else [])]
 
     def tier_name(self, tier: int) -> str:
         """Return the name of tier number `tier`, counted from the fastest."""
@@ -181,6 +192,10 @@ class States:
     def unwritten(self) -> int:
         """Return how many writes are waiting or under way, over all tiers."""
         return sum(map(len, self.waiting)) + sum(self.writing)
+
+    def holds(self, row: int, world: World) -> bool:
+        """Return whether some tier has the row, and as a block of this world."""
+        return self.index.world(row) == world and self.index.fastest(row) >= 0
 
     def evictable(self, row: int) -> bool:
         """Return whether the host copy of a row may go: unread, and saved below or refused there.

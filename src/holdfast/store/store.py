@@ -12,18 +12,21 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from holdfast.blocks.envelope import Header
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.world import World, domain_id
 from holdfast.clock import Clock, SystemClock
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, Outcome
 from holdfast.limits import LEASE_S
 from holdfast.plan.planner import FetchHeld, Planner
 from holdfast.policy.base import Eviction
 from holdfast.policy.leaf import LeafLru
+from holdfast.store import adopt as adoption
 from holdfast.store import cover as coverage
 from holdfast.store import fetch as fetch_street
 from holdfast.store import inspect as inspection
 from holdfast.store import save as save_street
+from holdfast.store.adopt import Berth
 from holdfast.store.cover import Covered
 from holdfast.store.fetch import Fetched
 from holdfast.store.ladder import Ladder
@@ -59,8 +62,8 @@ class Store:
         self.lease_s = LEASE_S
         self.write_behind = True
         self._domain_keys = dict(domains)
-        budget = Budget(host_bytes)
-        hosts = {domain_id(key): HostTier(budget) for key in domains.values()}
+        self._budget = Budget(host_bytes)
+        hosts = {domain_id(key): HostTier(self._budget) for key in domains.values()}
         self.states = States(hosts, list(lower), eviction or LeafLru())
         self.ladder = Ladder(self.states, self.clock)
         self.shares = any(isinstance(tier, Shared) for tier in lower)
@@ -75,6 +78,10 @@ class Store:
             self.recovery.start()
             self.ladder.start()
         self._keeper.start()
+
+    def take_foreign(self) -> None:
+        """Take records of any domain from other nodes too; no engine is ever lent their arena."""
+        self.states.foreign = HostTier(self._budget)
 
     def domain(self, name: str) -> tuple[bytes, bytes]:
         """Return the key and the public id of a domain; raise ConfigError if it is not known."""
@@ -109,6 +116,10 @@ class Store:
         """Bring blocks into the arena, verified and leased; see `holdfast.store.fetch`."""
         return fetch_street.fetch(self, world, keys, deadline_s)
 
+    def lend(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Fetched:
+        """Like `fetch`, for a reader that verifies every record itself."""
+        return fetch_street.lend(self, world, keys, deadline_s)
+
     def release(self, lease: int) -> bool:
         """End a lease; False means it had ended, and what was copied under it must not be used."""
         with self.states.lock:
@@ -127,6 +138,31 @@ class Store:
     def abort(self, ticket: int, *, rest_s: float = 0.0) -> None:
         """Give a ticket's slots back, after a rest if its writer may still be alive."""
         save_street.abort(self, ticket, rest_s=rest_s)
+
+    def held(self, world: World, keys: Sequence[bytes]) -> bytes:
+        """Return one byte per key, in any order: 1 if the block is held, on whatever tier."""
+        with self.states.lock:
+            return self.states.index.held(world, keys)
+
+    def berth(self, headers: Sequence[Header]) -> list[Berth]:
+        """Hand out slots for records from another node; see `holdfast.store.adopt`."""
+        return adoption.berth(self, headers)
+
+    def adopt(self, berths: Sequence[Berth]) -> list[Outcome]:
+        """Verify and publish the records received; see `holdfast.store.adopt`."""
+        return adoption.adopt(self, berths)
+
+    def abandon(self, berths: Sequence[Berth]) -> None:
+        """Give slots back that were not filled, and that nobody writes to any more."""
+        adoption.abandon(self, berths)
+
+    def lease(self, world: World, keys: Sequence[bytes], ttl_s: float) -> int:
+        """Keep the leading run that lies in memory there for `ttl_s`; return its length."""
+        return adoption.lease(self, world, keys, ttl_s)
+
+    def forget(self, world: World, keys: Sequence[bytes]) -> int:
+        """Forget these blocks on all tiers; return how many were held."""
+        return inspection.forget(self, world, keys)
 
     def status(self) -> dict[str, Any]:
         """Return fill, speed, counters and recovery as plain data."""
@@ -176,7 +212,7 @@ class Store:
             self._keeper.join()
         self.recovery.close()
         self.ladder.close()
-        for tier in (*self.states.lower, *self.states.hosts.values()):
+        for tier in (*self.states.lower, *self.states.all_hosts()):
             tier.close()
 
     def _give_back(self, ticket: Ticket) -> None:

@@ -1,0 +1,132 @@
+"""Records that come whole from another node: a place first, then bytes, a check, then the index.
+
+The sender packed them, perhaps in a domain whose key this node does not have. So nothing is packed
+here: `berth` hands out slots for announced headers, the caller receives into them, and `adopt`
+publishes those that are what was announced and verify. Slots that were not filled are abandoned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.blocks.envelope import Header, read_header
+from holdfast.blocks.world import World
+from holdfast.codec.pack import verify
+from holdfast.errors import FormatError, Outcome
+from holdfast.store.states import HOST, States
+from holdfast.tiers.base import NOWHERE, Place
+
+if TYPE_CHECKING:
+    from holdfast.store.store import Store
+
+
+class Berth(NamedTuple):
+    """Where one announced record may be received: a slot, or None; `held` if it is here already."""
+
+    header: Header
+    world: World
+    place: Place
+    slot: memoryview | None
+    held: bool
+
+
+def berth(store: Store, headers: Sequence[Header]) -> list[Berth]:
+    """Hand out a slot for each record that is not held and fits; state only.
+
+    The slots are the caller's until it adopts or abandons them; it must do one or the other.
+    """
+    states = store.states
+    berths: list[Berth] = []
+    held: list[int] = []
+    with states.lock:
+        room = True
+        for header in headers:
+            world = World(header.fingerprint, header.domain, header.payload_bytes, header.tokens)
+            row = states.index.find(header.key)
+            is_held, place = row >= 0 and states.holds(row, world), NOWHERE
+            if is_held:
+                held.append(row)
+            elif room and _acceptable(states, row, world):
+                place = states.make_room(world)
+                room = place != NOWHERE
+            slot = None if place == NOWHERE else states.host(world).view(place, world.record_bytes)
+            berths.append(Berth(header, world, place, slot, is_held))
+        states.eviction.touch(held)
+    if not room:
+        store.ladder.wake()
+    return berths
+
+
+def adopt(store: Store, berths: Sequence[Berth]) -> list[Outcome]:
+    """Verify and publish filled slots: OK (held now), FULL (there was no slot), or CORRUPT."""
+    outcomes = [_check(each) for each in berths]
+    states = store.states
+    entered: list[int] = []
+    with states.lock:
+        for i, (each, outcome) in enumerate(zip(berths, outcomes, strict=True)):
+            if each.slot is None:
+                continue
+            header, row = each.header, states.index.find(each.header.key)
+            if outcome is Outcome.OK and row >= 0 and states.index.world(row) != each.world:
+                outcomes[i] = Outcome.CORRUPT
+            if outcomes[i] is not Outcome.OK or _here(states, row):
+                states.host(each.world).free([each.place])
+                continue
+            row = states.index.add(each.world, header.key, header.parent, header.depth)
+            states.publish(row, HOST, each.place)
+            entered.append(row)
+            if store.write_behind:
+                states.line_up(header.key)
+        states.enter_host(entered)
+    if entered and states.lower:
+        store.ladder.wake()
+    return outcomes
+
+
+def abandon(store: Store, berths: Sequence[Berth]) -> None:
+    """Give slots back that will not be adopted; nobody writes to them any more."""
+    with store.states.lock:
+        for each in berths:
+            if each.place != NOWHERE:
+                store.states.host(each.world).free([each.place])
+
+
+def lease(store: Store, world: World, keys: Sequence[bytes], ttl_s: float) -> int:
+    """Keep the leading run that lies in memory there for a while; return its length."""
+    states = store.states
+    with states.lock:
+        rows = []
+        for row in states.index.cover(world, keys).rows:
+            if states.index.places[HOST][row] < 0:
+                break
+            rows.append(row)
+        if rows:
+            states.lease(rows, store.clock.now() + ttl_s)
+            states.eviction.touch(rows)
+    return len(rows)
+
+
+def _acceptable(states: States, row: int, world: World) -> bool:
+    """Whether a record could ever lie here: it fits, and its name is no other world's."""
+    named_otherwise = row >= 0 and states.index.world(row) != world
+    return not named_otherwise and states.host(world).slots(world.record_bytes) > 0
+
+
+def _here(states: States, row: int) -> bool:
+    """Whether the row lies in memory, or is about to."""
+    return row >= 0 and (states.index.places[HOST][row] >= 0 or row in states.loading)
+
+
+def _check(each: Berth) -> Outcome:
+    """Check that a slot holds the very record that was announced, and that it is whole."""
+    if each.slot is None:
+        return Outcome.OK if each.held else Outcome.FULL
+    header, world = each.header, each.world
+    try:
+        found, _ = read_header(each.slot)
+    except FormatError:
+        return Outcome.CORRUPT
+    if found != header:
+        return Outcome.CORRUPT
+    return verify(each.slot, header.key, world.fingerprint, world.payload_bytes)
