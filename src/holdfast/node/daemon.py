@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -34,6 +35,7 @@ def serve(config: Config, ready: Callable[[], None], *, parent_fd: int = NO_PARE
     Raises ConfigError, FormatError or BusyError before that, with nothing changed.
     """
     sys.setswitchinterval(_SWITCH_S)
+    _allow_descriptors()
     with doorway(config.listen) as listener:
         store = open_store(config)
         try:
@@ -93,6 +95,13 @@ def _watch(parent_fd: int, over: asyncio.Event) -> None:
                 over.set()
 
     loop.add_reader(parent_fd, look)
+
+
+def _allow_descriptors() -> None:
+    """Raise this process's limit of open files to what the system allows: two a connection."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
