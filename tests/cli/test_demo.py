@@ -28,7 +28,7 @@ MISSED = Step("warm", Asked(answered(3.0), Tokens(4136, 0, {})), True, 4096)
 @pytest.fixture
 def walk(monkeypatch, tmp_path):
     """Run the verb over given steps instead of real engines; return its exit code."""
-    monkeypatch.setattr(demo, "_need_engine", lambda: None)
+    monkeypatch.setattr(demo, "need_engine", lambda: None)
     monkeypatch.setattr(demo, "_setting", lambda *_: None)
 
     def run(steps, *options):

@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
+from holdfast.cli.demo import need_engine
+from holdfast.config import PRIVATE_PARENT
 from holdfast.errors import ConfigError
 from holdfast.rig import document, load, model, race, report
 from holdfast.rig.race import Times, Track
@@ -19,18 +21,18 @@ TAIL_TOKENS = 16
 GOALS = {(4096, "host"): 20.0, (4096, "disk"): 12.0, (8192, "host"): 35.0, (8192, "disk"): 18.0}
 OVERHEAD_GOAL = 2.0
 AS_FAST = 1.0
-REPETITIONS_MIN = 5
+ROUNDS_MIN = 5
 """Medians of fewer say little on a shared machine."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
     parser.add_argument(
-        "--repetitions",
+        "--rounds",
         type=int,
         default=7,
         metavar="N",
-        help=f"rounds per length, at least {REPETITIONS_MIN} (default: %(default)s)",
+        help=f"rounds per length, at least {ROUNDS_MIN} (default: %(default)s)",
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs and store here")
     parser.add_argument("--json", metavar="FILE", help="write the figures; - is standard output")
@@ -38,13 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure; 0 if every goal was met, else 1."""
-    if args.repetitions < REPETITIONS_MIN:
-        raise ConfigError(
-            f"--repetitions: {args.repetitions} is fewer than {REPETITIONS_MIN}; raise it"
-        )
+    if args.rounds < ROUNDS_MIN:
+        raise ConfigError(f"--rounds: {args.rounds} is fewer than {ROUNDS_MIN}; raise it")
     console = report.console(args.json)
+    need_engine()
     with (
-        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as scratch,
+        tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=PRIVATE_PARENT) as scratch,
         ExitStack() as stack,
         console.status("set-up: the model is made, the engines start ...") as status,
     ):
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         made = model.make("demo")
         track = race.lay_track(stack, folder, made, max(LENGTHS) + 1024)
         rows = []
-        for row in _rows(track, made, args.repetitions, status.update):
+        for row in _rows(track, made, args.rounds, status.update):
             rows.append(row)
             console.print(f"{row.what} {row.more.get('source', '')} {report.number(row.value)}")
     found = Report("bench vllm", rows)

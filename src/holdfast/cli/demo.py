@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.config import PRIVATE_PARENT
 from holdfast.errors import ConfigError
 from holdfast.rig import model, report, street
 from holdfast.rig.report import Report, Row
@@ -67,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the demo; 0 if every output was right and every hit a hit, else 1."""
     console = report.console(args.json)
-    _need_engine()
-    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as scratch:
+    need_engine()
+    with tempfile.TemporaryDirectory(prefix="holdfast-demo-", dir=PRIVATE_PARENT) as scratch:
         folder = (args.keep or Path(scratch)).absolute()
         with console.status("set-up: the model is made") as status:
             setting = _setting(args, folder, lambda text: status.update(f"{text} ..."))
@@ -89,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
     return 0 if found.ok else 1
 
 
-def _need_engine() -> None:
+def need_engine() -> None:
+    """Raise ConfigError where vLLM is not installed."""
     if find_spec("vllm") is None:
         raise ConfigError(
             "vLLM is not installed here: `make setup` brings its CPU build; "
@@ -142,7 +144,9 @@ def _table(steps: Sequence[Step]) -> Table:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    shown = Table(title="the same context, each time", title_justify="left", box=SIMPLE)
+    shown = Table(
+        title="the same context, each time", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0)
+    )
     shown.add_column("step", no_wrap=True)
     for heading in ("first token", "sooner", "computed", "fetched", "from", "GB/s"):
         shown.add_column(heading, justify="right", no_wrap=True)

@@ -147,7 +147,9 @@ def table(report: Report, also: Sequence[str] = ()) -> Table:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    shown = Table(title=f"holdfast {report.name}", title_justify="left", box=SIMPLE)
+    shown = Table(
+        title=f"holdfast {report.name}", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0)
+    )
     shown.add_column("what")
     for heading in ("value", "unit", "limit", "ratio", "goal", *also):
         shown.add_column(heading, justify="right")
