@@ -102,7 +102,7 @@ class Ladder:
         """Read one wave from one tier into its slots, verify it, land it."""
         host, size = self._states.host(world), world.record_bytes
         outcomes = [Outcome.GONE] * len(wave)
-        batch = [Get(climb.source, climb.key, host.view(climb.slot, size)) for climb in wave]
+        batch = [Get(climb.source, climb.key, host.view(climb.slot, size), world) for climb in wave]
         started = self._clock.now()
         try:
             found = self._states.lower[tier - 1].read(batch)

@@ -93,7 +93,7 @@ class TierContract:
         shifted[:] = blocks.record(1)
         assert tier.write([Put(place, shifted)]) == [Outcome.OK]
         shifted[:] = bytes(size)
-        assert tier.read([Get(place, blocks.key(1), shifted)]) == [Outcome.OK]
+        assert tier.read([Get(place, blocks.key(1), shifted, blocks.world)]) == [Outcome.OK]
         assert is_right(shifted, blocks.world, blocks.key(1))
 
     # What is not there.
@@ -234,7 +234,7 @@ class TierContract:
         tier.close()
         tier.close()
         assert tier.write([Put(places[1], record)]) == [Outcome.GONE]
-        assert tier.read([Get(places[0], blocks.key(1), record)]) == [Outcome.GONE]
+        assert tier.read([Get(places[0], blocks.key(1), record, blocks.world)]) == [Outcome.GONE]
 
     def test_what_survives_is_what_was_written(self, tmp_path: Path) -> None:
         blocks = Blocks(65_000)
@@ -301,7 +301,7 @@ class Blocks:
     def load(self, tier: Tier, numbers: Sequence[int], places: Sequence[Place]) -> list[Outcome]:
         """Read blocks; CORRUPT where OK does not verify. Raises if it does with wrong bytes."""
         gets = [
-            Get(place, self.key(n), aligned_buffer(self.world.record_bytes))
+            Get(place, self.key(n), aligned_buffer(self.world.record_bytes), self.world)
             for n, place in zip(numbers, places, strict=True)
         ]
         outcomes = []

@@ -50,11 +50,15 @@ class Put(NamedTuple):
 
 
 class Get(NamedTuple):
-    """One record wanted: its place, its key and an aligned buffer of the record's length."""
+    """One record wanted: its place, its key and an aligned buffer of the record's length.
+
+    A tier of this store's own needs no more; a shared one is also told the world.
+    """
 
     place: Place
     key: bytes
     into: memoryview
+    world: World | None = None
 
 
 class Survivor(NamedTuple):

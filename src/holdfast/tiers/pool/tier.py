@@ -1,0 +1,366 @@
+"""The pool tier: records on other nodes, placed by segment, asked for within a deadline.
+
+    write   each record to the owner of its segment (and to a second member if it is hot)
+    read    from the owner, or whoever else may hold it: next in rank, or the owner before a change
+    held    which leading blocks of a chain are there, one question per member
+
+A member that is slow, dead or late costs a bounded time and then nothing: its breaker opens, its
+segments go to the next in rank, and what it held is recomputed.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from holdfast.blocks.envelope import read_header
+from holdfast.blocks.key import SEGMENT_BYTES
+from holdfast.blocks.world import World
+from holdfast.buffers import aligned_buffer
+from holdfast.clock import Clock, SystemClock
+from holdfast.errors import FormatError, HoldfastError, Outcome
+from holdfast.limits import SEGMENT_BLOCKS
+from holdfast.tiers.base import Get, Place, Put, Reserved, Survivor, Usage, segment_place
+from holdfast.tiers.pool.breaker import Ending
+from holdfast.tiers.pool.health import Call, HealthOptions, PoolHealth
+from holdfast.tiers.pool.hedge import HedgeBudget
+from holdfast.tiers.pool.hot import HotSegments
+from holdfast.tiers.pool.lookup import Lookup
+from holdfast.tiers.pool.members import Member
+from holdfast.tiers.pool.membership import Membership, MembershipOptions, MembershipSource
+from holdfast.wire.target import Found, Got, Held
+
+HOT_COPIES = 2
+"""Copies of a segment that many ask for."""
+
+RACERS = 8
+
+A = TypeVar("A", bound="Got | Held | list[Outcome]")
+_log = logging.getLogger(__name__)
+
+
+class Far(Protocol):
+    """What the pool needs of a target; `holdfast.wire.target.Target` is one."""
+
+    epoch: int
+
+    def put(self, records: Sequence[memoryview], deadline_s: float) -> list[Outcome]:
+        """Store whole records."""
+        ...
+
+    def get(
+        self, world: World, keys: Sequence[bytes], into: Sequence[memoryview], deadline_s: float
+    ) -> Got:
+        """Receive the leading run."""
+        ...
+
+    def exist(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Held:
+        """Say which are held."""
+        ...
+
+    def stage(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Found:
+        """Bring blocks to the target's memory."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a call may take, in seconds, and the options of what judges the members."""
+
+    deadline_s: float = 2.0
+    ask_s: float = 0.25
+    threads: int = 16
+    membership: MembershipOptions = MembershipOptions()
+    health: HealthOptions = HealthOptions()
+
+
+class _Call(NamedTuple):
+    """A request that health let through, to whom."""
+
+    begun: Call
+    far: Far
+    member: Member
+
+
+class _Part(NamedTuple):
+    """The part of a batch that goes to one segment: indices into the batch."""
+
+    segment: bytes
+    indices: list[int]
+
+
+class PoolTier:
+    """See `holdfast.tiers.base.Shared`. Owns the source and the connections it opens."""
+
+    def __init__(
+        self,
+        source: MembershipSource,
+        reach: Callable[[Member], Far],
+        options: PoolOptions | None = None,
+        clock: Clock | None = None,
+        name: str = "pool",
+    ) -> None:
+        self.name = name
+        self.options = options or PoolOptions()
+        clock = clock or SystemClock()
+        self.membership = Membership(clock, self.options.membership)
+        chance = random.Random()  # noqa: S311  # draws who to ask, keeps no secret
+        self.health = PoolHealth(clock, self.options.health, chance)
+        self.lookup = Lookup(self.membership, self.health.available)
+        self.hot = HotSegments(clock)
+        self.hedging = HedgeBudget()
+        self._reach = reach
+        self._source = source
+        self._lock = threading.Lock()
+        self._far: dict[str, tuple[Member, Far]] = {}
+        self._threads = ThreadPoolExecutor(self.options.threads, f"holdfast-{name}")
+        self._racers = ThreadPoolExecutor(RACERS, f"holdfast-{name}-race")
+        self._usage = [0, 0, 0]
+        self._closed = False
+        source.watch(self._told)
+
+    def reserve(self, sizes: Sequence[int]) -> Reserved:
+        """Nothing is reserved: the far side finds room when records come."""
+        return Reserved([Place(0)] * len(sizes), [])
+
+    def write(self, batch: Sequence[Put]) -> list[Outcome]:
+        """Send each record to whom its segment belongs; OK once one copy is stored."""
+        outcomes = [Outcome.GONE] * len(batch)
+        parts = list(self._parts([_place_of(put.record) for put in batch]))
+        self._each(parts, lambda part: self._write(part, batch, outcomes))
+        return outcomes
+
+    def read(self, batch: Sequence[Get]) -> list[Outcome]:
+        """Receive records straight into their buffers, segment by segment, abreast."""
+        outcomes = [Outcome.MISS] * len(batch)
+        parts = list(self._parts([get.place for get in batch]))
+        self._each(parts, lambda part: self._read(part, batch, outcomes))
+        return outcomes
+
+    def free(self, places: Sequence[Place]) -> None:
+        """Nothing to forget: others may want them."""
+
+    def survivors(self) -> Iterator[Survivor]:
+        """Yield nothing: whoever needs a block asks for it."""
+        return iter(())
+
+    def held(self, world: World, keys: Sequence[bytes], start: int) -> int:
+        """Ask the members about blocks `start` on; return how many are held in a row."""
+        found = bytearray(len(keys))
+        parts = []
+        for head in range(start - start % SEGMENT_BLOCKS, len(keys), SEGMENT_BLOCKS):
+            place = segment_place(keys[head][:SEGMENT_BYTES])
+            stop = min(head + SEGMENT_BLOCKS, len(keys))
+            parts.append(_Part(_id(place), list(range(max(head, start), stop))))
+        self._each(parts, lambda part: self._ask(part, world, keys, found))
+        missing = found.find(0, start)
+        return (missing if missing >= 0 else len(keys)) - start
+
+    def usage(self) -> Usage:
+        """Return what went over the wire; what the members hold is theirs to say."""
+        read_bytes, written_bytes, failures = self._usage
+        return Usage(0, 0, 0, read_bytes, written_bytes, failures)
+
+    def close(self) -> None:
+        """Stop watching, end the calls, close the connections."""
+        self._closed = True
+        self._source.close()
+        for threads in (self._threads, self._racers):
+            threads.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            far, self._far = self._far, {}
+        for _, target in far.values():
+            target.close()
+
+    def _told(self, members: Sequence[Member]) -> None:
+        self.membership.observe(members)
+        known = {member.id for member in self.membership.views().current.view.members}
+        self.health.keep(known)
+        with self._lock:
+            gone = [self._far.pop(member_id) for member_id in self._far.keys() - known]
+        for _, far in gone:
+            far.close()
+
+    def _parts(self, places: Sequence[Place]) -> Iterator[_Part]:
+        groups: dict[Place, list[int]] = {}
+        for index, place in enumerate(places):
+            groups.setdefault(place, []).append(index)
+        for place, indices in groups.items():
+            yield _Part(_id(place), indices)
+
+    def _each(self, parts: Sequence[_Part], act: Callable[[_Part], None]) -> None:
+        """Act on every part, abreast; calls are bounded by their own deadlines."""
+        if self._closed or len(parts) == 1:
+            for part in parts if not self._closed else ():
+                act(part)
+            return
+        for done in [self._threads.submit(act, part) for part in parts]:
+            done.result()
+
+    def _write(self, part: _Part, batch: Sequence[Put], outcomes: list[Outcome]) -> None:
+        records = [batch[index].record for index in part.indices]
+        nbytes = sum(map(len, records))
+        copies = HOT_COPIES if self.hot.is_hot(part.segment) else 1
+        route = self.lookup.route(part.segment, copies)
+        deadline_s = self.options.deadline_s
+        for member in route.write:
+            call = self._begin(member, nbytes, route.digest)
+            stored = self._tell(call, lambda far: far.put(records, deadline_s))
+            for index, outcome in zip(part.indices, stored or (), strict=False):
+                if outcomes[index] is not Outcome.OK:
+                    outcomes[index] = outcome
+        self._count(1, sum(len(batch[i].record) for i in part.indices if outcomes[i] == "ok"))
+
+    def _read(self, part: _Part, batch: Sequence[Get], outcomes: list[Outcome]) -> None:
+        """Ask one member after the other for what is still missing of a segment."""
+        copies = HOT_COPIES if self.hot.hit(part.segment) else 1
+        route = self.lookup.route(part.segment, copies)
+        left = list(part.indices)
+        members = self._order(route.read, len(route.write))
+        if copies > 1 and len(members) > 1:
+            left = self._race(members, left, batch, outcomes, route.digest)
+        for member in members:
+            if left:
+                left = self._receive(member, left, batch, outcomes, route.digest)
+        done = sum(len(batch[i].into) for i in part.indices if outcomes[i] is Outcome.OK)
+        self._count(0, done)
+
+    def _order(self, members: Sequence[Member], copies: int) -> list[Member]:
+        """Put the less busy of two copies first."""
+        if copies < HOT_COPIES:
+            return list(members)
+        first = self.health.choose([member.id for member in members[:copies]])
+        return sorted(members, key=lambda member: member.id != first)
+
+    def _receive(
+        self,
+        member: Member,
+        left: list[int],
+        batch: Sequence[Get],
+        outcomes: list[Outcome],
+        digest: int,
+    ) -> list[int]:
+        """Receive the leading run of what is left from one member; return what is left then."""
+        world = batch[left[0]].world
+        wanted = [batch[index] for index in left]
+        if world is None:
+            return left
+        keys, into = [get.key for get in wanted], [get.into for get in wanted]
+        call = self._begin(member, sum(map(len, into)), digest)
+        got = self._tell(call, lambda far: far.get(world, keys, into, self.options.deadline_s))
+        if got is None:
+            return left
+        for index in left[: got.blocks]:
+            outcomes[index] = Outcome.OK
+        if got.blocks < len(left) and outcomes[left[got.blocks]] is not Outcome.OK:
+            outcomes[left[got.blocks]] = _kept(got.outcome)
+        return left[got.blocks :]
+
+    def _race(
+        self,
+        members: Sequence[Member],
+        left: list[int],
+        batch: Sequence[Get],
+        outcomes: list[Outcome],
+        digest: int,
+    ) -> list[int]:
+        """Read a hot segment from one copy and, if that is late, from the other; first wins.
+
+        Each reads into memory of its own, so that the loser has nothing of the caller's.
+        """
+        self.hedging.request()
+        first = self._racers.submit(self._scratch, members[0], left, batch, digest)
+        late_s = self.health.hedge_after_s()
+        racing = [first]
+        if late_s is not None and not wait([first], late_s).done and self.hedging.take():
+            racing.append(self._racers.submit(self._scratch, members[1], left, batch, digest))
+        for done in as_completed(racing):
+            landed = done.result()
+            if landed:
+                for index, record in zip(left, landed, strict=False):
+                    batch[index].into[:] = record
+                    outcomes[index] = Outcome.OK
+                return left[len(landed) :]
+        return left
+
+    def _scratch(
+        self, member: Member, left: Sequence[int], batch: Sequence[Get], digest: int
+    ) -> list[memoryview]:
+        size = len(batch[left[0]].into)
+        memory = aligned_buffer(size * len(left))
+        own = [
+            batch[index]._replace(into=memory[at * size : (at + 1) * size])
+            for at, index in enumerate(left)
+        ]
+        outcomes = [Outcome.MISS] * len(own)
+        missing = self._receive(member, list(range(len(own))), own, outcomes, digest)
+        return [get.into for get in own[: len(own) - len(missing)]]
+
+    def _ask(self, part: _Part, world: World, keys: Sequence[bytes], found: bytearray) -> None:
+        wanted = [keys[index] for index in part.indices]
+        route = self.lookup.route(part.segment)
+        for member in route.read:
+            call = self._begin(member, 0, route.digest)
+            held = self._tell(call, lambda far: far.exist(world, wanted, self.options.ask_s))
+            for index, there in zip(part.indices, held.held if held else (), strict=False):
+                found[index] |= there
+            if held and all(held.held):
+                return
+
+    def _begin(self, member: Member, nbytes: int, digest: int) -> _Call | None:
+        """Let a call through, or not, as the member's health is."""
+        begun = self.health.begin(member.id, nbytes)
+        if begun is None:
+            return None
+        with self._lock:
+            known, far = self._far.get(member.id, (None, None))
+            if far is None or known is None or known.address != member.address:
+                far = self._reach(member)
+                self._far[member.id] = (member, far)
+        far.epoch = digest
+        return _Call(begun, far, member)
+
+    def _tell(self, call: _Call | None, ask: Callable[[Far], A]) -> A | None:
+        """Make the call and note how it went; None where it was not made or not understood."""
+        if call is None:
+            return None
+        answer: A | None = None
+        failed = True
+        try:
+            answer = ask(call.far)
+            outcomes = answer if isinstance(answer, list) else [answer.outcome]
+            failed = any(outcome in (Outcome.GONE, Outcome.LATE) for outcome in outcomes)
+        except HoldfastError as error:
+            _log.warning("pool member %s at %s: %s", call.member.id, call.member.address, error)
+        self._count(2, failed)
+        self.health.end(call.begun, Ending.BADLY if failed else Ending.WELL)
+        return answer
+
+    def _count(self, which: int, number: int) -> None:
+        with self._lock:
+            self._usage[which] += number
+
+
+def _id(place: Place) -> bytes:
+    return place.to_bytes(SEGMENT_BYTES, "little")
+
+
+def _place_of(record: memoryview) -> Place:
+    try:
+        return segment_place(read_header(record)[0].segment)
+    except FormatError:
+        return Place(0)
+
+
+def _kept(outcome: Outcome) -> Outcome:
+    """Return the outcome of a block that did not come: never OK."""
+    return Outcome.MISS if outcome is Outcome.OK else outcome
