@@ -33,6 +33,8 @@ def open_store(config: Config) -> Store:
         store = Store(config.tiers[0].capacity, lower, _domains(config))
         store.lease_s = config.lease_s
         store.write_behind = config.write == "behind"
+        if config.target_addresses:
+            store.take_foreign()
         store.start()
         undo.pop_all()
     return store
@@ -68,7 +70,7 @@ def _disk(options: DiskOptions, number: int, before: int) -> DiskTier:
             path=options.path,
             capacity_bytes=options.capacity,
             region_bytes=options.region,
-            setting=f"tiers.{number}.capacity",
+            setting=f"tiers.{number}",
             name=f"disk{before + 1}" if before else "disk",
         )
     )
@@ -77,7 +79,7 @@ def _disk(options: DiskOptions, number: int, before: int) -> DiskTier:
 def _domains(config: Config) -> dict[str, bytes]:
     """Return the key of each domain. Called with the tiers open: their folders are ours then."""
     keys = {
-        name: _read_key(Path(domain.key_file), f"domains.{name}.key_file")
+        name: read_key(Path(domain.key_file), f"domains.{name}.key_file")
         for name, domain in config.domains.items()
     }
     if DEFAULT_DOMAIN not in keys:
@@ -89,7 +91,8 @@ def _domains(config: Config) -> dict[str, bytes]:
     return keys
 
 
-def _read_key(file: Path, setting: str) -> bytes:
+def read_key(file: Path, setting: str) -> bytes:
+    """Return the 32 secret bytes in a file; `setting` names it in the ConfigError otherwise."""
     try:
         with file.open("rb") as opened:
             exposed = os.fstat(opened.fileno()).st_mode & 0o077
@@ -127,4 +130,4 @@ def _kept_key(file: Path) -> bytes:
         finally:
             os.close(fd)
         made.rename(file)
-    return _read_key(file, "domains.default")
+    return read_key(file, "domains.default")

@@ -100,8 +100,8 @@ def test_less_than_one_region_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"region_bytes": 5_000}, "tiers.1.region_bytes is 5000"),
-        ({"region_bytes": 4096}, "tiers.1.region_bytes is 4096"),
+        ({"region_bytes": 5_000}, "tiers.1.region is 5000"),
+        ({"region_bytes": 4096}, "tiers.1.region is 4096"),
         ({"reader_threads": 0}, "tiers.1.reader_threads is 0"),
         ({"writer_threads": 65}, "tiers.1.writer_threads is 65"),
         ({"snapshot_s": 0}, "tiers.1.snapshot_s is 0"),

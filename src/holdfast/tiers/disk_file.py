@@ -105,7 +105,7 @@ def _check(config: DiskConfig) -> None:
     size = config.region_bytes
     if size is not None and (size % SECTOR or not REGION_BYTES_MIN <= size <= REGION_BYTES_MAX):
         raise ConfigError(
-            f"{config.setting}.region_bytes is {size}; it must be a multiple of {SECTOR} from "
+            f"{config.setting}.region is {size}; it must be a multiple of {SECTOR} from "
             f"{REGION_BYTES_MIN} to {REGION_BYTES_MAX}"
         )
 
