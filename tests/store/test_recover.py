@@ -47,6 +47,20 @@ def test_the_newest_copy_of_a_block_wins(rig) -> None:
     assert other.read(chain) == 1
 
 
+def test_a_tier_that_cannot_be_scanned_is_logged_and_left(rig, caplog) -> None:
+    class Broken(MemoryTier):
+        def survivors(self):
+            raise OSError("no such device")
+
+    one = rig(MIB, Broken(64 * MIB))
+    assert one.store.recovery.wait(10)
+    assert one.store.status()["recovery_s"] is not None
+    assert "recovery of tier=memory ended early" in caplog.text
+    chain = one.chain(1, 3)
+    one.save(chain)
+    assert one.read(chain) == 3
+
+
 class StuckTier(MemoryTier):
     """Its scan waits to be let go."""
 

@@ -76,6 +76,11 @@ def test_who_maps_the_descriptor_sees_the_same_bytes(tier: HostTier) -> None:
         assert mapped[place : place + RECORD] == b"a" * RECORD
 
 
+def test_nobody_can_shrink_an_arena_under_those_who_map_it(tier: HostTier) -> None:
+    with pytest.raises(PermissionError):
+        os.ftruncate(tier.arena.fd, 4096)
+
+
 def test_a_freed_place_is_a_miss_and_a_closed_tier_gone(tier: HostTier) -> None:
     (place,) = tier.reserve([RECORD]).places
     into = memoryview(bytearray(RECORD))

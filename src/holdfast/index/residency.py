@@ -95,6 +95,10 @@ class Residency:
         """Return the world of a row."""
         return self.worlds[self._world_of[row]]
 
+    def world_number(self, row: int) -> int:
+        """Return the place of a row's world in `worlds`."""
+        return self._world_of[row]
+
     def fastest(self, row: int) -> int:
         """Return the fastest tier that holds a row; -1 if none does."""
         for tier, column in enumerate(self.places):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from holdfast.store.store import Store
 
 EVERYTHING = "*"
+
+_ROWS_AT_ONCE = 4_096
+"""Rows looked at in one go: the lock that serving needs is held for a millisecond or two."""
 
 
 def status(store: Store) -> dict[str, Any]:
@@ -45,32 +50,38 @@ def status(store: Store) -> dict[str, Any]:
 
 
 def listing(store: Store) -> list[dict[str, Any]]:
-    """Return one entry per world, with blocks and bytes on each tier."""
+    """Return one entry per world, with blocks and bytes per tier; serving goes on meanwhile."""
     states = store.states
-    names = {domain_id: name for name, domain_id in _domains(store).items()}
-    with states.lock:
-        found: dict[int, dict[str, Any]] = {}
-        for row in states.index.rows():
-            world = states.index.world(row)
-            entry = found.setdefault(
-                states.index.worlds.index(world),
-                {
-                    "fingerprint": world.fingerprint.hex(),
-                    "domain": names.get(world.domain, world.domain.hex()),
-                    "payload_bytes": world.payload_bytes,
-                    "block_tokens": world.block_tokens,
-                    "blocks": 0,
-                    "tiers": {},
-                },
-            )
-            entry["blocks"] += 1
-            for tier, column in enumerate(states.index.places):
-                if column[row] >= 0:
-                    name = states.tier_name(tier)
-                    count = entry["tiers"].setdefault(name, {"blocks": 0, "bytes": 0})
-                    count["blocks"] += 1
-                    count["bytes"] += world.record_bytes
-    return list(found.values())
+    blocks: Counter[World] = Counter()
+    copies: Counter[tuple[World, int]] = Counter()
+    rows = iter(_rows(store, EVERYTHING))
+    while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+        with states.lock:
+            for row in some:
+                if states.index.keys[row] is not None:
+                    world = states.index.world(row)
+                    blocks[world] += 1
+                    copies.update(
+                        (world, tier)
+                        for tier, column in enumerate(states.index.places)
+                        if column[row] >= 0
+                    )
+    names = {store.domain(name)[1]: name for name in store.domain_names()}
+    return [
+        {
+            "fingerprint": world.fingerprint.hex(),
+            "domain": names.get(world.domain, world.domain.hex()),
+            "payload_bytes": world.payload_bytes,
+            "block_tokens": world.block_tokens,
+            "blocks": count,
+            "tiers": {
+                states.tier_name(tier): {"blocks": held, "bytes": held * world.record_bytes}
+                for (of, tier), held in sorted(copies.items(), key=lambda item: item[0][1])
+                if of == world
+            },
+        }
+        for world, count in blocks.items()
+    ]
 
 
 def verify_all(store: Store, fingerprint: str) -> dict[str, Any]:
@@ -138,13 +149,13 @@ def _verify_copy(store: Store, row: int, tier: int) -> Outcome:
 
 
 def _rows(store: Store, fingerprint: str) -> list[int]:
-    with store.states.lock:
-        return [
-            row
-            for row in store.states.index.rows()
-            if fingerprint in (EVERYTHING, store.states.index.world(row).fingerprint.hex())
-        ]
-
-
-def _domains(store: Store) -> dict[str, bytes]:
-    return {name: store.domain(name)[1] for name in store.domain_names()}
+    """Return the rows of one fingerprint (hex), or all; the lock is held for moments only."""
+    states = store.states
+    with states.lock:
+        rows = list(states.index.rows())
+        wanted = {
+            number
+            for number, world in enumerate(states.index.worlds)
+            if fingerprint in (EVERYTHING, world.fingerprint.hex())
+        }
+    return [row for row in rows if states.index.world_number(row) in wanted]

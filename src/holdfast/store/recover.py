@@ -50,7 +50,10 @@ class Recovery:
     def _run(self) -> None:
         started = self._clock.now()
         for number, tier in enumerate(self._states.lower, start=1):
-            self._scan(number, tier)
+            try:
+                self._scan(number, tier)
+            except Exception:  # noqa: BLE001  # a tier that cannot be scanned has no survivors
+                _log.exception("recovery of tier=%s ended early", tier.name)
         self.seconds = self._clock.now() - started
         if self.blocks:
             _log.info("recovered blocks=%d seconds=%.3f", self.blocks, self.seconds)

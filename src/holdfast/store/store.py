@@ -34,7 +34,7 @@ from holdfast.store.recover import Recovery
 from holdfast.store.save import Reserved
 from holdfast.store.session import Session
 from holdfast.store.states import States, Ticket
-from holdfast.tiers.base import NOWHERE, Shared, Tier
+from holdfast.tiers.base import NOWHERE, Place, Shared, Tier
 from holdfast.tiers.host import Arena, Budget, HostTier
 
 _HOUSEKEEPING_S = 0.5
@@ -99,6 +99,15 @@ class Store:
     def arena(self, domain: bytes) -> Arena:
         """Return the shared memory of a domain."""
         return self.states.hosts[domain].arena
+
+    def record(self, world: World, place: int) -> memoryview:
+        """Return the record that lies at a place of a lease; good while the lease is."""
+        return self.states.host(world).view(Place(place), world.record_bytes)
+
+    @property
+    def host_bytes(self) -> int:
+        """Return the memory that all domains share."""
+        return self._budget.capacity_bytes
 
     def session(self, fingerprint: Fingerprint, domain: str = "default") -> Session:
         """Return the store in terms of tokens and blocks, for one fingerprint in one domain."""

@@ -8,6 +8,7 @@ the kernel before another domain can be given memory.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import threading
@@ -21,6 +22,7 @@ from holdfast.tiers.base import NOWHERE, Get, Place, Put, Reserved, Survivor, Us
 CHUNK_BYTES = 64 * MIB
 _SLOTS_PER_RUN = 8
 _MADV_POPULATE_WRITE = 23
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Budget:
@@ -39,12 +41,14 @@ class Budget:
 
 
 class Arena:
-    """Shared memory of one domain: a memfd and its mapping. Whoever maps it must not resize it."""
+    """Shared memory of one domain: a memfd of a fixed size, and its mapping."""
 
     def __init__(self, nbytes: int, name: str = "holdfast") -> None:
         self.nbytes = nbytes
-        self.fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, nbytes)
+        # Whoever could shrink it could end every process that has it mapped.
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
         self._memory = mmap.mmap(self.fd, nbytes)
         self.huge_pages = prefer_huge_pages(self._memory)
         self.view = memoryview(self._memory)

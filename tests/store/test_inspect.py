@@ -1,0 +1,67 @@
+"""What a store says of itself: counts, verification, dropping."""
+
+from holdfast.testing.memory import MemoryTier
+
+MIB = 1 << 20
+
+
+def test_the_listing_counts_blocks_and_bytes_by_tier(rig) -> None:
+    one = rig(MIB, MemoryTier(64 * MIB))
+    one.save(one.chain(1, 7))
+    one.settle()
+    (entry,) = one.store.listing()
+    assert entry["fingerprint"] == one.world.fingerprint.hex()
+    assert entry["domain"] == "default"
+    assert entry["blocks"] == 7
+    size = 7 * one.world.record_bytes
+    held = {"blocks": 7, "bytes": size}
+    assert entry["tiers"] == {"host": held, "memory": held}
+
+
+def test_status_tells_fill_recovery_and_faults(rig) -> None:
+    one = rig(MIB)
+    one.save(one.chain(1, 3))
+    status = one.store.status()
+    assert status["blocks"] == 3
+    assert status["tiers"][0]["used_bytes"] == 3 * one.world.record_bytes
+    assert status["faults"] == []
+    assert status["waiting_to_write"] == 0
+
+
+def test_verify_finds_a_bad_copy_and_keeps_the_good_one(rig) -> None:
+    records = {}
+    one = rig(MIB, MemoryTier(64 * MIB, records))
+    chain = one.chain(1, 3)
+    one.save(chain)
+    one.settle()
+    place = sorted(records)[1]
+    records[place] = records[place][:200] + b"\0" + records[place][201:]
+    found = one.store.verify()
+    assert found["checked"] == 6
+    assert [bad["tier"] for bad in found["bad"]] == ["memory"]
+    assert one.read(chain) == 3
+    assert one.store.verify()["bad"] == []
+
+
+def test_drop_forgets_one_fingerprint_only(rig) -> None:
+    one = rig(MIB)
+    chain = one.chain(1, 3)
+    one.save(chain)
+    assert one.store.drop("00" * 16) == {"dropped": 0}
+    assert one.store.drop(one.world.fingerprint.hex()) == {"dropped": 3}
+    assert one.store.cover(one.world, chain.keys).blocks == 0
+    assert one.store.listing() == []
+
+
+def test_dropping_what_is_read_leaves_it_to_its_reader(rig) -> None:
+    one = rig(MIB)
+    chain = one.chain(1, 3)
+    one.save(chain)
+    fetched = one.store.fetch(one.world, chain.keys, 1.0)
+    one.store.drop("*")
+    one.save(one.chain(2, 50))
+    arena = one.store.arena(one.world.domain).view
+    before = [bytes(arena[p + 128 : p + 144]) for p in fetched.places]
+    assert one.store.release(fetched.lease)
+    assert len(set(before)) == 3
+    assert one.store.cover(one.world, chain.keys).blocks == 0
