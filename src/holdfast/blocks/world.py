@@ -1,4 +1,4 @@
-"""A world: one fingerprint in one domain. No hit crosses from one world to another."""
+"""A world: one fingerprint in one domain, and no hit crosses from one to another."""
 
 from __future__ import annotations
 
