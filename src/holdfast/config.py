@@ -11,15 +11,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from holdfast.errors import ConfigError
 from holdfast.limits import GIB, KIB, LEASE_S, MIB
-from holdfast.wire.address import UNIX, socket_path
+from holdfast.probe import memory
+from holdfast.wire.address import UNIX, exposed_addresses, is_tcp
 
 ENVIRONMENT_PREFIX = "HOLDFAST__"
 HOST_BYTES_DEFAULT = 4 * GIB
@@ -29,6 +30,8 @@ DISK_BYTES_MIN = 16 * MIB
 DEADLINE_S_MAX = 60.0
 LEASE_S_MAX = 3600.0
 PRIVATE_PARENT = "/var/tmp"  # noqa: S108  # a fresh 0700 folder is made below it
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 _UNITS = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": KIB * GIB}
 _UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -85,6 +88,24 @@ class DomainOptions(_Section, frozen=True):
     key_file: str
 
 
+class TlsOptions(_Section, frozen=True):
+    """PEM files for TLS: this node's certificate, its key, and who signs the other side's."""
+
+    cert: str
+    key: str
+    ca: str
+
+
+class TokenOptions(_Section, frozen=True):
+    """Tokens: what a target knows them by, and the one that this node shows.
+
+    `key_file` holds 32 bytes, or 64 hex digits; `file` what `holdfast token` wrote last.
+    """
+
+    key_file: str = ""
+    file: str = ""
+
+
 class EngineOptions(_Section, frozen=True):
     """What an engine's connector wants to know.
 
@@ -104,12 +125,29 @@ class Config(_Section, frozen=True):
     memory (`on_eviction`). `lease_s`: an engine that has not copied by then has lost its claim.
     """
 
-    listen: str
+    listen: str | list[str]
     tiers: list[HostOptions | DiskOptions]
     domains: dict[str, DomainOptions] = {}
     write: Literal["behind", "on_eviction"] = "behind"
     lease_s: float = LEASE_S
     engine: EngineOptions = EngineOptions()
+    tls: TlsOptions | None = None
+    tokens: TokenOptions = TokenOptions()
+
+    @property
+    def addresses(self) -> list[str]:
+        """Every address this node listens on."""
+        return [self.listen] if isinstance(self.listen, str) else self.listen
+
+    @property
+    def node_address(self) -> str:
+        """The Unix socket for engines of this machine; empty for a target and nothing else."""
+        return next((address for address in self.addresses if not is_tcp(address)), "")
+
+    @property
+    def target_addresses(self) -> list[str]:
+        """The TCP addresses for other nodes."""
+        return [address for address in self.addresses if is_tcp(address)]
 
 
 _SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -117,6 +155,8 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "tiers": DiskOptions,
     "domains": DomainOptions,
     "engine": EngineOptions,
+    "tls": TlsOptions,
+    "tokens": TokenOptions,
 }
 
 
@@ -191,27 +231,6 @@ def default_address(environment: Mapping[str, str] | None = None) -> str:
 def notify_address() -> str:
     """Return where systemd wants to be told that the node is ready; empty without systemd."""
     return os.environ.get("NOTIFY_SOCKET", "")
-
-
-class Memory(NamedTuple):
-    """Bytes of memory this process may use, and who says so."""
-
-    nbytes: int
-    source: str
-
-
-def memory() -> Memory:
-    """Return the smaller of the machine's memory and the control group's limit."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    found = Memory(machine, "the machine's memory")
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            limit = int(Path("/sys/fs/cgroup", name).read_text())
-        except (OSError, ValueError):
-            continue
-        if limit < found.nbytes:
-            found = Memory(limit, "the control group's limit")
-    return found
 
 
 def _host_bytes() -> Size:
@@ -316,14 +335,19 @@ def _absolute(config: Config, folder: Path) -> Config:
             name: replace(domain, key_file=resolved(domain.key_file))
             for name, domain in config.domains.items()
         },
+        tls=config.tls and _resolved(config.tls, resolved),
+        tokens=_resolved(config.tokens, resolved),
     )
 
 
+def _resolved(section: S, resolved: Callable[[str], str]) -> S:
+    """Return a section of nothing but paths with those that are given made absolute."""
+    paths = {name: path for name, path in msgspec.structs.asdict(section).items() if path}
+    return msgspec.structs.replace(section, **{k: resolved(v) for k, v in paths.items()})
+
+
 def _check(config: Config) -> None:
-    try:
-        socket_path(config.listen)
-    except ConfigError as error:
-        raise ConfigError(f"listen: {error}") from error
+    _check_listen(config)
     _check_tiers(config)
     for name in config.domains:
         if not _DOMAIN.fullmatch(name):
@@ -332,6 +356,18 @@ def _check(config: Config) -> None:
             )
     _within("lease_s", config.lease_s, LEASE_S_MAX)
     _within("engine.deadline_s", config.engine.deadline_s, DEADLINE_S_MAX)
+
+
+def _check_listen(config: Config) -> None:
+    try:
+        exposed = exposed_addresses(config.addresses)
+    except ConfigError as error:
+        raise ConfigError(f"listen: {error}") from error
+    if exposed and not (config.tls or config.tokens.key_file):
+        raise ConfigError(
+            f"listen: {exposed[0]!r} can be reached from other machines, and nothing says who may "
+            "come in; set tls, or tokens.key_file, or listen on tcp://127.0.0.1"
+        )
 
 
 def _check_tiers(config: Config) -> None:

@@ -21,11 +21,8 @@ CHAIN_BLOCKS_MAX = 65_536
 FRAME_BODY_BYTES_MAX = 2 * MIB
 """Largest message body on a connection (65,536 keys of 16 bytes, and room)."""
 
-FRAME_SEGMENT_BLOCKS = 512
-"""Blocks of a chain that are placed together on a pool node: 64K tokens at 128 a block."""
-
-PAYLOAD_BYTES_MAX = 64 * MIB
-"""Largest raw payload behind one message."""
+FRAME_PAYLOAD_BYTES_MAX = PAYLOAD_BYTES_MAX + MIB
+"""Largest raw payload behind one message: one largest record, or several smaller ones."""
 
 CONNECTIONS_MAX = 1_024
 """Most connections a node serves at once."""
@@ -35,6 +32,22 @@ IN_FLIGHT_MAX = 256
 
 HANDSHAKE_S = 5.0
 """A connection that has not said hello by then is closed."""
+
+HANDSHAKES_MAX = 128
+"""Most connections that have not said hello yet."""
+
+BODY_S = 2.0
+"""A message that has begun must be whole by then; its payload has a pace instead."""
+
+IDLE_S = 300.0
+"""A connection from another node that asks nothing for this long is closed."""
+
+PACE_S = 5.0
+PACE_BYTES = 5 * 64 * KIB
+"""A payload that moves fewer bytes than this in `PACE_S` is given up: 64 KiB/s."""
+
+TOKEN_S_MAX = 600.0
+"""A token that lets a node in is valid for this long at most."""
 
 LEASE_S = 30.0
 """A lease nobody released is taken back after this long."""

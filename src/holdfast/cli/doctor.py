@@ -18,8 +18,9 @@ from holdfast.cli.options import (
     load_config,
     write_json,
 )
-from holdfast.config import Config, DiskOptions, Size, as_data, memory
+from holdfast.config import Config, DiskOptions, Size, as_data
 from holdfast.errors import ConfigError, HoldfastError, NodeGoneError
+from holdfast.probe import memory
 from holdfast.wire.client import Client
 from holdfast.wire.messages import PROTOCOL, Hello, Report, Status
 
@@ -62,7 +63,7 @@ def _line(finding: Finding) -> str:
 def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding]:
     source = args.config or "defaults of this machine"
     yield Finding("configuration", source, "environment and flags on top", ok=True)
-    yield Finding("listen", config.listen)
+    yield Finding("listen", ", ".join(config.addresses))
     yield Finding("write", config.write, f"lease_s {config.lease_s:g}")
     yield Finding("domains", ", ".join(sorted({"default", *config.domains})))
     for number, tier in enumerate(config.tiers):
@@ -101,8 +102,11 @@ def _disk(number: int, tier: DiskOptions) -> Iterator[Finding]:
 
 
 def _node(config: Config) -> Iterator[Finding]:
+    if not config.node_address:
+        yield Finding("node", "serves other machines only", "`holdfast inspect pool` asks those")
+        return
     try:
-        client = Client(config.listen, Hello(PROTOCOL, "holdfast doctor"), ANSWER_S)
+        client = Client(config.node_address, Hello(PROTOCOL, "holdfast doctor"), ANSWER_S)
     except NodeGoneError as error:
         yield Finding("node", "none answers", f"{error}; `holdfast serve` starts one")
         return
@@ -114,7 +118,9 @@ def _node(config: Config) -> Iterator[Finding]:
     finally:
         client.close()
     status = reply.data if isinstance(reply, Report) else {}
-    yield Finding("node", f"answers at {config.listen}", f"{status.get('blocks')} blocks", ok=True)
+    yield Finding(
+        "node", f"answers at {config.node_address}", f"{status.get('blocks')} blocks", ok=True
+    )
     recovery = status.get("recovery_s")
     words = "still reading the disk" if recovery is None else f"took {recovery:.3f} s"
     yield Finding("recovery", f"{status.get('recovered_blocks')} blocks found again", words)

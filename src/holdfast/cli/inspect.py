@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask the node and show its answer; 1 if a block failed verification."""
     request = _request(args)
-    address = args.node or load_config(args).listen
+    address = args.node or load_config(args).node_address
     client = Client(address, Hello(PROTOCOL, "holdfast inspect"), CONNECT_S)
     try:
         answer = _ask(client, request)

@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 
 from holdfast.buffers import ALIGNMENT, aligned_buffer
-from holdfast.config import Size, memory
+from holdfast.config import Size
+from holdfast.probe import memory
 
 
 class Finding(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from holdfast import config as configuration
 from holdfast.cli.options import add_config_arguments, load_config
@@ -18,7 +18,9 @@ from holdfast.node.private import private_folder
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_config_arguments(parser)
-    parser.add_argument("--listen", metavar="ADDRESS", help="unix:///path; overrides the file")
+    parser.add_argument(
+        "--listen", metavar="ADDRESS", help="unix:///path or tcp://host:port; overrides the file"
+    )
     parser.add_argument(
         "--private",
         action="store_true",
@@ -35,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve; print `READY <address>` once peers can connect."""
+    """Serve; print `READY` and the addresses once peers can connect."""
     logging.basicConfig(
         level=args.log_level.upper(),
         stream=sys.stderr,
@@ -44,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
     notify_address = configuration.notify_address()
     with _configured(args) as config:
 
-        def ready() -> None:
-            print(f"READY {config.listen}", flush=True)
+        def ready(addresses: Sequence[str]) -> None:
+            print("READY", *addresses, flush=True)
             notify(notify_address, "READY=1")
 
         serve(config, ready, parent_fd=args.with_parent)

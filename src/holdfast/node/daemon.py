@@ -11,13 +11,17 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from holdfast.assemble import open_store
+from holdfast.assemble import open_store, read_key
 from holdfast.config import Config
 from holdfast.node.doorway import doorway, listen
 from holdfast.node.sessions import NodeSession, Threads
+from holdfast.node.target import Entry, TargetServer, address_of, bind
+from holdfast.node.target_service import Service
 from holdfast.store.store import Store
+from holdfast.wire.credentials import TlsFiles, server_context
 from holdfast.wire.messages import Hello
 from holdfast.wire.server import Answering, Peer, Server
 
@@ -28,21 +32,33 @@ _SWITCH_S = 0.0005
 _log = logging.getLogger(__name__)
 
 
-def serve(config: Config, ready: Callable[[], None], *, parent_fd: int = NO_PARENT) -> None:
+def serve(
+    config: Config, ready: Callable[[Sequence[str]], None], *, parent_fd: int = NO_PARENT
+) -> None:
     """Serve until SIGTERM, SIGINT, or the other end of the pipe `parent_fd` closes.
 
-    Calls `ready` once peers can connect; what earlier nodes left on disk is found again meanwhile.
+    Calls `ready` with the addresses once peers can connect; what earlier nodes left on disk is
+    found again meanwhile.
     Raises ConfigError, FormatError or BusyError before that, with nothing changed.
     """
     sys.setswitchinterval(_SWITCH_S)
     _allow_descriptors()
-    with doorway(config.listen) as listener:
+    entry = _entry(config)
+    with contextlib.ExitStack() as undo:
+        doors = [undo.enter_context(bind(address)) for address in config.target_addresses]
+        local = config.node_address
+        listener = undo.enter_context(doorway(local)) if local else None
+        addresses = [*([local] if local else []), *map(address_of, doors)]
         store = open_store(config)
-        try:
-            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                runner.run(_run(store, listener, ready, parent_fd))
-        finally:
-            store.close()
+        undo.callback(store.close)
+        service = Service(store)
+        undo.callback(service.close)
+        for door in doors:
+            target = TargetServer(door, service, entry)
+            target.start()
+            undo.callback(target.close)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_run(store, listener, lambda: ready(addresses), parent_fd))
     _log.info("closed")
 
 
@@ -58,15 +74,23 @@ def notify(address: str, state: str) -> None:
         sender.sendto(state.encode(), address)
 
 
+def _entry(config: Config) -> Entry:
+    """Return what other nodes must show here."""
+    tls, tokens = config.tls, config.tokens
+    key = read_key(Path(tokens.key_file), "tokens.key_file") if tokens.key_file else b""
+    return Entry(server_context(TlsFiles(tls.cert, tls.key, tls.ca)) if tls else None, key)
+
+
 async def _run(
-    store: Store, listener: socket.socket, ready: Callable[[], None], parent_fd: int
+    store: Store, listener: socket.socket | None, ready: Callable[[], None], parent_fd: int
 ) -> None:
-    loop = asyncio.get_running_loop()
     over = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, over.set)
-    if parent_fd != NO_PARENT:
-        _watch(parent_fd, over)
+    _end_with(over, parent_fd)
+    if listener is None:
+        ready()
+        await over.wait()
+        return
+    loop = asyncio.get_running_loop()
     threads = Threads()
 
     def welcome(hello: Hello, peer: Peer) -> Answering:
@@ -81,6 +105,15 @@ async def _run(
     serving.cancel()
     server.close()
     await loop.run_in_executor(None, threads.close)
+
+
+def _end_with(over: asyncio.Event, parent_fd: int) -> None:
+    """Set `over` when this process is told to end."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, over.set)
+    if parent_fd != NO_PARENT:
+        _watch(parent_fd, over)
 
 
 def _watch(parent_fd: int, over: asyncio.Event) -> None:

@@ -1,12 +1,36 @@
-"""Where a node listens, as text: `unix:///path/to/node.sock`, or the bare path."""
+"""Where a node listens, as text: `unix:///path/to/node.sock`, the bare path, or `tcp://host:port`."""
 
 from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from holdfast.errors import ConfigError
 
 UNIX = "unix://"
+TCP = "tcp://"
 UNIX_PATH_BYTES_MAX = 107
 """What the kernel allows for the path of a Unix socket."""
+
+_PORT_MAX = 65_535
+
+
+class HostPort(NamedTuple):
+    """A TCP endpoint; an IPv6 host comes without its brackets."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it; a name counts only if it is `localhost`."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
 
 def socket_path(address: str) -> str:
@@ -23,3 +47,40 @@ def socket_path(address: str) -> str:
             f"allows {UNIX_PATH_BYTES_MAX}; choose a shorter folder"
         )
     return path
+
+
+def is_tcp(address: str) -> bool:
+    """Whether an address means a target, and not the socket of a node on this machine."""
+    return address.startswith(TCP)
+
+
+def tcp_endpoint(address: str) -> HostPort:
+    """Return host and port of `tcp://host:port`; raise ConfigError for anything else.
+
+    Port 0 is any free one, for a listener.
+    """
+    host, colon, port = address.removeprefix(TCP).rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not (is_tcp(address) and colon and host and port.isdecimal() and int(port) <= _PORT_MAX) or (
+        ":" in host and not bracketed
+    ):
+        raise ConfigError(
+            f"target address {address!r} is not tcp://host:port, such as tcp://10.0.0.7:7441 or "
+            "tcp://[fd00::7]:7441"
+        )
+    return HostPort(host.strip("[]"), int(port))
+
+
+def exposed_addresses(addresses: Sequence[str]) -> list[str]:
+    """Return those of a node's addresses that other machines can reach.
+
+    Raises ConfigError for one that is none, for none at all, and for two Unix sockets.
+    """
+    local = [socket_path(address) for address in addresses if not is_tcp(address)]
+    if not addresses or len(local) > 1:
+        raise ConfigError(
+            f"{len(addresses)} addresses, {len(local)} of them Unix sockets; name at least one "
+            "address, and one unix:// at most"
+        )
+    distant = [address for address in addresses if is_tcp(address)]
+    return [address for address in distant if not tcp_endpoint(address).is_loopback]

@@ -3,7 +3,8 @@
     | body bytes u32 | request id u32 | payload bytes u64 | body: msgpack | payload |
 
 All little-endian. On a Unix socket payloads move through shared memory, so the payload length is 0
-and anything else is refused. Lengths are checked before memory is taken for them.
+and `FrameReader` refuses anything else; between nodes they follow the body as they are. Lengths are
+checked before memory is taken for them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from holdfast.errors import ProtocolError
-from holdfast.limits import FRAME_BODY_BYTES_MAX, KIB
+from holdfast.limits import FRAME_BODY_BYTES_MAX, FRAME_PAYLOAD_BYTES_MAX, KIB
 from holdfast.wire.messages import Reply, Request
 
 _HEADER = struct.Struct("<IIQ")
@@ -36,8 +37,39 @@ class Frame(NamedTuple, Generic[M]):
     message: M
 
 
-def encode(request_id: int, message: Request | Reply) -> bytearray:
-    """Return the bytes of one frame; raise ProtocolError if the body is over the limit."""
+class Head(NamedTuple):
+    """What the first 16 bytes of a frame announce."""
+
+    body_bytes: int
+    request_id: int
+    payload_bytes: int
+
+
+def read_head(data: memoryview | bytes) -> Head:
+    """Return what a frame announces; raise ProtocolError where that is over a limit."""
+    head = Head(*_HEADER.unpack_from(data))
+    _check_body(head.request_id, head.body_bytes)
+    if head.payload_bytes > FRAME_PAYLOAD_BYTES_MAX:
+        raise ProtocolError(
+            f"frame of request {head.request_id} announces a payload of {head.payload_bytes} "
+            f"bytes, the limit is {FRAME_PAYLOAD_BYTES_MAX}"
+        )
+    return head
+
+
+def _check_body(request_id: int, body_bytes: int) -> None:
+    if body_bytes > FRAME_BODY_BYTES_MAX:
+        raise ProtocolError(
+            f"frame of request {request_id} announces {body_bytes} bytes, "
+            f"the limit is {FRAME_BODY_BYTES_MAX}"
+        )
+
+
+def encode(request_id: int, message: msgspec.Struct, payload_bytes: int = 0) -> bytearray:
+    """Return the bytes of one frame, the payload left out.
+
+    Raises ProtocolError if the body is over the limit.
+    """
     frame = bytearray(HEADER_BYTES)
     _ENCODER.encode_into(message, frame, HEADER_BYTES)
     body_bytes = len(frame) - HEADER_BYTES
@@ -46,7 +78,7 @@ def encode(request_id: int, message: Request | Reply) -> bytearray:
             f"{type(message).__name__} has {body_bytes} bytes, the limit is "
             f"{FRAME_BODY_BYTES_MAX}; send fewer keys at once"
         )
-    _HEADER.pack_into(frame, 0, body_bytes, request_id, 0)
+    _HEADER.pack_into(frame, 0, body_bytes, request_id, payload_bytes)
     return frame
 
 
@@ -98,11 +130,7 @@ class FrameReader(Generic[M]):
         if self._end - self._start < HEADER_BYTES:
             return 0
         body_bytes, request_id, payload_bytes = _HEADER.unpack_from(self._memory, self._start)
-        if body_bytes > FRAME_BODY_BYTES_MAX:
-            raise ProtocolError(
-                f"frame of request {request_id} announces {body_bytes} bytes, "
-                f"the limit is {FRAME_BODY_BYTES_MAX}"
-            )
+        _check_body(request_id, body_bytes)
         if payload_bytes:
             raise ProtocolError(
                 f"frame of request {request_id} announces a payload of {payload_bytes} bytes; "

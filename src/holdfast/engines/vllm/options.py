@@ -91,7 +91,12 @@ def _node(holdfast: str) -> tuple[str, EngineOptions]:
     """Return the address behind the one key everybody sets, and what its file says to engines."""
     if holdfast.endswith((".yaml", ".yml")):
         node = load(holdfast)
-        return node.listen, node.engine
+        if not node.node_address:
+            raise ConfigError(
+                f"{_AT}.holdfast: the node of {holdfast!r} listens on {', '.join(node.addresses)} "
+                "only, and an engine shares memory with its node; add a unix:///path to its listen"
+            )
+        return node.node_address, node.engine
     if holdfast:
         try:
             socket_path(holdfast)

@@ -1,0 +1,231 @@
+"""The target: this node's store for other nodes, over TCP, one thread a connection.
+
+Who may come in is decided before anything else is read: TLS with certificates on both sides, a
+token, or both; without either it listens on a loopback address only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+import threading
+import time
+from typing import NamedTuple
+
+from holdfast.errors import BusyError, ConfigError, ProtocolError, RefusedError
+from holdfast.limits import CONNECTIONS_MAX, HANDSHAKE_S, HANDSHAKES_MAX
+from holdfast.node.target_service import Service
+from holdfast.node.target_session import Inbox, TargetSession
+from holdfast.wire.address import TCP, HostPort, tcp_endpoint
+from holdfast.wire.frame import CONNECTION_ID, encode
+from holdfast.wire.messages import Refused
+from holdfast.wire.stream import Deadline, PlainStream, Stream, seal, tune
+from holdfast.wire.target_messages import TARGET_PROTOCOL, Challenge, Join, Joined
+from holdfast.wire.token import Claims, check, nonce, prove, proves
+
+_BACKLOG = 512
+_ACCEPT_REST_S = 0.1
+_JOIN_S = 10.0
+_log = logging.getLogger(__name__)
+
+
+class Entry(NamedTuple):
+    """What a peer must show: a certificate that `tls` accepts, a token made with `token_key`."""
+
+    tls: ssl.SSLContext | None = None
+    token_key: bytes = b""
+
+
+class Limits(NamedTuple):
+    """How many may be connected, and how many of them without having said hello, and how long."""
+
+    connections: int = CONNECTIONS_MAX
+    handshakes: int = HANDSHAKES_MAX
+    handshake_s: float = HANDSHAKE_S
+
+
+def bind(address: str) -> socket.socket:
+    """Return a bound socket that does not listen yet; raise ConfigError or BusyError."""
+    endpoint = tcp_endpoint(address)
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            *endpoint, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"listen: {address!r}: {error.strerror}; name an address here") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        tune(listener, endpoint)
+        listener.bind(place)
+    except OSError as error:
+        listener.close()
+        kind_of = BusyError if error.errno == errno.EADDRINUSE else ConfigError
+        raise kind_of(f"listen: {address!r}: {error.strerror}; choose another") from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return where a bound socket can be reached, its port filled in."""
+    host, port = listener.getsockname()[:2]
+    return f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
+
+
+class TargetServer:
+    """Serves one listening socket, which it takes over."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        service: Service,
+        entry: Entry,
+        limits: Limits | None = None,
+    ) -> None:
+        self._listener = listener
+        self._service = service
+        self._entry = entry
+        self._limits = limits or Limits()
+        self._lock = threading.Lock()
+        self._peers: dict[socket.socket, Stream | None] = {}
+        self._threads: set[threading.Thread] = set()
+        self._joining = 0
+        self._closing = False
+        self._acceptor = threading.Thread(target=self._accept, name="holdfast-accept", daemon=True)
+
+    def start(self) -> None:
+        """Let peers connect."""
+        self._listener.listen(_BACKLOG)
+        self._acceptor.start()
+
+    def close(self) -> None:
+        """Stop listening, cut every connection and wait until nobody uses the store any more."""
+        with self._lock:
+            self._closing = True
+            peers = dict(self._peers)
+        for connected, stream in peers.items():
+            with contextlib.suppress(OSError):
+                stream.cut() if stream else connected.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        if self._acceptor.ident is not None:
+            self._acceptor.join(_JOIN_S)
+        self._listener.close()
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join(_JOIN_S)
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                connected, peer = self._listener.accept()
+            except OSError as error:
+                if not self._closing:
+                    _log.warning("accept failed: %s", error)
+                    time.sleep(_ACCEPT_REST_S)  # out of descriptors: give connections time to end
+                continue
+            self._service.counters.accepted += 1
+            if not self._admit(connected, HostPort(*peer[:2])):
+                self._service.counters.turned_away += 1
+                connected.close()
+
+    def _admit(self, connected: socket.socket, peer: HostPort) -> bool:
+        with self._lock:
+            too_many = (
+                len(self._peers) >= self._limits.connections
+                or self._joining >= self._limits.handshakes
+            )
+            if self._closing or too_many:
+                return False
+            self._peers[connected] = None
+            self._joining += 1
+            self._service.counters.connections = len(self._peers)
+            thread = threading.Thread(
+                target=self._serve, args=(connected, peer), name="holdfast-peer", daemon=True
+            )
+            self._threads.add(thread)
+        thread.start()
+        return True
+
+    def _serve(self, connected: socket.socket, peer: HostPort) -> None:
+        joined, why = False, ""
+        stream: Stream | None = None
+        try:
+            tune(connected, peer)
+            deadline = Deadline.within(self._limits.handshake_s)
+            stream = self._open(connected, deadline)
+            with self._lock:
+                self._peers[connected] = stream
+            session = self._join(stream, deadline)
+            joined = True
+            self._left_the_door()
+            session.serve()
+        except ConnectionError as error:
+            why = "" if joined else str(error)
+        except (OSError, ProtocolError, RefusedError) as error:
+            why = str(error)
+        finally:
+            if not joined:
+                self._left_the_door()
+            if why:
+                self._service.counters.protocol_errors += 1
+                _log.warning("connection ended peer=%s:%d: %s", *peer, why)
+            self._forget(connected)
+            if stream is not None:
+                stream.close()
+            connected.close()
+
+    def _left_the_door(self) -> None:
+        with self._lock:
+            self._joining -= 1
+
+    def _forget(self, connected: socket.socket) -> None:
+        with self._lock:
+            self._peers.pop(connected, None)
+            self._threads.discard(threading.current_thread())
+            self._service.counters.connections = len(self._peers)
+
+    def _open(self, connected: socket.socket, deadline: Deadline) -> Stream:
+        if self._entry.tls is None:
+            return PlainStream(connected)
+        return seal(connected, self._entry.tls, deadline)
+
+    def _join(self, stream: Stream, deadline: Deadline) -> TargetSession:
+        """Challenge the peer; return its session, or raise RefusedError after telling it."""
+        ours = nonce()
+        stream.send([encode(CONNECTION_ID, Challenge(TARGET_PROTOCOL, ours))], deadline)
+        inbox = Inbox(stream)
+        asked = inbox.next(deadline.seconds())
+        if not isinstance(asked.message, Join):
+            raise ProtocolError(f"the first message is {type(asked.message).__name__}, not Join")
+        try:
+            claims, proof = self._let_in(asked.message, ours + asked.message.nonce)
+        except RefusedError as error:
+            self._service.counters.refused += 1
+            stream.send([encode(asked.request_id, Refused(str(error)))], deadline)
+            raise
+        service = self._service
+        joined = Joined(TARGET_PROTOCOL, service.store.incarnation, proof, service.epoch)
+        stream.send([encode(asked.request_id, joined)], deadline)
+        _log.info("session peer=%r claims=%s", asked.message.peer[:80], claims)
+        return TargetSession(service, stream, inbox, claims)
+
+    def _let_in(self, join: Join, nonces: bytes) -> tuple[Claims | None, bytes]:
+        if join.protocol != TARGET_PROTOCOL:
+            raise RefusedError(
+                f"protocol version {join.protocol} is not spoken here, {TARGET_PROTOCOL} is; "
+                "install the same version of holdfast on both sides"
+            )
+        if not self._entry.token_key:
+            return None, b""
+        if not join.claims:
+            raise RefusedError("token: this target asks for one; name it in tokens.file")
+        token = check(self._entry.token_key, join.claims, time.time())
+        if not proves(token, "peer", nonces, join.proof):
+            raise RefusedError(
+                "token: not made with this target's key; make one with `holdfast token`"
+            )
+        return token.claims, prove(token, "target", nonces)

@@ -1,0 +1,89 @@
+"""What the connections of a target share: its store, its limits, its counters, its staging."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from holdfast.blocks.world import World
+from holdfast.limits import MIB
+from holdfast.store.store import Store
+
+STAGE_THREADS = 2
+STAGED_MAX = 256
+"""Most stage requests that wait; more are dropped, as hints may be."""
+
+_STAGE_S = 60.0
+_DISCARD_BYTES = 2 * MIB
+_RECEIVING_SHARE = 0.5
+
+
+class Counters:
+    """What a target has seen since start; plain integers."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.accepted = 0
+        self.turned_away = 0
+        self.protocol_errors = 0
+        self.requests = 0
+        self.refused = 0
+        self.corrupt = 0
+        self.received_bytes = 0
+        self.sent_bytes = 0
+
+
+class Service:
+    """One store, served to other nodes. Closed before the store is."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.epoch = 0
+        """This target's view of the pool, told with every answer; it decides nothing."""
+        self.counters = Counters()
+        self._lock = threading.Lock()
+        self._room_bytes = int(_RECEIVING_SHARE * store.host_bytes)
+        self._discard = memoryview(bytearray(_DISCARD_BYTES))
+        self._stagers = ThreadPoolExecutor(STAGE_THREADS, "holdfast-stage")
+        self._staged = threading.BoundedSemaphore(STAGED_MAX)
+
+    @contextmanager
+    def receiving(self, nbytes: int) -> Iterator[bool]:
+        """Say whether so many bytes may be received into slots now; they count until the end."""
+        with self._lock:
+            granted = nbytes <= self._room_bytes
+            self._room_bytes -= nbytes if granted else 0
+        try:
+            yield granted
+        finally:
+            with self._lock:
+                self._room_bytes += nbytes if granted else 0
+
+    def discarding(self, nbytes: int) -> list[memoryview]:
+        """Return buffers for bytes that nobody wants; all connections write to the same ones."""
+        whole, rest = divmod(nbytes, len(self._discard))
+        return [self._discard] * whole + ([self._discard[:rest]] if rest else [])
+
+    def stage(self, world: World, keys: Sequence[bytes]) -> int:
+        """Bring the leading run to memory, soon; return its length, 0 where too much waits."""
+        blocks = self.store.cover(world, keys).blocks
+        if not blocks or not self._staged.acquire(blocking=False):
+            return 0
+        self._stagers.submit(self._climb, world, keys[:blocks])
+        return blocks
+
+    def status(self) -> dict[str, int]:
+        """Return the counters."""
+        return dict(vars(self.counters))
+
+    def close(self) -> None:
+        """Wait for what is being staged."""
+        self._stagers.shutdown(wait=True, cancel_futures=True)
+
+    def _climb(self, world: World, keys: Sequence[bytes]) -> None:
+        try:
+            self.store.release(self.store.lend(world, keys, _STAGE_S).lease)
+        finally:
+            self._staged.release()

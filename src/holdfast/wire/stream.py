@@ -1,0 +1,263 @@
+"""Bytes over TCP between nodes: whole buffers in few, large calls, each with a limit on its time.
+
+The sockets block; the kernel's own time-outs end a call. A receive goes straight into the buffers
+it is given, with one hand-over of the interpreter for up to 2 MiB. Every error is an OSError:
+TimeoutError where the time ran out, ConnectionError where the other side has gone. After either
+the stream is of no more use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from holdfast.limits import KIB, MIB, PACE_BYTES, PACE_S
+from holdfast.wire.address import HostPort
+
+PIECE_BYTES = 2 * MIB
+SEALED_PIECE_BYTES = 256 * KIB
+PARTS_MAX = 256
+"""Buffers in one call; the kernel allows 1,024."""
+
+_TIMEVAL = struct.Struct("@ll")
+_SHORTEST_WAIT_S = 0.001
+_LOOPBACK_CONGESTION = b"cubic"
+"""BBR, where it is the default, paces loopback to half its speed; elsewhere it is left alone."""
+
+Buffer = memoryview | bytes | bytearray
+
+
+class Pace(Protocol):
+    """How long a transfer may go on."""
+
+    def seconds(self, moved: int) -> float:
+        """Return how long the next call may block, `moved` bytes after the last one.
+
+        Raises TimeoutError once that is no time at all.
+        """
+        ...
+
+
+class Deadline:
+    """A transfer must be over by a moment in `time.monotonic()`."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    @classmethod
+    def within(cls, seconds: float) -> Deadline:
+        """Return the deadline so many seconds from now."""
+        return cls(time.monotonic() + seconds)
+
+    def seconds(self, moved: int = 0) -> float:
+        """Return what is left."""
+        del moved
+        left_s = self.at - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the deadline has passed")
+        return left_s
+
+
+class Progress:
+    """A transfer must move at least so many bytes in every so many seconds."""
+
+    def __init__(self, nbytes: int = PACE_BYTES, within_s: float = PACE_S) -> None:
+        self._nbytes = nbytes
+        self._within_s = within_s
+        self._since = time.monotonic()
+        self._moved = 0
+
+    def seconds(self, moved: int) -> float:
+        """Return what is left of the time in which enough must move."""
+        self._moved += moved
+        now = time.monotonic()
+        if self._moved >= self._nbytes:
+            self._since, self._moved = now, 0
+        left_s = self._since + self._within_s - now
+        if left_s <= 0:
+            raise TimeoutError(
+                f"{self._moved} bytes moved in {self._within_s:g} s; at least {self._nbytes} must"
+            )
+        return left_s
+
+
+class Stream(Protocol):
+    """One connection's bytes. One thread sends and receives at a time; `cut` is for any."""
+
+    def send(self, parts: Sequence[Buffer], pace: Pace) -> None:
+        """Send all parts, in order."""
+        ...
+
+    def receive(self, parts: Sequence[memoryview], pace: Pace) -> None:
+        """Fill all parts, in order."""
+        ...
+
+    def cut(self) -> None:
+        """End the connection at once and wake whoever waits for it."""
+        ...
+
+    def close(self) -> None:
+        """Release the socket; only by the thread that uses the stream."""
+        ...
+
+
+class PlainStream:
+    """TCP as it is: scatter and gather by the kernel."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.settimeout(None)
+        self._socket = connected
+
+    def send(self, parts: Sequence[Buffer], pace: Pace) -> None:
+        """Send all parts; one call if the time allows."""
+        left, moved = [memoryview(part) for part in parts if len(part)], 0
+        while left:
+            self._limit(socket.SO_SNDTIMEO, pace.seconds(moved))
+            try:
+                moved = self._socket.sendmsg(left[:PARTS_MAX])
+            except BlockingIOError:
+                moved = 0
+            left = _behind(left, moved)
+
+    def receive(self, parts: Sequence[memoryview], pace: Pace) -> None:
+        """Fill all parts, 2 MiB a call."""
+        moved = 0
+        for piece in _pieces(parts, PIECE_BYTES):
+            left = piece
+            while left:
+                self._limit(socket.SO_RCVTIMEO, pace.seconds(moved))
+                moved = self._receive(left)
+                left = _behind(left, moved)
+
+    def cut(self) -> None:
+        """Shut both directions down."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def _receive(self, parts: list[memoryview]) -> int:
+        try:
+            if len(parts) == 1:
+                moved = self._socket.recv_into(parts[0], 0, socket.MSG_WAITALL)
+            else:
+                moved = self._socket.recvmsg_into(parts, 0, socket.MSG_WAITALL)[0]
+        except BlockingIOError:
+            return 0
+        if not moved:
+            raise ConnectionResetError("the other side closed the connection")
+        return moved
+
+    def _limit(self, option: int, wait_s: float) -> None:
+        seconds, rest = divmod(max(wait_s, _SHORTEST_WAIT_S), 1.0)
+        timeval = _TIMEVAL.pack(int(seconds), int(rest * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, option, timeval)
+
+
+class SealedStream:
+    """TLS; the library moves 16 KiB a call."""
+
+    def __init__(self, connected: ssl.SSLSocket) -> None:
+        self._socket = connected
+        self._limit_s = -1.0
+
+    def send(self, parts: Sequence[Buffer], pace: Pace) -> None:
+        """Send all parts, 256 KiB a call."""
+        moved = 0
+        for piece in _pieces([memoryview(part) for part in parts], SEALED_PIECE_BYTES):
+            for part in piece:
+                self._limit(pace.seconds(moved))
+                self._socket.sendall(part)
+                moved = len(part)
+
+    def receive(self, parts: Sequence[memoryview], pace: Pace) -> None:
+        """Fill all parts."""
+        moved = 0
+        for part in parts:
+            left = part
+            while left:
+                self._limit(pace.seconds(moved))
+                moved = self._socket.recv_into(left)
+                if not moved:
+                    raise ConnectionResetError("the other side closed the connection")
+                left = left[moved:]
+
+    def cut(self) -> None:
+        """Shut both directions down."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def _limit(self, wait_s: float) -> None:
+        """Set the time-out unless it is about right: setting it costs a system call."""
+        if abs(wait_s - self._limit_s) > _SHORTEST_WAIT_S:
+            self._limit_s = max(wait_s, _SHORTEST_WAIT_S)
+            self._socket.settimeout(self._limit_s)
+
+
+def tune(connected: socket.socket, endpoint: HostPort) -> None:
+    """Set what suits requests that wait for answers, and bulk that follows them."""
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if endpoint.is_loopback:
+        with contextlib.suppress(OSError):  # a kernel without it is none the worse
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOOPBACK_CONGESTION)
+
+
+def seal(
+    connected: socket.socket, context: ssl.SSLContext, deadline: Deadline, name: str | None = None
+) -> SealedStream:
+    """Start TLS; `name`: the host that a client expects. Takes the socket over.
+
+    Raises OSError, of which ssl.SSLError is one; the socket is closed then.
+    """
+    connected.settimeout(deadline.seconds())
+    sealed = context.wrap_socket(
+        connected,
+        server_side=name is None,
+        do_handshake_on_connect=False,
+        suppress_ragged_eofs=True,
+        server_hostname=name,
+    )
+    try:
+        sealed.do_handshake()
+    except BaseException:
+        sealed.close()
+        raise
+    return SealedStream(sealed)
+
+
+def _pieces(parts: Sequence[memoryview], nbytes: int) -> Iterator[list[memoryview]]:
+    """Group and cut parts into pieces of at most `nbytes` and a number of buffers."""
+    piece: list[memoryview] = []
+    room = nbytes
+    for part in parts:
+        left = part
+        while left:
+            taken, left = left[:room], left[room:]
+            piece.append(taken)
+            room -= len(taken)
+            if not room or len(piece) == PARTS_MAX:
+                yield piece
+                piece, room = [], nbytes
+    if piece:
+        yield piece
+
+
+def _behind(parts: list[memoryview], moved: int) -> list[memoryview]:
+    """Return what is left of parts after their first `moved` bytes."""
+    for i, part in enumerate(parts):
+        if moved < len(part):
+            return [part[moved:], *parts[i + 1 :]]
+        moved -= len(part)
+    return []

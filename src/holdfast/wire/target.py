@@ -1,0 +1,325 @@
+"""A target as a node uses it: records over TCP, every call over by its deadline.
+
+A call borrows a connection, or opens one, and owns it until its answer is here. Received bytes go
+straight into the caller's buffers, in threads that the call waits for; a connection that is late
+or wrong is closed before the call returns. So nothing is ever written into a buffer after that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.blocks.world import World
+from holdfast.errors import Outcome, ProtocolError
+from holdfast.limits import FRAME_PAYLOAD_BYTES_MAX, MIB
+from holdfast.wire import target_messages as m
+from holdfast.wire.address import tcp_endpoint
+from holdfast.wire.credentials import Credentials
+from holdfast.wire.messages import Refused, Report, Status
+from holdfast.wire.stream import Deadline
+from holdfast.wire.target_connection import Answer, Connection, connect
+
+CONNECTIONS = 2
+CONNECTIONS_MAX = 16
+SPLIT_BYTES = 8 * MIB
+"""From here on a batch goes over two connections."""
+
+PUT_BYTES = 64 * MIB
+"""What one message puts at most; the target must find room for all of it at once."""
+
+_FETCH_SHARE = 0.8
+"""How much of a deadline the target may spend before it sends; the rest is for the way."""
+
+_WORDS_MAX = 300
+
+_OUTCOMES = frozenset(Outcome)
+
+T = TypeVar("T", bound=msgspec.Struct)
+R = TypeVar("R")
+_log = logging.getLogger(__name__)
+
+
+class Got(NamedTuple):
+    """The first `blocks` buffers hold records, unverified; `outcome` says why not more, if so."""
+
+    blocks: int
+    outcome: Outcome
+    reason: str = ""
+
+
+class Held(NamedTuple):
+    """One byte per key, 1 if the target holds it; all 0 where `outcome` is not OK."""
+
+    held: bytes
+    outcome: Outcome
+
+
+class Found(NamedTuple):
+    """How many blocks a delete, stage or lease found."""
+
+    blocks: int
+    outcome: Outcome
+
+
+class Target:
+    """One target at `tcp://host:port`; any thread may call any method, many at once.
+
+    Failures are outcomes: LATE past the deadline, GONE where there is no target. Raised are only
+    ConfigError, for credentials that can not be read, and RefusedError, where one side does not
+    accept the other's.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials | None = None,
+        *,
+        connections: int = CONNECTIONS,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
+        tcp_endpoint(address)
+        self.address = address
+        self.epoch = 0
+        """Our view of the pool; goes along with every request."""
+        self.seen_epoch = 0
+        """The target's, as it last said."""
+        self.incarnation = ""
+        self.refusal = ""
+        """What the target last said instead of an answer."""
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.late = 0
+        self.gone = 0
+        self._credentials = credentials or Credentials()
+        self._keep = connections
+        self._ways = 2 if connections > 1 else 1
+        self._slots = threading.BoundedSemaphore(connections_max)
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._closed = False
+        self._beside = ThreadPoolExecutor(connections_max, "holdfast-target")
+
+    def put(self, records: Sequence[memoryview], deadline_s: float) -> list[Outcome]:
+        """Store whole, packed records: OK (held now), FULL (no room, or not what it says)."""
+        deadline = Deadline.within(deadline_s)
+        lanes = _lanes([len(record) for record in records], self._ways, PUT_BYTES)
+
+        def put_lane(lane: Sequence[slice]) -> list[Outcome]:
+            return [one for span in lane for one in self._put(records[span], deadline)]
+
+        return [one for done in self._abreast(put_lane, lanes) for one in done]
+
+    def get(
+        self, world: World, keys: Sequence[bytes], into: Sequence[memoryview], deadline_s: float
+    ) -> Got:
+        """Receive the leading run of records into buffers of `world.record_bytes` each.
+
+        What lies in the buffers behind the run is undefined. The caller verifies every record.
+        """
+        deadline = Deadline.within(deadline_s)
+        lanes = _lanes([len(part) for part in into], self._ways, FRAME_PAYLOAD_BYTES_MAX)
+
+        def get_lane(lane: Sequence[slice]) -> Got:
+            return _joined(self._get(world, keys[span], into[span], deadline) for span in lane)
+
+        return _joined(self._abreast(get_lane, lanes))
+
+    def exist(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Held:
+        """Ask which of these blocks the target holds, whatever the order."""
+        request = m.Exist(**_named(world, keys), epoch=self.epoch)
+        reply, outcome, _ = self._ask(request, m.Existing, Deadline.within(deadline_s))
+        if reply is None or len(reply.held) != len(keys):
+            return Held(bytes(len(keys)), outcome if reply is None else Outcome.GONE)
+        self.seen_epoch = reply.epoch
+        return Held(reply.held, outcome)
+
+    def delete(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Found:
+        """Have blocks forgotten; the next put really writes them again."""
+        return self._count(m.Delete(**_named(world, keys), epoch=self.epoch), deadline_s)
+
+    def stage(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Found:
+        """Have the leading run brought to the target's memory; returns before that is done."""
+        return self._count(m.Stage(**_named(world, keys), epoch=self.epoch), deadline_s)
+
+    def lease(self, world: World, keys: Sequence[bytes], ttl_s: float, deadline_s: float) -> Found:
+        """Have the leading run brought to the target's memory and kept there for `ttl_s`."""
+        request = m.Lease(**_named(world, keys), ttl_s=ttl_s, epoch=self.epoch)
+        return self._count(request, deadline_s)
+
+    def stats(self, deadline_s: float) -> tuple[dict[str, Any], Outcome]:
+        """Return what the target says of itself."""
+        reply, outcome, _ = self._ask(Status(), Report, Deadline.within(deadline_s))
+        return ({} if reply is None else dict(reply.data)), outcome
+
+    def close(self) -> None:
+        """Close the connections; calls under way come to their end, later ones are GONE."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+        self._beside.shutdown(wait=True, cancel_futures=True)
+
+    def _put(self, records: Sequence[memoryview], deadline: Deadline) -> list[Outcome]:
+        headers = b"".join(record[:HEADER_BYTES] for record in records)
+        request = m.Put(headers, self.epoch)
+        reply, outcome, _ = self._ask(request, m.Stored, deadline, payload=records)
+        if reply is None or len(reply.held) != len(records):
+            return [outcome if reply is None else Outcome.GONE] * len(records)
+        self.seen_epoch = reply.epoch
+        self.sent_bytes += sum(len(record) for record in records)
+        return [Outcome.OK if held else Outcome.FULL for held in reply.held]
+
+    def _get(
+        self, world: World, keys: Sequence[bytes], into: Sequence[memoryview], deadline: Deadline
+    ) -> Got:
+        share_s = max(0.0, _FETCH_SHARE * (deadline.at - time.monotonic()))
+        request = m.Get(**_named(world, keys), deadline_s=share_s, epoch=self.epoch)
+        reply, outcome, nbytes = self._ask(request, m.Records, deadline, into=into)
+        if reply is None:
+            return Got(0, outcome)
+        self.seen_epoch = reply.epoch
+        self.received_bytes += nbytes
+        if reply.blocks * world.record_bytes != nbytes or reply.outcome not in _OUTCOMES:
+            return Got(0, Outcome.GONE, f"the target announced {reply!r:.200}")
+        return Got(reply.blocks, Outcome(reply.outcome), reply.reason)
+
+    def _count(self, request: msgspec.Struct, deadline_s: float) -> Found:
+        reply, outcome, _ = self._ask(request, m.Counted, Deadline.within(deadline_s))
+        return Found(0 if reply is None else reply.blocks, outcome)
+
+    def _ask(
+        self,
+        request: msgspec.Struct,
+        kind: type[T],
+        deadline: Deadline,
+        *,
+        payload: Sequence[memoryview] = (),
+        into: Sequence[memoryview] = (),
+    ) -> tuple[T | None, Outcome, int]:
+        """Return the reply and the bytes of its payload, or None and why there is none."""
+        try:
+            answer = self._call(request, payload, into, deadline)
+        except TimeoutError as error:
+            self.late += 1
+            _log.debug("late target=%s request=%s: %s", self.address, type(request).__name__, error)
+            return None, Outcome.LATE, 0
+        except (OSError, ProtocolError) as error:
+            self.gone += 1
+            _log.debug("gone target=%s request=%s: %s", self.address, type(request).__name__, error)
+            return None, Outcome.GONE, 0
+        if isinstance(answer.message, kind):
+            return answer.message, Outcome.OK, answer.payload_bytes
+        self.gone += 1
+        words = answer.message.message if isinstance(answer.message, Refused) else "nonsense"
+        if words != self.refusal:
+            self.refusal = words
+            _log.warning("target=%s answers: %s", self.address, words[:_WORDS_MAX])
+        return None, Outcome.GONE, 0
+
+    def _call(
+        self,
+        request: msgspec.Struct,
+        payload: Sequence[memoryview],
+        into: Sequence[memoryview],
+        deadline: Deadline,
+    ) -> Answer:
+        """Ask on a connection that was idle, or on a new one if the idle one has died."""
+        if not self._slots.acquire(timeout=deadline.seconds()):
+            raise TimeoutError("no connection came free")
+        try:
+            while True:
+                connection = self._take(deadline)
+                seasoned = connection.used
+                try:
+                    answer = connection.ask(request, payload, into, deadline)
+                except TimeoutError:
+                    connection.close()
+                    raise
+                except OSError:
+                    connection.close()
+                    if not seasoned:
+                        raise
+                    continue
+                except BaseException:
+                    connection.close()
+                    raise
+                self._give(connection)
+                return answer
+        finally:
+            self._slots.release()
+
+    def _take(self, deadline: Deadline) -> Connection:
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise ConnectionAbortedError("closed by its owner")
+                if not self._idle:
+                    break
+                connection = self._idle.pop()
+            if not connection.spent:
+                return connection
+            connection.close()
+        connection = connect(self.address, self._credentials, deadline)
+        self.incarnation, self.seen_epoch = connection.incarnation, connection.epoch
+        return connection
+
+    def _give(self, connection: Connection) -> None:
+        with self._lock:
+            if not self._closed and len(self._idle) < self._keep:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _abreast(
+        self, work: Callable[[Sequence[slice]], R], lanes: Sequence[Sequence[slice]]
+    ) -> list[R]:
+        """Work on all lanes at once, on the first in this thread; return when all have ended."""
+        if len(lanes) < 2:  # noqa: PLR2004  # nothing to do beside
+            return [work(lane) for lane in lanes]
+        others = [(lane, self._beside.submit(work, lane)) for lane in lanes[1:]]
+        try:
+            done = [work(lane) for lane in lanes[:1]]
+            return done + [
+                work(lane) if future.cancel() else future.result() for lane, future in others
+            ]
+        finally:
+            wait([future for _, future in others if not future.cancel()])
+
+
+def _joined(parts: Iterable[Got]) -> Got:
+    """Join what was got of consecutive spans, up to the first that is not whole."""
+    blocks = 0
+    for got in parts:
+        blocks += got.blocks
+        if got.outcome is not Outcome.OK:
+            return got._replace(blocks=blocks)
+    return Got(blocks, Outcome.OK if blocks else Outcome.MISS)
+
+
+def _lanes(sizes: Sequence[int], ways: int, message_bytes: int) -> list[list[slice]]:
+    """Cut a batch into one or more lanes of about equal bytes, and a lane into messages."""
+    total = max(sum(sizes), 1)
+    lanes: list[list[slice]] = [[] for _ in range(ways if total >= SPLIT_BYTES else 1)]
+    start = lane = seen = message = 0
+    for end, size in enumerate(sizes):
+        own = min(seen * len(lanes) // total, len(lanes) - 1)
+        if end > start and (own != lane or message + size > message_bytes):
+            lanes[lane].append(slice(start, end))
+            start, message = end, 0
+        lane, seen, message = own, seen + size, message + size
+    lanes[lane].append(slice(start, len(sizes)))
+    return [lane for lane in lanes if lane] if sizes else []
+
+
+def _named(world: World, keys: Sequence[bytes]) -> dict[str, Any]:
+    """Return the fields that name blocks in a request."""
+    return {**world._asdict(), "keys": b"".join(keys)}

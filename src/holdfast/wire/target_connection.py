@@ -1,0 +1,200 @@
+"""One connection to a target: a request, its answer, then the next; whoever uses it owns it.
+
+Payloads are received straight into the caller's buffers, in the caller's thread. A connection that
+failed is closed for good, so nothing can arrive in those buffers afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from holdfast.errors import ProtocolError, RefusedError
+from holdfast.limits import HANDSHAKE_S
+from holdfast.wire.address import tcp_endpoint
+from holdfast.wire.credentials import Credentials, client_context
+from holdfast.wire.frame import HEADER_BYTES, Head, encode, read_head
+from holdfast.wire.messages import Refused
+from holdfast.wire.stream import Buffer, Deadline, PlainStream, Stream, seal, tune
+from holdfast.wire.target_messages import TARGET_PROTOCOL, Challenge, Join, Joined, TargetReply
+from holdfast.wire.token import Token, nonce, prove, proves
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_DECODER = msgspec.msgpack.Decoder(TargetReply)
+_ROOM_BYTES = 1 << 16
+_EXPIRY_MARGIN_S = 15.0
+
+
+class Answer(NamedTuple):
+    """A reply, and how many bytes of payload came with it."""
+
+    message: TargetReply
+    payload_bytes: int
+
+
+class Connection:
+    """A joined connection. Made by `connect`; one thread at a time."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.incarnation = ""
+        self.epoch = 0
+        self.used = False
+        """Whether a request was answered on it."""
+        self.good_until = float("inf")
+        """When the target will end it, in Unix seconds."""
+        self._stream = stream
+        self._last_id = 0
+        self._head = memoryview(bytearray(HEADER_BYTES))
+        self._body = memoryview(bytearray(_ROOM_BYTES))
+
+    def ask(
+        self,
+        request: msgspec.Struct,
+        payload: Sequence[Buffer],
+        into: Sequence[memoryview],
+        deadline: Deadline,
+    ) -> Answer:
+        """Send a request with its payload; receive its answer, the answer's payload into `into`.
+
+        Raises OSError or ProtocolError, after which the connection must be closed.
+        """
+        self._last_id += 1
+        frame = encode(self._last_id, request, sum(len(part) for part in payload))
+        self._stream.send([frame, *payload], deadline)
+        answer = self._answer(self._last_id, into, deadline)
+        self.used = True
+        return answer
+
+    def join(self, token: Token | None, deadline: Deadline) -> None:
+        """Say hello. Raises what `ask` does, and RefusedError for a target without the key."""
+        challenge = _expect(self._answer(0, (), deadline), Challenge)
+        if challenge.protocol != TARGET_PROTOCOL:
+            raise RefusedError(
+                f"the target speaks protocol version {challenge.protocol}, this node "
+                f"{TARGET_PROTOCOL}; install the same version of holdfast on both"
+            )
+        ours = nonce()
+        nonces = challenge.nonce + ours
+        join = Join(TARGET_PROTOCOL, f"{socket.gethostname()[:80]}/{os.getpid()}", ours)
+        if token is not None:
+            claims, proof = token.text, prove(token, "peer", nonces)
+            join = msgspec.structs.replace(join, claims=claims, proof=proof)
+        joined = _expect(self.ask(join, (), (), deadline), Joined)
+        if token is not None:
+            if not proves(token, "target", nonces, joined.proof):
+                raise RefusedError(
+                    "the target does not know the key that the token was made with; "
+                    "give it that tokens.key_file, or check its address"
+                )
+            self.good_until = token.claims.expires - _EXPIRY_MARGIN_S
+        self.incarnation, self.epoch, self.used = joined.incarnation, joined.epoch, False
+
+    @property
+    def spent(self) -> bool:
+        """Whether it is about to end because its token does."""
+        return time.time() >= self.good_until
+
+    def cut(self) -> None:
+        """Wake the thread that uses it; any thread."""
+        self._stream.cut()
+
+    def close(self) -> None:
+        """Close it; nothing arrives in anybody's buffers any more."""
+        self._stream.close()
+
+    def _answer(self, request_id: int, into: Sequence[memoryview], deadline: Deadline) -> Answer:
+        self._stream.receive([self._head], deadline)
+        head = read_head(self._head)
+        if head.request_id != request_id:
+            raise ProtocolError(f"the answer to request {head.request_id}, not {request_id}")
+        if head.body_bytes > len(self._body):
+            self._body = memoryview(bytearray(head.body_bytes))
+        body = self._body[: head.body_bytes]
+        self._stream.receive([body, *_first(into, head)], deadline)
+        try:
+            return Answer(_DECODER.decode(body), head.payload_bytes)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise ProtocolError(
+                f"the answer to request {request_id} is not ours: {error}"
+            ) from error
+
+
+def connect(address: str, credentials: Credentials, deadline: Deadline) -> Connection:
+    """Dial and join, within the deadline and the time for a handshake.
+
+    Raises OSError or ProtocolError where there is no target, ConfigError where our credentials can
+    not be read, RefusedError where the target, or we, do not accept the other side.
+    """
+    endpoint = tcp_endpoint(address)
+    deadline = Deadline(min(deadline.at, time.monotonic() + HANDSHAKE_S))
+    token = credentials.token()
+    context = client_context(credentials.tls) if credentials.tls else None
+    connected = socket.create_connection(endpoint, timeout=deadline.seconds())
+    stream: Stream
+    try:
+        tune(connected, endpoint)
+        if context is None:
+            stream = PlainStream(connected)
+        else:
+            stream = seal(connected, context, deadline, endpoint.host)
+    except ssl.SSLError as error:
+        connected.close()
+        raise _unsealed(address, error) from error
+    except BaseException:
+        connected.close()
+        raise
+    connection = Connection(stream)
+    try:
+        connection.join(token, deadline)
+    except ssl.SSLError as error:  # what the target thinks of our certificate comes this late
+        connection.close()
+        raise _unsealed(address, error) from error
+    except RefusedError as error:
+        connection.close()
+        raise RefusedError(f"target {address}: {error}") from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _unsealed(address: str, error: ssl.SSLError) -> Exception:
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return ConnectionResetError(f"target {address}: closed during the handshake")
+    return RefusedError(
+        f"target {address}: no TLS with mutual certificates: {error.reason or error}; compare "
+        "tls.cert, tls.key and tls.ca on both sides, and the names in the certificates"
+    )
+
+
+def _first(into: Sequence[memoryview], head: Head) -> list[memoryview]:
+    """Return the leading buffers that the announced payload fills exactly."""
+    left, parts = head.payload_bytes, []
+    for part in into:
+        if left < len(part):
+            break
+        parts.append(part)
+        left -= len(part)
+        if not left:
+            break
+    if left:
+        raise ProtocolError(
+            f"a payload of {head.payload_bytes} bytes, which is no whole number of the records "
+            "that were asked for"
+        )
+    return parts
+
+
+def _expect(answer: Answer, kind: type[T]) -> T:
+    if isinstance(answer.message, Refused):
+        raise RefusedError(answer.message.message)
+    if not isinstance(answer.message, kind):
+        raise ProtocolError(f"{type(answer.message).__name__} instead of {kind.__name__}")
+    return answer.message

@@ -1,0 +1,135 @@
+"""Tokens: short-lived signed lines that let a node in at a target.
+
+    hft1.CLAIMS.SECRET     CLAIMS: base64url of JSON {"peer", "may", "expires"}
+                           SECRET: base64url of HMAC-SHA256(key, "holdfast-token-1" + CLAIMS)
+
+The targets share `key`; whoever gets a token needs no more than the line. The secret never
+travels: a peer shows its claims and proves the secret over two fresh nonces, one from each side, so
+that listening to one connection opens no other. The target proves it in return. What is said after
+that is protected by TLS only.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from holdfast.errors import ConfigError, RefusedError
+from holdfast.limits import TOKEN_S_MAX
+
+MARK = "hft1"
+NONCE_BYTES = 32
+TOKEN_CHARS_MAX = 4096
+CLOCK_SKEW_S = 30.0
+"""How far the clocks of two nodes may differ."""
+
+Verb = Literal["read", "write", "delete"]
+VERBS: tuple[Verb, ...] = ("read", "write", "delete")
+
+_PERSON = b"holdfast-token-1"
+
+
+class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a token says: who, what it may do, and until when (Unix seconds)."""
+
+    peer: str
+    may: tuple[Verb, ...]
+    expires: int
+
+
+class Token(NamedTuple):
+    """A token taken apart: the claims as they were signed, what they say, and the secret."""
+
+    text: str
+    claims: Claims
+    secret: bytes
+
+
+def issue(key: bytes, peer: str, may: Sequence[Verb], lifetime_s: float, now: float) -> str:
+    """Return a token; raise ConfigError for a lifetime that no target would accept."""
+    if not 0 < lifetime_s <= TOKEN_S_MAX:
+        raise ConfigError(
+            f"token: a lifetime of {lifetime_s:g} s is not above 0 and at most {TOKEN_S_MAX:g} s"
+        )
+    text = _encode(msgspec.json.encode(Claims(peer, tuple(may), int(now + lifetime_s))))
+    return f"{MARK}.{text}.{_encode(_secret(key, text))}"
+
+
+def read(line: str) -> Token:
+    """Take a token apart, as its bearer may; raise ConfigError where it is none."""
+    mark, _, rest = line.strip().partition(".")
+    text, _, secret = rest.partition(".")
+    try:
+        if mark != MARK or len(line) > TOKEN_CHARS_MAX:
+            raise ValueError
+        return Token(text, _claims(text), _decode(secret))
+    except ValueError as error:
+        raise ConfigError(
+            f"token: {line[:12]!r}... is no token; make one with `holdfast token`"
+        ) from error
+
+
+def check(key: bytes, text: str, now: float) -> Token:
+    """Return the token that claims belong to, for `proves`; raise RefusedError if they are over.
+
+    Claims nobody signed give a token too: its secret is not what their bearer has.
+    """
+    try:
+        claims = _claims(text)
+    except ValueError as error:
+        raise RefusedError(
+            "token: the claims can not be read; make one with `holdfast token`"
+        ) from error
+    if claims.expires <= now - CLOCK_SKEW_S:
+        raise RefusedError(
+            f"token: expired {now - claims.expires:.0f} s ago; make a new one with `holdfast token`"
+        )
+    if claims.expires > now + TOKEN_S_MAX + CLOCK_SKEW_S:
+        raise RefusedError(
+            f"token: valid for {claims.expires - now:.0f} s more, the limit is {TOKEN_S_MAX:g} s; "
+            "make one with `holdfast token`, and compare the clocks"
+        )
+    return Token(text, claims, _secret(key, text))
+
+
+def nonce() -> bytes:
+    """Return 32 bytes never used before."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def prove(token: Token, side: Literal["peer", "target"], nonces: bytes) -> bytes:
+    """Return the proof that this side knows the token's secret; `nonces`: the target's first."""
+    return hmac.digest(token.secret, side.encode() + b"\0" + nonces, hashlib.sha256)
+
+
+def proves(token: Token, side: Literal["peer", "target"], nonces: bytes, proof: bytes) -> bool:
+    """Whether a proof is that side's; takes the same time for every wrong one."""
+    return hmac.compare_digest(prove(token, side, nonces), proof)
+
+
+def _secret(key: bytes, text: str) -> bytes:
+    return hmac.digest(key, _PERSON + text.encode(), hashlib.sha256)
+
+
+def _claims(text: str) -> Claims:
+    if len(text) > TOKEN_CHARS_MAX:
+        raise ValueError(f"claims of {len(text)} characters")
+    return msgspec.json.decode(_decode(text), type=Claims)
+
+
+def _encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
+
+
+def _decode(text: str) -> bytes:
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except binascii.Error as error:
+        raise ValueError(str(error)) from error
