@@ -1,16 +1,26 @@
 """A node's client and vLLM's objects, played in memory."""
 
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from holdfast.errors import NodeGoneError
+from holdfast.wire.frame import encode, request_reader
 from holdfast.wire.messages import Welcome
 
 DOMAIN_KEY = bytes(range(32))
+DRIVER = Path(__file__).with_name("vllm_driver.py")
 
 
 def pytest_configure():
@@ -135,3 +145,104 @@ def fakes():
         outcome=outcome,
         domain_key=DOMAIN_KEY,
     )
+
+
+@pytest.fixture(scope="session")
+def real():
+    return SimpleNamespace(Engine=Engine, Between=Between)
+
+
+class Engine:
+    """A real vLLM in a process of its own; calls go to the methods of `vllm_driver.Driver`."""
+
+    def __init__(self, log, **options):
+        self.log = log
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, str(DRIVER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        self._say(options)
+
+    def wait_ready(self):
+        assert self._hear() == "ready"
+        return self
+
+    def __getattr__(self, name):
+        def call(**arguments):
+            self._say([name, arguments])
+            return self._hear()
+
+        return call
+
+    def _say(self, what):
+        print(json.dumps(what), file=self.process.stdin, flush=True)
+
+    def _hear(self):
+        line = self.process.stdout.readline()
+        assert line, f"the engine ended; the end of {self.log}:\n{self.log.read_text()[-3000:]}"
+        return json.loads(line)
+
+    def close(self):
+        """Let the engine end by itself, which is part of what is tested."""
+        self.process.stdin.close()
+        status = self.process.wait(60)
+        self.process.stdout.close()
+        assert status == 0, self.log.read_text()[-3000:]
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+class Between:
+    """Stands between engines and a node; `passes` sees every request and may swallow it."""
+
+    def __init__(self, node_path, path):
+        self.address = f"unix://{path}"
+        self.node_path = node_path
+        self.passes = None
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            engine, _ = self._listener.accept()
+            node = socket.socket(socket.AF_UNIX)
+            try:
+                node.connect(self.node_path)
+            except OSError:
+                engine.close()
+                node.close()
+                continue
+            for run in (self._requests, self._replies):
+                threading.Thread(target=run, args=(engine, node), daemon=True).start()
+
+    def _requests(self, engine, node):
+        reader = request_reader()
+        with engine, node, contextlib.suppress(OSError):
+            while nbytes := engine.recv_into(reader.room()):
+                reader.took(nbytes)
+                while frame := reader.next():
+                    if self.passes is None or self.passes(frame.message):
+                        node.sendall(encode(frame.request_id, frame.message))
+            node.shutdown(socket.SHUT_RDWR)
+
+    def _replies(self, engine, node):
+        with contextlib.suppress(OSError):
+            while True:
+                data, descriptors, _, _ = socket.recv_fds(node, 65536, 1)
+                if not data:
+                    break
+                socket.send_fds(engine, [data], descriptors)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        with contextlib.suppress(OSError):
+            engine.shutdown(socket.SHUT_RDWR)

@@ -94,6 +94,22 @@ def test_after_the_deadline_it_is_a_miss(rig):
     assert rig.side.matched_tokens(request, 0) == (0, False)
 
 
+def test_a_silent_node_costs_less_and_less(rig):
+    rig.answering = False
+    for waits_s in (0.05, 0.025, 0.0125):
+        request = rig.request(20, request_id=f"r{waits_s}")
+        rig.now += waits_s - 0.001
+        assert rig.side.matched_tokens(request, 0) == (None, False)
+        rig.now += 0.002
+        assert rig.side.matched_tokens(request, 0) == (0, False)
+    rig.answering = True
+    rig.side.matched_tokens(rig.request(20, request_id="answered"), 0)
+    rig.answering = False
+    request = rig.request(20, request_id="again")
+    rig.now += 0.049
+    assert rig.side.matched_tokens(request, 0) == (None, False)
+
+
 def test_asking_again_changes_nothing(rig):
     rig.held = 2
     request = rig.request(20)

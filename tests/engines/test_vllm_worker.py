@@ -242,6 +242,7 @@ def test_a_node_without_slots_in_time_costs_the_save_only(rig):
     clock = iter(range(100))
     rig.side._now = lambda: next(clock)
     rig.side.save(work)
+    assert rig.side._patience.limit_s == 0.05
     assert rig.client.forgotten == rig.client.of(Reserve)
     assert rig.side.counts.data["late_saves"] == 1
 

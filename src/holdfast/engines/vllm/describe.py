@@ -110,10 +110,10 @@ def geometry_of(group: Group, tensors: Mapping[str, Any], pages: int) -> Geometr
     if kernel_rows > 1 and strides[0] != dense:
         raise UnsupportedError(f"a page is {kernel_rows} rows with gaps: strides {strides}")
     page_bytes = kernel_rows * dense * itemsize
-    known = (group.spec.page_size_bytes, getattr(group.spec, "real_page_size_bytes", page_bytes))
-    if page_bytes not in known:
+    spec_bytes = group.spec.page_size_bytes
+    if page_bytes not in (spec_bytes, getattr(group.spec, "real_page_size_bytes", spec_bytes)):
         raise UnsupportedError(
-            f"a page has {page_bytes} bytes, vLLM's configuration says {known[0]}"
+            f"a page has {page_bytes} bytes, vLLM's configuration says {spec_bytes}"
         )
     lengths = ".".join(str(length) for length in shape[1:])
     order = f"{kernel_rows}x{lengths}:{''.join(str(axis) for *_, axis in inner)}"
@@ -173,11 +173,12 @@ def arrangement(vllm_config: Any, group: Group, geometry: Geometry) -> str:
     """Name how numbers lie in a page: device, kernels and their version decide it, not shapes."""
     import vllm
 
-    spec, cache = group.spec, vllm_config.cache_config
+    spec = group.spec
     if vllm_config.device_config.device_type == "cpu":
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-        isa = _get_attn_isa(spec.dtype, group.page_tokens, spec.head_size, cache.cache_dtype)
+        dtype, cache_dtype = vllm_config.model_config.dtype, vllm_config.cache_config.cache_dtype
+        isa = _get_attn_isa(dtype, group.page_tokens, spec.head_size, cache_dtype)
         kind = f"vllm-cpu:{isa}"
     else:
         from vllm.platforms import current_platform

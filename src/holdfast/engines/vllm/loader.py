@@ -66,10 +66,11 @@ class Loader:
             self._under_way += 1
             self._jobs.put(job)
 
-    def rest(self, seconds: float) -> None:
-        """Leave the interpreter to loads under way, until one ends or for that long."""
+    def rest(self, seconds: float) -> bool:
+        """Leave the interpreter to loads until one ends, or for that long; False without any."""
         if self._under_way:
             self._news.wait(seconds)
+        return bool(self._under_way)
 
     def take(self, counts: Counts) -> list[Ended]:
         """Return the loads that ended since the last call, and add up what they counted."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from holdfast.blocks.key import Chain
 from holdfast.engines.vllm.counters import Counts
 from holdfast.engines.vllm.options import Setting
+from holdfast.engines.vllm.patience import Patience
 from holdfast.engines.vllm.tracked import Loading, Question, Tracked
 from holdfast.engines.vllm.work import Described, Load, Save, Work
 from holdfast.errors import NodeGoneError, ProtocolError, RefusedError
@@ -52,7 +53,7 @@ class SchedulerSide:
         self._worlds = worlds
         self._block_tokens = worlds[0].block_tokens
         self._page_tokens = worlds[0].page_tokens
-        self._deadline_s = setting.cover_deadline_s
+        self._patience = Patience(setting.cover_deadline_s)
         self._saves = setting.saves
         self._now = now
         self._tracked: dict[str, Tracked] = {}
@@ -199,10 +200,12 @@ class SchedulerSide:
             tracked.forget()
             return True
         if answer is not None:
+            self._patience.met()
             tracked.learn(answer)
             return True
-        if self._now() - question.at_s < self._deadline_s:
+        if self._now() - question.at_s < self._patience.limit_s:
             return False
+        self._patience.lost()
         self.counts.add("late_covers")
         tracked.forget()
         return True

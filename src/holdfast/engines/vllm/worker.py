@@ -12,6 +12,7 @@ from holdfast.devices.base import Device, Move, Transfer
 from holdfast.engines.vllm.counters import Counts
 from holdfast.engines.vllm.loader import Ended, Job, Loader
 from holdfast.engines.vllm.options import Setting
+from holdfast.engines.vllm.patience import Patience
 from holdfast.engines.vllm.scheduler import Lender
 from holdfast.engines.vllm.work import Save, Work
 from holdfast.errors import NodeGoneError, Outcome, ProtocolError, RefusedError
@@ -19,7 +20,7 @@ from holdfast.limits import LEASE_S
 from holdfast.wire.client import Client
 from holdfast.wire.messages import Abort, Commit, Committed, Reserve, Reserved
 
-RESERVE_S = 0.02
+RESERVE_S = 0.1
 """How long a step may wait for slots at its end; they were asked for at its beginning."""
 
 POLL_S = 0.0002
@@ -69,6 +70,7 @@ class WorkerSide:
         self._rank = rank
         self._deadline_max_s = setting.fetch_deadline_s
         self._now = now
+        self._patience = Patience(RESERVE_S)
         self._loader = Loader(device, link)
         self._asked: list[Asked] = []
         self._flying: list[Flying] = []
@@ -104,8 +106,9 @@ class WorkerSide:
     def save(self, work: Work) -> None:
         """After the forward: copy full blocks into their slots."""
         if not work.tokens:
-            # Nothing was computed: this loop is idle, and spinning would only slow the loads.
-            self._loader.rest(REST_S)
+            # Nothing was computed, so vLLM waits for loads or answers and would only spin.
+            if not self._loader.rest(REST_S):
+                time.sleep(POLL_S)
             return
         self._measure(work.tokens)
         asked, self._asked = self._asked, []
@@ -145,7 +148,7 @@ class WorkerSide:
         """Copy the pages of these saves into the slots they were given."""
         moves: list[Move] = []
         tickets: list[int] = []
-        until_s = self._now() + RESERVE_S
+        until_s = self._now() + self._patience.limit_s
         for each in asked:
             reserved = self._slots(client, each, until_s)
             if reserved is None:
@@ -167,6 +170,7 @@ class WorkerSide:
             while (reply := client.poll(asked.request_id)) is None:
                 if self._now() > until_s:
                     client.forget(asked.request_id)
+                    self._patience.lost()
                     self.counts.add("late_saves")
                     return None
                 time.sleep(POLL_S)
@@ -174,6 +178,7 @@ class WorkerSide:
             self.counts.add("refused_saves")
             _log.warning("blocks not saved: %s", error)
             return None
+        self._patience.met()
         if not isinstance(reply, Reserved):
             raise ProtocolError(f"Reserve was answered with {type(reply).__name__}")
         return reply

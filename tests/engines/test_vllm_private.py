@@ -1,0 +1,79 @@
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from holdfast.engines.vllm.private import PrivateNode
+from holdfast.wire.client import Client
+from holdfast.wire.messages import PROTOCOL, Hello, Status
+
+
+def folder_of(address):
+    return Path(address.removeprefix("unix://")).parent
+
+
+def gone(address, within_s=20.0):
+    end_s = time.monotonic() + within_s
+    while folder_of(address).exists():
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_two_processes_of_one_engine_share_a_node(tmp_path):
+    first = PrivateNode("engine", tmp_path)
+    second = PrivateNode("engine", tmp_path)
+    try:
+        assert second.address == first.address
+        client = Client(first.address, Hello(PROTOCOL, "test"), 5.0)
+        assert client.call(Status(), 5.0).data["blocks"] == 0
+        client.close()
+        second.close()
+        Client(first.address, Hello(PROTOCOL, "test"), 5.0).close()
+    finally:
+        first.close()
+    assert gone(first.address)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_engine_has_another_node(tmp_path):
+    nodes = [PrivateNode(name, tmp_path) for name in ("one", "two")]
+    addresses = {node.address for node in nodes}
+    for node in nodes:
+        node.close()
+    assert len(addresses) == 2
+
+
+def test_a_node_ends_with_an_engine_that_was_killed(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from holdfast.engines.vllm.private import PrivateNode\n"
+        "print(PrivateNode('engine', Path(sys.argv[1])).address, flush=True); time.sleep(600)"
+    )
+    argv = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as engine:
+        address = engine.stdout.readline().strip()
+        assert folder_of(address).exists()
+        engine.kill()
+    assert gone(address)
+    after = PrivateNode("engine", tmp_path)
+    try:
+        assert after.address != address
+    finally:
+        after.close()
+
+
+def test_a_meeting_place_is_for_its_user_only(tmp_path):
+    node = PrivateNode("engine", tmp_path / "new")
+    try:
+        assert os.stat(tmp_path / "new").st_mode & 0o077 == 0  # noqa: PTH116  # mode bits
+        (meeting,) = (tmp_path / "new").iterdir()
+        assert meeting.stat().st_mode & 0o077 == 0
+    finally:
+        node.close()
