@@ -11,6 +11,7 @@ pytest collects the inherited tests.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -19,6 +20,7 @@ from holdfast.tiers.pool.members import Member, State
 from holdfast.tiers.pool.membership import MembershipSource
 
 WITHIN_S = 20.0
+CLOSED_WITHIN_S = 5.0
 
 Fact = tuple[str, str]
 
@@ -141,10 +143,13 @@ class MembershipContract:
         source.close()
 
     def test_nothing_is_told_after_close(self, source: MembershipSource, heard: Heard) -> None:
-        threads = threading.active_count()
+        self.publish([self.member(2)])
+        self.expect(heard, 2)
+        began_s = time.monotonic()
         source.close()
+        assert time.monotonic() - began_s < CLOSED_WITHIN_S
         told = len(heard.lists)
-        assert threading.active_count() == threads - 1
+        assert heard.threads.isdisjoint(thread.ident for thread in threading.enumerate())
         self.publish([self.member(3)])
         assert len(heard.lists) == told
 

@@ -69,8 +69,8 @@ def test_halving_keeps_the_sketch_whole(steps):
         assert all(hits <= sketch._counts[each].hits for hits, each in sketch._heap)
 
 
-@pytest.mark.parametrize(("hits_a_minute", "hot_share"), [(61, 1.0), (29, 0.0)])
-def test_over_sixty_a_minute_is_always_hot_and_below_thirty_never(hits_a_minute, hot_share):
+@pytest.mark.parametrize(("hits_a_minute", "hot_share"), [(64, 1.0), (29, 0.0)])
+def test_sixty_four_a_minute_are_always_hot_and_below_thirty_never(hits_a_minute, hot_share):
     clock = ManualClock()
     sketch = HotSegments(clock)
     hot = []

@@ -35,7 +35,7 @@ GOOD = {"id": "a", "address": "tcp://10.0.0.1:7070"}
         ({"zone": ["a"]}, ["members.0.zone: ['a'] "]),
         ({"state": "up"}, ["members.0.state: 'up' ", "joining, serving, draining, dead"]),
         ({"state": []}, ["members.0.state: [] "]),
-        ({"wieght": 2}, ["members.0.wieght: unknown key", "remove it", "id, address, weight"]),
+        ({"wait": 2}, ["members.0.wait: unknown key", "remove it", "id, address, weight"]),
         ({"address": "10.0.0.1"}, ["members.0.address: '10.0.0.1' ", "tcp://host:port"]),
         ({"address": "tcp://h:0"}, ["members.0.address: 'tcp://h:0' ", "1 to 65535"]),
         ({"address": "tcp://h:65536"}, ["members.0.address: 'tcp://h:65536' "]),

@@ -17,7 +17,7 @@ from holdfast.clock import Clock
 CAPACITY = 1024
 HALF_LIFE_S = 60.0
 HOT_HITS = 60
-"""Hits, halved every minute, that make a head hot: always above 60 a minute, never below 30."""
+"""Hits, halved every minute, that make a head hot: always at 64 a minute, never below 30."""
 
 
 class Count(NamedTuple):
