@@ -65,9 +65,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _rows(track: Track, made: Path, rounds: int, tell: Callable[[str], None]) -> Iterator[Row]:
     tokenizer = document.tokenizer_of(made)
+    text = document.read_tokens(tokenizer, None, sum(LENGTHS) + len(LENGTHS) * TAIL_TOKENS)
     for length in LENGTHS:
-        # The tail lies behind the last whole block and the last prefill step: see rig/street.py.
-        prompt = document.read_tokens(tokenizer, None, length + TAIL_TOKENS)
+        # Each length has a part of the text to itself, so that none finds another's blocks. The
+        # tail lies behind the last whole block and the last prefill step: see rig/street.py.
+        prompt, text = text[: length + TAIL_TOKENS], text[length + TAIL_TOKENS :]
         times = race.race(track, prompt, rounds, tell)
         yield _warm_row(length, "host", times, times.host)
         yield _warm_row(length, "disk", times, times.disk)

@@ -86,7 +86,7 @@ def wait_fetching(engine: Engine, probe: Sequence[int]) -> None:
         engine.reset_prefix_cache()
         return ask(engine, probe, 1).tokens.fetched_total > 0
 
-    wait_until(engine.process, fetches, FETCHING_S)
+    wait_until(engine.process, fetches, FETCHING_S, "fetching")
 
 
 def complete(engine: Engine, prompt: Sequence[int], max_tokens: int) -> Answer:

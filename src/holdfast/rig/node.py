@@ -72,7 +72,7 @@ class Node:
 
     def wait_idle(self) -> None:
         """Return once nothing waits to be written to disk."""
-        wait_until(self.process, lambda: self.status()["waiting_to_write"] == 0, DURABLE_S)
+        wait_until(self.process, lambda: self.status()["waiting_to_write"] == 0, DURABLE_S, "idle")
 
     def wait_recovered(self) -> None:
         """Return once everything found on disk at the start is in the index again."""
@@ -80,7 +80,8 @@ class Node:
 
     def wait_on_disk(self, blocks: int) -> None:
         """Return once the disk tier holds so many blocks, so that a crash loses none of them."""
-        wait_until(self.process, lambda: self.blocks_on_disk() >= blocks, DURABLE_S)
+        state = f"holding {blocks} blocks on disk"
+        wait_until(self.process, lambda: self.blocks_on_disk() >= blocks, DURABLE_S, state)
 
     def blocks_on_disk(self) -> int:
         """Return how many blocks the disk tier holds."""

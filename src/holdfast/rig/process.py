@@ -99,17 +99,19 @@ def free_port() -> int:
         return port
 
 
-def wait_until(process: Process, ready: Callable[[], bool], within_s: float) -> None:
-    """Return once `ready()`; raise HoldfastError if the process ends or the time runs out.
+def wait_until(
+    process: Process, reached: Callable[[], bool], within_s: float, state: str = "ready"
+) -> None:
+    """Return once `reached()`; raise HoldfastError if the process ends or the time runs out.
 
-    Leaves the process as it is.
+    Leaves the process as it is. `state` says in the error what was waited for.
     """
     end_s = time.monotonic() + within_s
-    while not ready():
+    while not reached():
         process.check()
         if time.monotonic() > end_s:
             raise HoldfastError(
-                f"{process.name} was not ready within {within_s:.0f} s; "
+                f"{process.name} was not {state} within {within_s:.0f} s; "
                 f"the end of {process.log}:\n{process.tail()}"
             )
         time.sleep(POLL_S)

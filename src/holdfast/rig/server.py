@@ -18,6 +18,8 @@ from holdfast.rig.process import Process, free_port, wait_until
 READY_S = 180.0
 """An engine starts in about 25 s here, two at once in 50; a loaded machine takes longer."""
 
+FORGOTTEN_S = 30.0
+
 COVER_DEADLINE_MS = 1000
 """Engines and node share a few cores here, perhaps with others: an answer may have to queue."""
 
@@ -79,7 +81,7 @@ class Engine:
                 raise HoldfastError(f"{self.name} cannot reset its prefix cache: HTTP {status}")
             return bool(json.loads(body or b'{"success": true}')["success"])
 
-        wait_until(self.process, forgotten, within_s=30.0)
+        wait_until(self.process, forgotten, FORGOTTEN_S, "without pages in use")
 
     def metrics(self) -> str:
         """Return the server's metrics page."""
