@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.blocks.envelope import Header, read_header
+from holdfast.blocks.envelope import Header
 from holdfast.blocks.world import World
-from holdfast.codec.pack import verify
-from holdfast.errors import FormatError, Outcome
+from holdfast.codec.pack import Arrival
+from holdfast.errors import Outcome
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Place
 
@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 
 
 class Berth(NamedTuple):
-    """Where one announced record may be received: a slot, or None; `held` if it is here already."""
+    """Where one announced record may be received: a slot, or None; `held` if it is here already.
+
+    `arrival` must be told of every byte in the slot.
+    """
 
     header: Header
     world: World
     place: Place
     slot: memoryview | None
+    arrival: Arrival | None
     held: bool
 
 
@@ -51,7 +55,8 @@ def berth(store: Store, headers: Sequence[Header]) -> list[Berth]:
                 place = states.make_room(world)
                 room = place != NOWHERE
             slot = None if place == NOWHERE else states.host(world).view(place, world.record_bytes)
-            berths.append(Berth(header, world, place, slot, is_held))
+            arrival = None if slot is None else Arrival(slot, header)
+            berths.append(Berth(header, world, place, slot, arrival, is_held))
         states.eviction.touch(held)
     if not room:
         store.ladder.wake()
@@ -59,8 +64,8 @@ def berth(store: Store, headers: Sequence[Header]) -> list[Berth]:
 
 
 def adopt(store: Store, berths: Sequence[Berth]) -> list[Outcome]:
-    """Verify and publish filled slots: OK (held now), FULL (there was no slot), or CORRUPT."""
-    outcomes = [_check(each) for each in berths]
+    """Publish filled slots that verify: OK (held now), FULL (there was no slot), or CORRUPT."""
+    outcomes = [_outcome(each) for each in berths]
     states = store.states
     entered: list[int] = []
     with states.lock:
@@ -118,15 +123,7 @@ def _here(states: States, row: int) -> bool:
     return row >= 0 and (states.index.places[HOST][row] >= 0 or row in states.loading)
 
 
-def _check(each: Berth) -> Outcome:
-    """Check that a slot holds the very record that was announced, and that it is whole."""
-    if each.slot is None:
-        return Outcome.OK if each.held else Outcome.FULL
-    header, world = each.header, each.world
-    try:
-        found, _ = read_header(each.slot)
-    except FormatError:
-        return Outcome.CORRUPT
-    if found != header:
-        return Outcome.CORRUPT
-    return verify(each.slot, header.key, world.fingerprint, world.payload_bytes)
+def _outcome(each: Berth) -> Outcome:
+    if each.arrival is not None:
+        return each.arrival.outcome()
+    return Outcome.OK if each.held else Outcome.FULL

@@ -13,13 +13,14 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeAlias
 
 from holdfast.limits import KIB, MIB, PACE_BYTES, PACE_S
 from holdfast.wire.address import HostPort
 
 PIECE_BYTES = 2 * MIB
+LOOKED_AT_BYTES = 512 * KIB
 SEALED_PIECE_BYTES = 256 * KIB
 PARTS_MAX = 256
 """Buffers in one call; the kernel allows 1,024."""
@@ -29,7 +30,8 @@ _SHORTEST_WAIT_S = 0.001
 _LOOPBACK_CONGESTION = b"cubic"
 """BBR, where it is the default, paces loopback to half its speed; elsewhere it is left alone."""
 
-Buffer = memoryview | bytes | bytearray
+Landed: TypeAlias = Callable[[int], None]
+Buffer: TypeAlias = memoryview | bytes | bytearray
 
 
 class Pace(Protocol):
@@ -86,6 +88,10 @@ class Progress:
         return left_s
 
 
+def _ignore(nbytes: int) -> None:
+    del nbytes
+
+
 class Stream(Protocol):
     """One connection's bytes. One thread sends and receives at a time; `cut` is for any."""
 
@@ -93,8 +99,8 @@ class Stream(Protocol):
         """Send all parts, in order."""
         ...
 
-    def receive(self, parts: Sequence[memoryview], pace: Pace) -> None:
-        """Fill all parts, in order."""
+    def receive(self, parts: Sequence[memoryview], pace: Pace, landed: Landed = _ignore) -> None:
+        """Fill all parts, in order; `landed` is told how many more bytes are there."""
         ...
 
     def cut(self) -> None:
@@ -124,14 +130,15 @@ class PlainStream:
                 moved = 0
             left = _behind(left, moved)
 
-    def receive(self, parts: Sequence[memoryview], pace: Pace) -> None:
-        """Fill all parts, 2 MiB a call."""
+    def receive(self, parts: Sequence[memoryview], pace: Pace, landed: Landed = _ignore) -> None:
+        """Fill all parts, 2 MiB a call; in pieces that fit a cache where somebody looks at them."""
         moved = 0
-        for piece in _pieces(parts, PIECE_BYTES):
+        for piece in _pieces(parts, PIECE_BYTES if landed is _ignore else LOOKED_AT_BYTES):
             left = piece
             while left:
                 self._limit(socket.SO_RCVTIMEO, pace.seconds(moved))
                 moved = self._receive(left)
+                landed(moved)
                 left = _behind(left, moved)
 
     def cut(self) -> None:
@@ -177,7 +184,7 @@ class SealedStream:
                 self._socket.sendall(part)
                 moved = len(part)
 
-    def receive(self, parts: Sequence[memoryview], pace: Pace) -> None:
+    def receive(self, parts: Sequence[memoryview], pace: Pace, landed: Landed = _ignore) -> None:
         """Fill all parts."""
         moved = 0
         for part in parts:
@@ -187,6 +194,7 @@ class SealedStream:
                 moved = self._socket.recv_into(left)
                 if not moved:
                     raise ConnectionResetError("the other side closed the connection")
+                landed(moved)
                 left = left[moved:]
 
     def cut(self) -> None:
