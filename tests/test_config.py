@@ -11,6 +11,7 @@ from holdfast import config as configuration
 from holdfast.config import Config, DiskOptions, HostOptions, Size, load, parse
 from holdfast.errors import ConfigError
 from holdfast.limits import GIB, MIB
+from holdfast.probe import memory
 
 HOST = {"kind": "host", "capacity": "64 MiB"}
 DISK = {"kind": "disk", "path": "/data/blocks", "capacity": "1 GiB"}
@@ -86,7 +87,7 @@ def test_without_a_file_this_machine_suggests_the_tiers(tmp_path, monkeypatch):
     config = load(environment={"XDG_RUNTIME_DIR": "/run/user/7"})
     assert config.listen == "unix:///run/user/7/holdfast/node.sock"
     host, disk = config.tiers
-    assert host.capacity <= configuration.memory().nbytes // 5 + 1
+    assert host.capacity <= memory().nbytes // 5 + 1
     assert disk.path == f"{tmp_path}/holdfast/disk"
     assert list(tmp_path.iterdir()) == []
 
@@ -230,3 +231,23 @@ def test_made_up_configurations_are_refused_in_words_and_never_crash(made_up):
         assert str(error)  # noqa: PT017  # either end is fine, a crash is not
     else:
         assert isinstance(config, Config)
+
+
+POOL = {"kind": "pool", "members": "members.yaml"}
+
+
+def test_a_pool_needs_a_key_that_all_nodes_share(tmp_path):
+    with pytest.raises(ConfigError, match=r"tiers\.1: .* set domains\.default\.key_file"):
+        parse(data(HOST, POOL), tmp_path)
+
+
+def test_a_pools_member_file_counts_from_the_configurations_folder(tmp_path):
+    keyed = data(HOST, POOL, domains={"default": {"key_file": "key"}})
+    assert parse(keyed, tmp_path).tiers[1].members == str(tmp_path / "members.yaml")
+    keyed["tiers"][1] = {**POOL, "members": "dns://targets:7000"}
+    assert parse(keyed, tmp_path).tiers[1].members == "dns://targets:7000"
+
+
+def test_unknown_keys_of_a_pool_are_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match="known here: kind, members, deadline_s"):
+        parse(data(HOST, {**POOL, "path": "/x"}))

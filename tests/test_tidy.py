@@ -129,7 +129,7 @@ def names_say_something():
 
 def environment_is_read_in_config():
     for path in HOUSE:
-        if path == PACKAGE / "config.py":
+        if path.parent == PACKAGE / "config":
             continue
         for node in ast.walk(tree(path)):
             imported = isinstance(node, ast.ImportFrom) and node.module == "os"
@@ -139,7 +139,7 @@ def environment_is_read_in_config():
             # What starts other programs hands its environment on, and says so on the line.
             starter = path.parent.name in ("cli", "rig")
             if not (starter and reason_beside(path, node.lineno)):
-                yield f"{where(path)}:{node.lineno}", "read it in config.py"
+                yield f"{where(path)}:{node.lineno}", "read it in config/"
 
 
 def imported_roots(node):

@@ -40,11 +40,12 @@ class Threads:
     def __init__(self) -> None:
         self.fetching = ThreadPoolExecutor(FETCH_THREADS, "holdfast-fetch")
         self.saving = ThreadPoolExecutor(SAVE_THREADS, "holdfast-save")
+        self.asking = ThreadPoolExecutor(FETCH_THREADS, "holdfast-ask")
         self.looking = ThreadPoolExecutor(1, "holdfast-look")
 
     def close(self) -> None:
         """Wait for what runs; what has not begun is dropped."""
-        for pool in (self.fetching, self.saving, self.looking):
+        for pool in (self.fetching, self.saving, self.asking, self.looking):
             pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -91,8 +92,7 @@ class NodeSession:
         """Answer what only changes state at once; hand the rest to a thread."""
         match request:
             case m.Cover():
-                covered = self._store.cover(self._entered(), _keys(request.keys))
-                return m.Covered(covered.blocks, covered.sources)
+                return self._cover(request)
             case m.Fetch():
                 return self._fetch(request)
             case m.Commit():
@@ -101,6 +101,18 @@ class NodeSession:
                 return self._look(request)
             case _:
                 return self._change(request)
+
+    def _cover(self, request: m.Cover) -> m.Reply | Awaitable[m.Reply]:
+        """Answer from the index; ask shared tiers, in a thread, where that leaves a rest."""
+        world, keys = self._entered(), _keys(request.keys)
+        covered = self._store.cover(world, keys)
+        if covered.blocks < len(keys) and self._store.shares:
+            return self._look_further(world, keys)
+        return m.Covered(covered.blocks, covered.sources)
+
+    async def _look_further(self, world: World, keys: list[bytes]) -> m.Reply:
+        covered = await _run(self._threads.asking, self._store.look, world, keys)
+        return m.Covered(covered.blocks, covered.sources)
 
     def _change(self, request: m.Request) -> m.Reply:
         match request:

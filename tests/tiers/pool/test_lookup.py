@@ -135,3 +135,10 @@ def test_shares_follow_weights_and_the_ramp():
     assert scene.lookup.shares()["big"] == pytest.approx(3 / 16 / (3 + 3 / 16))
     scene.clock.advance(300)
     assert scene.lookup.shares()["big"] == pytest.approx(0.5)
+
+
+def test_what_one_that_started_later_wrote_to_a_new_member_is_found_while_it_warms_up():
+    early, late = Scene(*members(3)), Scene(*members(4))
+    early.observe(*members(4))
+    for name in SEGMENTS:
+        assert set(late.write(name)) <= set(early.read(name))

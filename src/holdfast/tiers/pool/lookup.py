@@ -2,7 +2,9 @@
 
     write to    the first `copies` members of the ranking that are available: the owner, or the
                 next-ranked in its stead (the gutter); nothing is re-placed for a failure
-    read from   the same, then those the view before this one would have written to
+    read from   the same, then whom others may have written to: the owner by full weights while a
+                member is warming up (who started later sees it as warm), and those of the view
+                before this one
 
 A member that holds a block serves it whatever the epoch, so reading by an old view is safe.
 """
@@ -32,6 +34,7 @@ class Route(NamedTuple):
 class _Known(NamedTuple):
     views: Views
     current: Placement
+    warm: Placement | None
     previous: Placement | None
 
 
@@ -51,17 +54,19 @@ class Lookup:
         """Return whom to ask and where to write, as of now."""
         known = self._refresh()
         write = self._first(known.current.rank(segment_id), copies)
-        read = write
+        read = dict.fromkeys(write)
+        if known.warm is not None:
+            read |= dict.fromkeys(self._first(known.warm.rank(segment_id), copies))
         if known.previous is not None:
             current = {member.id: member for member in known.views.current.view.members}
             # An old owner is asked where it lives now. One that is out may only have been taken
             # off the list, so it is asked where it lived; if it is dead its breaker soon says so.
             ranked = known.previous.rank(segment_id)
-            old = self._first((current.get(member.id, member) for member in ranked), copies)
-            ids = {member.id for member in write}
-            read = (*write, *(member for member in old if member.id not in ids))
+            read |= dict.fromkeys(
+                self._first((current.get(member.id, member) for member in ranked), copies)
+            )
         view = known.views.current.view
-        return Route(write, read, view.epoch, view.digest)
+        return Route(write, tuple(read), view.epoch, view.digest)
 
     def members(self) -> tuple[Member, ...]:
         """Return everybody whom a route may name now: whom to keep connections and health for."""
@@ -96,8 +101,9 @@ class Lookup:
 def _learn(views: Views, known: _Known | None) -> _Known:
     """Build placements for views, keeping those whose rankings still hold."""
     current = _placement(views.current, known)
+    warm = Placement(views.current.view.members) if views.current.shares else None
     previous = views.previous and _placement(views.previous, known)
-    return _Known(views, current, previous)
+    return _Known(views, current, warm, previous)
 
 
 def _placement(placed: Placed, known: _Known | None) -> Placement:

@@ -8,7 +8,15 @@ import secrets
 from pathlib import Path
 
 from holdfast.blocks.key import DOMAIN_KEY_BYTES
-from holdfast.config import Config, DiskOptions, default_address, load, parse
+from holdfast.config import (
+    Config,
+    DiskOptions,
+    HostOptions,
+    PoolOptions,
+    default_address,
+    load,
+    parse,
+)
 from holdfast.errors import ConfigError
 from holdfast.store.store import Store
 from holdfast.tiers.base import Tier
@@ -27,10 +35,11 @@ def open_store(config: Config) -> Store:
     with contextlib.ExitStack() as undo:
         lower: list[Tier] = []
         for number, options in enumerate(config.tiers):
-            if isinstance(options, DiskOptions):
-                lower.append(_disk(options, number, len(lower)))
+            if not isinstance(options, HostOptions):
+                lower.append(_tier(config, options, number, f"{len(lower)}" if lower else ""))
                 undo.callback(lower[-1].close)
-        store = Store(config.tiers[0].capacity, lower, _domains(config))
+        host_bytes = next(tier.capacity for tier in config.tiers if isinstance(tier, HostOptions))
+        store = Store(host_bytes, lower, _domains(config))
         store.lease_s = config.lease_s
         store.write_behind = config.write == "behind"
         if config.target_addresses:
@@ -64,16 +73,23 @@ def open_here(
     return open_store(parse({"listen": default_address(), "tiers": tiers}))
 
 
-def _disk(options: DiskOptions, number: int, before: int) -> DiskTier:
-    return DiskTier(
-        DiskConfig(
-            path=options.path,
-            capacity_bytes=options.capacity,
-            region_bytes=options.region,
-            setting=f"tiers.{number}",
-            name=f"disk{before + 1}" if before else "disk",
-        )
-    )
+def _tier(config: Config, options: DiskOptions | PoolOptions, number: int, rest: str) -> Tier:
+    """Open one tier below the host; `rest` tells tiers of one kind apart."""
+    match options:
+        case DiskOptions():
+            return DiskTier(
+                DiskConfig(
+                    path=options.path,
+                    capacity_bytes=options.capacity,
+                    region_bytes=options.region,
+                    setting=f"tiers.{number}",
+                    name=f"disk{rest}",
+                )
+            )
+        case PoolOptions():
+            from holdfast.assemble.pool import open_pool
+
+            return open_pool(config, options, f"tiers.{number}", f"pool{rest}")
 
 
 def _domains(config: Config) -> dict[str, bytes]:

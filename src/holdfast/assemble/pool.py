@@ -1,0 +1,73 @@
+"""A pool from its configuration: who says who the members are, and how they are reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from holdfast.config import Config, PoolOptions
+from holdfast.errors import ConfigError, MembershipError
+from holdfast.tiers.pool.etcd import EtcdOptions
+from holdfast.tiers.pool.member_dns import MemberDns
+from holdfast.tiers.pool.member_etcd import MemberEtcd
+from holdfast.tiers.pool.member_file import MemberFile
+from holdfast.tiers.pool.member_kubernetes import KubernetesOptions, MemberKubernetes
+from holdfast.tiers.pool.members import Member
+from holdfast.tiers.pool.membership import MembershipSource
+from holdfast.tiers.pool.tier import PoolOptions as TierOptions
+from holdfast.tiers.pool.tier import PoolTier
+from holdfast.wire.credentials import Credentials, TlsFiles
+from holdfast.wire.target import Target
+
+
+def open_pool(config: Config, options: PoolOptions, at: str, name: str) -> PoolTier:
+    """Watch the members and connect to them as they are needed; `at` is the tier's key path."""
+    tls = config.tls
+    credentials = Credentials(
+        TlsFiles(tls.cert, tls.key, tls.ca) if tls else None, config.tokens.file
+    )
+
+    def reach(member: Member) -> Target:
+        return Target(member.address, credentials)
+
+    deadlines = TierOptions(deadline_s=options.deadline_s)
+    return PoolTier(_source(options.members, f"{at}.members"), reach, deadlines, name=name)
+
+
+def _source(members: str, at: str) -> MembershipSource:
+    scheme, separator, rest = members.partition("://")
+    if not separator:
+        return MemberFile(members)
+    opener = _SOURCES.get(scheme)
+    if opener is None or not rest:
+        known = ", ".join(f"{scheme}://" for scheme in _SOURCES)
+        raise ConfigError(f"{at}: {members!r} is no source; give a YAML file, or one of {known}")
+    try:
+        return opener(members)
+    except MembershipError as error:
+        raise ConfigError(f"{at}: {error}") from error
+
+
+def _dns(members: str) -> MembershipSource:
+    return MemberDns(members.removeprefix("dns://"))
+
+
+def _kubernetes(members: str) -> MembershipSource:
+    path, _, port = members.removeprefix("kubernetes://").partition(":")
+    namespace, _, service = path.rpartition("/")
+    return MemberKubernetes(KubernetesOptions(service=service, namespace=namespace, port=port))
+
+
+def _etcd(members: str) -> MembershipSource:
+    parts = urlsplit(members)
+    endpoints = tuple(f"http://{server}" for server in parts.netloc.split(","))
+    if parts.path.strip("/"):
+        return MemberEtcd(EtcdOptions(endpoints=endpoints, prefix=f"{parts.path.rstrip('/')}/"))
+    return MemberEtcd(EtcdOptions(endpoints=endpoints))
+
+
+_SOURCES: dict[str, Callable[[str], MembershipSource]] = {
+    "dns": _dns,
+    "kubernetes": _kubernetes,
+    "etcd": _etcd,
+}

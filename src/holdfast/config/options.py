@@ -1,0 +1,138 @@
+"""Every option, as frozen structs: what can be said, and what is so if nothing is said."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+from holdfast.limits import GIB, KIB, LEASE_S
+from holdfast.wire.address import is_tcp
+
+_UNITS = {"": 1, "b": 1, "kib": KIB, "mib": KIB * KIB, "gib": GIB, "tib": KIB * GIB}
+_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+class Size(int):
+    """A number of bytes, written as such or as text such as "64 GiB"."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, value: object) -> Size:
+        """Read a size; raise ValueError saying how to write one."""
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return cls(value)
+        found = _SIZE.fullmatch(value) if isinstance(value, str) else None
+        if found is None or found[2].lower() not in _UNITS:
+            raise ValueError('not a size; write bytes, or a number and a unit such as "64 GiB"')
+        return cls(float(found[1]) * _UNITS[found[2].lower()])
+
+    def __str__(self) -> str:
+        """Return the size in the largest unit that leaves a readable number."""
+        for unit in ("TiB", "GiB", "MiB", "KiB"):
+            if self >= _UNITS[unit.lower()]:
+                return f"{int(self) / _UNITS[unit.lower()]:.4g} {unit}"
+        return f"{int(self)} B"
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class HostOptions(_Section, frozen=True, tag="host", tag_field="kind"):
+    """The host tier: memory that all domains share, in bytes."""
+
+    capacity: Size
+
+
+class DiskOptions(_Section, frozen=True, tag="disk", tag_field="kind"):
+    """A disk tier: a folder of its own, the bytes it may use, and the size of its regions."""
+
+    path: str
+    capacity: Size
+    region: Size | None = None
+
+
+class PoolOptions(_Section, frozen=True, tag="pool", tag_field="kind"):
+    """A pool of targets. `members` says who they are; `deadline_s` bounds one call to one of them.
+
+    `members`: a YAML file, or dns://NAME:PORT, dns://_SERVICE._tcp.NAME,
+    kubernetes://[NAMESPACE/]SERVICE[:PORT] or etcd://HOST:PORT[,HOST:PORT][/PREFIX].
+    """
+
+    members: str
+    deadline_s: float = 2.0
+
+
+TierOptions = HostOptions | DiskOptions | PoolOptions
+
+
+class DomainOptions(_Section, frozen=True):
+    """A trust domain; `key_file` holds its 32-byte key, as it is or as 64 hex digits."""
+
+    key_file: str
+
+
+class TlsOptions(_Section, frozen=True):
+    """PEM files for TLS: this node's certificate, its key, and who signs the other side's."""
+
+    cert: str
+    key: str
+    ca: str
+
+
+class TokenOptions(_Section, frozen=True):
+    """Tokens: what a target knows them by, and the one that this node shows.
+
+    `key_file` holds 32 bytes, or 64 hex digits; `file` what `holdfast token` wrote last.
+    """
+
+    key_file: str = ""
+    file: str = ""
+
+
+class EngineOptions(_Section, frozen=True):
+    """What an engine's connector wants to know.
+
+    `deadline_s`: a fetch that takes longer is given up and recomputed. `save` False: only read.
+    `model_digest`: pins the model's identity instead of deriving it from the model's files.
+    """
+
+    deadline_s: float = 5.0
+    save: bool = True
+    model_digest: str = ""
+
+
+class Config(_Section, frozen=True):
+    """Everything a node, and an engine beside it, is told.
+
+    `write`: copy new blocks to the next tier soon after (`behind`) or only when they must leave
+    memory (`on_eviction`). `lease_s`: an engine that has not copied by then has lost its claim.
+    """
+
+    listen: str | list[str]
+    tiers: list[TierOptions]
+    domains: dict[str, DomainOptions] = {}
+    write: Literal["behind", "on_eviction"] = "behind"
+    lease_s: float = LEASE_S
+    engine: EngineOptions = EngineOptions()
+    tls: TlsOptions | None = None
+    tokens: TokenOptions = TokenOptions()
+
+    @property
+    def addresses(self) -> list[str]:
+        """Every address this node listens on."""
+        return [self.listen] if isinstance(self.listen, str) else self.listen
+
+    @property
+    def node_address(self) -> str:
+        """The Unix socket for engines of this machine; empty for a target and nothing else."""
+        return next((address for address in self.addresses if not is_tcp(address)), "")
+
+    @property
+    def target_addresses(self) -> list[str]:
+        """The TCP addresses for other nodes."""
+        return [address for address in self.addresses if is_tcp(address)]

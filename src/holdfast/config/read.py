@@ -1,0 +1,208 @@
+"""Read a configuration: YAML, then environment, then flags, into the structs, checked.
+
+Unknown keys are refused; every error starts with the key's path and names the value, the limit and
+the remedy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from holdfast.config.check import check
+from holdfast.config.defaults import (
+    cache_folder,
+    default_address,
+    embedded_config,
+    said_in_environment,
+)
+from holdfast.config.options import (
+    Config,
+    DiskOptions,
+    DomainOptions,
+    EngineOptions,
+    HostOptions,
+    PoolOptions,
+    Size,
+    TierOptions,
+    TlsOptions,
+    TokenOptions,
+)
+from holdfast.errors import ConfigError
+from holdfast.wire.address import UNIX
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+_AT = re.compile(r" - at `\$?(.*)`$")
+_KEY = re.compile(r"[A-Za-z0-9_-]+|\.{3}")
+
+_SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "": Config,
+    "tiers": DiskOptions,
+    "domains": DomainOptions,
+    "engine": EngineOptions,
+    "tls": TlsOptions,
+    "tokens": TokenOptions,
+}
+
+_KINDS: dict[str, type[msgspec.Struct]] = {
+    "host": HostOptions,
+    "disk": DiskOptions,
+    "pool": PoolOptions,
+}
+
+
+def load(
+    file: str = "",
+    flags: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    private: str = "",
+) -> Config:
+    """Read the file, put environment and flags (`{"tiers.1.capacity": "8 GiB"}`) over it, check.
+
+    What the file does not say is as this machine suggests; `private` names the folder of a node
+    that listens and stores there. Raises ConfigError.
+    """
+    data = _read(file) if file else {}
+    if private:
+        data["listen"] = f"{UNIX}{private}/node.sock"
+    if "tiers" not in data:
+        data["tiers"] = as_data(embedded_config(private or cache_folder()))["tiers"]
+    for name, keys, value in said_in_environment(environment):
+        _put(data, keys, value, name)
+    for path, value in (flags or {}).items():
+        _put(data, path.split("."), value, path)
+    data.setdefault("listen", default_address(environment))
+    return parse(data, Path(file).parent if file else Path.cwd())
+
+
+def parse(data: Mapping[str, Any], folder: Path | None = None) -> Config:
+    """Turn plain data into a checked Config; relative paths count from `folder`."""
+    try:
+        config = msgspec.convert(data, Config, strict=False, dec_hook=_custom)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(error, data)) from error
+    config = _absolute(config, folder or Path.cwd())
+    check(config)
+    return config
+
+
+def as_data(config: Config) -> dict[str, Any]:
+    """Return a configuration as plain data that `parse` accepts; sizes are bytes."""
+    data: dict[str, Any] = msgspec.to_builtins(config, enc_hook=int)
+    return data
+
+
+def _read(file: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+        data = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file}: can not be read as YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{file}: holds {type(data).__name__}, not key: value lines")
+    return data
+
+
+def _put(data: dict[str, Any], keys: list[str], value: str, name: str) -> None:
+    """Set one value deep inside plain data, making what is missing on the way."""
+    here: dict[str, Any] | list[Any] = data
+    for key, after in zip(keys, [*keys[1:], ""], strict=True):
+        place: Any = _place(here, key, name)
+        if not after:
+            here[place] = value
+        elif here[place] is None:
+            here[place] = [] if after.isdecimal() else {}
+        here = here[place]
+
+
+def _place(here: object, key: str, name: str) -> str | int:
+    """Return where `key` is in `here`, after making room for it."""
+    if isinstance(here, dict):
+        here.setdefault(key, None)
+        return key
+    if not isinstance(here, list) or not key.isdecimal() or int(key) > len(here):
+        raise ConfigError(f"{name}: {key!r} is no place in {here!r:.60}; correct the name")
+    if int(key) == len(here):
+        here.append(None)
+    return int(key)
+
+
+def _custom(kind: type, value: object) -> object:
+    if kind is Size:
+        return Size.of(value)
+    raise NotImplementedError(f"no reader for {kind.__name__}")
+
+
+def _explain(error: msgspec.ValidationError, data: Mapping[str, Any]) -> str:
+    """Put the key's path first, then the value, what is wrong with it, and the remedy."""
+    found = _AT.search(str(error))
+    keys = [] if found is None else _KEY.findall(found[1])
+    value: Any = data
+    for key in keys:
+        if isinstance(value, list):
+            value = value[int(key)]
+        else:
+            value = value.get(key) if isinstance(value, dict) else None
+    what = _AT.sub("", str(error)).replace("`", "'").replace("Object ", "")
+    plain = isinstance(value, str | int | float) and keys
+    shown = f"{value!r}: " if plain else ""
+    path = ".".join("*" if key == "..." else key for key in keys) or "configuration"
+    return f"{path}: {shown}{what}; {_remedy(what, keys, value)}"
+
+
+def _remedy(what: str, keys: list[str], value: object) -> str:
+    if "unknown field" in what:
+        section: type[msgspec.Struct] = _SECTIONS[keys[0] if keys else ""]
+        if keys and keys[0] == "tiers" and isinstance(value, dict):
+            section = _KINDS.get(str(value.get("kind")), section)
+        return f"remove it; known here: {', '.join(_keys(section))}"
+    if "Invalid value" in what:
+        return f"use one of: {', '.join(_KINDS)}"
+    if "Invalid enum value" in what:
+        return "use one of: behind, on_eviction"
+    return "add it" if "missing" in what else "correct it"
+
+
+def _keys(section: type[msgspec.Struct]) -> tuple[str, ...]:
+    tag = section.__struct_config__.tag_field
+    return (*([tag] if tag else []), *section.__struct_fields__)
+
+
+def _absolute(config: Config, folder: Path) -> Config:
+    def resolved(path: str) -> str:
+        return str((folder / Path(path).expanduser()).absolute())
+
+    replace = msgspec.structs.replace
+    return replace(
+        config,
+        tiers=[_absolute_tier(tier, resolved) for tier in config.tiers],
+        domains={
+            name: replace(domain, key_file=resolved(domain.key_file))
+            for name, domain in config.domains.items()
+        },
+        tls=config.tls and _resolved(config.tls, resolved),
+        tokens=_resolved(config.tokens, resolved),
+    )
+
+
+def _absolute_tier(tier: TierOptions, resolved: Callable[[str], str]) -> TierOptions:
+    match tier:
+        case DiskOptions():
+            return msgspec.structs.replace(tier, path=resolved(tier.path))
+        case PoolOptions() if "://" not in tier.members:
+            return msgspec.structs.replace(tier, members=resolved(tier.members))
+        case _:
+            return tier
+
+
+def _resolved(section: S, resolved: Callable[[str], str]) -> S:
+    """Return a section of nothing but paths with those that are given made absolute."""
+    paths = {name: path for name, path in msgspec.structs.asdict(section).items() if path}
+    return msgspec.structs.replace(section, **{k: resolved(v) for k, v in paths.items()})

@@ -1,0 +1,119 @@
+"""Two engine hosts over one pool of real targets: what one saved, the other serves."""
+
+import json
+import socket
+import time
+
+import pytest
+
+TARGET_TIERS = [{"kind": "host", "capacity": "32 MiB"}]
+
+
+@pytest.fixture
+def pool(tmp_path, start_node):
+    """A pool of two targets, and engine hosts that use it."""
+    return Pool(tmp_path, start_node)
+
+
+class Pool:
+    def __init__(self, folder, start_node):
+        self.folder, self.start_node = folder, start_node
+        self.members = folder / "members.yaml"
+        self.key = folder / "domain.key"
+        self.key.write_bytes(bytes(range(32)))
+        self.key.chmod(0o600)
+        self.targets = {}
+        for name in ("t0", "t1"):
+            self.start_target(name)
+        self.announce()
+
+    def start_target(self, name):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        address = f"tcp://127.0.0.1:{port}"
+        node = self.start_node(self.folder / name, listen=address, tiers=TARGET_TIERS)
+        self.targets[name] = node
+
+    def announce(self):
+        members = [{"id": name, "address": node.address} for name, node in self.targets.items()]
+        fresh = self.members.with_suffix(".new")
+        fresh.write_text(json.dumps({"members": members}))
+        fresh.rename(self.members)
+
+    def start_host(self, name):
+        return self.start_node(
+            self.folder / name,
+            tiers=[
+                {"kind": "host", "capacity": "64 MiB"},
+                {"kind": "pool", "members": str(self.members), "deadline_s": 1.0},
+            ],
+            domains={"default": {"key_file": str(self.key)}},
+        )
+
+
+def written(engine):
+    engine.until(lambda status: status["waiting_to_write"] == 0)
+
+
+def until_covered(engine, keys, within_s=10):
+    """Ask until the pool's members are known and hold the chain."""
+    end = time.monotonic() + within_s
+    while (blocks := engine.cover(keys)) < len(keys) and time.monotonic() < end:
+        time.sleep(0.05)
+    return blocks
+
+
+def test_a_context_saved_on_one_host_is_served_on_another(pool, engine, names):
+    a, b = engine(pool.start_host("a").address), engine(pool.start_host("b").address)
+    keys = names("shared", 24)
+    time.sleep(0.3)
+    assert a.save(keys) == 24
+    written(a)
+    assert until_covered(b, keys) == 24
+    assert b.read(keys) == (24, {"pool": 24})
+    assert b.read(keys) == (24, {"host": 24})
+
+
+def test_a_dead_target_costs_what_it_held_and_no_more(pool, engine, names):
+    a, b = engine(pool.start_host("a").address), engine(pool.start_host("b").address)
+    contexts = [names(f"context {i}", 3) for i in range(16)]
+    until_covered(a, contexts[0], within_s=0.5)
+    for keys in contexts:
+        a.save(keys)
+    written(a)
+    assert all(until_covered(b, keys) == 3 for keys in contexts)
+    pool.targets["t0"].kill()
+    start = time.monotonic()
+    landed = [b.read(keys)[0] for keys in contexts]
+    assert time.monotonic() - start < 16, "each fetch is bounded by the pool's deadline"
+    assert 0 < sum(landed) < 48
+    again = [a.read(keys)[0] for keys in contexts]
+    assert again == [3] * 16, "the host that saved them still has them"
+
+
+def test_a_target_that_joins_takes_its_share(pool, engine, names):
+    a = engine(pool.start_host("a").address)
+    until_covered(a, names("none", 1), within_s=0.5)
+    pool.start_target("t2")
+    pool.announce()
+    b = engine(pool.start_host("b").address)
+    contexts = [names(f"late {i}", 2) for i in range(64)]
+    time.sleep(1.5)
+    for keys in contexts:
+        b.save(keys)
+    written(b)
+    assert all(until_covered(a, keys) == 2 for keys in contexts)
+    assert all(a.read(keys)[0] == 2 for keys in contexts)
+
+
+def test_no_pool_at_all_is_a_node_without_it(pool, engine, names):
+    host = pool.start_host("a")
+    for target in pool.targets.values():
+        target.kill()
+    a = engine(host.address)
+    keys = names("alone", 5)
+    assert a.save(keys) == 5
+    start = time.monotonic()
+    assert a.read(keys) == (5, {"host": 5})
+    assert time.monotonic() - start < 1
+    assert a.cover(names("unknown", 5)) == 0
