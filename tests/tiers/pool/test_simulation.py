@@ -215,13 +215,14 @@ class World:
         client.epoch = view.epoch
 
     def check_route(self, client, segment_id):
-        """Routes are what the textbook says of this view, and of the one before it."""
+        """Routes are what the textbook says of this view, warmed up or not, and the one before."""
         placed = client.membership.views().current
         route = client.lookup.route(segment_id)
         available = client.health.available
         first = owner(placed.view.members, placed.shares, segment_id, available)
         assert [m.id for m in route.write] == [name for name in [first] if name]
-        expected = [first]
+        warm = owner(placed.view.members, {}, segment_id, available)
+        expected = [first, warm]
         before = self.view_before(client)
         if before is not None:
             expected.append(owner(before.view.members, before.shares, segment_id, available))
