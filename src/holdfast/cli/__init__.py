@@ -22,6 +22,8 @@ VERBS = {
     "demo": "show a real engine getting its context back (needs vLLM)",
     "doctor": "say what was found on this machine, what was chosen, and why",
     "inspect": "look at what a running node stores; verify it; drop it",
+    "pool": "take a member of a pool out of placement, or back in",
+    "token": "make a token that lets another node in at this pool's targets",
     "bench": "measure this machine, and Holdfast as a share of what it can do",
 }
 

@@ -25,12 +25,18 @@ class HostPort(NamedTuple):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it; a name counts only if it is `localhost`."""
-        if self.host == "localhost":
-            return True
+        if not self.is_numeric:
+            return self.host == "localhost"
+        return ipaddress.ip_address(self.host).is_loopback
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether the host is an address and no name."""
         try:
-            return ipaddress.ip_address(self.host).is_loopback
+            ipaddress.ip_address(self.host)
         except ValueError:
             return False
+        return True
 
 
 def socket_path(address: str) -> str:

@@ -7,8 +7,10 @@ failed is closed for good, so nothing can arrive in those buffers afterwards.
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
@@ -17,7 +19,7 @@ import msgspec
 
 from holdfast.errors import ProtocolError, RefusedError
 from holdfast.limits import HANDSHAKE_S
-from holdfast.wire.address import tcp_endpoint
+from holdfast.wire.address import HostPort, tcp_endpoint
 from holdfast.wire.credentials import Credentials, client_context
 from holdfast.wire.frame import HEADER_BYTES, Head, encode, read_head
 from holdfast.wire.messages import Refused
@@ -136,7 +138,7 @@ def connect(address: str, credentials: Credentials, deadline: Deadline) -> Conne
     deadline = Deadline(min(deadline.at, time.monotonic() + HANDSHAKE_S))
     token = credentials.token()
     context = client_context(credentials.tls) if credentials.tls else None
-    connected = socket.create_connection(endpoint, timeout=deadline.seconds())
+    connected = socket.create_connection(_found(endpoint, deadline), deadline.seconds())
     stream: Stream
     try:
         tune(connected, endpoint)
@@ -163,6 +165,29 @@ def connect(address: str, credentials: Credentials, deadline: Deadline) -> Conne
         connection.close()
         raise
     return connection
+
+
+def _found(endpoint: HostPort, deadline: Deadline) -> HostPort:
+    """Look a name up, in a thread of its own: a name server may take longer than we have."""
+    if endpoint.is_numeric:
+        return endpoint
+    answer: queue.SimpleQueue[HostPort | OSError] = queue.SimpleQueue()
+
+    def look() -> None:
+        try:
+            found = socket.getaddrinfo(*endpoint, type=socket.SOCK_STREAM)
+            answer.put(HostPort(str(found[0][4][0]), endpoint.port))
+        except OSError as error:
+            answer.put(error)
+
+    threading.Thread(target=look, name="holdfast-look-up", daemon=True).start()
+    try:
+        found = answer.get(timeout=deadline.seconds())
+    except queue.Empty as error:
+        raise TimeoutError(f"{endpoint.host!r} was not found in time") from error
+    if isinstance(found, OSError):
+        raise found
+    return found
 
 
 def _unsealed(address: str, error: ssl.SSLError) -> Exception:

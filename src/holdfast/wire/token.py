@@ -56,7 +56,8 @@ def issue(key: bytes, peer: str, may: Sequence[Verb], lifetime_s: float, now: fl
     """Return a token; raise ConfigError for a lifetime that no target would accept."""
     if not 0 < lifetime_s <= TOKEN_S_MAX:
         raise ConfigError(
-            f"token: a lifetime of {lifetime_s:g} s is not above 0 and at most {TOKEN_S_MAX:g} s"
+            f"token: a lifetime of {lifetime_s:g} s is not above 0 and at most {TOKEN_S_MAX:g} s; "
+            "choose another"
         )
     text = _encode(msgspec.json.encode(Claims(peer, tuple(may), int(now + lifetime_s))))
     return f"{MARK}.{text}.{_encode(_secret(key, text))}"

@@ -1,0 +1,56 @@
+"""`holdfast token`: a line for one bearer, or a file that only its owner reads."""
+
+import time
+
+import pytest
+
+from holdfast.cli import USAGE, main
+from holdfast.wire import token
+
+KEY = bytes(range(32))
+
+
+@pytest.fixture
+def key_file(tmp_path):
+    file = tmp_path / "key"
+    file.touch(mode=0o600)
+    file.write_bytes(KEY)
+    return str(file)
+
+
+def test_it_prints_a_token_that_the_key_knows(key_file, capsys):
+    assert main(["token", "--key-file", key_file, "--peer", "a", "--may", "read"]) == 0
+    held = token.read(capsys.readouterr().out)
+    known = token.check(KEY, held.text, time.time())
+    assert known == held
+    assert (held.claims.peer, held.claims.may) == ("a", ("read",))
+
+
+def test_it_replaces_a_file_in_one_step(key_file, tmp_path, capsys):
+    out = tmp_path / "token"
+    out.write_text("the last one")
+    assert main(["token", "--key-file", key_file, "--out", str(out), "--lifetime", "60"]) == 0
+    assert token.read(out.read_text()).claims.may == token.VERBS
+    assert out.stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "token"]
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--lifetime", "601"], "601 s is not above 0 and at most 600 s"),
+        (["--key-file", "/nowhere"], "tokens.key_file: '/nowhere' can not be read"),
+        (["--out", "/nowhere/token"], "--out: '/nowhere/token' can not be written"),
+    ],
+)
+def test_what_it_can_not_do_it_says(key_file, capsys, arguments, words):
+    assert main(["token", "--key-file", key_file, *arguments]) == USAGE
+    assert words in capsys.readouterr().err
+
+
+def test_without_a_key_it_asks_for_one(tmp_path, capsys):
+    file = tmp_path / "node.yaml"
+    file.write_text("tiers: [{kind: host, capacity: 16 MiB}]")
+    assert main(["token", "--config", str(file)]) == USAGE
+    assert "no key; name one with --key-file" in capsys.readouterr().err

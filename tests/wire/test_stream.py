@@ -1,0 +1,109 @@
+"""Streams: whole buffers, in order, and never for longer than the pace allows."""
+
+import random
+import socket
+import threading
+import time
+
+import pytest
+
+from holdfast.wire.stream import Deadline, PlainStream, Progress
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def ends():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        far, _ = listener.accept()
+    with near, far:
+        yield PlainStream(near), far
+
+
+def parts_of(sizes):
+    return [memoryview(bytearray(size)) for size in sizes]
+
+
+def beside(work, *args):
+    thread = threading.Thread(target=work, args=args)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    "sizes", [[0], [1], [5 * MIB + 3], [1, 0, 4096, 3 * MIB, 7], [100] * 1500, [700_000] * 9]
+)
+def test_what_is_sent_in_parts_arrives_in_other_parts(ends, sizes):
+    near, far = ends
+    sent = random.Random(1).randbytes(sum(sizes))
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    out = [memoryview(sent)[a : a + n] for a, n in zip(starts, sizes, strict=True)]
+    thread = beside(PlainStream(far).send, out, Deadline.within(20))
+    into, landed = parts_of(sizes[::-1]), []
+    near.receive(into, Deadline.within(20), landed.append)
+    thread.join()
+    assert b"".join(into) == sent
+    assert sum(landed) == len(sent)
+
+
+def test_a_receive_ends_at_its_deadline_and_keeps_what_came(ends):
+    near, far = ends
+    far.sendall(b"abc")
+    (into,) = parts_of([10])
+    start_s = time.monotonic()
+    with pytest.raises(TimeoutError):
+        near.receive([into], Deadline.within(0.2))
+    assert 0.19 < time.monotonic() - start_s < 1.5
+    assert bytes(into) == b"abc" + bytes(7)
+
+
+def test_a_send_nobody_takes_ends_at_its_deadline(ends):
+    near, _ = ends
+    start_s = time.monotonic()
+    with pytest.raises(TimeoutError):
+        near.send([bytes(64 * MIB)], Deadline.within(0.2))
+    assert 0.19 < time.monotonic() - start_s < 1.5
+
+
+def test_a_trickle_is_given_up(ends):
+    near, far = ends
+    stop = threading.Event()
+
+    def trickle():
+        while not stop.wait(0.02):
+            far.send(b"x")
+
+    thread = beside(trickle)
+    start_s = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"bytes moved in 0\.3 s; at least 1000 must"):
+        near.receive(parts_of([MIB]), Progress(1000, 0.3))
+    assert time.monotonic() - start_s < 2
+    stop.set()
+    thread.join()
+
+
+def test_enough_bytes_buy_more_time():
+    pace = Progress(1000, 0.05)
+    time.sleep(0.06)
+    assert pace.seconds(1000) > 0
+    time.sleep(0.06)
+    with pytest.raises(TimeoutError):
+        pace.seconds(999)
+
+
+def test_the_end_of_the_other_side_is_an_error(ends):
+    near, far = ends
+    far.sendall(b"ab")
+    far.close()
+    with pytest.raises(ConnectionError):
+        near.receive(parts_of([3]), Deadline.within(5))
+
+
+def test_a_cut_wakes_whoever_waits(ends):
+    near, _ = ends
+    timer = threading.Timer(0.1, near.cut)
+    timer.start()
+    with pytest.raises(ConnectionError):
+        near.receive(parts_of([3]), Deadline.within(20))
+    timer.join()

@@ -1,0 +1,399 @@
+"""The client of a target: whatever the other end does, a call ends in time and says what it was."""
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+
+import msgspec
+import pytest
+
+from holdfast.buffers import aligned_buffer
+from holdfast.errors import ConfigError, Outcome, RefusedError
+from holdfast.testing.payloads import is_right, key_of, record_of, world_of
+from holdfast.wire import target_messages as m
+from holdfast.wire.credentials import Credentials
+from holdfast.wire.frame import HEADER_BYTES, encode, read_head
+from holdfast.wire.messages import Refused
+from holdfast.wire.target import SPLIT_BYTES, Target
+
+WORLD = world_of(30_000)
+KEYS = [key_of(i) for i in range(8)]
+RECORDS = [record_of(WORLD, key) for key in KEYS]
+MARK = 0xA5
+LATE_S = 0.3
+SLACK_S = 1.5
+DECODER = msgspec.msgpack.Decoder(m.TargetRequest)
+
+
+class Far:
+    """The target's end of one connection, played by a test."""
+
+    def __init__(self, connected):
+        self.socket = connected
+
+    def take(self):
+        """Return the next request, its id and its payload; EOFError when the client has gone."""
+        head = read_head(self._exactly(HEADER_BYTES))
+        message = DECODER.decode(self._exactly(head.body_bytes))
+        return message, head.request_id, self._exactly(head.payload_bytes)
+
+    def say(self, request_id, reply, payload=b""):
+        self.socket.sendall(encode(request_id, reply, len(payload)) + payload)
+
+    def welcome(self):
+        self.say(0, m.Challenge(m.TARGET_PROTOCOL, b"n" * 32))
+        join, request_id, _ = self.take()
+        assert isinstance(join, m.Join)
+        self.say(request_id, m.Joined(m.TARGET_PROTOCOL, "fake"))
+
+    def _exactly(self, nbytes):
+        data = b""
+        while len(data) < nbytes:
+            part = self.socket.recv(nbytes - len(data))
+            if not part:
+                raise EOFError
+            data += part
+        return data
+
+
+@pytest.fixture
+def target():
+    """Call with one script per connection; returns a Target in front of them."""
+    with contextlib.ExitStack() as undo:
+        threads, failures = [], []
+
+        def play(script, connected):
+            with connected:
+                try:
+                    script(Far(connected))
+                except (EOFError, OSError):
+                    pass
+                except BaseException as error:
+                    failures.append(error)
+                    raise
+
+        def accept(listener, scripts):
+            for script in scripts:
+                try:
+                    connected, _ = listener.accept()
+                except OSError:
+                    return
+                threads.append(threading.Thread(target=play, args=(script, connected)))
+                threads[-1].start()
+
+        def start(*scripts, **options):
+            listener = undo.enter_context(socket.create_server(("127.0.0.1", 0)))
+            threads.append(threading.Thread(target=accept, args=(listener, scripts)))
+            threads[-1].start()
+            undo.callback(listener.shutdown, socket.SHUT_RDWR)
+            made = Target("tcp://{}:{}".format(*listener.getsockname()), **options)
+            undo.callback(made.close)
+            return made
+
+        yield start
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert failures == []
+
+
+def marked(count=8):
+    """Return buffers that show whether anything was written to them."""
+    buffers = [aligned_buffer(WORLD.record_bytes) for _ in range(count)]
+    for buffer in buffers:
+        buffer[:] = bytes([MARK]) * len(buffer)
+    return buffers
+
+
+def timed(call, *args):
+    start_s = time.monotonic()
+    found = call(*args)
+    return found, time.monotonic() - start_s
+
+
+def serving(*replies):
+    """Answer requests with these replies in turn, each a message or (message, payload)."""
+
+    def script(far):
+        far.welcome()
+        for reply in replies:
+            _, request_id, _ = far.take()
+            far.say(request_id, *(reply if isinstance(reply, tuple) else (reply,)))
+        far.take()
+
+    return script
+
+
+def silent(far):
+    far.welcome()
+    far.take()
+    far.socket.recv(1)
+
+
+def test_records_land_in_the_callers_buffers_and_nowhere_else(target):
+    reply = m.Records(3, "gone", "the disk failed", 9), b"".join(RECORDS[:3])
+    node, into = target(serving(reply)), marked()
+    got = node.get(WORLD, KEYS, into, 5)
+    assert got == (3, Outcome.GONE, "the disk failed")
+    assert [is_right(into[i], WORLD, KEYS[i]) for i in range(3)] == [True] * 3
+    assert all(bytes(buffer) == bytes([MARK]) * len(buffer) for buffer in into[3:])
+    assert (node.seen_epoch, node.incarnation) == (9, "fake")
+
+
+def test_a_put_carries_headers_ahead_and_whole_records_behind(target):
+    seen = []
+
+    def script(far):
+        far.welcome()
+        message, request_id, payload = far.take()
+        seen.append((message, payload))
+        far.say(request_id, m.Stored(b"\1\0\1"))
+
+    node = target(script)
+    node.epoch = 77
+    assert node.put(RECORDS[:3], 5) == [Outcome.OK, Outcome.FULL, Outcome.OK]
+    ((message, payload),) = seen
+    assert message == m.Put(b"".join(record[:128] for record in RECORDS[:3]), 77)
+    assert payload == b"".join(RECORDS[:3])
+
+
+def test_an_answer_that_does_not_come_is_late_and_the_connection_is_dropped(target):
+    node, into = target(silent, serving(m.Existing(b"\1"))), marked()
+    got, seconds = timed(node.get, WORLD, KEYS, into, LATE_S)
+    assert (got.blocks, got.outcome) == (0, Outcome.LATE)
+    assert LATE_S * 0.9 < seconds < LATE_S + SLACK_S
+    assert node.exist(WORLD, KEYS[:1], 5) == (b"\1", Outcome.OK)
+    assert (node.late, node.gone) == (1, 0)
+
+
+def test_nothing_is_written_after_a_late_return(target):
+    go, gone = threading.Event(), threading.Event()
+
+    def script(far):
+        far.welcome()
+        _, request_id, _ = far.take()
+        payload = b"".join(RECORDS)
+        frame = encode(request_id, m.Records(8, "ok"), len(payload)) + payload
+        far.socket.sendall(frame[: len(frame) // 2])
+        assert go.wait(10)
+        with contextlib.suppress(OSError):
+            far.socket.sendall(frame[len(frame) // 2 :])
+        gone.set()
+
+    node, into = target(script), marked()
+    assert node.get(WORLD, KEYS, into, LATE_S).outcome is Outcome.LATE
+    after = [bytes(buffer) for buffer in into]
+    go.set()
+    assert gone.wait(10)
+    assert [bytes(buffer) for buffer in into] == after
+    assert after[-1] == bytes([MARK]) * WORLD.record_bytes
+
+
+def test_a_dribble_does_not_extend_the_deadline(target):
+    def script(far):
+        far.welcome()
+        _, request_id, _ = far.take()
+        payload = b"".join(RECORDS)
+        far.socket.sendall(encode(request_id, m.Records(8, "ok"), len(payload)))
+        for byte in payload:
+            far.socket.send(bytes([byte]))
+            time.sleep(0.001)
+
+    got, seconds = timed(target(script).get, WORLD, KEYS, marked(), LATE_S)
+    assert got.outcome is Outcome.LATE
+    assert seconds < LATE_S + SLACK_S
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(200),
+        struct.pack("<IIQ", 1 << 30, 2, 0),
+        struct.pack("<IIQ", 10, 2, 1 << 60) + bytes(10),
+        struct.pack("<IIQ", 3, 2, 0) + b"\xc1\xc1\xc1",
+        bytes(encode(7, m.Records(0, "miss"))),
+        bytes(encode(1, m.Records(0, "miss"))),
+        bytes(encode(2, m.Records(8, "ok"), 4096 * 7)) + bytes(4096 * 7),
+        bytes(encode(2, m.Records(2, "ok"), WORLD.record_bytes)) + bytes(RECORDS[0]),
+        bytes(encode(2, m.Records(1, "splendid"), WORLD.record_bytes)) + bytes(RECORDS[0]),
+        bytes(encode(2, m.Stored(b""))),
+        bytes(encode(2, m.Challenge(1, b""))),
+    ],
+    ids=[
+        "another protocol", "huge body", "huge payload", "no message", "another request",
+        "a reply once more", "part of a record", "fewer records", "no outcome",
+        "another reply", "hello again",
+    ],
+)  # fmt: skip
+def test_garbage_is_a_target_that_has_gone(target, data):
+    def script(far):
+        far.welcome()
+        far.take()
+        far.socket.sendall(data)
+
+    node = target(script)
+    got, seconds = timed(node.get, WORLD, KEYS, marked(), 5)
+    assert (got.blocks, got.outcome) == (0, Outcome.GONE)
+    assert seconds < 4
+
+
+def test_a_payload_larger_than_asked_for_never_leaves_the_buffers(target):
+    payload = b"".join(RECORDS)
+    node, into = target(serving((m.Records(8, "ok"), payload))), marked(9)
+    got = node.get(WORLD, KEYS[:2], into[:2], 5)
+    assert (got.blocks, got.outcome) == (0, Outcome.GONE)
+    assert all(bytes(buffer) == bytes([MARK]) * len(buffer) for buffer in into[2:])
+
+
+def test_a_connection_that_breaks_mid_answer_is_gone(target):
+    def script(far):
+        far.welcome()
+        _, request_id, _ = far.take()
+        payload = b"".join(RECORDS)
+        far.socket.sendall(encode(request_id, m.Records(8, "ok"), len(payload)) + payload[:50_000])
+
+    got = target(script).get(WORLD, KEYS, marked(), 5)
+    assert (got.blocks, got.outcome) == (0, Outcome.GONE)
+
+
+def test_a_restarted_target_is_found_again_without_an_error(target):
+    def dies(far):
+        far.welcome()
+        _, request_id, _ = far.take()
+        far.say(request_id, m.Existing(b"\1"))
+
+    node = target(dies, serving(m.Existing(b"\0")))
+    assert node.exist(WORLD, KEYS[:1], 5).held == b"\1"
+    assert node.exist(WORLD, KEYS[:1], 5) == (b"\0", Outcome.OK)
+
+
+def test_no_target_is_gone_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = "tcp://{}:{}".format(*listener.getsockname())
+    node = Target(address)
+    held, seconds = timed(node.exist, WORLD, KEYS, 5)
+    assert held == (bytes(8), Outcome.GONE)
+    assert node.put(RECORDS, 5) == [Outcome.GONE] * 8
+    assert node.stats(5) == ({}, Outcome.GONE)
+    assert node.stage(WORLD, KEYS, 5) == (0, Outcome.GONE)
+    assert seconds < 2
+    node.close()
+    assert node.exist(WORLD, KEYS, 5).outcome is Outcome.GONE
+
+
+def test_no_time_is_late():
+    assert Target("tcp://127.0.0.1:1").exist(WORLD, KEYS, 0) == (bytes(8), Outcome.LATE)
+
+
+def test_a_target_that_refuses_one_request_is_gone_and_says_why(target):
+    node = target(serving(Refused("no room for this")))
+    assert node.exist(WORLD, KEYS, 5).outcome is Outcome.GONE
+    assert node.refusal == "no room for this"
+
+
+def test_a_target_that_refuses_us_is_an_error(target):
+    def script(far):
+        far.say(0, m.Challenge(m.TARGET_PROTOCOL, b"n" * 32))
+        _, request_id, _ = far.take()
+        far.say(request_id, Refused("token: expired 9 s ago"))
+
+    with pytest.raises(RefusedError, match="expired 9 s ago"):
+        target(script).exist(WORLD, KEYS, 5)
+
+
+def test_another_version_is_an_error_that_names_both(target):
+    def script(far):
+        far.say(0, m.Challenge(99, b"n" * 32))
+        far.take()
+
+    with pytest.raises(RefusedError, match="version 99, this node 1; install the same"):
+        target(script).exist(WORLD, KEYS, 5)
+
+
+def test_a_target_without_the_tokens_key_is_not_believed(target, tmp_path):
+    from holdfast.wire import token
+
+    file = tmp_path / "token"
+    file.touch(mode=0o600)
+    file.write_text(token.issue(b"k" * 32, "me", ("read",), 60, time.time()))
+    with pytest.raises(RefusedError, match="does not know the key"):
+        target(serving(), credentials=Credentials(token_file=str(file))).exist(WORLD, KEYS, 5)
+
+
+@pytest.mark.parametrize(
+    "text", ["unix:///a", "tcp://host", "tcp://:1", "tcp://h:70000", "tcp://::1:1", "h:1"]
+)
+def test_an_address_is_checked_when_made(text):
+    with pytest.raises(ConfigError, match="is not tcp://host:port, such as"):
+        Target(text)
+
+
+def test_a_large_batch_goes_over_two_connections_and_keeps_its_order(target):
+    count = SPLIT_BYTES // WORLD.record_bytes + 2
+    seen = []
+
+    def script(far):
+        far.welcome()
+        message, request_id, payload = far.take()
+        held = bytes(payload[i : i + 1] == b"H" for i in range(0, len(payload), len(RECORDS[0])))
+        seen.append(message.headers)
+        far.say(request_id, m.Stored(held))
+
+    records = [RECORDS[i % 8] for i in range(count)]
+    assert target(script, script).put(records, 20) == [Outcome.OK] * count
+    assert sorted(map(len, seen)) == [128 * (count // 2), 128 * (count - count // 2)]
+
+
+def test_a_hole_in_the_first_half_ends_the_run(target):
+    count = SPLIT_BYTES // WORLD.record_bytes + 2
+    keys = [key_of(i) for i in range(count)]
+
+    def script(far):
+        far.welcome()
+        message, request_id, _ = far.take()
+        first = message.keys.startswith(keys[0])
+        blocks = 2 if first else len(message.keys) // 16
+        reply = m.Records(blocks, "full" if first else "ok")
+        far.say(request_id, reply, bytes(RECORDS[0]) * blocks)
+
+    got = target(script, script).get(WORLD, keys, marked(count), 20)
+    assert (got.blocks, got.outcome) == (2, Outcome.FULL)
+
+
+def test_both_halves_end_before_the_call_returns(target):
+    count = SPLIT_BYTES // WORLD.record_bytes + 2
+    keys = [key_of(i) for i in range(count)]
+
+    def script(far):
+        far.welcome()
+        message, request_id, _ = far.take()
+        if message.keys.startswith(keys[0]):
+            far.say(request_id, m.Records(0, "miss"))
+        far.socket.recv(1)  # the other half is never answered
+
+    node = target(script, script)
+    got, seconds = timed(node.get, WORLD, keys, marked(count), LATE_S)
+    assert (got.blocks, got.outcome) == (0, Outcome.MISS)
+    assert seconds < LATE_S + SLACK_S
+    assert node.late == 1
+
+
+def test_many_threads_share_a_target(target):
+    node = target(*[serving(*[m.Existing(b"\1")] * 400)] * 16)
+    wrong = []
+
+    def ask():
+        wrong.extend(
+            found
+            for found in (node.exist(WORLD, KEYS[:1], 20) for _ in range(50))
+            if found != (b"\1", Outcome.OK)
+        )
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
