@@ -33,6 +33,9 @@ class SharedMemory(MemoryTier):
     def free(self, places) -> None:
         pass
 
+    def describe(self) -> dict:
+        return {"tier": self.name}
+
     def held(self, world, keys, start) -> int:
         found = 0
         while start + found < len(keys) and keys[start + found] in self.by_key:

@@ -18,9 +18,10 @@ from holdfast.cli.options import (
     load_config,
     write_json,
 )
-from holdfast.config import Config, DiskOptions, Size, as_data
-from holdfast.errors import ConfigError, HoldfastError, NodeGoneError
+from holdfast.config import Config, DiskOptions, HostOptions, PoolOptions, Size, as_data
+from holdfast.errors import ConfigError, HoldfastError, MembershipError, NodeGoneError
 from holdfast.probe import memory
+from holdfast.tiers.pool.member_file import MemberFile
 from holdfast.wire.client import Client
 from holdfast.wire.messages import PROTOCOL, Hello, Report, Status
 
@@ -67,10 +68,13 @@ def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding
     yield Finding("write", config.write, f"lease_s {config.lease_s:g}")
     yield Finding("domains", ", ".join(sorted({"default", *config.domains})))
     for number, tier in enumerate(config.tiers):
-        if isinstance(tier, DiskOptions):
-            yield from _disk(number, tier)
-        else:
-            yield _host(tier.capacity)
+        match tier:
+            case HostOptions():
+                yield _host(tier.capacity)
+            case DiskOptions():
+                yield from _disk(number, tier)
+            case PoolOptions():
+                yield _pool(number, tier)
 
 
 def _host(capacity: Size) -> Finding:
@@ -81,6 +85,17 @@ def _host(capacity: Size) -> Finding:
     if share > 90:  # noqa: PLR2004  # an engine and the system need memory too
         return problem("tiers.0", found, f"{why}; leave the engine some: lower tiers.0.capacity")
     return Finding("tiers.0", found, why, ok=True)
+
+
+def _pool(number: int, tier: PoolOptions) -> Finding:
+    name, found = f"tiers.{number}", f"pool, members from {tier.members}"
+    if "://" in tier.members:
+        return Finding(name, found, "`holdfast inspect pool` asks the node who is in")
+    try:
+        members = MemberFile(tier.members).read()
+    except MembershipError as error:
+        return problem(name, found, str(error))
+    return Finding(name, found, f"{len(members)} members", ok=True)
 
 
 def _disk(number: int, tier: DiskOptions) -> Iterator[Finding]:

@@ -16,7 +16,17 @@ from holdfast.cli.options import (
 from holdfast.config import Size
 from holdfast.errors import ConfigError, ProtocolError
 from holdfast.wire.client import Client
-from holdfast.wire.messages import PROTOCOL, Drop, Hello, List, Report, Request, Status, Verify
+from holdfast.wire.messages import (
+    PROTOCOL,
+    Drop,
+    Hello,
+    List,
+    Members,
+    Report,
+    Request,
+    Status,
+    Verify,
+)
 
 CONNECT_S = 5.0
 ANSWER_S = 3600.0
@@ -32,8 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "action",
         nargs="?",
         default="list",
-        choices=("list", "verify", "drop"),
-        help="list what is stored (default), read and verify it, or forget it",
+        choices=("list", "pool", "verify", "drop"),
+        help="list what is stored (default), or the pool's members; read and verify what is "
+        "stored, or forget it",
     )
     parser.add_argument(
         "fingerprint", nargs="?", default="", help="32 hex digits, as `inspect` lists them"
@@ -76,8 +87,8 @@ def _request(args: argparse.Namespace) -> Request:
     if args.action == "verify":
         return Verify(fingerprint)
     if fingerprint:
-        raise ConfigError("list: shows all fingerprints; name none")
-    return List()
+        raise ConfigError(f"{args.action}: shows all fingerprints; name none")
+    return Members() if args.action == "pool" else List()
 
 
 _HEX = set("0123456789abcdef")
@@ -97,8 +108,34 @@ def _text(request: Request, answer: Mapping[str, Any]) -> str:
         bad = [f"  {fault['tier']}: {fault['outcome']}" for fault in answer["bad"]]
         words = f"{len(bad)} failed and were dropped:" if bad else "all are intact"
         return "\n".join([f"verified {answer['checked']} stored copies; {words}", *bad])
+    if isinstance(request, Members):
+        pools = [line for pool in answer["shared"] for line in _pool(pool)]
+        return "\n".join(pools or ["this node shares nothing: it has no pool tier"])
     worlds = [line for world in answer["blocks"] for line in _world(world)]
     return "\n".join([*_tiers(answer["status"]), "", *(worlds or ["nothing is stored"])])
+
+
+def _pool(pool: Mapping[str, Any]) -> list[str]:
+    members = pool.get("members", [])
+    lines = [f"{pool['tier']}: {len(members)} members, epoch {pool.get('epoch', 0)}"]
+    if pool.get("trouble"):
+        lines.append(f"  membership: {pool['trouble']}")
+    return lines + [line for member in members for line in _member(member)]
+
+
+def _member(member: Mapping[str, Any]) -> list[str]:
+    latency = member.get("latency_s")
+    judged = "ejected" if member.get("ejected") else f"breaker {member.get('phase', 'closed')}"
+    took = "" if latency is None else f", {1e3 * latency:.2f} ms"
+    first = (
+        f"  {member['id']:<12}{member['address']}  {member['state']}, "
+        f"{100 * member['share']:.1f} % of keys, {judged}{took}"
+    )
+    fill = [
+        f"    {tier['tier']:<8}{Size(tier['used_bytes'])} of {Size(tier['capacity_bytes'])} used"
+        for tier in member["tiers"]
+    ]
+    return [first, *fill]
 
 
 def _tiers(status: Mapping[str, Any]) -> list[str]:

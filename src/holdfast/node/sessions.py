@@ -97,7 +97,7 @@ class NodeSession:
                 return self._fetch(request)
             case m.Commit():
                 return self._commit(request.ticket)
-            case m.Status() | m.List() | m.Verify() | m.Drop():
+            case m.Status() | m.Members() | m.List() | m.Verify() | m.Drop():
                 return self._look(request)
             case _:
                 return self._change(request)
@@ -200,6 +200,8 @@ class NodeSession:
         match request:
             case m.List():
                 data["blocks"] = await _run(looking, store.listing)
+            case m.Members():
+                data |= await _run(looking, store.shared)
             case m.Verify():
                 data |= await _run(looking, store.verify, request.fingerprint)
             case m.Drop():

@@ -14,7 +14,7 @@ from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import verify
 from holdfast.errors import Outcome
 from holdfast.store.states import HOST
-from holdfast.tiers.base import Get, Place
+from holdfast.tiers.base import Get, Place, Shared
 
 if TYPE_CHECKING:
     from holdfast.store.store import Store
@@ -82,6 +82,12 @@ def listing(store: Store) -> list[dict[str, Any]]:
         }
         for world, count in blocks.items()
     ]
+
+
+def shared(store: Store) -> dict[str, Any]:
+    """Return what each shared tier says of its far side; asks over the network, bounded."""
+    tiers = [tier for tier in store.states.lower if isinstance(tier, Shared)]
+    return {"shared": [tier.describe() for tier in tiers]}
 
 
 def verify_all(store: Store, fingerprint: str) -> dict[str, Any]:

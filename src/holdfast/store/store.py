@@ -181,6 +181,10 @@ class Store:
         """Return what is stored, by fingerprint and domain, with blocks and bytes per tier."""
         return inspection.listing(self)
 
+    def shared(self) -> dict[str, Any]:
+        """Return what each shared tier below says of its far side."""
+        return inspection.shared(self)
+
     def verify(self, fingerprint: str = "") -> dict[str, Any]:
         """Read and verify every stored copy (of one fingerprint, hex); drop what fails."""
         return inspection.verify_all(self, fingerprint)

@@ -13,7 +13,7 @@ Threads: every method may be called from any thread.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, NewType, Protocol, runtime_checkable
+from typing import Any, NamedTuple, NewType, Protocol, runtime_checkable
 
 import msgspec
 
@@ -139,6 +139,10 @@ class Shared(Tier, Protocol):
 
         `keys` starts with the first block of the chain. Bounded in time; not answered is 0.
         """
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain data about the far side for people to look at; may ask it, bounded."""
         ...
 
 

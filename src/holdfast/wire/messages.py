@@ -136,6 +136,10 @@ class Status(_Message, frozen=True, tag="status"):
     """How is the node?"""
 
 
+class Members(_Message, frozen=True, tag="members"):
+    """Who is behind the shared tiers, and how are they?"""
+
+
 class List(_Message, frozen=True, tag="list"):
     """What is stored, by fingerprint, domain and tier?"""
 
@@ -153,13 +157,24 @@ class Drop(_Message, frozen=True, tag="drop"):
 
 
 class Report(_Message, frozen=True, tag="report"):
-    """Plain data answering Status, List, Verify and Drop."""
+    """Plain data answering Status, Members, List, Verify and Drop."""
 
     data: dict[str, object]
 
 
 Request: TypeAlias = (
-    Hello | Cover | Fetch | Release | Reserve | Commit | Abort | Status | List | Verify | Drop
+    Hello
+    | Cover
+    | Fetch
+    | Release
+    | Reserve
+    | Commit
+    | Abort
+    | Status
+    | Members
+    | List
+    | Verify
+    | Drop
 )
 Reply: TypeAlias = (
     Welcome | Refused | Covered | Fetched | Released | Reserved | Committed | Done | Report

@@ -15,7 +15,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -24,53 +24,25 @@ from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.world import World
 from holdfast.buffers import aligned_buffer
 from holdfast.clock import Clock, SystemClock
-from holdfast.errors import FormatError, HoldfastError, Outcome
+from holdfast.errors import FormatError, Outcome
 from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.tiers.base import Get, Place, Put, Reserved, Survivor, Usage, segment_place
-from holdfast.tiers.pool.breaker import Ending
-from holdfast.tiers.pool.health import Call, HealthOptions, PoolHealth
+from holdfast.tiers.pool.health import HealthOptions, PoolHealth
 from holdfast.tiers.pool.hedge import HedgeBudget
 from holdfast.tiers.pool.hot import HotSegments
 from holdfast.tiers.pool.lookup import Lookup
 from holdfast.tiers.pool.members import Member
 from holdfast.tiers.pool.membership import Membership, MembershipOptions, MembershipSource
-from holdfast.wire.target import Found, Got, Held
+from holdfast.tiers.pool.reach import Far, Reach
+from holdfast.wire.target import Got, Held
 
 HOT_COPIES = 2
 """Copies of a segment that many ask for."""
 
 RACERS = 8
 
-A = TypeVar("A", bound="Got | Held | list[Outcome]")
+A = TypeVar("A", bound="Got | Held | list[Outcome] | tuple[dict[str, Any], Outcome]")
 _log = logging.getLogger(__name__)
-
-
-class Far(Protocol):
-    """What the pool needs of a target; `holdfast.wire.target.Target` is one."""
-
-    epoch: int
-
-    def put(self, records: Sequence[memoryview], deadline_s: float) -> list[Outcome]:
-        """Store whole records."""
-        ...
-
-    def get(
-        self, world: World, keys: Sequence[bytes], into: Sequence[memoryview], deadline_s: float
-    ) -> Got:
-        """Receive the leading run."""
-        ...
-
-    def exist(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Held:
-        """Say which are held."""
-        ...
-
-    def stage(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Found:
-        """Bring blocks to the target's memory."""
-        ...
-
-    def close(self) -> None:
-        """Close the connections."""
-        ...
 
 
 class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,14 +53,6 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 16
     membership: MembershipOptions = MembershipOptions()
     health: HealthOptions = HealthOptions()
-
-
-class _Call(NamedTuple):
-    """A request that health let through, to whom."""
-
-    begun: Call
-    far: Far
-    member: Member
 
 
 class _Part(NamedTuple):
@@ -104,7 +68,7 @@ class PoolTier:
     def __init__(
         self,
         source: MembershipSource,
-        reach: Callable[[Member], Far],
+        connect: Callable[[Member], Far],
         options: PoolOptions | None = None,
         clock: Clock | None = None,
         name: str = "pool",
@@ -115,16 +79,15 @@ class PoolTier:
         self.membership = Membership(clock, self.options.membership)
         chance = random.Random()  # noqa: S311  # draws who to ask, keeps no secret
         self.health = PoolHealth(clock, self.options.health, chance)
+        self.reach = Reach(connect, self.health)
         self.lookup = Lookup(self.membership, self.health.available)
         self.hot = HotSegments(clock)
         self.hedging = HedgeBudget()
-        self._reach = reach
         self._source = source
         self._lock = threading.Lock()
-        self._far: dict[str, tuple[Member, Far]] = {}
         self._threads = ThreadPoolExecutor(self.options.threads, f"holdfast-{name}")
         self._racers = ThreadPoolExecutor(RACERS, f"holdfast-{name}-race")
-        self._usage = [0, 0, 0]
+        self._usage = [0, 0]
         self._closed = False
         source.watch(self._told)
 
@@ -165,10 +128,34 @@ class PoolTier:
         missing = found.find(0, start)
         return (missing if missing >= 0 else len(keys)) - start
 
+    def describe(self) -> dict[str, Any]:
+        """Return epoch, trouble with the source, and for each member what is known and asked."""
+        view = self.membership.views().current.view
+        shares = self.lookup.shares()
+        reports = {report.target: msgspec.to_builtins(report) for report in self.health.reports()}
+        fills = self._threads.map(self._fill, view.members)
+        members = [
+            {
+                **msgspec.to_builtins(member),
+                **reports.get(member.id, {}),
+                "share": shares.get(member.id, 0.0),
+                "tiers": fill,
+            }
+            for member, fill in zip(view.members, fills, strict=True)
+        ]
+        return {
+            "tier": self.name,
+            "epoch": view.epoch,
+            "digest": f"{view.digest:016x}",
+            "trouble": self._source.trouble(),
+            "hedges": self.hedging.hedges,
+            "members": members,
+        }
+
     def usage(self) -> Usage:
         """Return what went over the wire; what the members hold is theirs to say."""
-        read_bytes, written_bytes, failures = self._usage
-        return Usage(0, 0, 0, read_bytes, written_bytes, failures)
+        read_bytes, written_bytes = self._usage
+        return Usage(0, 0, 0, read_bytes, written_bytes, self.reach.failures)
 
     def close(self) -> None:
         """Stop watching, end the calls, close the connections."""
@@ -176,19 +163,21 @@ class PoolTier:
         self._source.close()
         for threads in (self._threads, self._racers):
             threads.shutdown(wait=True, cancel_futures=True)
-        with self._lock:
-            far, self._far = self._far, {}
-        for _, target in far.values():
-            target.close()
+        self.reach.close()
 
     def _told(self, members: Sequence[Member]) -> None:
         self.membership.observe(members)
         known = {member.id for member in self.membership.views().current.view.members}
         self.health.keep(known)
-        with self._lock:
-            gone = [self._far.pop(member_id) for member_id in self._far.keys() - known]
-        for _, far in gone:
-            far.close()
+        self.reach.keep(known)
+
+    def _fill(self, member: Member) -> list[dict[str, Any]]:
+        """Ask a member how full its tiers are; nothing where it does not say."""
+        told = self.reach.tell(
+            self.reach.begin(member, 0, self.membership.views().current.view.digest),
+            lambda far: far.stats(self.options.ask_s),
+        )
+        return [] if told is None else list(told[0].get("tiers", []))
 
     def _parts(self, places: Sequence[Place]) -> Iterator[_Part]:
         groups: dict[Place, list[int]] = {}
@@ -213,8 +202,8 @@ class PoolTier:
         route = self.lookup.route(part.segment, copies)
         deadline_s = self.options.deadline_s
         for member in route.write:
-            call = self._begin(member, nbytes, route.digest)
-            stored = self._tell(call, lambda far: far.put(records, deadline_s))
+            call = self.reach.begin(member, nbytes, route.digest)
+            stored = self.reach.tell(call, lambda far: far.put(records, deadline_s))
             for index, outcome in zip(part.indices, stored or (), strict=False):
                 if outcomes[index] is not Outcome.OK:
                     outcomes[index] = outcome
@@ -255,8 +244,8 @@ class PoolTier:
         if world is None:
             return left
         keys, into = [get.key for get in wanted], [get.into for get in wanted]
-        call = self._begin(member, sum(map(len, into)), digest)
-        got = self._tell(call, lambda far: far.get(world, keys, into, self.options.deadline_s))
+        call = self.reach.begin(member, sum(map(len, into)), digest)
+        got = self.reach.tell(call, lambda far: far.get(world, keys, into, self.options.deadline_s))
         if got is None:
             return left
         for index in left[: got.blocks]:
@@ -309,41 +298,12 @@ class PoolTier:
         wanted = [keys[index] for index in part.indices]
         route = self.lookup.route(part.segment)
         for member in route.read:
-            call = self._begin(member, 0, route.digest)
-            held = self._tell(call, lambda far: far.exist(world, wanted, self.options.ask_s))
+            call = self.reach.begin(member, 0, route.digest)
+            held = self.reach.tell(call, lambda far: far.exist(world, wanted, self.options.ask_s))
             for index, there in zip(part.indices, held.held if held else (), strict=False):
                 found[index] |= there
             if held and all(held.held):
                 return
-
-    def _begin(self, member: Member, nbytes: int, digest: int) -> _Call | None:
-        """Let a call through, or not, as the member's health is."""
-        begun = self.health.begin(member.id, nbytes)
-        if begun is None:
-            return None
-        with self._lock:
-            known, far = self._far.get(member.id, (None, None))
-            if far is None or known is None or known.address != member.address:
-                far = self._reach(member)
-                self._far[member.id] = (member, far)
-        far.epoch = digest
-        return _Call(begun, far, member)
-
-    def _tell(self, call: _Call | None, ask: Callable[[Far], A]) -> A | None:
-        """Make the call and note how it went; None where it was not made or not understood."""
-        if call is None:
-            return None
-        answer: A | None = None
-        failed = True
-        try:
-            answer = ask(call.far)
-            outcomes = answer if isinstance(answer, list) else [answer.outcome]
-            failed = any(outcome in (Outcome.GONE, Outcome.LATE) for outcome in outcomes)
-        except HoldfastError as error:
-            _log.warning("pool member %s at %s: %s", call.member.id, call.member.address, error)
-        self._count(2, failed)
-        self.health.end(call.begun, Ending.BADLY if failed else Ending.WELL)
-        return answer
 
     def _count(self, which: int, number: int) -> None:
         with self._lock:

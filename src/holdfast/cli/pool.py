@@ -1,0 +1,76 @@
+"""`holdfast pool`: take a member of a pool out of placement, or put it back."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import msgspec
+
+from holdfast.cli.options import add_config_arguments, load_config
+from holdfast.config import Config, PoolOptions
+from holdfast.errors import ConfigError, MembershipError
+from holdfast.tiers.pool.member_file import MemberFile
+from holdfast.tiers.pool.members import State
+from holdfast.tiers.pool.roster import as_data
+
+_STATES = {"drain": State.DRAINING, "serve": State.SERVING}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "action",
+        choices=_STATES,
+        help="drain: it gets nothing new and serves what it holds; serve: it is placed on again",
+    )
+    parser.add_argument("member", metavar="NODE", help="the member's id")
+    parser.add_argument(
+        "--members", metavar="FILE", help="the members file (default: the configuration's pool)"
+    )
+    add_config_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Rewrite the members file in one step; every node that watches it follows."""
+    path = args.members or _members_file(load_config(args))
+    state = _STATES[args.action]
+    try:
+        members = MemberFile(path).read()
+    except MembershipError as error:
+        raise ConfigError(str(error)) from error
+    known = {member.id: member for member in members}
+    if args.member not in known:
+        raise ConfigError(f"{path}: no member {args.member!r}; known: {', '.join(known)}")
+    known[args.member] = msgspec.structs.replace(known[args.member], state=state)
+    if not any(member.takes_segments for member in known.values()):
+        raise ConfigError(f"{path}: {args.member!r} is the last one that takes segments; add one")
+    _replace(Path(path), {"members": [as_data(member) for member in known.values()]})
+    print(f"{args.member}: {state}")
+    return 0
+
+
+def _members_file(config: Config) -> str:
+    pool = next((tier for tier in config.tiers if isinstance(tier, PoolOptions)), None)
+    if pool is None:
+        raise ConfigError("tiers: the configuration has no pool; name a file with --members")
+    if "://" in pool.members:
+        raise ConfigError(
+            f"{pool.members} is not a file: drain the member where it is kept "
+            "(kubectl, the DNS zone, or the target's own registration)"
+        )
+    return pool.members
+
+
+def _replace(path: Path, data: dict[str, object]) -> None:
+    import yaml
+
+    made = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        plain = msgspec.to_builtins(data)
+        made.write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
+        made.rename(path)
+    except OSError as error:
+        made.unlink(missing_ok=True)
+        raise ConfigError(f"{path}: can not be written: {error.strerror}") from error

@@ -1,0 +1,115 @@
+"""The far sides of a pool: one connection each, and every call judged by its outcome."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from holdfast.blocks.world import World
+from holdfast.errors import HoldfastError, Outcome
+from holdfast.tiers.pool.breaker import Ending
+from holdfast.tiers.pool.health import Call as Begun
+from holdfast.tiers.pool.health import PoolHealth
+from holdfast.tiers.pool.members import Member
+from holdfast.wire.target import Found, Got, Held
+
+A = TypeVar("A", bound="Got | Held | list[Outcome] | tuple[dict[str, Any], Outcome]")
+_log = logging.getLogger(__name__)
+
+
+class Far(Protocol):
+    """What the pool needs of a target; `holdfast.wire.target.Target` is one."""
+
+    epoch: int
+
+    def put(self, records: Sequence[memoryview], deadline_s: float) -> list[Outcome]:
+        """Store whole records."""
+        ...
+
+    def get(
+        self, world: World, keys: Sequence[bytes], into: Sequence[memoryview], deadline_s: float
+    ) -> Got:
+        """Receive the leading run."""
+        ...
+
+    def exist(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Held:
+        """Say which are held."""
+        ...
+
+    def stage(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Found:
+        """Bring blocks to the target's memory."""
+        ...
+
+    def stats(self, deadline_s: float) -> tuple[dict[str, Any], Outcome]:
+        """Say how it is."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class Call(NamedTuple):
+    """A request that health let through, to whom."""
+
+    begun: Begun
+    far: Far
+    member: Member
+
+
+class Reach:
+    """Connects to members as they are needed. Any thread; owns the connections."""
+
+    def __init__(self, connect: Callable[[Member], Far], health: PoolHealth) -> None:
+        self._connect = connect
+        self._health = health
+        self._lock = threading.Lock()
+        self._far: dict[str, tuple[Member, Far]] = {}
+        self.failures = 0
+
+    def keep(self, known: Collection[str]) -> None:
+        """Close the connections to all but these members."""
+        with self._lock:
+            gone = [self._far.pop(member_id) for member_id in self._far.keys() - set(known)]
+        for _, far in gone:
+            far.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.keep(())
+
+    def begin(self, member: Member, nbytes: int, digest: int) -> Call | None:
+        """Let a call through, or not, as the member's health is."""
+        begun = self._health.begin(member.id, nbytes)
+        if begun is None:
+            return None
+        with self._lock:
+            known, far = self._far.get(member.id, (None, None))
+            if far is None or known is None or known.address != member.address:
+                far = self._connect(member)
+                self._far[member.id] = (member, far)
+        far.epoch = digest
+        return Call(begun, far, member)
+
+    def tell(self, call: Call | None, ask: Callable[[Far], A]) -> A | None:
+        """Make the call and note how it went; None where it was not made or not understood."""
+        if call is None:
+            return None
+        answer: A | None = None
+        failed = True
+        try:
+            answer = ask(call.far)
+            failed = not {Outcome.GONE, Outcome.LATE}.isdisjoint(_outcomes(answer))
+        except HoldfastError as error:
+            _log.warning("pool member %s at %s: %s", call.member.id, call.member.address, error)
+        self.failures += failed
+        self._health.end(call.begun, Ending.BADLY if failed else Ending.WELL)
+        return answer
+
+
+def _outcomes(answer: Got | Held | list[Outcome] | tuple[dict[str, Any], Outcome]) -> set[Outcome]:
+    if isinstance(answer, list):
+        return set(answer)
+    return {answer.outcome} if isinstance(answer, Got | Held) else {answer[1]}
