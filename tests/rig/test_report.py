@@ -99,3 +99,12 @@ def test_progress_goes_to_standard_error_while_json_takes_the_output(tmp_path):
     assert report.console("-").stderr
     assert not report.console(str(tmp_path / "out.json")).stderr
     assert not report.console(None).stderr
+
+
+def test_a_column_that_would_be_empty_is_left_out():
+    text = rendered(
+        report.table(Report("x", [report.at_least("a", 2.0, "x", 1.0)]), also=("tier",))
+    )
+    assert "goal" in text
+    assert "limit" not in text
+    assert "tier" not in text

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             rows.append(row)
             console.print(f"{row.what} {row.more.get('source', '')} {report.number(row.value)}")
     found = Report("bench vllm", rows)
-    console.print(report.table(found, also=("source", "cold_s", "lmcache_s", "warm_s", "missed")))
+    console.print(report.table(found, also=("source", "cold_s", "warm_s", "missed")))
     if args.json:
         report.write(found, args.json)
     return 0 if found.ok else 1

@@ -143,20 +143,24 @@ def console(json_target: str | None) -> Console:
 
 
 def table(report: Report, also: Sequence[str] = ()) -> Table:
-    """Render the rows for a terminal, with columns for the named fields of `more` in `also`."""
+    """Render the rows for a terminal, with columns for the named fields of `more` in `also`.
+
+    A column that would be empty is left out.
+    """
     from rich.box import SIMPLE
     from rich.table import Table
 
     shown = Table(
         title=f"holdfast {report.name}", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0)
     )
-    shown.add_column("what")
-    for heading in ("value", "unit", "limit", "ratio", "goal", *also):
-        shown.add_column(heading, justify="right")
-    shown.add_column("ok")
-    for row in report.rows:
-        cells = [number(row.value), row.unit, *map(number, (row.limit, row.ratio, row.goal))]
-        shown.add_row(row.what, *cells, *(cell(row.more.get(name)) for name in also), mark(row.ok))
+    rows = [{**msgspec.structs.asdict(row), **row.more} for row in report.rows]
+    names = ("value", "unit", "limit", "ratio", "goal", *also, "ok")
+    filled = [name for name in names if any(row.get(name) is not None for row in rows)]
+    shown.add_column("what", no_wrap=True)
+    for name in filled:
+        shown.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        shown.add_row(row["what"], *(cell(row.get(name)) for name in filled))
     return shown
 
 
