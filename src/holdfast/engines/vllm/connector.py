@@ -143,6 +143,12 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             links = [self._link(world) for world in worlds]
             self._scheduler = SchedulerSide(links, worlds, self._setting)
 
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], Any]) -> None:
+        # With several pipeline stages the workers have refused; vLLM's own default would raise.
+        self.set_xfer_handshake_metadata(
+            {tp_rank: world for (pp_rank, tp_rank), world in metadata.items() if not pp_rank}
+        )
+
     def on_new_request(self, request: Any) -> None:
         if self._scheduler is not None:
             self._scheduler.on_new_request(request)

@@ -1,0 +1,125 @@
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, SupportsHMA
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+from vllm.v1.outputs import KVConnectorOutput
+
+from holdfast.engines.vllm import HoldfastConnector
+from holdfast.engines.vllm.counters import Counts
+from holdfast.engines.vllm.work import Described
+from holdfast.errors import ConfigError
+
+
+def connector(role, policy="recompute", groups=1, **extra):
+    transfer = SimpleNamespace(
+        kv_connector_extra_config=extra, kv_load_failure_policy=policy, engine_id="e"
+    )
+    config = SimpleNamespace(kv_transfer_config=transfer)
+    cache = SimpleNamespace(kv_cache_groups=[object()] * groups, num_blocks=4)
+    return HoldfastConnector(config, role, cache)
+
+
+@pytest.fixture
+def scheduler():
+    return connector(KVConnectorRole.SCHEDULER)
+
+
+def test_it_keeps_the_hybrid_memory_manager_and_owes_no_delivery(scheduler):
+    assert isinstance(scheduler, SupportsHMA)
+    assert scheduler.requires_kv_delivery is False
+
+
+def test_a_wrong_key_stops_the_engine_at_its_start():
+    with pytest.raises(ConfigError, match=r"extra_config\.adress is unknown"):
+        connector(KVConnectorRole.WORKER, adress="unix:///x")
+
+
+def test_a_policy_that_fails_requests_is_pointed_out_once(caplog):
+    connector(KVConnectorRole.WORKER, policy="fail")
+    assert "kv_load_failure_policy" not in caplog.text
+    connector(KVConnectorRole.SCHEDULER, policy="fail")
+    (record,) = [r for r in caplog.records if "kv_load_failure_policy" in r.message]
+    assert "recompute" in record.message
+
+
+def test_a_model_that_is_not_handled_is_left_alone_with_one_warning(caplog, scheduler, fakes):
+    worker = connector(KVConnectorRole.WORKER, groups=2)
+    worker.register_kv_caches({"layer": torch.zeros(4)})
+    assert [r.message for r in caplog.records if r.levelname == "WARNING"][-1] == (
+        "Holdfast is off for this engine: the model has 2 KV cache groups, only one is handled yet"
+    )
+    described = worker.get_handshake_metadata()
+    scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): described, (1, 0): described})
+
+    request = fakes.Request(tokens=range(300))
+    scheduler.on_new_request(request)
+    assert scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+    scheduler.update_state_after_alloc(request, None, 0)
+    assert scheduler.get_external_cache_hit_sources(request, 5) == {}
+    work = scheduler.build_connector_meta(fakes.step({}, r=300))
+    worker.handle_preemptions(work)
+    worker.bind_connector_metadata(work)
+    worker.start_load_kv(None)
+    worker.wait_for_layer_load("layer")
+    worker.save_kv_layer("layer", None, None)
+    worker.wait_for_save()
+    results = worker.get_transfer_results({"r"})
+    assert (results.finished_sending, results.finished_recving) == (set(), set())
+    assert worker.get_block_ids_with_load_errors() == set()
+    assert worker.get_kv_connector_stats() is None
+    worker.clear_connector_metadata()
+    scheduler.update_connector_output(KVConnectorOutput())
+    assert scheduler.request_finished_all_groups(request, ([1],)) == (False, None)
+    assert scheduler.request_finished(request, [1]) == (False, None)
+    assert scheduler.reset_cache() is True
+    for each in (worker, scheduler):
+        each.shutdown()
+        each.shutdown()
+
+
+def test_a_foreign_handshake_turns_it_off(caplog, scheduler, fakes):
+    scheduler.set_xfer_handshake_metadata({0: object()})
+    assert "name HoldfastConnector first" in caplog.text
+    request = fakes.Request(tokens=range(300))
+    assert scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+
+
+def test_tiers_become_sources_that_vllm_knows(scheduler):
+    scheduler._scheduler = SimpleNamespace(
+        sources=lambda _request, _tokens: {"host": 1, "disk": 2, "pool": 3, "object": 4, "": 5}
+    )
+    assert scheduler.get_external_cache_hit_sources(None, 15) == {
+        CacheHitSource.HOST: 1,
+        CacheHitSource.DISK: 2,
+        CacheHitSource.P2P: 3,
+        CacheHitSource.EXTERNAL_UNSPECIFIED: 9,
+    }
+
+
+def test_the_node_that_is_not_there_delays_the_start_only(monkeypatch, caplog, tmp_path, scheduler):
+    monkeypatch.setattr("holdfast.engines.vllm.connector.START_S", 0.05)
+    scheduler._setting = scheduler._setting._replace(address=f"unix://{tmp_path}/none.sock")
+    scheduler.set_xfer_handshake_metadata({0: Described(b"f" * 16, 64, 128, 128)})
+    assert "requests are computed until it is there" in caplog.text
+    request = SimpleNamespace(request_id="r", skip_reading_prefix_cache=False)
+    assert scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+    scheduler.shutdown()
+
+
+def test_counts_add_up_and_are_handed_over_once():
+    counts = Counts()
+    assert counts.take() is None
+    counts.add("loads")
+    counts.add("load_ms", 2.0)
+    counts.add("load_bytes", 4_000_000)
+    counts.add("late_loads", 0)
+    taken = counts.take()
+    assert counts.is_empty()
+    both = taken.aggregate(HoldfastConnector.build_kv_connector_stats(taken.to_dict()))
+    assert both.reduce() == {"loads": 2, "load_ms": 4.0, "load_GB/s": 2.0}
+    assert taken.data == {"loads": 1, "load_ms": 2.0, "load_bytes": 4_000_000}
