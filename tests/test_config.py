@@ -154,6 +154,16 @@ def test_plain_data_of_a_config_is_the_same_config():
             data(listen="tcp://h:1"),
             "listen: 'tcp://h:1' can be reached from other machines, and nothing says who",
         ),
+        (data(listen="http://h:1"), "listen: node address 'http://h:1' is not unix:// and an"),
+        (data(listen="tcp://h"), "listen: target address 'tcp://h' is not tcp://host:port, such"),
+        (data(listen=[]), "listen: 0 addresses, 0 of them Unix sockets; name at least one"),
+        (data(listen=["/a", "/b"]), "listen: 2 addresses, 2 of them Unix sockets; .* one unix://"),
+        (
+            data(listen=["/a", "tcp://127.0.0.1:1", "tcp://[::]:1"]),
+            r"listen: 'tcp://\[::\]:1' can be reached from other .* or tokens.key_file, or listen",
+        ),
+        (data(tls={"cert": "a", "key": "b"}), "tls: missing required field 'ca'; add it"),
+        (data(tokens={"keyfile": "a"}), "tokens: .*unknown field .* known here: key_file, file"),
         (data(listen="/" + "x" * 200), "listen: .* has 201 bytes, a Unix socket allows 107"),
         (data(DISK), "tiers: disk given; name one host tier, first"),
         (data(HOST, HOST), "tiers: host, host given"),
@@ -251,3 +261,28 @@ def test_a_pools_member_file_counts_from_the_configurations_folder(tmp_path):
 def test_unknown_keys_of_a_pool_are_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match="known here: kind, members, deadline_s"):
         parse(data(HOST, {**POOL, "path": "/x"}))
+
+
+def test_a_node_listens_for_engines_and_for_other_nodes(tmp_path):
+    given = data(
+        listen=["tcp://0.0.0.0:7441", "unix:///run/h/node.sock", "tcp://[::1]:7442"],
+        tls={"cert": "tls/node.crt", "key": "tls/node.key", "ca": "/etc/ca.pem"},
+        tokens={"file": "token"},
+    )
+    config = parse(given, tmp_path)
+    assert config.node_address == "unix:///run/h/node.sock"
+    assert config.target_addresses == ["tcp://0.0.0.0:7441", "tcp://[::1]:7442"]
+    assert config.tls.key == f"{tmp_path}/tls/node.key"
+    assert (config.tls.ca, config.tokens.file) == ("/etc/ca.pem", f"{tmp_path}/token")
+    assert config.tokens.key_file == ""
+
+
+@pytest.mark.parametrize("listen", ["tcp://127.0.0.1:7441", "tcp://localhost:1", "tcp://[::1]:0"])
+def test_a_target_on_loopback_needs_no_credentials(listen):
+    config = parse(data(listen=listen))
+    assert (config.node_address, config.target_addresses) == ("", [listen])
+
+
+def test_a_token_key_is_enough_to_be_reached(tmp_path):
+    config = parse(data(listen="tcp://10.0.0.7:7441", tokens={"key_file": "key"}), tmp_path)
+    assert config.tokens.key_file == f"{tmp_path}/key"

@@ -45,7 +45,9 @@ class Node:
             ],
             **settings,
         }
-        self.address = self.config["listen"]
+        listen = self.config["listen"]
+        self.addresses = [listen] if isinstance(listen, str) else listen
+        self.address = self.addresses[0]
         self.process = None
 
     def start(self):
@@ -59,7 +61,7 @@ class Node:
             stderr=self.log,
         )
         line = first_line(self.process)
-        assert line == f"READY {self.address}\n", (line, self.said())
+        assert line.split() == ["READY", *self.addresses], (line, self.said())
         return self
 
     def said(self):

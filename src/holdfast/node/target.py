@@ -16,7 +16,6 @@ import time
 from typing import NamedTuple
 
 from holdfast.errors import BusyError, ConfigError, ProtocolError, RefusedError
-from holdfast.limits import CONNECTIONS_MAX, HANDSHAKE_S, HANDSHAKES_MAX
 from holdfast.node.target_service import Service
 from holdfast.node.target_session import Inbox, TargetSession
 from holdfast.wire.address import TCP, HostPort, tcp_endpoint
@@ -37,14 +36,6 @@ class Entry(NamedTuple):
 
     tls: ssl.SSLContext | None = None
     token_key: bytes = b""
-
-
-class Limits(NamedTuple):
-    """How many may be connected, and how many of them without having said hello, and how long."""
-
-    connections: int = CONNECTIONS_MAX
-    handshakes: int = HANDSHAKES_MAX
-    handshake_s: float = HANDSHAKE_S
 
 
 def bind(address: str) -> socket.socket:
@@ -77,17 +68,11 @@ def address_of(listener: socket.socket) -> str:
 class TargetServer:
     """Serves one listening socket, which it takes over."""
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        service: Service,
-        entry: Entry,
-        limits: Limits | None = None,
-    ) -> None:
+    def __init__(self, listener: socket.socket, service: Service, entry: Entry) -> None:
         self._listener = listener
         self._service = service
         self._entry = entry
-        self._limits = limits or Limits()
+        self._limits = service.limits
         self._lock = threading.Lock()
         self._peers: dict[socket.socket, Stream | None] = {}
         self._threads: set[threading.Thread] = set()
@@ -198,7 +183,7 @@ class TargetServer:
         ours = nonce()
         stream.send([encode(CONNECTION_ID, Challenge(TARGET_PROTOCOL, ours))], deadline)
         inbox = Inbox(stream)
-        asked = inbox.next(deadline.seconds())
+        asked = inbox.next(deadline.seconds(), self._limits.body_s)
         if not isinstance(asked.message, Join):
             raise ProtocolError(f"the first message is {type(asked.message).__name__}, not Join")
         try:

@@ -6,10 +6,21 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from holdfast.blocks.world import World
-from holdfast.limits import MIB
+from holdfast.limits import (
+    BODY_S,
+    CONNECTIONS_MAX,
+    HANDSHAKE_S,
+    HANDSHAKES_MAX,
+    IDLE_S,
+    MIB,
+    PACE_BYTES,
+    PACE_S,
+)
 from holdfast.store.store import Store
+from holdfast.wire.stream import Progress
 
 STAGE_THREADS = 2
 STAGED_MAX = 256
@@ -18,6 +29,22 @@ STAGED_MAX = 256
 _STAGE_S = 60.0
 _DISCARD_BYTES = 2 * MIB
 _RECEIVING_SHARE = 0.5
+
+
+class Limits(NamedTuple):
+    """What no peer may exceed; times in seconds.
+
+    `handshakes` connections may be without a hello, each for `handshake_s`. A payload must move
+    `pace_bytes` in every `pace_s`.
+    """
+
+    connections: int = CONNECTIONS_MAX
+    handshakes: int = HANDSHAKES_MAX
+    handshake_s: float = HANDSHAKE_S
+    idle_s: float = IDLE_S
+    body_s: float = BODY_S
+    pace_s: float = PACE_S
+    pace_bytes: int = PACE_BYTES
 
 
 class Counters:
@@ -38,8 +65,9 @@ class Counters:
 class Service:
     """One store, served to other nodes. Closed before the store is."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, limits: Limits | None = None) -> None:
         self.store = store
+        self.limits = limits or Limits()
         self.epoch = 0
         """This target's view of the pool, told with every answer; it decides nothing."""
         self.counters = Counters()
@@ -48,6 +76,10 @@ class Service:
         self._discard = memoryview(bytearray(_DISCARD_BYTES))
         self._stagers = ThreadPoolExecutor(STAGE_THREADS, "holdfast-stage")
         self._staged = threading.BoundedSemaphore(STAGED_MAX)
+
+    def pace(self) -> Progress:
+        """Return the pace that one payload must keep."""
+        return Progress(self.limits.pace_bytes, self.limits.pace_s)
 
     @contextmanager
     def receiving(self, nbytes: int) -> Iterator[bool]:

@@ -23,10 +23,8 @@ from holdfast.codec.pack import Arrival
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import FormatError, HoldfastError, Outcome, ProtocolError, RefusedError
 from holdfast.limits import (
-    BODY_S,
     CHAIN_BLOCKS_MAX,
     FRAME_PAYLOAD_BYTES_MAX,
-    IDLE_S,
     PAYLOAD_BYTES_MAX,
 )
 from holdfast.node.target_service import Service
@@ -65,8 +63,8 @@ class Inbox:
         self._head = memoryview(bytearray(HEADER_BYTES))
         self._body = memoryview(bytearray(_BODY_ROOM_BYTES))
 
-    def next(self, idle_s: float = IDLE_S) -> Asked:
-        """Wait for a request.
+    def next(self, idle_s: float, body_s: float) -> Asked:
+        """Wait for a request for `idle_s`, then for the rest of it.
 
         Raises OSError where none comes in time, ProtocolError for garbage.
         """
@@ -78,7 +76,7 @@ class Inbox:
         if head.body_bytes > len(self._body):
             self._body = memoryview(bytearray(head.body_bytes))
         body = self._body[: head.body_bytes]
-        self._stream.receive([body], Deadline.within(BODY_S))
+        self._stream.receive([body], Deadline.within(body_s))
         message = self._decode(head, body)
         if head.payload_bytes and not isinstance(message, m.Put):
             raise ProtocolError(f"{type(message).__name__} with {head.payload_bytes} bytes behind")
@@ -106,8 +104,9 @@ class TargetSession:
 
     def serve(self) -> None:
         """Answer until the connection ends. Raises OSError or ProtocolError, which end it."""
+        limits = self._service.limits
         while True:
-            asked = self._inbox.next()
+            asked = self._inbox.next(limits.idle_s, limits.body_s)
             self._service.counters.requests += 1
             match asked.message:
                 case m.Put():
@@ -118,7 +117,7 @@ class TargetSession:
                     self._reply(asked, self._answer(asked.message))
 
     def _reply(self, asked: Asked, reply: m.TargetReply) -> None:
-        self._stream.send([self._frame(asked, reply, 0)], Progress())
+        self._stream.send([self._frame(asked, reply, 0)], self._service.pace())
 
     def _frame(self, asked: Asked, reply: m.TargetReply, payload_bytes: int) -> bytearray:
         return encode(asked.request_id, reply, payload_bytes)
@@ -185,7 +184,7 @@ class TargetSession:
             records = [self._store.record(world, place) for place in lent.places]
             reply = m.Records(len(records), lent.outcome, lent.reason, self._service.epoch)
             nbytes = len(records) * world.record_bytes
-            self._stream.send([self._frame(asked, reply, nbytes), *records], Progress())
+            self._stream.send([self._frame(asked, reply, nbytes), *records], self._service.pace())
             self._service.counters.sent_bytes += nbytes
         finally:
             self._store.release(lent.lease)
@@ -203,7 +202,7 @@ class TargetSession:
                     receipt.expect(self._service.discarding(size), None)
                 else:
                     receipt.expect([slot], berths[i].arrival)
-            self._stream.receive(receipt.parts, Progress(), receipt.landed)
+            self._stream.receive(receipt.parts, self._service.pace(), receipt.landed)
             self._service.counters.received_bytes += payload_bytes
         if refusal is not None:
             return refusal

@@ -1,0 +1,366 @@
+"""The target: records of any domain in and out, and nobody who behaves badly gets far."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+from holdfast.blocks.envelope import HEADER_BYTES, stamp
+from holdfast.buffers import aligned_buffer
+from holdfast.errors import BusyError, ConfigError, Outcome
+from holdfast.limits import MIB
+from holdfast.node.target import Entry, TargetServer, address_of, bind
+from holdfast.node.target_service import Limits, Service
+from holdfast.store.store import Store
+from holdfast.testing.memory import MemoryTier
+from holdfast.testing.payloads import is_right, key_of, record_of, world_of
+from holdfast.tiers.base import Tier
+from holdfast.wire import target_messages as m
+from holdfast.wire.address import tcp_endpoint
+from holdfast.wire.frame import encode
+from holdfast.wire.target import Target
+
+WORLD = world_of(30_000)
+KEYS = [key_of(i) for i in range(40)]
+RECORDS = [record_of(WORLD, key) for key in KEYS]
+QUICK = Limits(handshake_s=0.3, idle_s=30, body_s=0.3, pace_s=0.3, pace_bytes=4096)
+
+
+class Served:
+    """A target in this process, and a client in front of it."""
+
+    def __init__(self, undo, limits, tier, host_bytes):
+        self.store = Store(host_bytes, [tier] if tier else [], {"default": b"s" * 32})
+        undo.callback(self.store.close)
+        self.store.take_foreign()
+        self.store.start()
+        self.service = Service(self.store, limits)
+        undo.callback(self.service.close)
+        listener = bind("tcp://127.0.0.1:0")
+        self.address = address_of(listener)
+        server = TargetServer(listener, self.service, Entry())
+        server.start()
+        undo.callback(server.close)
+        self.target = Target(self.address)
+        undo.callback(self.target.close)
+
+    def connect(self):
+        """Return a plain socket that has joined."""
+        raw = socket.create_connection(tcp_endpoint(self.address), 10)
+        raw.recv(4096)
+        raw.sendall(encode(1, m.Join(m.TARGET_PROTOCOL, "raw", b"n" * 32)))
+        assert b"joined" in raw.recv(4096)
+        return raw
+
+    def get(self, keys, world=WORLD):
+        """Get blocks; return how many there were, every byte checked."""
+        into = [aligned_buffer(world.record_bytes) for _ in keys]
+        got = self.target.get(world, keys, into, 10)
+        for key, record in zip(keys[: got.blocks], into, strict=False):
+            assert is_right(record, world, key)
+        return got.blocks
+
+    def until(self, condition):
+        end = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < end, self.service.status()
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def served():
+    with contextlib.ExitStack() as undo:
+
+        def start(limits=QUICK, tier: Tier | None = None, host_bytes=16 * MIB):
+            return Served(undo, limits, tier, host_bytes)
+
+        yield start
+
+
+@pytest.fixture
+def node(served):
+    return served()
+
+
+def ended(raw, within_s=5.0):
+    """Whether the other side ends the connection in time; what it still says is dropped."""
+    raw.settimeout(within_s)
+    try:
+        while raw.recv(1 << 16):
+            pass
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_blocks_of_a_domain_nobody_knows_come_back_as_they_were(node):
+    assert node.target.put(RECORDS, 10) == [Outcome.OK] * 40
+    assert node.get(KEYS) == 40
+    assert node.get([KEYS[3], KEYS[1]]) == 2
+    assert node.target.exist(WORLD, [key_of(99), *KEYS[:2]], 5).held == b"\0\1\1"
+    assert node.store.listing()[0]["blocks"] == 40
+
+
+def test_a_get_stops_at_the_first_block_that_is_not_held(node):
+    node.target.put(RECORDS[:3] + RECORDS[4:6], 10)
+    assert node.get(KEYS[:6]) == 3
+    assert node.target.get(WORLD, [key_of(99)], [aligned_buffer(32768)], 5).outcome == "miss"
+
+
+def test_another_world_is_not_served(node):
+    node.target.put(RECORDS[:2], 10)
+    for other in (
+        WORLD._replace(domain=b"d" * 16),
+        WORLD._replace(fingerprint=b"f" * 16),
+        WORLD._replace(payload_bytes=30_001),
+        WORLD._replace(block_tokens=64),
+    ):
+        assert node.target.exist(other, KEYS[:2], 5).held == b"\0\0"
+        assert node.get(KEYS[:2], other) == 0
+    assert node.target.put([record_of(WORLD._replace(domain=b"d" * 16), KEYS[0])], 5) == ["full"]
+    assert node.get(KEYS[:2]) == 2
+
+
+def test_a_record_that_does_not_verify_is_not_kept(node):
+    records = [memoryview(bytearray(record)) for record in RECORDS[:3]]
+    records[1][HEADER_BYTES + 20_000] ^= 1
+    assert node.target.put(records, 10) == [Outcome.OK, Outcome.FULL, Outcome.OK]
+    assert node.target.exist(WORLD, KEYS[:3], 5).held == b"\1\0\1"
+    assert node.service.counters.corrupt == 1
+    assert node.target.put(RECORDS[:3], 10) == [Outcome.OK] * 3
+    assert node.get(KEYS[:3]) == 3
+
+
+def test_a_record_other_than_announced_is_not_kept(node):
+    with node.connect() as raw:
+        headers = bytes(RECORDS[0][:HEADER_BYTES])
+        frame = encode(2, m.Put(headers), len(RECORDS[1]))
+        raw.sendall(frame + bytes(RECORDS[1]))
+        assert bytes(encode(2, m.Stored(b"\0"))) == raw.recv(4096)
+    assert node.target.exist(WORLD, KEYS[:2], 5).held == b"\0\0"
+
+
+def test_a_mark_stamped_by_a_tier_does_not_matter(node):
+    record = memoryview(bytearray(RECORDS[0]))
+    stamp(record, 12345)
+    assert node.target.put([record], 5) == [Outcome.OK]
+    assert node.get(KEYS[:1]) == 1
+
+
+def test_deleted_blocks_are_gone_and_can_be_put_again(node):
+    node.target.put(RECORDS[:4], 10)
+    assert node.target.delete(WORLD, [*KEYS[1:3], key_of(99)], 5) == (2, Outcome.OK)
+    assert node.target.exist(WORLD, KEYS[:4], 5).held == b"\1\0\0\1"
+    assert node.target.put(RECORDS[:4], 10) == [Outcome.OK] * 4
+    assert node.get(KEYS[:4]) == 4
+
+
+def test_what_is_held_is_taken_without_a_second_slot(node):
+    node.target.put(RECORDS[:4], 10)
+    used = node.store.states.foreign.usage().used_bytes
+    assert node.target.put(RECORDS[:4], 10) == [Outcome.OK] * 4
+    assert node.store.states.foreign.usage().used_bytes == used
+
+
+def test_a_batch_for_which_there_is_no_room_leaves_the_connection_in_step(served):
+    node = served(host_bytes=MIB)
+    world = world_of(100_000)
+    records = [record_of(world, key) for key in KEYS[:20]]
+    outcomes = node.target.put(records, 10)
+    assert set(outcomes) == {Outcome.OK, Outcome.FULL} or set(outcomes) == {Outcome.FULL}
+    assert node.get(KEYS[:1], world) == (outcomes[0] == "ok")
+    assert node.service.counters.protocol_errors == 0
+
+
+def test_a_record_larger_than_the_memory_is_refused_and_evicts_nothing(served):
+    node = served(host_bytes=MIB)
+    node.target.put(RECORDS[:4], 10)
+    assert node.target.put([record_of(world_of(2 * MIB), KEYS[9])], 10) == [Outcome.FULL]
+    assert node.get(KEYS[:4]) == 4
+
+
+def test_staged_blocks_climb_while_nobody_waits(served):
+    tier = MemoryTier(64 * MIB)
+    node = served(tier=tier, host_bytes=MIB)
+    node.target.put(RECORDS[:8], 10)
+    node.until(lambda: node.store.status()["waiting_to_write"] == 0)
+    for row in list(node.store.states.index.rows()):
+        node.store.states.vacate(row, 0)
+    assert node.target.stage(WORLD, KEYS[:8], 5) == (8, Outcome.OK)
+    node.until(lambda: len(node.store.states.index) and node.store.cover(WORLD, KEYS[:8]).sources
+               == {"host": 8})  # fmt: skip
+    assert node.target.stage(WORLD, [key_of(99)], 5) == (0, Outcome.OK)
+
+
+def test_leased_blocks_stay_while_others_come_and_go(served):
+    node = served(host_bytes=MIB)
+    node.target.put(RECORDS[:4], 10)
+    assert node.target.lease(WORLD, [*KEYS[:4], key_of(99)], 60, 5) == (4, Outcome.OK)
+    for record in RECORDS[8:]:
+        node.target.put([record], 10)
+    assert node.target.exist(WORLD, KEYS[:4], 5).held == b"\1" * 4
+    assert node.target.lease(WORLD, KEYS[:4], 1e9, 5).outcome is Outcome.GONE
+    assert "not above 0 and at most 300" in node.target.refusal
+
+
+def test_it_says_how_it_is(node):
+    node.target.put(RECORDS[:2], 10)
+    data, outcome = node.target.stats(5)
+    assert outcome is Outcome.OK
+    assert data["blocks"] == 2
+    assert data["target"]["received_bytes"] == 2 * WORLD.record_bytes
+    assert data["incarnation"] == node.target.incarnation
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" * 64,
+        bytes(encode(3, m.Exist(**WORLD._asdict(), keys=KEYS[0]))),
+        bytes(encode(1, m.Exist(**WORLD._asdict(), keys=KEYS[0]))),
+        bytes(encode(2, m.Exist(**WORLD._asdict(), keys=KEYS[0]))) * 2,
+        bytes(encode(2, m.Put(bytes(128)), 4096)) + bytes(4096),
+        bytes(encode(2, m.Put(b"x"), 4096)) + bytes(4096),
+        bytes(encode(2, m.Put(bytes(RECORDS[0][:128])), 1 << 40)),
+        bytes(encode(2, m.Put(bytes(RECORDS[0][:128])), 4096)) + bytes(4096),
+        bytes(encode(2, m.Put(bytes(RECORDS[0][:128]) * 9000), 9000 * 32768)),
+        bytes(encode(2, m.Exist(**WORLD._asdict(), keys=KEYS[0]), 10)) + bytes(10),
+        bytes(encode(2, m.Stored(b""))),
+        bytes(encode(2, m.Exist(**WORLD._asdict(), keys=KEYS[0])))[:30],
+    ],
+    ids=[
+        "http", "ones", "a request left out", "hello's number again", "a request replayed",
+        "no header", "part of a header", "huge payload", "short payload", "oversize batch",
+        "payload to a question", "a reply", "half a message",
+    ],
+)  # fmt: skip
+def test_garbage_ends_the_connection_and_nothing_else(node, data):
+    node.target.put(RECORDS[:2], 10)
+    with node.connect() as raw:
+        raw.sendall(data)
+        assert ended(raw)
+    node.until(lambda: node.service.counters.protocol_errors == 1)
+    assert node.get(KEYS[:2]) == 2
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        m.Exist(**{**WORLD._asdict(), "fingerprint": b"f"}, keys=KEYS[0]),
+        m.Exist(**{**WORLD._asdict(), "payload_bytes": 1 << 40}, keys=KEYS[0]),
+        m.Exist(**{**WORLD._asdict(), "payload_bytes": 0}, keys=KEYS[0]),
+        m.Exist(**WORLD._asdict(), keys=KEYS[0][:15]),
+        m.Exist(**WORLD._asdict(), keys=bytes(16 * 65_537)),
+        m.Get(**WORLD._asdict(), keys=KEYS[0], deadline_s=float("nan")),
+        m.Get(**WORLD._asdict(), keys=KEYS[0], deadline_s=1e9),
+        m.Lease(**WORLD._asdict(), keys=KEYS[0], ttl_s=-1),
+        m.Join(1, "again", b""),
+    ],
+)  # fmt: skip
+def test_a_request_that_makes_no_sense_is_refused_and_the_next_one_served(node, request_):
+    with node.connect() as raw:
+        raw.sendall(encode(2, request_))
+        assert b"refused" in raw.recv(4096)
+        raw.sendall(encode(3, m.Exist(**WORLD._asdict(), keys=KEYS[0])))
+        assert bytes(encode(3, m.Existing(b"\0"))) == raw.recv(4096)
+
+
+def test_who_says_nothing_is_sent_away(node):
+    silent = [socket.create_connection(tcp_endpoint(node.address)) for _ in range(20)]
+    assert node.target.put(RECORDS[:1], 5) == [Outcome.OK]
+    assert all(ended(raw) for raw in silent)
+    node.until(lambda: node.service.counters.connections == 1)
+    for raw in silent:
+        raw.close()
+
+
+def test_who_dribbles_a_payload_is_sent_away_and_leaves_no_slot_behind(node):
+    with node.connect() as raw:
+        raw.sendall(encode(2, m.Put(bytes(RECORDS[0][:128])), len(RECORDS[0])))
+        node.until(lambda: node.store.states.foreign.usage().used_bytes)
+        start_s = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            for byte in bytes(RECORDS[0]):
+                raw.send(bytes([byte]))
+                time.sleep(0.001)
+        assert time.monotonic() - start_s < 5
+    node.until(lambda: node.store.states.foreign.usage().used_bytes == 0)
+
+
+def test_who_takes_no_answer_is_sent_away_and_its_lease_ends(served):
+    node = served(host_bytes=64 * MIB)
+    world = world_of(4 * MIB)
+    node.target.put([record_of(world, key) for key in KEYS[:8]], 10)
+    with node.connect() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        keys = b"".join(KEYS[:8])
+        raw.sendall(encode(2, m.Get(**world._asdict(), keys=keys, deadline_s=5)))
+        node.until(lambda: node.store.status()["leases"])
+        node.until(lambda: not node.store.status()["leases"])
+
+
+def test_connections_have_a_limit(served):
+    node = served(QUICK._replace(connections=3))
+    raws = [node.connect() for _ in range(3)]
+    assert node.target.exist(WORLD, KEYS[:1], 2).outcome is Outcome.GONE
+    assert node.service.counters.turned_away >= 1
+    for raw in raws:
+        raw.close()
+    node.until(lambda: node.target.exist(WORLD, KEYS[:1], 2).outcome is Outcome.OK)
+
+
+def test_half_open_connections_are_closed_in_the_end(served):
+    node = served(QUICK._replace(idle_s=0.2))
+    with node.connect() as raw:
+        assert ended(raw)
+
+
+def test_closing_cuts_everybody():
+    with contextlib.ExitStack() as undo:
+        node = Served(undo, QUICK, None, 16 * MIB)
+        raw = node.connect()
+    assert ended(raw)
+    raw.close()
+    assert node.target.exist(WORLD, KEYS, 5).outcome is Outcome.GONE
+
+
+def test_an_address_in_use_or_elsewhere_is_an_error():
+    with bind("tcp://127.0.0.1:0") as listener:
+        listener.listen()
+        with pytest.raises(BusyError, match=r"listen: 'tcp://127.0.0.1:\d+': Address already"):
+            bind(address_of(listener))
+    with pytest.raises(ConfigError, match=r"listen: 'tcp://192.0.2.1:1': Cannot assign"):
+        bind("tcp://192.0.2.1:1")
+
+
+def test_a_thousand_gets_of_one_segment_read_each_block_once(served):
+    class Counting(MemoryTier):
+        def read(self, batch):
+            reads.extend(get.key for get in batch)
+            time.sleep(0.05)
+            return super().read(batch)
+
+    reads = []
+    node = served(tier=Counting(64 * MIB), host_bytes=16 * MIB)
+    node.target.put(RECORDS, 10)
+    node.until(lambda: node.store.status()["waiting_to_write"] == 0)
+    for row in list(node.store.states.index.rows()):
+        node.store.states.vacate(row, 0)
+    blocks = []
+
+    def ask():
+        lent = [node.get(KEYS) for _ in range(50)]
+        blocks.extend(lent)
+
+    threads = [threading.Thread(target=ask) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert blocks == [40] * 1000
+    assert sorted(reads) == sorted(KEYS)

@@ -1,0 +1,177 @@
+"""Whole records from other nodes: announced, received, checked, and only then seen by anybody."""
+
+import pytest
+
+from holdfast.blocks.envelope import record_bytes
+from holdfast.blocks.world import World
+from holdfast.errors import Outcome
+from holdfast.store.store import Store
+from holdfast.testing.memory import MemoryTier
+from holdfast.testing.payloads import header_of, is_right, key_of, record_of, world_of
+
+MIB = 1 << 20
+WORLD = world_of(20_000)
+KEYS = [key_of(i) for i in range(6)]
+HEADERS = [header_of(WORLD, key) for key in KEYS]
+
+
+@pytest.fixture
+def store():
+    with Store(4 * MIB, [MemoryTier(16 * MIB)], {"default": b"s" * 32}) as made:
+        made.take_foreign()
+        made.start()
+        yield made
+
+
+def receive(berths, records=None):
+    """Fill slots as a connection does, in pieces."""
+    for berth in berths:
+        record = (records or {}).get(berth.header.key) or record_of(berth.world, berth.header.key)
+        if berth.slot is not None:
+            for at in range(0, len(record), 7000):
+                berth.slot[at : at + 7000] = record[at : at + 7000]
+                berth.arrival.reached(min(at + 7000, len(record)))
+
+
+def put(store, headers=HEADERS):
+    berths = store.berth(headers)
+    receive(berths)
+    return store.adopt(berths)
+
+
+def test_nobody_sees_a_record_before_it_is_adopted(store):
+    berths = store.berth(HEADERS)
+    receive(berths)
+    assert store.held(WORLD, KEYS) == bytes(6)
+    assert store.adopt(berths) == [Outcome.OK] * 6
+    assert store.held(WORLD, KEYS) == b"\1" * 6
+
+
+def test_lent_records_are_the_ones_adopted(store):
+    put(store)
+    lent = store.lend(WORLD, KEYS, 5)
+    assert len(lent.places) == 6
+    for key, place in zip(KEYS, lent.places, strict=True):
+        assert is_right(store.record(WORLD, place), WORLD, key)
+    assert store.release(lent.lease)
+
+
+def test_what_is_lent_is_not_checked_and_what_is_fetched_is(store):
+    put(store)
+    lent = store.lend(WORLD, KEYS, 5)
+    store.record(WORLD, lent.places[1])[5000] ^= 1
+    store.release(lent.lease)
+    lent = store.lend(WORLD, KEYS, 5)
+    assert len(lent.places) == 6
+    store.release(lent.lease)
+    fetched = store.fetch(WORLD, KEYS, 5)
+    assert (len(fetched.places), fetched.outcome) == (1, Outcome.CORRUPT)
+    store.release(fetched.lease)
+
+
+def test_abandoned_slots_are_free_again(store):
+    before = store.states.foreign.usage()
+    berths = store.berth(HEADERS)
+    assert store.states.foreign.usage().records == 6
+    store.abandon(berths)
+    assert store.states.foreign.usage() == before
+    assert store.held(WORLD, KEYS) == bytes(6)
+
+
+def test_two_senders_of_one_record_leave_one_copy(store):
+    first, second = store.berth(HEADERS), store.berth(HEADERS)
+    receive(first)
+    receive(second)
+    assert store.adopt(first) == store.adopt(second) == [Outcome.OK] * 6
+    assert store.states.foreign.usage().records == 6
+
+
+def test_what_is_held_on_a_lower_tier_needs_no_slot(store):
+    put(store)
+    while store.status()["waiting_to_write"]:
+        store.ladder.wake()
+    for row in list(store.states.index.rows()):
+        store.states.vacate(row, 0)
+    assert [berth.held for berth in store.berth(HEADERS)] == [True] * 6
+    assert store.states.foreign.usage().records == 0
+
+
+def test_a_name_of_another_world_is_refused(store):
+    put(store)
+    other = world_of(20_000, seed=1)
+    assert put(store, [header_of(other, KEYS[0])]) == [Outcome.FULL]
+    assert store.held(WORLD, KEYS) == b"\1" * 6
+    assert store.held(other, KEYS) == bytes(6)
+
+
+def test_two_worlds_that_claim_one_name_at_once_leave_the_first(store):
+    other = world_of(20_000, seed=1)
+    first, second = store.berth(HEADERS[:1]), store.berth([header_of(other, KEYS[0])])
+    receive(first)
+    receive(second)
+    assert store.adopt(first) == [Outcome.OK]
+    assert store.adopt(second) == [Outcome.CORRUPT]
+    assert store.states.foreign.usage().records == 1
+
+
+@pytest.mark.parametrize("at", [0, 5, 20, 127, 128, 10_000, 20_127, 20_128, 20_143])
+def test_a_damaged_record_is_not_published(store, at):
+    berths = store.berth(HEADERS[:2])
+    damaged = record_of(WORLD, KEYS[0])
+    damaged[at] ^= 0x10
+    receive(berths, {KEYS[0]: damaged})
+    assert store.adopt(berths) == [Outcome.CORRUPT, Outcome.OK]
+    assert store.held(WORLD, KEYS[:2]) == b"\0\1"
+    assert put(store, HEADERS[:2]) == [Outcome.OK] * 2
+
+
+def test_a_record_that_did_not_come_whole_is_not_published(store):
+    berths = store.berth(HEADERS[:1])
+    record = record_of(WORLD, KEYS[0])
+    berths[0].slot[:] = record
+    berths[0].arrival.reached(20_100)
+    assert store.adopt(berths) == [Outcome.CORRUPT]
+
+
+def test_an_impossible_size_evicts_nothing(store):
+    put(store)
+    huge = world_of(5 * MIB)
+    assert put(store, [header_of(huge, key_of(9))]) == [Outcome.FULL]
+    assert store.held(WORLD, KEYS) == b"\1" * 6
+
+
+def test_a_full_store_takes_what_fits_and_says_so(store):
+    world = world_of(MIB - 4096)
+    assert record_bytes(world.payload_bytes) == MIB
+    headers = [header_of(world, key_of(i)) for i in range(6)]
+    berths = store.berth(headers)
+    assert [berth.slot is not None for berth in berths] == [True] * 4 + [False] * 2
+    receive(berths)
+    assert store.adopt(berths) == [Outcome.OK] * 4 + [Outcome.FULL] * 2
+
+
+def test_leased_blocks_outlive_what_comes_after(store):
+    world = world_of(MIB - 4096)
+    put(store, [header_of(world, key_of(0))])
+    assert store.lease(world, [key_of(0), key_of(1)], 60) == 1
+    for i in range(1, 9):
+        put(store, [header_of(world, key_of(i))])
+    assert store.held(world, [key_of(0)]) == b"\1"
+
+
+def test_forgotten_blocks_are_gone_from_every_tier(store):
+    put(store)
+    while store.status()["waiting_to_write"]:
+        store.ladder.wake()
+    assert store.forget(WORLD, [*KEYS[:2], key_of(99)]) == 2
+    assert store.held(WORLD, KEYS) == b"\0\0\1\1\1\1"
+    assert store.forget(WORLD._replace(domain=b"d" * 16), KEYS) == 0
+
+
+def test_a_store_that_takes_nothing_foreign_has_no_place_for_it():
+    with Store(MIB, [], {"default": b"s" * 32}) as store:
+        with pytest.raises(KeyError):
+            store.berth(HEADERS)
+        own = World(WORLD.fingerprint, store.domain("default")[1], 20_000, 128)
+        assert put(store, [header_of(own, KEYS[0])]) == [Outcome.OK]
+        assert store.held(own, KEYS[:2]) == b"\1\0"
