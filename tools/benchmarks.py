@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -43,7 +44,7 @@ def list_of(fields: dict[str, object]) -> list[object]:
     return [fields.get(name) for name in KNOWN[1:]]
 
 
-def section(report: dict) -> Iterator[str]:
+def section(report: dict[str, Any]) -> Iterator[str]:
     """The lines of one report: machine, date, command, rows."""
     machine = report["machine"]
     memory_gib = machine["memory_bytes"] / (1 << 30)
