@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
-from holdfast.rig import peer
+from holdfast.rig import lmcache
 from holdfast.rig.ask import Answer, ask, wait_fetching
 from holdfast.rig.node import Node
 from holdfast.rig.server import Engine, EngineOptions, holdfast_kv_transfer, wait_all_ready
@@ -55,8 +55,8 @@ def lay_track(stack: ExitStack, folder: Path, model: Path, tokens_max: int) -> T
     """Start node and engines; they end with `stack`."""
     node = stack.enter_context(Node(folder / "node"))
     flags = {"vllm-alone": {}, "vllm-holdfast": holdfast_kv_transfer(node.address)}
-    if peer.installed():
-        flags["vllm-lmcache"] = peer.start_lmcache(stack, folder)
+    if lmcache.installed():
+        flags["vllm-lmcache"] = lmcache.start(stack, folder)
     engines = []
     for name, flag in flags.items():
         options = EngineOptions(model=model, kv_transfer=flag, model_tokens_max=tokens_max)

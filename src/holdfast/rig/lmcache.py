@@ -1,4 +1,4 @@
-"""LMCache's multi-process server, where it is installed: the peer to measure ourselves against."""
+"""LMCache's multi-process server behind vLLM, where it is installed: what we race against."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def installed() -> bool:
     return find_spec("lmcache") is not None
 
 
-def start_lmcache(stack: ExitStack, folder: Path) -> dict[str, object]:
+def start(stack: ExitStack, folder: Path) -> dict[str, object]:
     """Start a server that ends with `stack`; return the vLLM flag's value that puts it to use.
 
     Transfers go through shared memory, its fastest way on a CPU.
