@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import config as configuration
-from holdfast.config import Config, DiskOptions, HostOptions, Size, load, parse
+from holdfast.config import Config, DiskOptions, HostOptions, Size, as_data, load, parse
 from holdfast.errors import ConfigError
 from holdfast.limits import GIB, MIB
 from holdfast.probe import memory
@@ -286,3 +286,41 @@ def test_a_target_on_loopback_needs_no_credentials(listen):
 def test_a_token_key_is_enough_to_be_reached(tmp_path):
     config = parse(data(listen="tcp://10.0.0.7:7441", tokens={"key_file": "key"}), tmp_path)
     assert config.tokens.key_file == f"{tmp_path}/key"
+
+
+VALKEY = {"kind": "valkey", "address": "tcp://10.0.0.7:6379"}
+KEYED = {"default": {"key_file": "key"}}
+
+
+def test_files_of_a_valkey_tier_count_from_the_configurations_folder(tmp_path):
+    files = {"user": "hf", "password_file": "secret", "tls_ca": "/etc/ca.pem", "tls_cert": "c.pem"}
+    config = parse(data(HOST, {**VALKEY, **files}, domains=KEYED), tmp_path)
+    assert config.tiers[1].password_file == f"{tmp_path}/secret"
+    assert (config.tiers[1].tls_ca, config.tiers[1].tls_key) == ("/etc/ca.pem", "")
+    assert parse(as_data(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"address": "10.0.0.7:6379"}, r"tiers\.1\.address: .* is not tcp://host:port"),
+        ({"address": ["tcp://a:1", "tcp://b:1"]}, r"tiers\.1\.address: 2 .* set cluster: true"),
+        ({"address": [], "cluster": True}, r"tiers\.1\.address: 0 addresses given"),
+        ({"cluster": True, "database": 2}, r"tiers\.1\.database: 2 does not exist in a cluster"),
+        ({"ttl_s": -1}, r"tiers\.1\.ttl_s: -1 s is below 0; 0 leaves it"),
+        ({"deadline_s": 0}, r"tiers\.1\.deadline_s: 0 s is not above 0"),
+        ({"ask_s": 61}, r"tiers\.1\.ask_s: 61 s is not .* at most 60 s"),
+        ({"prefix": "a{b}"}, r"tiers\.1\.prefix: 'a\{b\}' does not begin keys; use"),
+        ({"user": "hf"}, r"tiers\.1\.user: given without password_file; add it"),
+        ({"tls_cert": "c"}, r"tiers\.1\.tls_cert: given without tls_ca; add it"),
+        ({"password": "x"}, r"tiers\.1: .*unknown field 'password'; remove it; known here: kind,"),
+    ],
+)
+def test_what_a_valkey_tier_can_not_be_is_said(given, words):
+    with pytest.raises(ConfigError, match=words):
+        parse(data(HOST, {**VALKEY, **given}, domains=KEYED))
+
+
+def test_a_store_of_another_make_needs_a_key_that_all_nodes_share():
+    with pytest.raises(ConfigError, match=r"tiers\.1: .* set domains\.default\.key_file"):
+        parse(data(HOST, VALKEY))

@@ -1,51 +1,18 @@
 """Coverage asks shared tiers about what the index does not know, and hearsay may be wrong."""
 
-from holdfast.errors import Outcome
 from holdfast.store import cover
-from holdfast.testing.memory import MemoryTier
-from holdfast.tiers.base import Get, segment_place
+from holdfast.testing.memory import SharedMemoryTier
+from holdfast.tiers.base import segment_place
 
 MIB = 1 << 20
 
 
-class SharedMemory(MemoryTier):
-    """Two stores' memory of records by key."""
-
-    def __init__(self, by_key: dict) -> None:
-        super().__init__(64 * MIB, name="pool")
-        self.by_key = by_key
-
-    def write(self, batch):
-        for put in batch:
-            self.by_key[bytes(put.record[32:48])] = (put.place, bytes(put.record))
-        return [Outcome.OK] * len(batch)
-
-    def read(self, batch):
-        return [self._look(get) for get in batch]
-
-    def _look(self, get: Get) -> Outcome:
-        place, record = self.by_key.get(get.key, (None, b""))
-        if place != get.place:
-            return Outcome.MISS
-        get.into[:] = record
-        return Outcome.OK
-
-    def free(self, places) -> None:
-        pass
-
-    def describe(self) -> dict:
-        return {"tier": self.name}
-
-    def held(self, world, keys, start) -> int:
-        found = 0
-        while start + found < len(keys) and keys[start + found] in self.by_key:
-            found += 1
-        return found
-
-
 def test_what_one_store_saved_another_finds_and_fetches(rig) -> None:
     by_key = {}
-    one, other = rig(MIB, SharedMemory(by_key)), rig(MIB, SharedMemory(by_key))
+    one, other = (
+        rig(MIB, SharedMemoryTier(by_key, "pool")),
+        rig(MIB, SharedMemoryTier(by_key, "pool")),
+    )
     chain = one.chain(1, 10)
     one.save(chain)
     one.settle()
@@ -57,7 +24,7 @@ def test_what_one_store_saved_another_finds_and_fetches(rig) -> None:
 
 def test_blocks_are_written_to_the_place_of_their_segment(rig) -> None:
     by_key = {}
-    one = rig(MIB, SharedMemory(by_key))
+    one = rig(MIB, SharedMemoryTier(by_key, "pool"))
     chain = one.chain(1, 10)
     one.save(chain, 0, 4)
     reserved = one.store.reserve(one.world, chain.keys[4:], chain.parent(4), 4, chain.segment(4))
@@ -70,7 +37,10 @@ def test_blocks_are_written_to_the_place_of_their_segment(rig) -> None:
 
 def test_hearsay_that_is_wrong_is_a_miss_and_forgotten(rig) -> None:
     by_key = {}
-    one, other = rig(MIB, SharedMemory(by_key)), rig(MIB, SharedMemory(by_key))
+    one, other = (
+        rig(MIB, SharedMemoryTier(by_key, "pool")),
+        rig(MIB, SharedMemoryTier(by_key, "pool")),
+    )
     chain = one.chain(1, 10)
     one.save(chain)
     one.settle()
@@ -83,7 +53,10 @@ def test_hearsay_that_is_wrong_is_a_miss_and_forgotten(rig) -> None:
 def test_only_so_much_hearsay_is_kept(rig, monkeypatch) -> None:
     monkeypatch.setattr(cover, "HINTS_MAX", 5)
     by_key = {}
-    one, other = rig(MIB, SharedMemory(by_key)), rig(MIB, SharedMemory(by_key))
+    one, other = (
+        rig(MIB, SharedMemoryTier(by_key, "pool")),
+        rig(MIB, SharedMemoryTier(by_key, "pool")),
+    )
     chain = one.chain(1, 10)
     one.save(chain)
     one.settle()

@@ -13,6 +13,7 @@ from holdfast.config import (
     DiskOptions,
     HostOptions,
     PoolOptions,
+    ValkeyOptions,
     default_address,
     load,
     parse,
@@ -73,7 +74,9 @@ def open_here(
     return open_store(parse({"listen": default_address(), "tiers": tiers}))
 
 
-def _tier(config: Config, options: DiskOptions | PoolOptions, number: int, rest: str) -> Tier:
+def _tier(
+    config: Config, options: DiskOptions | PoolOptions | ValkeyOptions, number: int, rest: str
+) -> Tier:
     """Open one tier below the host; `rest` tells tiers of one kind apart."""
     match options:
         case DiskOptions():
@@ -90,6 +93,10 @@ def _tier(config: Config, options: DiskOptions | PoolOptions, number: int, rest:
             from holdfast.assemble.pool import open_pool
 
             return open_pool(config, options, f"tiers.{number}", f"pool{rest}")
+        case ValkeyOptions():
+            from holdfast.assemble.existing import open_valkey
+
+            return open_valkey(options, f"tiers.{number}", f"valkey{rest}")
 
 
 def _domains(config: Config) -> dict[str, bytes]:

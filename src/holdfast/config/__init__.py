@@ -21,6 +21,7 @@ from holdfast.config.options import (
     TierOptions,
     TlsOptions,
     TokenOptions,
+    ValkeyOptions,
 )
 from holdfast.config.read import as_data, load, parse
 
@@ -37,6 +38,7 @@ __all__ = [
     "TierOptions",
     "TlsOptions",
     "TokenOptions",
+    "ValkeyOptions",
     "as_data",
     "default_address",
     "embedded_config",

@@ -11,17 +11,19 @@ from holdfast.config.options import (
     PoolOptions,
     Size,
     TierOptions,
+    ValkeyOptions,
 )
 from holdfast.errors import ConfigError
 from holdfast.limits import MIB
 from holdfast.probe import memory
-from holdfast.wire.address import exposed_addresses
+from holdfast.wire.address import exposed_addresses, tcp_endpoint
 
 HOST_BYTES_MIN = 16 * MIB
 DISK_BYTES_MIN = 16 * MIB
 DEADLINE_S_MAX = 60.0
 LEASE_S_MAX = 3600.0
 
+_PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _DOMAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
@@ -73,11 +75,10 @@ def _check_tiers(config: Config) -> None:
                     )
             case PoolOptions():
                 _within(f"tiers.{number}.deadline_s", tier.deadline_s, DEADLINE_S_MAX)
-                if "default" not in config.domains:
-                    raise ConfigError(
-                        f"tiers.{number}: nodes find each other's blocks in a pool only under one "
-                        "key; set domains.default.key_file to the same key on all of them"
-                    )
+                _check_key(config, f"tiers.{number}", "pool")
+            case ValkeyOptions():
+                _check_valkey(tier, f"tiers.{number}")
+                _check_key(config, f"tiers.{number}", "store")
 
 
 def _check_host(tier: HostOptions, at: str) -> None:
@@ -87,6 +88,43 @@ def _check_host(tier: HostOptions, at: str) -> None:
         raise ConfigError(
             f"{at}: {tier.capacity} asked, {limit.source} is {Size(limit.nbytes)}; lower it"
         )
+
+
+def _check_key(config: Config, at: str, kind: str) -> None:
+    if "default" not in config.domains:
+        raise ConfigError(
+            f"{at}: nodes find each other's blocks in a {kind} only under one "
+            "key; set domains.default.key_file to the same key on all of them"
+        )
+
+
+def _check_valkey(tier: ValkeyOptions, at: str) -> None:
+    _within(f"{at}.deadline_s", tier.deadline_s, DEADLINE_S_MAX)
+    _within(f"{at}.ask_s", tier.ask_s, DEADLINE_S_MAX)
+    for address in tier.addresses:
+        try:
+            tcp_endpoint(address)
+        except ConfigError as error:
+            raise ConfigError(f"{at}.address: {error}") from error
+    if len(tier.addresses) != 1 and not (tier.addresses and tier.cluster):
+        raise ConfigError(
+            f"{at}.address: {len(tier.addresses)} addresses given; name one server, or some "
+            "servers of a cluster and set cluster: true"
+        )
+    if tier.database < 0 or (tier.cluster and tier.database):
+        raise ConfigError(
+            f"{at}.database: {tier.database} does not exist in a cluster, nor below 0; remove it"
+        )
+    if tier.ttl_s < 0:
+        raise ConfigError(f"{at}.ttl_s: {tier.ttl_s:g} s is below 0; 0 leaves it to the server")
+    if not _PREFIX.fullmatch(tier.prefix):
+        raise ConfigError(
+            f"{at}.prefix: {tier.prefix!r} does not begin keys; use 1 to 64 of A-Z, a-z, 0-9, "
+            "_, -, . and :"
+        )
+    for name, other in (("user", "password_file"), ("tls_cert", "tls_ca"), ("tls_key", "tls_cert")):
+        if getattr(tier, name) and not getattr(tier, other):
+            raise ConfigError(f"{at}.{name}: given without {other}; add it")
 
 
 def _at_least(size: Size, least: int, at: str) -> None:

@@ -67,7 +67,33 @@ class PoolOptions(_Section, frozen=True, tag="pool", tag_field="kind"):
     deadline_s: float = 2.0
 
 
-TierOptions = HostOptions | DiskOptions | PoolOptions
+class ValkeyOptions(_Section, frozen=True, tag="valkey", tag_field="kind"):
+    """A Redis or Valkey server, or a cluster, that already runs; times in seconds.
+
+    `address`: tcp://HOST:PORT, or a list of some servers of a cluster. `ttl_s`: how long a record
+    is kept after it was written; 0 leaves it to the server. TLS is used if `tls_ca` is given.
+    """
+
+    address: str | list[str]
+    cluster: bool = False
+    database: int = 0
+    user: str = ""
+    password_file: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    prefix: str = "holdfast"
+    ttl_s: float = 0.0
+    deadline_s: float = 2.0
+    ask_s: float = 0.25
+
+    @property
+    def addresses(self) -> list[str]:
+        """Every address given."""
+        return [self.address] if isinstance(self.address, str) else self.address
+
+
+TierOptions = HostOptions | DiskOptions | PoolOptions | ValkeyOptions
 
 
 class DomainOptions(_Section, frozen=True):

@@ -31,6 +31,7 @@ from holdfast.config.options import (
     TierOptions,
     TlsOptions,
     TokenOptions,
+    ValkeyOptions,
 )
 from holdfast.errors import ConfigError
 from holdfast.wire.address import UNIX
@@ -53,6 +54,7 @@ _KINDS: dict[str, type[msgspec.Struct]] = {
     "host": HostOptions,
     "disk": DiskOptions,
     "pool": PoolOptions,
+    "valkey": ValkeyOptions,
 }
 
 
@@ -198,6 +200,11 @@ def _absolute_tier(tier: TierOptions, resolved: Callable[[str], str]) -> TierOpt
             return msgspec.structs.replace(tier, path=resolved(tier.path))
         case PoolOptions() if "://" not in tier.members:
             return msgspec.structs.replace(tier, members=resolved(tier.members))
+        case ValkeyOptions():
+            files = ("password_file", "tls_ca", "tls_cert", "tls_key")
+            given = {name: getattr(tier, name) for name in files if getattr(tier, name)}
+            absolute = {name: resolved(file) for name, file in given.items()}
+            return msgspec.structs.replace(tier, **absolute)
         case _:
             return tier
 

@@ -1,11 +1,13 @@
-"""A tier in plain memory: the simplest true implementation, for tests and as an example."""
+"""Tiers in plain memory: the simplest true implementations, for tests and as an example."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from holdfast.blocks.envelope import read_header
+from holdfast.blocks.world import World
 from holdfast.errors import FormatError, Outcome
 from holdfast.tiers.base import NOWHERE, Dropped, Get, Place, Put, Reserved, Survivor, Usage
 
@@ -102,3 +104,87 @@ class MemoryTier:
             except FormatError:
                 continue
         return dropped
+
+
+class SharedMemoryTier:
+    """Records by key in a dict that several stores have in common.
+
+    See `holdfast.tiers.base.Shared`. `records` is the far side: whoever is given the same one
+    sees the same blocks. It may be emptied, or lose records, at any time.
+    """
+
+    def __init__(
+        self, records: dict[bytes, tuple[Place, bytes]], name: str = "shared memory"
+    ) -> None:
+        self.name = name
+        self.records = records
+        self.answers = True
+        """False: the far side is dead."""
+        self._closed = False
+        self._moved = [0, 0, 0]
+
+    def reserve(self, sizes: Sequence[int]) -> Reserved:
+        """Reserve nothing: a dict grows."""
+        return Reserved([Place(0)] * len(sizes), [])
+
+    def write(self, batch: Sequence[Put]) -> list[Outcome]:
+        """Keep a copy of each record under the key in its header."""
+        return [self._write(put) for put in batch]
+
+    def read(self, batch: Sequence[Get]) -> list[Outcome]:
+        """Copy records out."""
+        return [self._read(get) for get in batch]
+
+    def free(self, places: Sequence[Place]) -> None:
+        """Forget nothing."""
+
+    def survivors(self) -> Iterator[Survivor]:
+        """Yield nothing."""
+        return iter(())
+
+    def held(self, world: World, keys: Sequence[bytes], start: int) -> int:
+        """Count the leading run."""
+        del world
+        found = 0
+        if self._is_there():
+            while start + found < len(keys) and keys[start + found] in self.records:
+                found += 1
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        """Return how many records there are."""
+        return {"tier": self.name, "members": [], "records": len(self.records)}
+
+    def usage(self) -> Usage:
+        """Return what was moved; what there is, is everybody's."""
+        return Usage(0, 0, 0, *self._moved)
+
+    def close(self) -> None:
+        """Answer GONE from now on."""
+        self._closed = True
+
+    def _is_there(self) -> bool:
+        return self.answers and not self._closed
+
+    def _write(self, put: Put) -> Outcome:
+        if not self._is_there():
+            self._moved[2] += 1
+            return Outcome.GONE
+        try:
+            key = read_header(put.record)[0].key
+        except FormatError:
+            return Outcome.CORRUPT
+        self.records[key] = (put.place, bytes(put.record))
+        self._moved[1] += len(put.record)
+        return Outcome.OK
+
+    def _read(self, get: Get) -> Outcome:
+        if not self._is_there():
+            self._moved[2] += 1
+            return Outcome.GONE
+        place, record = self.records.get(get.key, (NOWHERE, b""))
+        if place != get.place or len(record) != len(get.into):
+            return Outcome.MISS
+        get.into[:] = record
+        self._moved[0] += len(record)
+        return Outcome.OK

@@ -1,0 +1,51 @@
+"""The Valkey tier keeps the shared tier's promises, on one real server and on a real cluster."""
+
+import pytest
+
+from holdfast.testing.shared_tier_contract import SharedTierContract
+from holdfast.tiers.valkey.tier import ValkeyOptions, ValkeyTier
+
+DEADLINE_S = 0.5
+
+
+def options(servers, **more):
+    cluster = len(servers.endpoints) > 1
+    more = {"deadline_s": DEADLINE_S, "ask_s": DEADLINE_S, **more}
+    return ValkeyOptions(addresses=servers.addresses, cluster=cluster, **more)
+
+
+class Lent:
+    """Servers that several tests use in turn, as good as new for each."""
+
+    def __init__(self, servers):
+        self.servers = servers
+
+    def __getattr__(self, name):
+        return getattr(self.servers, name)
+
+    def close(self):
+        if self.servers.processes:
+            for endpoint in self.servers.endpoints:
+                assert self.servers.ask(endpoint, "FLUSHALL") == b"OK"
+        else:
+            self.servers.restart()
+
+
+class TestOneServer(SharedTierContract):
+    deadline_s = DEADLINE_S
+    nodes = 1
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _servers(cls, lasting_servers):
+        cls.servers = lasting_servers(cls.nodes)
+
+    def make_far_side(self, folder):
+        return Lent(self.servers)
+
+    def make_tier(self, far_side):
+        return ValkeyTier(options(far_side))
+
+
+class TestCluster(TestOneServer):
+    nodes = 3
