@@ -7,6 +7,7 @@ from importlib import import_module
 
 SUBJECTS = {
     "tiers": "host and disk tier, names, index and recovery, each beside its plain limit",
+    "pool": "a target over loopback TCP, beside plain sockets, with and without TLS",
     "vllm": "a real engine: time to first token cold and warm, and the cost without reuse",
 }
 

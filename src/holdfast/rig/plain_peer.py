@@ -45,9 +45,9 @@ class Pool:
         self._random = random.Random(SEED)  # noqa: S311  # an order, not a secret
 
     def pick(self, nbytes: int, count: int) -> list[memoryview]:
-        """Return so many random blocks of it."""
+        """Return so many random blocks of it, no two the same."""
         slots = range(POOL_BYTES // nbytes)
-        starts = (slot * nbytes for slot in self._random.choices(slots, k=count))
+        starts = (slot * nbytes for slot in self._random.sample(slots, k=count))
         return [self.memory[start : start + nbytes] for start in starts]
 
 

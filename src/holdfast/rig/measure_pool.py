@@ -1,0 +1,319 @@
+"""Measure a target over loopback TCP beside plain sockets: speed, and what both ends spend on it.
+
+Ours and plain sockets take turns, each between two pools too large for a cache, in two processes.
+Every record put is new to the target; every record got is verified once the clock has stopped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import yaml
+
+from holdfast.blocks.envelope import Header
+from holdfast.blocks.key import KEY_BYTES
+from holdfast.blocks.world import World
+from holdfast.buffers import aligned_buffer
+from holdfast.codec.pack import pack, verify
+from holdfast.errors import HoldfastError, Outcome
+from holdfast.limits import GIB, KIB, MIB
+from holdfast.rig.limits import GB
+from holdfast.rig.plain_peer import HOST, PlainPeer, Pool
+from holdfast.rig.process import Process, free_port, wait_until
+from holdfast.rig.report import Row, at_most, share, with_more
+from holdfast.wire.credentials import Credentials, TlsFiles
+from holdfast.wire.target import Target
+
+SIZES = (64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB)
+BATCH = 32
+MAIN_BYTES = 2 * MIB
+HOST_BYTES = GIB + 256 * MIB
+RECORDS_BYTES = 1 * GIB
+ANSWER_S = 30.0
+READY_S = 30.0
+
+SPEED_GOAL = 0.9
+CPU_GOAL = 1.2
+SMALL_GOAL_US = 110.0
+EXIST_GOAL_MS = 0.8
+EXIST_KEYS = 1_000
+SINGLES_PER_ROUND = 20
+
+
+class Cost(NamedTuple):
+    """One transfer: seconds, and processor seconds at the near and at the far end."""
+
+    seconds: float
+    near_s: float
+    far_s: float
+
+
+class Trip(NamedTuple):
+    """One transfer to be timed, and the check of it that is not."""
+
+    run: Callable[[], None]
+    check: Callable[[], None]
+
+
+class TargetProcess:
+    """`holdfast serve` with memory only, on a loopback port; use it in a `with` block."""
+
+    def __init__(self, folder: Path, tls: TlsFiles | None = None) -> None:
+        self.address = f"tcp://{HOST}:{free_port()}"
+        config = folder / "target.yaml"
+        settings: dict[str, object] = {
+            "listen": self.address,
+            "tiers": [{"kind": "host", "capacity": HOST_BYTES}],
+        }
+        config.write_text(yaml.safe_dump(settings | ({"tls": tls._asdict()} if tls else {})))
+        argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(config)]
+        self.process = Process("the target", argv, folder / "target.log", {})
+        self.client = Target(self.address, Credentials(tls))
+        try:
+            wait_until(self.process, lambda: bool(self.client.stats(ANSWER_S)[0]), READY_S)
+        except BaseException:
+            self.process.kill()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.client.close()
+        self.process.stop()
+
+
+class Records:
+    """Packed records of one size that fill a gigabyte, named anew each time they were all used."""
+
+    def __init__(self, payload_bytes: int, memory: memoryview) -> None:
+        self.world = World(b"holdfast-bench-p", b"holdfast-bench-d", payload_bytes, 128)
+        size = self.world.record_bytes
+        self._views = [memory[at : at + size] for at in range(0, len(memory) - size + 1, size)]
+        self._numbers = itertools.count()
+        self._keys: list[bytes] = []
+        self._next = len(self._views)
+        self._random = random.Random(payload_bytes)  # noqa: S311  # an order, not a secret
+
+    def fill(self, target: Target) -> None:
+        """Put two gigabytes of them: then the target is full, and a put takes the oldest's place."""
+        for _ in range(2 * (len(self._views) // BATCH)):
+            trip = self.put(target, BATCH)
+            trip.run()
+            trip.check()
+
+    def put(self, target: Target, count: int) -> Trip:
+        """Return what puts so many new records, as they lie, and checks that all were taken."""
+        if self._next + count > len(self._views):
+            self._rename()
+        records = self._views[self._next : self._next + count]
+        self._next += count
+
+        outcomes: list[Outcome] = []
+
+        def put() -> None:
+            outcomes.extend(target.put(records, ANSWER_S))
+
+        def check() -> None:
+            if outcomes != [Outcome.OK] * count:
+                found = ", ".join(f"{outcomes.count(each)} {each}" for each in set(outcomes))
+                raise HoldfastError(f"the target did not take {count} records: {found}")
+
+        return Trip(put, check)
+
+    def get(self, target: Target, pool: Pool, count: int) -> Trip:
+        """Return what gets so many random records into random places, and checks them."""
+        keys = self._random.sample(self._keys[: self._next], count)
+        into = pool.pick(self.world.record_bytes, count)
+
+        def get() -> None:
+            got = target.get(self.world, keys, into, ANSWER_S)
+            if got.blocks != count:
+                raise HoldfastError(f"got {got.blocks} of {count}: {got.outcome} {got.reason}")
+
+        def check() -> None:
+            world = self.world
+            for key, record in zip(keys, into, strict=True):
+                outcome = verify(record, key, world.fingerprint, world.payload_bytes)
+                if outcome is not Outcome.OK:
+                    raise HoldfastError(f"a record that was got is {outcome}")
+
+        return Trip(get, check)
+
+    def sample(self, count: int) -> list[bytes]:
+        """Return keys that are held."""
+        return self._random.choices(self._keys[: self._next], k=count)
+
+    def _rename(self) -> None:
+        size = self.world.payload_bytes
+        numbers = (size << 64 | next(self._numbers) for _ in self._views)
+        self._keys = [number.to_bytes(KEY_BYTES, "little") for number in numbers]
+        self._next = 0
+        for view, key in zip(self._views, self._keys, strict=True):
+            header = Header(
+                key=key,
+                parent=self.world.fingerprint,
+                fingerprint=self.world.fingerprint,
+                domain=self.world.domain,
+                depth=0,
+                tokens=self.world.block_tokens,
+                payload_bytes=size,
+                raw_bytes=size,
+            )
+            pack(view, header)
+
+
+class Pairs:
+    """Ours and plain sockets in turns: one entry a turn."""
+
+    def __init__(self, target: TargetProcess, plain: PlainPeer) -> None:
+        self.ours: list[Cost] = []
+        self.plain: list[Cost] = []
+        self._target_pid = target.process.pid
+        self._plain_pid = plain.process.pid
+
+    def turn(self, ours: Trip, plain: Callable[[], None]) -> None:
+        """Time both, plain sockets first."""
+        self.plain.append(_cost(plain, self._plain_pid))
+        self.ours.append(_cost(ours.run, self._target_pid))
+        ours.check()
+
+    def speed_row(self, what: str, nbytes: int, goal: float | None) -> Row:
+        """Make the row of a batch: GB/s beside the limit."""
+        ours, plain = _median_s(self.ours), _median_s(self.plain)
+        row = share(what, nbytes / ours / GB, "GB/s", nbytes / plain / GB, goal)
+        scale = GB / nbytes
+        more: dict[str, object] = {
+            "near_s_per_gb": statistics.fmean(cost.near_s for cost in self.ours) * scale,
+            "far_s_per_gb": statistics.fmean(cost.far_s for cost in self.ours) * scale,
+            "plain_near_s_per_gb": statistics.fmean(cost.near_s for cost in self.plain) * scale,
+            "plain_far_s_per_gb": statistics.fmean(cost.far_s for cost in self.plain) * scale,
+        }
+        return with_more(row, more)
+
+    def cpu_row(self, what: str) -> Row:
+        """Make the row of processor time at both ends, in that of plain sockets."""
+        spent = [sum(cost.near_s + cost.far_s for cost in side) for side in (self.ours, self.plain)]
+        return at_most(f"{what}.cpu", spent[0] / spent[1], "x plain", CPU_GOAL)
+
+    def time_row(self, what: str, goal_us: float | None) -> Row:
+        """Make the row of a single block: microseconds at the median."""
+        row = at_most(what, 1e6 * _median_s(self.ours), "us", goal_us)
+        return with_more(row, {"plain_us": 1e6 * _median_s(self.plain)})
+
+
+class Bench(NamedTuple):
+    """Two far ends and a pool here; `suffix` goes behind the names of rows."""
+
+    target: TargetProcess
+    plain: PlainPeer
+    pool: Pool
+    rounds: int
+    suffix: str = ""
+
+    def batches(self, records: Records, nbytes: int) -> list[Row]:
+        """Get, then put, 32 blocks a time."""
+        rows = []
+        goal = SPEED_GOAL if nbytes == MAIN_BYTES else None
+        for verb, trip, plain in self._ways(records, nbytes, BATCH):
+            pairs = Pairs(self.target, self.plain)
+            pairs.turn(trip(), plain)
+            pairs = Pairs(self.target, self.plain)
+            for _ in range(self.rounds):
+                pairs.turn(trip(), plain)
+            what = f"pool.{verb}.{_label(nbytes)}x{BATCH}{self.suffix}"
+            rows.append(pairs.speed_row(what, BATCH * nbytes, goal))
+            if goal and not self.suffix:
+                rows.append(pairs.cpu_row(what))
+        return rows
+
+    def singles(self, records: Records, nbytes: int) -> list[Row]:
+        """Get, then put, one block at a time."""
+        rows = []
+        for verb, trip, plain in self._ways(records, nbytes, 1):
+            pairs = Pairs(self.target, self.plain)
+            for _ in range(SINGLES_PER_ROUND * self.rounds):
+                pairs.turn(trip(), plain)
+            goal = SMALL_GOAL_US if (verb, nbytes) == ("get", SIZES[0]) else None
+            rows.append(pairs.time_row(f"pool.{verb}.{_label(nbytes)}{self.suffix}", goal))
+        return rows
+
+    def exist(self, records: Records) -> Row:
+        """Ask about 1,000 blocks, all of them held."""
+        times_ms = []
+        for _ in range(SINGLES_PER_ROUND * self.rounds):
+            keys = records.sample(EXIST_KEYS)
+            start_s = time.perf_counter()
+            found = self.target.client.exist(records.world, keys, ANSWER_S)
+            times_ms.append(1e3 * (time.perf_counter() - start_s))
+            if found.held != b"\1" * EXIST_KEYS:
+                raise HoldfastError(f"{sum(found.held)} of {EXIST_KEYS} exist: {found.outcome}")
+        return at_most("pool.exist.1000", statistics.median(times_ms), "ms", EXIST_GOAL_MS)
+
+    def _ways(
+        self, records: Records, nbytes: int, count: int
+    ) -> list[tuple[str, Callable[[], Trip], Callable[[], None]]]:
+        client, pool, plain = self.target.client, self.pool, self.plain
+        return [
+            ("get", lambda: records.get(client, pool, count), lambda: plain.get(nbytes, count)),
+            ("put", lambda: records.put(client, count), lambda: plain.put(nbytes, count)),
+        ]
+
+
+def pool_rows(folder: Path, rounds: int) -> list[Row]:
+    """Measure get, put and exist at every size, one block and 32 at a time."""
+    pool, memory, rows = Pool(), aligned_buffer(RECORDS_BYTES), list[Row]()
+    with TargetProcess(folder) as target, PlainPeer(folder, pool) as plain:
+        bench = Bench(target, plain, pool, rounds)
+        for nbytes in SIZES:
+            records = Records(nbytes, memory)
+            records.fill(target.client)
+            if nbytes == SIZES[0]:
+                rows.append(bench.exist(records))
+            rows += bench.batches(records, nbytes) + bench.singles(records, nbytes)
+    return rows
+
+
+def sealed_rows(folder: Path, rounds: int) -> list[Row]:
+    """Measure get and put of 32 blocks of 2 MiB under TLS, beside plain sockets under the same."""
+    from holdfast.rig.certificates import Authority
+
+    pool, records = Pool(), Records(MAIN_BYTES, aligned_buffer(RECORDS_BYTES))
+    tls = Authority(folder).issue("bench", HOST)
+    with TargetProcess(folder, tls) as target, PlainPeer(folder, pool, tls) as plain:
+        records.fill(target.client)
+        return Bench(target, plain, pool, rounds, ".tls").batches(records, MAIN_BYTES)
+
+
+def _label(nbytes: int) -> str:
+    return f"{nbytes // MIB}MiB" if nbytes >= MIB else f"{nbytes // KIB}KiB"
+
+
+def _cost(work: Callable[[], None], far_pid: int) -> Cost:
+    near_s, far_s, start_s = time.process_time(), _spent_s(far_pid), time.perf_counter()
+    work()
+    seconds = time.perf_counter() - start_s
+    return Cost(seconds, time.process_time() - near_s, _spent_s(far_pid) - far_s)
+
+
+def _spent_s(pid: int) -> float:
+    """Return the processor time of all threads of a process, finer than its `stat` tells."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+
+
+def _median_s(costs: Sequence[Cost]) -> float:
+    return statistics.median(cost.seconds for cost in costs)
