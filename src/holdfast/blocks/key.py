@@ -71,7 +71,8 @@ class Chain:
         first, last = len(self.keys), len(tokens) // size
         if last <= first:
             return
-        packed = _little_endian(tokens[first * size : last * size])
+        whole = not first and last * size == len(tokens)
+        packed = _little_endian(tokens if whole else tokens[first * size : last * size])
         parent = self.keys[-1] if self.keys else self.fingerprint
         width = 4 * size
         count = size.to_bytes(4, "little")
