@@ -324,3 +324,26 @@ def test_what_a_valkey_tier_can_not_be_is_said(given, words):
 def test_a_store_of_another_make_needs_a_key_that_all_nodes_share():
     with pytest.raises(ConfigError, match=r"tiers\.1: .* set domains\.default\.key_file"):
         parse(data(HOST, VALKEY))
+
+
+MOONCAKE = {"kind": "mooncake", "master": "tcp://10.0.0.7:50051"}
+
+
+def test_a_mooncake_tier_is_read(tmp_path):
+    [_, tier] = parse(data(HOST, {**MOONCAKE, "lane": "256 MiB"}, domains=KEYED), tmp_path).tiers
+    assert (tier.lane, tier.protocol, tier.prefix) == (256 * MIB, "tcp", "holdfast")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"master": "10.0.0.7"}, r"tiers\.1\.master: .* is not tcp://host:port"),
+        ({"lane": "4 KiB"}, r"tiers\.1\.lane: 4 KiB is less than 1 MiB; raise it"),
+        ({"protocol": "quic"}, r"tiers\.1\.protocol: .*Invalid enum value 'quic'; use one of: tcp, rdma"),
+        ({"prefix": ""}, r"tiers\.1\.prefix: '' does not begin keys; use"),
+        ({"deadline_s": 99}, r"tiers\.1\.deadline_s: 99 s is not .* at most 60 s"),
+    ],
+)
+def test_what_a_mooncake_tier_can_not_be_is_said(given, words):
+    with pytest.raises(ConfigError, match=words):
+        parse(data(HOST, {**MOONCAKE, **given}, domains=KEYED))

@@ -12,6 +12,7 @@ from holdfast.config import (
     Config,
     DiskOptions,
     HostOptions,
+    MooncakeOptions,
     PoolOptions,
     ValkeyOptions,
     default_address,
@@ -75,7 +76,10 @@ def open_here(
 
 
 def _tier(
-    config: Config, options: DiskOptions | PoolOptions | ValkeyOptions, number: int, rest: str
+    config: Config,
+    options: DiskOptions | PoolOptions | ValkeyOptions | MooncakeOptions,
+    number: int,
+    rest: str,
 ) -> Tier:
     """Open one tier below the host; `rest` tells tiers of one kind apart."""
     match options:
@@ -97,6 +101,10 @@ def _tier(
             from holdfast.assemble.existing import open_valkey
 
             return open_valkey(options, f"tiers.{number}", f"valkey{rest}")
+        case MooncakeOptions():
+            from holdfast.assemble.existing import open_mooncake
+
+            return open_mooncake(options, f"tiers.{number}", f"mooncake{rest}")
 
 
 def _domains(config: Config) -> dict[str, bytes]:

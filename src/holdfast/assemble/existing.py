@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from holdfast.config import ValkeyOptions
+from holdfast.config import MooncakeOptions, ValkeyOptions
 from holdfast.errors import ConfigError
-from holdfast.tiers.valkey.tier import ValkeyOptions as TierOptions
-from holdfast.tiers.valkey.tier import ValkeyTier, ValkeyTls
+from holdfast.tiers.base import Shared
 
 
-def open_valkey(options: ValkeyOptions, at: str, name: str) -> ValkeyTier:
+def open_valkey(options: ValkeyOptions, at: str, name: str) -> Shared:
     """Open the tier, whether or not a server answers; `at` is the tier's key path."""
-    tls = ValkeyTls(options.tls_ca, options.tls_cert, options.tls_key) if options.tls_ca else None
+    from holdfast.tiers.valkey import tier
+
+    tls = options.tls_ca
     known = {
-        field: value
-        for field, value in msgspec.structs.asdict(options).items()
-        if field in TierOptions.__struct_fields__
+        **_known(options, tier.ValkeyOptions),
+        "addresses": tuple(options.addresses),
+        "tls": tier.ValkeyTls(tls, options.tls_cert, options.tls_key) if tls else None,
     }
     try:
-        return ValkeyTier(
-            TierOptions(addresses=tuple(options.addresses), tls=tls, **known), name=name
-        )
+        return tier.ValkeyTier(tier.ValkeyOptions(**known), name=name)
     except ConfigError as error:
         raise ConfigError(f"{at}.{error}") from error
+
+
+def open_mooncake(options: MooncakeOptions, at: str, name: str) -> Shared:
+    """Open the tier, whether or not a master answers; `at` is the tier's key path."""
+    from holdfast.tiers.mooncake import tier
+
+    known = {**_known(options, tier.MooncakeOptions), "lane_bytes": int(options.lane)}
+    try:
+        return tier.MooncakeTier(tier.MooncakeOptions(**known), name=name)
+    except ConfigError as error:
+        raise ConfigError(f"{at}: {error}") from error
+
+
+def _known(options: msgspec.Struct, wanted: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the options that both have by the same name."""
+    given = msgspec.structs.asdict(options)
+    return {name: given[name] for name in wanted.__struct_fields__ if name in given}

@@ -13,7 +13,7 @@ from holdfast.tiers.pool.member_etcd import MemberEtcd
 from holdfast.tiers.pool.member_file import MemberFile
 from holdfast.tiers.pool.member_kubernetes import KubernetesOptions, MemberKubernetes
 from holdfast.tiers.pool.members import Member
-from holdfast.tiers.pool.membership import MembershipSource
+from holdfast.tiers.pool.membership import MembershipOptions, MembershipSource
 from holdfast.tiers.pool.tier import PoolOptions as TierOptions
 from holdfast.tiers.pool.tier import PoolTier
 from holdfast.wire.credentials import Credentials, TlsFiles
@@ -30,8 +30,9 @@ def open_pool(config: Config, options: PoolOptions, at: str, name: str) -> PoolT
     def reach(member: Member) -> Target:
         return Target(member.address, credentials)
 
-    deadlines = TierOptions(deadline_s=options.deadline_s)
-    return PoolTier(_source(options.members, f"{at}.members"), reach, deadlines, name=name)
+    membership = MembershipOptions(ramp_s=options.ramp_s)
+    times = TierOptions(deadline_s=options.deadline_s, membership=membership)
+    return PoolTier(_source(options.members, f"{at}.members"), reach, times, name=name)
 
 
 def _source(members: str, at: str) -> MembershipSource:

@@ -8,6 +8,7 @@ from holdfast.config.options import (
     Config,
     DiskOptions,
     HostOptions,
+    MooncakeOptions,
     PoolOptions,
     Size,
     TierOptions,
@@ -20,8 +21,10 @@ from holdfast.wire.address import exposed_addresses, tcp_endpoint
 
 HOST_BYTES_MIN = 16 * MIB
 DISK_BYTES_MIN = 16 * MIB
+LANE_BYTES_MIN = MIB
 DEADLINE_S_MAX = 60.0
 LEASE_S_MAX = 3600.0
+RAMP_S_MAX = 86_400.0
 
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _DOMAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -75,9 +78,13 @@ def _check_tiers(config: Config) -> None:
                     )
             case PoolOptions():
                 _within(f"tiers.{number}.deadline_s", tier.deadline_s, DEADLINE_S_MAX)
+                _within(f"tiers.{number}.ramp_s", tier.ramp_s, RAMP_S_MAX)
                 _check_key(config, f"tiers.{number}", "pool")
             case ValkeyOptions():
                 _check_valkey(tier, f"tiers.{number}")
+                _check_key(config, f"tiers.{number}", "store")
+            case MooncakeOptions():
+                _check_mooncake(tier, f"tiers.{number}")
                 _check_key(config, f"tiers.{number}", "store")
 
 
@@ -98,14 +105,33 @@ def _check_key(config: Config, at: str, kind: str) -> None:
         )
 
 
-def _check_valkey(tier: ValkeyOptions, at: str) -> None:
+def _check_mooncake(tier: MooncakeOptions, at: str) -> None:
+    _check_calls(tier, at)
+    _check_address(tier.master, f"{at}.master")
+    _at_least(tier.lane, LANE_BYTES_MIN, f"{at}.lane")
+
+
+def _check_calls(tier: ValkeyOptions | MooncakeOptions, at: str) -> None:
     _within(f"{at}.deadline_s", tier.deadline_s, DEADLINE_S_MAX)
     _within(f"{at}.ask_s", tier.ask_s, DEADLINE_S_MAX)
+    if not _PREFIX.fullmatch(tier.prefix):
+        raise ConfigError(
+            f"{at}.prefix: {tier.prefix!r} does not begin keys; use 1 to 64 of A-Z, a-z, 0-9, "
+            "_, -, . and :"
+        )
+
+
+def _check_address(address: str, at: str) -> None:
+    try:
+        tcp_endpoint(address)
+    except ConfigError as error:
+        raise ConfigError(f"{at}: {error}") from error
+
+
+def _check_valkey(tier: ValkeyOptions, at: str) -> None:
+    _check_calls(tier, at)
     for address in tier.addresses:
-        try:
-            tcp_endpoint(address)
-        except ConfigError as error:
-            raise ConfigError(f"{at}.address: {error}") from error
+        _check_address(address, f"{at}.address")
     if len(tier.addresses) != 1 and not (tier.addresses and tier.cluster):
         raise ConfigError(
             f"{at}.address: {len(tier.addresses)} addresses given; name one server, or some "
@@ -117,11 +143,6 @@ def _check_valkey(tier: ValkeyOptions, at: str) -> None:
         )
     if tier.ttl_s < 0:
         raise ConfigError(f"{at}.ttl_s: {tier.ttl_s:g} s is below 0; 0 leaves it to the server")
-    if not _PREFIX.fullmatch(tier.prefix):
-        raise ConfigError(
-            f"{at}.prefix: {tier.prefix!r} does not begin keys; use 1 to 64 of A-Z, a-z, 0-9, "
-            "_, -, . and :"
-        )
     for name, other in (("user", "password_file"), ("tls_cert", "tls_ca"), ("tls_key", "tls_cert")):
         if getattr(tier, name) and not getattr(tier, other):
             raise ConfigError(f"{at}.{name}: given without {other}; add it")

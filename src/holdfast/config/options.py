@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.limits import GIB, KIB, LEASE_S
+from holdfast.limits import GIB, KIB, LEASE_S, MIB
 from holdfast.wire.address import is_tcp
 
 _UNITS = {"": 1, "b": 1, "kib": KIB, "mib": KIB * KIB, "gib": GIB, "tib": KIB * GIB}
@@ -61,10 +61,12 @@ class PoolOptions(_Section, frozen=True, tag="pool", tag_field="kind"):
 
     `members`: a YAML file, or dns://NAME:PORT, dns://_SERVICE._tcp.NAME,
     kubernetes://[NAMESPACE/]SERVICE[:PORT] or etcd://HOST:PORT[,HOST:PORT][/PREFIX].
+    `ramp_s`: a target that joins gets a sixteenth of its share at first, all of it by then.
     """
 
     members: str
     deadline_s: float = 2.0
+    ramp_s: float = 300.0
 
 
 class ValkeyOptions(_Section, frozen=True, tag="valkey", tag_field="kind"):
@@ -93,7 +95,25 @@ class ValkeyOptions(_Section, frozen=True, tag="valkey", tag_field="kind"):
         return [self.address] if isinstance(self.address, str) else self.address
 
 
-TierOptions = HostOptions | DiskOptions | PoolOptions | ValkeyOptions
+class MooncakeOptions(_Section, frozen=True, tag="mooncake", tag_field="kind"):
+    """A Mooncake Store that already runs; times in seconds.
+
+    `master`: tcp://HOST:PORT. `host`: this machine's address as the others see it, if not the one
+    that reaches the master; `devices`: what `protocol: rdma` travels over. `lane`: the largest
+    record; the tier needs four times that in memory.
+    """
+
+    master: str
+    host: str = ""
+    protocol: Literal["tcp", "rdma"] = "tcp"
+    devices: str = ""
+    lane: Size = Size(64 * MIB)
+    prefix: str = "holdfast"
+    deadline_s: float = 2.0
+    ask_s: float = 0.25
+
+
+TierOptions = HostOptions | DiskOptions | PoolOptions | ValkeyOptions | MooncakeOptions
 
 
 class DomainOptions(_Section, frozen=True):

@@ -26,6 +26,7 @@ from holdfast.config.options import (
     DomainOptions,
     EngineOptions,
     HostOptions,
+    MooncakeOptions,
     PoolOptions,
     Size,
     TierOptions,
@@ -50,11 +51,14 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "tokens": TokenOptions,
 }
 
+_CHOICES = {"write": "behind, on_eviction", "protocol": "tcp, rdma"}
+
 _KINDS: dict[str, type[msgspec.Struct]] = {
     "host": HostOptions,
     "disk": DiskOptions,
     "pool": PoolOptions,
     "valkey": ValkeyOptions,
+    "mooncake": MooncakeOptions,
 }
 
 
@@ -168,7 +172,7 @@ def _remedy(what: str, keys: list[str], value: object) -> str:
     if "Invalid value" in what:
         return f"use one of: {', '.join(_KINDS)}"
     if "Invalid enum value" in what:
-        return "use one of: behind, on_eviction"
+        return f"use one of: {_CHOICES[keys[-1]]}"
     return "add it" if "missing" in what else "correct it"
 
 

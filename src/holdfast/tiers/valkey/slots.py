@@ -155,7 +155,7 @@ def _ranges_of(server: Server, deadline: Deadline) -> list[Range]:
     if server.call(ask, soon) is not Outcome.OK:
         return []
     if isinstance(replies[-1], Refusal):
-        server.refused(f"{replies[-1].code} {replies[-1].words}")
+        server.patience.refused(f"{replies[-1].code} {replies[-1].words}")
     return sorted(_read_ranges(replies[-1], server.endpoint.host))
 
 

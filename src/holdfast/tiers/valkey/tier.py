@@ -85,7 +85,7 @@ class _Call:
         if said.code == "MOVED":
             self.moved.add(number)
         elif said.code != "ASK":  # a slot on its way to another server: soon it has MOVED
-            server.refused(f"{said.code} {said.words}")
+            server.patience.refused(f"{said.code} {said.words}")
 
     def fail(self, numbers: Part, outcome: Outcome) -> None:
         """Take note of what got no answer."""

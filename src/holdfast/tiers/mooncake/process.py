@@ -1,0 +1,136 @@
+"""The process with Mooncake's client as the tier sees it: started, asked, and killed when late."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from holdfast.errors import NodeGoneError
+from holdfast.tiers.mooncake.messages import READY, Request, Settings, Share
+from holdfast.wire.stream import Deadline
+
+SETUP_S = 15.0
+"""By then the client has connected, or is killed; it gives up by itself after about 4 s."""
+
+_ENV = "/usr/bin/env"
+_QUIET = "GLOG_minloglevel=2"
+"""Mooncake writes a line for nearly everything otherwise."""
+
+
+class Lane:
+    """One request at a time, and the part of the shared memory that is its own."""
+
+    def __init__(self, connection: Connection, memory: memoryview, offset: int) -> None:
+        self.offset = offset
+        """Where its part begins in the whole."""
+        self._memory = memory
+        self._connection = connection
+
+    def ask(self, request: Request, deadline: Deadline) -> list[int]:
+        """Return one code for each key; raise OSError or EOFError where there is no answer.
+
+        After TimeoutError the process may still use the lane's memory.
+        """
+        self._connection.send_bytes(msgspec.msgpack.encode(request))
+        if not self._connection.poll(deadline.seconds()):
+            raise TimeoutError("no answer by the deadline")
+        return msgspec.msgpack.decode(self._connection.recv_bytes(), type=list[int])
+
+    def part(self, share: Share) -> memoryview:
+        """Return the memory of a share that lies in this lane."""
+        at = share.offset - self.offset
+        return self._memory[at : at + share.nbytes]
+
+
+class ClientProcess:
+    """One process, its shared memory and its lanes. Any thread may call."""
+
+    def __init__(self, settings: Settings, lanes: int, lane_bytes: int) -> None:
+        fd = os.memfd_create("holdfast-mooncake")
+        os.ftruncate(fd, lanes * lane_bytes)
+        self._memory = mmap.mmap(fd, lanes * lane_bytes)
+        self._control, far_control = _pair()
+        self._lanes: queue.SimpleQueue[Lane] = queue.SimpleQueue()
+        self._all: list[Lane] = []
+        far = [far_control]
+        for number in range(lanes):
+            near, far_lane = _pair()
+            offset = number * lane_bytes
+            view = memoryview(self._memory)[offset : offset + lane_bytes]
+            self._all.append(Lane(near, view, offset))
+            far.append(far_lane)
+        fds = [fd, *(one.fileno() for one in far)]
+        command = [_ENV, _QUIET, sys.executable, "-m", "holdfast.tiers.mooncake.client"]
+        command += [msgspec.json.encode(settings).decode(), *map(str, fds)]
+        self._popen = subprocess.Popen(
+            command, pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        for one in far:
+            one.close()
+        os.close(fd)
+        self._begun_s = time.monotonic()
+        self._ready = False
+        self._readying = threading.Lock()
+
+    def take(self, deadline: Deadline) -> Lane:
+        """Wait until the client is ready and a lane is free; `give` must follow.
+
+        Raises TimeoutError, or NodeGoneError with what the client said instead.
+        """
+        if not self._readying.acquire(timeout=deadline.seconds()):
+            raise TimeoutError("Mooncake's client is not ready yet")
+        try:
+            if not self._ready:
+                self._await_ready(deadline)
+        finally:
+            self._readying.release()
+        try:
+            return self._lanes.get(timeout=deadline.seconds())
+        except queue.Empty:
+            raise TimeoutError("all lanes are busy") from None
+
+    def give(self, lane: Lane) -> None:
+        """Return a lane after an answer."""
+        self._lanes.put(lane)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it has ended, or has not become ready in time."""
+        late = not self._ready and time.monotonic() - self._begun_s > SETUP_S
+        return late or self._popen.poll() is not None
+
+    def kill(self) -> None:
+        """End it at once; who waits for an answer hears that it has ended.
+
+        Connections and memory go with the last call that uses them.
+        """
+        self._popen.kill()
+        self._popen.wait()
+
+    def _await_ready(self, deadline: Deadline) -> None:
+        if not self._control.poll(deadline.seconds()):
+            raise TimeoutError("Mooncake's client is not ready yet")
+        try:
+            said = self._control.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise NodeGoneError("Mooncake's client has ended; see its last words above") from error
+        if said != READY:
+            raise NodeGoneError(said.decode(errors="replace"))
+        self._ready = True
+        for lane in self._all:
+            self._lanes.put(lane)
+
+
+def _pair() -> tuple[Connection, Connection]:
+    """Return two ends of a local connection."""
+    near, far = socket.socketpair()
+    return Connection(near.detach()), Connection(far.detach())
