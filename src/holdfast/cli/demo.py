@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.cli import demo_pool
 from holdfast.config import PRIVATE_PARENT
 from holdfast.errors import ConfigError
 from holdfast.rig import model, report, street
@@ -18,8 +19,10 @@ from holdfast.rig.report import Report, Row
 from holdfast.rig.street import Setting, Step
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
+MODEL_DEFAULT = "demo"
 TOKENS_DEFAULT = 4096
 
 SAID = {
@@ -38,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     made = ", ".join(model.SHAPES)
     parser.add_argument(
         "--model",
-        default="demo",
         metavar="PATH",
-        help=f"a Hugging Face folder, or a model made here: {made} (default: demo, 291 M)",
+        help=f"a Hugging Face folder, or a model made here: {made} (default: {MODEL_DEFAULT}, "
+        f"291 M; with --pool {demo_pool.MODEL_DEFAULT}, 137 M)",
     )
     parser.add_argument(
         "--document",
@@ -51,9 +54,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens",
         type=int,
-        default=TOKENS_DEFAULT,
         metavar="N",
-        help=f"length of the context, a multiple of {street.BATCH_TOKENS} (default: %(default)s)",
+        help=f"length of a context, a multiple of {street.BATCH_TOKENS} "
+        f"(default: {TOKENS_DEFAULT}; with --pool {demo_pool.TOKENS_DEFAULT})",
+    )
+    parser.add_argument(
+        "--pool",
+        type=int,
+        metavar="N",
+        help="two engine hosts over a pool of so many targets, one killed, one joining; each host "
+        "a network namespace as root, else a loopback port",
     )
     parser.add_argument(
         "--dtype",
@@ -71,23 +81,35 @@ def run(args: argparse.Namespace) -> int:
     need_engine()
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-", dir=PRIVATE_PARENT) as scratch:
         folder = (args.keep or Path(scratch)).absolute()
-        with console.status("set-up: the model is made") as status:
-            setting = _setting(args, folder, lambda text: status.update(f"{text} ..."))
-            started_s = time.monotonic()
-            steps: list[Step] = []
-            with closing(street.walk(setting)) as walk:
-                for step in walk:
-                    steps.append(step)
-                    console.print(_line(step, steps[0]), soft_wrap=True)
-        elapsed_s = time.monotonic() - started_s
-    found = Report("demo", [_row(step, steps[0]) for step in steps])
-    console.print(_table(steps))
-    console.print(_verdict(steps, elapsed_s), soft_wrap=True)
+        steps = _run if args.pool is None else _run_pool
+        found = steps(args, console, folder)
     if args.keep:
         console.print(f"logs and store: {folder}")
     if args.json:
         report.write(found, args.json)
     return 0 if found.ok else 1
+
+
+def _run(args: argparse.Namespace, console: Console, folder: Path) -> Report:
+    with console.status("set-up: the model is made") as status:
+        setting = _setting(args, folder, lambda text: status.update(f"{text} ..."))
+        started_s = time.monotonic()
+        steps: list[Step] = []
+        with closing(street.walk(setting)) as walk:
+            for step in walk:
+                steps.append(step)
+                console.print(_line(step, steps[0]), soft_wrap=True)
+    elapsed_s = time.monotonic() - started_s
+    console.print(_table(steps))
+    console.print(_verdict(steps, elapsed_s), soft_wrap=True)
+    return Report("demo", [_row(step, steps[0]) for step in steps])
+
+
+def _run_pool(args: argparse.Namespace, console: Console, folder: Path) -> Report:
+    demo_pool.check(args)
+    with console.status("set-up: the model is made"):
+        path = _model(args.model or demo_pool.MODEL_DEFAULT)
+    return demo_pool.run(args, console, folder, path)
 
 
 def need_engine() -> None:
@@ -100,9 +122,14 @@ def need_engine() -> None:
 
 
 def _setting(args: argparse.Namespace, folder: Path, tell: Callable[[str], None]) -> Setting:
-    path = model.make(args.model) if args.model in model.SHAPES else Path(args.model)
-    prompts = street.prompts_of(path, args.document, args.tokens)
+    path = _model(args.model or MODEL_DEFAULT)
+    tokens = TOKENS_DEFAULT if args.tokens is None else args.tokens
+    prompts = street.prompts_of(path, args.document, tokens)
     return Setting(folder, path, args.dtype, prompts, tell)
+
+
+def _model(name: str) -> Path:
+    return model.make(name) if name in model.SHAPES else Path(name)
 
 
 def _row(step: Step, cold: Step) -> Row:

@@ -20,6 +20,9 @@ TOP_LOGPROBS = 5
 
 BY_SOURCE = "prompt_tokens_by_source"
 CACHED_BY_TIER = "prompt_tokens_cached_by_source"
+TIERS = {"p2p": "pool"}
+"""What the engine calls a tier by another name than we do."""
+
 SETTLE_S = 10.0
 FETCHING_S = 20.0
 
@@ -183,7 +186,7 @@ def _tokens(before: Counts, after: Counts) -> Tokens:
     grown = {key: count - before.get(key, 0) for key, count in after.items()}
     external = grown[BY_SOURCE, "external_kv_transfer"]
     fetched = {
-        tier: count
+        TIERS.get(tier, tier): count
         for (name, tier), count in grown.items()
         if name == CACHED_BY_TIER and tier != "device" and count
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,7 +14,7 @@ from holdfast.errors import HoldfastError, NodeGoneError
 from holdfast.limits import GIB
 from holdfast.rig.process import Process, wait_until
 from holdfast.wire.client import Client
-from holdfast.wire.messages import PROTOCOL, Hello, List, Report, Status
+from holdfast.wire.messages import PROTOCOL, Drop, Hello, List, Members, Report, Status
 
 HOST_BYTES = 2 * GIB
 DISK_BYTES = 4 * GIB
@@ -23,10 +24,21 @@ ANSWER_S = 5.0
 
 
 class Node:
-    """A node with a host and a disk tier in a folder of its own; it serves when made."""
+    """A node with a host and a disk tier in a folder of its own; it serves when made.
+
+    `settings` stand over its configuration; it also listens on `also`, an address for other nodes,
+    and its command begins with `inside`: see `holdfast.rig.network.Host`.
+    """
 
     def __init__(
-        self, folder: Path, host_bytes: int = HOST_BYTES, disk_bytes: int = DISK_BYTES
+        self,
+        folder: Path,
+        host_bytes: int = HOST_BYTES,
+        disk_bytes: int = DISK_BYTES,
+        *,
+        settings: Mapping[str, object] | None = None,
+        also: str = "",
+        inside: Sequence[str] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.address = f"unix://{folder}/node.sock"
@@ -36,12 +48,16 @@ class Node:
             {"kind": "host", "capacity": host_bytes},
             {"kind": "disk", "path": str(folder / "disk"), "capacity": disk_bytes},
         ]
-        self._config.write_text(yaml.safe_dump({"listen": self.address, "tiers": tiers}))
+        listen = [self.address, also] if also else self.address
+        config = {"listen": listen, "tiers": tiers, **(settings or {})}
+        self._config.write_text(yaml.safe_dump(config))
+        self._inside = list(inside)
         self.start()
 
     def start(self) -> None:
         """Start the process; return when it serves."""
         argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(self._config)]
+        argv = [*self._inside, *argv]
         self.process = Process("the node", argv, self._log, {})
         try:
             wait_until(self.process, self._ready, READY_S)
@@ -61,6 +77,19 @@ class Node:
     def status(self) -> dict[str, Any]:
         """Return what the node says of itself. Raises NodeGoneError where it does not answer."""
         return self._look(Status())
+
+    def members(self) -> list[dict[str, Any]]:
+        """Return what the node knows of the members of its pool; empty without one."""
+        pools: list[dict[str, Any]] = self._look(Members())["shared"]
+        return [member for pool in pools for member in pool["members"]]
+
+    def records(self) -> int:
+        """Return how many records its tiers hold; a block in two tiers counts twice."""
+        return sum(int(tier["records"]) for tier in self.status()["tiers"])
+
+    def drop_all(self) -> None:
+        """Let the node forget every block; what it gave to a pool stays there."""
+        self._look(Drop("*"))
 
     def token_bytes(self) -> float:
         """Return the bytes that the node keeps per token, of what it holds most of."""
@@ -88,7 +117,7 @@ class Node:
         tiers = self.status()["tiers"]
         return sum(int(tier["records"]) for tier in tiers if tier["tier"] == "disk")
 
-    def _look(self, question: Status | List) -> dict[str, Any]:
+    def _look(self, question: Status | List | Members | Drop) -> dict[str, Any]:
         client = Client(self.address, Hello(PROTOCOL, "rig"), ANSWER_S)
         try:
             reply = client.call(question, ANSWER_S)

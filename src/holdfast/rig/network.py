@@ -1,0 +1,129 @@
+"""A small network of hosts on this machine, each with an address of its own.
+
+As root every host is a network namespace, joined to the others by a virtual cable and a bridge that
+stands in a namespace as well: nothing of this machine's own network is seen or changed. Namespaces
+have no names; a process holds each of them, so they end with us, however we end. Where that can not
+be done, every host is a port of the loopback interface.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from holdfast.errors import HoldfastError
+from holdfast.rig.process import Process, free_port, wait_until
+
+PORT = 7441
+HOSTS_MAX = 200
+LOOPBACK = "127.0.0.1"
+
+_SUBNET, _BITS = "10.77.0", 24
+_PROGRAMS = ("ip", "nsenter", "unshare")
+_HOLD_READY_S = 10.0
+_ALONE = "infinity"
+
+
+class Host(NamedTuple):
+    """Where a program runs: the address others reach it at, and what its command begins with."""
+
+    address: str
+    inside: Sequence[str] = ()
+
+
+class Network(Protocol):
+    """Gives out hosts that reach one another."""
+
+    kind: str
+    """In words, for people: what makes the hosts."""
+
+    def host(self) -> Host:
+        """Return a new host; it lasts as long as the network."""
+        ...
+
+
+class LoopbackNetwork:
+    """Hosts that differ in their port only."""
+
+    kind = "loopback ports"
+
+    def host(self) -> Host:
+        return Host(f"tcp://{LOOPBACK}:{free_port()}")
+
+
+class NamespaceNetwork:
+    """Hosts in network namespaces; needs root, and ends with its processes."""
+
+    kind = "network namespaces"
+
+    def __init__(self, stack: ExitStack, log: Path) -> None:
+        """Make the bridge; what is started ends with `stack`. Raises HoldfastError."""
+        self._stack = stack
+        self._log = log
+        self._hosts = 0
+        self._switch = self._hold("the switch")
+        self._in(self._switch, "link", "add", "bridge", "type", "bridge")
+        self._in(self._switch, "link", "set", "bridge", "up")
+
+    def host(self) -> Host:
+        if self._hosts == HOSTS_MAX:
+            raise HoldfastError(f"a network has at most {HOSTS_MAX} hosts; start another")
+        self._hosts += 1
+        name, address = f"host{self._hosts}", f"{_SUBNET}.{self._hosts}"
+        held = self._hold(name)
+        cable = ("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns")
+        self._in(self._switch, *cable, str(held.pid))
+        self._in(self._switch, "link", "set", name, "master", "bridge", "up")
+        self._in(held, "addr", "add", f"{address}/{_BITS}", "dev", "eth0")
+        for device in ("lo", "eth0"):
+            self._in(held, "link", "set", device, "up")
+        return Host(f"tcp://{address}:{PORT}", _inside(held))
+
+    def _hold(self, name: str) -> Process:
+        """Start the process that a new namespace lives as long as."""
+        held = Process(name, ["unshare", "--net", "sleep", _ALONE], self._log, {})
+        self._stack.callback(held.kill)
+        ours = Path("/proc/self/ns/net").readlink()
+        theirs = Path(f"/proc/{held.pid}/ns/net")
+
+        def apart() -> bool:
+            return theirs.exists() and theirs.readlink() != ours
+
+        wait_until(held, apart, _HOLD_READY_S, "in a network of its own")
+        return held
+
+    def _in(self, held: Process, *words: str) -> None:
+        done = subprocess.run(
+            [*_inside(held), "ip", *words], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise HoldfastError(f"ip {' '.join(words)}: {done.stderr.strip() or done.returncode}")
+
+
+@contextmanager
+def open_network(log: Path) -> Iterator[Network]:
+    """Lend a network of namespaces where this machine allows it, else one of loopback ports."""
+    with ExitStack() as stack:
+        yield _namespaces(stack, log) or LoopbackNetwork()
+
+
+def _namespaces(stack: ExitStack, log: Path) -> Network | None:
+    if os.geteuid() != 0 or not all(map(shutil.which, _PROGRAMS)):
+        return None
+    with ExitStack() as undo:
+        try:
+            network = NamespaceNetwork(undo, log)
+            network.host()  # a kernel may allow the one and not the other
+        except (HoldfastError, OSError):
+            return None
+        stack.push(undo.pop_all())
+    return network
+
+
+def _inside(held: Process) -> list[str]:
+    return ["nsenter", f"--net=/proc/{held.pid}/ns/net", "--"]

@@ -1,0 +1,140 @@
+"""A real pool on this machine: targets and engine hosts, let in by token, started and killed."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import yaml
+
+from holdfast.errors import HoldfastError
+from holdfast.limits import MIB, TOKEN_S_MAX
+from holdfast.rig.network import Network
+from holdfast.rig.node import Node
+from holdfast.rig.process import POLL_S, wait_until
+from holdfast.wire.token import VERBS, issue
+
+TARGET_HOST_BYTES = 512 * MIB
+TARGET_DISK_BYTES = 1024 * MIB
+HOST_BYTES = 1024 * MIB
+
+RAMP_S = 1.0
+"""A target that joins gets its whole share so soon here; five minutes would be long to watch."""
+
+DEADLINE_S = 4.0
+"""Engines and nodes share a few cores here: an answer may have to queue."""
+
+EVEN = 0.99
+SETTLED_S = 60.0
+_OWNER_ONLY = 0o600
+_KEY_BYTES = 32
+
+
+class Pool:
+    """Targets and engine hosts on a network, with their keys and members file in a folder."""
+
+    def __init__(self, stack: ExitStack, folder: Path, network: Network) -> None:
+        """Make keys and tokens; whatever is started ends with `stack`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.targets: dict[str, Node] = {}
+        self.hosts: dict[str, Node] = {}
+        self._stack, self._folder, self._network = stack, folder, network
+        self._addresses: dict[str, str] = {}
+        self._started = 0
+        self._members = folder / "members.yaml"
+        token_key = secrets.token_bytes(_KEY_BYTES)
+        self._domain_key = self._secret("domain.key", secrets.token_bytes(_KEY_BYTES))
+        self._token_key = self._secret("token.key", token_key)
+        line = issue(token_key, "the hosts", VERBS, TOKEN_S_MAX, time.time())
+        self._token = self._secret("token", f"{line}\n".encode())
+
+    def start_targets(self, count: int) -> list[str]:
+        """Start targets, list them as members, and return their names."""
+        names = [f"target-{self._started + number}" for number in range(1, count + 1)]
+        self._started += count
+        for name in names:
+            place = self._network.host()
+            node = Node(
+                self._folder / name,
+                TARGET_HOST_BYTES,
+                TARGET_DISK_BYTES,
+                settings={"tokens": {"key_file": self._token_key}},
+                also=place.address,
+                inside=place.inside,
+            )
+            self.targets[name] = self._stack.enter_context(node)
+            self._addresses[name] = place.address
+        self._list()
+        return names
+
+    def start_host(self, name: str) -> Node:
+        """Start the node of an engine host; return when it knows every member."""
+        pool = {"kind": "pool", "members": str(self._members)}
+        settings = {
+            "tiers": [
+                {"kind": "host", "capacity": HOST_BYTES},
+                {**pool, "deadline_s": DEADLINE_S, "ramp_s": RAMP_S},
+            ],
+            "domains": {"default": {"key_file": self._domain_key}},
+            "tokens": {"file": self._token},
+        }
+        place = self._network.host()
+        node = Node(self._folder / name, settings=settings, inside=place.inside)
+        self.hosts[name] = self._stack.enter_context(node)
+        self.wait_agreed()
+        return node
+
+    def kill_target(self, name: str) -> None:
+        """End a target as a crash would; it stays among the members."""
+        self.targets.pop(name).kill()
+
+    def replace_target(self, dead: str) -> str:
+        """Start another target instead of a dead one; return its name once it has its share."""
+        del self._addresses[dead]
+        [name] = self.start_targets(1)
+        self.wait_agreed()
+        return name
+
+    def wait_agreed(self) -> None:
+        """Return once every host has the living targets for members, with their whole shares.
+
+        It takes 15 s until a host believes that one is gone.
+        """
+        for name, host in self.hosts.items():
+            agreed = partial(self._agrees, host)
+            wait_until(host.process, agreed, SETTLED_S, f"sure of {name}'s members")
+
+    def _agrees(self, host: Node) -> bool:
+        shares = {member["id"]: member["share"] for member in host.members()}
+        even = 1 / len(self._addresses)
+        return shares.keys() == self._addresses.keys() and min(shares.values()) > EVEN * even
+
+    def wait_holding(self, blocks: int) -> None:
+        """Return once the living targets hold so many blocks in all."""
+        end_s = time.monotonic() + SETTLED_S
+        while (held := sum(self.blocks().values())) < blocks:
+            if time.monotonic() > end_s:
+                raise HoldfastError(
+                    f"the targets hold {held} blocks of {blocks} after {SETTLED_S:.0f} s; "
+                    f"their logs are below {self._folder}"
+                )
+            time.sleep(POLL_S)
+
+    def blocks(self) -> dict[str, int]:
+        """Return how many blocks each living target holds."""
+        return {name: int(node.status()["blocks"]) for name, node in self.targets.items()}
+
+    def _list(self) -> None:
+        members = [{"id": name, "address": at} for name, at in self._addresses.items()]
+        fresh = self._members.with_suffix(".new")
+        fresh.write_text(yaml.safe_dump({"members": members}))
+        fresh.rename(self._members)
+
+    def _secret(self, name: str, content: bytes) -> str:
+        file = self._folder / name
+        file.touch(_OWNER_ONLY)
+        file.write_bytes(content)
+        return str(file)

@@ -1,0 +1,247 @@
+"""The steps of `holdfast demo --pool`: contexts saved on one host come back on another.
+
+A context as short as the demo's is one segment, which lies on one target. So there are several of
+them, and each step asks for them all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.limits import BLOCK_TOKENS
+from holdfast.rig import document
+from holdfast.rig.ask import Answer, Asked, ask
+from holdfast.rig.network import open_network
+from holdfast.rig.pool import Pool
+from holdfast.rig.server import Engine, EngineOptions, holdfast_kv_transfer, wait_all_ready
+from holdfast.rig.street import ANSWER_TOKENS, BATCH_TOKENS, Prompts, prompts_of
+
+CONTEXTS = 6
+"""Contexts a step asks for."""
+
+TARGETS_MIN, TARGETS_MAX = 2, 16
+
+
+class PoolSetting(msgspec.Struct, frozen=True):
+    """Where the demo runs, on what, with how many targets, and whom it tells what it is doing.
+
+    `prompts`: `CONTEXTS` for the beginning, and further ones for the target that joins.
+    """
+
+    folder: Path
+    model: Path
+    dtype: str
+    prompts: Sequence[Prompts]
+    targets: int
+    tell: Callable[[str], None]
+
+
+class PoolStep(msgspec.Struct, frozen=True):
+    """One row: what was asked and came of it, context by context, and where it lay.
+
+    `fetched` is how many tokens had to come from the pool at least, `spread` how many of these
+    contexts each living target holds, `token_bytes` the size of one token's KV state.
+    """
+
+    name: str
+    asked: Sequence[Asked]
+    equal: bool
+    fetched: int
+    spread: dict[str, int]
+    token_bytes: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether every output was right, and all that the pool still had came from it."""
+        enough = self.fetched_tokens >= self.fetched if self.fetched else not self.fetched_tokens
+        return self.equal and enough and set(self.tiers) <= {"pool"}
+
+    @property
+    def ttft_s(self) -> float:
+        """Mean time to the first token."""
+        return sum(each.answer.ttft_s for each in self.asked) / len(self.asked)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens the engine computed, in all."""
+        return sum(each.tokens.computed for each in self.asked)
+
+    @property
+    def fetched_tokens(self) -> int:
+        """Tokens that came from Holdfast, in all."""
+        return sum(each.tokens.fetched_total for each in self.asked)
+
+    @property
+    def tiers(self) -> list[str]:
+        """The tiers they came from."""
+        return sorted({tier for each in self.asked for tier in each.tokens.fetched})
+
+    @property
+    def gb_per_s(self) -> float | None:
+        """KV state fetched over the time to the first token of those who fetched."""
+        hits = [each for each in self.asked if each.tokens.fetched]
+        if not hits:
+            return None
+        nbytes = self.token_bytes * sum(each.tokens.fetched_total for each in hits)
+        return nbytes / sum(each.answer.ttft_s for each in hits) / 1e9
+
+
+def prompts_of_pool(model: Path, source: Path | None, tokens: int) -> list[Prompts]:
+    """Cut a document into contexts of so many tokens, none the prefix of another.
+
+    Each stretch of the text comes forwards and, behind all of them, backwards. Raises ConfigError.
+    """
+    first = prompts_of(model, source, tokens)
+    text = document.read_tokens(document.tokenizer_of(model), source, 2 * CONTEXTS * tokens)
+    stretches = [text[start : start + tokens] for start in range(0, len(text), tokens)]
+    return [
+        msgspec.structs.replace(first, context=context)
+        for context in (*stretches, *(stretch[::-1] for stretch in stretches))
+    ]
+
+
+def check_targets(targets: int) -> None:
+    """Raise ConfigError for a number of targets that the demo can not start or not do without."""
+    if not TARGETS_MIN <= targets <= TARGETS_MAX:
+        raise ConfigError(
+            f"--pool: {targets} targets, not from {TARGETS_MIN} to {TARGETS_MAX}; choose another"
+        )
+
+
+def walk(setting: PoolSetting) -> Generator[PoolStep]:
+    """Yield every step as it is done; processes and network end with the iteration."""
+    with ExitStack() as stack:
+        network = stack.enter_context(open_network(setting.folder / "network.log"))
+        setting.tell(f"{setting.targets} targets and two hosts start, on {network.kind}")
+        pool = Pool(stack, setting.folder, network)
+        pool.start_targets(setting.targets)
+        yield from _Street(stack, setting, pool).walk()
+
+
+class _Street:
+    """The pool, its two engines, and what is known of the contexts so far."""
+
+    def __init__(self, stack: ExitStack, setting: PoolSetting, pool: Pool) -> None:
+        self._tell, self._pool = setting.tell, pool
+        self._first = list(setting.prompts[:CONTEXTS])
+        self._further = list(setting.prompts[CONTEXTS:])
+        self._tokens = len(self._first[0].context)
+        self._right: list[Answer] = []
+        self._owners: list[str] = []
+        self._a, self._b = (_start(stack, setting, pool, name) for name in ("host-a", "host-b"))
+        wait_all_ready([self._a, self._b])
+
+    def walk(self) -> Generator[PoolStep]:
+        self._warm_up()
+        self._tell("host A reads the contexts for the first time")
+        cold = [self._read_on_a(prompts) for prompts in self._first]
+        equal = all(map(_equals, cold, self._right))
+        yield PoolStep("prefill_on_a", cold, equal, 0, self._spread(0))
+
+        self._tell("host B is asked about them")
+        yield self._served("served_on_b", self._first, 0)
+
+        lost = self._victim()
+        self._tell(f"{lost} was killed with -9; host B has forgotten everything and is asked again")
+        self._forget_on_b()
+        self._pool.kill_target(lost)
+        yield self._served("target_killed", self._first, 0)
+
+        self._tell(f"another target takes the place of {lost}")
+        joined = self._pool.replace_target(lost)
+        self._tell(f"{joined} has joined; host A reads new contexts")
+        fresh = self._read_until_on(joined)
+        self._tell("host B is asked about the new contexts")
+        yield self._served("target_joined", fresh, CONTEXTS)
+
+    def _warm_up(self) -> None:
+        """An engine's first long prompt is slower than its later ones; measure nothing on it."""
+        self._tell("both engines warm up")
+        for turn, engine in enumerate((self._a, self._b), 1):
+            context, question = self._first[0].context, self._first[0].question
+            _ask(engine, [*context[turn:], *context[:turn], *question])
+        self._pool.wait_holding(2 * self._tokens // BLOCK_TOKENS)
+
+    def _read_on_a(self, prompts: Prompts) -> Asked:
+        """Let A compute a context; note the right output, and on which target it lies now."""
+        before = self._pool.blocks()
+        asked = _ask(self._a, prompts.first)
+        again = _ask(self._a, prompts.first)
+        if asked.tokens.fetched_total or again.tokens.local != self._tokens:
+            raise HoldfastError(
+                f"no reference: of {self._tokens} tokens the engine fetched "
+                f"{asked.tokens.fetched_total} instead of none, and then had "
+                f"{again.tokens.local} itself instead of all"
+            )
+        self._pool.wait_holding(sum(before.values()) + self._tokens // BLOCK_TOKENS)
+        after = self._pool.blocks()
+        self._owners.append(max(after, key=lambda name: after[name] - before[name]))
+        self._right.append(again.answer)
+        return asked
+
+    def _served(self, name: str, prompts: Sequence[Prompts], start: int) -> PoolStep:
+        """Ask B about contexts, the first of them number `start` of those that A read."""
+        asked = [_ask(self._b, each.first) for each in prompts]
+        stop = start + len(prompts)
+        kept = sum(owner in self._pool.targets for owner in self._owners[start:stop])
+        return PoolStep(
+            name=name,
+            asked=asked,
+            equal=all(map(_equals, asked, self._right[start:stop])),
+            fetched=kept * self._tokens,
+            spread=self._spread(start),
+            token_bytes=self._pool.hosts["host-a"].token_bytes(),
+        )
+
+    def _spread(self, start: int) -> dict[str, int]:
+        counted = Counter(self._owners[start:])
+        return {name: counted[name] for name in self._pool.targets}
+
+    def _victim(self) -> str:
+        """Return the target that holds the fewest contexts, but some."""
+        held = Counter(self._owners)
+        return min(held, key=lambda name: held[name])
+
+    def _forget_on_b(self) -> None:
+        self._pool.hosts["host-b"].drop_all()
+        self._b.reset_prefix_cache()
+
+    def _read_until_on(self, joined: str) -> list[Prompts]:
+        """Read `CONTEXTS` new contexts, and more if chance has given none to the newcomer."""
+        fresh: list[Prompts] = []
+        for prompts in self._further:
+            if len(fresh) >= CONTEXTS and joined in self._owners:
+                break
+            self._read_on_a(prompts)
+            fresh.append(prompts)
+        if joined not in self._owners:
+            raise HoldfastError(f"{joined} got none of {len(fresh)} new contexts")
+        return fresh
+
+
+def _start(stack: ExitStack, setting: PoolSetting, pool: Pool, name: str) -> Engine:
+    node = pool.start_host(name)
+    options = EngineOptions(
+        model=setting.model,
+        kv_transfer=holdfast_kv_transfer(node.address),
+        model_tokens_max=len(setting.prompts[0].context) + BATCH_TOKENS,
+        batch_tokens_max=BATCH_TOKENS,
+        dtype=setting.dtype,
+    )
+    engine = Engine(f"the engine of {name}", options, setting.folder / f"{name}-engine.log")
+    stack.enter_context(engine.process)
+    return engine
+
+
+def _ask(engine: Engine, prompt: list[int]) -> Asked:
+    return ask(engine, prompt, ANSWER_TOKENS)
+
+
+def _equals(asked: Asked, right: Answer) -> bool:
+    return asked.answer.equals(right)
