@@ -346,7 +346,7 @@ def test_a_thousand_gets_of_one_segment_read_each_block_once(served):
             return super().read(batch)
 
     reads = []
-    node = served(tier=Counting(64 * MIB), host_bytes=16 * MIB)
+    node = served(Limits(), Counting(64 * MIB))
     node.target.put(RECORDS, 10)
     node.until(lambda: node.store.status()["waiting_to_write"] == 0)
     for row in list(node.store.states.index.rows()):
@@ -354,8 +354,7 @@ def test_a_thousand_gets_of_one_segment_read_each_block_once(served):
     blocks = []
 
     def ask():
-        lent = [node.get(KEYS) for _ in range(50)]
-        blocks.extend(lent)
+        blocks.extend([node.get(KEYS) for _ in range(50)])
 
     threads = [threading.Thread(target=ask) for _ in range(20)]
     for thread in threads:

@@ -88,7 +88,7 @@ def target():
             threads.append(threading.Thread(target=accept, args=(listener, scripts)))
             threads[-1].start()
             undo.callback(listener.shutdown, socket.SHUT_RDWR)
-            made = Target("tcp://{}:{}".format(*listener.getsockname()), **options)
+            made = Target("tcp://{}:{}".format(*listener.getsockname()), lanes=2, **options)
             undo.callback(made.close)
             return made
 

@@ -72,7 +72,8 @@ class Service:
         """This target's view of the pool, told with every answer; it decides nothing."""
         self.counters = Counters()
         self._lock = threading.Lock()
-        self._room_bytes = int(_RECEIVING_SHARE * store.host_bytes)
+        self._receiving_most = int(_RECEIVING_SHARE * store.host_bytes)
+        self._receiving_bytes = 0
         self._discard = memoryview(bytearray(_DISCARD_BYTES))
         self._stagers = ThreadPoolExecutor(STAGE_THREADS, "holdfast-stage")
         self._staged = threading.BoundedSemaphore(STAGED_MAX)
@@ -83,15 +84,19 @@ class Service:
 
     @contextmanager
     def receiving(self, nbytes: int) -> Iterator[bool]:
-        """Say whether so many bytes may be received into slots now; they count until the end."""
+        """Say whether so many bytes may be received into slots now; they count until the end.
+
+        One message always may: how much of it finds room is the store's to say.
+        """
         with self._lock:
-            granted = nbytes <= self._room_bytes
-            self._room_bytes -= nbytes if granted else 0
+            sum_bytes = self._receiving_bytes + nbytes
+            granted = not self._receiving_bytes or sum_bytes <= self._receiving_most
+            self._receiving_bytes += nbytes if granted else 0
         try:
             yield granted
         finally:
             with self._lock:
-                self._room_bytes += nbytes if granted else 0
+                self._receiving_bytes -= nbytes if granted else 0
 
     def discarding(self, nbytes: int) -> list[memoryview]:
         """Return buffers for bytes that nobody wants; all connections write to the same ones."""

@@ -182,7 +182,8 @@ class TargetSession:
             return
         try:
             records = [self._store.record(world, place) for place in lent.places]
-            reply = m.Records(len(records), lent.outcome, lent.reason, self._service.epoch)
+            reason = "" if lent.outcome is Outcome.OK else lent.reason
+            reply = m.Records(len(records), lent.outcome, reason, self._service.epoch)
             nbytes = len(records) * world.record_bytes
             self._stream.send([self._frame(asked, reply, nbytes), *records], self._service.pace())
             self._service.counters.sent_bytes += nbytes

@@ -109,7 +109,7 @@ class Records:
         self._random = random.Random(payload_bytes)  # noqa: S311  # an order, not a secret
 
     def fill(self, target: Target) -> None:
-        """Put two gigabytes of them: then the target is full, and a put takes the oldest's place."""
+        """Put two gigabytes: then the target is full, and each put takes the place of another."""
         for _ in range(2 * (len(self._views) // BATCH)):
             trip = self.put(target, BATCH)
             trip.run()
@@ -209,11 +209,6 @@ class Pairs:
         spent = [sum(cost.near_s + cost.far_s for cost in side) for side in (self.ours, self.plain)]
         return at_most(f"{what}.cpu", spent[0] / spent[1], "x plain", CPU_GOAL)
 
-    def time_row(self, what: str, goal_us: float | None) -> Row:
-        """Make the row of a single block: microseconds at the median."""
-        row = at_most(what, 1e6 * _median_s(self.ours), "us", goal_us)
-        return with_more(row, {"plain_us": 1e6 * _median_s(self.plain)})
-
 
 class Bench(NamedTuple):
     """Two far ends and a pool here; `suffix` goes behind the names of rows."""
@@ -244,11 +239,18 @@ class Bench(NamedTuple):
         """Get, then put, one block at a time."""
         rows = []
         for verb, trip, plain in self._ways(records, nbytes, 1):
-            pairs = Pairs(self.target, self.plain)
-            for _ in range(SINGLES_PER_ROUND * self.rounds):
-                pairs.turn(trip(), plain)
+            ours_us: list[float] = []
+            plain_us: list[float] = []
+            for _ in range(self.rounds):
+                plain_us += [_microseconds(plain) for _ in range(SINGLES_PER_ROUND)]
+                trips = [trip() for _ in range(SINGLES_PER_ROUND)]
+                ours_us += [_microseconds(each.run) for each in trips]
+                for each in trips[-1:]:
+                    each.check()
             goal = SMALL_GOAL_US if (verb, nbytes) == ("get", SIZES[0]) else None
-            rows.append(pairs.time_row(f"pool.{verb}.{_label(nbytes)}{self.suffix}", goal))
+            what = f"pool.{verb}.{_label(nbytes)}{self.suffix}"
+            row = at_most(what, statistics.median(ours_us), "us", goal)
+            rows.append(with_more(row, {"plain_us": statistics.median(plain_us)}))
         return rows
 
     def exist(self, records: Records) -> Row:
@@ -307,6 +309,12 @@ def _cost(work: Callable[[], None], far_pid: int) -> Cost:
     work()
     seconds = time.perf_counter() - start_s
     return Cost(seconds, time.process_time() - near_s, _spent_s(far_pid) - far_s)
+
+
+def _microseconds(work: Callable[[], None]) -> float:
+    start_s = time.perf_counter()
+    work()
+    return 1e6 * (time.perf_counter() - start_s)
 
 
 def _spent_s(pid: int) -> float:

@@ -108,6 +108,8 @@ def _believe_held(store: Store, coverage: Coverage, blocks: int) -> set[int]:
 
 
 def _await(store: Store, waves: Sequence[Future[None]], late_at: float) -> None:
+    if not waves:
+        return
     done, _ = wait(waves, timeout=max(0.0, late_at - store.clock.now()))
     for wave in done:
         wave.result()

@@ -20,7 +20,7 @@ from holdfast.limits import KIB, MIB, PACE_BYTES, PACE_S
 from holdfast.wire.address import HostPort
 
 PIECE_BYTES = 2 * MIB
-LOOKED_AT_BYTES = 512 * KIB
+LOOKED_AT_BYTES = 1 * MIB
 SEALED_PIECE_BYTES = 256 * KIB
 PARTS_MAX = 256
 """Buffers in one call; the kernel allows 1,024."""
@@ -118,6 +118,7 @@ class PlainStream:
     def __init__(self, connected: socket.socket) -> None:
         connected.settimeout(None)
         self._socket = connected
+        self._limits_s: dict[int, float] = {}
 
     def send(self, parts: Sequence[Buffer], pace: Pace) -> None:
         """Send all parts; one call if the time allows."""
@@ -163,6 +164,10 @@ class PlainStream:
         return moved
 
     def _limit(self, option: int, wait_s: float) -> None:
+        """Set a time-out unless it is about right: setting it costs a system call."""
+        if abs(wait_s - self._limits_s.get(option, -1.0)) < _SHORTEST_WAIT_S:
+            return
+        self._limits_s[option] = wait_s
         seconds, rest = divmod(max(wait_s, _SHORTEST_WAIT_S), 1.0)
         timeval = _TIMEVAL.pack(int(seconds), int(rest * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, option, timeval)
@@ -185,17 +190,21 @@ class SealedStream:
                 moved = len(part)
 
     def receive(self, parts: Sequence[memoryview], pace: Pace, landed: Landed = _ignore) -> None:
-        """Fill all parts."""
-        moved = 0
-        for part in parts:
-            left = part
-            while left:
-                self._limit(pace.seconds(moved))
-                moved = self._socket.recv_into(left)
-                if not moved:
-                    raise ConnectionResetError("the other side closed the connection")
-                landed(moved)
-                left = left[moved:]
+        """Fill all parts; a piece takes many calls, so each does as little as it can."""
+        receive, now, moved = self._socket.recv_into, time.monotonic, 0
+        for piece in _pieces(parts, SEALED_PIECE_BYTES):
+            for part in piece:
+                at, size, stale_at = 0, len(part), 0.0
+                while at < size:
+                    if now() >= stale_at:
+                        self._limit(pace.seconds(moved))
+                        moved, stale_at = 0, now() + _SHORTEST_WAIT_S
+                    nbytes = receive(part[at:], size - at)
+                    if not nbytes:
+                        raise ConnectionResetError("the other side closed the connection")
+                    at += nbytes
+                    moved += nbytes
+                landed(size)
 
     def cut(self) -> None:
         """Shut both directions down."""

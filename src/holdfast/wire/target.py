@@ -8,6 +8,7 @@ or wrong is closed before the call returns. So nothing is ever written into a bu
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +31,10 @@ from holdfast.wire.target_connection import Answer, Connection, connect
 CONNECTIONS = 2
 CONNECTIONS_MAX = 16
 SPLIT_BYTES = 8 * MIB
-"""From here on a batch goes over two connections."""
+"""From here on a batch goes over several connections at once."""
+
+LANES_MAX = 2
+"""How many, unless said otherwise: one for every two cores, as copying a byte keeps one busy."""
 
 PUT_BYTES = 64 * MIB
 """What one message puts at most; the target must find room for all of it at once."""
@@ -84,6 +88,7 @@ class Target:
         *,
         connections: int = CONNECTIONS,
         connections_max: int = CONNECTIONS_MAX,
+        lanes: int = 0,
     ) -> None:
         tcp_endpoint(address)
         self.address = address
@@ -100,9 +105,9 @@ class Target:
         self.gone = 0
         self._credentials = credentials or Credentials()
         self._keep = connections
-        self._ways = 2 if connections > 1 else 1
-        self._slots = threading.BoundedSemaphore(connections_max)
-        self._lock = threading.Lock()
+        self._ways = lanes or min(LANES_MAX, max(1, len(os.sched_getaffinity(0)) // 2))
+        self._lock = threading.Condition(threading.Lock())
+        self._free = connections_max
         self._idle: list[Connection] = []
         self._closed = False
         self._beside = ThreadPoolExecutor(connections_max, "holdfast-target")
@@ -233,8 +238,7 @@ class Target:
         deadline: Deadline,
     ) -> Answer:
         """Ask on a connection that was idle, or on a new one if the idle one has died."""
-        if not self._slots.acquire(timeout=deadline.seconds()):
-            raise TimeoutError("no connection came free")
+        self._claim(deadline)
         try:
             while True:
                 connection = self._take(deadline)
@@ -255,7 +259,16 @@ class Target:
                 self._give(connection)
                 return answer
         finally:
-            self._slots.release()
+            with self._lock:
+                self._free += 1
+                self._lock.notify()
+
+    def _claim(self, deadline: Deadline) -> None:
+        """Wait for the right to use one connection."""
+        with self._lock:
+            while not self._free:
+                self._lock.wait(deadline.seconds())
+            self._free -= 1
 
     def _take(self, deadline: Deadline) -> Connection:
         while True:
@@ -308,6 +321,8 @@ def _joined(parts: Iterable[Got]) -> Got:
 def _lanes(sizes: Sequence[int], ways: int, message_bytes: int) -> list[list[slice]]:
     """Cut a batch into one or more lanes of about equal bytes, and a lane into messages."""
     total = max(sum(sizes), 1)
+    if total < min(SPLIT_BYTES, message_bytes):
+        return [[slice(0, len(sizes))]] if sizes else []
     lanes: list[list[slice]] = [[] for _ in range(ways if total >= SPLIT_BYTES else 1)]
     start = lane = seen = message = 0
     for end, size in enumerate(sizes):
