@@ -339,7 +339,10 @@ def test_a_mooncake_tier_is_read(tmp_path):
     [
         ({"master": "10.0.0.7"}, r"tiers\.1\.master: .* is not tcp://host:port"),
         ({"lane": "4 KiB"}, r"tiers\.1\.lane: 4 KiB is less than 1 MiB; raise it"),
-        ({"protocol": "quic"}, r"tiers\.1\.protocol: .*Invalid enum value 'quic'; use one of: tcp, rdma"),
+        (
+            {"protocol": "quic"},
+            r"tiers\.1\.protocol: .*Invalid enum value 'quic'; use one of: tcp, rdma",
+        ),
         ({"prefix": ""}, r"tiers\.1\.prefix: '' does not begin keys; use"),
         ({"deadline_s": 99}, r"tiers\.1\.deadline_s: 99 s is not .* at most 60 s"),
     ],
@@ -347,3 +350,58 @@ def test_a_mooncake_tier_is_read(tmp_path):
 def test_what_a_mooncake_tier_can_not_be_is_said(given, words):
     with pytest.raises(ConfigError, match=words):
         parse(data(HOST, {**MOONCAKE, **given}, domains=KEYED))
+
+
+TARGET = {"listen": "tcp://127.0.0.1:7441"}
+
+
+def registered(**register):
+    return data() | TARGET | {"register": {"members": "etcd://a:2379/pool", **register}}
+
+
+def test_a_target_registers_with_what_is_said_and_defaults():
+    register = parse(registered(weight=4, zone="z1")).register
+    assert (register.members, register.weight, register.zone) == ("etcd://a:2379/pool", 4.0, "z1")
+    assert (register.id, register.address, register.drain_s) == ("", "", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (
+            registered(members="pool.yaml"),
+            r"register\.members: 'pool\.yaml' takes no reg",
+        ),
+        (registered(members="etcd://"), r"register\.members: 'etcd://' takes no .* etcd://HOST"),
+        (registered(id="flash 1"), r"register\.id: 'flash 1' is not"),
+        (registered(address="10.0.0.1"), r"register\.address: '10\.0\.0\.1' is not an address"),
+        (registered(weight=0), r"register\.weight: 0\.0 is not above 0"),
+        (registered(zone="a/b"), r"register\.zone: 'a/b' is not"),
+        (registered(drain_s=0), r"register\.drain_s: 0 s is not above 0 and at most 3600 s"),
+        (registered(name="x"), r"register: .*unknown field 'name'; .*: members, id, address,"),
+        (
+            {**registered(), "listen": "tcp://0.0.0.0:7441", "tokens": {"key_file": "k"}},
+            r"register\.address: other hosts can not connect to tcp://0\.0\.0\.0:7441; listen on",
+        ),
+        (
+            {**registered(address="tcp://a:1"), "listen": "unix:///run/h/node.sock"},
+            r"register\.address: other hosts can not connect to unix:",
+        ),
+    ],
+)
+def test_a_registration_that_nobody_could_use_is_refused(wrong, words):
+    with pytest.raises(ConfigError, match=words):
+        parse(wrong)
+
+
+def test_listening_everywhere_is_fine_with_the_address_that_others_use():
+    config = registered(address="tcp://flash-1:7441")
+    config |= {"listen": "tcp://0.0.0.0:7441", "tokens": {"key_file": "k"}}
+    assert parse(config).register.address == "tcp://flash-1:7441"
+
+
+@pytest.mark.parametrize("ramp_s", [0, -1, 86_401])
+def test_a_ramp_has_its_limits(ramp_s):
+    pool = {"kind": "pool", "members": "m.yaml", "ramp_s": ramp_s}
+    with pytest.raises(ConfigError, match=r"tiers\.1\.ramp_s: .* above 0 and at most 86400 s"):
+        parse(data(HOST, pool, domains={"default": {"key_file": "k"}}))

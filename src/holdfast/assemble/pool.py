@@ -60,11 +60,16 @@ def _kubernetes(members: str) -> MembershipSource:
 
 
 def _etcd(members: str) -> MembershipSource:
+    return MemberEtcd(etcd_options(members))
+
+
+def etcd_options(members: str) -> EtcdOptions:
+    """Read etcd://HOST:PORT[,HOST:PORT][/PREFIX]."""
     parts = urlsplit(members)
     endpoints = tuple(f"http://{server}" for server in parts.netloc.split(","))
     if parts.path.strip("/"):
-        return MemberEtcd(EtcdOptions(endpoints=endpoints, prefix=f"{parts.path.rstrip('/')}/"))
-    return MemberEtcd(EtcdOptions(endpoints=endpoints))
+        return EtcdOptions(endpoints=endpoints, prefix=f"{parts.path.rstrip('/')}/")
+    return EtcdOptions(endpoints=endpoints)
 
 
 _SOURCES: dict[str, Callable[[str], MembershipSource]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 from holdfast.config.options import (
     Config,
@@ -10,11 +11,12 @@ from holdfast.config.options import (
     HostOptions,
     MooncakeOptions,
     PoolOptions,
+    RegisterOptions,
     Size,
     TierOptions,
     ValkeyOptions,
 )
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, MembershipError
 from holdfast.limits import MIB
 from holdfast.probe import memory
 from holdfast.wire.address import exposed_addresses, tcp_endpoint
@@ -25,6 +27,7 @@ LANE_BYTES_MIN = MIB
 DEADLINE_S_MAX = 60.0
 LEASE_S_MAX = 3600.0
 RAMP_S_MAX = 86_400.0
+DRAIN_S_MAX = 3600.0
 
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _DOMAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -34,6 +37,8 @@ def check(config: Config) -> None:
     """Raise ConfigError for the first thing that can not be; else return."""
     _check_listen(config)
     _check_tiers(config)
+    if config.register:
+        _check_register(config, config.register)
     for name in config.domains:
         if not _DOMAIN.fullmatch(name):
             raise ConfigError(
@@ -53,6 +58,34 @@ def _check_listen(config: Config) -> None:
             f"listen: {exposed[0]!r} can be reached from other machines, and nothing says who may "
             "come in; set tls, or tokens.key_file, or listen on tcp://127.0.0.1"
         )
+
+
+def _check_register(config: Config, register: RegisterOptions) -> None:
+    from holdfast.tiers.pool.roster import read_member
+
+    url = urlsplit(register.members)
+    if url.scheme != "etcd" or not url.netloc:
+        raise ConfigError(
+            f"register.members: {register.members!r} takes no registrations; write "
+            "etcd://HOST:PORT, or leave register out and list this target where its clients look"
+        )
+    places = [at for at in config.target_addresses if not tcp_endpoint(at).is_anywhere]
+    if not config.target_addresses or not (register.address or places):
+        raise ConfigError(
+            f"register.address: other hosts can not connect to {', '.join(config.addresses)}; "
+            "listen on tcp://HOST:PORT, and give the address that they use"
+        )
+    _within("register.drain_s", register.drain_s, DRAIN_S_MAX)
+    member = {
+        "id": register.id or "this-host",
+        "address": register.address or places[0],
+        "weight": register.weight,
+        "zone": register.zone,
+    }
+    try:
+        read_member(member, "register")
+    except MembershipError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _check_tiers(config: Config) -> None:

@@ -140,6 +140,22 @@ class TokenOptions(_Section, frozen=True):
     file: str = ""
 
 
+class RegisterOptions(_Section, frozen=True):
+    """How a target makes itself a member of a pool in etcd; times in seconds.
+
+    `members` is what its clients' pool tier says: etcd://HOST:PORT[,HOST:PORT][/PREFIX]. Empty
+    `id`: this host's name; empty `address`: where it listens. `weight` is its share beside the
+    others' (its capacity in TiB, say). `drain_s`: how long it serves on after it was told to end.
+    """
+
+    members: str
+    id: str = ""
+    address: str = ""
+    weight: float = 1.0
+    zone: str = ""
+    drain_s: float = 5.0
+
+
 class EngineOptions(_Section, frozen=True):
     """What an engine's connector wants to know.
 
@@ -167,6 +183,7 @@ class Config(_Section, frozen=True):
     engine: EngineOptions = EngineOptions()
     tls: TlsOptions | None = None
     tokens: TokenOptions = TokenOptions()
+    register: RegisterOptions | None = None
 
     @property
     def addresses(self) -> list[str]:

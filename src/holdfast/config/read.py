@@ -28,6 +28,7 @@ from holdfast.config.options import (
     HostOptions,
     MooncakeOptions,
     PoolOptions,
+    RegisterOptions,
     Size,
     TierOptions,
     TlsOptions,
@@ -49,6 +50,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "engine": EngineOptions,
     "tls": TlsOptions,
     "tokens": TokenOptions,
+    "register": RegisterOptions,
 }
 
 _CHOICES = {"write": "behind, on_eviction", "protocol": "tcp, rdma"}

@@ -15,8 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from holdfast.assemble import open_store, read_key
+from holdfast.assemble.registration import register
 from holdfast.config import Config
 from holdfast.node.doorway import doorway, listen
+from holdfast.node.registered import Registered
 from holdfast.node.sessions import NodeSession, Threads
 from holdfast.node.target import Entry, TargetServer, address_of, bind
 from holdfast.node.target_service import Service
@@ -57,8 +59,13 @@ def serve(
             target = TargetServer(door, service, entry)
             target.start()
             undo.callback(target.close)
+        registered = None
+        if config.register:
+            entry_in_pool = register(config.register, list(map(address_of, doors)))
+            undo.callback(entry_in_pool.close)
+            registered = Registered(store, entry_in_pool, config.register.drain_s)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_run(store, listener, lambda: ready(addresses), parent_fd))
+            runner.run(_run(store, listener, lambda: ready(addresses), parent_fd, registered))
     _log.info("closed")
 
 
@@ -82,13 +89,18 @@ def _entry(config: Config) -> Entry:
 
 
 async def _run(
-    store: Store, listener: socket.socket | None, ready: Callable[[], None], parent_fd: int
+    store: Store,
+    listener: socket.socket | None,
+    ready: Callable[[], None],
+    parent_fd: int,
+    registered: Registered | None,
 ) -> None:
     over = asyncio.Event()
     _end_with(over, parent_fd)
+    ended = registered.until(over) if registered else over.wait()
     if listener is None:
         ready()
-        await over.wait()
+        await ended
         return
     loop = asyncio.get_running_loop()
     threads = Threads()
@@ -100,7 +112,7 @@ async def _run(
     listen(listener)
     serving = loop.create_task(server.serve())
     ready()
-    await over.wait()
+    await ended
     _log.info("closing connections=%d", server.counters.connections)
     serving.cancel()
     server.close()

@@ -30,6 +30,11 @@ class HostPort(NamedTuple):
         return ipaddress.ip_address(self.host).is_loopback
 
     @property
+    def is_anywhere(self) -> bool:
+        """Whether it stands for every address of a machine: to listen on, not to connect to."""
+        return self.is_numeric and ipaddress.ip_address(self.host).is_unspecified
+
+    @property
     def is_numeric(self) -> bool:
         """Whether the host is an address and no name."""
         try:
