@@ -213,10 +213,12 @@ class _Street:
         self._b.reset_prefix_cache()
 
     def _read_until_on(self, joined: str) -> list[Prompts]:
-        """Read `CONTEXTS` new contexts, and more if chance has given none to the newcomer."""
+        """Read `CONTEXTS` new contexts, and more while chance has left a target without one."""
+        start = len(self._owners)
         fresh: list[Prompts] = []
         for prompts in self._further:
-            if len(fresh) >= CONTEXTS and joined in self._owners:
+            owners = set(self._owners[start:])
+            if len(fresh) >= CONTEXTS and owners == self._pool.targets.keys():
                 break
             self._read_on_a(prompts)
             fresh.append(prompts)
