@@ -8,17 +8,15 @@ publishes those that are what was announced and verify. Slots that were not fill
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from holdfast.blocks.envelope import Header
 from holdfast.blocks.world import World
 from holdfast.codec.pack import Arrival
 from holdfast.errors import Outcome
+from holdfast.store.core import Core
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Place
-
-if TYPE_CHECKING:
-    from holdfast.store.store import Store
 
 
 class Berth(NamedTuple):
@@ -35,7 +33,7 @@ class Berth(NamedTuple):
     held: bool
 
 
-def berth(store: Store, headers: Sequence[Header]) -> list[Berth]:
+def berth(store: Core, headers: Sequence[Header]) -> list[Berth]:
     """Hand out a slot for each record that is not held and fits; state only.
 
     The slots are the caller's until it adopts or abandons them; it must do one or the other.
@@ -63,7 +61,7 @@ def berth(store: Store, headers: Sequence[Header]) -> list[Berth]:
     return berths
 
 
-def adopt(store: Store, berths: Sequence[Berth]) -> list[Outcome]:
+def adopt(store: Core, berths: Sequence[Berth]) -> list[Outcome]:
     """Publish filled slots that verify: OK (held now), FULL (there was no slot), or CORRUPT."""
     outcomes = [_outcome(each) for each in berths]
     states = store.states
@@ -89,7 +87,7 @@ def adopt(store: Store, berths: Sequence[Berth]) -> list[Outcome]:
     return outcomes
 
 
-def abandon(store: Store, berths: Sequence[Berth]) -> None:
+def abandon(store: Core, berths: Sequence[Berth]) -> None:
     """Give slots back that will not be adopted; nobody writes to them any more."""
     with store.states.lock:
         for each in berths:
@@ -97,7 +95,7 @@ def abandon(store: Store, berths: Sequence[Berth]) -> None:
                 store.states.host(each.world).free([each.place])
 
 
-def lease(store: Store, world: World, keys: Sequence[bytes], ttl_s: float) -> int:
+def lease(store: Core, world: World, keys: Sequence[bytes], ttl_s: float) -> int:
     """Keep the leading run that lies in memory there for a while; return its length."""
     states = store.states
     with states.lock:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from holdfast.blocks.world import World
 from holdfast.codec.pack import verify
 from holdfast.errors import Outcome
 from holdfast.index.residency import Coverage
+from holdfast.store.core import Core
 from holdfast.store.cover import sources
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import Place
-
-if TYPE_CHECKING:
-    from holdfast.store.store import Store
 
 
 class Fetched(NamedTuple):
@@ -33,11 +31,11 @@ class Fetched(NamedTuple):
     reason: str
 
 
-Check: TypeAlias = Callable[["Store", Coverage, int], set[int]]
+Check: TypeAlias = Callable[[Core, Coverage, int], set[int]]
 """Says which of the first so many blocks of a coverage may be believed, of those in the arena."""
 
 
-def fetch(store: Store, world: World, keys: Sequence[bytes], deadline_s: float) -> Fetched:
+def fetch(store: Core, world: World, keys: Sequence[bytes], deadline_s: float) -> Fetched:
     """Bring the leading run of `keys` worth fetching into the arena, verified and leased.
 
     Blocks for at most about `deadline_s` seconds; what has not landed by then is left out and
@@ -46,7 +44,7 @@ def fetch(store: Store, world: World, keys: Sequence[bytes], deadline_s: float) 
     return _street(store, world, keys, deadline_s, _verify_held)
 
 
-def lend(store: Store, world: World, keys: Sequence[bytes], deadline_s: float) -> Fetched:
+def lend(store: Core, world: World, keys: Sequence[bytes], deadline_s: float) -> Fetched:
     """Like `fetch`, but what lies in the arena already is not read: its reader verifies it.
 
     A reader that finds a bad record has it forgotten.
@@ -55,7 +53,7 @@ def lend(store: Store, world: World, keys: Sequence[bytes], deadline_s: float) -
 
 
 def _street(
-    store: Store, world: World, keys: Sequence[bytes], deadline_s: float, check: Check
+    store: Core, world: World, keys: Sequence[bytes], deadline_s: float, check: Check
 ) -> Fetched:
     states, ladder = store.states, store.ladder
     late_at = store.clock.now() + deadline_s
@@ -79,7 +77,7 @@ def _street(
     return Fetched(lease, places, sources(states, coverage, len(places)), outcome, plan.reason)
 
 
-def _verify_held(store: Store, coverage: Coverage, blocks: int) -> set[int]:
+def _verify_held(store: Core, coverage: Coverage, blocks: int) -> set[int]:
     """Verify the leased blocks that already lie in the arena; quarantine those that fail."""
     states, world = store.states, coverage.world
     host, size = states.host(world), world.record_bytes
@@ -101,13 +99,13 @@ def _verify_held(store: Store, coverage: Coverage, blocks: int) -> set[int]:
     return good
 
 
-def _believe_held(store: Store, coverage: Coverage, blocks: int) -> set[int]:
+def _believe_held(store: Core, coverage: Coverage, blocks: int) -> set[int]:
     """Take every leased block in the arena for good."""
     del store
     return set(coverage.rows[:blocks])
 
 
-def _await(store: Store, waves: Sequence[Future[None]], late_at: float) -> None:
+def _await(store: Core, waves: Sequence[Future[None]], late_at: float) -> None:
     if not waves:
         return
     done, _ = wait(waves, timeout=max(0.0, late_at - store.clock.now()))
@@ -128,9 +126,7 @@ def _landed(
     return places
 
 
-def _outcome(
-    store: Store, coverage: Coverage, planned: int, landed: int, late_at: float
-) -> Outcome:
+def _outcome(store: Core, coverage: Coverage, planned: int, landed: int, late_at: float) -> Outcome:
     if landed == planned:
         return Outcome.OK if landed else Outcome.MISS
     if coverage.rows[landed] in store.states.loading or store.clock.now() >= late_at:

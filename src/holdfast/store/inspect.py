@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -13,11 +13,9 @@ from holdfast.blocks.world import World
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import verify
 from holdfast.errors import Outcome
+from holdfast.store.core import Core
 from holdfast.store.states import HOST
 from holdfast.tiers.base import Get, Place, Shared
-
-if TYPE_CHECKING:
-    from holdfast.store.store import Store
 
 EVERYTHING = "*"
 
@@ -25,7 +23,7 @@ _ROWS_AT_ONCE = 4_096
 """Rows looked at in one go: the lock that serving needs is held for a millisecond or two."""
 
 
-def status(store: Store) -> dict[str, Any]:
+def status(store: Core) -> dict[str, Any]:
     """Return fill, speed, counters and recovery as plain data."""
     states = store.states
     with states.lock:
@@ -49,7 +47,7 @@ def status(store: Store) -> dict[str, Any]:
         }
 
 
-def listing(store: Store) -> list[dict[str, Any]]:
+def listing(store: Core) -> list[dict[str, Any]]:
     """Return one entry per world, with blocks and bytes per tier; serving goes on meanwhile."""
     states = store.states
     blocks: Counter[World] = Counter()
@@ -84,13 +82,13 @@ def listing(store: Store) -> list[dict[str, Any]]:
     ]
 
 
-def shared(store: Store) -> dict[str, Any]:
+def shared(store: Core) -> dict[str, Any]:
     """Return what each shared tier says of its far side; asks over the network, bounded."""
     tiers = [tier for tier in store.states.lower if isinstance(tier, Shared)]
     return {"shared": [tier.describe() for tier in tiers]}
 
 
-def verify_all(store: Store, fingerprint: str) -> dict[str, Any]:
+def verify_all(store: Core, fingerprint: str) -> dict[str, Any]:
     """Read and verify every stored copy; un-index what fails. Serving goes on meanwhile."""
     checked, bad = 0, []
     for row in _rows(store, fingerprint or EVERYTHING):
@@ -102,7 +100,7 @@ def verify_all(store: Store, fingerprint: str) -> dict[str, Any]:
     return {"checked": checked, "bad": bad}
 
 
-def drop(store: Store, fingerprint: str) -> dict[str, Any]:
+def drop(store: Core, fingerprint: str) -> dict[str, Any]:
     """Forget blocks; copies somebody reads go with their last reader."""
     dropped = 0
     for row in _rows(store, fingerprint):
@@ -115,7 +113,7 @@ def drop(store: Store, fingerprint: str) -> dict[str, Any]:
     return {"dropped": dropped}
 
 
-def forget(store: Store, world: World, keys: Sequence[bytes]) -> int:
+def forget(store: Core, world: World, keys: Sequence[bytes]) -> int:
     """Forget blocks by name; return how many were held."""
     states, forgotten = store.states, 0
     with states.lock:
@@ -128,7 +126,7 @@ def forget(store: Store, world: World, keys: Sequence[bytes]) -> int:
     return forgotten
 
 
-def _verify_copy(store: Store, row: int, tier: int) -> Outcome:
+def _verify_copy(store: Core, row: int, tier: int) -> Outcome:
     states = store.states
     with states.lock:
         key, place = states.index.keys[row], Place(states.index.places[tier][row])
@@ -154,7 +152,7 @@ def _verify_copy(store: Store, row: int, tier: int) -> Outcome:
     return outcome
 
 
-def _rows(store: Store, fingerprint: str) -> list[int]:
+def _rows(store: Core, fingerprint: str) -> list[int]:
     """Return the rows of one fingerprint (hex), or all; the lock is held for moments only."""
     states = store.states
     with states.lock:

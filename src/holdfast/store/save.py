@@ -8,7 +8,7 @@ Whoever commits a key first wins; a second copy's slot is simply freed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from holdfast.blocks.envelope import Header
 from holdfast.blocks.key import SEGMENT_BYTES
@@ -16,11 +16,9 @@ from holdfast.blocks.world import World
 from holdfast.codec.pack import pack
 from holdfast.errors import Outcome
 from holdfast.limits import SEGMENT_BLOCKS
+from holdfast.store.core import Core
 from holdfast.store.states import HOST, Ticket
 from holdfast.tiers.base import NOWHERE, Place
-
-if TYPE_CHECKING:
-    from holdfast.store.store import Store
 
 
 class Reserved(NamedTuple):
@@ -32,7 +30,7 @@ class Reserved(NamedTuple):
 
 
 def reserve(
-    store: Store, world: World, keys: Sequence[bytes], parent: bytes, depth: int, segment: bytes
+    store: Core, world: World, keys: Sequence[bytes], parent: bytes, depth: int, segment: bytes
 ) -> Reserved:
     """Hand out slots for consecutive blocks, the first at `depth` behind `parent`; state only."""
     states = store.states
@@ -55,7 +53,7 @@ def reserve(
     return Reserved(ticket, [int(place) for place in places], outcome)
 
 
-def commit(store: Store, number: int) -> int:
+def commit(store: Core, number: int) -> int:
     """Pack and publish the filled slots of a ticket; return how many blocks are new.
 
     An unknown ticket publishes nothing: its slots were given back, so nobody may believe them.
@@ -88,7 +86,7 @@ def commit(store: Store, number: int) -> int:
     return published
 
 
-def abort(store: Store, number: int, *, rest_s: float = 0.0) -> None:
+def abort(store: Core, number: int, *, rest_s: float = 0.0) -> None:
     """Give a ticket's slots back after `rest_s` seconds, in which a writer may still scribble."""
     with store.states.lock:
         ticket = store.states.tickets.pop(number, None)
@@ -96,7 +94,7 @@ def abort(store: Store, number: int, *, rest_s: float = 0.0) -> None:
             store.rest(ticket, store.clock.now() + rest_s)
 
 
-def _publish(store: Store, ticket: Ticket, parents: Sequence[bytes]) -> int:
+def _publish(store: Core, ticket: Ticket, parents: Sequence[bytes]) -> int:
     states, world = store.states, ticket.world
     entered: list[int] = []
     with states.lock:

@@ -12,12 +12,13 @@ from holdfast.blocks.key import Chain, Tokens
 from holdfast.blocks.world import World
 from holdfast.codec.pack import payload
 from holdfast.errors import BlockError, Outcome
+from holdfast.store import cover, fetch, save
+from holdfast.store.core import Core
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from holdfast.store.store import Store
 
 Blocks: TypeAlias = "npt.NDArray[np.generic]"
 """Block payloads, one a row: any dtype and shape whose rows have `layout.payload_bytes` bytes."""
@@ -38,7 +39,7 @@ class Landed(NamedTuple):
 class Session:
     """Saves and fetches whole blocks of one world. Tokens that do not fill a block are ignored."""
 
-    def __init__(self, store: Store, fingerprint: Fingerprint, domain: str) -> None:
+    def __init__(self, store: Core, fingerprint: Fingerprint, domain: str) -> None:
         self._store = store
         self._domain_key, domain_id = store.domain(domain)
         layout = fingerprint.layout
@@ -54,7 +55,7 @@ class Session:
 
     def cover(self, tokens: Tokens) -> int:
         """Return how many leading tokens are held, on whatever tier."""
-        covered = self._store.cover(self.world, self.chain(tokens).keys)
+        covered = cover.cover(self._store.states, self.world, self.chain(tokens).keys)
         return covered.blocks * self.world.block_tokens
 
     def save(self, tokens: Tokens, blocks: Blocks) -> int:
@@ -65,12 +66,12 @@ class Session:
         """
         chain = self.chain(tokens)
         rows = self._rows(blocks, len(chain))
-        reserved = self._store.reserve(self.world, chain.keys, chain.fingerprint, 0)
+        reserved = save.reserve(self._store, self.world, chain.keys, chain.fingerprint, 0, b"")
         arena = self._store.arena(self.world.domain).view
         for place, row in zip(reserved.places, rows, strict=True):
             if place >= 0:
                 payload(arena[place:], self.world.payload_bytes)[:] = row
-        return self._store.commit(reserved.ticket)
+        return save.commit(self._store, reserved.ticket)
 
     def fetch(self, tokens: Tokens, into: Blocks, deadline_s: float = DEADLINE_S) -> Landed:
         """Copy the longest held prefix into the leading rows of `into`; the rest stays as it is.
@@ -79,7 +80,7 @@ class Session:
         """
         chain = self.chain(tokens)
         rows = self._rows(into, len(chain))
-        fetched = self._store.fetch(self.world, chain.keys, deadline_s)
+        fetched = fetch.fetch(self._store, self.world, chain.keys, deadline_s)
         arena = self._store.arena(self.world.domain).view
         for place, row in zip(fetched.places, rows, strict=False):
             row[:] = payload(arena[place:], self.world.payload_bytes)

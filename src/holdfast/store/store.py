@@ -7,44 +7,35 @@ socket. Threads: every method may be called from any thread. `cover`, `reserve`,
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from holdfast.blocks.envelope import Header
 from holdfast.blocks.fingerprint import Fingerprint
-from holdfast.blocks.world import World, domain_id
-from holdfast.clock import Clock, SystemClock
-from holdfast.errors import ConfigError, Outcome
-from holdfast.limits import LEASE_S
-from holdfast.plan.planner import FetchHeld, Planner
+from holdfast.blocks.world import World
+from holdfast.clock import Clock
+from holdfast.errors import Outcome
+from holdfast.plan.planner import Planner
 from holdfast.policy.base import Eviction
-from holdfast.policy.leaf import LeafLru
 from holdfast.store import adopt as adoption
 from holdfast.store import cover as coverage
 from holdfast.store import fetch as fetch_street
 from holdfast.store import inspect as inspection
 from holdfast.store import save as save_street
 from holdfast.store.adopt import Berth
+from holdfast.store.core import Core
 from holdfast.store.cover import Covered
 from holdfast.store.fetch import Fetched
-from holdfast.store.ladder import Ladder
-from holdfast.store.recover import Recovery
 from holdfast.store.save import Reserved
 from holdfast.store.session import Session
-from holdfast.store.states import States, Ticket
-from holdfast.tiers.base import NOWHERE, Place, Shared, Tier
-from holdfast.tiers.host import Arena, Budget, HostTier
+from holdfast.tiers.base import Tier
 
 _HOUSEKEEPING_S = 0.5
 
 
-class Store:
-    """Host arenas above `lower` tiers, fastest first. The store owns and closes the tiers.
-
-    `domains` maps names to 32-byte secret keys.
-    """
+class Store(Core):
+    """Host arenas above `lower` tiers, fastest first. The store owns and closes the tiers."""
 
     def __init__(
         self,
@@ -56,19 +47,9 @@ class Store:
         planner: Planner | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.clock = clock or SystemClock()
-        self.planner = planner or FetchHeld()
-        self.incarnation = secrets.token_hex(8)
-        self.lease_s = LEASE_S
-        self.write_behind = True
-        self._domain_keys = dict(domains)
-        self._budget = Budget(host_bytes)
-        hosts = {domain_id(key): HostTier(self._budget) for key in domains.values()}
-        self.states = States(hosts, list(lower), eviction or LeafLru())
-        self.ladder = Ladder(self.states, self.clock)
-        self.shares = any(isinstance(tier, Shared) for tier in lower)
-        self.recovery = Recovery(self.states, self.clock)
-        self._resting: list[tuple[float, Ticket]] = []
+        super().__init__(
+            host_bytes, lower, domains, eviction=eviction, planner=planner, clock=clock
+        )
         self._closed = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="holdfast-keeper", daemon=True)
 
@@ -78,36 +59,6 @@ class Store:
             self.recovery.start()
             self.ladder.start()
         self._keeper.start()
-
-    def take_foreign(self) -> None:
-        """Take records of any domain from other nodes too; no engine is ever lent their arena."""
-        self.states.foreign = HostTier(self._budget)
-
-    def domain(self, name: str) -> tuple[bytes, bytes]:
-        """Return the key and the public id of a domain; raise ConfigError if it is not known."""
-        key = self._domain_keys.get(name)
-        if key is None:
-            raise ConfigError(
-                f"domains: {name!r} is not configured; known: {', '.join(self._domain_keys)}"
-            )
-        return key, domain_id(key)
-
-    def domain_names(self) -> list[str]:
-        """Return the configured domains."""
-        return list(self._domain_keys)
-
-    def arena(self, domain: bytes) -> Arena:
-        """Return the shared memory of a domain."""
-        return self.states.hosts[domain].arena
-
-    def record(self, world: World, place: int) -> memoryview:
-        """Return the record that lies at a place of a lease; good while the lease is."""
-        return self.states.host(world).view(Place(place), world.record_bytes)
-
-    @property
-    def host_bytes(self) -> int:
-        """Return the memory that all domains share."""
-        return self._budget.capacity_bytes
 
     def session(self, fingerprint: Fingerprint, domain: str = "default") -> Session:
         """Return the store in terms of tokens and blocks, for one fingerprint in one domain."""
@@ -128,11 +79,6 @@ class Store:
     def lend(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Fetched:
         """Like `fetch`, for a reader that verifies every record itself."""
         return fetch_street.lend(self, world, keys, deadline_s)
-
-    def release(self, lease: int) -> bool:
-        """End a lease; False means it had ended, and what was copied under it must not be used."""
-        with self.states.lock:
-            return self.states.release(lease)
 
     def reserve(
         self, world: World, keys: Sequence[bytes], parent: bytes, depth: int, segment: bytes = b""
@@ -193,23 +139,6 @@ class Store:
         """Forget the blocks of one fingerprint (hex), or all with `*`; leased ones go last."""
         return inspection.drop(self, fingerprint)
 
-    def rest(self, ticket: Ticket, until: float) -> None:
-        """Keep a dead ticket's slots from reuse until then; call under the lock."""
-        if until <= self.clock.now():
-            self._give_back(ticket)
-        else:
-            self._resting.append((until, ticket))
-
-    def keep_house(self) -> None:
-        """End what is over: leases past their time, slots that have rested."""
-        now = self.clock.now()
-        with self.states.lock:
-            self.states.expire(now)
-            over = [ticket for until, ticket in self._resting if until <= now]
-            self._resting = [(until, t) for until, t in self._resting if until > now]
-            for ticket in over:
-                self._give_back(ticket)
-
     def __enter__(self) -> Self:
         return self
 
@@ -227,10 +156,6 @@ class Store:
         self.ladder.close()
         for tier in (*self.states.lower, *self.states.all_hosts()):
             tier.close()
-
-    def _give_back(self, ticket: Ticket) -> None:
-        places = [place for place in ticket.places if place != NOWHERE]
-        self.states.host(ticket.world).free(places)
 
     def _keep(self) -> None:
         while not self._closed.wait(_HOUSEKEEPING_S):

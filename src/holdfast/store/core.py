@@ -1,0 +1,106 @@
+"""What a store is made of: the parts that its streets walk through, and its housekeeping."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+
+from holdfast.blocks.world import World, domain_id
+from holdfast.clock import Clock, SystemClock
+from holdfast.errors import ConfigError
+from holdfast.limits import LEASE_S
+from holdfast.plan.planner import FetchHeld, Planner
+from holdfast.policy.base import Eviction
+from holdfast.policy.leaf import LeafLru
+from holdfast.store.ladder import Ladder
+from holdfast.store.recover import Recovery
+from holdfast.store.states import States, Ticket
+from holdfast.tiers.base import NOWHERE, Place, Shared, Tier
+from holdfast.tiers.host import Arena, Budget, HostTier
+
+
+class Core:
+    """States, ladder, planner, clock and the keys of the domains.
+
+    `domains` maps names to 32-byte secret keys.
+    """
+
+    def __init__(
+        self,
+        host_bytes: int,
+        lower: Sequence[Tier],
+        domains: Mapping[str, bytes],
+        *,
+        eviction: Eviction | None = None,
+        planner: Planner | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.clock = clock or SystemClock()
+        self.planner = planner or FetchHeld()
+        self.incarnation = secrets.token_hex(8)
+        self.lease_s = LEASE_S
+        self.write_behind = True
+        self._domain_keys = dict(domains)
+        self._budget = Budget(host_bytes)
+        hosts = {domain_id(key): HostTier(self._budget) for key in domains.values()}
+        self.states = States(hosts, list(lower), eviction or LeafLru())
+        self.ladder = Ladder(self.states, self.clock)
+        self.shares = any(isinstance(tier, Shared) for tier in lower)
+        self.recovery = Recovery(self.states, self.clock)
+        self._resting: list[tuple[float, Ticket]] = []
+
+    def take_foreign(self) -> None:
+        """Take records of any domain from other nodes too; no engine is ever lent their arena."""
+        self.states.foreign = HostTier(self._budget)
+
+    def domain(self, name: str) -> tuple[bytes, bytes]:
+        """Return the key and the public id of a domain; raise ConfigError if it is not known."""
+        key = self._domain_keys.get(name)
+        if key is None:
+            raise ConfigError(
+                f"domains: {name!r} is not configured; known: {', '.join(self._domain_keys)}"
+            )
+        return key, domain_id(key)
+
+    def domain_names(self) -> list[str]:
+        """Return the configured domains."""
+        return list(self._domain_keys)
+
+    def arena(self, domain: bytes) -> Arena:
+        """Return the shared memory of a domain."""
+        return self.states.hosts[domain].arena
+
+    def record(self, world: World, place: int) -> memoryview:
+        """Return the record that lies at a place of a lease; good while the lease is."""
+        return self.states.host(world).view(Place(place), world.record_bytes)
+
+    @property
+    def host_bytes(self) -> int:
+        """Return the memory that all domains share."""
+        return self._budget.capacity_bytes
+
+    def release(self, lease: int) -> bool:
+        """End a lease; False means it had ended, and what was copied under it must not be used."""
+        with self.states.lock:
+            return self.states.release(lease)
+
+    def rest(self, ticket: Ticket, until: float) -> None:
+        """Keep a dead ticket's slots from reuse until then; call under the lock."""
+        if until <= self.clock.now():
+            self._give_back(ticket)
+        else:
+            self._resting.append((until, ticket))
+
+    def keep_house(self) -> None:
+        """End what is over: leases past their time, slots that have rested."""
+        now = self.clock.now()
+        with self.states.lock:
+            self.states.expire(now)
+            over = [ticket for until, ticket in self._resting if until <= now]
+            self._resting = [(until, t) for until, t in self._resting if until > now]
+            for ticket in over:
+                self._give_back(ticket)
+
+    def _give_back(self, ticket: Ticket) -> None:
+        places = [place for place in ticket.places if place != NOWHERE]
+        self.states.host(ticket.world).free(places)
