@@ -33,7 +33,7 @@ from holdfast.store.store import Store
 from holdfast.wire import target_messages as m
 from holdfast.wire.frame import HEADER_BYTES, Head, encode, read_head
 from holdfast.wire.messages import List, Refused, Report, Status
-from holdfast.wire.stream import Deadline, Progress, Stream
+from holdfast.wire.stream import Deadline, Idle, Stream
 from holdfast.wire.token import CLOCK_SKEW_S, Claims, Verb
 
 LEASE_TTL_S_MAX = 300.0
@@ -68,7 +68,7 @@ class Inbox:
 
         Raises OSError where none comes in time, ProtocolError for garbage.
         """
-        self._stream.receive([self._head], Progress(HEADER_BYTES, idle_s))
+        self._stream.receive([self._head], Idle(idle_s, body_s))
         head = read_head(self._head)
         if head.request_id != self._last_id + 1:
             raise ProtocolError(f"request {head.request_id} follows request {self._last_id}")

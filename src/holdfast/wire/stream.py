@@ -65,6 +65,23 @@ class Deadline:
         return left_s
 
 
+class Idle:
+    """Something may take its time to begin; looked at every so often, so that a time-out stays."""
+
+    def __init__(self, most_s: float, step_s: float) -> None:
+        self._until = time.monotonic() + most_s
+        self._most_s = most_s
+        self._step_s = step_s
+
+    def seconds(self, moved: int) -> float:
+        """Return the step, or what is left if that is less."""
+        del moved
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"nothing was said for {self._most_s:g} s")
+        return min(left_s, self._step_s)
+
+
 class Progress:
     """A transfer must move at least so many bytes in every so many seconds."""
 
@@ -256,6 +273,10 @@ def seal(
 
 def _pieces(parts: Sequence[memoryview], nbytes: int) -> Iterator[list[memoryview]]:
     """Group and cut parts into pieces of at most `nbytes` and a number of buffers."""
+    if len(parts) <= PARTS_MAX and sum(map(len, parts)) <= nbytes:
+        if whole := [part for part in parts if part]:
+            yield whole
+        return
     piece: list[memoryview] = []
     room = nbytes
     for part in parts:
@@ -273,6 +294,8 @@ def _pieces(parts: Sequence[memoryview], nbytes: int) -> Iterator[list[memoryvie
 
 def _behind(parts: list[memoryview], moved: int) -> list[memoryview]:
     """Return what is left of parts after their first `moved` bytes."""
+    if len(parts) == 1:
+        return [parts[0][moved:]] if moved < len(parts[0]) else []
     for i, part in enumerate(parts):
         if moved < len(part):
             return [part[moved:], *parts[i + 1 :]]

@@ -106,7 +106,8 @@ class Target:
         self._credentials = credentials or Credentials()
         self._keep = connections
         self._ways = lanes or min(LANES_MAX, max(1, len(os.sched_getaffinity(0)) // 2))
-        self._lock = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._freed = threading.Condition(self._lock)
         self._free = connections_max
         self._idle: list[Connection] = []
         self._closed = False
@@ -238,59 +239,53 @@ class Target:
         deadline: Deadline,
     ) -> Answer:
         """Ask on a connection that was idle, or on a new one if the idle one has died."""
-        self._claim(deadline)
+        kept: Connection | None = self._claim(deadline)
         try:
             while True:
-                connection = self._take(deadline)
+                connection, kept = kept or self._dial(deadline), None
                 seasoned = connection.used
                 try:
                     answer = connection.ask(request, payload, into, deadline)
-                except TimeoutError:
+                except BaseException as error:
                     connection.close()
-                    raise
-                except OSError:
-                    connection.close()
-                    if not seasoned:
+                    died = isinstance(error, OSError) and not isinstance(error, TimeoutError)
+                    if not (seasoned and died):
                         raise
                     continue
-                except BaseException:
-                    connection.close()
-                    raise
-                self._give(connection)
+                kept = connection
                 return answer
         finally:
-            with self._lock:
-                self._free += 1
-                self._lock.notify()
+            self._give_back(kept)
 
-    def _claim(self, deadline: Deadline) -> None:
-        """Wait for the right to use one connection."""
+    def _claim(self, deadline: Deadline) -> Connection | None:
+        """Wait for the right to use one connection; return an idle one, if there is any."""
         with self._lock:
             while not self._free:
-                self._lock.wait(deadline.seconds())
+                self._freed.wait(deadline.seconds())
+            if self._closed:
+                raise ConnectionAbortedError("closed by its owner")
             self._free -= 1
+            connection = self._idle.pop() if self._idle else None
+        if connection is None or not connection.spent:
+            return connection
+        connection.close()
+        return None
 
-    def _take(self, deadline: Deadline) -> Connection:
-        while True:
-            with self._lock:
-                if self._closed:
-                    raise ConnectionAbortedError("closed by its owner")
-                if not self._idle:
-                    break
-                connection = self._idle.pop()
-            if not connection.spent:
-                return connection
+    def _give_back(self, connection: Connection | None) -> None:
+        """Give the right back, and the connection if it is still good."""
+        with self._lock:
+            self._free += 1
+            self._freed.notify()
+            keep = connection is not None and len(self._idle) < self._keep and not self._closed
+            if keep and connection is not None:
+                self._idle.append(connection)
+        if connection is not None and not keep:
             connection.close()
+
+    def _dial(self, deadline: Deadline) -> Connection:
         connection = connect(self.address, self._credentials, deadline)
         self.incarnation, self.seen_epoch = connection.incarnation, connection.epoch
         return connection
-
-    def _give(self, connection: Connection) -> None:
-        with self._lock:
-            if not self._closed and len(self._idle) < self._keep:
-                self._idle.append(connection)
-                return
-        connection.close()
 
     def _abreast(
         self, work: Callable[[Sequence[slice]], R], lanes: Sequence[Sequence[slice]]
