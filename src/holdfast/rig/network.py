@@ -115,13 +115,13 @@ def open_network(log: Path) -> Iterator[Network]:
 def _namespaces(stack: ExitStack, log: Path) -> Network | None:
     if os.geteuid() != 0 or not all(map(shutil.which, _PROGRAMS)):
         return None
-    with ExitStack() as undo:
-        try:
-            network = NamespaceNetwork(undo, log)
-            network.host()  # a kernel may allow the one and not the other
-        except (HoldfastError, OSError):
-            return None
-        stack.push(undo.pop_all())
+    own = stack.enter_context(ExitStack())
+    try:
+        network = NamespaceNetwork(own, log)
+        network.host()  # a kernel may allow the one and not the other
+    except (HoldfastError, OSError):
+        own.close()
+        return None
     return network
 
 

@@ -1,0 +1,90 @@
+"""`demo --pool`: options, verdict and figures; its steps run in tests/rig/test_pool_street.py."""
+
+import json
+
+import pytest
+
+from holdfast.cli import demo, demo_pool, main
+from holdfast.rig.ask import Answer, Asked, Tokens
+from holdfast.rig.pool_street import PoolStep
+
+pytest.importorskip("rich")
+
+HIT, MISS = Tokens(24, 0, {"pool": 1024}), Tokens(1048, 0, {})
+
+
+def step(name, fetched, *tokens, equal=True):
+    asked = [Asked(Answer((1,), (), 0.5, 1.0), each) for each in tokens]
+    return PoolStep(name, asked, equal, fetched, {"target-1": 1, "target-3": 1}, 20_480.0)
+
+
+COLD = step("prefill_on_a", 0, MISS, MISS)
+SERVED = step("served_on_b", 2048, HIT, HIT)
+KILLED = step("target_killed", 1024, HIT, MISS)
+JOINED = step("target_joined", 2048, HIT, HIT)
+
+
+@pytest.fixture
+def walk(monkeypatch):
+    """Run the verb over given steps instead of real engines; return its exit code."""
+    monkeypatch.setattr(demo, "need_engine", lambda: None)
+    monkeypatch.setattr(demo, "_model", lambda name: name)
+    monkeypatch.setattr(demo_pool.pool_street, "prompts_of_pool", lambda *given: [given])
+
+    def run(steps, *options):
+        monkeypatch.setattr(demo_pool.pool_street, "walk", lambda _: (step for step in steps))
+        return main(["demo", "--pool", "3", *options])
+
+    return run
+
+
+def test_all_right_is_exit_code_0(walk, capsys):
+    assert walk([COLD, SERVED, KILLED, JOINED]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert (
+        "served_on_b 0.500 s: host B is asked about them; 48 tokens computed, 2048 from pool" in out
+    )
+    assert "Every output equals the engine's own, bit for bit" in out
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (step("served_on_b", 2048, HIT, HIT, equal=False), "Output differs: served_on_b."),
+        (step("served_on_b", 2048, HIT, MISS), "Not from where it should have come: served_on_b."),
+    ],
+)
+def test_a_wrong_output_or_a_missed_hit_is_exit_code_1(walk, capsys, bad, words):
+    assert walk([COLD, bad]) == 1
+    assert words in " ".join(capsys.readouterr().out.split())
+
+
+def test_json_holds_every_figure_of_a_step(walk, capsys):
+    walk([COLD, SERVED, KILLED, JOINED], "--json", "-")
+    document = json.loads(capsys.readouterr().out)
+    assert document["name"] == "demo pool"
+    rows = {row["what"]: row for row in document["rows"]}
+    assert list(rows) == list(demo_pool.SAID)
+    killed = rows["target_killed"]
+    assert (killed["ttft_s"], killed["contexts"], killed["tier"]) == (0.5, 2, "pool")
+    assert (killed["computed_tokens"], killed["fetched_tokens"]) == (1072, 1024)
+    assert killed["gb_per_s"] == pytest.approx(1024 * 20_480 / 0.5 / 1e9)
+    assert killed["spread"] == {"target-1": 1, "target-3": 1}
+    assert killed["equal"] is killed["ok"] is True
+    assert rows["prefill_on_a"]["gb_per_s"] is None
+
+
+def test_a_small_model_and_short_contexts_are_the_default(walk, monkeypatch):
+    seen = []
+    monkeypatch.setattr(demo, "_model", lambda name: seen.append(name) or name)
+    monkeypatch.setattr(
+        demo_pool.pool_street, "prompts_of_pool", lambda *given: seen.append(given) or []
+    )
+    walk([COLD])
+    assert seen == ["small", ("small", None, 1024)]
+
+
+@pytest.mark.parametrize("targets", ["0", "1", "99"])
+def test_a_number_of_targets_that_can_not_be_shown_is_refused(walk, capsys, targets):
+    assert walk([COLD], "--pool", targets) == 2
+    assert f"--pool: {targets} targets, not from 2 to 16" in capsys.readouterr().err
