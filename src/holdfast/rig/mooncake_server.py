@@ -47,8 +47,13 @@ class MooncakeServers:
 
     @property
     def address(self) -> str:
-        """Where the master listens."""
-        return f"{TCP}{HOST}:{self._port}"
+        """Where the master listens, as Holdfast writes it."""
+        return f"{TCP}{self.master}"
+
+    @property
+    def master(self) -> str:
+        """Where the master listens, as Mooncake writes it."""
+        return f"{HOST}:{self._port}"
 
     def start(self) -> None:
         """Start master and lender, and wait until both are ready."""
@@ -59,7 +64,7 @@ class MooncakeServers:
         log = self._folder / f"master-{turn}.log"
         self.processes = [Process("mooncake master", master, log, _QUIET)]
         wait_until(self.processes[0], self._listens, READY_S)
-        lender = [sys.executable, "-c", _LEND, f"{HOST}:{self._port}", str(self._segment_bytes)]
+        lender = [sys.executable, "-c", _LEND, self.master, str(self._segment_bytes)]
         log = self._folder / f"lender-{turn}.log"
         self.processes.append(Process("mooncake lender", lender, log, _QUIET))
         wait_until(self.processes[1], lambda: _LENT in log.read_text(), READY_S)

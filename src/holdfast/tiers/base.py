@@ -131,7 +131,8 @@ class Shared(Tier, Protocol):
     """A tier that other stores write to as well: what it holds is asked, not known.
 
     The place of a block is that of its segment (`segment_place`); `free` forgets nothing, and
-    `survivors` is empty: whoever needs a block asks for it.
+    `survivors` is empty: whoever needs a block asks for it. A `read` may stop at a hole: what lies
+    behind it in the batch may be a MISS too.
     """
 
     def held(self, world: World, keys: Sequence[bytes], start: int) -> int:

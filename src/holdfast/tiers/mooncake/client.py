@@ -40,8 +40,8 @@ def main(argv: Sequence[str]) -> int:
     control = Connection(control_fd)
     try:
         store = _connect(settings, memory)
-    except (ImportError, ConnectionError) as error:
-        control.send_bytes(str(error).encode())
+    except Exception as error:  # noqa: BLE001  # whatever it is, who waits for us must hear it
+        control.send_bytes((str(error) or type(error).__name__).encode())
         return _DOWN
     for fd in lane_fds:
         lane = Connection(fd)

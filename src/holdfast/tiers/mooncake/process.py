@@ -14,16 +14,13 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
+from holdfast.buffers import prefer_huge_pages
 from holdfast.errors import NodeGoneError
 from holdfast.tiers.mooncake.messages import READY, Request, Settings, Share
 from holdfast.wire.stream import Deadline
 
 SETUP_S = 15.0
 """By then the client has connected, or is killed; it gives up by itself after about 4 s."""
-
-_ENV = "/usr/bin/env"
-_QUIET = "GLOG_minloglevel=2"
-"""Mooncake writes a line for nearly everything otherwise."""
 
 
 class Lane:
@@ -58,8 +55,9 @@ class ClientProcess:
         fd = os.memfd_create("holdfast-mooncake")
         os.ftruncate(fd, lanes * lane_bytes)
         self._memory = mmap.mmap(fd, lanes * lane_bytes)
+        prefer_huge_pages(self._memory)
         self._control, far_control = _pair()
-        self._lanes: queue.SimpleQueue[Lane] = queue.SimpleQueue()
+        self._lanes: queue.LifoQueue[Lane] = queue.LifoQueue()  # warm memory first
         self._all: list[Lane] = []
         far = [far_control]
         for number in range(lanes):
@@ -69,10 +67,14 @@ class ClientProcess:
             self._all.append(Lane(near, view, offset))
             far.append(far_lane)
         fds = [fd, *(one.fileno() for one in far)]
-        command = [_ENV, _QUIET, sys.executable, "-m", "holdfast.tiers.mooncake.client"]
+        command = [sys.executable, "-m", "holdfast.tiers.mooncake.client"]
         command += [msgspec.json.encode(settings).decode(), *map(str, fds)]
         self._popen = subprocess.Popen(
-            command, pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True
+            command,
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # a line for nearly everything; troubles come by `control`
+            start_new_session=True,
         )
         for one in far:
             one.close()
@@ -122,7 +124,7 @@ class ClientProcess:
         try:
             said = self._control.recv_bytes()
         except (EOFError, OSError) as error:
-            raise NodeGoneError("Mooncake's client has ended; see its last words above") from error
+            raise NodeGoneError("Mooncake's client has ended without a word") from error
         if said != READY:
             raise NodeGoneError(said.decode(errors="replace"))
         self._ready = True

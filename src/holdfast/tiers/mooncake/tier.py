@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -31,6 +32,9 @@ from holdfast.wire.stream import Deadline
 
 LANES = 4
 """Calls at once."""
+
+PIECE_BYTES = 16 * MIB
+"""A batch is cut into pieces of about this: one is copied while another travels."""
 
 KEYS_AT_ONCE = 1_000
 """Keys in one request: it must fit into a local connection's buffer."""
@@ -86,6 +90,7 @@ class MooncakeTier:
         self.options = options
         self._patience = Patience(f"mooncake master {options.master}", clock or SystemClock())
         self._gate = Gate()
+        self._threads = ThreadPoolExecutor(LANES, f"holdfast-{name}")
         self._lock = threading.Lock()
         self._process: ClientProcess | None = None
         self._usage = [0, 0, 0]
@@ -104,8 +109,8 @@ class MooncakeTier:
             except FormatError:
                 outcomes[number] = Outcome.CORRUPT
         deadline = Deadline.within(self.options.deadline_s)
-        for piece in self._pieces(items, outcomes, Outcome.FULL):
-            self._write(piece, outcomes, deadline)
+        pieces = self._pieces(items, outcomes, Outcome.FULL)
+        self._abreast(pieces, lambda piece: self._write(piece, outcomes, deadline))
         return outcomes
 
     def read(self, batch: Sequence[Get]) -> list[Outcome]:
@@ -113,8 +118,8 @@ class MooncakeTier:
         outcomes = [Outcome.GONE] * len(batch)
         items = [_Item(n, self._name(get.key), get.into) for n, get in enumerate(batch)]
         deadline = Deadline.within(self.options.deadline_s)
-        for piece in self._pieces(items, outcomes, Outcome.MISS):
-            self._read(piece, outcomes, deadline)
+        pieces = self._pieces(items, outcomes, Outcome.MISS)
+        self._abreast(pieces, lambda piece: self._read(piece, outcomes, deadline))
         return outcomes
 
     def free(self, places: Sequence[Place]) -> None:
@@ -129,7 +134,7 @@ class MooncakeTier:
         del world  # a key is of one world only
         deadline = Deadline.within(self.options.ask_s)
         found = 0
-        while start + found < len(keys):
+        while start + found < len(keys) and self._gate.enter():
             some = keys[start + found : start + found + KEYS_AT_ONCE]
             codes: list[int] = []
 
@@ -139,8 +144,11 @@ class MooncakeTier:
                 codes += lane.ask(m.Exist([self._name(key) for key in some]), deadline)
                 return codes
 
-            if self._call(ask, deadline) is not Outcome.OK:
-                self._count(2, 1)
+            try:
+                if self._call(ask, deadline) is not Outcome.OK:
+                    self._count(2, 1)
+            finally:
+                self._gate.leave()
             run = next((at for at, code in enumerate(codes) if code != 1), len(codes))
             found += run
             if run < len(some):
@@ -161,6 +169,7 @@ class MooncakeTier:
     def close(self) -> None:
         """Wait for calls under way, which their deadlines end, and end the process."""
         self._gate.shut()
+        self._threads.shutdown(wait=True)
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
@@ -172,9 +181,9 @@ class MooncakeTier:
     def _pieces(
         self, items: Sequence[_Item], outcomes: list[Outcome], too_large: Outcome
     ) -> Iterator[list[_Item]]:
-        """Cut a batch into pieces that fit into a lane."""
+        """Cut a batch into pieces that fit into a lane, and may go abreast."""
         piece: list[_Item] = []
-        room = self.options.lane_bytes
+        room = piece_bytes = min(PIECE_BYTES, self.options.lane_bytes)
         for item in items:
             if len(item.memory) > self.options.lane_bytes:
                 outcomes[item.number] = too_large
@@ -183,13 +192,27 @@ class MooncakeTier:
                     "raise the tier's lane"
                 )
                 continue
-            if len(item.memory) > room or len(piece) == KEYS_AT_ONCE:
+            if piece and (len(item.memory) > room or len(piece) == KEYS_AT_ONCE):
                 yield piece
-                piece, room = [], self.options.lane_bytes
+                piece, room = [], piece_bytes
             piece.append(item)
             room -= len(item.memory)
         if piece:
             yield piece
+
+    def _abreast(
+        self, pieces: Iterable[Sequence[_Item]], act: Callable[[Sequence[_Item]], None]
+    ) -> None:
+        """Act on all pieces, the last in this thread; return when all have ended."""
+        *others, last = [*pieces] or [[]]
+        if last and self._gate.enter():
+            try:
+                started = [self._threads.submit(act, piece) for piece in others]
+                act(last)
+                for done in started:
+                    done.result()
+            finally:
+                self._gate.leave()
 
     def _write(self, piece: Sequence[_Item], outcomes: list[Outcome], deadline: Deadline) -> None:
         def work(lane: Lane) -> list[int]:
@@ -221,30 +244,25 @@ class MooncakeTier:
 
     def _call(self, work: Callable[[Lane], list[int]], deadline: Deadline) -> Outcome:
         """Let `work` use a lane; OK when it has, whatever the codes, LATE past the deadline."""
-        if not self._gate.enter():
+        ticket = self._patience.begin()
+        if ticket is None:
             return Outcome.GONE
         try:
-            ticket = self._patience.begin()
-            if ticket is None:
-                return Outcome.GONE
-            try:
-                codes = self._work(work, deadline)
-            except TimeoutError as error:
-                self._patience.end(ticket, Ending.BADLY, f"late: {error}")
-                return Outcome.LATE
-            except (OSError, EOFError, HoldfastError, msgspec.MsgspecError) as error:
-                self._patience.end(ticket, Ending.BADLY, str(error) or type(error).__name__)
-                return Outcome.GONE
-            except BaseException:
-                self._patience.end(ticket, Ending.GIVEN_UP)
-                raise
-            bad = next((code for code in codes if code < 0 and code not in EXPECTED), 0)
-            ending = Ending.BADLY if bad else Ending.WELL
-            self._patience.end(ticket, ending, f"its client says {bad}" if bad else "")
-            self._count(2, bool(bad))
-            return Outcome.OK
-        finally:
-            self._gate.leave()
+            codes = self._work(work, deadline)
+        except TimeoutError as error:
+            self._patience.end(ticket, Ending.BADLY, f"late: {error}")
+            return Outcome.LATE
+        except (OSError, EOFError, HoldfastError, msgspec.MsgspecError) as error:
+            self._patience.end(ticket, Ending.BADLY, str(error) or type(error).__name__)
+            return Outcome.GONE
+        except BaseException:
+            self._patience.end(ticket, Ending.GIVEN_UP)
+            raise
+        bad = next((code for code in codes if code < 0 and code not in EXPECTED), 0)
+        ending = Ending.BADLY if bad else Ending.WELL
+        self._patience.end(ticket, ending, f"its client says {bad}" if bad else "")
+        self._count(2, bool(bad))
+        return Outcome.OK
 
     def _work(self, work: Callable[[Lane], list[int]], deadline: Deadline) -> list[int]:
         process = self._running(deadline)

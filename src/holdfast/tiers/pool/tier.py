@@ -104,7 +104,7 @@ class PoolTier:
 
     def read(self, batch: Sequence[Get]) -> list[Outcome]:
         """Receive records straight into their buffers, segment by segment, abreast."""
-        outcomes = [Outcome.MISS] * len(batch)
+        outcomes = [Outcome.GONE if self._closed else Outcome.MISS] * len(batch)
         parts = list(self._parts([get.place for get in batch]))
         self._each(parts, lambda part: self._read(part, batch, outcomes))
         return outcomes
@@ -130,6 +130,8 @@ class PoolTier:
 
     def describe(self) -> dict[str, Any]:
         """Return epoch, trouble with the source, and for each member what is known and asked."""
+        if self._closed:
+            return {"tier": self.name, "members": []}
         view = self.membership.views().current.view
         shares = self.lookup.shares()
         reports = {report.target: msgspec.to_builtins(report) for report in self.health.reports()}
@@ -246,6 +248,10 @@ class PoolTier:
         keys, into = [get.key for get in wanted], [get.into for get in wanted]
         call = self.reach.begin(member, sum(map(len, into)), digest)
         got = self.reach.tell(call, lambda far: far.get(world, keys, into, self.options.deadline_s))
+        if got is None or got.outcome in (Outcome.GONE, Outcome.LATE):
+            failed = Outcome.GONE if got is None else got.outcome
+            for index in left[got.blocks if got else 0 :]:
+                outcomes[index] = failed
         if got is None:
             return left
         for index in left[: got.blocks]:
