@@ -246,12 +246,17 @@ class Target:
                 seasoned = connection.used
                 try:
                     answer = connection.ask(request, payload, into, deadline)
-                except BaseException as error:
+                except TimeoutError:
                     connection.close()
-                    died = isinstance(error, OSError) and not isinstance(error, TimeoutError)
-                    if not (seasoned and died):
+                    raise
+                except OSError:
+                    connection.close()
+                    if not seasoned:
                         raise
                     continue
+                except BaseException:
+                    connection.close()
+                    raise
                 kept = connection
                 return answer
         finally:
