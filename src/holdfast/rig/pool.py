@@ -45,14 +45,14 @@ class Pool:
         self._addresses: dict[str, str] = {}
         self._started = 0
         self._members = folder / "members.yaml"
-        token_key = secrets.token_bytes(_KEY_BYTES)
         self._domain_key = self._secret("domain.key", secrets.token_bytes(_KEY_BYTES))
-        self._token_key = self._secret("token.key", token_key)
-        line = issue(token_key, "the hosts", VERBS, TOKEN_S_MAX, time.time())
-        self._token = self._secret("token", f"{line}\n".encode())
+        self._signing = secrets.token_bytes(_KEY_BYTES)
+        self._token_key = self._secret("token.key", self._signing)
+        self._token = self._renew_token()
 
     def start_targets(self, count: int) -> list[str]:
         """Start targets, list them as members, and return their names."""
+        self._renew_token()
         names = [f"target-{self._started + number}" for number in range(1, count + 1)]
         self._started += count
         for name in names:
@@ -132,6 +132,11 @@ class Pool:
         fresh = self._members.with_suffix(".new")
         fresh.write_text(yaml.safe_dump({"members": members}))
         fresh.rename(self._members)
+
+    def _renew_token(self) -> str:
+        """Write a fresh token, as a timer would: one lasts ten minutes. Return its file."""
+        line = issue(self._signing, "the hosts", VERBS, TOKEN_S_MAX, time.time())
+        return self._secret("token", f"{line}\n".encode())
 
     def _secret(self, name: str, content: bytes) -> str:
         file = self._folder / name
