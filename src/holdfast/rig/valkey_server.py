@@ -11,6 +11,7 @@ from pathlib import Path
 from holdfast.errors import HoldfastError
 from holdfast.rig.process import Process, free_port, wait_until
 from holdfast.wire.address import TCP, HostPort
+from holdfast.wire.credentials import TlsFiles
 from holdfast.wire.resp import Login, Reply, command, dial
 from holdfast.wire.stream import Deadline
 
@@ -36,7 +37,13 @@ class ValkeyServers:
     were, as `holdfast.testing.shared_tier_contract.FarSide` wants it.
     """
 
-    def __init__(self, folder: Path, nodes: int = 1, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int = 1,
+        flags: Sequence[str] = (),
+        tls: TlsFiles | None = None,
+    ) -> None:
         found = program()
         if found is None:
             raise HoldfastError(f"none of {', '.join(PROGRAMS)} is installed; install one")
@@ -48,6 +55,10 @@ class ValkeyServers:
         for endpoint, own in zip(self.endpoints, self._folders, strict=True):
             own.mkdir(parents=True)
             line = [found, "--port", str(endpoint.port), "--bind", HOST, "--dir", str(own)]
+            if tls is not None:
+                line += ["--tls-port", str(endpoint.port), "--port", "0"]
+                line += ["--tls-cert-file", tls.cert, "--tls-key-file", tls.key]
+                line += ["--tls-ca-cert-file", tls.ca]
             line += ["--save", "", "--appendonly", "no", "--logfile", str(own / "log"), *flags]
             if nodes > 1:
                 line += ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]

@@ -46,8 +46,8 @@ def serve(_installed, tmp_path):
     """Start servers that end with the test."""
     started = []
 
-    def start(nodes=1, flags=(), login=None):
-        servers = ValkeyServers(tmp_path / f"servers-{next(NUMBERS)}", nodes, flags)
+    def start(nodes=1, flags=(), login=None, tls=None):
+        servers = ValkeyServers(tmp_path / f"servers-{next(NUMBERS)}", nodes, flags, tls)
         if login is not None:
             servers.login = login
         started.append(servers)

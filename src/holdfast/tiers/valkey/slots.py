@@ -56,6 +56,11 @@ class Single:
     def doubt(self) -> None:
         """Nothing to learn anew."""
 
+    def moved(self, words: str, asked: HostPort) -> None:
+        """Say that there is nobody else to ask."""
+        del asked
+        self._server.patience.refused(f"MOVED {words}: it is of a cluster; set cluster: true")
+
     def close(self) -> None:
         """Close its connections."""
         self._server.close()
@@ -72,6 +77,7 @@ class Cluster:
         self._learning = threading.Lock()
         self._servers: dict[HostPort, Server] = {}
         self._ranges: list[Range] = []
+        self._moved: dict[int, HostPort] = {}
         self._doubted = True
         self._learnt_s = -REFRESH_S
         self._closed = False
@@ -82,6 +88,8 @@ class Cluster:
             self._learn(deadline)
         slot = slot_of(tag)
         with self._lock:
+            if slot in self._moved:
+                return self._at(self._moved[slot])
             at = bisect_right(self._ranges, slot, key=lambda known: known.first) - 1
             if at < 0 or self._ranges[at].last < slot:
                 return None
@@ -98,6 +106,15 @@ class Cluster:
                 if server is not None:
                     shares[server] = shares.get(server, 0.0) + (last + 1 - first) / SLOTS
         return shares
+
+    def moved(self, words: str, asked: HostPort) -> None:
+        """Believe a server that says `SLOT HOST:PORT`, until the map is learnt anew."""
+        slot, _, address = words.partition(" ")
+        host, _, port = address.rpartition(":")
+        self._doubted = True
+        if slot.isdecimal() and port.isdecimal():
+            with self._lock:
+                self._moved[int(slot)] = HostPort(host or asked.host, int(port))
 
     def doubt(self) -> None:
         """Learn the map anew before it is used again."""
@@ -139,6 +156,7 @@ class Cluster:
         kept = {each.owner for each in ranges} | set(self._seeds)
         with self._lock:
             self._ranges, self._doubted = ranges, False
+            self._moved.clear()
             left = [self._servers.pop(one) for one in self._servers.keys() - kept]
         for server in left:
             server.close()

@@ -26,7 +26,7 @@ from holdfast.tiers.base import Get, Place, Put, Reserved, Survivor, Usage, segm
 from holdfast.tiers.gate import Gate
 from holdfast.tiers.valkey.server import Server
 from holdfast.tiers.valkey.slots import Cluster, Single
-from holdfast.wire.address import tcp_endpoint
+from holdfast.wire.address import HostPort, tcp_endpoint
 from holdfast.wire.resp import Login, Refusal, Reply, RespConnection, check_login, command
 from holdfast.wire.stream import Deadline
 
@@ -72,8 +72,8 @@ class _Call:
         self.places = places
         self.outcomes: dict[int, Outcome] = {}
         self.landed: set[int] = set()
-        self.moved: set[int] = set()
-        """Those whose server says that another one keeps them."""
+        self.moved: dict[int, tuple[str, HostPort]] = {}
+        """Those whose server says that another one keeps them: its words, and who said so."""
 
     def land(self, number: int, server: Server, said: Outcome | Refusal) -> None:
         """Take note of what a server answered."""
@@ -83,7 +83,7 @@ class _Call:
             return
         self.outcomes[number] = Outcome.FULL if said.code == "OOM" else Outcome.GONE
         if said.code == "MOVED":
-            self.moved.add(number)
+            self.moved[number] = said.words, server.endpoint
         elif said.code != "ASK":  # a slot on its way to another server: soon it has MOVED
             server.patience.refused(f"{said.code} {said.words}")
 
@@ -256,9 +256,9 @@ class ValkeyTier:
         try:
             self._pass(call, numbers, work, deadline)
             if call.moved:
-                again = sorted(call.moved)
-                self._map.doubt()
-                self._pass(call, again, work, deadline)
+                for words, asked in call.moved.values():
+                    self._map.moved(words, asked)
+                self._pass(call, sorted(call.moved), work, deadline)
         finally:
             self._gate.leave()
         failed = [n for n in numbers if call.outcomes[n] in (Outcome.GONE, Outcome.LATE)]
