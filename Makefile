@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 VENV    := .venv
 BIN     := $(VENV)/bin
 DONE    := $(VENV)/done
-EXTRAS  := dev,demo,bench,secure
+EXTRAS  := dev,demo,bench,secure,mooncake,peers
 MINUTES ?= 10
 BENCH   ?= tiers vllm
 

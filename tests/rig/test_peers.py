@@ -1,0 +1,67 @@
+"""Peers are measured by what really came back, and leave nothing running."""
+
+import subprocess
+import sys
+
+import pytest
+
+from holdfast.errors import HoldfastError
+from holdfast.rig import measure_peers, mooncake_server, valkey_server
+from holdfast.rig.measure_peers import Ring, peer_rows
+
+KIB = 1 << 10
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(measure_peers, "POOL_BYTES", 4 << 20)
+    monkeypatch.setattr(measure_peers, "LENT_BYTES", 64 << 20)
+    monkeypatch.setattr(measure_peers, "SIZES", (4 * KIB, 64 * KIB))
+    monkeypatch.setattr(measure_peers, "EXIST_KEYS", 100)
+
+
+def loads(module):
+    script = [sys.executable, "-c", f"import {module}"]
+    return subprocess.run(script, capture_output=True, check=False).returncode == 0
+
+
+def installed():
+    """The peers that this machine can run."""
+    redis = valkey_server.program() and loads("redis")
+    mooncake = mooncake_server.installed() and loads("mooncake.store")
+    return [name for name, there in (("redis", redis), ("mooncake", mooncake)) if there]
+
+
+def test_every_peer_that_is_installed_is_measured_every_way(tmp_path):
+    if not (names := installed()):
+        pytest.skip("neither Redis with its client nor Mooncake Store is installed")
+    told = []
+    rows = peer_rows(tmp_path, 1, told.append)
+    what = {row.what for row in rows}
+    for name in names:
+        ways = [
+            f"peer.{name}.{verb}.{size}" for verb in ("get", "put") for size in ("4KiB", "64KiB")
+        ]
+        assert what >= {*ways, *(f"{way}x32" for way in ways), f"peer.{name}.exist.100"}
+    assert {row.unit for row in rows} == {"GB/s", "us", "ms"}
+    assert all(row.value > 0 and row.goal is None and row.ok is None for row in rows)
+    assert len(told) == 2 * len(names)
+
+
+def test_what_is_not_installed_has_no_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(valkey_server, "program", lambda: None)
+    monkeypatch.setattr(mooncake_server, "installed", lambda: False)
+    assert peer_rows(tmp_path, 1, print) == []
+
+
+def test_a_peer_that_returns_something_else_has_no_figure():
+    ring = Ring()
+    ring.fill(4 * KIB)
+
+    class Liar:
+        def get(self, keys, into):
+            for place in into:
+                place[:] = bytes(len(place))
+
+    with pytest.raises(HoldfastError, match="a record that was got is"):
+        measure_peers._get(Liar(), ring, 4)
