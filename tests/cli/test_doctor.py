@@ -1,6 +1,7 @@
 """`holdfast doctor`: what was found, what was chosen, why, and an exit code that can be used."""
 
 import json
+import socket
 
 import pytest
 
@@ -88,3 +89,22 @@ def test_direct_io_in_a_folder_that_is_not_there_is_refused(tmp_path):
 def test_the_nearest_folder_is_the_one_that_exists(tmp_path):
     assert machine.nearest(str(tmp_path / "a" / "b")) == str(tmp_path)
     assert machine.nearest(str(tmp_path)) == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "tier", ["kind: valkey, address: {address}", "kind: mooncake, master: {address}"]
+)
+def test_a_store_of_another_make_is_looked_for(holdfast, config, tmp_path, tier):
+    file = config()
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        address = f"tcp://127.0.0.1:{there.getsockname()[1]}"
+        line = f"  - {{{tier.format(address=address)}}}\n"
+        domains = f"domains: {{default: {{key_file: {tmp_path}/key}}}}\n"
+        file.write_text(file.read_text() + line + domains)
+        code, checks, _ = examined(holdfast, "--config", file)
+        assert code == 0
+        assert checks["tiers.2"]["why"] == "can be reached"
+    code, checks, _ = examined(holdfast, "--config", file)
+    assert code == 1
+    assert address in checks["tiers.2"]["found"]
+    assert checks["tiers.2"]["why"].endswith("start it, or correct the address")

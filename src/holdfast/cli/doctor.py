@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,14 +19,25 @@ from holdfast.cli.options import (
     load_config,
     write_json,
 )
-from holdfast.config import Config, DiskOptions, HostOptions, PoolOptions, Size, as_data
+from holdfast.config import (
+    Config,
+    DiskOptions,
+    HostOptions,
+    MooncakeOptions,
+    PoolOptions,
+    Size,
+    ValkeyOptions,
+    as_data,
+)
 from holdfast.errors import ConfigError, HoldfastError, MembershipError, NodeGoneError
 from holdfast.probe import memory
 from holdfast.tiers.pool.member_file import MemberFile
+from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.client import Client
 from holdfast.wire.messages import PROTOCOL, Hello, Report, Status
 
 ANSWER_S = 5.0
+REACH_S = 1.0
 _MARKS = {True: "ok", False: "PROBLEM", None: "-"}
 
 
@@ -75,6 +87,10 @@ def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding
                 yield from _disk(number, tier)
             case PoolOptions():
                 yield _pool(number, tier)
+            case ValkeyOptions():
+                yield _store(number, "valkey", tier.addresses)
+            case MooncakeOptions():
+                yield _store(number, "mooncake", [tier.master])
 
 
 def _host(capacity: Size) -> Finding:
@@ -96,6 +112,18 @@ def _pool(number: int, tier: PoolOptions) -> Finding:
     except MembershipError as error:
         return problem(name, found, str(error))
     return Finding(name, found, f"{len(members)} members", ok=True)
+
+
+def _store(number: int, kind: str, addresses: Sequence[str]) -> Finding:
+    """Look whether one of the addresses of a store of another make can be reached."""
+    name, found, why = f"tiers.{number}", f"{kind} at {', '.join(addresses)}", ""
+    for address in addresses:
+        try:
+            socket.create_connection(tcp_endpoint(address), timeout=REACH_S).close()
+            return Finding(name, found, "can be reached", ok=True)
+        except OSError as error:
+            why = str(error)
+    return problem(name, found, f"{why}; start it, or correct the address")
 
 
 def _disk(number: int, tier: DiskOptions) -> Iterator[Finding]:

@@ -128,11 +128,11 @@ def _member(member: Mapping[str, Any]) -> list[str]:
     judged = "ejected" if member.get("ejected") else f"breaker {member.get('phase', 'closed')}"
     took = "" if latency is None else f", {1e3 * latency:.2f} ms"
     first = (
-        f"  {member['id']:<12}{member['address']}  {member['state']}, "
+        f"  {member['id']:<12} {member['address']}  {member['state']}, "
         f"{100 * member['share']:.1f} % of keys, {judged}{took}"
     )
     fill = [
-        f"    {tier['tier']:<8}{Size(tier['used_bytes'])} of {Size(tier['capacity_bytes'])} used"
+        f"    {tier['tier']:<8} {Size(tier['used_bytes'])} of {Size(tier['capacity_bytes'])} used"
         for tier in member["tiers"]
     ]
     return [first, *fill]
@@ -141,7 +141,7 @@ def _member(member: Mapping[str, Any]) -> list[str]:
 def _tiers(status: Mapping[str, Any]) -> list[str]:
     lines = [f"node {status['incarnation']}: {status['blocks']} blocks"]
     lines += [
-        f"  {tier['tier']:<8}{Size(tier['used_bytes'])} of {Size(tier['capacity_bytes'])} used, "
+        f"  {tier['tier']:<8} {Size(tier['used_bytes'])} of {Size(tier['capacity_bytes'])} used, "
         f"{tier['records']} records, {tier['failures']} failures"
         for tier in status["tiers"]
     ]
