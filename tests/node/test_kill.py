@@ -116,6 +116,7 @@ def test_a_killed_store_never_serves_a_wrong_byte(names, payload, tmp_path):
 
 def live(config, campaign, cycle, payload, says):
     """A forked process's whole life: open, read everything, save until killed."""
+    sys.setswitchinterval(0.0005)  # as a node does, or saving would hold up writing behind
     try:
         street = Street(open_store(config), payload)
         read = sum(street.read(chain) for chain in campaign.chains)
@@ -165,7 +166,7 @@ def kill_while_living(campaign, process, heard):
     """Kill at a random moment, mostly after it has read; return how many chains it began."""
     if campaign.random.random() < 0.8:
         assert select.select([heard], [], [], 60)[0]
-    time.sleep(campaign.random.uniform(0, 0.05))
+    time.sleep(campaign.random.uniform(0, 0.12))
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
     lines = heard.read().decode().splitlines()
