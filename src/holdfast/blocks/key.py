@@ -116,7 +116,7 @@ def _encode_extras(extras: Sequence[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def _little_endian(tokens: Tokens) -> bytes:
+def _little_endian(tokens: Tokens) -> memoryview:
     numpy = sys.modules.get("numpy")  # who hands over an array has loaded it
     if numpy is not None and isinstance(tokens, numpy.ndarray):
         return _array_little_endian(cast("npt.NDArray[np.integer]", tokens))
@@ -126,12 +126,12 @@ def _little_endian(tokens: Tokens) -> bytes:
         raise BlockError(f"token ids must be integers from 0 to {TOKEN_ID_MAX}: {error}") from error
     if sys.byteorder == "big":
         packed.byteswap()
-    return packed.tobytes()
+    return memoryview(packed).cast("B")
 
 
-def _array_little_endian(tokens: npt.NDArray[np.integer]) -> bytes:
+def _array_little_endian(tokens: npt.NDArray[np.integer]) -> memoryview:
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise BlockError(f"tokens must be one row of integers, not {tokens.ndim}-d {tokens.dtype}")
     if tokens.size and (int(tokens.min()) < 0 or int(tokens.max()) > TOKEN_ID_MAX):
         raise BlockError(f"token ids must be integers from 0 to {TOKEN_ID_MAX}")
-    return tokens.astype("<u4").tobytes()
+    return memoryview(tokens.astype("<u4").tobytes())

@@ -67,10 +67,13 @@ def _disk_rows(tier: DiskTier, limit: DirectIoLimit, rounds: int) -> list[Row]:
         return timed(BATCH * PAYLOAD_BYTES, lambda: tier.write(puts))
 
     def read() -> Speed:
-        keys, places = written[next(seeds) % len(written)]
+        keys, places = written[-1 - 7 * next(seeds) % (len(written) // 2)]
         gets = [Get(*wanted) for wanted in zip(places, keys, records, strict=True)]
         return timed(BATCH * PAYLOAD_BYTES, lambda: tier.read(gets))
 
+    # A log that has gone round once writes over what is there, as the limit does.
+    while not tier.usage().records or tier.usage().used_bytes < 0.9 * tier.usage().capacity_bytes:
+        write()
     wrote, write_limit = paired(rounds, write, lambda: limit.write_gb_per_s(BATCH))
     found, read_limit = paired(rounds, read, lambda: limit.read_gb_per_s(BATCH))
     return [
