@@ -4,78 +4,89 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.policy.leaf import LeafLru
+from holdfast.testing.policy_contract import EvictionContract, EvictionMachine
 
 
-def take(policy: LeafLru, parents: dict[int, int], count: int) -> list[int]:
+class LeafMachine(EvictionMachine):
+    def make(self):
+        return LeafLru()
+
+
+TestLeafMachine = LeafMachine.TestCase
+
+
+class TestLeafContract(EvictionContract):
+    def make(self):
+        return LeafLru()
+
+
+def take(policy: LeafLru, count: int) -> list[int]:
     taken = []
-    for row in policy.victims():
-        policy.remove(row, parents[row])
+    for row in policy.victims(0.0):
+        policy.remove(row)
         taken.append(row)
         if len(taken) == count:
             break
     return taken
 
 
-def chain(policy: LeafLru, rows: list[int], parents: dict[int, int]) -> None:
-    parents.update(zip(rows, [-1, *rows], strict=False))
-    for row in reversed(rows):
-        policy.insert(row, parents[row])
-
-
-def test_a_chain_leaves_from_its_end() -> None:
-    policy, parents = LeafLru(), {}
-    chain(policy, [0, 1, 2, 3], parents)
-    assert take(policy, parents, 4) == [3, 2, 1, 0]
+def chain(policy: LeafLru, rows: list[int]) -> None:
+    for row, parent in reversed(list(zip(rows, [-1, *rows], strict=False))):
+        policy.insert(row, parent, row, 0.0)
 
 
 def test_the_chain_used_longest_ago_leaves_first() -> None:
-    policy, parents = LeafLru(), {}
-    chain(policy, [0, 1], parents)
-    chain(policy, [2, 3], parents)
-    policy.touch([0, 1])
-    assert take(policy, parents, 4) == [3, 2, 1, 0]
+    policy = LeafLru()
+    chain(policy, [0, 1])
+    chain(policy, [2, 3])
+    policy.touch([0, 1], 0.0)
+    assert take(policy, 4) == [3, 2, 1, 0]
 
 
 def test_a_shared_prefix_stays_while_a_branch_is_used() -> None:
-    policy, parents = LeafLru(), {}
-    chain(policy, [0, 1, 2], parents)
-    parents[3] = 1
-    policy.insert(3, 1)
-    policy.touch([0, 1, 3])
-    assert take(policy, parents, 2) == [2, 3]
-    assert take(policy, parents, 2) == [1, 0]
+    policy = LeafLru()
+    chain(policy, [0, 1, 2])
+    policy.insert(3, 1, 3, 0.0)
+    policy.touch([0, 1, 3], 0.0)
+    assert take(policy, 2) == [2, 3]
+    assert take(policy, 2) == [1, 0]
 
 
 def test_victims_the_caller_keeps_stay_in_the_order() -> None:
-    policy, parents = LeafLru(), {}
-    for row in range(4):
-        parents[row] = -1
-        policy.insert(row, -1)
-    assert [row for row, _ in zip(policy.victims(), range(3), strict=False)] == [0, 1, 2]
-    assert take(policy, parents, 4) == [0, 1, 2, 3]
-
-
-def test_removing_an_unknown_row_changes_nothing() -> None:
     policy = LeafLru()
-    policy.remove(7, -1)
-    policy.insert(0, -1)
-    policy.remove(7, 0)
-    assert list(policy.victims()) == [0]
+    for row in range(4):
+        policy.insert(row, -1, row, 0.0)
+    assert [row for row, _ in zip(policy.victims(0.0), range(3), strict=False)] == [0, 1, 2]
+    assert take(policy, 4) == [0, 1, 2, 3]
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=60))
-def test_never_evicts_a_block_before_its_children(steps: list[tuple[int, int]]) -> None:
-    policy, parents = LeafLru(), {}
-    for row, candidate in steps:
-        if row in parents:
-            policy.touch([row])
-            continue
-        parents[row] = candidate if candidate in parents else -1
-        policy.insert(row, parents[row])
-    order = take(policy, parents, len(parents))
-    assert sorted(order) == sorted(parents)
-    gone = set()
-    for row in order:
-        gone.add(row)
-        children = {child for child, parent in parents.items() if parent == row}
-        assert children <= gone
+def test_a_recycled_row_leaves_although_its_old_children_are_still_here() -> None:
+    policy = LeafLru()
+    chain(policy, [0, 1])
+    policy.remove(0)
+    policy.forget(0)
+    policy.insert(0, -1, "another block", 0.0)
+    assert take(policy, 2) == [1, 0]
+
+
+uses = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0, 3)), max_size=60)
+
+
+@given(uses)
+def test_is_exactly_lru_of_leaves(steps: list[tuple[int, int, int]]) -> None:
+    """The plain definition: a use stamps every block of its chain; the oldest leaf goes."""
+    policy, parents, used = LeafLru(), {}, {}
+    for tick, (row, candidate, evict) in enumerate(steps):
+        if row not in parents:
+            parents[row] = candidate if candidate in parents else -1
+            policy.insert(row, parents[row], row, 0.0)
+        rows = [row]
+        while parents[rows[-1]] >= 0:
+            rows.append(parents[rows[-1]])
+        policy.touch(rows[::-1], 0.0)
+        used.update(dict.fromkeys(rows, tick))
+        for victim in take(policy, evict) if evict else []:
+            leaves = set(parents) - set(parents.values())
+            assert victim in leaves
+            assert used[victim] == min(used[leaf] for leaf in leaves)
+            del parents[victim]

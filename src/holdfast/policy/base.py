@@ -1,30 +1,62 @@
 """The eviction interface: a policy orders rows of the index, and never sees a block.
 
-Pure: no clock, no I/O, no randomness. Time is the order of the calls. Not thread-safe: the store
-calls it under its lock.
+Pure: no clock, no I/O, no randomness; time is passed in, in seconds of the store's clock, and never
+runs backwards. Not thread-safe: the store calls it under its lock. The promises are tests:
+`holdfast.testing.policy_contract`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Protocol
+
+NEVER = float("inf")
+"""When a block is expected whose session has closed."""
 
 
 class Eviction(Protocol):
-    """An order of rows by how little would be lost without them."""
+    """An order of rows by how little would be lost without them.
 
-    def insert(self, row: int, parent: int) -> None:
-        """Add a row, just used; `parent` is the row of the block in front, -1 if unknown."""
+    A prefix is useless with a hole in front: no row is a victim while a row is here whose block
+    builds upon it.
+    """
+
+    def insert(self, row: int, parent: int, name: Hashable, now_s: float) -> None:
+        """Add a row, just used; one that is here already counts as used.
+
+        `parent` is the row of the block in front, -1 if unknown; it may come later, or not at all.
+        `name` is the block's key: the same block has the same name when it comes back, perhaps in
+        another row.
+        """
         ...
 
-    def touch(self, rows: Sequence[int]) -> None:
-        """Note one use of these rows together: the leading blocks of one chain, in order."""
+    def touch(self, rows: Sequence[int], now_s: float) -> None:
+        """Note one use of these rows together: the leading blocks of one chain, in order.
+
+        Rows that are not here are passed over.
+        """
         ...
 
-    def remove(self, row: int, parent: int) -> None:
-        """Forget a row; a row that is not there is ignored."""
+    def expect(self, rows: Sequence[int], at_s: float) -> None:
+        """Note when a chain is needed again: its leading rows, in order, as for `touch`.
+
+        `at_s` is on the store's clock; NEVER says that the session has closed. A hint holds until
+        the chain's last row here is used again, and may be wrong. Policies may ignore it.
+        """
         ...
 
-    def victims(self) -> Iterator[int]:
-        """Yield rows, least valuable first. The caller removes those it takes, as it takes them."""
+    def remove(self, row: int) -> None:
+        """Take a row out; its block may come back to the same row. An unknown row is ignored."""
+        ...
+
+    def forget(self, row: int) -> None:
+        """Note that a row that is not here names no block any more: the next one is another."""
+        ...
+
+    def victims(self, now_s: float) -> Iterator[int]:
+        """Yield rows, least valuable first, each at most once.
+
+        The caller removes those it takes, as it takes them, and inserts and touches nothing before
+        it is done; those that it leaves keep their place.
+        """
         ...

@@ -45,7 +45,7 @@ def index_row(blocks: int) -> Row:
         for _ in range(blocks // CHAIN_BLOCKS):
             rows = _hold(index, _random_keys())
             for row in reversed(rows):
-                policy.insert(row, index.parent_row(row))
+                policy.insert(row, index.parent_row(row), index.keys[row], 0.0)
             del rows
         after, _ = tracemalloc.get_traced_memory()
     finally:

@@ -55,7 +55,8 @@ def berth(store: Core, headers: Sequence[Header]) -> list[Berth]:
             slot = None if place == NOWHERE else states.host(world).view(place, world.record_bytes)
             arrival = None if slot is None else Arrival(slot, header)
             berths.append(Berth(header, world, place, slot, arrival, is_held))
-        states.eviction.touch(held)
+        for row in held:  # of any chains
+            states.touch([row])
     if not room:
         store.ladder.wake()
     return berths
@@ -106,7 +107,7 @@ def lease(store: Core, world: World, keys: Sequence[bytes], ttl_s: float) -> int
             rows.append(row)
         if rows:
             states.lease(rows, store.clock.now() + ttl_s)
-            states.eviction.touch(rows)
+            states.touch(rows)
     return len(rows)
 
 

@@ -43,7 +43,7 @@ class Core:
         self._domain_keys = dict(domains)
         self._budget = Budget(host_bytes)
         hosts = {domain_id(key): HostTier(self._budget) for key in domains.values()}
-        self.states = States(hosts, list(lower), eviction or LeafLru())
+        self.states = States(hosts, list(lower), eviction or LeafLru(), self.clock)
         self.ladder = Ladder(self.states, self.clock)
         self.shares = any(isinstance(tier, Shared) for tier in lower)
         self.recovery = Recovery(self.states, self.clock)

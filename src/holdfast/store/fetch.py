@@ -62,7 +62,7 @@ def _street(
         plan = store.planner.plan(coverage, deadline_s, ladder.speeds)
         rows = coverage.rows[: min(plan.blocks, states.host(world).slots(world.record_bytes))]
         lease = states.lease(rows, late_at + store.lease_s)
-        states.eviction.touch(rows)
+        states.touch(rows)
         waiting = [states.loading[row] for row in rows if row in states.loading]
         climbs = ladder.claim(world, rows)
     waves = ladder.climb(world, climbs)

@@ -111,7 +111,7 @@ def _publish(store: Core, ticket: Ticket, parents: Sequence[bytes]) -> int:
                 states.line_up(key)
         states.enter_host(entered)
         held = [states.index.find(key) for key in ticket.keys]
-        states.eviction.touch([row for row in held if row >= 0])
+        states.touch([row for row in held if row >= 0])
     return len(entered)
 
 

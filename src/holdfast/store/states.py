@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from holdfast.blocks.world import World
+from holdfast.clock import Clock
 from holdfast.errors import Outcome
 from holdfast.index.residency import Residency
 from holdfast.policy.base import Eviction
@@ -52,8 +54,15 @@ class Fault(NamedTuple):
 class States:
     """All mutable state of a store. Hold `lock` around every call and every read."""
 
-    def __init__(self, hosts: dict[bytes, HostTier], lower: list[Tier], eviction: Eviction) -> None:
+    def __init__(
+        self,
+        hosts: dict[bytes, HostTier],
+        lower: list[Tier],
+        eviction: Eviction,
+        clock: Clock,
+    ) -> None:
         self.lock = threading.RLock()
+        self.clock = clock
         self.hosts = hosts
         self.foreign: HostTier | None = None
         self.lower = lower
@@ -146,8 +155,13 @@ class States:
 
         Children first: then a parent is never taken for a leaf, not even for a moment.
         """
+        index, now_s = self.index, self.clock.now()
         for row in reversed(rows):
-            self.eviction.insert(row, self.index.parent_row(row))
+            self.eviction.insert(row, index.parent_row(row), index.keys[row], now_s)
+
+    def touch(self, rows: Sequence[int]) -> None:
+        """Tell the eviction policy of one use of these rows: leading blocks of a chain, in order."""
+        self.eviction.touch(rows, self.clock.now())
 
     def vacate(self, row: int, tier: int) -> None:
         """Take a row off one tier; its place there is free at once, or with its last reader."""
@@ -157,7 +171,7 @@ class States:
             return
         column[row] = NOWHERE
         if tier == HOST:
-            self.eviction.remove(row, self.index.parent_row(row))
+            self.eviction.remove(row)
             self.unwanted.discard(row)
             if self.index.leases[row]:
                 self.leaving.setdefault(row, []).append(place)
@@ -222,7 +236,7 @@ class States:
         if place != NOWHERE:
             return place
         patience = 1_024
-        for row in self.eviction.victims():
+        for row in self.eviction.victims(self.clock.now()):
             if not self.evictable(row):
                 patience -= 1
                 if not patience:
@@ -242,3 +256,4 @@ class States:
             and self.index.fastest(row) == NOWHERE
         ):
             self.index.drop(row)
+            self.eviction.forget(row)

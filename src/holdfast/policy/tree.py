@@ -1,0 +1,94 @@
+"""Which rows are here, and how many rows here build upon each: what makes a policy leaf-first."""
+
+from __future__ import annotations
+
+from array import array
+
+_NO_PARENT = -1
+_ROW_BITS = 32
+_ROW_MASK = (1 << _ROW_BITS) - 1
+
+
+class Tree:
+    """Rows and their parents' rows; 17 bytes a row.
+
+    A row's children count while it is away too: a chain may come in from its end. `forget` cuts
+    them off, because then the row's number is another block's.
+    """
+
+    def __init__(self) -> None:
+        self.here = bytearray()
+        """[row] 1 if the row is here; grown by `add`."""
+        self.children = array("I")
+        """[row] how many rows here build upon it; grown by `add`."""
+        self.rows = 0
+        """How many rows are here."""
+        self.holes = 0
+        """How many rows are away although rows here build upon them."""
+        self._parent = array("q")
+        self._life = array("I")
+
+    def add(self, row: int, parent: int) -> bool:
+        """Add a row behind `parent` (-1: none); False if it was here."""
+        here, children = self.here, self.children
+        if row >= len(here) or parent >= len(here):
+            self._grow(max(row, parent))
+        elif here[row]:
+            return False
+        here[row] = 1
+        self.rows += 1
+        if children[row]:
+            self.holes -= 1
+        if parent < 0:
+            self._parent[row] = _NO_PARENT
+            return True
+        if not children[parent] and not here[parent]:
+            self.holes += 1
+        children[parent] += 1
+        self._parent[row] = self._life[parent] << _ROW_BITS | parent
+        return True
+
+    def take(self, row: int) -> int:
+        """Take out a row that is here; return the row of its parent if that is here, else -1."""
+        here, children = self.here, self.children
+        here[row] = 0
+        self.rows -= 1
+        if children[row]:
+            self.holes += 1
+        link = self._parent[row]
+        if link < 0:
+            return _NO_PARENT
+        parent = link & _ROW_MASK
+        if self._life[parent] != link >> _ROW_BITS:
+            return _NO_PARENT
+        children[parent] -= 1
+        if here[parent]:
+            return parent
+        if not children[parent]:
+            self.holes -= 1
+        return _NO_PARENT
+
+    def forget(self, row: int) -> None:
+        """Cut a row that is away off from its children: its number is another block's from now."""
+        if row >= len(self.here) or self.here[row]:
+            return
+        if self.children[row]:
+            self.holes -= 1
+            self.children[row] = 0
+        self._life[row] = (self._life[row] + 1) & (1 << 31) - 1
+
+    def is_here(self, row: int) -> bool:
+        """Whether a row is here."""
+        return 0 <= row < len(self.here) and self.here[row] == 1
+
+    def is_leaf(self, row: int) -> bool:
+        """Whether a row is here and no row here builds upon it."""
+        return self.is_here(row) and not self.children[row]
+
+    def _grow(self, row: int) -> None:
+        missing = row + 1 - len(self.here)
+        if missing > 0:
+            missing += len(self.here) >> 3
+            self.here.extend(bytes(missing))
+            for column in (self.children, self._parent, self._life):
+                column.frombytes(bytes(missing * column.itemsize))

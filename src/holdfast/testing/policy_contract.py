@@ -1,0 +1,230 @@
+"""Every promise of `holdfast.policy.base.Eviction` as a test; a policy proves itself with these.
+
+    class MyMachine(EvictionMachine):
+        def make(self): return MyPolicy()
+
+    TestMyMachine = MyMachine.TestCase
+
+    class TestMyPolicy(EvictionContract):
+        def make(self): return MyPolicy()
+
+The machine plays a store against a model: chains come in whole or in part, from either end, are
+used, expected, removed, forgotten and come back in other rows; victims are taken or left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from holdfast.policy.base import NEVER, Eviction
+
+BLOCKS = 40
+"""Blocks there are: `PARENT[i]` is the block in front of block `i`."""
+
+PARENT = [-1] + [i - 1 if i % 4 else i // 3 for i in range(1, BLOCKS)]
+
+_blocks = st.integers(0, BLOCKS - 1)
+
+
+def chain_of(block: int) -> list[int]:
+    """Return the blocks from the head of the chain to `block`."""
+    chain = [block]
+    while PARENT[chain[-1]] >= 0:
+        chain.append(PARENT[chain[-1]])
+    return chain[::-1]
+
+
+class _Here(NamedTuple):
+    block: int
+    front: int
+    """The block in front, if its row was known when this one came in; else -1."""
+
+
+class EvictionMachine(RuleBasedStateMachine):
+    """A store's rows around a policy, in any order; subclasses make the policy."""
+
+    def make(self) -> Eviction:
+        """Return a new policy."""
+        raise NotImplementedError
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy = self.make()
+        self.now_s = 0.0
+        self.row_of: dict[int, int] = {}
+        self.here: dict[int, _Here] = {}
+        self.free = list(range(BLOCKS))
+
+    @rule(block=_blocks, start=st.integers(0, 8))
+    def come_in(self, block: int, start: int) -> None:
+        """Insert a chain from its end to block number `start`; the rest may stay away."""
+        chain = chain_of(block)
+        for each in chain:
+            if each not in self.row_of:
+                self.row_of[each] = self.free.pop()
+        for each in reversed(chain[start:]):
+            row = self.row_of[each]
+            front = self.row_of.get(PARENT[each], -1)
+            self.policy.insert(row, front, each, self.now_s)
+            if row not in self.here:
+                self.here[row] = _Here(each, PARENT[each] if front >= 0 else -1)
+        self.policy.touch([self.row_of[each] for each in chain], self.now_s)
+
+    @rule(block=_blocks)
+    def use(self, block: int) -> None:
+        """Touch the leading rows that the store knows of, here or not."""
+        self.policy.touch(self._known(block), self.now_s)
+
+    @rule(block=_blocks, in_s=st.sampled_from([-1.0, 0.0, 1.0, 50.0, NEVER]))
+    def hint(self, block: int, in_s: float) -> None:
+        """Expect a chain soon, late, never, or before now."""
+        self.policy.expect(self._known(block), self.now_s + in_s)
+
+    @rule(seconds=st.sampled_from([0.5, 10.0, 100.0]))
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_s += seconds
+
+    @rule(taken=st.lists(st.booleans(), max_size=12))
+    def make_room(self, taken: list[bool]) -> None:
+        """Take some victims and leave others."""
+        seen: set[int] = set()
+        for row, take in zip(self.policy.victims(self.now_s), taken, strict=False):
+            self._check(row, seen)
+            if take:
+                self._leave(row)
+
+    @rule(block=_blocks)
+    def quarantine(self, block: int) -> None:
+        """Take a row out from the middle of its chain; it keeps its number."""
+        row = self.row_of.get(block, -1)
+        if row >= 0:
+            self._leave(row)
+
+    @rule(block=_blocks)
+    def drop(self, block: int) -> None:
+        """Take a block out and give its row to others."""
+        row = self.row_of.pop(block, -1)
+        if row < 0:
+            return
+        self._leave(row)
+        self.policy.forget(row)
+        self.free.append(row)
+        for at, (each, front) in self.here.items():
+            if front == block:
+                self.here[at] = _Here(each, -1)
+
+    @invariant()
+    def yields_leaves_once(self) -> None:
+        """A pass in which nothing is taken yields rows that nothing here builds upon, once each."""
+        seen: set[int] = set()
+        for row in self.policy.victims(self.now_s):
+            self._check(row, seen)
+
+    def teardown(self) -> None:
+        """Every row that is here is a victim in the end, and no other."""
+        seen: set[int] = set()
+        for row in self.policy.victims(self.now_s):
+            self._check(row, seen)
+            self._leave(row)
+        assert not self.here, f"never offered: {self.here}"
+
+    def _check(self, row: int, seen: set[int]) -> None:
+        assert row in self.here, f"row {row} is not here"
+        assert row not in seen, f"row {row} came twice"
+        seen.add(row)
+        builds = [at for at, each in self.here.items() if each.front == self.here[row].block]
+        assert not builds, f"row {row} went before its children {builds}"
+
+    def _leave(self, row: int) -> None:
+        self.policy.remove(row)
+        self.here.pop(row, None)
+
+    def _known(self, block: int) -> list[int]:
+        rows = []
+        for each in chain_of(block):
+            if each not in self.row_of:
+                break
+            rows.append(self.row_of[each])
+        return rows
+
+
+class EvictionContract:
+    """The promises that need no machine."""
+
+    def make(self) -> Eviction:
+        """Return a new policy."""
+        raise NotImplementedError
+
+    def test_offers_nothing_when_nothing_is_here(self) -> None:
+        policy = self.make()
+        policy.touch([3], 1.0)
+        policy.expect([3], 2.0)
+        policy.remove(3)
+        policy.forget(3)
+        assert list(policy.victims(3.0)) == []
+
+    def test_a_chain_leaves_from_its_end(self) -> None:
+        policy = self.make()
+        _enter(policy, [0, 1, 2, 3], 0.0)
+        assert _take(policy, 4, 1.0) == [3, 2, 1, 0]
+
+    def test_a_chain_that_comes_back_is_whole_again(self) -> None:
+        policy = self.make()
+        _enter(policy, [0, 1, 2, 3], 0.0)
+        _take(policy, 3, 1.0)
+        _enter(policy, [0, 1, 2, 3], 2.0)
+        assert _take(policy, 4, 3.0) == [3, 2, 1, 0]
+
+    def test_memory_follows_the_rows_and_not_the_calls(self) -> None:
+        policy = self.make()
+        for turn in range(50):
+            self._churn(policy, turn)
+        before = _items(policy)
+        for turn in range(50, 500):
+            self._churn(policy, turn)
+        assert _items(policy) <= 2 * before + 2_000
+
+    def _churn(self, policy: Eviction, turn: int) -> None:
+        rows = list(range(8 * (turn % 16), 8 * (turn % 16) + 8))
+        _enter(policy, rows, float(turn), name=turn)
+        for use in range(10):
+            policy.touch(rows[:use], float(turn))
+            policy.expect(rows[:use], float(turn + use))
+        if turn >= 12:  # a store of twelve chains is full
+            for row in _take(policy, 8, float(turn)):
+                policy.forget(row)
+
+
+def _enter(policy: Eviction, rows: list[int], now_s: float, name: int = 0) -> None:
+    for row, parent in reversed(list(zip(rows, [-1, *rows], strict=False))):
+        policy.insert(row, parent, (name, row), now_s)
+
+
+def _take(policy: Eviction, count: int, now_s: float) -> list[int]:
+    taken: list[int] = []
+    for row in policy.victims(now_s):
+        policy.remove(row)
+        taken.append(row)
+        if len(taken) == count:
+            break
+    return taken
+
+
+def _items(value: object) -> int:
+    """How many items all containers below an object hold."""
+    held = [getattr(value, name) for name in getattr(value, "__dict__", ())]
+    if isinstance(value, dict):
+        held += [*value.values()]
+    elif isinstance(value, list | tuple):
+        held += value
+    own = len(value) if isinstance(value, Sized) and not isinstance(value, str | bytes) else 0
+    return own + sum(_items(each) for each in held if hasattr(each, "__dict__") or _holds(each))
+
+
+def _holds(value: object) -> bool:
+    return isinstance(value, Sized) and not isinstance(value, str | bytes | tuple)
