@@ -1,0 +1,214 @@
+"""A few nonnegative coefficients from a small memory of observations, whatever the outliers.
+
+`seconds = c1 * feature1 + c2 * feature2 + ...`. The memory keeps the latest observations of each
+size, so that a thousand equal ones do not push out what was learnt about other sizes. The fit is
+iteratively reweighted least squares on relative errors with Huber's weights (Huber, "Robust
+Estimation of a Location Parameter", 1964), older observations counting less, and the best of the
+few sets of coefficients that stay above zero (Lawson and Hanson, "Solving Least Squares Problems",
+1974, by trying every set: there are seven of three).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from statistics import median
+from typing import Any, NamedTuple
+
+PER_SIZE = 8
+"""Observations kept of each size: features within a factor of four of each other."""
+
+OBSERVATIONS_MAX = 192
+"""Observations kept in all; the oldest go first."""
+
+AGED_MIN = 0.02
+"""Least that an old observation counts: what was seen once is better than a guess."""
+
+_ROUNDS = 8
+_HUBER = 1.345
+_SPREAD_MIN = 0.01
+_TINY = 1e-12
+
+
+class Observation(NamedTuple):
+    """What took how long; `number` counts the observations of one fit."""
+
+    features: tuple[float, ...]
+    seconds: float
+    number: int
+
+
+class Belief(NamedTuple):
+    """What to assume until observations say otherwise: coefficients, and how firmly each.
+
+    A weight is a number of observations: how many it takes to be outvoted, roughly.
+    """
+
+    coefficients: tuple[float, ...]
+    weights: tuple[float, ...]
+
+
+class Fit:
+    """Coefficients of `len(belief.coefficients)` features; `half_life` counts observations."""
+
+    def __init__(self, belief: Belief, half_life: float) -> None:
+        self.belief = belief
+        self.count = 0
+        self._half_life = half_life
+        self._sizes: dict[tuple[int, ...], deque[Observation]] = {}
+        self._fitted: tuple[float, ...] | None = belief.coefficients
+
+    def observe(self, features: Sequence[float], seconds: float) -> None:
+        """Take one observation in; what can not be (negative, endless, no time) is ignored."""
+        values = (*features, seconds)
+        if len(features) != len(self.belief.coefficients) or seconds <= 0:
+            return
+        if not all(math.isfinite(value) and value >= 0 for value in values):
+            return
+        self.count += 1
+        self._keep(Observation(tuple(map(float, features)), float(seconds), self.count))
+
+    def coefficients(self) -> tuple[float, ...]:
+        """Return the fit; computed when asked for the first time after an observation."""
+        if self._fitted is None:
+            self._fitted = self._fit()
+        return self._fitted
+
+    def observations(self) -> list[Observation]:
+        """Return what is remembered, oldest first."""
+        kept = [seen for size in self._sizes.values() for seen in size]
+        return sorted(kept, key=lambda seen: seen.number)
+
+    def as_data(self) -> dict[str, Any]:
+        """Return the memory as plain data."""
+        return {
+            "count": self.count,
+            "seen": [[*seen.features, seen.seconds, seen.number] for seen in self.observations()],
+        }
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Remember what `as_data` returned; raise ValueError if this is something else."""
+        try:
+            count, rows = data["count"], [list(map(float, row)) for row in data["seen"]]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not the memory of a fit: {error!r}") from error
+        width = len(self.belief.coefficients) + 2
+        if not isinstance(count, int) or len(rows) > OBSERVATIONS_MAX:
+            raise ValueError("not the memory of a fit: count or number of rows")
+        for row in rows:
+            *features, seconds, number = row
+            fits = len(row) == width and all(math.isfinite(value) for value in row)
+            if not fits or min(features) < 0 or seconds <= 0 or not 0 < number <= count:
+                raise ValueError(f"not the memory of a fit: row {row}")
+        self.count = count
+        self._sizes.clear()
+        for *features, seconds, number in rows:
+            self._keep(Observation(tuple(features), seconds, int(number)))
+
+    def _keep(self, seen: Observation) -> None:
+        size = tuple(math.frexp(feature)[1] // 2 for feature in seen.features)
+        self._sizes.setdefault(size, deque(maxlen=PER_SIZE)).append(seen)
+        if sum(map(len, self._sizes.values())) > OBSERVATIONS_MAX:
+            oldest = min(self._sizes, key=lambda size: self._sizes[size][0].number)
+            self._sizes[oldest].popleft()
+            if not self._sizes[oldest]:
+                del self._sizes[oldest]
+        self._fitted = None
+
+    def _fit(self) -> tuple[float, ...]:
+        seen = list(self._with_usual())
+        rows = [tuple(x / usual for x in one.features) for one, usual in seen]
+        times = [one.seconds / usual for one, usual in seen]
+        aged = [
+            max(AGED_MIN, 0.5 ** ((self.count - one.number) / self._half_life)) for one, _ in seen
+        ]
+        believed, held_to = self.belief.coefficients, self._held_to(rows)
+        found = _least_squares(rows, times, aged, (believed, held_to))
+        for _ in range(_ROUNDS):
+            errors = [abs(_dot(row, found) - t) for row, t in zip(rows, times, strict=True)]
+            spread = _HUBER * max(_SPREAD_MIN, 1.4826 * median(errors))
+            weights = [
+                age * min(1.0, spread / max(error, _TINY))
+                for age, error in zip(aged, errors, strict=True)
+            ]
+            last, found = found, _least_squares(rows, times, weights, (believed, held_to))
+            if all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(last, found, strict=True)):
+                break
+        return found
+
+    def _with_usual(self) -> Iterator[tuple[Observation, float]]:
+        """Yield what is remembered, each with the usual time of its size: errors are relative."""
+        for size in self._sizes.values():
+            usual = median(one.seconds for one in size)
+            yield from ((one, usual) for one in size)
+
+    def _held_to(self, rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+        """Return how much each coefficient costs that leaves what was believed, squared."""
+        return tuple(
+            weight * max(_TINY, median(row[k] for row in rows)) ** 2
+            for k, weight in enumerate(self.belief.weights)
+        )
+
+
+def _least_squares(
+    rows: Sequence[Sequence[float]],
+    times: Sequence[float],
+    weights: Sequence[float],
+    belief: tuple[Sequence[float], Sequence[float]],
+) -> tuple[float, ...]:
+    """Minimise the weighted squares of `row . c - time`, and of leaving the belief, over c >= 0."""
+    believed, held_to = belief
+    size = range(len(believed))
+    matrix = [[0.0 for _ in size] for _ in size]
+    right = [0.0 for _ in size]
+    for row, time, weight in zip(rows, times, weights, strict=True):
+        for i in size:
+            scaled = weight * row[i]
+            right[i] += scaled * time
+            for j in range(i + 1):
+                matrix[i][j] += scaled * row[j]
+    for i in size:
+        right[i] += held_to[i] * believed[i]
+        matrix[i][i] += held_to[i]
+        for j in range(i):
+            matrix[j][i] = matrix[i][j]
+    best, least = tuple(0.0 for _ in size), 0.0
+    for count in range(1, len(right) + 1):
+        for chosen in combinations(size, count):
+            solved = _solve(matrix, right, chosen)
+            if solved is None or min(solved) < 0:
+                continue
+            value = -sum(c * right[k] for c, k in zip(solved, chosen, strict=True))
+            if value < least:
+                found = dict(zip(chosen, solved, strict=True))
+                best, least = tuple(found.get(k, 0.0) for k in size), value
+    return best
+
+
+def _solve(
+    matrix: Sequence[Sequence[float]], right: Sequence[float], chosen: Sequence[int]
+) -> list[float] | None:
+    """Solve for the chosen coefficients by elimination, scaled; None if that can not be done."""
+    scale = {i: math.sqrt(matrix[i][i]) or 1.0 for i in chosen}
+    lines = [
+        [matrix[i][j] / scale[i] / scale[j] for j in chosen] + [right[i] / scale[i]] for i in chosen
+    ]
+    for at in range(len(lines)):
+        pivot = max(range(at, len(lines)), key=lambda i: abs(lines[i][at]))
+        lines[at], lines[pivot] = lines[pivot], lines[at]
+        if abs(lines[at][at]) < _TINY:
+            return None
+        for below in range(at + 1, len(lines)):
+            factor = lines[below][at] / lines[at][at]
+            lines[below] = [b - factor * a for a, b in zip(lines[at], lines[below], strict=True)]
+    solved = [0.0] * len(lines)
+    for at in reversed(range(len(lines))):
+        rest = sum(lines[at][j] * solved[j] for j in range(at + 1, len(lines)))
+        solved[at] = (lines[at][-1] - rest) / lines[at][at]
+    return [value / scale[i] for value, i in zip(solved, chosen, strict=True)]
+
+
+def _dot(row: Sequence[float], coefficients: Sequence[float]) -> float:
+    return sum(x * c for x, c in zip(row, coefficients, strict=True))
