@@ -9,7 +9,7 @@ from holdfast.blocks.world import World, domain_id
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ConfigError
 from holdfast.limits import LEASE_S
-from holdfast.plan.planner import FetchHeld, Planner
+from holdfast.plan.planner import BestCut, Planner
 from holdfast.policy.base import Eviction
 from holdfast.policy.leaf import LeafLru
 from holdfast.store.ladder import Ladder
@@ -36,7 +36,7 @@ class Core:
         clock: Clock | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
-        self.planner = planner or FetchHeld()
+        self.planner = planner or BestCut()
         self.incarnation = secrets.token_hex(8)
         self.lease_s = LEASE_S
         self.write_behind = True

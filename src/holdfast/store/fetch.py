@@ -15,6 +15,7 @@ from holdfast.blocks.world import World
 from holdfast.codec.pack import verify
 from holdfast.errors import Outcome
 from holdfast.index.residency import Coverage
+from holdfast.plan.planner import Question
 from holdfast.store.core import Core
 from holdfast.store.cover import sources
 from holdfast.store.states import HOST, States
@@ -59,7 +60,7 @@ def _street(
     late_at = store.clock.now() + deadline_s
     with states.lock:
         coverage = states.index.cover(world, keys)
-        plan = store.planner.plan(coverage, deadline_s, ladder.speeds)
+        plan = store.planner.plan(_question(store, coverage, deadline_s))
         rows = coverage.rows[: min(plan.blocks, states.host(world).slots(world.record_bytes))]
         lease = states.lease(rows, late_at + store.lease_s)
         states.touch(rows)
@@ -75,6 +76,18 @@ def _street(
         outcome = _outcome(store, coverage, plan.blocks, len(places), late_at)
         states.shorten(lease, len(places))
     return Fetched(lease, places, sources(states, coverage, len(places)), outcome, plan.reason)
+
+
+def _question(store: Core, coverage: Coverage, deadline_s: float) -> Question:
+    """Ask what of a coverage can be here in time: whoever asks has decided that it is worth it."""
+    return Question(
+        tiers=coverage.tiers,
+        block_bytes=coverage.world.record_bytes,
+        block_tokens=coverage.world.block_tokens,
+        estimates=store.ladder.estimates(),
+        names=store.states.tier_names(),
+        limit_s=deadline_s,
+    )
 
 
 def _verify_held(store: Core, coverage: Coverage, blocks: int) -> set[int]:

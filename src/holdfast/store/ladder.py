@@ -16,7 +16,7 @@ from holdfast.blocks.world import World
 from holdfast.clock import Clock
 from holdfast.codec.pack import verify
 from holdfast.errors import Outcome
-from holdfast.plan.planner import Speed
+from holdfast.plan.cost import HOST_DEFAULT, LOWER_DEFAULT, TierEstimate, TierFit
 from holdfast.store.descent import Descent
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Get, Place
@@ -49,7 +49,7 @@ class Ladder:
             for tier in states.lower
         ]
         self._descents = [Descent(states, number + 1) for number in range(len(states.lower))]
-        self.speeds = [Speed(0.0, 6e9)] + [Speed(2e-4, 1e9) for _ in states.lower]
+        self._fits = [TierFit(HOST_DEFAULT), *(TierFit(LOWER_DEFAULT) for _ in states.lower)]
 
     def start(self) -> None:
         """Start writing behind saves."""
@@ -86,6 +86,10 @@ class Ladder:
                 started.append(self._climbers[tier - 1].submit(self._climb, world, tier, wave))
         return started
 
+    def estimates(self) -> list[TierEstimate]:
+        """Return each tier as it has shown itself lately, fastest first."""
+        return [fit.estimate() for fit in self._fits]
+
     def wake(self) -> None:
         """Tell the writers that there are blocks to write."""
         for descent in self._descents:
@@ -106,7 +110,7 @@ class Ladder:
         started = self._clock.now()
         try:
             found = self._states.lower[tier - 1].read(batch)
-            self._note_speed(tier, len(batch) * size, self._clock.now() - started)
+            self._fits[tier].observe(len(batch) * size, self._clock.now() - started)
             outcomes = [
                 verify(get.into, get.key, world.fingerprint, world.payload_bytes)
                 if outcome is Outcome.OK
@@ -132,8 +136,3 @@ class Ladder:
             for climb in wave:
                 states.loading.pop(climb.row).set()
             states.unpin([climb.row for climb in wave])
-
-    def _note_speed(self, tier: int, nbytes: int, seconds: float) -> None:
-        old = self.speeds[tier]
-        seen = nbytes / max(seconds - old.latency_s, 1e-6)
-        self.speeds[tier] = old._replace(bytes_per_s=0.8 * old.bytes_per_s + 0.2 * seen)

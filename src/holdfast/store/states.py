@@ -102,6 +102,10 @@ class States:
         """Return the name of tier number `tier`, counted from the fastest."""
         return HostTier.name if tier == HOST else self.lower[tier - 1].name
 
+    def tier_names(self) -> list[str]:
+        """Return the name of every tier, fastest first."""
+        return [HostTier.name, *(tier.name for tier in self.lower)]
+
     def lease(self, rows: list[int], expires_at: float) -> int:
         """Pin rows in the host tier; return the lease's number."""
         counts = self.index.leases
