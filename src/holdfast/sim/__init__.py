@@ -1,5 +1,7 @@
 """The simulator: traces, exact capacity curves, and the serving code on a clock turned by hand."""
 
+from holdfast.sim.model import ModelShape, load_model
+from holdfast.sim.profile import Profile, load_profile
 from holdfast.sim.trace import Trace
 
-__all__ = ["Trace"]
+__all__ = ["ModelShape", "Profile", "Trace", "load_model", "load_profile"]

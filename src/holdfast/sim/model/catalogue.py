@@ -1,0 +1,222 @@
+"""Models by name or by config.json: the shipped ones, and any other of a shape that is known.
+
+The shipped configs hold numbers only: the fields that the arithmetic reads, as the publishers
+released them (data/models/README.md names source and licences).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import ConfigError
+from holdfast.sim.model.fields import Fields
+from holdfast.sim.model.layers import Layer, layers_of
+from holdfast.sim.model.parameters import count, heads, weights_bytes
+from holdfast.sim.model.shape import Attention, ModelShape
+
+CONFIG_BYTES_MAX = 4 * 1024 * 1024
+_ASKED_BY_ALL = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+@cache
+def known_models() -> tuple[str, ...]:
+    """Return the names of the shipped models, `publisher/model`, in alphabetical order."""
+    folder = resources.files("holdfast.sim") / "data" / "models"
+    stems = (file.name.removesuffix(".json") for file in folder.iterdir())
+    names = (stem.replace("--", "/") for stem in stems if "--" in stem)
+    return tuple(sorted(names, key=str.lower))
+
+
+def load_model(name: str) -> ModelShape:
+    """Return a model from a shipped name, such as Qwen3-8B, or from the path of a config.json.
+
+    A name may leave out the publisher, "Meta-" and upper case. Raises ConfigError for a name that
+    is not known, with those that come close, and for a config that lacks what is needed.
+    """
+    path = Path(name)
+    if name.endswith(".json") or path.exists():
+        return read_model(_read(path / "config.json" if path.is_dir() else path), name)
+    full = _find(name)
+    file = resources.files("holdfast.sim") / "data" / "models" / f"{full.replace('/', '--')}.json"
+    return read_model(json.loads(file.read_text(encoding="utf-8")), full)
+
+
+def read_model(config: Mapping[str, Any], name: str) -> ModelShape:
+    """Return the shape of a model from the plain data of its config.json.
+
+    Raises ConfigError naming every basic field that is missing, or the first of a kind of layer.
+    """
+    return shape_of(Fields(config, name))
+
+
+def shape_of(fields: Fields) -> ModelShape:
+    """Return the shape that the fields describe; they remember what was asked for."""
+    fields.need(*_ASKED_BY_ALL)
+    if not fields.number("num_attention_heads"):
+        raise ConfigError(f"{fields.name}: num_attention_heads: 0; a model without has no KV cache")
+    layers = layers_of(fields)
+    counted = count(fields, layers)
+    return ModelShape(
+        name=fields.name,
+        attention=_attention(fields, layers),
+        active_parameters=counted.active,
+        parameters=counted.total,
+        weights_bytes=weights_bytes(fields, counted),
+        context_max=fields.number("max_position_embeddings", default=0),
+    )
+
+
+def _attention(fields: Fields, layers: list[Layer]) -> tuple[Attention, ...]:
+    kinds = [layer.mixer for layer in layers]
+    parts: list[Attention] = []
+    if full := kinds.count("full"):
+        parts.append(_latent(fields, full) if fields.value("kv_lora_rank") else _full(fields, full))
+    if windows := kinds.count("window"):
+        parts.append(_bounded(fields, "window", windows))
+    if chunks := kinds.count("chunk"):
+        parts.append(_bounded(fields, "chunk", chunks))
+    if kinds.count("compressed"):
+        parts += _compressed(fields, len(kinds))
+    if linear := kinds.count("linear"):
+        parts.append(_linear(fields, linear))
+    if mamba := kinds.count("mamba"):
+        parts.append(_mamba(fields, mamba))
+    return tuple(parts)
+
+
+def _full(fields: Fields, layers: int) -> Attention:
+    query, kv, key_size, value_size = heads(fields, windowed=False)
+    both = key_size + value_size
+    return Attention(kind="full", layers=layers, elements=kv * both, pair_flop=2 * query * both)
+
+
+def _bounded(fields: Fields, kind: Any, layers: int) -> Attention:  # noqa: ANN401  # a literal
+    query, kv, key_size, value_size = heads(fields, windowed=True)
+    field = "sliding_window" if kind == "window" else "attention_chunk_size"
+    return Attention(
+        kind=kind,
+        layers=layers,
+        elements=kv * (key_size + value_size),
+        span=fields.number(field),
+        pair_flop=2 * query * (key_size + value_size),
+    )
+
+
+def _latent(fields: Fields, layers: int) -> Attention:
+    """One latent for all heads; a sparse one is read in latent form, a dense one expanded."""
+    query, rank = fields.number("num_attention_heads"), fields.number("kv_lora_rank")
+    rope = fields.number("qk_rope_head_dim")
+    top_k = fields.number("index_topk", default=0)
+    expanded = fields.number("qk_nope_head_dim") + rope + fields.number("v_head_dim")
+    index_size = fields.number("index_head_dim", default=0)
+    return Attention(
+        kind="full",
+        layers=layers,
+        elements=rank + rope,
+        index_elements=index_size,
+        top_k=top_k,
+        pair_flop=2 * query * (2 * rank + rope if top_k else expanded),
+        index_pair_flop=2 * fields.number("index_n_heads", default=0) * index_size,
+    )
+
+
+def _compressed(fields: Fields, count_: int) -> list[Attention]:
+    """DeepSeek-V4: a window in each layer; behind it one entry for each 4 or 128 tokens.
+
+    Derived from the config alone: entries of `head_dim` for keys and values together, and indexer
+    keys where the compression is mild.
+    """
+    query, size = fields.number("num_attention_heads"), fields.number("head_dim")
+    ratios = fields.value("compress_ratios")[:count_]
+    flop = 4 * query * size
+    span = fields.number("sliding_window")
+    parts = [Attention(kind="window", layers=count_, elements=size, span=span, pair_flop=flop)]
+    mildest = min((ratio for ratio in ratios if ratio), default=0)
+    for ratio in sorted({ratio for ratio in ratios if ratio}):
+        indexed = ratio == mildest
+        index_size = fields.number("index_head_dim") if indexed else 0
+        part = Attention(
+            kind="full",
+            layers=ratios.count(ratio),
+            elements=size,
+            index_elements=index_size,
+            compression=ratio,
+            top_k=fields.number("index_topk") if indexed else 0,
+            pair_flop=flop,
+            index_pair_flop=2 * fields.number("index_n_heads") * index_size,
+        )
+        parts.append(part)
+    return parts
+
+
+def _linear(fields: Fields, layers: int) -> Attention:
+    nested = fields.value("linear_attn_config")
+    if nested is not None:
+        width, size = nested["num_heads"] * nested["head_dim"], nested["head_dim"]
+        convolved, kernel = 3 * width, nested.get("short_conv_kernel_size", 1)
+        return _state(fields, layers, width * size, convolved * (kernel - 1))
+    keys = fields.number("linear_num_key_heads") * fields.number("linear_key_head_dim")
+    values = fields.number("linear_num_value_heads") * fields.number("linear_value_head_dim")
+    kernel = fields.number("linear_conv_kernel_dim", default=1)
+    state = values * fields.number("linear_key_head_dim")
+    return _state(fields, layers, state, (2 * keys + values) * (kernel - 1))
+
+
+def _mamba(fields: Fields, layers: int) -> Attention:
+    inner = fields.number("mamba_num_heads") * fields.number("mamba_head_dim")
+    state = fields.number("ssm_state_size")
+    convolved = inner + 2 * fields.number("n_groups") * state
+    kernel = fields.number("conv_kernel", default=1)
+    return _state(fields, layers, inner * state, convolved * (kernel - 1))
+
+
+def _state(fields: Fields, layers: int, elements: int, convolution: int) -> Attention:
+    named = fields.value("mamba_ssm_dtype", "mamba_ssm_cache_dtype", "dtype", "torch_dtype")
+    return Attention(
+        kind="state",
+        layers=layers,
+        elements=elements,
+        state_dtype=_DTYPES.get(str(named), "bf16"),
+        convolution_elements=convolution,
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > CONFIG_BYTES_MAX:
+            raise ConfigError(f"{path}: over {CONFIG_BYTES_MAX:,} bytes: no config.json; name it")
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: can not be read as JSON: {error}; give a model's config.json"
+        ) from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: holds {type(config).__name__}, not a model's config.json")
+    return config
+
+
+def _find(name: str) -> str:
+    wanted = _plain(name)
+    plain = {_plain(known): known for known in known_models()}
+    if wanted in plain:
+        return plain[wanted]
+    holding = [known for short, known in plain.items() if wanted and wanted in short]
+    if len(holding) == 1:
+        return holding[0]
+    close = holding or [plain[s] for s in difflib.get_close_matches(wanted, plain, 5, 0.5)]
+    hint = f"; close: {', '.join(close)}" if close else ""
+    raise ConfigError(
+        f"model {name!r}: not one of the {len(plain)} that are shipped{hint}; "
+        "`holdfast size --models` lists all, or give the path of its config.json"
+    )
+
+
+def _plain(name: str) -> str:
+    return name.rpartition("/")[2].lower().removeprefix("meta-").removesuffix("-instruct")

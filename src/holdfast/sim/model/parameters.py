@@ -1,0 +1,209 @@
+"""How many parameters a model has, how many a token passes through, and their bytes: estimates.
+
+Matrices only: norms, biases, sinks, draft heads and vision towers are left out, which is below one
+per cent of the models that are shipped. Embedding and output matrix are counted, as publishers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from holdfast.sim.model.fields import Fields
+from holdfast.sim.model.layers import Layer, Mixer, experts_of
+
+BITS_PER_BYTE = 8
+_EXPERT_BITS_MX = 4.25
+"""Four bits a weight and an eight-bit scale for 32 of them (OCP Microscaling, 2023)."""
+
+
+class Count(NamedTuple):
+    """Parameters a token passes through, all of them, and those of them in routed experts."""
+
+    active: float = 0.0
+    total: float = 0.0
+    routed: float = 0.0
+
+    def plus(self, other: Count) -> Count:
+        """Return the sum."""
+        return Count(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+def count(fields: Fields, layers: list[Layer]) -> Count:
+    """Return the parameters of a whole model."""
+    hidden = fields.number("hidden_size")
+    tied = bool(fields.value("tie_word_embeddings"))
+    ends = fields.number("vocab_size") * hidden * (1 if tied else 2)
+    counted = Count(ends, ends)
+    mixers = {mixer: _mixer(fields, mixer, hidden) for mixer in {layer.mixer for layer in layers}}
+    feeds = {feed: _feed(fields, feed, hidden) for feed in {layer.feed for layer in layers}}
+    for layer in layers:
+        weights = mixers[layer.mixer]
+        counted = counted.plus(Count(weights, weights)).plus(feeds[layer.feed])
+    return counted
+
+
+def weights_bytes(fields: Fields, counted: Count) -> float:
+    """Return the bytes of all weights in the precision in which they are published."""
+    routed_bits, other_bits = _weight_bits(fields)
+    other = counted.total - counted.routed
+    return (counted.routed * routed_bits + other * other_bits) / BITS_PER_BYTE
+
+
+def heads(fields: Fields, *, windowed: bool) -> tuple[int, int, int, int]:
+    """Return query heads, KV heads, and head sizes of K and V, of full or of windowed layers."""
+    query = fields.number("num_attention_heads")
+    kv = fields.number("num_key_value_heads", default=query)
+    size = fields.number("head_dim", default=fields.number("hidden_size") // max(query, 1))
+    value = fields.number("v_head_dim", default=size)
+    if windowed:
+        return (
+            fields.number("swa_num_attention_heads", default=query),
+            fields.number("swa_num_key_value_heads", default=kv),
+            fields.number("swa_head_dim", default=size),
+            fields.number("swa_v_head_dim", default=value),
+        )
+    wide = fields.number("global_head_dim", default=0)
+    return (
+        query,
+        fields.number("num_global_key_value_heads", default=kv),
+        wide or size,
+        wide or value,
+    )
+
+
+def _mixer(fields: Fields, mixer: Mixer, hidden: int) -> float:
+    if mixer == "none":
+        return 0.0
+    if mixer == "linear":
+        return _linear(fields, hidden)
+    if mixer == "mamba":
+        inner = fields.number("mamba_num_heads") * fields.number("mamba_head_dim")
+        groups = fields.number("n_groups") * fields.number("ssm_state_size")
+        into = 2 * inner + 2 * groups + fields.number("mamba_num_heads")
+        return hidden * into + inner * hidden
+    if mixer == "compressed":
+        return _compressed(fields, hidden)
+    if fields.value("kv_lora_rank") is not None:
+        return _latent(fields, hidden)
+    query, kv, key_size, value_size = heads(fields, windowed=mixer == "window")
+    gate = 2 if fields.value("attn_output_gate") else 1
+    projections = gate * query * key_size + kv * (key_size + value_size) + query * value_size
+    return hidden * projections
+
+
+def _latent(fields: Fields, hidden: int) -> float:
+    """Multi-head latent attention, with an indexer where there is one (DeepSeek-V3.2)."""
+    query = fields.number("num_attention_heads")
+    nope, rope = fields.number("qk_nope_head_dim"), fields.number("qk_rope_head_dim")
+    value, rank = fields.number("v_head_dim"), fields.number("kv_lora_rank")
+    narrow = fields.number("q_lora_rank", default=0)
+    queries = query * (nope + rope)
+    weights = (hidden + queries) * narrow if narrow else hidden * queries
+    weights += hidden * (rank + rope) + rank * query * (nope + value) + query * value * hidden
+    gate = hidden * query * value if fields.value("mla_use_output_gate") else 0
+    return weights + gate + _indexer(fields, hidden, narrow or hidden)
+
+
+def _indexer(fields: Fields, hidden: int, narrow: int) -> int:
+    heads_ = fields.number("index_n_heads", default=0)
+    size = fields.number("index_head_dim", default=0)
+    return narrow * heads_ * size + hidden * size + hidden * heads_
+
+
+def _compressed(fields: Fields, hidden: int) -> float:
+    """DeepSeek-V4: one latent head, low-rank queries and grouped low-rank outputs."""
+    query, size = fields.number("num_attention_heads"), fields.number("head_dim")
+    narrow, out = fields.number("q_lora_rank"), fields.number("o_lora_rank")
+    weights = (hidden + query * size) * narrow + hidden * size
+    weights += query * size * out + fields.number("o_groups") * out * hidden
+    return weights + 2 * hidden * size  # entries and gates of the compressor
+
+
+def _linear(fields: Fields, hidden: int) -> float:
+    """Gated delta rule: by key and value heads (Qwen), or with one size for all (Kimi)."""
+    nested = fields.value("linear_attn_config")
+    if nested is not None:
+        width = int(nested["num_heads"] * nested["head_dim"])
+        decay = int(nested["head_dim"]) * (hidden + width)
+        return 5 * hidden * width + decay + hidden * int(nested["num_heads"])
+    keys = fields.number("linear_num_key_heads") * fields.number("linear_key_head_dim")
+    value_heads = fields.number("linear_num_value_heads")
+    values = value_heads * fields.number("linear_value_head_dim")
+    return hidden * (2 * keys + 3 * values + 2 * value_heads)
+
+
+def _feed(fields: Fields, feed: str, hidden: int) -> Count:
+    if feed == "none":
+        return Count()
+    if feed == "dense":
+        inner = fields.number("intermediate_size_mlp", "intermediate_size")
+        return _always(_matrices(fields) * hidden * inner)
+    sparse = _experts(fields, hidden)
+    return sparse.plus(_feed(fields, "dense", hidden)) if feed == "both" else sparse
+
+
+def _experts(fields: Fields, hidden: int) -> Count:
+    number = experts_of(fields)
+    chosen = fields.number(
+        "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts"
+    )
+    inner = fields.number("moe_intermediate_size", "intermediate_size")
+    narrow = fields.number("routed_expert_hidden_size", "moe_latent_size", default=0)
+    each = _matrices(fields) * (narrow or hidden) * inner
+    router = hidden * number + 2 * hidden * narrow
+    return Count(chosen * each, number * each, number * each).plus(
+        _always(router + _matrices(fields) * hidden * _shared(fields, inner))
+    )
+
+
+def _shared(fields: Fields, inner: int) -> int:
+    """Return the inner width of the experts that every token passes through."""
+    wide = fields.number(
+        "shared_expert_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+        "shared_intermediate_size",
+        default=0,
+    )
+    if wide:
+        return wide
+    default = 1 if str(fields.value("model_type")).startswith("llama4") else 0
+    return fields.number("n_shared_experts", "num_shared_experts", default=default) * inner
+
+
+def _always(weights: float) -> Count:
+    return Count(weights, weights)
+
+
+def _matrices(fields: Fields) -> int:
+    """Return how many matrices a feed-forward part has: three where it is gated."""
+    return 2 if fields.value("mlp_hidden_act") == "relu2" else 3
+
+
+def _weight_bits(fields: Fields) -> tuple[float, float]:
+    """Return the bits of a weight in a routed expert, and of any other."""
+    dtype = str(fields.value("torch_dtype", "dtype"))
+    plain = 32.0 if dtype == "float32" else 16.0
+    how = fields.value("quantization_config") or {}
+    method = str(how.get("quant_method", ""))
+    if "fp8" in method:
+        other = 8.0
+        return (_EXPERT_BITS_MX if fields.value("expert_dtype") == "fp4" else other), other
+    if method == "mxfp4":
+        return _EXPERT_BITS_MX, plain
+    if method == "compressed-tensors":
+        return _group_bits(how, plain), plain
+    if method in ("gptq", "awq"):
+        bits = float(how.get("bits", plain)) + plain / float(how.get("group_size") or 128)
+        return bits, bits
+    return plain, plain
+
+
+def _group_bits(how: Mapping[str, Any], plain: float) -> float:
+    """Return the bits of a weight that compressed-tensors packs in groups, scales included."""
+    groups = how.get("config_groups")
+    first: Any = next(iter(groups.values()), {}) if isinstance(groups, dict) else {}
+    weights: Mapping[str, Any] = first.get("weights") or {}
+    scale_bits = 8.0 if "mxfp4" in str(how.get("format")) else plain
+    size = weights.get("group_size") or 128
+    return float(weights.get("num_bits") or plain) + scale_bits / float(size)

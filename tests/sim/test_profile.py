@@ -1,0 +1,108 @@
+"""The hardware profile: what is shipped is whole, and what a user lays over it is checked."""
+
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.sim.profile import Range, load_profile, shipped
+
+
+@pytest.fixture
+def laid_over(tmp_path):
+    """Write a user's file and load it over the shipped one."""
+
+    def load(text):
+        file = tmp_path / "mine.yaml"
+        file.write_text(text)
+        return load_profile(str(file))
+
+    return load
+
+
+def figures(section):
+    values = (getattr(section, name) for name in section.__struct_fields__)
+    return [value for value in values if isinstance(value, Range)]
+
+
+def test_the_shipped_profile_has_every_tier_and_a_source_for_each_figure():
+    profile = shipped()
+    assert {m.tier for m in profile.media.values()} == {"device", "host", "disk", "pool", "object"}
+    assert profile.date.year == 2026
+    for section in (profile.site, *profile.media.values(), *profile.gpus.values()):
+        assert figures(section)
+        for figure in figures(section):
+            assert 0 <= figure.low <= figure.mid <= figure.high
+            assert len(figure.source) > 3
+
+
+def test_without_a_file_it_is_the_shipped_one():
+    assert load_profile() is shipped()
+
+
+def test_a_gpu_is_named_with_its_number():
+    gpu, number = shipped().gpu("h200x8")
+    assert (gpu.about, number) == ("H200 SXM, 141 GB", 8)
+    assert shipped().gpu("B200")[1] == 1
+    for text in ("H200x0", "H900x8", "", "x8"):
+        with pytest.raises(ConfigError, match=r"gpu.*known: A100"):
+            shipped().gpu(text)
+    with pytest.raises(ConfigError, match=r"tape.*one of.*ddr5"):
+        shipped().medium("tape")
+
+
+def test_a_plain_number_is_a_range_without_width(laid_over):
+    profile = laid_over("media: {ddr5: {dollars_per_gb: 7}}")
+    price = profile.media["ddr5"].dollars_per_gb
+    assert (price.low, price.mid, price.high) == (7, 7, 7)
+    assert price.source.endswith("mine.yaml")
+    before = shipped().media["ddr5"]
+    assert profile.media["ddr5"].read_bytes_per_s == before.read_bytes_per_s
+    assert profile.gpus == shipped().gpus
+
+
+def test_a_new_middle_stretches_the_range(laid_over):
+    price = laid_over("media: {ddr5: {dollars_per_gb: {mid: 30}}}").media["ddr5"].dollars_per_gb
+    assert (price.low, price.mid, price.high) == (4.0, 30, 30)
+    assert price.source.endswith("mine.yaml")
+
+
+def test_media_and_gpus_can_be_added(laid_over):
+    added = laid_over("""
+media:
+  tape: {tier: object, about: slow, unit: drive, latency_s: 60, read_bytes_per_s: 4e8,
+         write_bytes_per_s: 4e+8, dollars_per_gb: {low: 1, mid: 2, high: 3, source: me}}
+date: 2026-11-01
+""")
+    assert added.media["tape"].dollars_per_gb == Range(low=1, mid=2, high=3, source="me")
+    assert added.date.month == 11
+
+
+BAD = [
+    ("media: {ddr5: {dollars_per_gb: -7}}", r"media\.ddr5\.dollars_per_gb\.low: -7: .*0 or more"),
+    ("media: {ddr5: {read_bytes_per_s: 0}}", r"media\.ddr5\.read_bytes_per_s: 0: must be above 0"),
+    ("gpus: {H100: {flop_per_s: 0}}", r"gpus\.H100\.flop_per_s: 0: must be above 0"),
+    ("media: {ddr5: {price: 3}}", r"media\.ddr5: .*'price'; remove it; known here: tier, about"),
+    ("media: {mine: {tier: host}}", r"media\.mine: missing required field 'about'; add it"),
+    ("media: {mine: {tier: moon, about: x}}", r"media\.mine\.?.*"),
+    ("gpus: {H100: {watts: {lo: 3}}}", r"gpus\.H100\.watts: .*'lo'; .*: low, mid, high, source"),
+    ("gpus: {H100: {watts: high}}", r"gpus\.H100\.watts: 'high'"),
+    ("gpus: {H100: {watts: .inf}}", r"gpus\.H100\.watts: .* not in order"),
+    ("site: {dollars_per_kwh: .nan}", r"site\.dollars_per_kwh\.low: nan"),
+    ("site: {dollars_per_kwh: {low: 3}}", r"site\.dollars_per_kwh: low 3, .* not in order"),
+    ("sites: {x: 3}", r"profile: .*'sites'; remove it; known here: date, site, media, gpus"),
+    ("media: 3", "media: not name: figures"),
+    ("media: {ddr5: 3}", r"media\.ddr5: 3"),
+    ("date: yesterday", "date: 'yesterday'"),
+    ("- 3", "holds list"),
+    ("{", "can not be read as YAML"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD)
+def test_a_bad_file_is_refused_with_the_path_of_the_key(laid_over, text, message):
+    with pytest.raises(ConfigError, match=rf"mine\.yaml: {message}"):
+        laid_over(text)
+
+
+def test_a_file_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match=r"none\.yaml"):
+        load_profile("none.yaml")
