@@ -9,7 +9,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 DONE    := $(VENV)/done
 EXTRAS  := dev,demo,bench,secure,mooncake,peers
-MINUTES ?= 10
+MINUTES ?=
 BENCH   ?= tiers vllm
 
 # $(call quietly,what,command): a line on screen; the command's output only if it fails.
@@ -49,8 +49,10 @@ bench: setup ## measure this machine, tiers then the engine, and render docs/ben
 	    $(BIN)/holdfast bench $$what --json docs/benchmarks/$$what.json || missed=1; done; \
 	    $(BIN)/python tools/benchmarks.py; exit $$missed
 
-soak: setup ## the endless tests, for MINUTES (default 10)
-	@HOLDFAST_SOAK_MINUTES=$(MINUTES) $(BIN)/pytest -m soak --timeout=0 --hypothesis-profile=soak
+soak: setup ## every campaign at full length, or for MINUTES; then the endless tests
+	@$(BIN)/holdfast soak $(if $(MINUTES),--minutes $(MINUTES)) --json build/soak.json
+	@HOLDFAST_SOAK_MINUTES=$(or $(MINUTES),10) \
+	    $(BIN)/pytest -m soak --timeout=0 --hypothesis-profile=soak
 
 clean: ## remove everything that make made
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -24,6 +24,7 @@ VERBS = {
     "inspect": "look at what a running node stores; verify it; drop it",
     "pool": "take a member of a pool out of placement, or back in",
     "token": "make a token that lets another node in at this pool's targets",
+    "soak": "damage, crash, forge and fuzz a store; count what is ever served wrong",
     "bench": "measure this machine, and Holdfast as a share of what it can do",
 }
 

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
+    configuration.arm_failpoint()
     notify_address = configuration.notify_address()
     with _configured(args) as config:
 

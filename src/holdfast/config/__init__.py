@@ -6,6 +6,7 @@ HOLDFAST__TIERS__1__CAPACITY="64 GiB"    the same as tiers.1.capacity in the fil
 from holdfast.config.check import DEADLINE_S_MAX
 from holdfast.config.defaults import (
     PRIVATE_PARENT,
+    arm_failpoint,
     default_address,
     embedded_config,
     notify_address,
@@ -43,6 +44,7 @@ __all__ = [
     "TlsOptions",
     "TokenOptions",
     "ValkeyOptions",
+    "arm_failpoint",
     "as_data",
     "default_address",
     "embedded_config",

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from holdfast.config.check import DISK_BYTES_MIN, HOST_BYTES_MIN
 from holdfast.config.options import Config, DiskOptions, HostOptions, Size, TierOptions
+from holdfast.errors import ConfigError
+from holdfast.failpoints import arm
 from holdfast.limits import GIB
 from holdfast.probe import memory
 from holdfast.wire.address import UNIX
@@ -59,6 +61,15 @@ def default_address(environment: Mapping[str, str] | None = None) -> str:
 def notify_address() -> str:
     """Return where systemd wants to be told that the node is ready; empty without systemd."""
     return os.environ.get("NOTIFY_SOCKET", "")
+
+
+def arm_failpoint(environment: Mapping[str, str] | None = None) -> None:
+    """Arm the point that HOLDFAST_FAILPOINT names, for tests of crashes. Raises ConfigError."""
+    environment = os.environ if environment is None else environment
+    try:
+        arm(environment.get("HOLDFAST_FAILPOINT", ""))
+    except ValueError as error:
+        raise ConfigError(f"HOLDFAST_FAILPOINT: {error}") from error
 
 
 def _host_bytes() -> Size:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from holdfast.blocks.envelope import read_header
 from holdfast.errors import Outcome
+from holdfast.failpoints import reach
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Place, Put, Shared, segment_place
 
@@ -74,6 +75,7 @@ class Descent:
             states.pin(batch.rows)
             states.writing[self._number - 1] = len(batch.rows)
         outcomes = self._tier.write(batch.puts) if batch.puts else []
+        reach("descent_written")
         with states.lock:
             states.writing[self._number - 1] = 0
             for row, put, outcome in zip(batch.rows, batch.puts, outcomes, strict=True):

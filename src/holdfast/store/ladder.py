@@ -16,6 +16,7 @@ from holdfast.blocks.world import World
 from holdfast.clock import Clock
 from holdfast.codec.pack import verify
 from holdfast.errors import Outcome
+from holdfast.failpoints import reach
 from holdfast.plan.cost import HOST_DEFAULT, LOWER_DEFAULT, TierEstimate, TierFit
 from holdfast.store.descent import Descent
 from holdfast.store.states import HOST, States
@@ -110,6 +111,7 @@ class Ladder:
         started = self._clock.now()
         try:
             found = self._states.lower[tier - 1].read(batch)
+            reach("climb_read")
             self._fits[tier].observe(len(batch) * size, self._clock.now() - started)
             outcomes = [
                 verify(get.into, get.key, world.fingerprint, world.payload_bytes)

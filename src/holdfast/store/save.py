@@ -15,6 +15,7 @@ from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.world import World
 from holdfast.codec.pack import pack
 from holdfast.errors import Outcome
+from holdfast.failpoints import reach
 from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.store.core import Core
 from holdfast.store.states import HOST, Ticket
@@ -80,7 +81,9 @@ def commit(store: Core, number: int) -> int:
                 segment=_segment(ticket, i),
             )
             pack(host.view(place, world.record_bytes), header)
+    reach("commit_packed")
     published = _publish(store, ticket, parents)
+    reach("commit_published")
     if states.lower and published:
         store.ladder.wake()
     return published

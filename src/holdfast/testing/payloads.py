@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from holdfast.blocks.envelope import Header, record_bytes
 from holdfast.blocks.world import World
-from holdfast.buffers import aligned_buffer
+from holdfast.buffers import align_up, aligned_buffer
 from holdfast.codec import pack
 
 _TILE_BYTES = 64 << 10
@@ -34,7 +34,7 @@ def payload_of(key: bytes, nbytes: int) -> memoryview:
     No two tiles of one key or of two keys are equal, so a sector of another block, or of another
     place in the same block, never passes for the right one.
     """
-    tile = _tile(key)
+    tile = _tile(key, align_up(min(nbytes, _TILE_BYTES)))
     tiles = -(-nbytes // _TILE_BYTES)
     counters = np.arange(1, tiles + 1, dtype=np.uint64) * np.uint64(_STEP)
     return (tile[None, :] ^ counters[:, None]).reshape(-1).view(np.uint8)[:nbytes].data
@@ -80,6 +80,6 @@ def is_right(record: memoryview, world: World, key: bytes) -> bool:
     return True
 
 
-@lru_cache(maxsize=64)
-def _tile(key: bytes) -> npt.NDArray[np.uint64]:
-    return np.frombuffer(hashlib.shake_128(key).digest(_TILE_BYTES), np.uint64)
+@lru_cache(maxsize=512)
+def _tile(key: bytes, nbytes: int) -> npt.NDArray[np.uint64]:
+    return np.frombuffer(hashlib.shake_128(key).digest(nbytes), np.uint64)

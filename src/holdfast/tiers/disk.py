@@ -20,6 +20,7 @@ from holdfast.blocks.envelope import HEADER_BYTES, read_header, record_bytes, st
 from holdfast.buffers import aligned_buffer
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ConfigError, FormatError, Outcome
+from holdfast.failpoints import reach
 from holdfast.tiers.base import NOWHERE, Get, Place, Put, Reserved, Survivor, Usage
 from holdfast.tiers.disk_file import DiskConfig, check_superblock, open_file
 from holdfast.tiers.extent_io import Extents, Span, spread
@@ -90,6 +91,7 @@ class DiskTier:
         try:
             self._extents.write(incarnation % SUPERBLOCKS * SECTOR, [block])
             self._extents.flush()
+            reach("disk_open")
         except OSError as error:
             raise ConfigError(
                 f'{self._config.setting}.path: "{self._config.path}" can not be written: {error}; '
@@ -228,6 +230,7 @@ class DiskTier:
                 offset = self._superblock.geometry.region_at(life.region)
                 try:
                     self._extents.write(offset, [_aligned(pack_region_header(life))])
+                    reach("region_header")
                 except OSError as error:
                     self._count_failures({0: error})
                     broken.add(life)
@@ -248,11 +251,13 @@ class DiskTier:
             footer = _aligned(pack_footer(seal.life, seal.entries))
             end = geometry.region_at(seal.life.region) + geometry.region_bytes
             written = len(footer)
+            reach("region_seal")
             try:
                 self._extents.write(end - written, [footer])
             except OSError as error:
                 self._count_failures({0: error})
                 written = 0
+            reach("region_sealed")
             with self._mutex:
                 self._regions.sealed(seal, written)
                 self._changed = True
@@ -277,8 +282,10 @@ class DiskTier:
                     self._regions.freed(),
                 )
             blob = _aligned(pack_snapshot(snapshot, geometry.snapshot_bytes))
+            reach("snapshot")
             try:
                 self._extents.write(geometry.snapshot_at(snapshot.sequence % 2), [blob])
+                reach("snapshot_written")
             except OSError as error:
                 self._count_failures({0: error})
 

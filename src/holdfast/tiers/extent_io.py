@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from holdfast.buffers import ALIGNMENT, align_up, aligned_buffer
 from holdfast.errors import BusyError, ConfigError
+from holdfast.failpoints import reach
 from holdfast.limits import GIB, KIB, MIB
 
 CALL_BYTES_MIN = 512 * KIB
@@ -86,6 +87,7 @@ class FileExtents:
         _whole(self._aligned(os.preadv, offset, views), views)
 
     def write(self, offset: int, views: Sequence[memoryview]) -> None:
+        reach("extent_write")
         _whole(self._aligned(os.pwritev, offset, views), views)
 
     def flush(self) -> None:

@@ -1,0 +1,149 @@
+"""`holdfast soak`: damage, crash, forge and fuzz, count, and say what was ever served wrong."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from holdfast.errors import ConfigError
+from holdfast.node.target import Entry, TargetServer, address_of, bind
+from holdfast.node.target_service import Service
+from holdfast.rig import report
+from holdfast.rig.report import Report, Row
+from holdfast.store.store import Store
+from holdfast.testing.campaign import CAMPAIGNS, FORCED_SWITCH_S, Campaign, Order, Tally
+
+_LOOK_S = 0.5
+_BOUND_95 = 3.0
+"""No failure in N tries: with 95 % confidence fewer than 3/N fail."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    lines = "\n".join(f"  {c.name:<9} {c.about} ({c.tries:,} {c.unit})" for c in CAMPAIGNS)
+    parser.epilog = f"campaigns, and how much each does if not told:\n{lines}\n\n{parser.epilog}"
+    parser.add_argument(
+        "campaigns", nargs="*", metavar="CAMPAIGN", help="which to run (default: all)"
+    )
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("--faults", type=int, metavar="N", help="how many of each campaign")
+    amount.add_argument("--minutes", type=float, metavar="M", help="for so long, all together")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="the same seed does the same (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("/var/tmp"),  # noqa: S108  # a scratch folder is made inside it
+        help="where to put scratch files, 100 MiB (default: %(default)s)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the figures; - is standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the campaigns; 0 if nothing was ever wrong, else 1."""
+    chosen = _chosen(args)
+    console = report.console(args.json)
+    sys.setswitchinterval(FORCED_SWITCH_S)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="holdfast-soak-", dir=args.folder) as scratch:
+        for number, campaign in enumerate(chosen):
+            until = float("inf")
+            if args.minutes is not None:
+                until = time.monotonic() + 60 * args.minutes / len(chosen)
+            order = Order(
+                tries=args.faults or (campaign.tries if args.minutes is None else sys.maxsize),
+                seed=args.seed,
+                folder=Path(scratch),
+                target=open_target,
+                until=until,
+                said=_Progress(f"{number + 1}/{len(chosen)}"),
+            )
+            rows += _rows(campaign, order)
+    sys.stderr.write("\r\x1b[K" if sys.stderr.isatty() else "")
+    found = Report("soak", rows)
+    console.print(report.table(found, also=("tried", "of")))
+    for row in rows:
+        for words in row.more.get("failures", []):  # type: ignore[attr-defined]
+            print(f"{row.what}: {words}", file=sys.stderr)
+    if args.json:
+        report.write(found, args.json)
+    return 0 if found.ok else 1
+
+
+@contextlib.contextmanager
+def open_target(store: Store) -> Iterator[str]:
+    """Serve a store to other nodes on a loopback address, within this process."""
+    listener = bind("tcp://127.0.0.1:0")
+    service = Service(store)
+    server = TargetServer(listener, service, Entry())
+    server.start()
+    try:
+        yield address_of(listener)
+    finally:
+        server.close()
+        service.close()
+
+
+def row_of(tally: Tally, seed: int, seconds: float) -> Row:
+    """Return a tally as a row: its value is how often something was wrong."""
+    more: dict[str, object] = {
+        "tried": tally.tried,
+        "of": tally.unit,
+        "bound_95": _BOUND_95 / tally.tried if tally.tried and not tally.failed else None,
+        "counts": dict(tally.counts),
+        **tally.figures,
+        "seed": seed,
+        "seconds": round(seconds, 1),
+        "failures": tally.failures,
+    }
+    if tally.skipped:
+        more["skipped"] = tally.skipped
+    ok = None if tally.skipped else tally.failed == 0 and tally.tried > 0
+    return Row(
+        what=f"soak.{tally.what}", value=float(tally.failed), unit="wrong", goal=0, ok=ok, more=more
+    )
+
+
+def _chosen(args: argparse.Namespace) -> Sequence[Campaign]:
+    names = [campaign.name for campaign in CAMPAIGNS]
+    for name in args.campaigns:
+        if name not in names:
+            raise ConfigError(f"campaign {name!r} is unknown; choose from: {', '.join(names)}")
+    for value, option in ((args.faults, "--faults"), (args.minutes, "--minutes")):
+        if value is not None and value <= 0:
+            raise ConfigError(f"{option}: {value:g} is not above 0; raise it")
+    return [c for c in CAMPAIGNS if not args.campaigns or c.name in args.campaigns]
+
+
+def _rows(campaign: Campaign, order: Order) -> Iterator[Row]:
+    module = import_module(f"holdfast.testing.{campaign.name}")
+    start = time.monotonic()
+    for tally in module.run(order):
+        seconds, start = time.monotonic() - start, time.monotonic()
+        yield row_of(tally, order.seed, seconds)
+
+
+class _Progress:
+    """Shows how far a campaign is: one line, on a terminal only."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._shown_at = 0.0
+
+    def __call__(self, tally: Tally) -> None:
+        now = time.monotonic()
+        if now - self._shown_at >= _LOOK_S and sys.stderr.isatty():
+            self._shown_at = now
+            sys.stderr.write(
+                f"\r\x1b[K{self._where} {tally.what}: {tally.tried:,} {tally.unit}, "
+                f"{tally.failed} wrong"
+            )
+            sys.stderr.flush()

@@ -1,0 +1,105 @@
+"""What every campaign has in common: how much to do, from which seed, and what came of it.
+
+A campaign does one thing to a store many times over and counts. Its oracle needs no history: the
+payload of a test block is a function of its key, so every byte read is checked. A campaign that
+finds a wrong byte goes on and says so in `failures`, with the round to repeat it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from holdfast.store.store import Store
+
+FAILURES_KEPT = 20
+"""Failures told in full; more are counted."""
+
+FORCED_SWITCH_S = 0.0005
+"""As in a node: threads that come back from I/O get the interpreter soon."""
+
+OpenTarget: TypeAlias = Callable[[Store], AbstractContextManager[str]]
+"""Serves a store to other nodes while it is entered; gives its `tcp://` address."""
+
+
+class Tally:
+    """The count of one campaign at one place. `counts` holds what else is worth telling."""
+
+    def __init__(self, what: str, unit: str) -> None:
+        self.what = what
+        self.unit = unit
+        self.tried = 0
+        self.failed = 0
+        self.skipped = ""
+        """Why nothing was done, where that is so."""
+        self.counts: Counter[str] = Counter()
+        self.figures: dict[str, float] = {}
+        self.failures: list[str] = []
+
+    def fail(self, words: str) -> None:
+        """Note something that must never happen."""
+        self.failed += 1
+        if len(self.failures) < FAILURES_KEPT:
+            self.failures.append(words)
+
+    def expect(self, truth: object, words: str) -> None:
+        """Note a failure unless this is so."""
+        if not truth:
+            self.fail(words)
+
+
+class Order(NamedTuple):
+    """What was ordered: how many tries of each tally, or until when, and the seed of all of it.
+
+    `until` is in `time.monotonic()`. `folder` is for files, `target` opens a target; `said` is
+    told how far it is.
+    """
+
+    tries: int
+    seed: int
+    folder: Path
+    target: OpenTarget
+    until: float = float("inf")
+    said: Callable[[Tally], None] = lambda _: None
+
+    def rounds(self, tally: Tally) -> Iterator[random.Random]:
+        """Yield the dice of one round after the other until there was enough of it.
+
+        Round `n` of a seed is the same whatever came before it, as far as the code allows.
+        """
+        number = 0
+        while tally.tried < self.tries and time.monotonic() < self.until:
+            yield self.dice(tally.what, number)
+            number += 1
+            self.said(tally)
+
+    def dice(self, what: str, number: int) -> random.Random:
+        """Return the dice of one round."""
+        return random.Random(f"{self.seed}/{what}/{number}")  # noqa: S311 - rounds must replay
+
+    def share(self, parts: int) -> Order:
+        """Return the order for one of so many equal parts of a campaign."""
+        now = time.monotonic()
+        until = self.until if self.until == float("inf") else now + (self.until - now) / parts
+        return self._replace(tries=max(1, self.tries // parts), until=until)
+
+
+class Campaign(NamedTuple):
+    """One campaign: its name, what it is about, how much `make soak` asks of it, and the code.
+
+    `module` has a function `run` that takes an `Order` and yields tallies, each when it is done.
+    """
+
+    name: str
+    about: str
+    tries: int
+    unit: str
+
+
+CAMPAIGNS = (Campaign("crash", "kill -9 at every failpoint and at random", 10_000, "kills"),)
+"""Every campaign, in the order they run; `holdfast.testing.NAME` holds each."""

@@ -1,0 +1,59 @@
+"""`holdfast soak`: what it runs, for how long, and what it says of it."""
+
+import json
+
+import pytest
+
+from holdfast.cli import main, soak
+from holdfast.testing.campaign import Campaign, Tally
+
+pytest.importorskip("rich")
+
+
+@pytest.fixture
+def campaign(monkeypatch):
+    """Put one campaign in the place of all: it fails as often as its seed says."""
+
+    class Module:
+        @staticmethod
+        def run(order):
+            tally = Tally("made.up", "tries")
+            for _ in order.rounds(tally):
+                tally.tried += 1
+                tally.expect(tally.tried > order.seed, f"try {tally.tried} was wrong")
+            yield tally
+
+    monkeypatch.setattr(soak, "CAMPAIGNS", (Campaign("made", "up", 7, "tries"),))
+    monkeypatch.setattr(soak, "import_module", lambda name: Module)
+
+
+def test_it_counts_and_reports(campaign, tmp_path, capsys):
+    file = tmp_path / "soak.json"
+    assert main(["soak", "--seed", "0", "--folder", str(tmp_path), "--json", str(file)]) == 0
+    (row,) = json.loads(file.read_text())["rows"]
+    assert (row["what"], row["value"], row["goal"], row["ok"]) == ("soak.made.up", 0, 0, True)
+    assert (row["tried"], row["of"], row["seed"], row["failures"]) == (7, "tries", 0, [])
+    assert row["bound_95"] == pytest.approx(3 / 7)
+    assert "soak.made.up" in capsys.readouterr().out
+
+
+def test_one_wrong_answer_fails_it_and_is_told(campaign, tmp_path, capsys):
+    assert main(["soak", "made", "--faults", "5", "--seed", "2", "--folder", str(tmp_path)]) == 1
+    assert "soak.made.up: try 2 was wrong" in capsys.readouterr().err
+
+
+def test_minutes_bound_it(campaign, tmp_path):
+    assert main(["soak", "--minutes", "0.001", "--seed", "0", "--folder", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["nothing"], "campaign 'nothing' is unknown; choose from: crash"),
+        (["--faults", "0"], "--faults: 0 is not above 0; raise it"),
+        (["--minutes", "-1"], "--minutes: -1 is not above 0; raise it"),
+    ],
+)
+def test_unclear_wishes_are_wrong_usage(options, words, capsys):
+    assert main(["soak", *options]) == 2
+    assert words in capsys.readouterr().err

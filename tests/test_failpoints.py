@@ -1,0 +1,58 @@
+"""Failpoints: off they do nothing, armed they end the process at the pass that was asked for."""
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast import config, failpoints
+from holdfast.errors import ConfigError
+
+SOURCE = Path(failpoints.__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _disarmed():
+    yield
+    failpoints.arm("")
+
+
+def test_every_point_is_in_the_code_once():
+    found = [
+        name
+        for path in SOURCE.rglob("*.py")
+        for name in re.findall(r'\breach\("(\w+)"\)', path.read_text())
+    ]
+    assert sorted(found) == sorted(failpoints.POINTS)
+
+
+def test_off_and_armed_elsewhere_a_point_is_passed():
+    failpoints.reach("snapshot")
+    failpoints.arm("region_seal:1")
+    failpoints.reach("snapshot")
+
+
+def test_the_process_ends_at_the_pass_that_was_armed():
+    script = (
+        "from holdfast import failpoints; failpoints.arm('snapshot:3')\n"
+        "for number in range(1, 5): print(number, flush=True); failpoints.reach('snapshot')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"1\n2\n3\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("regionseal", "HOLDFAST_FAILPOINT: 'regionseal' is no failpoint; use one of: disk_open"),
+        ("snapshot:0", "HOLDFAST_FAILPOINT: 'snapshot:0': a pass is counted from 1"),
+        ("snapshot:x", "HOLDFAST_FAILPOINT: invalid literal"),
+    ],
+)
+def test_a_point_that_is_not_there_is_refused(text, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        config.arm_failpoint({"HOLDFAST_FAILPOINT": text})
+    config.arm_failpoint({})
