@@ -125,12 +125,14 @@ def test_another_world_is_not_served(node):
     assert node.get(KEYS[:2]) == 2
 
 
-def test_a_record_that_does_not_verify_is_not_kept(node):
+def test_a_damaged_payload_is_kept_until_its_reader_has_it_deleted(node):
     records = [memoryview(bytearray(record)) for record in RECORDS[:3]]
     records[1][HEADER_BYTES + 20_000] ^= 1
-    assert node.target.put(records, 10) == [Outcome.OK, Outcome.FULL, Outcome.OK]
-    assert node.target.exist(WORLD, KEYS[:3], 5).held == b"\1\0\1"
-    assert node.service.counters.corrupt == 1
+    assert node.target.put(records, 10) == [Outcome.OK] * 3
+    into = [aligned_buffer(WORLD.record_bytes) for _ in records]
+    assert node.target.get(WORLD, KEYS[:3], into, 10).blocks == 3
+    assert [is_right(r, WORLD, k) for r, k in zip(into, KEYS, strict=False)] == [True, False, True]
+    assert node.target.delete(WORLD, KEYS[1:2], 5).blocks == 1
     assert node.target.put(RECORDS[:3], 10) == [Outcome.OK] * 3
     assert node.get(KEYS[:3]) == 3
 
@@ -141,6 +143,7 @@ def test_a_record_other_than_announced_is_not_kept(node):
         frame = encode(2, m.Put(headers), len(RECORDS[1]))
         raw.sendall(frame + bytes(RECORDS[1]))
         assert bytes(encode(2, m.Stored(b"\0"))) == raw.recv(4096)
+    assert node.service.counters.corrupt == 1
     assert node.target.exist(WORLD, KEYS[:2], 5).held == b"\0\0"
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.blocks.envelope import record_bytes
+from holdfast.blocks.envelope import record_bytes, write_header
 from holdfast.blocks.world import World
 from holdfast.errors import Outcome
 from holdfast.store.store import Store
@@ -30,7 +30,6 @@ def receive(berths, records=None):
         if berth.slot is not None:
             for at in range(0, len(record), 7000):
                 berth.slot[at : at + 7000] = record[at : at + 7000]
-                berth.arrival.reached(min(at + 7000, len(record)))
 
 
 def put(store, headers=HEADERS):
@@ -114,8 +113,8 @@ def test_two_worlds_that_claim_one_name_at_once_leave_the_first(store):
     assert store.states.foreign.usage().records == 1
 
 
-@pytest.mark.parametrize("at", [0, 5, 20, 127, 128, 10_000, 20_127, 20_128, 20_143])
-def test_a_damaged_record_is_not_published(store, at):
+@pytest.mark.parametrize("at", [0, 5, 15, 20, 100, 127])
+def test_a_record_that_does_not_begin_as_announced_is_not_published(store, at):
     berths = store.berth(HEADERS[:2])
     damaged = record_of(WORLD, KEYS[0])
     damaged[at] ^= 0x10
@@ -125,12 +124,28 @@ def test_a_damaged_record_is_not_published(store, at):
     assert put(store, HEADERS[:2]) == [Outcome.OK] * 2
 
 
-def test_a_record_that_did_not_come_whole_is_not_published(store):
-    berths = store.berth(HEADERS[:1])
-    record = record_of(WORLD, KEYS[0])
-    berths[0].slot[:] = record
-    berths[0].arrival.reached(20_100)
-    assert store.adopt(berths) == [Outcome.CORRUPT]
+@pytest.mark.parametrize("at", [128, 10_000, 20_127, 20_128, 20_143])
+def test_a_damaged_payload_is_held_unproven_and_goes_with_its_first_reader(store, at):
+    berths = store.berth(HEADERS[:2])
+    damaged = record_of(WORLD, KEYS[0])
+    damaged[at] ^= 0x10
+    receive(berths, {KEYS[0]: damaged})
+    assert store.adopt(berths) == [Outcome.OK] * 2
+    fetched = store.fetch(WORLD, KEYS[:2], 5)
+    assert (fetched.places, fetched.outcome) == ([], Outcome.CORRUPT)
+    store.release(fetched.lease)
+    assert put(store, HEADERS[:2]) == [Outcome.OK] * 2
+    fetched = store.fetch(WORLD, KEYS[:2], 5)
+    assert len(fetched.places) == 2
+    store.release(fetched.lease)
+
+
+def test_a_sealed_record_is_taken_without_being_opened(store):
+    header = HEADERS[0]._replace(seal=1, epoch=3, nonce=b"n" * 12)
+    [berth] = store.berth([header])
+    write_header(berth.slot, header)
+    assert store.adopt([berth]) == [Outcome.OK]
+    assert store.held(WORLD, KEYS[:1]) == b"\1"
 
 
 def test_an_impossible_size_evicts_nothing(store):

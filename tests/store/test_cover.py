@@ -50,6 +50,25 @@ def test_hearsay_that_is_wrong_is_a_miss_and_forgotten(rig) -> None:
     assert other.store.cover(other.world, chain.keys).blocks == 6
 
 
+def test_a_damaged_record_is_condemned_by_its_first_reader_and_written_anew(rig) -> None:
+    by_key = {}
+    one, other = (
+        rig(MIB, SharedMemoryTier(by_key, "pool")),
+        rig(MIB, SharedMemoryTier(by_key, "pool")),
+    )
+    chain = one.chain(1, 10)
+    one.save(chain)
+    one.settle()
+    place, record = by_key[chain.keys[6]]
+    by_key[chain.keys[6]] = place, record[:5_000] + bytes([record[5_000] ^ 1]) + record[5_001:]
+    other.store.look(other.world, chain.keys)
+    assert other.read(chain) == 6
+    assert chain.keys[6] not in by_key
+    other.save(chain)
+    other.settle()
+    assert by_key[chain.keys[6]] == (place, record)
+
+
 def test_only_so_much_hearsay_is_kept(rig, monkeypatch) -> None:
     monkeypatch.setattr(cover, "HINTS_MAX", 5)
     by_key = {}

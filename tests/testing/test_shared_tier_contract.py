@@ -10,7 +10,7 @@ from holdfast.testing.memory import SharedMemoryTier
 from holdfast.testing.shared_tier_contract import SharedTierContract
 from holdfast.tiers.pool.members import Member
 from holdfast.tiers.pool.tier import PoolOptions, PoolTier
-from holdfast.wire.target import Got, Held
+from holdfast.wire.target import Found, Got, Held
 
 
 class Memory:
@@ -116,6 +116,11 @@ class Target:
         if trouble := self._trouble(deadline_s):
             return Held(bytes(len(keys)), trouble)
         return Held(bytes(key in self.records for key in keys), Outcome.OK)
+
+    def delete(self, world, keys, deadline_s):
+        if trouble := self._trouble(deadline_s):
+            return Found(0, trouble)
+        return Found(sum(self.records.pop(key, None) is not None for key in keys), Outcome.OK)
 
     def stats(self, deadline_s):
         return {}, self._trouble(deadline_s) or Outcome.OK

@@ -1,8 +1,9 @@
 """One connection of another node to this one: whole records in, whole records out.
 
-A record that comes is received straight into a slot of the arena and published once it verifies; a
-record that goes is sent straight from its slot under a lease. What there is no room for is received
-all the same, into memory that nobody reads: the connection stays in step.
+A record that comes is received straight into a slot of the arena and published once all of it is
+here; a record that goes is sent straight from its slot, which is kept until it is sent. What there
+is no room for is received all the same, into memory that nobody reads: the connection stays in
+step.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from holdfast.blocks.envelope import HEADER_BYTES as RECORD_HEADER_BYTES
 from holdfast.blocks.envelope import Header, read_header, record_bytes
 from holdfast.blocks.key import KEY_BYTES, unpack_keys
 from holdfast.blocks.world import World
-from holdfast.codec.pack import Arrival
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import FormatError, HoldfastError, Outcome, ProtocolError, RefusedError
 from holdfast.limits import (
@@ -196,14 +196,11 @@ class TargetSession:
         if sum(sizes) != payload_bytes:
             raise ProtocolError(f"{sum(sizes)} bytes of records announced, {payload_bytes} follow")
         with self._berths(request, headers, payload_bytes) as (berths, refusal):
-            receipt = _Receipt()
+            parts: list[memoryview] = []
             for i, size in enumerate(sizes):
                 slot = berths[i].slot if berths else None
-                if slot is None:
-                    receipt.expect(self._service.discarding(size), None)
-                else:
-                    receipt.expect([slot], berths[i].arrival)
-            self._stream.receive(receipt.parts, self._service.pace(), receipt.landed)
+                parts += self._service.discarding(size) if slot is None else [slot]
+            self._stream.receive(parts, self._service.pace())
             self._service.counters.received_bytes += payload_bytes
         if refusal is not None:
             return refusal
@@ -246,34 +243,6 @@ class TargetSession:
         over_s = time.time() - self._claims.expires - CLOCK_SKEW_S
         if over_s > 0:
             raise RefusedError(f"token: expired {over_s:.0f} s ago; connect with a new one")
-
-
-class _Receipt:
-    """Where the bytes of a put go, and who is told that they came."""
-
-    def __init__(self) -> None:
-        self.parts: list[memoryview] = []
-        self._arrivals: list[Arrival | None] = []
-        self._part = 0
-        self._at = 0
-
-    def expect(self, parts: Sequence[memoryview], arrival: Arrival | None) -> None:
-        """Add where the next bytes go; only a part of its own has an arrival."""
-        self.parts += parts
-        self._arrivals += [arrival] * len(parts)
-
-    def landed(self, nbytes: int) -> None:
-        """Note that so many more bytes are there."""
-        while nbytes:
-            room = len(self.parts[self._part]) - self._at
-            step = min(nbytes, room)
-            self._at += step
-            nbytes -= step
-            arrival = self._arrivals[self._part]
-            if arrival is not None:
-                arrival.reached(self._at)
-            if step == room:
-                self._part, self._at = self._part + 1, 0
 
 
 def _headers(data: bytes) -> list[Header]:

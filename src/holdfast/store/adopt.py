@@ -1,8 +1,10 @@
 """Records that come whole from another node: a place first, then bytes, a check, then the index.
 
-The sender packed them, perhaps in a domain whose key this node does not have. So nothing is packed
-here: `berth` hands out slots for announced headers, the caller receives into them, and `adopt`
-publishes those that are what was announced and verify. Slots that were not filled are abandoned.
+The sender packed them, perhaps sealed, in a domain whose key this node does not have. So nothing is
+packed or hashed here: `berth` hands out slots for announced headers, the caller receives into them,
+and `adopt` publishes those that begin with the header announced. Their payloads are unproven until
+somebody reads them: every reader verifies, and has a record that fails forgotten. Slots that were
+not filled are abandoned. docs/decisions says why.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import NamedTuple
 
 from holdfast.blocks.envelope import Header
 from holdfast.blocks.world import World
-from holdfast.codec.pack import Arrival
+from holdfast.codec.pack import is_announced
 from holdfast.errors import Outcome
 from holdfast.store.core import Core
 from holdfast.store.states import HOST, States
@@ -20,16 +22,12 @@ from holdfast.tiers.base import NOWHERE, Place
 
 
 class Berth(NamedTuple):
-    """Where one announced record may be received: a slot, or None; `held` if it is here already.
-
-    `arrival` must be told of every byte in the slot.
-    """
+    """Where one announced record may be received: a slot, or None; `held` if it is here already."""
 
     header: Header
     world: World
     place: Place
     slot: memoryview | None
-    arrival: Arrival | None
     held: bool
 
 
@@ -53,8 +51,7 @@ def berth(store: Core, headers: Sequence[Header]) -> list[Berth]:
                 place = states.make_room(world)
                 room = place != NOWHERE
             slot = None if place == NOWHERE else states.host(world).view(place, world.record_bytes)
-            arrival = None if slot is None else Arrival(slot, header)
-            berths.append(Berth(header, world, place, slot, arrival, is_held))
+            berths.append(Berth(header, world, place, slot, is_held))
         for row in held:  # of any chains
             states.touch([row])
     if not room:
@@ -63,7 +60,10 @@ def berth(store: Core, headers: Sequence[Header]) -> list[Berth]:
 
 
 def adopt(store: Core, berths: Sequence[Berth]) -> list[Outcome]:
-    """Publish filled slots that verify: OK (held now), FULL (there was no slot), or CORRUPT."""
+    """Publish slots filled to the last byte: OK (held now), FULL (there was no slot), or CORRUPT.
+
+    CORRUPT is what does not begin with the header announced, or bears another world's name.
+    """
     outcomes = [_outcome(each) for each in berths]
     states = store.states
     entered: list[int] = []
@@ -123,6 +123,6 @@ def _here(states: States, row: int) -> bool:
 
 
 def _outcome(each: Berth) -> Outcome:
-    if each.arrival is not None:
-        return each.arrival.outcome()
+    if each.slot is not None:
+        return Outcome.OK if is_announced(each.slot, each.header) else Outcome.CORRUPT
     return Outcome.OK if each.held else Outcome.FULL

@@ -142,6 +142,9 @@ def _verify_copy(store: Core, row: int, tier: int) -> Outcome:
             outcome = states.lower[tier - 1].read([Get(place, key, record, world)])[0]
         if outcome is Outcome.OK:
             outcome = verify(record, key, world.fingerprint, world.payload_bytes)
+            source = states.lower[tier - 1] if tier != HOST else None
+            if outcome is Outcome.CORRUPT and isinstance(source, Shared):
+                source.condemn([Get(place, key, record, world)])
     finally:
         with states.lock:
             states.unpin([row])

@@ -20,7 +20,7 @@ from holdfast.failpoints import reach
 from holdfast.plan.cost import HOST_DEFAULT, LOWER_DEFAULT, TierEstimate, TierFit
 from holdfast.store.descent import Descent
 from holdfast.store.states import HOST, States
-from holdfast.tiers.base import NOWHERE, Get, Place
+from holdfast.tiers.base import NOWHERE, Get, Place, Shared
 
 WAVE_BLOCKS = 8
 """Blocks that climb together: enough to fill the device's queue, few enough to overlap."""
@@ -121,6 +121,14 @@ class Ladder:
             ]
         finally:
             self._land(world, wave, outcomes)
+        self._condemn(tier, batch, outcomes)
+
+    def _condemn(self, tier: int, batch: Sequence[Get], outcomes: Sequence[Outcome]) -> None:
+        """Tell a shared tier of what it served and what did not verify: nobody else can know."""
+        bad = [g for g, o in zip(batch, outcomes, strict=True) if o is Outcome.CORRUPT]
+        source = self._states.lower[tier - 1]
+        if bad and isinstance(source, Shared):
+            source.condemn(bad)
 
     def _land(self, world: World, wave: Sequence[Climb], outcomes: Sequence[Outcome]) -> None:
         states = self._states

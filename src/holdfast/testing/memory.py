@@ -151,6 +151,11 @@ class SharedMemoryTier:
                 found += 1
         return found
 
+    def condemn(self, batch: Sequence[Get]) -> None:
+        """Delete records."""
+        for get in batch if self._is_there() else ():
+            self.records.pop(get.key, None)
+
     def describe(self) -> dict[str, Any]:
         """Return how many records there are."""
         return {"tier": self.name, "members": [], "records": len(self.records)}

@@ -174,6 +174,15 @@ class SharedTierContract:
         tier.free([blocks.place(number) for number in range(4)])
         assert blocks.load(tier, range(4)) == [Outcome.OK] * 4
 
+    def test_what_was_condemned_is_gone_and_can_be_written_again(self, tier: Shared) -> None:
+        blocks = Chained(65_000)
+        blocks.save(tier, range(4))
+        tier.condemn(blocks.gets([1, 3]))
+        assert blocks.load(tier, [0]) == [Outcome.OK]
+        assert blocks.load(tier, [1]) == blocks.load(tier, [3]) == [Outcome.MISS]
+        assert blocks.save(tier, range(4)) == [Outcome.OK] * 4
+        assert blocks.load(tier, range(4)) == [Outcome.OK] * 4
+
     # What is not there.
 
     def test_what_is_not_there_is_a_miss(self, tier: Shared) -> None:

@@ -142,6 +142,13 @@ class Shared(Tier, Protocol):
         """
         ...
 
+    def condemn(self, batch: Sequence[Get]) -> None:
+        """Have records deleted that were read and did not verify, so that a write replaces them.
+
+        Whatever lies in the buffers is of no interest. Bounded in time; nothing is promised.
+        """
+        ...
+
     def describe(self) -> dict[str, Any]:
         """Return plain data about the far side for people to look at; may ask it, bounded."""
         ...

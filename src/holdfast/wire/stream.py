@@ -13,14 +13,13 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeAlias
 
 from holdfast.limits import KIB, MIB, PACE_BYTES, PACE_S
 from holdfast.wire.address import HostPort
 
 PIECE_BYTES = 2 * MIB
-LOOKED_AT_BYTES = 1 * MIB
 SEALED_PIECE_BYTES = 256 * KIB
 PARTS_MAX = 256
 """Buffers in one call; the kernel allows 1,024."""
@@ -30,7 +29,6 @@ _SHORTEST_WAIT_S = 0.001
 _LOOPBACK_CONGESTION = b"cubic"
 """BBR, where it is the default, paces loopback to half its speed; elsewhere it is left alone."""
 
-Landed: TypeAlias = Callable[[int], None]
 Buffer: TypeAlias = memoryview | bytes | bytearray
 
 
@@ -105,10 +103,6 @@ class Progress:
         return left_s
 
 
-def _ignore(nbytes: int) -> None:
-    del nbytes
-
-
 class Stream(Protocol):
     """One connection's bytes. One thread sends and receives at a time; `cut` is for any."""
 
@@ -116,8 +110,8 @@ class Stream(Protocol):
         """Send all parts, in order."""
         ...
 
-    def receive(self, parts: Sequence[memoryview], pace: Pace, landed: Landed = _ignore) -> None:
-        """Fill all parts, in order; `landed` is told how many more bytes are there."""
+    def receive(self, parts: Sequence[memoryview], pace: Pace) -> None:
+        """Fill all parts, in order."""
         ...
 
     def cut(self) -> None:
@@ -148,15 +142,14 @@ class PlainStream:
                 moved = 0
             left = _behind(left, moved)
 
-    def receive(self, parts: Sequence[memoryview], pace: Pace, landed: Landed = _ignore) -> None:
-        """Fill all parts, 2 MiB a call; in pieces that fit a cache where somebody looks at them."""
+    def receive(self, parts: Sequence[memoryview], pace: Pace) -> None:
+        """Fill all parts, 2 MiB a call."""
         moved = 0
-        for piece in _pieces(parts, PIECE_BYTES if landed is _ignore else LOOKED_AT_BYTES):
+        for piece in _pieces(parts, PIECE_BYTES):
             left = piece
             while left:
                 self._limit(socket.SO_RCVTIMEO, pace.seconds(moved))
                 moved = self._receive(left)
-                landed(moved)
                 left = _behind(left, moved)
 
     def cut(self) -> None:
@@ -206,7 +199,7 @@ class SealedStream:
                 self._socket.sendall(part)
                 moved = len(part)
 
-    def receive(self, parts: Sequence[memoryview], pace: Pace, landed: Landed = _ignore) -> None:
+    def receive(self, parts: Sequence[memoryview], pace: Pace) -> None:
         """Fill all parts; a piece takes many calls, so each does as little as it can."""
         receive, now, moved = self._socket.recv_into, time.monotonic, 0
         for piece in _pieces(parts, SEALED_PIECE_BYTES):
@@ -221,7 +214,6 @@ class SealedStream:
                         raise ConnectionResetError("the other side closed the connection")
                     at += nbytes
                     moved += nbytes
-                landed(size)
 
     def cut(self) -> None:
         """Shut both directions down."""

@@ -21,7 +21,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from holdfast.tiers.mooncake.messages import READY, Exist, Get, Put, Request, Settings, Share
+from holdfast.tiers.mooncake.messages import (
+    READY,
+    Exist,
+    Get,
+    Put,
+    Remove,
+    Request,
+    Settings,
+    Share,
+)
 
 METADATA = "P2PHANDSHAKE"
 """Clients tell one another what the transfer needs; no further service."""
@@ -84,6 +93,8 @@ def _serve(store: Any, memory: np.ndarray[Any, Any], lane: Connection) -> None: 
                 codes = store.batch_get_into(keys, addresses(shares), sizes(shares))
             case Exist(keys):
                 codes = store.batch_is_exist(keys)
+            case Remove(keys):
+                codes = store.batch_remove(keys, force=True)
         return list(codes)
 
     while True:

@@ -46,4 +46,10 @@ class Exist(msgspec.Struct, frozen=True, array_like=True, tag="exist"):
     keys: list[str]
 
 
-Request: TypeAlias = Put | Get | Exist
+class Remove(msgspec.Struct, frozen=True, array_like=True, tag="remove"):
+    """Delete records; the answer is 0 or a negative code for each."""
+
+    keys: list[str]
+
+
+Request: TypeAlias = Put | Get | Exist | Remove

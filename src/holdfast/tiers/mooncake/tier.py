@@ -155,6 +155,16 @@ class MooncakeTier:
                 break
         return found
 
+    def condemn(self, batch: Sequence[Get]) -> None:
+        """Have records removed, even if somebody reads them."""
+        deadline = Deadline.within(self.options.ask_s)
+        names = [self._name(get.key) for get in batch[:KEYS_AT_ONCE]]
+        if names and self._gate.enter():
+            try:
+                self._call(lambda lane: lane.ask(m.Remove(names), deadline), deadline)
+            finally:
+                self._gate.leave()
+
     def describe(self) -> dict[str, Any]:
         """Return the master, and what is thought of it."""
         phase, trouble = self._patience.health()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from holdfast.blocks.world import World
 from holdfast.errors import HoldfastError, Outcome
@@ -15,7 +15,8 @@ from holdfast.tiers.pool.health import PoolHealth
 from holdfast.tiers.pool.members import Member
 from holdfast.wire.target import Found, Got, Held
 
-A = TypeVar("A", bound="Got | Held | list[Outcome] | tuple[dict[str, Any], Outcome]")
+Answer: TypeAlias = Got | Held | Found | list[Outcome] | tuple[dict[str, Any], Outcome]
+A = TypeVar("A", bound=Answer)
 _log = logging.getLogger(__name__)
 
 
@@ -36,6 +37,10 @@ class Far(Protocol):
 
     def exist(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Held:
         """Say which are held."""
+        ...
+
+    def delete(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Found:
+        """Forget blocks."""
         ...
 
     def stage(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Found:
@@ -109,7 +114,7 @@ class Reach:
         return answer
 
 
-def _outcomes(answer: Got | Held | list[Outcome] | tuple[dict[str, Any], Outcome]) -> set[Outcome]:
+def _outcomes(answer: Answer) -> set[Outcome]:
     if isinstance(answer, list):
         return set(answer)
-    return {answer.outcome} if isinstance(answer, Got | Held) else {answer[1]}
+    return {answer.outcome} if isinstance(answer, Got | Held | Found) else {answer[1]}

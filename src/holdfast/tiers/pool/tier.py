@@ -15,7 +15,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -34,14 +34,12 @@ from holdfast.tiers.pool.lookup import Lookup
 from holdfast.tiers.pool.members import Member
 from holdfast.tiers.pool.membership import Membership, MembershipOptions, MembershipSource
 from holdfast.tiers.pool.reach import Far, Reach
-from holdfast.wire.target import Got, Held
 
 HOT_COPIES = 2
 """Copies of a segment that many ask for."""
 
 RACERS = 8
 
-A = TypeVar("A", bound="Got | Held | list[Outcome] | tuple[dict[str, Any], Outcome]")
 _log = logging.getLogger(__name__)
 
 
@@ -127,6 +125,11 @@ class PoolTier:
         self._each(parts, lambda part: self._ask(part, world, keys, found))
         missing = found.find(0, start)
         return (missing if missing >= 0 else len(keys)) - start
+
+    def condemn(self, batch: Sequence[Get]) -> None:
+        """Have everybody who may have served a record delete it."""
+        parts = list(self._parts([get.place for get in batch]))
+        self._each(parts, lambda part: self._condemn(part, batch))
 
     def describe(self) -> dict[str, Any]:
         """Return epoch, trouble with the source, and for each member what is known and asked."""
@@ -310,6 +313,15 @@ class PoolTier:
                 found[index] |= there
             if held and all(held.held):
                 return
+
+    def _condemn(self, part: _Part, batch: Sequence[Get]) -> None:
+        world, keys = batch[part.indices[0]].world, [batch[index].key for index in part.indices]
+        if world is None:
+            return
+        route = self.lookup.route(part.segment, HOT_COPIES)
+        for member in route.read:
+            call = self.reach.begin(member, 0, route.digest)
+            self.reach.tell(call, lambda far: far.delete(world, keys, self.options.ask_s))
 
     def _count(self, which: int, number: int) -> None:
         with self._lock:

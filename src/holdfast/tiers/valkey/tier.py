@@ -191,6 +191,19 @@ class ValkeyTier:
             found += len(names)
         return found
 
+    def condemn(self, batch: Sequence[Get]) -> None:
+        """Delete one key a record."""
+        deadline = Deadline.within(self.options.ask_s)
+        call = _Call([get.place for get in batch])
+
+        def delete(server: Server, connection: RespConnection, part: Part) -> None:
+            names = [self._name(*batch[number][:2]) for number in part]
+            replies = connection.ask([command(b"DEL", name) for name in names], deadline)
+            for number, reply in zip(part, replies, strict=True):
+                call.land(number, server, reply if isinstance(reply, Refusal) else Outcome.OK)
+
+        self._run(call, list(range(len(batch))), delete, deadline)
+
     def describe(self) -> dict[str, Any]:
         """Return each server known, its share of the slots, and what its memory is filled with."""
         deadline = Deadline.within(self.options.ask_s)
