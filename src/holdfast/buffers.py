@@ -18,9 +18,14 @@ def aligned_buffer(nbytes: int) -> memoryview:
 
     The caller owns it; it is unmapped when the last view is gone.
     """
-    memory = mmap.mmap(-1, align_up(max(nbytes, 1)))
+    return memoryview(private_memory(align_up(max(nbytes, 1))))[:nbytes]
+
+
+def private_memory(nbytes: int) -> mmap.mmap:
+    """Map memory that only this process sees: shared memory seldom gets huge pages."""
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     prefer_huge_pages(memory)
-    return memoryview(memory)[:nbytes]
+    return memory
 
 
 def prefer_huge_pages(memory: mmap.mmap) -> bool:

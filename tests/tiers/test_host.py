@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import Outcome
 from holdfast.tiers.base import NOWHERE, Get, Place, Put
-from holdfast.tiers.host import Budget, HostTier
+from holdfast.tiers.host import Arena, Budget, HostTier, PrivateArena
 
 MIB = 1 << 20
 RECORD = 64 << 10
@@ -19,6 +19,14 @@ def fill(tier: HostTier, size: int) -> list[Place]:
     while (place := tier.reserve([size]).places[0]) != NOWHERE:
         places.append(place)
     return places
+
+
+@pytest.fixture(params=[Arena, PrivateArena])
+def either(request):
+    """A tier in shared memory, then one in memory of its own."""
+    tier = HostTier(Budget(4 * MIB), request.param(4 * MIB))
+    yield tier
+    tier.close()
 
 
 @pytest.fixture
@@ -62,7 +70,9 @@ def test_domains_share_one_budget_and_no_memory() -> None:
     assert bytes(other.view(place, MIB)) == bytes(MIB)
 
 
-def test_memory_given_back_reads_as_zeros(tier: HostTier) -> None:
+def test_memory_given_back_reads_as_zeros(either: HostTier) -> None:
+    tier = either
+    tier.prefault()
     (place,) = tier.reserve([MIB]).places
     tier.view(place, MIB)[:] = b"x" * MIB
     tier.free([place])

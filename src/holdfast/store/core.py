@@ -16,7 +16,7 @@ from holdfast.store.ladder import Ladder
 from holdfast.store.recover import Recovery
 from holdfast.store.states import States, Ticket
 from holdfast.tiers.base import NOWHERE, Place, Shared, Tier
-from holdfast.tiers.host import Arena, Budget, HostTier
+from holdfast.tiers.host import Arena, Budget, HostTier, PrivateArena
 
 
 class Core:
@@ -51,7 +51,8 @@ class Core:
 
     def take_foreign(self) -> None:
         """Take records of any domain from other nodes too; no engine is ever lent their arena."""
-        self.states.foreign = HostTier(self._budget)
+        arena = PrivateArena(self._budget.capacity_bytes)
+        self.states.foreign = HostTier(self._budget, arena)
 
     def domain(self, name: str) -> tuple[bytes, bytes]:
         """Return the key and the public id of a domain; raise ConfigError if it is not known."""
@@ -67,8 +68,11 @@ class Core:
         return list(self._domain_keys)
 
     def arena(self, domain: bytes) -> Arena:
-        """Return the shared memory of a domain."""
-        return self.states.hosts[domain].arena
+        """Return the shared memory of a domain; raise KeyError for one whose key is not ours."""
+        arena = self.states.hosts[domain].arena
+        if not isinstance(arena, Arena):
+            raise KeyError(domain)
+        return arena
 
     def record(self, world: World, place: int) -> memoryview:
         """Return the record that lies at a place of a lease; good while the lease is."""

@@ -36,8 +36,11 @@ SPLIT_BYTES = 8 * MIB
 LANES_MAX = 2
 """How many, unless said otherwise: one for every two cores, as copying a byte keeps one busy."""
 
-PUT_BYTES = 64 * MIB
-"""What one message puts at most; the target must find room for all of it at once."""
+PUT_BYTES = 66 * MIB
+"""What one message puts at most; the target must find room for all of it at once.
+
+32 blocks of 2 MiB are one message, their headers included.
+"""
 
 _FETCH_SHARE = 0.8
 """How much of a deadline the target may spend before it sends; the rest is for the way."""
