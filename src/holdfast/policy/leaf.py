@@ -68,8 +68,7 @@ class LeafLru:
             return
         parent = tree.take(row)
         if parent >= 0:
-            if used[parent] < used[row]:
-                used[parent] = used[row]
+            used[parent] = max(used[parent], used[row])
             if not tree.children[parent]:
                 heapq.heappush(self._leaves, used[parent] << 32 | parent)
 

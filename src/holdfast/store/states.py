@@ -164,7 +164,7 @@ class States:
             self.eviction.insert(row, index.parent_row(row), index.keys[row], now_s)
 
     def touch(self, rows: Sequence[int]) -> None:
-        """Tell the eviction policy of one use of these rows: leading blocks of a chain, in order."""
+        """Tell the eviction policy of one use of these rows, a chain's leading ones, in order."""
         self.eviction.touch(rows, self.clock.now())
 
     def vacate(self, row: int, tier: int) -> None:

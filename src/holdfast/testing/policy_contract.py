@@ -195,7 +195,7 @@ class EvictionContract:
         for use in range(10):
             policy.touch(rows[:use], float(turn))
             policy.expect(rows[:use], float(turn + use))
-        if turn >= 12:  # a store of twelve chains is full
+        if turn >= 12:  # noqa: PLR2004  # a store of twelve chains is full
             for row in _take(policy, 8, float(turn)):
                 policy.forget(row)
 
