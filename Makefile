@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 VENV    := .venv
 BIN     := $(VENV)/bin
 DONE    := $(VENV)/done
-EXTRAS  := dev,demo,bench,secure,mooncake,peers
+EXTRAS  := dev,demo,bench,secure,mooncake,nixl,peers
 MINUTES ?=
 BENCH   ?= tiers vllm
 

@@ -18,6 +18,7 @@ from holdfast.tiers.pool.tier import PoolOptions as TierOptions
 from holdfast.tiers.pool.tier import PoolTier
 from holdfast.wire.credentials import Credentials, TlsFiles
 from holdfast.wire.target import Target
+from holdfast.wire.window import Road
 
 
 def open_pool(config: Config, options: PoolOptions, at: str, name: str) -> PoolTier:
@@ -27,8 +28,10 @@ def open_pool(config: Config, options: PoolOptions, at: str, name: str) -> PoolT
         TlsFiles(tls.cert, tls.key, tls.ca) if tls else None, config.tokens.file
     )
 
+    road = Road() if config.transport == "auto" else None
+
     def reach(member: Member) -> Target:
-        return Target(member.address, credentials)
+        return Target(member.address, credentials, road=road)
 
     membership = MembershipOptions(ramp_s=options.ramp_s)
     times = TierOptions(deadline_s=options.deadline_s, membership=membership)

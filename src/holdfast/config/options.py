@@ -171,6 +171,8 @@ class EngineOptions(_Section, frozen=True):
 class Config(_Section, frozen=True):
     """Everything a node, and an engine beside it, is told.
 
+    `transport`: what records travel over between nodes, NIXL where both ends have it (`auto`), or
+    always TCP (`tcp`).
     `write`: copy new blocks to the next tier soon after (`behind`) or only when they must leave
     memory (`on_eviction`). `lease_s`: an engine that has not copied by then has lost its claim.
     """
@@ -184,6 +186,7 @@ class Config(_Section, frozen=True):
     tls: TlsOptions | None = None
     tokens: TokenOptions = TokenOptions()
     register: RegisterOptions | None = None
+    transport: Literal["auto", "tcp"] = "auto"
 
     @property
     def addresses(self) -> list[str]:

@@ -11,6 +11,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from holdfast.node.sessions import NodeSession, Threads
 from holdfast.node.target import Entry, TargetServer, address_of, bind
 from holdfast.node.target_service import Service
 from holdfast.store.store import Store
+from holdfast.wire import nixl
 from holdfast.wire.credentials import TlsFiles, server_context
 from holdfast.wire.messages import Hello
 from holdfast.wire.server import Answering, Peer, Server
@@ -55,6 +57,8 @@ def serve(
         undo.callback(store.close)
         service = Service(store)
         undo.callback(service.close)
+        if doors and config.transport == "auto" and nixl.installed():
+            threading.Thread(target=service.offer_nixl, name="holdfast-nixl", daemon=True).start()
         for door in doors:
             target = TargetServer(door, service, entry)
             target.start()

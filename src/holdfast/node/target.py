@@ -16,6 +16,7 @@ import time
 from typing import NamedTuple
 
 from holdfast.errors import BusyError, ConfigError, ProtocolError, RefusedError
+from holdfast.node.target_reach import Reach
 from holdfast.node.target_service import Service
 from holdfast.node.target_session import Inbox, TargetSession
 from holdfast.wire.address import TCP, HostPort, tcp_endpoint
@@ -147,7 +148,8 @@ class TargetServer:
             session = self._join(stream, deadline)
             joined = True
             self._left_the_door()
-            session.serve()
+            with contextlib.closing(session):
+                session.serve()
         except ConnectionError as error:
             why = "" if joined else str(error)
         except (OSError, ProtocolError, RefusedError) as error:
@@ -181,7 +183,9 @@ class TargetServer:
     def _join(self, stream: Stream, deadline: Deadline) -> TargetSession:
         """Challenge the peer; return its session, or raise RefusedError after telling it."""
         ours = nonce()
-        stream.send([encode(CONNECTION_ID, Challenge(TARGET_PROTOCOL, ours))], deadline)
+        agent = self._service.agent
+        challenge = Challenge(TARGET_PROTOCOL, ours, nixl=agent is not None)
+        stream.send([encode(CONNECTION_ID, challenge)], deadline)
         inbox = Inbox(stream)
         asked = inbox.next(deadline.seconds(), self._limits.body_s)
         if not isinstance(asked.message, Join):
@@ -193,10 +197,13 @@ class TargetServer:
             stream.send([encode(asked.request_id, Refused(str(error)))], deadline)
             raise
         service = self._service
-        joined = Joined(TARGET_PROTOCOL, service.store.incarnation, proof, service.epoch)
+        reach = Reach.over(agent, asked.message.nixl)
+        joined = Joined(
+            TARGET_PROTOCOL, service.store.incarnation, proof, service.epoch, nixl=reach is not None
+        )
         stream.send([encode(asked.request_id, joined)], deadline)
         _log.info("session peer=%r claims=%s", asked.message.peer[:80], claims)
-        return TargetSession(service, stream, inbox, claims)
+        return TargetSession(service, stream, inbox, claims, reach)
 
     def _let_in(self, join: Join, nonces: bytes) -> tuple[Claims | None, bytes]:
         if join.protocol != TARGET_PROTOCOL:

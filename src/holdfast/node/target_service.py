@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from holdfast.limits import (
     PACE_S,
 )
 from holdfast.store.store import Store
+from holdfast.wire.nixl import Agent
 from holdfast.wire.stream import Progress
 
 STAGE_THREADS = 2
@@ -29,6 +31,7 @@ STAGED_MAX = 256
 _STAGE_S = 60.0
 _DISCARD_BYTES = 2 * MIB
 _RECEIVING_SHARE = 0.5
+_log = logging.getLogger(__name__)
 
 
 class Limits(NamedTuple):
@@ -71,12 +74,26 @@ class Service:
         self.epoch = 0
         """This target's view of the pool, told with every answer; it decides nothing."""
         self.counters = Counters()
+        self.agent: Agent | None = None
+        """Moves records where a peer asks for it; set while serving."""
         self._lock = threading.Lock()
         self._receiving_most = int(_RECEIVING_SHARE * store.host_bytes)
         self._receiving_bytes = 0
         self._discard = memoryview(bytearray(_DISCARD_BYTES))
         self._stagers = ThreadPoolExecutor(STAGE_THREADS, "holdfast-stage")
         self._staged = threading.BoundedSemaphore(STAGED_MAX)
+
+    def offer_nixl(self) -> None:
+        """Make an agent that reaches every arena; where that fails, records go over TCP."""
+        try:
+            agent = Agent("target")
+            for host in self.store.states.all_hosts():
+                agent.register(host.arena.view)
+        except Exception as error:  # noqa: BLE001  # a library of others, and TCP does as well
+            _log.warning("NIXL is installed but of no use, records go over TCP: %s", error)
+            return
+        self.agent = agent
+        _log.info("nixl offered")
 
     def pace(self) -> Progress:
         """Return the pace that one payload must keep."""

@@ -27,12 +27,14 @@ from holdfast.limits import (
     FRAME_PAYLOAD_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
 )
+from holdfast.node.target_reach import Reach
 from holdfast.node.target_service import Service
 from holdfast.store.adopt import Berth
 from holdfast.store.store import Store
 from holdfast.wire import target_messages as m
 from holdfast.wire.frame import HEADER_BYTES, Head, encode, read_head
 from holdfast.wire.messages import List, Refused, Report, Status
+from holdfast.wire.nixl import MoveLostError
 from holdfast.wire.stream import Deadline, Idle, Stream
 from holdfast.wire.token import CLOCK_SKEW_S, Claims, Verb
 
@@ -94,13 +96,24 @@ class TargetSession:
     """Answers one joined connection, one request after the other, in the connection's thread."""
 
     def __init__(
-        self, service: Service, stream: Stream, inbox: Inbox, claims: Claims | None
+        self,
+        service: Service,
+        stream: Stream,
+        inbox: Inbox,
+        claims: Claims | None,
+        reach: Reach | None = None,
     ) -> None:
         self._service = service
         self._store: Store = service.store
         self._stream = stream
         self._inbox = inbox
         self._claims = claims
+        self._reach = reach
+
+    def close(self) -> None:
+        """Forget the peer's memory."""
+        if self._reach is not None:
+            self._reach.close()
 
     def serve(self) -> None:
         """Answer until the connection ends. Raises OSError or ProtocolError, which end it."""
@@ -185,7 +198,12 @@ class TargetSession:
             reason = "" if lent.outcome is Outcome.OK else lent.reason
             reply = m.Records(len(records), lent.outcome, reason, self._service.epoch)
             nbytes = len(records) * world.record_bytes
-            self._stream.send([self._frame(asked, reply, nbytes), *records], self._service.pace())
+            if request.spans:
+                self._reached().deliver(request.spans, records)
+                self._reply(asked, reply)
+            else:
+                frame = self._frame(asked, reply, nbytes)
+                self._stream.send([frame, *records], self._service.pace())
             self._service.counters.sent_bytes += nbytes
         finally:
             self._store.release(lent.lease)
@@ -193,6 +211,8 @@ class TargetSession:
     def _put(self, request: m.Put, payload_bytes: int) -> m.TargetReply:
         headers = _headers(request.headers)
         sizes = [record_bytes(header.payload_bytes) for header in headers]
+        if request.spans and not payload_bytes:
+            return self._fetch_put(request, headers, sum(sizes))
         if sum(sizes) != payload_bytes:
             raise ProtocolError(f"{sum(sizes)} bytes of records announced, {payload_bytes} follow")
         with self._berths(request, headers, payload_bytes) as (berths, refusal):
@@ -202,6 +222,29 @@ class TargetSession:
                 parts += self._service.discarding(size) if slot is None else [slot]
             self._stream.receive(parts, self._service.pace())
             self._service.counters.received_bytes += payload_bytes
+        return self._adopted(berths, refusal, len(headers))
+
+    def _fetch_put(self, request: m.Put, headers: Sequence[Header], nbytes: int) -> m.TargetReply:
+        """Take records out of the peer's memory, those for which there is a slot."""
+        reach = self._reached()
+        with self._berths(request, headers, nbytes) as (berths, refusal):
+            if berths:
+                reach.bring(request.spans, [each.slot for each in berths])
+            for each in berths:
+                if each.slot is not None and each.arrival is not None:
+                    each.arrival.reached(len(each.slot))
+                    self._service.counters.received_bytes += len(each.slot)
+        return self._adopted(berths, refusal, len(headers))
+
+    def _reached(self) -> Reach:
+        if self._reach is None:
+            raise ProtocolError("spans without an agent: NIXL was not agreed on")
+        return self._reach
+
+    def _adopted(
+        self, berths: Sequence[Berth], refusal: Refused | None, records: int
+    ) -> m.TargetReply:
+        """Publish what arrived and say of each record whether it is held now."""
         if refusal is not None:
             return refusal
         try:
@@ -210,7 +253,7 @@ class TargetSession:
             return self._refusal(error)
         if berths and Outcome.CORRUPT in outcomes:
             self._service.counters.corrupt += outcomes.count(Outcome.CORRUPT)
-        held = bytes(outcome is Outcome.OK for outcome in outcomes) or bytes(len(headers))
+        held = bytes(outcome is Outcome.OK for outcome in outcomes) or bytes(records)
         return m.Stored(held, self._service.epoch)
 
     @contextmanager
@@ -227,6 +270,8 @@ class TargetSession:
                 refusal = self._refusal(error)
             try:
                 yield berths, refusal
+            except MoveLostError:
+                raise  # their slots are lost: somebody may write to them yet
             except BaseException:
                 self._store.abandon(berths)
                 raise

@@ -27,6 +27,7 @@ from holdfast.wire.credentials import Credentials
 from holdfast.wire.messages import Refused, Report, Status
 from holdfast.wire.stream import Deadline
 from holdfast.wire.target_connection import Answer, Connection, connect
+from holdfast.wire.window import Road
 
 CONNECTIONS = 2
 CONNECTIONS_MAX = 16
@@ -46,6 +47,9 @@ _FETCH_SHARE = 0.8
 """How much of a deadline the target may spend before it sends; the rest is for the way."""
 
 _WORDS_MAX = 300
+
+DETOUR_S = 60.0
+"""After a call over NIXL that failed, records go over TCP for so long."""
 
 _OUTCOMES = frozenset(Outcome)
 
@@ -92,6 +96,7 @@ class Target:
         connections: int = CONNECTIONS,
         connections_max: int = CONNECTIONS_MAX,
         lanes: int = 0,
+        road: Road | None = None,
     ) -> None:
         tcp_endpoint(address)
         self.address = address
@@ -106,7 +111,11 @@ class Target:
         self.received_bytes = 0
         self.late = 0
         self.gone = 0
+        self.over = ""
+        """What records go over, as of the last connection: nixl or tcp."""
         self._credentials = credentials or Credentials()
+        self._road = road
+        self._detour_until = 0.0
         self._keep = connections
         self._ways = lanes or min(LANES_MAX, max(1, len(os.sched_getaffinity(0)) // 2))
         self._lock = threading.Lock()
@@ -250,15 +259,15 @@ class Target:
                 try:
                     answer = connection.ask(request, payload, into, deadline)
                 except TimeoutError:
-                    connection.close()
+                    self._drop(connection)
                     raise
                 except OSError:
-                    connection.close()
+                    self._drop(connection)
                     if not seasoned:
                         raise
                     continue
                 except BaseException:
-                    connection.close()
+                    self._drop(connection)
                     raise
                 kept = connection
                 return answer
@@ -290,9 +299,22 @@ class Target:
         if connection is not None and not keep:
             connection.close()
 
+    def _drop(self, connection: Connection) -> None:
+        """Close a connection that failed; if records went over NIXL, they go over TCP for now."""
+        if connection.window is not None:
+            self._detour_until = time.monotonic() + DETOUR_S
+        connection.close()
+
     def _dial(self, deadline: Deadline) -> Connection:
-        connection = connect(self.address, self._credentials, deadline)
+        detour = time.monotonic() < self._detour_until
+        window = self._road.window() if self._road is not None and not detour else None
+        connection = connect(self.address, self._credentials, deadline, window)
         self.incarnation, self.seen_epoch = connection.incarnation, connection.epoch
+        over = "tcp" if connection.window is None else "nixl"
+        if window is not None and over != self.over:
+            reason = "" if over == "nixl" else ", as NIXL is not there on its side"
+            _log.info("records go over %s target=%s%s", over, self.address, reason)
+        self.over = over
         return connection
 
     def _abreast(

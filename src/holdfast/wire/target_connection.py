@@ -23,9 +23,20 @@ from holdfast.wire.address import HostPort, tcp_endpoint
 from holdfast.wire.credentials import Credentials, client_context
 from holdfast.wire.frame import HEADER_BYTES, Head, encode, read_head
 from holdfast.wire.messages import Refused
+from holdfast.wire.nixl import pack_spans
 from holdfast.wire.stream import Buffer, Deadline, PlainStream, Stream, seal, tune
-from holdfast.wire.target_messages import TARGET_PROTOCOL, Challenge, Join, Joined, TargetReply
+from holdfast.wire.target_messages import (
+    TARGET_PROTOCOL,
+    Challenge,
+    Get,
+    Join,
+    Joined,
+    Put,
+    Records,
+    TargetReply,
+)
 from holdfast.wire.token import Token, nonce, prove, proves
+from holdfast.wire.window import Lane, Window
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -44,9 +55,11 @@ class Answer(NamedTuple):
 class Connection:
     """A joined connection. Made by `connect`; one thread at a time."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, window: Window | None = None) -> None:
         self.incarnation = ""
         self.epoch = 0
+        self.window = window
+        """What records go through; None where they go over this connection."""
         self.used = False
         """Whether a request was answered on it."""
         self.good_until = float("inf")
@@ -67,11 +80,44 @@ class Connection:
 
         Raises OSError or ProtocolError, after which the connection must be closed.
         """
+        lane = None
+        if self.window is not None and isinstance(request, Put | Get):
+            lane = self.window.lend(sum(len(part) for part in payload or into))
+        if self.window is not None and lane is not None:
+            return self._through(self.window, lane, request, payload or into, deadline)
         self._last_id += 1
         frame = encode(self._last_id, request, sum(len(part) for part in payload))
         self._stream.send([frame, *payload], deadline)
         answer = self._answer(self._last_id, into, deadline)
         self.used = True
+        return answer
+
+    def _through(
+        self,
+        window: Window,
+        lane: Lane,
+        request: msgspec.Struct,
+        parts: Sequence[Buffer],
+        deadline: Deadline,
+    ) -> Answer:
+        """Like `ask`, the records through a lane that the target reads or fills itself."""
+        spans = pack_spans(lane.spans([len(part) for part in parts]))
+        request = msgspec.structs.replace(request, spans=spans)
+        if isinstance(request, Put):
+            lane.fill(parts)
+        try:
+            self._last_id += 1
+            self._stream.send([encode(self._last_id, request, 0)], deadline)
+            answer = self._answer(self._last_id, (), deadline)
+        except BaseException:
+            window.spoil()  # the target may be at it yet
+            raise
+        self.used = True
+        if isinstance(answer.message, Records):
+            filled = [memoryview(part) for part in parts[: answer.message.blocks]]
+            lane.empty(filled)
+            answer = answer._replace(payload_bytes=sum(len(part) for part in filled))
+        window.give_back(lane)
         return answer
 
     def join(self, token: Token | None, deadline: Deadline) -> None:
@@ -84,7 +130,11 @@ class Connection:
             )
         ours = nonce()
         nonces = challenge.nonce + ours
-        join = Join(TARGET_PROTOCOL, f"{socket.gethostname()[:80]}/{os.getpid()}", ours)
+        if not challenge.nixl:
+            self.window = None
+        shown = self.window.metadata if self.window is not None else b""
+        name = f"{socket.gethostname()[:80]}/{os.getpid()}"
+        join = Join(TARGET_PROTOCOL, name, ours, nixl=shown)
         if token is not None:
             claims, proof = token.text, prove(token, "peer", nonces)
             join = msgspec.structs.replace(join, claims=claims, proof=proof)
@@ -96,12 +146,14 @@ class Connection:
                     "give it that tokens.key_file, or check its address"
                 )
             self.good_until = token.claims.expires - _EXPIRY_MARGIN_S
+        if not joined.nixl:
+            self.window = None
         self.incarnation, self.epoch, self.used = joined.incarnation, joined.epoch, False
 
     @property
     def spent(self) -> bool:
-        """Whether it is about to end because its token does."""
-        return time.time() >= self.good_until
+        """Whether it is about to end, because its token does or its window is spoiled."""
+        return time.time() >= self.good_until or (self.window is not None and self.window.spoiled)
 
     def cut(self) -> None:
         """Wake the thread that uses it; any thread."""
@@ -128,8 +180,12 @@ class Connection:
             ) from error
 
 
-def connect(address: str, credentials: Credentials, deadline: Deadline) -> Connection:
+def connect(
+    address: str, credentials: Credentials, deadline: Deadline, window: Window | None = None
+) -> Connection:
     """Dial and join, within the deadline and the time for a handshake.
+
+    Records go through `window` if there is one and the target can reach into it.
 
     Raises OSError or ProtocolError where there is no target, ConfigError where our credentials can
     not be read, RefusedError where the target, or we, do not accept the other side.
@@ -152,7 +208,7 @@ def connect(address: str, credentials: Credentials, deadline: Deadline) -> Conne
     except BaseException:
         connected.close()
         raise
-    connection = Connection(stream)
+    connection = Connection(stream, window)
     try:
         connection.join(token, deadline)
     except ssl.SSLError as error:  # what the target thinks of our certificate comes this late

@@ -36,6 +36,8 @@ class Challenge(_Message, frozen=True, tag="challenge"):
 
     protocol: int
     nonce: bytes
+    nixl: bool = False
+    """Whether the target would move records over NIXL."""
 
 
 class Join(_Message, frozen=True, tag="join"):
@@ -46,6 +48,8 @@ class Join(_Message, frozen=True, tag="join"):
     nonce: bytes
     claims: str = ""
     proof: bytes = b""
+    nixl: bytes = b""
+    """What the node's NIXL agent tells of itself; empty where records go over TCP."""
 
 
 class Joined(_Message, frozen=True, tag="joined"):
@@ -55,6 +59,8 @@ class Joined(_Message, frozen=True, tag="joined"):
     incarnation: str
     proof: bytes = b""
     epoch: int = 0
+    nixl: bool = False
+    """Whether the target can reach the memory that the node laid open."""
 
 
 class Put(_Message, frozen=True, tag="put"):
@@ -62,6 +68,8 @@ class Put(_Message, frozen=True, tag="put"):
 
     headers: bytes
     epoch: int = 0
+    spans: bytes = b""
+    """Where the records lie for NIXL; no payload follows then. 16 bytes each: address, length."""
 
 
 class Stored(_Message, frozen=True, tag="stored"):
@@ -75,6 +83,8 @@ class Get(_Named, frozen=True, tag="get"):
     """Send the leading run of these blocks that can be had in time."""
 
     deadline_s: float
+    spans: bytes = b""
+    """Where they go over NIXL; no payload follows the answer then."""
 
 
 class Records(_Message, frozen=True, tag="records"):
