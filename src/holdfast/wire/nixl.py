@@ -102,7 +102,7 @@ class Agent:
         with self._lock:
             try:
                 name = self._agent.add_remote_agent(metadata)
-            except Exception as error:
+            except Exception as error:  # NIXL's own have no common root
                 raise ProtocolError(f"nixl: no agent's metadata: {error}") from error
             peer = name.decode() if isinstance(name, bytes) else str(name)
             self._met[peer] = self._met.get(peer, 0) + 1
@@ -136,7 +136,7 @@ class Agent:
             state = self._settle(handle) if state == "PROC" else state
         except ProtocolError:
             raise
-        except Exception as error:
+        except Exception as error:  # NIXL's own have no common root
             raise ProtocolError(f"nixl: {way.lower()} refused: {error}") from error
         self._agent.release_xfer_handle(handle)
         if state != "DONE":
