@@ -230,10 +230,8 @@ class TargetSession:
         with self._berths(request, headers, nbytes) as (berths, refusal):
             if berths:
                 reach.bring(request.spans, [each.slot for each in berths])
-            for each in berths:
-                if each.slot is not None and each.arrival is not None:
-                    each.arrival.reached(len(each.slot))
-                    self._service.counters.received_bytes += len(each.slot)
+            brought = sum(len(each.slot) for each in berths if each.slot is not None)
+            self._service.counters.received_bytes += brought
         return self._adopted(berths, refusal, len(headers))
 
     def _reached(self) -> Reach:
