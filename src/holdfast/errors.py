@@ -54,3 +54,7 @@ class RefusedError(HoldfastError):
 
 class MembershipError(HoldfastError):
     """A list of pool members can not be had or makes no sense; the last one stays in force."""
+
+
+class TraceError(HoldfastError, ValueError):
+    """A trace can not be read; the message names file and line, what is wrong and the remedy."""

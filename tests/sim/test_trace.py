@@ -49,3 +49,16 @@ def test_dense_numbers_ids_by_first_appearance(ids: list[int]) -> None:
     names: dict[int, int] = {}
     expected = [names.setdefault(i, len(names)) for i in ids]
     assert dense(np.array(ids, np.int64)).tolist() == expected
+
+
+def test_ids_of_single_blocks_are_chained() -> None:
+    trace = made([0, 1, 2], [[5, 6, 5], [6, 5], [5, 6]])
+    assert trace.ids.tolist() == [0, 1, 2, 3, 4, 0, 1]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=8))
+def test_an_id_names_a_whole_prefix(chains: list[list[int]]) -> None:
+    trace = made([float(i) for i in range(len(chains))], chains)
+    prefixes = [tuple(chain[: i + 1]) for chain in chains for i in range(len(chain))]
+    ids = trace.ids.tolist()
+    assert len(set(zip(prefixes, ids, strict=True))) == len(set(prefixes)) == trace.unique

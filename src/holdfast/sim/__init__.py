@@ -1,7 +1,19 @@
 """The simulator: traces, exact capacity curves, and the serving code on a clock turned by hand."""
 
+from holdfast.sim import curve
+from holdfast.sim.formats.load import load
+from holdfast.sim.formats.rows import Reading
 from holdfast.sim.model import ModelShape, load_model
 from holdfast.sim.profile import Profile, load_profile
 from holdfast.sim.trace import Trace
 
-__all__ = ["ModelShape", "Profile", "Trace", "load_model", "load_profile"]
+__all__ = [
+    "ModelShape",
+    "Profile",
+    "Reading",
+    "Trace",
+    "curve",
+    "load",
+    "load_model",
+    "load_profile",
+]

@@ -16,6 +16,7 @@ UNKNOWN = -1
 Floats = NDArray[np.float64]
 Longs = NDArray[np.int64]
 Ints = NDArray[np.int32]
+Bools = NDArray[np.bool_]
 
 
 class Trace(NamedTuple):
@@ -75,11 +76,8 @@ class Trace(NamedTuple):
 
     def parents(self) -> Ints:
         """[unique] the id in front of each id, -1 for the head of a chain."""
-        before = np.empty_like(self.ids)
-        before[1:] = self.ids[:-1]
-        before[self.starts[:-1][np.diff(self.starts) > 0]] = UNKNOWN
         parents = np.empty(self.unique, np.int32)
-        parents[self.ids[::-1]] = before[::-1]  # the first appearance is written last
+        parents[self.ids] = _in_front(self.starts, self.ids)
         return parents
 
 
@@ -113,7 +111,8 @@ def arrange(
     """Make a trace of requests in any order, whose ids are any integers.
 
     `counts[i]` ids of `ids` belong to request `i`. Requests are sorted by time, ties stay as they
-    are; times then start at 0, and ids become dense.
+    are; times then start at 0, and ids become dense. Where an id appears behind different ids, it
+    names a block's own content rather than a whole prefix, and all are chained to name prefixes.
     """
     starts = offsets(counts)
     order = np.argsort(requests.time_s, kind="stable")
@@ -124,7 +123,7 @@ def arrange(
         requests = requests.taken(order)
     if len(order):
         requests = requests._replace(time_s=requests.time_s - requests.time_s[0])
-    return Trace(name, block_tokens, *requests, starts, dense(ids))
+    return Trace(name, block_tokens, *requests, starts, chained(starts, dense(ids)))
 
 
 def offsets(counts: Longs) -> Longs:
@@ -159,3 +158,31 @@ def dense(ids: Longs | Ints) -> Ints:
     number = np.empty(len(first), np.int32)
     number[present[np.argsort(first[present])]] = np.arange(len(present), dtype=np.int32)
     return number[ids]
+
+
+def chained(starts: Longs, ids: Ints) -> Ints:
+    """Dense ids that name whole prefixes: the same, if each has the same id in front everywhere.
+
+    Otherwise ids name blocks by their own content, and a pair of prefix and content gets an id.
+    """
+    before = _in_front(starts, ids)
+    parents = np.empty(int(ids.max(initial=-1)) + 1, np.int32)
+    parents[ids] = before
+    if (parents[ids] == before).all():
+        return ids
+    names: dict[int, int] = {}
+    prefix = UNKNOWN
+    prefixes = []
+    for first, block in zip((before == UNKNOWN).tolist(), ids.tolist(), strict=True):
+        behind = 0 if first else prefix + 1
+        prefix = names.setdefault(behind << 32 | block, len(names))
+        prefixes.append(prefix)
+    return np.array(prefixes, np.int32)
+
+
+def _in_front(starts: Longs, ids: Ints) -> Ints:
+    """For each access, the id in front of it in its chain; -1 at a head."""
+    before = np.empty_like(ids)
+    before[1:] = ids[:-1]
+    before[starts[:-1][np.diff(starts) > 0]] = UNKNOWN
+    return before

@@ -1,0 +1,36 @@
+"""Azure's LLM inference CSV, 2023 and 2024: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`.
+
+As published with "Splitwise" (ISCA'24) and "DynamoLLM" (HPCA'25), CC-BY. There is no reuse in it:
+see `arrivals`.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from holdfast.sim.formats import arrivals
+from holdfast.sim.formats.rows import Reading, Rows
+from holdfast.sim.formats.source import Source
+from holdfast.sim.formats.table import Table
+from holdfast.sim.trace import Trace
+
+NAME = "Azure LLM inference CSV"
+FIELDS = frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"})
+
+
+def read(source: Source, reading: Reading) -> Trace:
+    """Read the file; times are UTC where no zone is given."""
+    rows = Rows(source)
+    table = Table(source)
+    for number, cells in table.rows():
+        text = table.text(cells, "TIMESTAMP")
+        try:
+            at = datetime.fromisoformat(text)
+        except ValueError:
+            raise source.fault(
+                number, f'TIMESTAMP "{text}": not a date and time; correct or remove the line'
+            ) from None
+        at = at if at.tzinfo else at.replace(tzinfo=UTC)
+        tokens = table.tokens(cells, "ContextTokens"), table.tokens(cells, "GeneratedTokens")
+        rows.add(number, at.timestamp(), tokens)
+    return arrivals.made_up(rows, reading)

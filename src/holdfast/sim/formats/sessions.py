@@ -1,0 +1,150 @@
+"""Agent sessions, a JSON object each: requests with times from the session's start.
+
+As captured from Claude Code by WEKA (callanjfox/kv-cache-tester): `block_size`, and `requests` with
+`t`, `in`, `out` and either `hash_ids` or `runs` of `[first id, how many]`. Only full blocks have
+ids; ids are hashes of whole prefixes within a session. A request with `sub` belongs to that
+sub-agent and counts from its `t`.
+
+Sessions were recorded one by one, so a trace is composed of them: each starts at random within a
+window. What sessions share is not visible, and hits are a lower bound. A session that is the
+start of another (`prefix_of`) is left out.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from holdfast.sim.formats.mooncake import Tokens
+from holdfast.sim.formats.rows import Reading, Rows
+from holdfast.sim.formats.source import Source
+from holdfast.sim.trace import Longs, Trace, arrange, offsets, spread
+
+NAME = "agent sessions, JSON lines (Claude Code)"
+FIELDS = frozenset({"block_size", "requests", "t"})
+
+
+class SubAgent(msgspec.Struct):
+    """A sub-agent: when it started, in seconds from the session's start."""
+
+    t: float
+
+
+class Request(msgspec.Struct):
+    """One request; `think` is the client's time since the answer before."""
+
+    t: float
+    tokens: Tokens = msgspec.field(name="in")
+    answer: Tokens = msgspec.field(name="out")
+    think: float | None = None
+    sub: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    runs: list[tuple[int, Tokens]] | None = None
+    hash_ids: list[int] | None = None
+
+
+class Session(msgspec.Struct):
+    """One session."""
+
+    block_size: Annotated[int, msgspec.Meta(ge=1)]
+    requests: list[Request]
+    subagents: list[SubAgent] = []
+    prefix_of: str | None = None
+
+
+class Chains:
+    """Chains as runs of consecutive ids, those of each session apart from all others."""
+
+    def __init__(self) -> None:
+        self.firsts = array("q")
+        self.lengths = array("q")
+        self.runs = array("q")
+        self._base = self._end = 0
+
+    def session(self) -> None:
+        """Start a new session: its ids meet none of the others'."""
+        self._base = self._end
+
+    def add(self, runs: list[tuple[int, int]]) -> int:
+        """Add the chain of one request; return how many blocks it has."""
+        self.runs.append(len(runs))
+        for first, length in runs:
+            self.firsts.append(self._base + first)
+            self.lengths.append(length)
+            self._end = max(self._end, self._base + first + length)
+        return sum(length for _, length in runs)
+
+    def ids(self, order: Longs) -> tuple[Longs, Longs]:
+        """How many blocks each request has, and all ids, requests in this order."""
+        runs = np.array(self.runs, np.int64)
+        taken = spread(offsets(runs)[:-1][order], runs[order])
+        lengths = np.array(self.lengths, np.int64)[taken]
+        bounds = offsets(runs[order])
+        counts = np.diff(offsets(lengths)[bounds])
+        return counts, spread(np.array(self.firsts, np.int64)[taken], lengths)
+
+
+def read(source: Source, reading: Reading) -> Trace:
+    """Compose a trace of the sessions, in the order of the file, with random starts."""
+    draw = random.Random(reading.seed)  # noqa: S311 - a composition, not a secret
+    rows, chains = Rows(source), Chains()
+    block_tokens = 0
+    for number, session in source.decoded(msgspec.json.Decoder(Session)):
+        if session.prefix_of is not None:
+            continue
+        if block_tokens and session.block_size != block_tokens:
+            raise source.fault(
+                number,
+                f"block_size {session.block_size} after {block_tokens}: a trace has one block "
+                "size; split the file by block size",
+            )
+        block_tokens = session.block_size
+        _add(rows, chains, number, session, reading.window_s * draw.random())
+    times = np.array(rows.time_s)
+    order = np.argsort(times, kind="stable")
+    rows.time_s = array("d", np.sort(times))  # composed, so there is no order to warn about
+    requests = rows.requests().taken(order)._replace(time_s=times[order])
+    counts, ids = chains.ids(order)
+    return arrange(source.name, block_tokens, requests, counts, ids)
+
+
+def _add(rows: Rows, chains: Chains, number: int, session: Session, start_s: float) -> None:
+    """Add one session's requests, in its own order."""
+    chains.session()
+    size = session.block_size
+    for at, request in enumerate(session.requests):
+        since = start_s
+        if request.sub is not None:
+            if request.sub >= len(session.subagents):
+                raise rows.source.fault(
+                    number,
+                    f"requests[{at}]: sub {request.sub}, but there are "
+                    f"{len(session.subagents)} subagents; correct or remove the request",
+                )
+            since += session.subagents[request.sub].t
+        blocks = chains.add(_runs(request))
+        if blocks != request.tokens // size:
+            raise rows.source.fault(
+                number,
+                f"requests[{at}]: {blocks} ids for {request.tokens} tokens, but "
+                f"{request.tokens // size} full blocks of {size}: ids are missing or too many; "
+                "correct or remove the request",
+            )
+        think = float("nan") if request.think is None or not at else request.think
+        tokens = request.tokens, request.answer
+        rows.add(number, since + request.t, tokens, rows.session_of(number), think)
+
+
+def _runs(request: Request) -> list[tuple[int, int]]:
+    """A request's ids as runs."""
+    if request.runs is not None:
+        return request.runs
+    ids = np.array(request.hash_ids or [], np.int64)
+    if not len(ids):
+        return []
+    heads = np.flatnonzero(np.diff(ids, prepend=ids[0] - 2) != 1)
+    lengths = np.diff(heads, append=len(ids))
+    return list(zip(ids[heads].tolist(), lengths.tolist(), strict=True))

@@ -1,0 +1,61 @@
+"""A CSV file by column names, with errors that name line, column and value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from holdfast.sim.formats.source import Source, columns
+
+
+class Table:
+    """The rows of a CSV file without quoted commas; the first line names the columns."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._at: dict[str, int] = {}
+        self._line = 0
+
+    def rows(self) -> Iterator[tuple[int, list[str]]]:
+        """Line numbers and cells, header left out."""
+        for number, line in self.source.lines():
+            if not self._at:
+                self._at = {name: at for at, name in enumerate(columns(line))}
+                continue
+            self._line = number
+            cells = line.decode("utf-8", errors="replace").strip().split(",")
+            if len(cells) != len(self._at):
+                raise self.source.fault(
+                    number,
+                    f"{len(cells)} cells under {len(self._at)} columns: is the file cut? "
+                    "Correct or remove the line",
+                )
+            yield number, cells
+
+    def text(self, cells: list[str], column: str) -> str:
+        """A cell; empty if there is no such column."""
+        at = self._at.get(column)
+        return "" if at is None else cells[at].strip().strip('"')
+
+    def number(self, cells: list[str], column: str) -> float:
+        """A cell that must be a number."""
+        text = self.text(cells, column)
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise self.source.fault(
+                self._line, f'{column} "{text}": not a number; correct or remove the line'
+            )
+        return value
+
+    def tokens(self, cells: list[str], column: str) -> int:
+        """A cell that must be a number of tokens."""
+        value = self.number(cells, column)
+        if value < 0 or value != int(value):
+            raise self.source.fault(
+                self._line,
+                f"{column} {value:g}: not a number of tokens; correct or remove the line",
+            )
+        return int(value)
