@@ -1,6 +1,6 @@
 """The simulator: traces, exact capacity curves, and the serving code on a clock turned by hand."""
 
-from holdfast.sim import curve
+from holdfast.sim import belady, curve, retention, statistics
 from holdfast.sim.formats.load import load
 from holdfast.sim.formats.rows import Reading
 from holdfast.sim.model import ModelShape, load_model
@@ -12,8 +12,11 @@ __all__ = [
     "Profile",
     "Reading",
     "Trace",
+    "belady",
     "curve",
     "load",
     "load_model",
     "load_profile",
+    "retention",
+    "statistics",
 ]
