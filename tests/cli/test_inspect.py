@@ -2,8 +2,11 @@
 
 import json
 
+import pytest
+
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.wire import messages as m
+from holdfast.wire.client import Client
 
 FINGERPRINT = b"fingerprint-16-b".hex()
 
@@ -77,3 +80,27 @@ def test_json_that_can_not_be_written_is_named(holdfast, node):
     done = holdfast("inspect", "--node", node, "--json", "/none/file.json")
     assert done.returncode == 2
     assert "--json /none/file.json: No such file or directory" in done.stderr
+
+
+def test_plans_say_why_and_what_came_of_them(holdfast, node):
+    hello = m.Hello(m.PROTOCOL, "test engine", bytes.fromhex(FINGERPRINT), 4096, 16)
+    client, keys = Client(node, hello, 10), bytes(range(48))
+    assert "nothing was planned yet" in holdfast("inspect", "plans", "--node", node).stdout
+    client.call(m.Commit(client.call(m.Reserve(keys, hello.fingerprint, 0), 10).ticket), 10)
+    client.call(m.Observed([(new, 0, 0.001 * new) for new in (64, 128, 512, 1024)]), 10)
+    covered = client.call(m.Cover(keys, 100, 0, 1.0), 10)
+    assert (covered.blocks, covered.worth) == (3, 3)
+    assert 0 < covered.expected_s < covered.recompute_s == pytest.approx(0.1, rel=0.05)
+    fetched = client.call(m.Fetch(keys, covered.deadline_s, covered.plan), 10)
+    client.call(m.Release(fetched.lease), 10)
+    client.call(m.Observed([], [(covered.plan, 0.01, 0.06)]), 10)
+    code, answer = inspected(holdfast, node, "plans")
+    assert code == 0
+    (plan,) = answer["plans"]
+    assert plan["actual"]["first_token_s"] == 0.06
+    assert plan["landed_blocks"] == 3
+    text = holdfast("inspect", "plans", "--node", node).stdout
+    assert "test, 100 tokens: fetch 3 of 3 blocks from host: " in text
+    assert "first token after 60 ms (expected " in text
+    assert "us a token" in text
+    client.close()

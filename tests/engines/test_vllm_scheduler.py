@@ -42,7 +42,7 @@ class Rig:
         if not self.answering:
             return None
         blocks = min(self.held, len(message.keys) // 16)
-        return Covered(blocks, {"host": blocks})
+        return Covered(blocks, blocks, {"host": blocks})
 
     def request(self, count, **other):
         request = self.fakes.Request(tokens=words(count), **other)
@@ -328,11 +328,11 @@ def test_after_a_reset_nothing_saved_before_has_a_name(rig):
 
 def test_sources_add_up_to_the_tokens_loaded(rig):
     request = rig.request(50)
-    rig.client.answer = lambda _: Covered(5, {"host": 2, "disk": 3})
+    rig.client.answer = lambda _: Covered(5, 5, {"host": 2, "disk": 3})
     rig.side.matched_tokens(request, 0)
     assert rig.side.sources(request, 40) == {"host": 16, "disk": 24}
     assert rig.side.sources(request, 24) == {"host": 16, "disk": 8}
-    rig.client.answer = lambda _: Covered(5, {})
+    rig.client.answer = lambda _: Covered(5, 5, {})
     other = rig.request(50, request_id="other")
     rig.side.matched_tokens(other, 0)
     assert rig.side.sources(other, 40) == {"": 40}
@@ -341,10 +341,10 @@ def test_sources_add_up_to_the_tokens_loaded(rig):
 def test_with_several_ranks_the_least_covered_one_counts(fakes):
     rig = Rig(fakes, ranks=2)
     request = rig.request(30)
-    rig.clients[0].answer = lambda _: Covered(3, {"host": 3})
+    rig.clients[0].answer = lambda _: Covered(3, 3, {"host": 3})
     rig.clients[1].answer = lambda _: None
     assert rig.side.matched_tokens(request, 0) == (None, False)
-    rig.clients[1].answer = lambda _: Covered(2, {"disk": 2})
+    rig.clients[1].answer = lambda _: Covered(2, 2, {"disk": 2})
     assert rig.side.matched_tokens(request, 0) == (16, True)
     assert rig.side.sources(request, 16) == {"disk": 16}
     rig.side.allocated(request, [1, 2, 3], 16)
@@ -356,7 +356,7 @@ def test_with_several_ranks_the_least_covered_one_counts(fakes):
 
 def test_a_node_that_claims_more_than_was_asked_is_not_believed(rig):
     request = rig.request(20)
-    rig.client.answer = lambda _: Covered(9, {"host": 9})
+    rig.client.answer = lambda _: Covered(9, 9, {"host": 9})
     assert rig.side.matched_tokens(request, 0) == (16, True)
 
 

@@ -44,7 +44,7 @@ class Engine:
     def cover(self, message):
         keys = unpack_keys(message.keys)
         held = next((i for i, key in enumerate(keys) if key not in self.node), len(keys))
-        return Covered(held, {"host": held})
+        return Covered(held, held, {"host": held})
 
     def name(self, tokens):
         chain = Chain(self.fakes.domain_key, FINGERPRINT, BLOCK, {0: []})

@@ -134,7 +134,7 @@ def test_nested_garbage_is_refused():
     [
         m.Welcome(1, "abc", b"k" * 32, 4096),
         m.Refused("no"),
-        m.Covered(2, {"host": 2}),
+        m.Covered(2, 2, {"host": 2}),
         m.Fetched(1, [0, 4096], {"host": 2}, "ok", "all"),
         m.Released(valid=False),
         m.Reserved(1, [-1, 4096], "full"),

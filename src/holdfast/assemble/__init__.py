@@ -27,6 +27,7 @@ from holdfast.tiers.disk_file import DiskConfig
 
 DEFAULT_DOMAIN = "default"
 DEFAULT_KEY_FILE = "default.key"
+LEARNT_FILE = "learnt.json"
 
 
 def open_store(config: Config) -> Store:
@@ -46,6 +47,9 @@ def open_store(config: Config) -> Store:
         store.write_behind = config.write == "behind"
         if config.target_addresses:
             store.take_foreign()
+        folder = next((t.path for t in config.tiers if isinstance(t, DiskOptions)), None)
+        if folder is not None:
+            store.keep_learnt(Path(folder, LEARNT_FILE))
         store.start()
         undo.pop_all()
     return store

@@ -1,4 +1,4 @@
-"""`holdfast inspect`: what a running node stores, by fingerprint, domain and tier; verify; drop."""
+"""`holdfast inspect`: what a running node stores, what it plans and why; verify; drop."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.cli import FAILED, OK
+from holdfast.cli.inspect_plans import plans_text
 from holdfast.cli.options import (
     add_config_arguments,
     add_json_argument,
@@ -22,6 +23,7 @@ from holdfast.wire.messages import (
     Hello,
     List,
     Members,
+    Plans,
     Report,
     Request,
     Status,
@@ -42,9 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "action",
         nargs="?",
         default="list",
-        choices=("list", "pool", "verify", "drop"),
-        help="list what is stored (default), or the pool's members; read and verify what is "
-        "stored, or forget it",
+        choices=("list", "plans", "pool", "verify", "drop"),
+        help="list what is stored (default), the last plans (fetch or recompute) or the pool's "
+        "members; read and verify what is stored, or forget it",
     )
     parser.add_argument(
         "fingerprint", nargs="?", default="", help="32 hex digits, as `inspect` lists them"
@@ -88,7 +90,8 @@ def _request(args: argparse.Namespace) -> Request:
         return Verify(fingerprint)
     if fingerprint:
         raise ConfigError(f"{args.action}: shows all fingerprints; name none")
-    return Members() if args.action == "pool" else List()
+    requests: dict[str, Request] = {"list": List(), "plans": Plans(), "pool": Members()}
+    return requests[args.action]
 
 
 _HEX = set("0123456789abcdef")
@@ -108,6 +111,8 @@ def _text(request: Request, answer: Mapping[str, Any]) -> str:
         bad = [f"  {fault['tier']}: {fault['outcome']}" for fault in answer["bad"]]
         words = f"{len(bad)} failed and were dropped:" if bad else "all are intact"
         return "\n".join([f"verified {answer['checked']} stored copies; {words}", *bad])
+    if isinstance(request, Plans):
+        return plans_text(answer)
     if isinstance(request, Members):
         pools = [line for pool in answer["shared"] for line in _pool(pool)]
         return "\n".join(pools or ["this node shares nothing: it has no pool tier"])

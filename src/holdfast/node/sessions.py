@@ -21,6 +21,8 @@ from holdfast.blocks.world import World
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import BlockError, ProtocolError, RefusedError
 from holdfast.limits import CHAIN_BLOCKS_MAX, PAYLOAD_BYTES_MAX, RECLAIM_S
+from holdfast.store.cover import Judged, Prompt
+from holdfast.store.judgement import Ending, Engine, Step
 from holdfast.store.store import Store
 from holdfast.wire import messages as m
 from holdfast.wire.server import Peer
@@ -28,6 +30,7 @@ from holdfast.wire.server import Peer
 FETCH_THREADS = 8
 SAVE_THREADS = 4
 BLOCK_TOKENS_MAX = 1 << 20
+TOKENS_MAX = CHAIN_BLOCKS_MAX * BLOCK_TOKENS_MAX
 _GONE_WITHIN_S = 1.0
 
 T = TypeVar("T")
@@ -64,6 +67,7 @@ class NodeSession:
         self._tickets: set[int] = set()
         self._ended = False
         self._world: World | None = None
+        self._engine = Engine(hello.peer.partition(" ")[0][:80], hello.fingerprint.hex())
         self.arena_fd: int | None = None
         self.welcome = m.Welcome(m.PROTOCOL, store.incarnation, b"", 0)
         if hello.fingerprint or hello.payload_bytes:
@@ -97,7 +101,7 @@ class NodeSession:
                 return self._fetch(request)
             case m.Commit():
                 return self._commit(request.ticket)
-            case m.Status() | m.Members() | m.List() | m.Verify() | m.Drop():
+            case m.Status() | m.Members() | m.List() | m.Plans() | m.Verify() | m.Drop():
                 return self._look(request)
             case _:
                 return self._change(request)
@@ -105,14 +109,14 @@ class NodeSession:
     def _cover(self, request: m.Cover) -> m.Reply | Awaitable[m.Reply]:
         """Answer from the index; ask shared tiers, in a thread, where that leaves a rest."""
         world, keys = self._entered(), _keys(request.keys)
-        covered = self._store.cover(world, keys)
-        if covered.blocks < len(keys) and self._store.shares:
-            return self._look_further(world, keys)
-        return m.Covered(covered.blocks, covered.sources)
+        prompt = _prompt(self._engine, request)
+        if self._store.shares and self._store.cover(world, keys).blocks < len(keys):
+            return self._look_further(world, keys, prompt)
+        return _covered(self._store.judge(world, keys, prompt))
 
-    async def _look_further(self, world: World, keys: list[bytes]) -> m.Reply:
-        covered = await _run(self._threads.asking, self._store.look, world, keys)
-        return m.Covered(covered.blocks, covered.sources)
+    async def _look_further(self, world: World, keys: list[bytes], prompt: Prompt) -> m.Reply:
+        await _run(self._threads.asking, self._store.look, world, keys)
+        return _covered(self._store.judge(world, keys, prompt))
 
     def _change(self, request: m.Request) -> m.Reply:
         match request:
@@ -120,6 +124,8 @@ class NodeSession:
                 return m.Released(self._release(request.lease))
             case m.Reserve():
                 return self._reserve(request)
+            case m.Observed():
+                return self._learn(request)
             case m.Abort():
                 if request.ticket in self._tickets:
                     self._tickets.remove(request.ticket)
@@ -158,9 +164,10 @@ class NodeSession:
             raise ProtocolError(
                 f"fetch.deadline_s: {request.deadline_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
             )
-        store = self._store
+        store, asked_at = self._store, self._store.clock.now()
         fetched = await _run(self._threads.fetching, store.fetch, world, keys, request.deadline_s)
-        lease = fetched.lease
+        lease, took_s = fetched.lease, store.clock.now() - asked_at
+        store.judgement.fetched(request.plan, len(fetched.places), took_s, str(fetched.outcome))
         if self._ended or not fetched.places:
             store.release(lease)
             lease = 0
@@ -169,6 +176,13 @@ class NodeSession:
         return m.Fetched(
             lease, fetched.places, fetched.sources, str(fetched.outcome), fetched.reason
         )
+
+    def _learn(self, request: m.Observed) -> m.Done:
+        judgement = self._store.judgement
+        judgement.computed(self._engine, [Step(*step) for step in request.steps])
+        for ending in request.endings:
+            judgement.ended(self._engine, Ending(*ending))
+        return m.Done()
 
     def _release(self, lease: int) -> bool:
         if lease not in self._leases:
@@ -200,6 +214,8 @@ class NodeSession:
         match request:
             case m.List():
                 data["blocks"] = await _run(looking, store.listing)
+            case m.Plans():
+                data |= store.judgement.plans()
             case m.Members():
                 data |= await _run(looking, store.shared)
             case m.Verify():
@@ -253,6 +269,33 @@ def _keys(packed: bytes) -> list[bytes]:
             f"{len(packed) // KEY_BYTES} keys, the limit is {CHAIN_BLOCKS_MAX}; send fewer at once"
         )
     return unpack_keys(packed)
+
+
+def _prompt(engine: Engine, request: m.Cover) -> Prompt:
+    if not 0 <= request.have <= request.tokens <= TOKENS_MAX:
+        raise ProtocolError(
+            f"cover: have {request.have}, tokens {request.tokens}: not in order from 0 to "
+            f"{TOKENS_MAX}"
+        )
+    if not 0 <= request.limit_s <= DEADLINE_S_MAX:
+        raise ProtocolError(
+            f"cover.limit_s: {request.limit_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
+        )
+    return Prompt(engine, request.tokens, request.have, request.limit_s, request.plan)
+
+
+def _covered(judged: Judged) -> m.Covered:
+    plan = judged.plan
+    return m.Covered(
+        judged.held,
+        plan.blocks,
+        judged.sources,
+        judged.number,
+        plan.deadline_s,
+        plan.expected_s,
+        plan.recompute_s,
+        plan.reason,
+    )
 
 
 def _check_bytes(what: str, value: bytes) -> None:

@@ -103,6 +103,7 @@ class TierFit:
     """Latency and bandwidth of one tier, from its reads; `default` counts like one of them."""
 
     def __init__(self, default: TierEstimate = LOWER_DEFAULT) -> None:
+        self.default = default
         per_byte = 1.0 / min(max(default.bytes_per_s, 1.0), BYTES_PER_S_MAX)
         # Reads of one size can not tell latency from bandwidth: the latency stays as believed.
         self._fit = Fit(Belief((default.latency_s, per_byte), (1.0, 1e-3)), TIER_HALF_LIFE)

@@ -12,6 +12,7 @@ from holdfast.limits import LEASE_S
 from holdfast.plan.planner import BestCut, Planner
 from holdfast.policy.base import Eviction
 from holdfast.policy.leaf import LeafLru
+from holdfast.store.judgement import Judgement
 from holdfast.store.ladder import Ladder
 from holdfast.store.recover import Recovery
 from holdfast.store.states import States, Ticket
@@ -20,7 +21,7 @@ from holdfast.tiers.host import Arena, Budget, HostTier, PrivateArena
 
 
 class Core:
-    """States, ladder, planner, clock and the keys of the domains.
+    """States, ladder, planner, what it judges by, clock and the keys of the domains.
 
     `domains` maps names to 32-byte secret keys.
     """
@@ -44,7 +45,8 @@ class Core:
         self._budget = Budget(host_bytes)
         hosts = {domain_id(key): HostTier(self._budget) for key in domains.values()}
         self.states = States(hosts, list(lower), eviction or LeafLru(), self.clock)
-        self.ladder = Ladder(self.states, self.clock)
+        self.judgement = Judgement(self.states.tier_names(), self.clock)
+        self.ladder = Ladder(self.states, self.judgement)
         self.shares = any(isinstance(tier, Shared) for tier in lower)
         self.recovery = Recovery(self.states, self.clock)
         self._resting: list[tuple[float, Ticket]] = []

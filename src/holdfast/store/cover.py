@@ -13,11 +13,40 @@ from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.world import World
 from holdfast.index.residency import Coverage
 from holdfast.limits import SEGMENT_BLOCKS
-from holdfast.store.states import States
+from holdfast.plan.planner import Plan, Question
+from holdfast.store.core import Core
+from holdfast.store.judgement import Engine, Record
+from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Shared, segment_place
 
 HINTS_MAX = 1 << 18
 """Blocks known only by hearsay; the oldest are forgotten beyond."""
+
+
+class Prompt(NamedTuple):
+    """Who asks for how much: tokens of the prompt (0: not known), leading ones it has already.
+
+    `limit_s`: most that a fetch may take. `instead_of`: number of an earlier plan for the same
+    prompt, which this one replaces.
+    """
+
+    engine: Engine
+    tokens: int
+    have: int
+    limit_s: float
+    instead_of: int = 0
+
+
+class Judged(NamedTuple):
+    """What is held of a prompt, in leading blocks, and what of it is worth fetching.
+
+    `sources` counts the blocks to be fetched by tier; `number` names the plan, 0: there is none.
+    """
+
+    held: int
+    sources: dict[str, int]
+    plan: Plan
+    number: int
 
 
 class Covered(NamedTuple):
@@ -46,6 +75,48 @@ def look(states: States, world: World, keys: Sequence[bytes]) -> Covered:
             _note(states, world, number, keys[: covered.blocks + found], covered.blocks)
             covered = cover(states, world, keys)
     return covered
+
+
+def judge(store: Core, world: World, keys: Sequence[bytes], prompt: Prompt) -> Judged:
+    """Decide what of the leading blocks that the index knows of is worth fetching."""
+    states, judgement = store.states, store.judgement
+    with states.lock:
+        coverage = states.index.cover(world, keys)
+    cost, delivery = judgement.cost(prompt.engine)
+    question = Question(
+        tiers=coverage.tiers,
+        block_bytes=world.record_bytes,
+        block_tokens=world.block_tokens,
+        estimates=judgement.estimates(),
+        names=states.tier_names(),
+        limit_s=prompt.limit_s,
+        cost=cost,
+        prompt_tokens=prompt.tokens,
+        have_tokens=prompt.have,
+        delivery=delivery,
+    )
+    plan, number = store.planner.plan(question), 0
+    if question.first < coverage.blocks:
+        record = Record(
+            prompt.engine, prompt.tokens, prompt.have, coverage.blocks, plan, world.record_bytes
+        )
+        number = judgement.planned(record, prompt.instead_of)
+        if plan.blocks < coverage.blocks:
+            _probe(store, world, coverage.tiers[plan.blocks], keys[plan.blocks])
+    wanted = coverage._replace(tiers=coverage.tiers[question.first :])
+    taken = sources(states, wanted, plan.blocks - question.first)
+    return Judged(coverage.blocks, taken, plan, number)
+
+
+def _probe(store: Core, world: World, tier: int, key: bytes) -> None:
+    """Bring up one block that is not worth it, now and then: its tier may have become faster."""
+    if tier == HOST or not store.judgement.wants_probe(tier):
+        return
+    with store.states.lock:
+        row = store.states.index.find(key)
+        held = row >= 0 and store.states.holds(row, world)
+        climbs = store.ladder.claim(world, [row] if held else [])
+    store.ladder.climb(world, climbs)
 
 
 def sources(states: States, coverage: Coverage, blocks: int) -> dict[str, int]:

@@ -8,7 +8,7 @@ then releases the lease; if the lease ended meanwhile, what it copied does not c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from typing import NamedTuple, TypeAlias
 
 from holdfast.blocks.world import World
@@ -18,6 +18,7 @@ from holdfast.index.residency import Coverage
 from holdfast.plan.planner import Question
 from holdfast.store.core import Core
 from holdfast.store.cover import sources
+from holdfast.store.ladder import Wave
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import Place
 
@@ -39,8 +40,8 @@ Check: TypeAlias = Callable[[Core, Coverage, int], set[int]]
 def fetch(store: Core, world: World, keys: Sequence[bytes], deadline_s: float) -> Fetched:
     """Bring the leading run of `keys` worth fetching into the arena, verified and leased.
 
-    Blocks for at most about `deadline_s` seconds; what has not landed by then is left out and
-    lands for the next fetch.
+    Blocks for at most about `deadline_s` seconds; what has not landed by then is left out. What is
+    being read then lands for the next fetch; what nobody has begun to read is taken back.
     """
     return _street(store, world, keys, deadline_s, _verify_held)
 
@@ -84,7 +85,7 @@ def _question(store: Core, coverage: Coverage, deadline_s: float) -> Question:
         tiers=coverage.tiers,
         block_bytes=coverage.world.record_bytes,
         block_tokens=coverage.world.block_tokens,
-        estimates=store.ladder.estimates(),
+        estimates=store.judgement.estimates(),
         names=store.states.tier_names(),
         limit_s=deadline_s,
     )
@@ -95,6 +96,7 @@ def _verify_held(store: Core, coverage: Coverage, blocks: int) -> set[int]:
     states, world = store.states, coverage.world
     host, size = states.host(world), world.record_bytes
     good: set[int] = set()
+    started = store.clock.now()
     for row, tier in zip(coverage.rows[:blocks], coverage.tiers[:blocks], strict=True):
         if tier != HOST:
             continue
@@ -109,6 +111,7 @@ def _verify_held(store: Core, coverage: Coverage, blocks: int) -> set[int]:
         with states.lock:
             if states.index.places[HOST][row] == place:
                 states.quarantine(row, HOST, outcome)
+    store.judgement.verified(len(good) * size, store.clock.now() - started)
     return good
 
 
@@ -118,12 +121,16 @@ def _believe_held(store: Core, coverage: Coverage, blocks: int) -> set[int]:
     return set(coverage.rows[:blocks])
 
 
-def _await(store: Core, waves: Sequence[Future[None]], late_at: float) -> None:
+def _await(store: Core, waves: Sequence[Wave], late_at: float) -> None:
+    """Wait for the waves until then; what nobody has begun to read by that time is taken back."""
     if not waves:
         return
-    done, _ = wait(waves, timeout=max(0.0, late_at - store.clock.now()))
-    for wave in done:
-        wave.result()
+    readings = [wave.reading for wave in waves]
+    done, late = wait(readings, timeout=max(0.0, late_at - store.clock.now()))
+    if late:
+        store.ladder.cancel(waves)
+    for reading in done:
+        reading.result()
 
 
 def _landed(

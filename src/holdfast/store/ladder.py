@@ -13,12 +13,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from holdfast.blocks.world import World
-from holdfast.clock import Clock
 from holdfast.codec.pack import verify
 from holdfast.errors import Outcome
 from holdfast.failpoints import reach
-from holdfast.plan.cost import HOST_DEFAULT, LOWER_DEFAULT, TierEstimate, TierFit
 from holdfast.store.descent import Descent
+from holdfast.store.judgement import Judgement
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Get, Place, Shared
 
@@ -39,18 +38,31 @@ class Climb(NamedTuple):
     slot: Place
 
 
+class Wave(NamedTuple):
+    """Blocks of one tier that climb together, and the reading of them."""
+
+    world: World
+    tier: int
+    climbs: Sequence[Climb]
+    reading: Future[None]
+
+    @property
+    def nbytes(self) -> int:
+        """What is read for it."""
+        return len(self.climbs) * self.world.record_bytes
+
+
 class Ladder:
     """Moves blocks of one store up and down. Owns the threads that do it."""
 
-    def __init__(self, states: States, clock: Clock) -> None:
+    def __init__(self, states: States, judgement: Judgement) -> None:
         self._states = states
-        self._clock = clock
+        self._judgement = judgement
         self._climbers = [
             ThreadPoolExecutor(WAVES_AT_ONCE, thread_name_prefix=f"holdfast-from-{tier.name}")
             for tier in states.lower
         ]
         self._descents = [Descent(states, number + 1) for number in range(len(states.lower))]
-        self._fits = [TierFit(HOST_DEFAULT), *(TierFit(LOWER_DEFAULT) for _ in states.lower)]
 
     def start(self) -> None:
         """Start writing behind saves."""
@@ -77,19 +89,27 @@ class Ladder:
         states.pin([climb.row for climb in climbs])
         return climbs
 
-    def climb(self, world: World, climbs: Sequence[Climb]) -> list[Future[None]]:
+    def climb(self, world: World, climbs: Sequence[Climb]) -> list[Wave]:
         """Start reading claimed blocks into their slots, in waves that follow chain order."""
-        started = []
+        started: list[Wave] = []
         for tier, group in itertools.groupby(climbs, key=lambda climb: climb.tier):
             run = list(group)
             for at in range(0, len(run), WAVE_BLOCKS):
                 wave = run[at : at + WAVE_BLOCKS]
-                started.append(self._climbers[tier - 1].submit(self._climb, world, tier, wave))
+                self._judgement.asked(tier, len(wave) * world.record_bytes)
+                reading = self._climbers[tier - 1].submit(self._climb, world, tier, wave)
+                started.append(Wave(world, tier, wave, reading))
         return started
 
-    def estimates(self) -> list[TierEstimate]:
-        """Return each tier as it has shown itself lately, fastest first."""
-        return [fit.estimate() for fit in self._fits]
+    def cancel(self, waves: Sequence[Wave]) -> None:
+        """Take waves back that nobody has begun to read; the others go on and land."""
+        for wave in waves:
+            if wave.reading.cancel():
+                self._judgement.dropped(wave.tier, wave.nbytes)
+                with self._states.lock:
+                    host = self._states.host(wave.world)
+                    host.free([climb.slot for climb in wave.climbs])
+                    self._settle(wave.climbs)
 
     def wake(self) -> None:
         """Tell the writers that there are blocks to write."""
@@ -108,11 +128,9 @@ class Ladder:
         host, size = self._states.host(world), world.record_bytes
         outcomes = [Outcome.GONE] * len(wave)
         batch = [Get(climb.source, climb.key, host.view(climb.slot, size), world) for climb in wave]
-        started = self._clock.now()
         try:
             found = self._states.lower[tier - 1].read(batch)
             reach("climb_read")
-            self._fits[tier].observe(len(batch) * size, self._clock.now() - started)
             outcomes = [
                 verify(get.into, get.key, world.fingerprint, world.payload_bytes)
                 if outcome is Outcome.OK
@@ -120,6 +138,8 @@ class Ladder:
                 for get, outcome in zip(batch, found, strict=True)
             ]
         finally:
+            arrived = outcomes.count(Outcome.OK) * size
+            self._judgement.arrived(tier, arrived, of=len(wave) * size)
             self._land(world, wave, outcomes)
         self._condemn(tier, batch, outcomes)
 
@@ -143,6 +163,10 @@ class Ladder:
                     if states.index.places[climb.tier][climb.row] == climb.source:
                         states.quarantine(climb.row, climb.tier, outcome)
             states.enter_host(landed)
-            for climb in wave:
-                states.loading.pop(climb.row).set()
-            states.unpin([climb.row for climb in wave])
+            self._settle(wave)
+
+    def _settle(self, climbs: Sequence[Climb]) -> None:
+        """Tell whoever waits for these that no more is coming; call under the lock."""
+        for climb in climbs:
+            self._states.loading.pop(climb.row).set()
+        self._states.unpin([climb.row for climb in climbs])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from holdfast.blocks.envelope import Header
@@ -25,13 +26,15 @@ from holdfast.store import inspect as inspection
 from holdfast.store import save as save_street
 from holdfast.store.adopt import Berth
 from holdfast.store.core import Core
-from holdfast.store.cover import Covered
+from holdfast.store.cover import Covered, Judged, Prompt
 from holdfast.store.fetch import Fetched
+from holdfast.store.learnt import Learnt
 from holdfast.store.save import Reserved
 from holdfast.store.session import Session
 from holdfast.tiers.base import Tier
 
 _HOUSEKEEPING_S = 0.5
+_LEARNT_S = 30.0
 
 
 class Store(Core):
@@ -50,8 +53,14 @@ class Store(Core):
         super().__init__(
             host_bytes, lower, domains, eviction=eviction, planner=planner, clock=clock
         )
+        self._learnt = Learnt(self.judgement, None)
         self._closed = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="holdfast-keeper", daemon=True)
+
+    def keep_learnt(self, file: Path) -> None:
+        """Keep what is learnt of tiers and engines in a file, and know what it says; at start."""
+        self._learnt = Learnt(self.judgement, file)
+        self._learnt.recall()
 
     def start(self) -> None:
         """Start the store's threads: recovery, writing behind, housekeeping."""
@@ -71,6 +80,10 @@ class Store(Core):
     def look(self, world: World, keys: Sequence[bytes]) -> Covered:
         """Like `cover`, and ask shared tiers about the rest; waits for them, a bounded time."""
         return coverage.look(self.states, world, keys)
+
+    def judge(self, world: World, keys: Sequence[bytes], prompt: Prompt) -> Judged:
+        """Say what of a prompt is worth fetching; see `holdfast.store.cover`."""
+        return coverage.judge(self, world, keys, prompt)
 
     def fetch(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Fetched:
         """Bring blocks into the arena, verified and leased; see `holdfast.store.fetch`."""
@@ -154,9 +167,14 @@ class Store(Core):
             self._keeper.join()
         self.recovery.close()
         self.ladder.close()
+        self._learnt.keep()
         for tier in (*self.states.lower, *self.states.all_hosts()):
             tier.close()
 
     def _keep(self) -> None:
+        keep_at = self.clock.now() + _LEARNT_S
         while not self._closed.wait(_HOUSEKEEPING_S):
             self.keep_house()
+            if self.clock.now() >= keep_at:
+                self._learnt.keep()
+                keep_at = self.clock.now() + _LEARNT_S

@@ -49,23 +49,43 @@ class Refused(_Message, frozen=True, tag="refused"):
 
 
 class Cover(_Message, frozen=True, tag="cover"):
-    """How many leading blocks of this chain are held, and where?"""
+    """What of this chain is held, and how much of that is worth fetching?
+
+    `tokens`: of the whole prompt; 0, not known, makes everything held worth fetching that can be
+    there within `limit_s`. `have`: leading tokens that the engine has already. `plan`: number of
+    an earlier answer for the same prompt, which this one replaces.
+    """
 
     keys: bytes
+    tokens: int = 0
+    have: int = 0
+    limit_s: float = 5.0
+    plan: int = 0
 
 
 class Covered(_Message, frozen=True, tag="covered"):
-    """Leading blocks held, and how many of them would come from each tier."""
+    """Leading blocks held, how many of them to use, and how many would come from each tier.
+
+    Blocks up to `worth` that the engine does not have are worth fetching, within `deadline_s`; the
+    first token is then expected after `expected_s`, against `recompute_s` (both 0: not known).
+    """
 
     blocks: int
+    worth: int
     sources: dict[str, int]
+    plan: int = 0
+    deadline_s: float = 0.0
+    expected_s: float = 0.0
+    recompute_s: float = 0.0
+    reason: str = ""
 
 
 class Fetch(_Message, frozen=True, tag="fetch"):
-    """Bring the leading run of these blocks into the arena and lease it."""
+    """Bring the leading run of these blocks into the arena and lease it; `plan` asked for it."""
 
     keys: bytes
     deadline_s: float
+    plan: int = 0
 
 
 class Fetched(_Message, frozen=True, tag="fetched"):
@@ -128,6 +148,18 @@ class Abort(_Message, frozen=True, tag="abort"):
     ticket: int
 
 
+class Observed(_Message, frozen=True, tag="observed"):
+    """What an engine saw of its own speed, in batches; answered with Done.
+
+    `steps`: tokens computed, the context in front of them, seconds. `endings`: number of a plan,
+    seconds until all that was fetched was in the engine's pages, seconds until the first token;
+    0 where that was not seen.
+    """
+
+    steps: list[tuple[float, float, float]]
+    endings: list[tuple[int, float, float]] = []
+
+
 class Done(_Message, frozen=True, tag="done"):
     """The request was carried out."""
 
@@ -144,6 +176,10 @@ class List(_Message, frozen=True, tag="list"):
     """What is stored, by fingerprint, domain and tier?"""
 
 
+class Plans(_Message, frozen=True, tag="plans"):
+    """What was planned lately, from which estimates, and how did it turn out?"""
+
+
 class Verify(_Message, frozen=True, tag="verify"):
     """Read and verify everything stored; drop what fails."""
 
@@ -157,7 +193,7 @@ class Drop(_Message, frozen=True, tag="drop"):
 
 
 class Report(_Message, frozen=True, tag="report"):
-    """Plain data answering Status, Members, List, Verify and Drop."""
+    """Plain data answering Status, Members, List, Plans, Verify and Drop."""
 
     data: dict[str, object]
 
@@ -170,9 +206,11 @@ Request: TypeAlias = (
     | Reserve
     | Commit
     | Abort
+    | Observed
     | Status
     | Members
     | List
+    | Plans
     | Verify
     | Drop
 )

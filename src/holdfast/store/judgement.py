@@ -1,0 +1,295 @@
+"""What a store knows about cost: its tiers, the engines, and how its plans came out.
+
+The planner decides (`holdfast.plan.planner`); here is what it decides from. A lock of its own: the
+threads that move bytes report here while others serve. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+from holdfast.clock import Clock
+from holdfast.plan.cost import HOST_DEFAULT, PrefillCost, PrefillFit, TierEstimate, TierFit
+from holdfast.plan.meter import Meter
+from holdfast.plan.planner import Plan
+
+PLANS_KEPT = 256
+ENGINES_MAX = 64
+"""Engines and fingerprints whose speed is remembered; the one not seen for longest goes first."""
+
+DELIVERY_DEFAULT = TierEstimate(1e-3, 5e9)
+"""From the node's memory into an engine's pages, until it told."""
+
+PROBE_S = 5.0
+"""A tier that no plan wants is read this often all the same: it may have recovered."""
+
+ROUGHLY_RIGHT = 0.25
+
+
+class Engine(NamedTuple):
+    """Who computes: an engine's name, and the fingerprint (hex) of what it computes."""
+
+    name: str
+    fingerprint: str
+
+
+class Step(NamedTuple):
+    """One step of an engine: tokens computed, the context in front of them, seconds."""
+
+    new: float
+    context: float
+    seconds: float
+
+
+class Ending(NamedTuple):
+    """How a plan ended: seconds until all was loaded and until the first token; 0: not known."""
+
+    plan: int
+    loaded_s: float
+    first_token_s: float
+
+
+@dataclass
+class Record:
+    """One plan: what was asked, what was expected, and what came of it. Times in seconds."""
+
+    engine: Engine
+    prompt_tokens: int
+    have_tokens: int
+    held: int
+    plan: Plan
+    block_bytes: int
+    number: int = 0
+    at: float = 0.0
+    landed: int | None = None
+    fetched_s: float | None = None
+    outcome: str = ""
+    first_token_s: float | None = None
+
+
+class _Learnt:
+    """What is known about one engine: what it takes to compute, and to be handed blocks."""
+
+    def __init__(self) -> None:
+        self.prefill = PrefillFit()
+        self.delivery = TierFit(DELIVERY_DEFAULT)
+
+
+class Judgement:
+    """Estimates of `names` (tiers, fastest first) and engines, and the last plans."""
+
+    def __init__(self, names: Sequence[str], clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._names = list(names)
+        self._meters = [Meter(HOST_DEFAULT), *(Meter() for _ in self._names[1:])]
+        self._engines: OrderedDict[Engine, _Learnt] = OrderedDict()
+        self._plans: OrderedDict[int, Record] = OrderedDict()
+        self._probed = [0.0 for _ in self._names]
+        self._number = 0
+        self.changes = 0
+
+    # Tiers
+
+    def estimates(self) -> list[TierEstimate]:
+        """Return each tier as it is now, with its line."""
+        with self._lock:
+            now = self._clock.now()
+            return [meter.estimate(now) for meter in self._meters]
+
+    def asked(self, tier: int, nbytes: int) -> None:
+        """Note bytes that a tier will be read for."""
+        with self._lock:
+            self._meters[tier].asked(nbytes, self._clock.now())
+
+    def arrived(self, tier: int, nbytes: int, *, of: int) -> None:
+        """Note that of so many bytes asked for, this many are there, verified."""
+        with self._lock:
+            self.changes += 1
+            self._meters[tier].arrived(nbytes, of, self._clock.now())
+
+    def dropped(self, tier: int, nbytes: int) -> None:
+        """Note bytes that nobody waits for any more, and that nobody began to read."""
+        with self._lock:
+            self._meters[tier].dropped(nbytes, self._clock.now())
+
+    def verified(self, nbytes: int, seconds: float) -> None:
+        """Note how long it took to check what lay in the host's memory."""
+        with self._lock:
+            self._meters[0].fit.observe(nbytes, seconds)
+
+    def wants_probe(self, tier: int) -> bool:
+        """Return whether a tier was neither read nor probed for a while; asking counts as one."""
+        with self._lock:
+            meter, now = self._meters[tier], self._clock.now()
+            last = max(self._probed[tier], meter.read_at or 0.0)
+            if meter.queued_bytes or now - last < PROBE_S:
+                return False
+            self._probed[tier] = now
+            return True
+
+    # Engines
+
+    def cost(self, engine: Engine) -> tuple[PrefillCost | None, TierEstimate]:
+        """Return what computing costs an engine, if it told, and what being handed bytes does."""
+        with self._lock:
+            learnt = self._engines.get(engine)
+            if learnt is None:
+                return None, DELIVERY_DEFAULT
+            return learnt.prefill.cost, learnt.delivery.estimate()
+
+    def computed(self, engine: Engine, steps: Sequence[Step]) -> None:
+        """Learn from an engine's steps."""
+        with self._lock:
+            learnt = self._learnt(engine)
+            for step in steps:
+                learnt.prefill.observe(*step)
+            self.changes += len(steps)
+
+    # Plans
+
+    def planned(self, record: Record, instead_of: int = 0) -> int:
+        """Keep a plan; return its number. `instead_of` was asked for the same prompt."""
+        with self._lock:
+            self._plans.pop(instead_of, None)
+            self._number += 1
+            record.number, record.at = self._number, self._clock.now()
+            self._plans[self._number] = record
+            while len(self._plans) > PLANS_KEPT:
+                self._plans.popitem(last=False)
+            return self._number
+
+    def fetched(self, number: int, blocks: int, seconds: float, outcome: str) -> None:
+        """Note what a plan's fetch brought; the slowest of several ranks counts."""
+        with self._lock:
+            record = self._plans.get(number)
+            if record is not None and seconds >= (record.fetched_s or 0.0):
+                record.landed, record.fetched_s, record.outcome = blocks, seconds, outcome
+
+    def ended(self, engine: Engine, ending: Ending) -> None:
+        """Note what the engine saw of a plan, and learn how long the hand-over takes."""
+        with self._lock:
+            record = self._plans.get(ending.plan)
+            if record is None or record.engine.name != engine.name:
+                return
+            if ending.first_token_s > 0:
+                record.first_token_s = ending.first_token_s
+            whole = record.landed is not None and record.landed * record.block_bytes
+            if whole and ending.loaded_s > (record.fetched_s or 0.0):
+                handed_s = ending.loaded_s - (record.fetched_s or 0.0)
+                self._learnt(engine).delivery.observe(whole, handed_s)
+
+    def plans(self) -> dict[str, Any]:
+        """Return the last plans, newest first, and what they were made from, as plain data."""
+        with self._lock:
+            now = self._clock.now()
+            records = [_told(record, now) for record in reversed(self._plans.values())]
+            tiers = [
+                {"tier": name, "reads": meter.fit.reads, **meter.estimate(now)._asdict()}
+                for name, meter in zip(self._names, self._meters, strict=True)
+            ]
+            engines = [
+                {
+                    "engine": engine.name,
+                    "fingerprint": engine.fingerprint,
+                    "steps": learnt.prefill.steps,
+                    "cost": learnt.prefill.cost and learnt.prefill.cost._asdict(),
+                    "delivery": learnt.delivery.estimate()._asdict(),
+                }
+                for engine, learnt in self._engines.items()
+            ]
+        return {
+            "plans": records,
+            "right": _right(records),
+            "tiers": tiers,
+            "engines": engines,
+        }
+
+    # Between one process and the next
+
+    def as_data(self) -> dict[str, Any]:
+        """Return what was learnt of tiers and engines as plain data."""
+        with self._lock:
+            return {
+                "tiers": {
+                    name: meter.fit.as_data()
+                    for name, meter in zip(self._names, self._meters, strict=True)
+                },
+                "engines": [
+                    {
+                        "engine": engine.name,
+                        "fingerprint": engine.fingerprint,
+                        "prefill": learnt.prefill.as_data(),
+                        "delivery": learnt.delivery.as_data(),
+                    }
+                    for engine, learnt in self._engines.items()
+                ],
+            }
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Know again what `as_data` returned; ValueError, and nothing changed, if it did not."""
+        try:
+            tiers = {
+                name: TierFit.from_data(data["tiers"][name], meter.fit.default)
+                for name, meter in zip(self._names, self._meters, strict=True)
+                if name in data["tiers"]
+            }
+            engines = OrderedDict[Engine, _Learnt]()
+            for one in data["engines"][-ENGINES_MAX:]:
+                learnt = engines[Engine(str(one["engine"]), str(one["fingerprint"]))] = _Learnt()
+                learnt.prefill = PrefillFit.from_data(one["prefill"])
+                learnt.delivery = TierFit.from_data(one["delivery"], DELIVERY_DEFAULT)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not what a store learnt: {error!r}") from error
+        with self._lock:
+            self._engines = engines
+            for name, meter in zip(self._names, self._meters, strict=True):
+                meter.fit = tiers.get(name, meter.fit)
+
+    def _learnt(self, engine: Engine) -> _Learnt:
+        learnt = self._engines.setdefault(engine, _Learnt())
+        self._engines.move_to_end(engine)
+        while len(self._engines) > ENGINES_MAX:
+            self._engines.popitem(last=False)
+        return learnt
+
+
+def _told(record: Record, now: float) -> dict[str, Any]:
+    plan = record.plan
+    return {
+        "plan": record.number,
+        "age_s": now - record.at,
+        "engine": record.engine.name,
+        "fingerprint": record.engine.fingerprint,
+        "prompt_tokens": record.prompt_tokens,
+        "have_tokens": record.have_tokens,
+        "held_blocks": record.held,
+        "blocks": plan.blocks,
+        "reason": plan.reason,
+        "expected": {"fetched_s": plan.fetch_s, "first_token_s": plan.expected_s},
+        "recompute_s": plan.recompute_s,
+        "deadline_s": plan.deadline_s,
+        "actual": {"fetched_s": record.fetched_s, "first_token_s": record.first_token_s},
+        "landed_blocks": record.landed,
+        "outcome": record.outcome,
+    }
+
+
+def _right(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how many plans ended, and how far their first tokens were from what was expected."""
+    errors = [
+        abs(record["actual"]["first_token_s"] / record["expected"]["first_token_s"] - 1.0)
+        for record in records
+        if record["actual"]["first_token_s"] and record["expected"]["first_token_s"]
+    ]
+    return {
+        "ended": len(errors),
+        "within_25_percent": sum(error <= ROUGHLY_RIGHT for error in errors),
+        "median_error": median(errors) if errors else None,
+        "late": sum(record["outcome"] == "late" for record in records),
+    }

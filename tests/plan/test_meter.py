@@ -1,0 +1,68 @@
+"""A meter learns from the line before a tier, and gets worse by itself while nothing comes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.plan.cost import LOWER_DEFAULT
+from holdfast.plan.meter import Meter
+
+MIB = 1 << 20
+
+
+def test_what_is_in_line_is_counted():
+    meter = Meter()
+    meter.asked(8 * MIB, 0.0)
+    meter.asked(8 * MIB, 0.0)
+    assert meter.estimate(0.0).queued_bytes == 16 * MIB
+    meter.arrived(8 * MIB, 8 * MIB, 0.01)
+    meter.dropped(8 * MIB, 0.01)
+    assert meter.estimate(0.01).queued_bytes == 0
+
+
+def test_waves_side_by_side_show_the_speed_of_the_tier_not_of_a_wave():
+    meter = Meter()
+    for turn in range(12):
+        now = turn * 1.0
+        for _ in range(4):
+            meter.asked(8 * MIB, now)
+        for wave in range(4):
+            meter.arrived(8 * MIB, 8 * MIB, now + (wave + 1) * 8 * MIB / 2e9)
+    assert meter.estimate(99.0).bytes_per_s == pytest.approx(2e9, rel=0.1)
+
+
+def test_a_line_that_stands_still_makes_the_estimate_worse_before_anything_has_ended():
+    meter = Meter()
+    meter.asked(8 * MIB, 0.0)
+    assert meter.estimate(0.0).bytes_per_s == pytest.approx(LOWER_DEFAULT.bytes_per_s)
+    assert meter.estimate(8.0).bytes_per_s == pytest.approx(MIB, rel=0.01)
+
+
+def test_bytes_that_did_not_come_teach_nothing():
+    meter = Meter()
+    for turn in range(10):
+        meter.asked(8 * MIB, float(turn))
+        meter.arrived(MIB, 8 * MIB, turn + 1e-4)
+    assert meter.fit.reads == 0
+    assert meter.queued_bytes == 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 10**9), st.floats(0, 1), st.sampled_from(["all", "none", "drop"]))
+    )
+)
+def test_the_line_is_empty_when_everything_ended_and_estimates_stay_sound(events):
+    meter, now = Meter(), 0.0
+    for nbytes, _, _ in events:
+        meter.asked(nbytes, now)
+    for nbytes, waits_s, how in events:
+        now += waits_s
+        estimate = meter.estimate(now)
+        assert estimate.bytes_per_s > 0
+        assert estimate.latency_s >= 0
+        if how == "drop":
+            meter.dropped(nbytes, now)
+        else:
+            meter.arrived(nbytes if how == "all" else 0, nbytes, now)
+    assert meter.queued_bytes == 0

@@ -1,0 +1,218 @@
+"""What a store learns of tiers and engines decides what is worth fetching, and outlives it."""
+
+import json
+import threading
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.errors import Outcome
+from holdfast.plan.cost import PrefillCost
+from holdfast.plan.planner import Plan
+from holdfast.store.cover import Prompt
+from holdfast.store.judgement import (
+    PLANS_KEPT,
+    PROBE_S,
+    Ending,
+    Engine,
+    Judgement,
+    Record,
+    Step,
+)
+from holdfast.store.learnt import Learnt
+from holdfast.store.store import Store
+from holdfast.testing.memory import MemoryTier
+
+MIB = 1 << 20
+ENGINE = Engine("vllm", "f" * 32)
+COST = PrefillCost(1e-3, 1e-4, 0.0)
+SLOW_READ_S = 0.3
+
+
+class SlowTier(MemoryTier):
+    """Reads that move the clock, and that wait for `gate` where it is shut."""
+
+    def __init__(self, clock, seconds_a_block):
+        super().__init__(64 * MIB)
+        self.clock, self.seconds_a_block = clock, seconds_a_block
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reads = 0
+
+    def read(self, batch):
+        assert self.gate.wait(10)
+        self.reads += len(batch)
+        self.clock.advance(self.seconds_a_block * len(batch))
+        return super().read(batch)
+
+
+def teach(judgement, cost=COST):
+    judgement.computed(
+        ENGINE, [Step(new, 0, cost.seconds(new)) for new in (64, 128, 512, 2048) for _ in range(3)]
+    )
+
+
+def demoted(rig, seconds_a_block):
+    """Return a store with a 20-block chain on its lower tier only, and the chain."""
+    one = rig(2 * MIB, SlowTier(ManualClock(), seconds_a_block))
+    one.tier.clock = one.clock
+    chain = one.chain(1, 20)
+    one.save(chain)
+    one.settle()
+    with one.store.states.lock:
+        for key in chain.keys:
+            one.store.states.vacate(one.store.states.index.find(key), 0)
+    return one, chain
+
+
+def judged(one, chain, tokens, have=0):
+    return one.store.judge(one.world, chain.keys, Prompt(ENGINE, tokens, have, 5.0))
+
+
+def test_an_engine_that_told_nothing_is_given_what_is_held(rig):
+    one, chain = demoted(rig, 0.0)
+    found = judged(one, chain, 330)
+    assert (found.held, found.plan.blocks) == (20, 20)
+    assert found.sources == {"memory": 20}
+    assert found.plan.recompute_s == 0
+
+
+def test_a_tier_that_turned_out_slow_is_recomputed_and_probed_until_it_is_fast_again(rig):
+    one, chain = demoted(rig, SLOW_READ_S)
+    teach(one.store.judgement)
+    assert judged(one, chain, 330).plan.blocks == 20  # nobody knows yet
+    fetched = one.store.fetch(one.world, chain.keys, 60.0)
+    assert one.store.release(fetched.lease)
+    with one.store.states.lock:
+        for key in chain.keys:
+            one.store.states.vacate(one.store.states.index.find(key), 0)
+    found = judged(one, chain, 330)
+    assert found.plan.blocks == 0
+    assert found.held == 20
+    assert "memory too slow" in found.plan.reason
+    one.tier.seconds_a_block, before = 1e-5, one.tier.reads
+    for probes in range(30):
+        one.clock.advance(PROBE_S + 1)
+        found = judged(one, chain, 330)
+        if found.plan.blocks == 20:
+            break
+        assert one.tier.reads <= before + probes
+        while one.store.states.loading:
+            pass
+        with one.store.states.lock:
+            one.store.states.vacate(one.store.states.index.find(chain.keys[0]), 0)
+    assert found.plan.blocks == 20
+
+
+def test_what_the_engine_has_does_not_count_as_fetched(rig):
+    one, chain = demoted(rig, 0.0)
+    teach(one.store.judgement)
+    found = judged(one, chain, 330, have=250)
+    assert found.sources == {"memory": 5}
+    assert judged(one, chain, 330, have=320).number == 0
+
+
+def test_a_late_fetch_takes_back_what_nobody_has_begun_to_read(rig):
+    one, chain = demoted(rig, 0.0)
+    one.tier.gate.clear()
+    fetched = one.store.fetch(one.world, chain.keys, 0.05)
+    assert fetched.outcome is Outcome.LATE
+    queued = one.store.judgement.estimates()[1].queued_bytes
+    assert queued == 16 * one.world.record_bytes  # two waves are being read, the third is not
+    one.tier.gate.set()
+    while one.store.states.loading:
+        pass
+    assert one.tier.reads == 16
+    assert one.store.judgement.estimates()[1].queued_bytes == 0
+    assert one.store.release(fetched.lease)
+    assert one.read(chain) == 20
+
+
+def record(first_token_s=0.1):
+    plan = Plan(3, 0.02, first_token_s, 1.0, 0.5, "fetch 3 of 3 blocks")
+    return Record(ENGINE, 100, 0, 3, plan, MIB)
+
+
+def test_plans_keep_what_was_expected_and_what_came():
+    judgement = Judgement(["host", "disk"], ManualClock())
+    number = judgement.planned(record())
+    judgement.fetched(number, 3, 0.03, "ok")
+    judgement.ended(ENGINE, Ending(number, 0.04, 0.11))
+    answer = judgement.plans()
+    (plan,) = answer["plans"]
+    assert plan["expected"] == {"fetched_s": 0.02, "first_token_s": 0.1}
+    assert plan["actual"] == {"fetched_s": 0.03, "first_token_s": 0.11}
+    assert answer["right"]["ended"] == answer["right"]["within_25_percent"] == 1
+    json.dumps(answer)
+
+
+def test_a_plan_made_again_takes_the_place_of_the_first_and_old_ones_go():
+    judgement = Judgement(["host"], ManualClock())
+    first = judgement.planned(record())
+    judgement.planned(record(), instead_of=first)
+    assert [plan["plan"] for plan in judgement.plans()["plans"]] == [2]
+    for _ in range(PLANS_KEPT + 5):
+        judgement.planned(record())
+    assert len(judgement.plans()["plans"]) == PLANS_KEPT
+    judgement.fetched(1, 3, 0.1, "ok")
+    judgement.ended(ENGINE, Ending(1, 0.1, 0.1))
+
+
+def test_the_hand_over_is_learnt_from_what_the_engine_saw():
+    judgement = Judgement(["host"], ManualClock())
+    for _ in range(6):
+        number = judgement.planned(record())
+        judgement.fetched(number, 3, 0.02, "ok")
+        judgement.ended(ENGINE, Ending(number, 0.05, 0.2))
+    _, delivery = judgement.cost(ENGINE)
+    assert delivery.seconds(3 * MIB) == pytest.approx(0.03, rel=0.1)
+
+
+def test_what_was_learnt_outlives_the_store(tmp_path, rig):
+    one, chain = demoted(rig, SLOW_READ_S)
+    file = tmp_path / "learnt.json"
+    one.store.keep_learnt(file)
+    teach(one.store.judgement)
+    one.read(chain, 60.0)
+    one.store.close()
+    again = Judgement(["host", "memory"], ManualClock())
+    Learnt(again, file).recall()
+    assert again.cost(ENGINE)[0] == pytest.approx(one.store.judgement.cost(ENGINE)[0])
+    assert again.estimates()[1].bytes_per_s < one.world.record_bytes / SLOW_READ_S * 1.5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"version": 2}',
+        '{"version": 1}',
+        '{"version": 1, "tiers": {"host": 3}, "engines": []}',
+        '{"version": 1, "tiers": {}, "engines": [{}]}',
+        '{"version": 1, "tiers": [], "engines": 5}',
+    ],
+)
+def test_a_file_that_says_something_else_is_a_cold_start(tmp_path, text, caplog):
+    file = tmp_path / "learnt.json"
+    file.write_text(text)
+    judgement = Judgement(["host"], ManualClock())
+    learnt = Learnt(judgement, file)
+    learnt.recall()
+    assert "learning speeds anew" in caplog.text
+    assert judgement.plans()["engines"] == []
+    teach(judgement)
+    learnt.keep()
+    Learnt(Judgement(["host"], ManualClock()), file).recall()
+    assert caplog.text.count("anew") == 1
+
+
+def test_a_store_starts_with_no_file_and_makes_one(tmp_path):
+    file = tmp_path / "learnt.json"
+    with Store(MIB, [], {"default": b"s" * 32}) as store:
+        store.keep_learnt(file)
+        store.start()
+        teach(store.judgement)
+    assert file.exists()
+    assert file.stat().st_mode & 0o077 == 0
