@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.blocks.envelope import HEADER_BYTES, stamp
 from holdfast.buffers import aligned_buffer
+from holdfast.clock import ManualClock
 from holdfast.errors import BusyError, ConfigError, Outcome
 from holdfast.limits import MIB
 from holdfast.node.target import Entry, TargetServer, address_of, bind
@@ -208,6 +209,35 @@ def test_leased_blocks_stay_while_others_come_and_go(served):
     assert node.target.exist(WORLD, KEYS[:4], 5).held == b"\1" * 4
     assert node.target.lease(WORLD, KEYS[:4], 1e9, 5).outcome is Outcome.GONE
     assert "not above 0 and at most 300" in node.target.refusal
+
+
+def test_leases_leave_room_for_others_and_come_back_with_time(served):
+    node = served(host_bytes=MIB)
+    node.store.clock = ManualClock(100.0)
+    node.target.put(RECORDS[:20], 10)
+    assert node.target.lease(WORLD, KEYS[:20], 60, 5).blocks == MIB // 4 // WORLD.record_bytes
+    assert node.target.lease(WORLD, KEYS[10:20], 60, 5).blocks == 0
+    node.store.clock.advance(61)
+    node.store.keep_house()
+    assert node.target.lease(WORLD, KEYS[10:12], 60, 5).blocks == 2
+
+
+def test_a_get_that_outlasts_its_lease_is_sent_from_slots_that_are_still_its_own(served):
+    node = served(Limits(), host_bytes=MIB)
+    node.store.clock, pace = ManualClock(), node.service.pace
+    node.target.put(RECORDS[:6], 10)
+
+    def crawl():
+        node.service.pace = pace
+        node.store.clock.advance(60)
+        node.store.keep_house()
+        for record in RECORDS[6:]:
+            node.target.put([record], 10)
+        return pace()
+
+    node.service.pace = crawl
+    assert (node.get(KEYS[:6]), node.service.pace) == (6, pace)
+    node.until(lambda: not node.store.states.leases)
 
 
 def test_it_says_how_it_is(node):

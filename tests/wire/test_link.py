@@ -75,6 +75,24 @@ def test_a_refusing_node_is_logged_once_and_asked_again(fake_node, caplog):
     link.close()
 
 
+def test_a_node_that_is_gone_for_changing_reasons_is_logged_once(fake_node, caplog):
+    def refuse(words):
+        return lambda peer: peer.say(peer.take().request_id, m.Refused(words))
+
+    def live_and_end(peer):
+        peer.welcome()
+
+    plays = [refuse("full"), refuse("busy"), live_and_end, refuse("full"), refuse("busy")]
+    with caplog.at_level(logging.WARNING):
+        link = Link(fake_node(*plays, lambda peer: (peer.welcome(), peer.take())), HELLO, 5.0, 0.05)
+        until(lambda: link.incarnations == 2)
+    warnings = [r.message for r in caplog.records if "trying again" in r.message]
+    assert len(warnings) == 2
+    assert "full" in warnings[0]
+    assert "is over" in warnings[1]
+    link.close()
+
+
 @pytest.mark.parametrize("connected", [False, True])
 def test_close_ends_the_thread(fake_node, tmp_path, connected):
     address = fake_node(lambda peer: (peer.welcome(), peer.take()))

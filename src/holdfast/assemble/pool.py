@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from holdfast.config import Config, PoolOptions
 from holdfast.errors import ConfigError, MembershipError
 from holdfast.tiers.pool.etcd import EtcdOptions
+from holdfast.tiers.pool.http_json import TlsFiles as EtcdTls
 from holdfast.tiers.pool.member_dns import MemberDns
 from holdfast.tiers.pool.member_etcd import MemberEtcd
 from holdfast.tiers.pool.member_file import MemberFile
@@ -67,12 +68,34 @@ def _etcd(members: str) -> MembershipSource:
 
 
 def etcd_options(members: str) -> EtcdOptions:
-    """Read etcd://HOST:PORT[,HOST:PORT][/PREFIX]."""
+    """Read etcd://HOST:PORT[,HOST:PORT][/PREFIX][?ca=FILE[&cert=FILE&key=FILE]].
+
+    With `ca` it is TLS. Raises MembershipError for other parameters, and files that do not do.
+    """
     parts = urlsplit(members)
-    endpoints = tuple(f"http://{server}" for server in parts.netloc.split(","))
+    tls = _etcd_tls(parts.query)
+    scheme = "https" if tls.ca else "http"
+    endpoints = tuple(f"{scheme}://{server}" for server in parts.netloc.split(","))
     if parts.path.strip("/"):
-        return EtcdOptions(endpoints=endpoints, prefix=f"{parts.path.rstrip('/')}/")
-    return EtcdOptions(endpoints=endpoints)
+        return EtcdOptions(endpoints=endpoints, prefix=f"{parts.path.rstrip('/')}/", tls=tls)
+    return EtcdOptions(endpoints=endpoints, tls=tls)
+
+
+def _etcd_tls(query: str) -> EtcdTls:
+    found = dict(parse_qsl(query, keep_blank_values=True))
+    if unknown := found.keys() - {"ca", "cert", "key"}:
+        raise MembershipError(
+            f"etcd: {', '.join(sorted(unknown))}: no such parameter; ca, cert and key are files"
+        )
+    tls = EtcdTls(found.get("ca", ""), found.get("cert", ""), found.get("key", ""))
+    if query and (not tls.ca or bool(tls.certificate) != bool(tls.key)):
+        raise MembershipError(
+            f"etcd: {query!r}: name ca, the file that signs the server's certificate; and, if it "
+            "wants ours, cert and key"
+        )
+    if tls.ca:
+        tls.context()
+    return tls
 
 
 _SOURCES: dict[str, Callable[[str], MembershipSource]] = {

@@ -60,7 +60,8 @@ class PoolOptions(_Section, frozen=True, tag="pool", tag_field="kind"):
     """A pool of targets. `members` says who they are; `deadline_s` bounds one call to one of them.
 
     `members`: a YAML file, or dns://NAME:PORT, dns://_SERVICE._tcp.NAME,
-    kubernetes://[NAMESPACE/]SERVICE[:PORT] or etcd://HOST:PORT[,HOST:PORT][/PREFIX].
+    kubernetes://[NAMESPACE/]SERVICE[:PORT] or etcd://HOST:PORT[,HOST:PORT][/PREFIX], behind which
+    ?ca=FILE&cert=FILE&key=FILE makes it TLS (cert and key where etcd wants one of ours).
     `ramp_s`: a target that joins gets a sixteenth of its share at first, all of it by then.
     """
 
@@ -143,9 +144,10 @@ class TokenOptions(_Section, frozen=True):
 class RegisterOptions(_Section, frozen=True):
     """How a target makes itself a member of a pool in etcd; times in seconds.
 
-    `members` is what its clients' pool tier says: etcd://HOST:PORT[,HOST:PORT][/PREFIX]. Empty
-    `id`: this host's name; empty `address`: where it listens. `weight` is its share beside the
-    others' (its capacity in TiB, say). `drain_s`: how long it serves on after it was told to end.
+    `members` is what its clients' pool tier says: etcd://HOST:PORT[,HOST:PORT][/PREFIX], TLS files
+    behind it included. Empty `id`: this host's name; empty `address`: where it listens. `weight` is
+    its share beside the others' (its capacity in TiB, say). `drain_s`: how long it serves on after
+    it was told to end.
     """
 
     members: str

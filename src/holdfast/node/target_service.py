@@ -28,6 +28,9 @@ STAGE_THREADS = 2
 STAGED_MAX = 256
 """Most stage requests that wait; more are dropped, as hints may be."""
 
+LEASED_SHARE = 0.25
+"""How much of the memory peers may lease in all: the rest must be there for those who put."""
+
 _STAGE_S = 60.0
 _DISCARD_BYTES = 2 * MIB
 _RECEIVING_SHARE = 0.5
@@ -79,6 +82,8 @@ class Service:
         self._lock = threading.Lock()
         self._receiving_most = int(_RECEIVING_SHARE * store.host_bytes)
         self._receiving_bytes = 0
+        self._leased_most = int(LEASED_SHARE * store.host_bytes)
+        self._leases: list[tuple[float, int]] = []
         self._discard = memoryview(bytearray(_DISCARD_BYTES))
         self._stagers = ThreadPoolExecutor(STAGE_THREADS, "holdfast-stage")
         self._staged = threading.BoundedSemaphore(STAGED_MAX)
@@ -114,6 +119,19 @@ class Service:
         finally:
             with self._lock:
                 self._receiving_bytes -= nbytes if granted else 0
+
+    def leasable_bytes(self) -> int:
+        """Return how many more bytes peers may have kept in memory; what is read is not counted."""
+        now = self.store.clock.now()
+        with self._lock:
+            self._leases = [lease for lease in self._leases if lease[0] > now]
+            return max(0, self._leased_most - sum(nbytes for _, nbytes in self._leases))
+
+    def leased(self, nbytes: int, ttl_s: float) -> None:
+        """Count a lease until it is over."""
+        if nbytes:
+            with self._lock:
+                self._leases.append((self.store.clock.now() + ttl_s, nbytes))
 
     def discarding(self, nbytes: int) -> list[memoryview]:
         """Return buffers for bytes that nobody wants; all connections write to the same ones."""

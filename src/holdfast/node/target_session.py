@@ -174,9 +174,12 @@ class TargetSession:
                 f"lease.ttl_s: {request.ttl_s:g} is not above 0 and at most {LEASE_TTL_S_MAX:g}"
             )
         world, keys = _named(request)
-        lent = self._store.lend(world, keys, _CLIMB_S)
+        most = self._service.leasable_bytes() // world.record_bytes
+        lent = self._store.lend(world, keys[:most], _CLIMB_S)
         try:
-            return self._store.lease(world, keys[: len(lent.places)], request.ttl_s)
+            blocks = self._store.lease(world, keys[: len(lent.places)], request.ttl_s)
+            self._service.leased(blocks * world.record_bytes, request.ttl_s)
+            return blocks
         finally:
             self._store.release(lent.lease)
 
@@ -194,9 +197,12 @@ class TargetSession:
             self._reply(asked, self._refusal(error))
             return
         try:
-            records = [self._store.record(world, place) for place in lent.places]
-            reason = "" if lent.outcome is Outcome.OK else lent.reason
-            reply = m.Records(len(records), lent.outcome, reason, self._service.epoch)
+            # A slow peer may take its time, at its pace: the slots are not reused under it.
+            places = lent.places if self._store.keep(lent.lease) else []
+            records = [self._store.record(world, place) for place in places]
+            outcome = lent.outcome if len(places) == len(lent.places) else Outcome.LATE
+            reason = "" if outcome is Outcome.OK else lent.reason
+            reply = m.Records(len(records), outcome, reason, self._service.epoch)
             nbytes = len(records) * world.record_bytes
             if request.spans:
                 self._reached().deliver(request.spans, records)

@@ -123,6 +123,13 @@ class States:
         self.unpin(lease.rows)
         return True
 
+    def extend(self, number: int, expires_at: float) -> bool:
+        """Let a lease end at another time; False if it has ended."""
+        lease = self.leases.get(number)
+        if lease is not None:
+            self.leases[number] = lease._replace(expires_at=expires_at)
+        return lease is not None
+
     def shorten(self, number: int, blocks: int) -> None:
         """Keep only the first `blocks` rows of a lease."""
         lease = self.leases.get(number)

@@ -30,6 +30,7 @@ class Link:
         self._timeout_s = timeout_s
         self._retry_s = retry_s
         self._client: Client | None = None
+        self._told = False
         self._ended = threading.Event()
         self._tried = threading.Condition()
         self._thread = threading.Thread(target=self._keep, name="holdfast-link", daemon=True)
@@ -75,6 +76,7 @@ class Link:
             self._client = client
             self.incarnations += 1
             self.failure = ""
+            self._told = False
             self._tried.notify_all()
         if self._ended.is_set():
             client.close()
@@ -84,7 +86,8 @@ class Link:
             self._note(f"node {self.address}: the connection is over")
 
     def _note(self, failure: str) -> None:
-        """Log a new reason once, not at every attempt."""
-        if failure != self.failure:
-            self.failure = failure
+        """Log that the node is gone, once; while it is, attempts fail for this reason and that."""
+        self.failure = failure
+        if not self._told:
+            self._told = True
             _log.warning("%s; trying again, requests are recomputed meanwhile", failure)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.rig.certificates import Authority
 from holdfast.rig.process import Process, free_port, wait_until
+from holdfast.wire.credentials import client_context
 
 
 def find_etcd():
@@ -30,13 +32,17 @@ def find_etcd():
 class EtcdServer:
     """One real etcd on the loopback interface, that can be stopped and started again."""
 
-    def __init__(self, program, folder):
-        self.url = f"http://127.0.0.1:{free_port()}"
+    def __init__(self, program, folder, tls=None):
+        self._tls = tls
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{free_port()}"
         peer = f"http://127.0.0.1:{free_port()}"
         self._argv = [program, "--data-dir", str(folder / "data"), "--logger", "zap"]
         self._argv += ["--listen-client-urls", self.url, "--advertise-client-urls", self.url]
         self._argv += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
         self._argv += ["--initial-cluster", f"default={peer}"]
+        if tls:
+            self._argv += ["--cert-file", tls.cert, "--key-file", tls.key]
+            self._argv += ["--trusted-ca-file", tls.ca, "--client-cert-auth"]
         self._log = folder / "etcd.log"
         self.process = None
         self.start()
@@ -54,8 +60,10 @@ class EtcdServer:
             self.process = None
 
     def _healthy(self):
+        context = client_context(self._tls) if self._tls else None
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
+            health = f"{self.url}/health"
+            with urllib.request.urlopen(health, timeout=2, context=context) as answer:
                 return b"true" in answer.read()
         except (OSError, urllib.error.URLError):
             return False
@@ -69,6 +77,17 @@ def etcd_server():
     yield server
     server.stop()
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def sealed_etcd(tmp_path):
+    """An etcd that lets in only whom its authority vouches for, and what `members` says of it."""
+    authority = Authority(tmp_path)
+    server = EtcdServer(find_etcd(), tmp_path, authority.issue("etcd"))
+    ours = authority.issue("us")
+    place = server.url.removeprefix("https://")
+    yield server, f"etcd://{place}/pool", f"?ca={ours.ca}&cert={ours.cert}&key={ours.key}"
+    server.stop()
 
 
 @pytest.fixture
