@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from holdfast.wire import messages as m
+
 TARGET_TIERS = [{"kind": "host", "capacity": "32 MiB"}]
 
 
@@ -72,6 +74,21 @@ def test_a_context_saved_on_one_host_is_served_on_another(pool, engine, names):
     assert until_covered(b, keys) == 24
     assert b.read(keys) == (24, {"pool": 24})
     assert b.read(keys) == (24, {"host": 24})
+
+
+def test_a_context_saved_in_steps_lies_together(pool, engine, names):
+    a, b = engine(pool.start_host("a").address), engine(pool.start_host("b").address)
+    until_covered(a, names("none", 1), within_s=0.5)
+    for number in range(8):  # zeros for a segment would send all but one to the wrong target
+        keys = names(f"context {number}", 6)
+        for depth in range(6):
+            parent = keys[depth - 1] if depth else a.fingerprint
+            reserved = a.call(m.Reserve(keys[depth], parent, depth, keys[0][:8]))
+            a.fill(keys[depth : depth + 1], reserved)
+            assert a.call(m.Commit(reserved.ticket)).blocks == 1
+        written(a)
+        assert until_covered(b, keys) == 6
+        assert b.read(keys) == (6, {"pool": 6})
 
 
 def test_a_dead_target_costs_what_it_held_and_no_more(pool, engine, names):

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from holdfast.blocks.key import KEY_BYTES, unpack_keys
+from holdfast.blocks.key import KEY_BYTES, SEGMENT_BYTES, unpack_keys
 from holdfast.blocks.world import World
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import BlockError, ProtocolError, RefusedError
@@ -198,7 +198,11 @@ class NodeSession:
                 f"reserve.depth: {request.depth} and {len(keys)} blocks more are not from 0 to "
                 f"{CHAIN_BLOCKS_MAX}"
             )
-        reserved = self._store.reserve(world, keys, request.parent, request.depth)
+        if len(request.segment) not in (0, SEGMENT_BYTES):
+            raise BlockError(
+                f"reserve.segment has {len(request.segment)} bytes, not {SEGMENT_BYTES}"
+            )
+        reserved = self._store.reserve(world, keys, request.parent, request.depth, request.segment)
         self._tickets.add(reserved.ticket)
         return m.Reserved(reserved.ticket, reserved.places, str(reserved.outcome))
 
