@@ -10,8 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.sim.formats import block_size
-from holdfast.sim.formats.mooncake import Tokens
-from holdfast.sim.formats.rows import Reading, Rows
+from holdfast.sim.formats.rows import Id, Reading, Rows, Tokens
 from holdfast.sim.formats.source import Source
 from holdfast.sim.trace import Trace
 
@@ -27,7 +26,7 @@ class Line(msgspec.Struct):
     parent_chat_id: int
     timestamp: float
     input_length: Tokens
-    hash_ids: list[int]
+    hash_ids: list[Id]
     output_length: Tokens = 0
 
 

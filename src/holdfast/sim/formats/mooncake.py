@@ -7,19 +7,15 @@ prefixes. `timestamp` may be only an order, 1 ms apart.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 
 from holdfast.sim.formats import block_size
-from holdfast.sim.formats.rows import Reading, Rows
+from holdfast.sim.formats.rows import Id, Reading, Rows, Tokens
 from holdfast.sim.formats.source import Source
 from holdfast.sim.trace import Trace
 
 NAME = "Mooncake JSONL"
 FIELDS = frozenset({"timestamp", "input_length", "hash_ids"})
-
-Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 
 
 class Line(msgspec.Struct):
@@ -27,7 +23,7 @@ class Line(msgspec.Struct):
 
     timestamp: float
     input_length: Tokens
-    hash_ids: list[int]
+    hash_ids: list[Id]
     output_length: Tokens = 0
     session_id: int | str | None = None
 

@@ -15,8 +15,7 @@ from typing import Annotated
 import msgspec
 
 from holdfast.sim.formats import block_size
-from holdfast.sim.formats.mooncake import Tokens
-from holdfast.sim.formats.rows import Reading, Rows
+from holdfast.sim.formats.rows import Reading, Rows, Tokens
 from holdfast.sim.formats.source import Source
 from holdfast.sim.trace import Trace
 

@@ -6,14 +6,22 @@ import logging
 import math
 from array import array
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from msgspec import Meta
 
 from holdfast.sim.formats.source import Source
 from holdfast.sim.trace import UNKNOWN, Longs, Requests, Trace, arrange
 
 _log = logging.getLogger(__name__)
+
+
+TOKENS_MAX = 2**31
+"""No prompt is longer; more is a fault of the file."""
+
+Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
+Id = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Reading(NamedTuple):

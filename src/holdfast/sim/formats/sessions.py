@@ -1,9 +1,10 @@
 """Agent sessions, a JSON object each: requests with times from the session's start.
 
 As captured from Claude Code by WEKA (callanjfox/kv-cache-tester): `block_size`, and `requests` with
-`t`, `in`, `out` and either `hash_ids` or `runs` of `[first id, how many]`. Only full blocks have
-ids; ids are hashes of whole prefixes within a session. A request with `sub` belongs to that
-sub-agent and counts from its `t`.
+`t`, `in`, `out` and either `hash_ids` or `runs` of `[first id, how many]`. Ids are hashes of whole
+prefixes, and hold within a session unless `hash_id_scope` is "global". Sub-agents count time from
+their own start: either an entry of `requests` has `requests` of its own, or a request says which
+one of `subagents` sent it, in `sub`.
 
 Sessions were recorded one by one, so a trace is composed of them: each starts at random within a
 window. What sessions share is not visible, and hits are a lower bound. A session that is the
@@ -12,15 +13,16 @@ start of another (`prefix_of`) is left out.
 
 from __future__ import annotations
 
+import math
 import random
 from array import array
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
-from holdfast.sim.formats.mooncake import Tokens
-from holdfast.sim.formats.rows import Reading, Rows
+from holdfast.sim.formats.rows import Reading, Rows, Tokens
 from holdfast.sim.formats.source import Source
 from holdfast.sim.trace import Longs, Trace, arrange, offsets, spread
 
@@ -34,16 +36,21 @@ class SubAgent(msgspec.Struct):
     t: float
 
 
+Id = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+
+
 class Request(msgspec.Struct):
-    """One request; `think` is the client's time since the answer before."""
+    """One request, or a sub-agent with its own; `think` is the client's time since an answer."""
 
     t: float
-    tokens: Tokens = msgspec.field(name="in")
-    answer: Tokens = msgspec.field(name="out")
+    tokens: Tokens = msgspec.field(name="in", default=0)
+    answer: Tokens = msgspec.field(name="out", default=0)
     think: float | None = None
+    think_time: float | None = None
     sub: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    runs: list[tuple[int, Tokens]] | None = None
-    hash_ids: list[int] | None = None
+    runs: list[tuple[Id, Tokens]] | None = None
+    hash_ids: list[Id] | None = None
+    requests: list[Request] | None = None
 
 
 class Session(msgspec.Struct):
@@ -53,6 +60,7 @@ class Session(msgspec.Struct):
     requests: list[Request]
     subagents: list[SubAgent] = []
     prefix_of: str | None = None
+    hash_id_scope: str = "local"
 
 
 class Chains:
@@ -64,9 +72,9 @@ class Chains:
         self.runs = array("q")
         self._base = self._end = 0
 
-    def session(self) -> None:
-        """Start a new session: its ids meet none of the others'."""
-        self._base = self._end
+    def session(self, scope: str) -> None:
+        """Start a new session: its ids meet none of the others', unless they are global."""
+        self._base = 0 if scope == "global" else self._end
 
     def add(self, runs: list[tuple[int, int]]) -> int:
         """Add the chain of one request; return how many blocks it has."""
@@ -102,6 +110,12 @@ def read(source: Source, reading: Reading) -> Trace:
                 "size; split the file by block size",
             )
         block_tokens = session.block_size
+        if reading.block_tokens not in (None, block_tokens):
+            raise source.fault(
+                number,
+                f"block_size {block_tokens}, but {reading.block_tokens} was asked for: ids can not "
+                "be cut anew; leave the block size out",
+            )
         _add(rows, chains, number, session, reading.window_s * draw.random())
     times = np.array(rows.time_s)
     order = np.argsort(times, kind="stable")
@@ -113,29 +127,41 @@ def read(source: Source, reading: Reading) -> Trace:
 
 def _add(rows: Rows, chains: Chains, number: int, session: Session, start_s: float) -> None:
     """Add one session's requests, in its own order."""
-    chains.session()
-    size = session.block_size
-    for at, request in enumerate(session.requests):
-        since = start_s
+    chains.session(session.hash_id_scope)
+    known = rows.session_of(number)
+    for at, (request, since_s) in enumerate(_flat(rows, number, session)):
+        blocks = chains.add(_runs(request))
+        full = request.tokens // session.block_size
+        if blocks not in (full, -(-request.tokens // session.block_size)):
+            raise rows.source.fault(
+                number,
+                f"request {at} at {request.t:g} s: {blocks} ids for {request.tokens} tokens, but "
+                f"{full} full blocks of {session.block_size}: ids are missing or too many; "
+                "correct or remove the request",
+            )
+        think = request.think_time if request.think is None else request.think
+        think_s = math.nan if think is None or not at else think
+        tokens = request.tokens, request.answer
+        rows.add(number, start_s + since_s, tokens, known, think_s)
+
+
+def _flat(rows: Rows, number: int, session: Session) -> Iterator[tuple[Request, float]]:
+    """Every request with its seconds since the session's start, those of sub-agents in place."""
+    for request in session.requests:
+        since_s = 0.0
+        if request.requests is not None:
+            for inner in request.requests:
+                yield inner, request.t + inner.t
+            continue
         if request.sub is not None:
             if request.sub >= len(session.subagents):
                 raise rows.source.fault(
                     number,
-                    f"requests[{at}]: sub {request.sub}, but there are "
+                    f"request at {request.t:g} s: sub {request.sub}, but there are "
                     f"{len(session.subagents)} subagents; correct or remove the request",
                 )
-            since += session.subagents[request.sub].t
-        blocks = chains.add(_runs(request))
-        if blocks != request.tokens // size:
-            raise rows.source.fault(
-                number,
-                f"requests[{at}]: {blocks} ids for {request.tokens} tokens, but "
-                f"{request.tokens // size} full blocks of {size}: ids are missing or too many; "
-                "correct or remove the request",
-            )
-        think = float("nan") if request.think is None or not at else request.think
-        tokens = request.tokens, request.answer
-        rows.add(number, since + request.t, tokens, rows.session_of(number), think)
+            since_s = session.subagents[request.sub].t
+        yield request, since_s + request.t
 
 
 def _runs(request: Request) -> list[tuple[int, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from holdfast.sim.formats.rows import TOKENS_MAX
 from holdfast.sim.formats.source import Source, columns
 
 
@@ -53,9 +54,10 @@ class Table:
     def tokens(self, cells: list[str], column: str) -> int:
         """A cell that must be a number of tokens."""
         value = self.number(cells, column)
-        if value < 0 or value != int(value):
+        if not 0 <= value <= TOKENS_MAX or value != int(value):
             raise self.source.fault(
                 self._line,
-                f"{column} {value:g}: not a number of tokens; correct or remove the line",
+                f"{column} {value:g}: not a number of tokens from 0 to {TOKENS_MAX}; "
+                "correct or remove the line",
             )
         return int(value)
