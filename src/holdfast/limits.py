@@ -52,5 +52,8 @@ TOKEN_S_MAX = 600.0
 LEASE_S = 30.0
 """A lease nobody released is taken back after this long."""
 
+WEEK_S = 7 * 86_400.0
+"""All that is stored is read and verified once in this time, if nobody says otherwise."""
+
 RECLAIM_S = 10.0
 """Slots a vanished engine might still be writing to rest this long before reuse."""

@@ -1,10 +1,9 @@
-"""`holdfast inspect`: list, verify and drop what a running node stores."""
+"""`holdfast inspect`: list and drop what a running node stores."""
 
 import json
 
 import pytest
 
-from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.wire import messages as m
 from holdfast.wire.client import Client
 
@@ -33,22 +32,6 @@ def test_an_empty_node_says_so(holdfast, node):
     assert "nothing is stored" in holdfast("inspect", "--node", node).stdout
 
 
-def test_verify_reads_everything_and_fails_where_a_byte_is_wrong(holdfast, node, save):
-    client = save(node, 3)
-    assert inspected(holdfast, node, "verify")[1]["checked"] == 3
-    assert (
-        "verified 3 stored copies; all are intact"
-        in holdfast("inspect", "verify", FINGERPRINT, "--node", node).stdout
-    )
-    client.arena.view[HEADER_BYTES + 5] ^= 1
-    code, answer = inspected(holdfast, node, "verify")
-    assert code == 1
-    assert [(fault["tier"], fault["outcome"]) for fault in answer["bad"]] == [("host", "corrupt")]
-    assert client.call(m.Status(), 5).data["blocks"] == 2
-    assert inspected(holdfast, node, "verify")[0] == 0
-    client.close()
-
-
 def test_drop_forgets_one_fingerprint_or_everything(holdfast, node, save):
     save(node, 4).close()
     assert inspected(holdfast, node, "drop", "0" * 32)[1]["dropped"] == 0
@@ -62,7 +45,7 @@ def test_unclear_wishes_are_wrong_usage(holdfast, node):
     for arguments, words in (
         (["drop"], "drop: name one fingerprint, or say --all"),
         (["drop", FINGERPRINT, "--all"], "drop: name one fingerprint, or say --all"),
-        (["verify", "xyz"], "'xyz' is not 32 hex digits"),
+        (["drop", "xyz"], "'xyz' is not 32 hex digits"),
         (["list", FINGERPRINT], "list: shows all fingerprints"),
     ):
         done = holdfast("inspect", *arguments, "--node", node)

@@ -3,6 +3,9 @@
 import pytest
 
 from holdfast.config import parse
+from holdfast.errors import ConfigError
+
+HERE = "unix:///run/h/node.sock"
 
 
 def data(**more):
@@ -32,3 +35,12 @@ def test_a_target_on_loopback_needs_no_credentials(listen):
 def test_a_token_key_is_enough_to_be_reached(tmp_path):
     config = parse(data(listen="tcp://10.0.0.7:7441", tokens={"key_file": "key"}), tmp_path)
     assert config.tokens.key_file == f"{tmp_path}/key"
+
+
+def test_a_scrub_must_be_able_to_read_everything_in_its_time():
+    assert parse(data(listen=HERE)).scrub.every_s == 7 * 86_400
+    assert parse(data(listen=HERE, scrub={"every_s": 0})).scrub.every_s == 0
+    with pytest.raises(ConfigError, match=r"scrub.rate: 1000 B a second read 58.59 KiB in 60 s, t"):
+        parse(data(listen=HERE, scrub={"every_s": 60, "rate": 1000}))
+    with pytest.raises(ConfigError, match=r"scrub.every_s: -1 s is not above 0"):
+        parse(data(listen=HERE, scrub={"every_s": -1}))

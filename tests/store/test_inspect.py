@@ -28,21 +28,6 @@ def test_status_tells_fill_recovery_and_faults(rig) -> None:
     assert status["waiting_to_write"] == 0
 
 
-def test_verify_finds_a_bad_copy_and_keeps_the_good_one(rig) -> None:
-    records = {}
-    one = rig(MIB, MemoryTier(64 * MIB, records))
-    chain = one.chain(1, 3)
-    one.save(chain)
-    one.settle()
-    place = sorted(records)[1]
-    records[place] = records[place][:200] + b"\0" + records[place][201:]
-    found = one.store.verify()
-    assert found["checked"] == 6
-    assert [bad["tier"] for bad in found["bad"]] == ["memory"]
-    assert one.read(chain) == 3
-    assert one.store.verify()["bad"] == []
-
-
 def test_drop_forgets_one_fingerprint_only(rig) -> None:
     one = rig(MIB)
     chain = one.chain(1, 3)

@@ -44,6 +44,7 @@ def open_store(config: Config) -> Store:
         host_bytes = next(tier.capacity for tier in config.tiers if isinstance(tier, HostOptions))
         store = Store(host_bytes, lower, _domains(config))
         store.lease_s = config.lease_s
+        store.scrubber.every_s, store.scrubber.rate = config.scrub.every_s, config.scrub.rate
         store.write_behind = config.write == "behind"
         if config.target_addresses:
             store.take_foreign()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,6 +37,16 @@ def load_config(
             raise ConfigError(f"--set {text}: not KEY=VALUE, such as tiers.0.capacity='8 GiB'")
         settings[key] = value
     return load(args.config or "", {**settings, **(flags or {})}, private=private)
+
+
+def read_fingerprint(text: str) -> str:
+    """Return a fingerprint as it was listed, empty for none. Raises ConfigError."""
+    fingerprint = text.lower()
+    if fingerprint and not re.fullmatch("[0-9a-f]{32}", fingerprint):
+        raise ConfigError(
+            f"fingerprint {fingerprint!r} is not 32 hex digits; `holdfast inspect` lists them"
+        )
+    return fingerprint
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:

@@ -28,6 +28,7 @@ DEADLINE_S_MAX = 60.0
 LEASE_S_MAX = 3600.0
 RAMP_S_MAX = 86_400.0
 DRAIN_S_MAX = 3600.0
+SCRUB_S_MAX = 365 * 86_400.0
 
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _DOMAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -45,7 +46,22 @@ def check(config: Config) -> None:
                 f"domains.{name}: a domain's name has 1 to 64 of a-z, 0-9, _ and -; rename it"
             )
     _within("lease_s", config.lease_s, LEASE_S_MAX)
+    _check_scrub(config)
     _within("engine.deadline_s", config.engine.deadline_s, DEADLINE_S_MAX)
+
+
+def _check_scrub(config: Config) -> None:
+    """A pass must be possible in its time: what memory and disks can hold, at the rate given."""
+    every_s, rate = config.scrub.every_s, config.scrub.rate
+    if every_s == 0:
+        return
+    _within("scrub.every_s", every_s, SCRUB_S_MAX)
+    held = sum(t.capacity for t in config.tiers if isinstance(t, HostOptions | DiskOptions))
+    if rate and rate * every_s < held:
+        raise ConfigError(
+            f"scrub.rate: {rate} a second read {Size(int(rate * every_s))} in {every_s:g} s, the "
+            f"tiers hold {Size(held)}; raise it, or scrub.every_s"
+        )
 
 
 def _check_listen(config: Config) -> None:

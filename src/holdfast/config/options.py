@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.limits import GIB, KIB, LEASE_S, MIB
+from holdfast.limits import GIB, KIB, LEASE_S, MIB, WEEK_S
 from holdfast.wire.address import is_tcp
 
 _UNITS = {"": 1, "b": 1, "kib": KIB, "mib": KIB * KIB, "gib": GIB, "tib": KIB * GIB}
@@ -158,6 +158,16 @@ class RegisterOptions(_Section, frozen=True):
     drain_s: float = 5.0
 
 
+class ScrubOptions(_Section, frozen=True):
+    """The background scrub: all that is stored is read and verified once in `every_s` seconds.
+
+    0 turns it off. `rate` bounds what it reads, in bytes a second; 0: as fast as it has to.
+    """
+
+    every_s: float = WEEK_S
+    rate: Size = Size(0)
+
+
 class EngineOptions(_Section, frozen=True):
     """What an engine's connector wants to know.
 
@@ -185,6 +195,7 @@ class Config(_Section, frozen=True):
     write: Literal["behind", "on_eviction"] = "behind"
     lease_s: float = LEASE_S
     engine: EngineOptions = EngineOptions()
+    scrub: ScrubOptions = ScrubOptions()
     tls: TlsOptions | None = None
     tokens: TokenOptions = TokenOptions()
     register: RegisterOptions | None = None

@@ -29,6 +29,7 @@ from holdfast.config.options import (
     MooncakeOptions,
     PoolOptions,
     RegisterOptions,
+    ScrubOptions,
     Size,
     TierOptions,
     TlsOptions,
@@ -51,6 +52,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "tls": TlsOptions,
     "tokens": TokenOptions,
     "register": RegisterOptions,
+    "scrub": ScrubOptions,
 }
 
 _CHOICES = {"write": "behind, on_eviction", "protocol": "tcp, rdma"}

@@ -23,6 +23,7 @@ from holdfast.errors import BlockError, ProtocolError, RefusedError
 from holdfast.limits import CHAIN_BLOCKS_MAX, PAYLOAD_BYTES_MAX, RECLAIM_S
 from holdfast.store.cover import Judged, Prompt
 from holdfast.store.judgement import Ending, Engine, Step
+from holdfast.store.scrub import Wish
 from holdfast.store.store import Store
 from holdfast.wire import messages as m
 from holdfast.wire.server import Peer
@@ -31,6 +32,7 @@ FETCH_THREADS = 8
 SAVE_THREADS = 4
 BLOCK_TOKENS_MAX = 1 << 20
 TOKENS_MAX = CHAIN_BLOCKS_MAX * BLOCK_TOKENS_MAX
+VERIFY_S_MAX = 30.0
 _GONE_WITHIN_S = 1.0
 
 T = TypeVar("T")
@@ -223,7 +225,7 @@ class NodeSession:
             case m.Members():
                 data |= await _run(looking, store.shared)
             case m.Verify():
-                data |= await _run(looking, store.verify, request.fingerprint)
+                data |= await _run(looking, store.verify, _wish(request))
             case m.Drop():
                 data |= await _run(looking, store.drop, request.fingerprint)
             case _:
@@ -300,6 +302,15 @@ def _covered(judged: Judged) -> m.Covered:
         plan.recompute_s,
         plan.reason,
     )
+
+
+def _wish(request: m.Verify) -> Wish:
+    if not 0 <= request.seconds <= VERIFY_S_MAX or request.rate < 0:
+        raise ProtocolError(
+            f"verify: {request.seconds:g} s, {request.rate} bytes a second: not from 0 to "
+            f"{VERIFY_S_MAX:g} s, or below 0"
+        )
+    return Wish(request.fingerprint, request.start, request.seconds, request.rate)
 
 
 def _check_bytes(what: str, value: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Look into a store: what is held, how full it is, whether it still verifies; and drop it."""
+"""Look into a store: what is held, how full it is; and drop it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ from typing import Any
 import msgspec
 
 from holdfast.blocks.world import World
-from holdfast.buffers import aligned_buffer
-from holdfast.codec.pack import verify
-from holdfast.errors import Outcome
 from holdfast.store.core import Core
-from holdfast.store.states import HOST
-from holdfast.tiers.base import Get, Place, Shared
+from holdfast.tiers.base import Shared
 
 EVERYTHING = "*"
 
@@ -52,7 +48,7 @@ def listing(store: Core) -> list[dict[str, Any]]:
     states = store.states
     blocks: Counter[World] = Counter()
     copies: Counter[tuple[World, int]] = Counter()
-    rows = iter(_rows(store, EVERYTHING))
+    rows = iter(rows_of(store, EVERYTHING))
     while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
         with states.lock:
             for row in some:
@@ -88,22 +84,10 @@ def shared(store: Core) -> dict[str, Any]:
     return {"shared": [tier.describe() for tier in tiers]}
 
 
-def verify_all(store: Core, fingerprint: str) -> dict[str, Any]:
-    """Read and verify every stored copy; un-index what fails. Serving goes on meanwhile."""
-    checked, bad = 0, []
-    for row in _rows(store, fingerprint or EVERYTHING):
-        for tier in range(1 + len(store.states.lower)):
-            outcome = _verify_copy(store, row, tier)
-            checked += outcome is not Outcome.MISS
-            if outcome not in (Outcome.OK, Outcome.MISS):
-                bad.append({"tier": store.states.tier_name(tier), "outcome": str(outcome)})
-    return {"checked": checked, "bad": bad}
-
-
 def drop(store: Core, fingerprint: str) -> dict[str, Any]:
     """Forget blocks; copies somebody reads go with their last reader."""
     dropped = 0
-    for row in _rows(store, fingerprint):
+    for row in rows_of(store, fingerprint):
         with store.states.lock:
             if store.states.index.keys[row] is None:
                 continue
@@ -126,43 +110,14 @@ def forget(store: Core, world: World, keys: Sequence[bytes]) -> int:
     return forgotten
 
 
-def _verify_copy(store: Core, row: int, tier: int) -> Outcome:
-    states = store.states
-    with states.lock:
-        key, place = states.index.keys[row], Place(states.index.places[tier][row])
-        if key is None or place < 0:
-            return Outcome.MISS
-        world = states.index.world(row)
-        states.pin([row])
-    try:
-        if tier == HOST:
-            record, outcome = states.host(world).view(place, world.record_bytes), Outcome.OK
-        else:
-            record = aligned_buffer(world.record_bytes)
-            outcome = states.lower[tier - 1].read([Get(place, key, record, world)])[0]
-        if outcome is Outcome.OK:
-            outcome = verify(record, key, world.fingerprint, world.payload_bytes)
-            source = states.lower[tier - 1] if tier != HOST else None
-            if outcome is Outcome.CORRUPT and isinstance(source, Shared):
-                source.condemn([Get(place, key, record, world)])
-    finally:
-        with states.lock:
-            states.unpin([row])
-    if outcome is not Outcome.OK:
-        with states.lock:
-            if states.index.places[tier][row] == place:
-                states.quarantine(row, tier, outcome)
-    return outcome
-
-
-def _rows(store: Core, fingerprint: str) -> list[int]:
-    """Return the rows of one fingerprint (hex), or all; the lock is held for moments only."""
+def rows_of(store: Core, fingerprint: str) -> list[int]:
+    """Return the rows of one fingerprint (hex), or all for `*` or none given; locks for moments."""
     states = store.states
     with states.lock:
         rows = list(states.index.rows())
         wanted = {
             number
             for number, world in enumerate(states.index.worlds)
-            if fingerprint in (EVERYTHING, world.fingerprint.hex())
+            if fingerprint in ("", EVERYTHING, world.fingerprint.hex())
         }
     return [row for row in rows if states.index.world_number(row) in wanted]

@@ -24,12 +24,14 @@ from holdfast.store import cover as coverage
 from holdfast.store import fetch as fetch_street
 from holdfast.store import inspect as inspection
 from holdfast.store import save as save_street
+from holdfast.store import scrub as scrubbing
 from holdfast.store.adopt import Berth
 from holdfast.store.core import Core
 from holdfast.store.cover import Covered, Judged, Prompt
 from holdfast.store.fetch import Fetched
 from holdfast.store.learnt import Learnt
 from holdfast.store.save import Reserved
+from holdfast.store.scrub import EVERYTHING, Scrubber, Wish
 from holdfast.store.session import Session
 from holdfast.tiers.base import Tier
 
@@ -54,6 +56,7 @@ class Store(Core):
             host_bytes, lower, domains, eviction=eviction, planner=planner, clock=clock
         )
         self._learnt = Learnt(self.judgement, None)
+        self.scrubber = Scrubber(self)
         self._closed = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="holdfast-keeper", daemon=True)
 
@@ -64,10 +67,11 @@ class Store(Core):
 
     def start(self) -> None:
         """Start the store's threads: recovery, writing behind, housekeeping."""
+        self.recovery.start()
         if self.states.lower:
-            self.recovery.start()
             self.ladder.start()
         self._keeper.start()
+        self.scrubber.start()
 
     def session(self, fingerprint: Fingerprint, domain: str = "default") -> Session:
         """Return the store in terms of tokens and blocks, for one fingerprint in one domain."""
@@ -134,7 +138,7 @@ class Store(Core):
 
     def status(self) -> dict[str, Any]:
         """Return fill, speed, counters and recovery as plain data."""
-        return inspection.status(self)
+        return {**inspection.status(self), "scrub": self.scrubber.status()}
 
     def listing(self) -> list[dict[str, Any]]:
         """Return what is stored, by fingerprint and domain, with blocks and bytes per tier."""
@@ -144,9 +148,9 @@ class Store(Core):
         """Return what each shared tier below says of its far side."""
         return inspection.shared(self)
 
-    def verify(self, fingerprint: str = "") -> dict[str, Any]:
-        """Read and verify every stored copy (of one fingerprint, hex); drop what fails."""
-        return inspection.verify_all(self, fingerprint)
+    def verify(self, wish: Wish = EVERYTHING) -> dict[str, Any]:
+        """Read and verify stored copies; drop what fails; see `holdfast.store.scrub`."""
+        return scrubbing.scrub(self, wish)
 
     def drop(self, fingerprint: str) -> dict[str, Any]:
         """Forget the blocks of one fingerprint (hex), or all with `*`; leased ones go last."""
@@ -165,6 +169,7 @@ class Store(Core):
         self._closed.set()
         if self._keeper.is_alive():
             self._keeper.join()
+        self.scrubber.close()
         self.recovery.close()
         self.ladder.close()
         self._learnt.keep()

@@ -181,9 +181,16 @@ class Plans(_Message, frozen=True, tag="plans"):
 
 
 class Verify(_Message, frozen=True, tag="verify"):
-    """Read and verify everything stored; drop what fails."""
+    """Read and verify what is stored for about `seconds`; drop what fails.
+
+    Begins at `start`, a number from the last answer's `next`; at most `rate` bytes a second, 0 for
+    as fast as it goes. So that whoever asks can show progress, and others are answered in between.
+    """
 
     fingerprint: str = ""
+    start: int = 0
+    seconds: float = 1.0
+    rate: int = 0
 
 
 class Drop(_Message, frozen=True, tag="drop"):

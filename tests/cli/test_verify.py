@@ -1,0 +1,86 @@
+"""`holdfast verify`: everything is read, by a running node or by nobody else."""
+
+import json
+
+import pytest
+
+from holdfast.assemble import open_store
+from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.config import load
+from holdfast.testing.contexts import Contexts, chain_of
+from holdfast.wire import messages as m
+
+FINGERPRINT = b"fingerprint-16-b".hex()
+MIB = 1 << 20
+
+
+def verified(holdfast, *arguments):
+    done = holdfast("verify", *arguments, "--json", "-")
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.fixture
+def configured(tmp_path):
+    """A file of a node with a disk."""
+    tiers = [
+        {"kind": "host", "capacity": 16 * MIB},
+        {"kind": "disk", "path": str(tmp_path / "disk"), "capacity": 16 * MIB},
+    ]
+    file = tmp_path / "node.yaml"
+    file.write_text(json.dumps({"listen": f"unix://{tmp_path}/n.sock", "tiers": tiers}))
+    return str(file)
+
+
+def test_a_running_node_reads_everything_and_fails_where_a_byte_is_wrong(holdfast, node, save):
+    client = save(node, 3)
+    code, answer = verified(holdfast, "--node", node)
+    assert (code, answer["checked"], answer["bad"], answer["dropped"]) == (0, 3, [], 0)
+    done = holdfast("verify", FINGERPRINT, "--rate", "200MB/s", "--node", node)
+    assert "verified 3 stored copies, " in done.stdout
+    assert "; all are intact" in done.stdout
+    client.arena.view[HEADER_BYTES + 5] ^= 1
+    code, answer = verified(holdfast, "--node", node)
+    assert (code, answer["dropped"]) == (1, 1)
+    assert [(fault["tier"], fault["outcome"]) for fault in answer["bad"]] == [("host", "corrupt")]
+    assert client.call(m.Status(), 5).data["blocks"] == 2
+    assert verified(holdfast, "--node", node)[0] == 0
+    client.close()
+
+
+def test_without_a_node_the_folder_is_read(holdfast, configured, tmp_path):
+    keys = chain_of("verify", 4)
+    with open_store(load(configured)) as store:
+        Contexts(store, 5_000).save(keys)
+    options = ["--offline", "--config", configured]
+    assert verified(holdfast, *options)[1]["checked"] == len(keys)
+    blocks = tmp_path / "disk" / "blocks.holdfast"
+    image = bytearray(blocks.read_bytes())
+    image[image.index(keys[1]) + 500] ^= 1
+    blocks.write_bytes(image)
+    code, answer = verified(holdfast, *options)
+    assert (code, answer["checked"], answer["dropped"]) == (1, len(keys), 1)
+    assert answer["bad"] == [{"tier": "disk", "outcome": "corrupt"}]
+    code, answer = verified(holdfast, *options)
+    assert (code, answer["checked"]) == (0, len(keys) - 1)
+
+
+def test_a_folder_in_use_is_left_alone(holdfast, configured):
+    with open_store(load(configured)):
+        done = holdfast("verify", "--offline", "--config", configured)
+    assert done.returncode == 3
+    assert "is in use by process" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["xyz"], "'xyz' is not 32 hex digits"),
+        (["--rate", "fast"], "--rate fast: not a size"),
+        (["--rate", "0"], "--rate 0: nothing would ever be read"),
+        (["--offline", "--node", "unix:///n.sock"], "--offline and --node: one or the other"),
+    ],
+)
+def test_unclear_wishes_are_wrong_usage(holdfast, arguments, words):
+    done = holdfast("verify", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr

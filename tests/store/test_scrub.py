@@ -1,0 +1,115 @@
+"""Scrub: everything is read, at a pace, and what fails is forgotten and can be written again."""
+
+import threading
+
+import pytest
+
+from holdfast.errors import Outcome
+from holdfast.store.scrub import Scrubber, Wish, scrub
+from holdfast.testing.memory import MemoryTier, SharedMemoryTier
+
+MIB = 1 << 20
+
+
+def rot(records, number):
+    """Change one byte of a record in a memory tier."""
+    place = sorted(records)[number]
+    records[place] = records[place][:200] + b"\0" + records[place][201:]
+
+
+def test_verify_finds_a_bad_copy_and_keeps_the_good_one(rig) -> None:
+    records = {}
+    one = rig(MIB, MemoryTier(64 * MIB, records))
+    chain = one.chain(1, 3)
+    one.save(chain)
+    one.settle()
+    rot(records, 1)
+    found = one.store.verify()
+    assert found["checked"] == 6
+    assert [bad["tier"] for bad in found["bad"]] == ["memory"]
+    assert one.read(chain) == 3
+    assert one.store.verify()["bad"] == []
+
+
+def test_it_goes_on_where_it_stopped(rig) -> None:
+    one = rig()
+    one.save(one.chain(1, 5))
+    found = one.store.verify(Wish(seconds=0.0))
+    assert (found["checked"], found["next"]) == (0, 0)
+    found = one.store.verify(Wish(start=3))
+    assert (found["checked"], found["next"]) == (2, -1)
+
+
+def test_the_rate_bounds_it_by_the_clock(rig, monkeypatch) -> None:
+    one = rig()
+    one.save(one.chain(1, 9))
+    stop, waited = threading.Event(), []
+
+    def wait(seconds):
+        waited.append(seconds)
+        one.clock.advance(seconds)
+
+    monkeypatch.setattr(stop, "wait", wait)
+    found = scrub(one.store, Wish(rate=one.world.record_bytes // 2), stop)
+    assert found["bytes"] == 9 * one.world.record_bytes
+    assert sum(waited) == pytest.approx(16)  # two seconds a record, none for the last
+
+
+def test_one_fingerprint_only(rig) -> None:
+    one = rig()
+    one.save(one.chain(1, 2))
+    assert one.store.verify(Wish("00" * 16))["checked"] == 0
+    assert one.store.verify(Wish(one.world.fingerprint.hex()))["checked"] == 2
+
+
+def test_the_background_pass_reads_everything_and_counts(rig) -> None:
+    records = {}
+    one = rig(MIB, MemoryTier(64 * MIB, records))
+    one.save(one.chain(1, 6))
+    one.settle()
+    rot(records, 1)
+    scrubber = Scrubber(one.store)
+    scrubber.every_s = 1e6
+    scrubber.go_over()
+    assert scrubber.status() == {
+        "passes": 1, "checked": 12, "bytes": 12 * one.world.record_bytes, "corrupt": 1,
+    }  # fmt: skip
+    assert one.store.states.faults[-1].outcome is Outcome.CORRUPT
+    scrubber.go_over()
+    assert (scrubber.passes, scrubber.corrupt) == (2, 1)
+
+
+def test_the_background_leaves_what_others_keep_alone(rig) -> None:
+    one = rig(MIB, SharedMemoryTier({}))
+    one.save(one.chain(1, 3))
+    one.settle()
+    scrubber = Scrubber(one.store)
+    scrubber.every_s = 1e6
+    scrubber.go_over()
+    assert scrubber.checked == 3
+    assert one.store.verify()["checked"] == 6
+
+
+def test_it_reads_no_faster_than_it_has_to(rig) -> None:
+    one = rig()
+    scrubber = Scrubber(one.store)
+    scrubber.every_s = 10.0
+    assert scrubber.pace() == MIB
+    one.save(one.chain(1, 100))
+    scrubber.every_s = 0.1
+    held = one.store.status()["tiers"][0]["used_bytes"]
+    assert scrubber.pace() == pytest.approx(held / 0.08, rel=0.01)
+    scrubber.rate = 2 * MIB
+    assert scrubber.pace() == 2 * MIB
+
+
+def test_it_begins_where_somebody_says_when_and_stops_with_the_store(rig) -> None:
+    one = rig()
+    scrubber = one.store.scrubber
+    assert not scrubber._thread.is_alive()
+    scrubber.every_s = 1e6
+    scrubber.start()
+    assert scrubber._thread.is_alive()
+    one.store.close()
+    assert not scrubber._thread.is_alive()
+    assert set(one.store.status()["scrub"]) == {"passes", "checked", "bytes", "corrupt"}
