@@ -11,6 +11,7 @@ from holdfast.blocks.key import Chain
 from holdfast.blocks.world import World
 from holdfast.clock import ManualClock
 from holdfast.codec.pack import payload
+from holdfast.policy.retention import Retention
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
 
@@ -40,11 +41,17 @@ class Rig:
         chain.extend(tokens)
         return chain
 
-    def save(self, chain: Chain, start: int = 0, stop: int | None = None) -> int:
+    def save(
+        self,
+        chain: Chain,
+        start: int = 0,
+        stop: int | None = None,
+        retention: Retention = Retention.SESSION,
+    ) -> int:
         keys = chain.keys[start:stop]
         reserved = self.store.reserve(self.world, keys, chain.parent(start), start)
         self.fill(keys, reserved.places)
-        return self.store.commit(reserved.ticket)
+        return self.store.commit(reserved.ticket, retention)
 
     def fill(self, keys: list[bytes], places: list[int]) -> None:
         arena = self.store.arena(self.world.domain).view
@@ -63,8 +70,13 @@ class Rig:
 
     def settle(self) -> None:
         """Wait until everything dirty is written below."""
+        self.settle_writes()
+        assert not self.store.status()["leases"]
+
+    def settle_writes(self) -> None:
+        """Wait until everything dirty is written below, whatever is leased."""
         deadline = time.monotonic() + 10
-        while self.store.states.unwritten() or self.store.status()["leases"]:
+        while self.store.states.unwritten():
             assert time.monotonic() < deadline, "the writer did not settle"
             self.store.ladder.wake()
 

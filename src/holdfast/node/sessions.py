@@ -21,6 +21,7 @@ from holdfast.blocks.world import World
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import BlockError, ProtocolError, RefusedError
 from holdfast.limits import CHAIN_BLOCKS_MAX, PAYLOAD_BYTES_MAX, RECLAIM_S
+from holdfast.node import hinted
 from holdfast.store.cover import Judged, Prompt
 from holdfast.store.judgement import Ending, Engine, Step
 from holdfast.store.scrub import Wish
@@ -102,7 +103,9 @@ class NodeSession:
             case m.Fetch():
                 return self._fetch(request)
             case m.Commit():
-                return self._commit(request.ticket)
+                return self._commit(request)
+            case m.Prestage() | m.Pin():
+                return self._bring(request)
             case m.Status() | m.Members() | m.List() | m.Plans() | m.Verify() | m.Drop():
                 return self._look(request)
             case _:
@@ -112,6 +115,7 @@ class NodeSession:
         """Answer from the index; ask shared tiers, in a thread, where that leaves a rest."""
         world, keys = self._entered(), _keys(request.keys)
         prompt = _prompt(self._engine, request)
+        self._store.follow(world, request.session, keys)
         if self._store.shares and self._store.cover(world, keys).blocks < len(keys):
             return self._look_further(world, keys, prompt)
         return _covered(self._store.judge(world, keys, prompt))
@@ -128,6 +132,8 @@ class NodeSession:
                 return self._reserve(request)
             case m.Observed():
                 return self._learn(request)
+            case m.Closed() | m.Returns():
+                return hinted.take(self._store, self._entered(), request)
             case m.Abort():
                 if request.ticket in self._tickets:
                     self._tickets.remove(request.ticket)
@@ -208,11 +214,16 @@ class NodeSession:
         self._tickets.add(reserved.ticket)
         return m.Reserved(reserved.ticket, reserved.places, str(reserved.outcome))
 
-    async def _commit(self, ticket: int) -> m.Committed:
+    async def _commit(self, request: m.Commit) -> m.Committed:
+        retention, ticket = hinted.retention(request.retention), request.ticket
         if ticket not in self._tickets:
             return m.Committed(0)
         self._tickets.remove(ticket)
-        return m.Committed(await _run(self._threads.saving, self._store.commit, ticket))
+        return m.Committed(await _run(self._threads.saving, self._store.commit, ticket, retention))
+
+    async def _bring(self, request: m.Prestage | m.Pin) -> m.Hinted:
+        world, keys = self._entered(), _keys(request.keys)
+        return await _run(self._threads.looking, hinted.bring, self._store, world, keys, request)
 
     async def _look(self, request: m.Request) -> m.Report:
         store, data = self._store, dict[str, object]()

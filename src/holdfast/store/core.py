@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.blocks.world import World, domain_id
 from holdfast.clock import Clock, SystemClock
@@ -17,6 +18,7 @@ from holdfast.store.judgement import Judgement
 from holdfast.store.ladder import Ladder
 from holdfast.store.recover import Recovery
 from holdfast.store.states import States, Ticket
+from holdfast.store.wishes import Wishes
 from holdfast.tiers.base import NOWHERE, Place, Shared, Tier
 from holdfast.tiers.host import Arena, Budget, HostTier, PrivateArena
 
@@ -50,6 +52,8 @@ class Core:
         self.ladder = Ladder(self.states, self.judgement)
         self.shares = any(isinstance(tier, Shared) for tier in lower)
         self.recovery = Recovery(self.states, self.clock)
+        self.wishes = Wishes()
+        self.background = ThreadPoolExecutor(1, "holdfast-prestage")
         self._resting: list[tuple[float, Ticket]] = []
 
     def take_foreign(self) -> None:

@@ -34,6 +34,7 @@ def status(store: Core) -> dict[str, Any]:
             "leases": len(states.leases),
             "tickets": len(states.tickets),
             "waiting_to_write": states.unwritten(),
+            "hints": store.wishes.status(store.clock.now()),
             "recovered_blocks": store.recovery.blocks,
             "recovery_s": store.recovery.seconds,
             "faults": [

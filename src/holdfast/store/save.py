@@ -17,6 +17,7 @@ from holdfast.codec.pack import pack
 from holdfast.errors import Outcome
 from holdfast.failpoints import reach
 from holdfast.limits import SEGMENT_BLOCKS
+from holdfast.policy.retention import Retention
 from holdfast.store.core import Core
 from holdfast.store.states import HOST, Ticket
 from holdfast.tiers.base import NOWHERE, Place
@@ -54,8 +55,10 @@ def reserve(
     return Reserved(ticket, [int(place) for place in places], outcome)
 
 
-def commit(store: Core, number: int) -> int:
+def commit(store: Core, number: int, retention: Retention = Retention.SESSION) -> int:
     """Pack and publish the filled slots of a ticket; return how many blocks are new.
+
+    What is held already is only kept for longer, if `retention` says so.
 
     An unknown ticket publishes nothing: its slots were given back, so nobody may believe them.
     """
@@ -82,9 +85,9 @@ def commit(store: Core, number: int) -> int:
             )
             pack(host.view(place, world.record_bytes), header)
     reach("commit_packed")
-    published = _publish(store, ticket, parents)
+    published = _publish(store, ticket, parents, retention)
     reach("commit_published")
-    if states.lower and published:
+    if states.lower and (published or retention is Retention.DURABLE):
         store.ladder.wake()
     return published
 
@@ -97,7 +100,7 @@ def abort(store: Core, number: int, *, rest_s: float = 0.0) -> None:
             store.rest(ticket, store.clock.now() + rest_s)
 
 
-def _publish(store: Core, ticket: Ticket, parents: Sequence[bytes]) -> int:
+def _publish(store: Core, ticket: Ticket, parents: Sequence[bytes], retention: Retention) -> int:
     states, world = store.states, ticket.world
     entered: list[int] = []
     with states.lock:
@@ -110,9 +113,14 @@ def _publish(store: Core, ticket: Ticket, parents: Sequence[bytes]) -> int:
                 continue
             states.publish(row, HOST, place)
             entered.append(row)
-            if store.write_behind:
+            if retention is Retention.EPHEMERAL:
+                states.unwanted.add(row)
+            elif store.write_behind:
                 states.line_up(key)
         states.enter_host(entered)
+        if retention is Retention.DURABLE:
+            for key in ticket.keys:
+                states.line_up(key)
         held = [states.index.find(key) for key in ticket.keys]
         states.touch([row for row in held if row >= 0])
     return len(entered)

@@ -12,7 +12,8 @@ from holdfast.blocks.key import Chain, Tokens
 from holdfast.blocks.world import World
 from holdfast.codec.pack import payload
 from holdfast.errors import BlockError, Outcome
-from holdfast.store import cover, fetch, save
+from holdfast.policy.retention import Retention
+from holdfast.store import cover, fetch, hints, save
 from holdfast.store.core import Core
 
 if TYPE_CHECKING:
@@ -53,12 +54,34 @@ class Session:
         chain.extend(tokens)
         return chain
 
+    def follow(self, tokens: Tokens, session: str) -> None:
+        """Note that this context is a session's, so that `closed` and `returns` can name it."""
+        hints.follow(self._store, self.world, session, self.chain(tokens).keys)
+
+    def closed(self, session: str) -> int:
+        """Say that a session is over; return how many of its blocks are here."""
+        return hints.closed(self._store, self.world.domain, session)
+
+    def returns(self, session: str, in_s: float) -> int:
+        """Say that a session comes back in `in_s` seconds; return how many blocks are here."""
+        return hints.returns(self._store, self.world.domain, session, in_s)
+
+    def prestage(self, tokens: Tokens, in_s: float = 0.0) -> int:
+        """Have what is held of a context in memory in `in_s` seconds; return its tokens."""
+        blocks = hints.prestage(self._store, self.world, self.chain(tokens).keys, in_s)
+        return blocks * self.world.block_tokens
+
+    def pin(self, tokens: Tokens, ttl_s: float) -> int:
+        """Keep what is held of a context in memory for `ttl_s`; return its tokens."""
+        blocks = hints.pin(self._store, self.world, self.chain(tokens).keys, ttl_s)
+        return blocks * self.world.block_tokens
+
     def cover(self, tokens: Tokens) -> int:
         """Return how many leading tokens are held, on whatever tier."""
         covered = cover.cover(self._store.states, self.world, self.chain(tokens).keys)
         return covered.blocks * self.world.block_tokens
 
-    def save(self, tokens: Tokens, blocks: Blocks) -> int:
+    def save(self, tokens: Tokens, blocks: Blocks, retention: Retention = Retention.SESSION) -> int:
         """Save the KV state of a context, one row per full block; return how many blocks are new.
 
         Raise BlockError if rows or their bytes do not fit the tokens and the layout. What finds no
@@ -71,7 +94,7 @@ class Session:
         for place, row in zip(reserved.places, rows, strict=True):
             if place >= 0:
                 payload(arena[place:], self.world.payload_bytes)[:] = row
-        return save.commit(self._store, reserved.ticket)
+        return save.commit(self._store, reserved.ticket, retention)
 
     def fetch(self, tokens: Tokens, into: Blocks, deadline_s: float = DEADLINE_S) -> Landed:
         """Copy the longest held prefix into the leading rows of `into`; the rest stays as it is.

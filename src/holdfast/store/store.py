@@ -19,9 +19,11 @@ from holdfast.clock import Clock
 from holdfast.errors import Outcome
 from holdfast.plan.planner import Planner
 from holdfast.policy.base import Eviction
+from holdfast.policy.retention import Retention
 from holdfast.store import adopt as adoption
 from holdfast.store import cover as coverage
 from holdfast.store import fetch as fetch_street
+from holdfast.store import hints
 from holdfast.store import inspect as inspection
 from holdfast.store import save as save_street
 from holdfast.store import scrub as scrubbing
@@ -103,9 +105,29 @@ class Store(Core):
         """Hand out slots to fill; see `holdfast.store.save`."""
         return save_street.reserve(self, world, keys, parent, depth, segment)
 
-    def commit(self, ticket: int) -> int:
+    def commit(self, ticket: int, retention: Retention = Retention.SESSION) -> int:
         """Pack and publish filled slots; return how many blocks are new."""
-        return save_street.commit(self, ticket)
+        return save_street.commit(self, ticket, retention)
+
+    def follow(self, world: World, session: str, keys: Sequence[bytes]) -> None:
+        """Note the chain that a session uses; see `holdfast.store.hints`."""
+        hints.follow(self, world, session, keys)
+
+    def closed(self, domain: bytes, session: str) -> int:
+        """Say that a session is over; return how many of its blocks are here."""
+        return hints.closed(self, domain, session)
+
+    def returns(self, domain: bytes, session: str, in_s: float) -> int:
+        """Say when a session comes back; return how many of its blocks are here."""
+        return hints.returns(self, domain, session, in_s)
+
+    def prestage(self, world: World, keys: Sequence[bytes], in_s: float) -> int:
+        """Have a chain in memory in `in_s` seconds; return how many of its blocks are held."""
+        return hints.prestage(self, world, keys, in_s)
+
+    def pin(self, world: World, keys: Sequence[bytes], ttl_s: float) -> int:
+        """Keep a chain in memory for `ttl_s`; return how many of its blocks are."""
+        return hints.pin(self, world, keys, ttl_s)
 
     def abort(self, ticket: int, *, rest_s: float = 0.0) -> None:
         """Give a ticket's slots back, after a rest if its writer may still be alive."""
@@ -170,6 +192,7 @@ class Store(Core):
         if self._keeper.is_alive():
             self._keeper.join()
         self.scrubber.close()
+        self.background.shutdown(wait=True, cancel_futures=True)
         self.recovery.close()
         self.ladder.close()
         self._learnt.keep()
@@ -180,6 +203,7 @@ class Store(Core):
         keep_at = self.clock.now() + _LEARNT_S
         while not self._closed.wait(_HOUSEKEEPING_S):
             self.keep_house()
+            hints.bring_up(self)
             if self.clock.now() >= keep_at:
                 self._learnt.keep()
                 keep_at = self.clock.now() + _LEARNT_S

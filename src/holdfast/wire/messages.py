@@ -53,7 +53,8 @@ class Cover(_Message, frozen=True, tag="cover"):
 
     `tokens`: of the whole prompt; 0, not known, makes everything held worth fetching that can be
     there within `limit_s`. `have`: leading tokens that the engine has already. `plan`: number of
-    an earlier answer for the same prompt, which this one replaces.
+    an earlier answer for the same prompt, which this one replaces. `session`: whose chain it is,
+    for later hints.
     """
 
     keys: bytes
@@ -61,6 +62,7 @@ class Cover(_Message, frozen=True, tag="cover"):
     have: int = 0
     limit_s: float = 5.0
     plan: int = 0
+    session: str = ""
 
 
 class Covered(_Message, frozen=True, tag="covered"):
@@ -131,9 +133,10 @@ class Reserved(_Message, frozen=True, tag="reserved"):
 
 
 class Commit(_Message, frozen=True, tag="commit"):
-    """The slots of a ticket are filled: seal and publish them."""
+    """The slots of a ticket are filled: seal and publish them, to be kept for so long."""
 
     ticket: int
+    retention: str = "session"
 
 
 class Committed(_Message, frozen=True, tag="committed"):
@@ -158,6 +161,39 @@ class Observed(_Message, frozen=True, tag="observed"):
 
     steps: list[tuple[float, float, float]]
     endings: list[tuple[int, float, float]] = []
+
+
+class Prestage(_Message, frozen=True, tag="prestage"):
+    """Have what is held of this chain in memory in `in_s` seconds."""
+
+    keys: bytes
+    in_s: float
+
+
+class Pin(_Message, frozen=True, tag="pin"):
+    """Bring what is held of this chain to memory and keep it there for `ttl_s`."""
+
+    keys: bytes
+    ttl_s: float
+
+
+class Closed(_Message, frozen=True, tag="closed"):
+    """This session is over."""
+
+    session: str
+
+
+class Returns(_Message, frozen=True, tag="returns"):
+    """This session comes back in `in_s` seconds."""
+
+    session: str
+    in_s: float
+
+
+class Hinted(_Message, frozen=True, tag="hinted"):
+    """How many blocks a hint is about; 0 where the session is not known or nothing is held."""
+
+    blocks: int
 
 
 class Done(_Message, frozen=True, tag="done"):
@@ -213,6 +249,10 @@ Request: TypeAlias = (
     | Reserve
     | Commit
     | Abort
+    | Prestage
+    | Pin
+    | Closed
+    | Returns
     | Observed
     | Status
     | Members
@@ -222,5 +262,5 @@ Request: TypeAlias = (
     | Drop
 )
 Reply: TypeAlias = (
-    Welcome | Refused | Covered | Fetched | Released | Reserved | Committed | Done | Report
+    Welcome | Refused | Covered | Fetched | Released | Reserved | Committed | Hinted | Done | Report
 )

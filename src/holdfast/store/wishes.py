@@ -1,0 +1,100 @@
+"""What is known of the future: whose contexts are whose, what is to be brought up, what is pinned.
+
+State only, under the store's lock. Everything is bounded, and what is forgotten costs a hint.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from holdfast.blocks.key import KEY_BYTES
+from holdfast.blocks.world import World
+from holdfast.limits import MIB
+
+SESSIONS_MAX = 65_536
+KEYS_BYTES_MAX = 64 * MIB
+"""Keys of followed sessions together; the session used longest ago is forgotten beyond."""
+
+WAITING_MAX = 4_096
+"""Contexts waiting to be brought up."""
+
+
+class Chain(NamedTuple):
+    """A chain by name: its world, and its keys, 16 bytes each."""
+
+    world: World
+    keys: bytes
+
+    def split(self) -> list[bytes]:
+        """Return the keys one by one."""
+        return [self.keys[i : i + KEY_BYTES] for i in range(0, len(self.keys), KEY_BYTES)]
+
+
+class Wishes:
+    """Sessions by domain and name, and a queue of contexts by when to bring them up."""
+
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[tuple[bytes, str], Chain] = OrderedDict()
+        self._keys_bytes = 0
+        self._waiting: list[tuple[float, int, Chain]] = []
+        self._numbers = 0
+        self._pins: list[tuple[float, int]] = []
+
+    def follow(self, world: World, session: str, keys: Sequence[bytes]) -> None:
+        """Note the chain that a session used last; a shorter beginning of it changes nothing."""
+        name, packed = (world.domain, session), b"".join(keys)
+        known = self._sessions.pop(name, None)
+        if known is not None:
+            self._keys_bytes -= len(known.keys)
+            if known.world == world and known.keys.startswith(packed):
+                packed = known.keys
+        self._sessions[name] = Chain(world, packed)
+        self._keys_bytes += len(packed)
+        while len(self._sessions) > SESSIONS_MAX or self._keys_bytes > KEYS_BYTES_MAX:
+            _, oldest = self._sessions.popitem(last=False)
+            self._keys_bytes -= len(oldest.keys)
+
+    def chain(self, domain: bytes, session: str) -> Chain | None:
+        """Return what a session used last; None for one that is not known."""
+        return self._sessions.get((domain, session))
+
+    def forget(self, domain: bytes, session: str) -> None:
+        """Stop following a session."""
+        known = self._sessions.pop((domain, session), None)
+        if known is not None:
+            self._keys_bytes -= len(known.keys)
+
+    def wait(self, at_s: float, chain: Chain) -> bool:
+        """Have a chain brought up at `at_s` of the store's clock; False if too many wait."""
+        if len(self._waiting) >= WAITING_MAX:
+            return False
+        self._numbers += 1
+        heapq.heappush(self._waiting, (at_s, self._numbers, chain))
+        return True
+
+    def due(self, now_s: float) -> list[Chain]:
+        """Take the chains whose time has come."""
+        ready = []
+        while self._waiting and self._waiting[0][0] <= now_s:
+            ready.append(heapq.heappop(self._waiting)[2])
+        return ready
+
+    def pin(self, until_s: float, nbytes: int) -> None:
+        """Count bytes as pinned until then."""
+        self._pins.append((until_s, nbytes))
+
+    def pinned_bytes(self, now_s: float) -> int:
+        """Return how many bytes are pinned."""
+        self._pins = [pin for pin in self._pins if pin[0] > now_s]
+        return sum(nbytes for _, nbytes in self._pins)
+
+    def status(self, now_s: float) -> dict[str, int]:
+        """Return how many sessions are followed, contexts wait, and bytes are pinned."""
+        return {
+            "sessions": len(self._sessions),
+            "prestaging": len(self._waiting),
+            "pinned_bytes": self.pinned_bytes(now_s),
+        }

@@ -1,0 +1,174 @@
+"""Hints: what is said of the future changes what stays and what is brought up, and no more."""
+
+import time
+
+import pytest
+
+from holdfast.errors import BlockError
+from holdfast.policy.base import NEVER
+from holdfast.policy.retention import Retention
+from holdfast.store import hints
+from holdfast.store.states import HOST
+from holdfast.store.wishes import WAITING_MAX
+from holdfast.testing.memory import MemoryTier
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def laddered(rig):
+    """A store over a tier, and what its policy was told to expect."""
+    one = rig(4 * MIB, MemoryTier(64 * MIB))
+    one.expected = []
+    one.store.states.eviction.expect = lambda rows, at_s: one.expected.append((len(rows), at_s))
+    return one
+
+
+def below_only(one, chain):
+    """Take a chain out of memory; the tier below keeps it."""
+    one.settle()
+    with one.store.states.lock:
+        for key in reversed(chain.keys):
+            one.store.states.vacate(one.store.states.index.find(key), HOST)
+    assert in_memory(one, chain) == 0
+
+
+def in_memory(one, chain):
+    index = one.store.states.index
+    with one.store.states.lock:
+        rows = [index.find(key) for key in chain.keys]
+        return sum(row >= 0 and index.places[HOST][row] >= 0 for row in rows)
+
+
+def until_up(one, chain):
+    end = time.monotonic() + 10
+    while in_memory(one, chain) < len(chain.keys):
+        assert time.monotonic() < end, "nothing was brought up"
+        time.sleep(0.01)
+
+
+def test_a_sessions_blocks_are_expected_as_it_says(laddered) -> None:
+    one, chain = laddered, laddered.chain(1, 6)
+    one.save(chain)
+    one.store.follow(one.world, "chat-1", chain.keys)
+    assert one.store.returns(one.world.domain, "chat-1", 30.0) == 6
+    assert one.store.closed(one.world.domain, "chat-1") == 6
+    assert one.expected == [(6, one.clock.now() + 30.0), (6, NEVER)]
+
+
+def test_a_session_that_is_not_known_is_no_harm(laddered) -> None:
+    one, domain = laddered, laddered.world.domain
+    assert one.store.closed(domain, "nobody") == 0
+    assert one.store.returns(domain, "nobody", 1.0) == 0
+    one.store.follow(one.world, "chat-1", one.chain(1, 2).keys)
+    assert one.store.closed(b"another-domain--", "chat-1") == 0
+    assert one.store.closed(domain, "chat-1") == 0, "it was followed, but nothing was saved"
+    assert one.expected in ([], [(0, NEVER)])
+
+
+def test_a_beginning_of_what_is_known_does_not_shorten_it(laddered) -> None:
+    one, chain = laddered, laddered.chain(1, 6)
+    one.save(chain)
+    one.store.follow(one.world, "chat-1", chain.keys)
+    one.store.follow(one.world, "chat-1", chain.keys[:2])
+    assert one.store.closed(one.world.domain, "chat-1") == 6
+
+
+def test_what_returns_is_up_in_time_and_not_before(laddered) -> None:
+    one, chain = laddered, laddered.chain(1, 8)
+    one.save(chain)
+    below_only(one, chain)
+    one.store.follow(one.world, "chat-1", chain.keys)
+    one.store.returns(one.world.domain, "chat-1", 60.0)
+    hints.bring_up(one.store)
+    assert one.store.status()["hints"]["prestaging"] == 1
+    one.clock.advance(59.6)
+    hints.bring_up(one.store)
+    until_up(one, chain)
+    assert one.read(chain) == 8
+
+
+def test_prestage_brings_up_what_is_held_and_counts_it(laddered) -> None:
+    one, chain = laddered, laddered.chain(1, 8)
+    one.save(chain, 0, 5)
+    below_only(one, one.chain(1, 5))
+    assert one.store.prestage(one.world, chain.keys, 0.0) == 5
+    hints.bring_up(one.store)
+    until_up(one, one.chain(1, 5))
+    assert one.store.prestage(one.world, one.chain(2, 3).keys, 0.0) == 0
+
+
+def test_pins_stay_whatever_else_is_saved_and_end(laddered) -> None:
+    one, chain = laddered, laddered.chain(1, 8)
+    one.save(chain)
+    below_only(one, chain)
+    assert one.store.pin(one.world, chain.keys, 100.0) == 8
+    for seed in range(2, 60):
+        one.save(one.chain(seed, 8))
+        one.settle_writes()
+    assert in_memory(one, chain) == 8
+    one.clock.advance(101.0)
+    one.store.keep_house()
+    assert one.store.status()["hints"]["pinned_bytes"] == 0
+    for seed in range(60, 120):
+        one.save(one.chain(seed, 8))
+        one.settle_writes()
+    assert in_memory(one, chain) == 0
+
+
+def test_pins_take_half_of_memory_at_most(laddered) -> None:
+    one = laddered
+    pinned = 0
+    for seed in range(40):
+        chain = one.chain(seed, 8)
+        one.save(chain)
+        one.settle_writes()
+        pinned += one.store.pin(one.world, chain.keys, 100.0)
+    assert 0 < pinned * one.world.record_bytes <= one.store.host_bytes // 2
+    assert one.save(one.chain(99, 8)) == 8, "there is room for others"
+
+
+def test_ephemeral_contexts_never_leave_memory_and_go_first(laddered) -> None:
+    one, chain = laddered, laddered.chain(1, 8)
+    one.save(chain, retention=Retention.EPHEMERAL)
+    one.settle()
+    assert one.tier.usage().records == 0
+    one.save(one.chain(2, 8))
+    one.settle()
+    assert one.tier.usage().records == 8
+
+
+def test_durable_contexts_are_written_at_once_where_others_wait(laddered) -> None:
+    one = laddered
+    one.store.write_behind = False
+    one.save(one.chain(1, 4))
+    one.save(one.chain(2, 4), retention=Retention.DURABLE)
+    one.settle()
+    assert one.tier.usage().records == 4
+    one.save(one.chain(1, 4), retention=Retention.DURABLE)
+    one.settle()
+    assert one.tier.usage().records == 8, "what was held already is kept for longer"
+
+
+@pytest.mark.parametrize(
+    ("say", "words"),
+    [
+        (lambda store, world: store.closed(world.domain, ""), "0 characters is not from 1 to 256"),
+        (lambda store, world: store.follow(world, "x" * 257, []), "257 characters"),
+        (lambda store, world: store.returns(world.domain, "a", -1.0), "returns.in_s: -1 is not"),
+        (lambda store, world: store.prestage(world, [], 1e6), r"prestage.in_s: 1e\+06 is not from"),
+        (lambda store, world: store.pin(world, [], float("nan")), "pin.ttl_s: nan is not from 0"),
+    ],
+)
+def test_hints_out_of_bounds_are_refused_by_name(laddered, say, words) -> None:
+    with pytest.raises(BlockError, match=words):
+        say(laddered.store, laddered.world)
+
+
+def test_the_queue_of_contexts_to_bring_up_is_bounded(laddered) -> None:
+    one, chain = laddered, laddered.chain(1, 1)
+    one.save(chain)
+    below_only(one, chain)
+    for _ in range(WAITING_MAX + 5):
+        one.store.prestage(one.world, chain.keys, 80_000.0)
+    assert one.store.status()["hints"]["prestaging"] == WAITING_MAX
