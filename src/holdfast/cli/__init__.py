@@ -26,6 +26,7 @@ VERBS = {
     "pool": "take a member of a pool out of placement, or back in",
     "token": "make a token that lets another node in at this pool's targets",
     "soak": "damage, crash, forge and fuzz a store; count what is ever served wrong",
+    "sim": "run a trace through a modelled ladder: hits, times, wear, cost",
     "size": "how much of each tier, and what bandwidth, a model and its users need",
     "bench": "measure this machine, and Holdfast as a share of what it can do",
 }

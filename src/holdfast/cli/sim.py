@@ -1,0 +1,149 @@
+"""`holdfast sim`: run a trace through a modelled ladder, with the code that serves."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from holdfast.cli.options import add_json_argument
+from holdfast.errors import ConfigError
+from holdfast.plan.planner import BestCut
+from holdfast.policy.base import Eviction
+from holdfast.policy.leaf import LeafLru
+from holdfast.rig.report import Report, Row, check_target, number, write
+from holdfast.sim.economy import assumptions, economy_figures
+from holdfast.sim.figures import Figure, Run, hit_figures, time_figures, wear_figures
+from holdfast.sim.fleet import Fleet
+from holdfast.sim.formats.load import load
+from holdfast.sim.formats.rows import Reading
+from holdfast.sim.hardware import UNBOUNDED, Rung, resolve
+from holdfast.sim.ladder import read_ladder
+from holdfast.sim.model import load_model
+from holdfast.sim.outlook import outlook, outlook_figures
+from holdfast.sim.profile import load_profile
+from holdfast.sim.route import ROUTERS, router
+from holdfast.sim.run import Setting, Simulation
+from holdfast.sim.shipped import find_trace
+from holdfast.sim.trace import Trace
+
+WORKERS_MAX = 1_000
+_BAR = 40
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare trace, ladder and what may vary."""
+    parser.add_argument("trace", metavar="TRACE", help="a file, or the name of a shipped trace")
+    parser.add_argument("--ladder", required=True, metavar="FILE", help="tiers and engine, YAML")
+    parser.add_argument("--model", metavar="NAME", help="a shipped model, or a config.json")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="default: 1")
+    parser.add_argument(
+        "--router", default="least_queue", metavar="R", help=f"one of: {', '.join(ROUTERS)}"
+    )
+    parser.add_argument(
+        "--closed-loop",
+        action="store_true",
+        help="a session's next request comes its think time after the answer before",
+    )
+    parser.add_argument("--prices", metavar="FILE", help="laid over the shipped hardware profile")
+    parser.add_argument(
+        "--block-tokens", type=int, metavar="N", help="where the trace leaves it open"
+    )
+    parser.add_argument("--window", type=float, metavar="S", help="seconds in which sessions start")
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate, and show what was found."""
+    check_target(args.json)
+    if not 1 <= args.workers <= WORKERS_MAX:
+        raise ConfigError(
+            f"--workers: {args.workers} is not within 1 and {WORKERS_MAX:,}; correct it"
+        )
+    route = router(args.router)
+    ladder = read_ladder(args.ladder)
+    model = load_model(args.model) if args.model else None
+    profile = load_profile(args.prices or "")
+    trace = load(find_trace(args.trace), _reading(args))
+    fleet = Fleet(resolve(ladder, profile, trace.block_tokens, model), args.workers, _eviction)
+    simulation = Simulation(trace, fleet, Setting(BestCut(), route, args.closed_loop))
+    with _progress(trace, sys.stderr) as progress:
+        found = Run(trace, fleet, simulation.run(progress))
+    figures = [
+        *hit_figures(found),
+        *time_figures(found),
+        *wear_figures(found),
+        *economy_figures(found),
+        *outlook_figures(outlook(trace)),
+    ]
+    if args.json != "-":
+        _show(found, figures)
+    if args.json:
+        write(Report("sim", [_row(figure) for figure in figures]), args.json)
+    return 0
+
+
+def _reading(args: argparse.Namespace) -> Reading:
+    reading = Reading(block_tokens=args.block_tokens)
+    return reading if args.window is None else reading._replace(window_s=args.window)
+
+
+def _eviction(rung: Rung) -> Eviction:
+    del rung
+    return LeafLru()
+
+
+@contextmanager
+def _progress(trace: Trace, stream: TextIO) -> Iterator[Callable[[int], None] | None]:
+    """Show on a terminal how many requests have arrived; nothing anywhere else."""
+    if not stream.isatty():
+        yield None
+        return
+
+    def show(arrived: int) -> None:
+        share = arrived / max(1, trace.requests)
+        bar = "#" * int(share * _BAR)
+        print(
+            f"\r{bar:.<{_BAR}} {arrived:,} of {trace.requests:,}", end="", file=stream, flush=True
+        )
+
+    try:
+        yield show
+    finally:
+        print("\r" + " " * 60, end="\r", file=stream, flush=True)
+
+
+def _show(found: Run, figures: list[Figure]) -> None:
+    """Print the tiers as a table, then every other figure on a line."""
+    trace, fleet = found.trace, found.fleet
+    print(
+        f"{trace.name}: {trace.requests:,} requests, "
+        f"{trace.input_tokens.sum() / 1e6:,.1f} M tokens in, "
+        f"{trace.output_tokens.sum() / 1e6:,.1f} M out; {fleet.hardware.name}, "
+        f"{len(fleet.workers)} workers\n"
+    )
+    print(f"{'tier':<10}{'hits':>8}{'read GB':>12}{'written GB':>12}{'held/capacity blocks':>28}")
+    for figure in figures:
+        if figure.what.startswith("sim.tier."):
+            more = figure.more
+            held = f"{more['peak_blocks']:,} of {_many(more['capacity_blocks'])}"
+            print(
+                f"{figure.what.rpartition('.')[2]:<10}{figure.value:>8.1%}{more['read_gb']:>12,.0f}"
+                f"{more['written_gb']:>12,.0f}{held:>28}"
+            )
+    print()
+    for figure in figures:
+        if not figure.what.startswith("sim.tier."):
+            name = figure.what.removeprefix("sim.").replace(".", " ").replace("_", " ")
+            print(f"{name:<28}{number(figure.value):>10} {figure.unit}")
+    print("\n" + "\n".join(f"- {line}" for line in assumptions(found)))
+
+
+def _many(blocks: object) -> str:
+    return f"{blocks:,}" if isinstance(blocks, int) and blocks < UNBOUNDED else "no end"
+
+
+def _row(figure: Figure) -> Row:
+    return Row(what=figure.what, value=figure.value, unit=figure.unit, more=figure.more)

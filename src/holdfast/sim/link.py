@@ -1,0 +1,101 @@
+"""A link: bandwidth that concurrent transfers share fairly, on a clock turned by hand.
+
+Processor sharing by virtual time (Parekh and Gallager, 1993): every transfer under way moves at the
+same rate, so one running total of bytes served to each tells when each one ends, and a transfer
+costs O(log n) however often the rate changes meanwhile.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+
+class Link:
+    """`bytes_per_s` shared by all transfers, of which none gets more than `each_bytes_per_s`."""
+
+    def __init__(self, bytes_per_s: float, each_bytes_per_s: float = math.inf) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.each_bytes_per_s = each_bytes_per_s
+        self.moved_bytes = 0.0
+        self.version = 0
+        """Grows whenever `next_end` changes: an event set for an older version is stale."""
+        self._ends: list[tuple[float, int]] = []
+        self._served = 0.0
+        self._at = 0.0
+        self._sum_ends = 0.0
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def start(self, now_s: float, nbytes: float, transfer: int) -> None:
+        """Begin to move `nbytes` for the transfer of this number."""
+        self._advance(now_s)
+        end = self._served + nbytes
+        heapq.heappush(self._ends, (end, transfer))
+        self._sum_ends += end
+        self.moved_bytes += nbytes
+        self.version += 1
+
+    def next_end(self) -> float:
+        """Return when the next transfer ends if none starts before; inf while idle."""
+        if not self._ends:
+            return math.inf
+        return self._at + max(0.0, self._ends[0][0] - self._served) / self._rate()
+
+    def finish(self, now_s: float) -> int:
+        """End the transfer that `next_end` spoke of, now; return its number."""
+        end, transfer = heapq.heappop(self._ends)
+        self._served, self._at = end, now_s
+        self._sum_ends -= end
+        self.version += 1
+        if not self._ends:
+            self._served = self._sum_ends = 0.0
+        return transfer
+
+    def cancel(self, now_s: float, transfer: int) -> float:
+        """Stop a transfer; return the bytes that have not moved, 0 if it had ended."""
+        self._advance(now_s)
+        for at, (end, number) in enumerate(self._ends):
+            if number == transfer:
+                self._ends[at] = self._ends[-1]
+                self._ends.pop()
+                heapq.heapify(self._ends)
+                self._sum_ends -= end
+                self.moved_bytes -= max(0.0, end - self._served)
+                self.version += 1
+                return max(0.0, end - self._served)
+        return 0.0
+
+    def queued_bytes(self, now_s: float) -> float:
+        """Return the bytes that wait to be moved, over all transfers."""
+        self._advance(now_s)
+        return max(0.0, self._sum_ends - len(self._ends) * self._served)
+
+    def _rate(self) -> float:
+        return min(self.each_bytes_per_s, self.bytes_per_s / len(self._ends))
+
+    def _advance(self, now_s: float) -> None:
+        if self._ends:
+            self._served += (now_s - self._at) * self._rate()
+        self._at = now_s
+
+
+class Writer:
+    """Bandwidth that writes use one after another, with a limit on how long they may wait."""
+
+    def __init__(self, bytes_per_s: float, wait_max_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.moved_bytes = 0.0
+        self._wait_max_s = wait_max_s
+        self._busy_until_s = 0.0
+
+    def room(self, now_s: float) -> float:
+        """Return how many more bytes may line up now."""
+        waiting_s = max(0.0, self._busy_until_s - now_s)
+        return max(0.0, self._wait_max_s - waiting_s) * self.bytes_per_s
+
+    def write(self, now_s: float, nbytes: float) -> None:
+        """Line up `nbytes`."""
+        self._busy_until_s = max(self._busy_until_s, now_s) + nbytes / self.bytes_per_s
+        self.moved_bytes += nbytes

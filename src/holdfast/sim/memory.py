@@ -1,0 +1,248 @@
+"""Modelled tiers behind one index: what is held where, and what leaves to make room.
+
+The index and the policies are those of the store (`index.Residency`, `policy`); only the bytes are
+missing. A row is a run of blocks (`sim.runs`), its place on a tier the number of its leading blocks
+that are held there. Each worker has a memory of its own tiers; the tiers that all workers share are
+one more. A row stays with its run for as long as the simulation lasts.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from holdfast.blocks.world import World
+from holdfast.index.residency import NOT_HERE, Residency
+from holdfast.policy.base import Eviction
+from holdfast.sim.link import Writer
+
+COMPUTED = 99
+"""Where a block comes from that no tier gave: further down than any tier."""
+
+
+class Entry(enum.Enum):
+    """When a block comes to lie on a tier."""
+
+    ENGINE = "engine"
+    """The engine's own memory: what it computed or was brought. Nothing is saved from there when it
+    leaves, unless the tier below takes what is evicted."""
+    STORE = "store"
+    """The store's first tier: what is saved, and what was brought from further down."""
+    BEHIND = "behind"
+    """What is saved, and what the tier above evicts and nobody below holds."""
+    ON_EVICTION = "on_eviction"
+    """What the tier above evicts and nobody below holds."""
+
+
+class Shelf:
+    """One modelled tier: `capacity` blocks, an order of eviction, ways in, and counters."""
+
+    def __init__(self, capacity: int, entry: Entry, eviction: Eviction, writer: Writer) -> None:
+        self.capacity = capacity
+        self.entry = entry
+        self.eviction = eviction
+        self.writer = writer
+        self.held = 0
+        self.peak = 0
+        self.written = 0
+        self.refused = 0
+        """Blocks that were not written because too many writes were waiting."""
+
+    def takes(self, source: int, number: int) -> bool:
+        """Return whether what came to the engine from tier `source` enters this tier."""
+        if self.entry is Entry.ON_EVICTION:
+            return False
+        if self.entry is Entry.BEHIND:
+            return source == COMPUTED
+        return source > number
+
+
+class Reach(NamedTuple):
+    """The leading blocks of a chain that a memory holds: their rows, and a tier for each block.
+
+    `whole` counts the rows that are held to their end; of one more, `part` blocks may be held.
+    """
+
+    rows: list[int]
+    tiers: list[int]
+    whole: int
+    part: int = 0
+
+
+class Memory:
+    """Tiers of one owner, fastest first. `below` is where blocks go that the last one evicts."""
+
+    def __init__(self, world: World, shelves: Sequence[Shelf], below: Memory | None = None) -> None:
+        self.index = Residency(max(1, len(shelves)))
+        self.shelves = shelves
+        self._world = world
+        self._below = below
+        self._parents: list[int] = []
+        self._lengths: list[int] = []
+
+    def cover(self, keys: Sequence[bytes]) -> Reach:
+        """Return how far the runs of these keys are held."""
+        found = self.index.cover(self._world, keys)
+        places, lengths = self.index.places, self._lengths
+        tiers: list[int] = []
+        for whole, (row, tier) in enumerate(zip(found.rows, found.tiers, strict=True)):
+            length, held = lengths[row], places[tier][row]
+            tiers += [tier] * held
+            for lower in range(tier + 1, len(places)) if held < length else ():
+                more = places[lower][row] - held
+                if more > 0:
+                    tiers += [lower] * more
+                    held += more
+            if held < length:
+                return Reach(found.rows[: whole + 1], tiers, whole, held)
+        return Reach(found.rows, tiers, len(found.rows))
+
+    def pin(self, rows: Iterable[int]) -> None:
+        """Keep rows where they are until `unpin`."""
+        leases = self.index.leases
+        for row in rows:
+            leases[row] += 1
+
+    def unpin(self, rows: Iterable[int]) -> None:
+        """Undo `pin`."""
+        leases = self.index.leases
+        for row in rows:
+            leases[row] -= 1
+
+    def rows(
+        self, keys: Sequence[bytes], lengths: Sequence[int], known: Sequence[int] = ()
+    ) -> list[int]:
+        """Return the rows of a chain of runs, made where they are new; `known` are the first."""
+        rows = list(known)
+        for depth in range(len(rows), len(keys)):
+            front = rows[-1] if rows else NOT_HERE
+            rows.append(self._row(keys[depth], front, depth, lengths[depth]))
+        return rows
+
+    def save(self, now_s: float, rows: Sequence[int], sources: Sequence[int]) -> None:
+        """Note that the engine has these runs, a whole chain, each come from tier `sources[i]`.
+
+        They are used now, on every tier that holds them, and enter those that take them.
+        """
+        lengths = self._lengths
+        self.pin(rows)
+        for number, shelf in enumerate(self.shelves):
+            column = self.index.places[number]
+            shelf.eviction.touch(rows, now_s)
+            wanted = [
+                (row, lengths[row])
+                for row, source in zip(rows, sources, strict=True)
+                if column[row] < lengths[row] and shelf.takes(source, number)
+            ]
+            if wanted:
+                self._put(now_s, number, wanted)
+        self.unpin(rows)
+
+    def take(self, now_s: float, upper: Memory, gone: Sequence[tuple[int, int]]) -> None:
+        """Take rows of `upper`, and so many blocks of each, that its last tier evicted."""
+        mine = [(self._counterpart(upper, row), blocks) for row, blocks in gone]
+        self._put(now_s, 0, mine)
+
+    def holds(self, key: bytes, blocks: int) -> bool:
+        """Return whether some tier holds the first `blocks` blocks of a run."""
+        row = self.index.find(key)
+        return row >= 0 and any(column[row] >= blocks for column in self.index.places)
+
+    def _row(self, key: bytes, front: int, depth: int, length: int) -> int:
+        parent = self._world.fingerprint if front < 0 else self._key(front)
+        row = self.index.add(self._world, key, parent, depth)
+        if row == len(self._parents):
+            self._parents.append(front)
+            self._lengths.append(length)
+        return row
+
+    def _counterpart(self, upper: Memory, row: int) -> int:
+        """Return my row for a row of `upper`, made with all in front of it where it is new."""
+        unknown: list[int] = []
+        mine = NOT_HERE
+        while row >= 0 and mine < 0:
+            mine = self.index.find(upper._key(row))
+            if mine < 0:
+                unknown.append(row)
+                row = upper._parents[row]
+        for new in reversed(unknown):
+            mine = self._row(upper._key(new), mine, upper.index.depths[new], upper._lengths[new])
+        return mine
+
+    def _put(self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]) -> None:
+        """Write rows, parents first, up to so many blocks each, as far as there is room."""
+        shelf, column = self.shelves[number], self.index.places[number]
+        size = self._world.record_bytes
+        self.pin(row for row, _ in wanted)
+        needed = sum(upto - max(0, column[row]) for row, upto in wanted)
+        allowed = int(min(needed, shelf.writer.room(now_s) / size))
+        shelf.refused += needed - allowed
+        left = fit = self._make_room(now_s, number, allowed)
+        entering: list[tuple[int, int]] = []
+        for row, upto in wanted:
+            held = max(0, column[row])
+            if left <= 0:
+                break
+            entering.append((row, min(upto, held + left)))
+            left -= upto - held
+        parents, names, insert = self._parents, self.index.keys, shelf.eviction.insert
+        for row, upto in reversed(entering):
+            if column[row] < 0:
+                insert(row, parents[row], names[row], now_s)
+            column[row] = upto
+        shelf.writer.write(now_s, fit * size)
+        shelf.written += fit
+        shelf.held += fit
+        shelf.peak = max(shelf.peak, shelf.held)
+        self.unpin(row for row, _ in wanted)
+
+    def _make_room(self, now_s: float, number: int, blocks: int) -> int:
+        """Evict until `blocks` fit; return how many do, since pinned rows stay."""
+        shelf, column, leases = self.shelves[number], self.index.places[number], self.index.leases
+        short = blocks - (shelf.capacity - shelf.held)
+        if short <= 0:
+            return blocks
+        lost: list[tuple[int, int]] = []
+        for row in shelf.eviction.victims(now_s):
+            if leases[row]:
+                continue
+            held = column[row]
+            falls = self._falls(number, row, held)
+            if held > short and not falls:  # its tail goes, the rest keeps its place in the order
+                column[row] = held - short
+                shelf.held -= short
+                short = 0
+                break
+            shelf.eviction.remove(row)
+            column[row] = NOT_HERE
+            shelf.held -= held
+            short -= held
+            if falls:
+                lost.append((row, held))
+            if short <= 0:
+                break
+        if lost:
+            self._fall(now_s, number, lost[::-1])
+        return blocks - max(0, short)
+
+    def _falls(self, number: int, row: int, blocks: int) -> bool:
+        """Return whether the tier below takes a row that leaves: nobody further down holds it."""
+        below, places = self._below, self.index.places
+        lower = [*self.shelves[number + 1 :], *(below.shelves if below else ())]
+        engine = self.shelves[number].entry is Entry.ENGINE
+        if not lower or (engine and lower[0].entry is not Entry.ON_EVICTION):
+            return False
+        if any(places[tier][row] >= blocks for tier in range(number + 1, len(self.shelves))):
+            return False
+        return below is None or not below.holds(self._key(row), blocks)
+
+    def _fall(self, now_s: float, number: int, lost: Sequence[tuple[int, int]]) -> None:
+        """Write rows that left a tier, parents first, to the next one."""
+        if number + 1 < len(self.shelves):
+            self._put(now_s, number + 1, lost)
+        elif self._below:
+            self._below.take(now_s, self, lost)
+
+    def _key(self, row: int) -> bytes:
+        return self.index.keys[row] or b""

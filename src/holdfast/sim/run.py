@@ -1,0 +1,374 @@
+"""Run a trace through a fleet: a discrete-event simulation on a clock turned by hand.
+
+A request arrives, is routed, covered (`index`), planned (`plan`); its blocks move over the links
+of their tiers while it waits; then it queues for the engine, which computes the rest. At its first
+token the whole chain is saved. Nothing here decides what the store decides: coverage, plan and
+eviction are the code that serves.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from holdfast.plan.planner import Planner, Question
+from holdfast.sim.fleet import Covered, Fleet
+from holdfast.sim.memory import COMPUTED
+from holdfast.sim.route import Ask, Router
+from holdfast.sim.runs import LONGEST, runs_of
+from holdfast.sim.trace import Floats, Ints, Longs, Trace
+from holdfast.sim.worker import Worker
+
+_MOVED, _FETCHED, _COMPUTED, _LATE, _ARRIVED = range(5)
+
+_PROGRESS_REQUESTS = 256
+
+
+class Setting(NamedTuple):
+    """How a trace is run: who decides, and whether sessions wait for their answers."""
+
+    planner: Planner
+    router: Router
+    closed_loop: bool = False
+    longest_run: int = LONGEST
+    """Blocks that move as one, at most; 1 simulates every block for itself."""
+
+
+class Requests(NamedTuple):
+    """What became of each of `n` requests, in the order of the trace; times in seconds."""
+
+    arrived_s: Floats
+    """[n] from the start of the run."""
+    looked_s: Floats
+    """[n] when its turn came: what is held was looked up, and planned."""
+    fetched_s: Floats
+    """[n] when the last block had come."""
+    started_s: Floats
+    """[n] when the engine began to compute."""
+    first_s: Floats
+    """[n] when the first token was there."""
+    worker: Ints
+    """[n] who computed it."""
+    held: Ints
+    """[n] leading blocks that some tier held."""
+    fetched: Longs
+    """[n, tiers] blocks that came from each tier."""
+    computed_tokens: Longs
+    """[n]"""
+    computed_s: Floats
+    """[n] seconds of prefill."""
+    saved_s: Floats
+    """[n] seconds of prefill that the fetched blocks made unnecessary."""
+    late: Ints
+    """[n] 1 where a fetch passed its deadline and was cut short."""
+
+
+class _Flight:
+    """One request between its arrival and its first token."""
+
+    def __init__(self, worker: Worker, keys: list[bytes], covered: Covered) -> None:
+        self.worker = worker
+        self.keys = keys
+        self.covered = covered
+        self.blocks = 0
+        """How many leading blocks are fetched."""
+        self.moving = 0
+        """Transfers under way."""
+        self.ready_s = 0.0
+        self.late_s = math.inf
+        self.tokens = 0
+        self.computed_tokens = 0
+        self.compute_s = 0.0
+
+
+class Simulation:
+    """One run of one trace through one fleet; both may be looked at afterwards."""
+
+    def __init__(self, trace: Trace, fleet: Fleet, setting: Setting) -> None:
+        self.trace = trace
+        self.fleet = fleet
+        self._setting = setting
+        self._result = _empty(trace.requests, len(fleet.names))
+        self._events: list[tuple[float, int, int, int, int]] = []
+        self._events_ever = 0
+        self._flights: dict[int, _Flight] = {}
+        self._runs = runs_of(trace, setting.longest_run)
+        self._lengths: list[int] = self._runs.lengths.tolist()
+        self._names = [run.to_bytes(4, "little") for run in range(len(self._lengths))]
+        self._after = _followers(trace) if setting.closed_loop else {}
+        self._arrivals = 0
+
+    def run(self, progress: Callable[[int], object] | None = None) -> Requests:
+        """Run to the last first token; `progress` is told now and then how many have arrived."""
+        waits = set(self._after.values())
+        heads = (n for n in range(self.trace.requests) if n not in waits)
+        for number in heads:
+            at_s = float(self.trace.time_s[number])
+            self._turn(at_s)
+            self._arrive(at_s, number)
+            if progress and self._arrivals % _PROGRESS_REQUESTS == 0:
+                progress(self._arrivals)
+        self._turn(math.inf)
+        return self._result
+
+    def _turn(self, until_s: float) -> None:
+        """Turn the clock until then; what happens at the same moment happens first."""
+        events = self._events
+        while events and events[0][0] <= until_s:
+            at_s, _, kind, number, version = heapq.heappop(events)
+            if kind == _MOVED:
+                self._moved(at_s, number, version)
+            elif kind == _FETCHED:
+                self._fetched(at_s, number)
+            elif kind == _COMPUTED:
+                self._computed(at_s, number)
+            elif kind == _LATE:
+                self._late(at_s, number)
+            else:
+                self._arrive(at_s, number)
+
+    def _at(self, at_s: float, kind: int, number: int, version: int = 0) -> None:
+        self._events_ever += 1
+        heapq.heappush(self._events, (at_s, self._events_ever, kind, number, version))
+
+    def _arrive(self, now_s: float, request: int) -> None:
+        """Choose a worker and stand in its line; nothing is looked up for sure before its turn."""
+        names, chain = self._names, self._runs.chain(request)
+        keys = [names[run] for run in chain]
+        tokens = int(self.trace.input_tokens[request])
+        number, covered = self._setting.router(self.fleet, Ask(self._arrivals, keys, tokens))
+        self._arrivals += 1
+        worker = self.fleet.workers[number]
+        worker.requests += 1
+        flight = self._flights[request] = _Flight(worker, keys, covered)
+        flight.tokens, flight.blocks = tokens, covered.blocks
+        self._expect(flight)
+        self._result.arrived_s[request] = now_s
+        self._result.worker[request] = number
+        worker.line.append(request)
+        self._look_up(now_s, worker)
+
+    def _look_up(self, now_s: float, worker: Worker) -> None:
+        """Cover and plan those whose turn it is, `fetch_ahead` of the engine at most."""
+        while worker.line and worker.ahead < self.fleet.hardware.engine.fetch_ahead:
+            request = worker.line.popleft()
+            flight = self._flights[request]
+            worker.ahead += 1
+            if now_s > self._result.arrived_s[request]:
+                flight.covered = self.fleet.cover(worker, flight.keys)
+            self._plan(now_s, flight)
+            worker.memory.pin(flight.covered.own)
+            if self.fleet.shared:
+                self.fleet.shared.pin(flight.covered.shared)
+            self._result.looked_s[request] = now_s
+            self._result.held[request] = flight.covered.blocks
+            self._fetch(now_s, request, flight)
+
+    def _plan(self, now_s: float, flight: _Flight) -> None:
+        fleet, covered, tokens = self.fleet, flight.covered, flight.tokens
+        hardware, flight.blocks = fleet.hardware, 0
+        if covered.blocks:
+            held_by_engine = self._leading_on_device(covered)
+            plan = self._setting.planner.plan(
+                Question(
+                    tiers=covered.tiers,
+                    block_bytes=hardware.world.record_bytes,
+                    block_tokens=self.trace.block_tokens,
+                    estimates=fleet.estimates(flight.worker, now_s),
+                    names=fleet.names,
+                    limit_s=hardware.engine.fetch_limit_s,
+                    cost=hardware.prefill,
+                    prompt_tokens=tokens,
+                    have_tokens=min(held_by_engine * self.trace.block_tokens, tokens - 1),
+                )
+            )
+            flight.blocks, flight.late_s = plan.blocks, now_s + plan.deadline_s
+        self._expect(flight)
+
+    def _leading_on_device(self, covered: Covered) -> int:
+        """Return how many leading blocks need no fetch: the engine has them."""
+        if self.fleet.names[0] != "device":
+            return 0
+        tiers = covered.tiers
+        return next((i for i, tier in enumerate(tiers) if tier), len(tiers))
+
+    def _expect(self, flight: _Flight) -> None:
+        """Work out what is left to compute, and let the engine's queue know.
+
+        At least one token is computed: the one whose answer is the first token out.
+        """
+        cost, tokens = self.fleet.hardware.prefill, flight.tokens
+        reused = max(0, min(flight.blocks * self.trace.block_tokens, tokens - 1))
+        before_s = flight.compute_s
+        flight.computed_tokens = tokens - reused
+        flight.compute_s = cost.seconds(tokens - reused, reused)
+        flight.worker.engine.expect(flight.compute_s - before_s)
+
+    def _fetch(self, now_s: float, request: int, flight: _Flight) -> None:
+        """Set the planned blocks in motion over every link on their way."""
+        fleet = self.fleet
+        rungs, nbytes = fleet.hardware.rungs, fleet.hardware.world.record_bytes
+        flight.ready_s = now_s
+        for tier, count in enumerate(self._counts(flight)):
+            if not count:
+                continue
+            flight.ready_s = max(flight.ready_s, now_s + rungs[tier].latency_s)
+            for number in flight.worker.links[tier]:
+                link = fleet.links[number]
+                link.start(now_s, count * nbytes, request * len(rungs) + tier)
+                self._watch(number)
+                flight.moving += 1
+        if flight.moving and flight.late_s < math.inf:
+            self._at(flight.late_s, _LATE, request)
+        self._settle(now_s, request, flight)
+
+    def _watch(self, number: int) -> None:
+        """Set an event for the next end of a transfer on this link, as things are."""
+        link = self.fleet.links[number]
+        if len(link):
+            self._at(link.next_end(), _MOVED, number, link.version)
+
+    def _counts(self, flight: _Flight) -> list[int]:
+        """Return how many blocks are fetched from each tier."""
+        counts = [0] * len(self.fleet.names)
+        for tier in flight.covered.tiers[: flight.blocks]:
+            counts[tier] += 1
+        return counts
+
+    def _moved(self, now_s: float, number: int, version: int) -> None:
+        """End a transfer, unless the link's pace has changed since the event was set."""
+        link, rungs = self.fleet.links[number], self.fleet.hardware.rungs
+        if link.version != version:
+            return
+        request, tier = divmod(link.finish(now_s), len(rungs))
+        self._watch(number)
+        flight = self._flights[request]
+        flight.moving -= 1
+        flight.ready_s = max(flight.ready_s, now_s + rungs[tier].latency_s)
+        self._settle(now_s, request, flight)
+
+    def _late(self, now_s: float, request: int) -> None:
+        """Cancel a fetch that is late: what has come counts, the rest is computed."""
+        flight = self._flights.get(request)
+        if flight is None or not flight.moving:
+            return
+        nbytes = self.fleet.hardware.world.record_bytes
+        landed = self._counts(flight)
+        for tier, count in enumerate(list(landed)):
+            for number in flight.worker.links[tier] if count else ():
+                link = self.fleet.links[number]
+                left = link.cancel(now_s, request * len(landed) + tier)
+                landed[tier] = min(landed[tier], count - math.ceil(left / nbytes))
+                self._watch(number)
+        whole = 0
+        for tier in flight.covered.tiers[: flight.blocks]:
+            landed[tier] -= 1
+            if landed[tier] < 0:
+                break
+            whole += 1
+        flight.blocks, flight.moving, flight.ready_s = whole, 0, now_s
+        self._result.late[request] = 1
+        self._expect(flight)
+        self._settle(now_s, request, flight)
+
+    def _settle(self, now_s: float, request: int, flight: _Flight) -> None:
+        """Go on once nothing moves any more."""
+        if flight.moving:
+            return
+        if flight.ready_s > now_s:
+            self._at(flight.ready_s, _FETCHED, request)
+        else:
+            self._fetched(now_s, request)
+
+    def _fetched(self, now_s: float, request: int) -> None:
+        flight = self._flights[request]
+        worker = flight.worker
+        self._result.fetched_s[request] = now_s
+        self._result.fetched[request] = self._counts(flight)
+        self._begin(now_s, worker, worker.engine.arrive(request, flight.compute_s))
+
+    def _begin(self, now_s: float, worker: Worker, started: list[tuple[int, float]]) -> None:
+        for request, seconds in started:
+            self._result.started_s[request] = now_s
+            self._at(now_s + seconds, _COMPUTED, request)
+            worker.ahead -= 1
+        if started:
+            self._look_up(now_s, worker)
+
+    def _computed(self, now_s: float, request: int) -> None:
+        """The first token is there: save the chain, let the next prefill begin."""
+        flight, result = self._flights.pop(request), self._result
+        self._save(now_s, request, flight)
+        flight.worker.requests -= 1
+        result.first_s[request] = now_s
+        result.computed_tokens[request] = flight.computed_tokens
+        result.computed_s[request] = flight.compute_s
+        saved_s = self.fleet.hardware.prefill.seconds(flight.tokens) - flight.compute_s
+        result.saved_s[request] = saved_s
+        worker = flight.worker
+        self._begin(now_s, worker, worker.engine.leave(flight.compute_s))
+        after = self._after.get(request)
+        if after is not None:
+            rate = self.fleet.hardware.engine.decode_tokens_per_s
+            answered_s = now_s + float(self.trace.output_tokens[request]) / rate
+            self._at(answered_s + float(self.trace.think_s[after]), _ARRIVED, after)
+
+    def _save(self, now_s: float, request: int, flight: _Flight) -> None:
+        """Save the whole chain: in the worker's memory, and behind it what that did not hold."""
+        covered, keys, fleet = flight.covered, flight.keys, self.fleet
+        lengths = [self._lengths[run] for run in self._runs.chain(request)]
+        sources = self._sources(flight, lengths)
+        memory = flight.worker.memory
+        memory.unpin(covered.own)
+        memory.save(now_s, memory.rows(keys, lengths, covered.own), sources)
+        if fleet.shared:
+            fleet.shared.unpin(covered.shared)
+            rows = fleet.shared.rows(keys, lengths)[covered.whole :]
+            behind = [s if s == COMPUTED else s - fleet.own for s in sources[covered.whole :]]
+            fleet.shared.save(now_s, rows, behind)
+
+    def _sources(self, flight: _Flight, lengths: list[int]) -> list[int]:
+        """Return for each run the tier that its last block came from."""
+        tiers, end, sources = flight.covered.tiers, 0, []
+        for length in lengths:
+            end += length
+            sources.append(tiers[end - 1] if end <= flight.blocks else COMPUTED)
+        return sources
+
+
+def _followers(trace: Trace) -> dict[int, int]:
+    """Map each request to the one of its session that waits for its answer."""
+    last: dict[int, int] = {}
+    after: dict[int, int] = {}
+    sessions, think_s = trace.session.tolist(), trace.think_s.tolist()
+    for number, (session, think) in enumerate(zip(sessions, think_s, strict=True)):
+        if session < 0:
+            continue
+        if session in last and think == think:  # noqa: PLR0124  # nan: not known
+            after[last[session]] = number
+        last[session] = number
+    return after
+
+
+def _empty(requests: int, tiers: int) -> Requests:
+    def times() -> Floats:
+        return np.zeros(requests, np.float64)
+
+    return Requests(
+        arrived_s=times(),
+        looked_s=times(),
+        fetched_s=times(),
+        started_s=times(),
+        first_s=times(),
+        worker=np.zeros(requests, np.int32),
+        held=np.zeros(requests, np.int32),
+        fetched=np.zeros((requests, tiers), np.int64),
+        computed_tokens=np.zeros(requests, np.int64),
+        computed_s=times(),
+        saved_s=times(),
+        late=np.zeros(requests, np.int32),
+    )

@@ -1,0 +1,67 @@
+"""`holdfast sim` end to end, on a trace small enough to know the answer."""
+
+import gzip
+import json
+
+import pytest
+
+from holdfast.cli import main
+
+LADDER = """
+engine: {prefill: {a: 0.01, b: 0.001}}
+token_bytes: 1000
+tiers:
+  - {kind: host, capacity: 1 MiB}
+  - {kind: disk, capacity: 100 MiB, read_bytes_per_s: 1e9}
+"""
+
+
+@pytest.fixture
+def files(tmp_path):
+    ladder, trace = tmp_path / "small.yaml", tmp_path / "made.jsonl.gz"
+    ladder.write_text(LADDER)
+    lines = [
+        {"timestamp": 0, "input_length": 1_024, "output_length": 10, "hash_ids": [0, 1]},
+        {"timestamp": 9_000, "input_length": 1_536, "output_length": 10, "hash_ids": [0, 1, 2]},
+    ]
+    trace.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
+    return [str(trace), "--ladder", str(ladder)]
+
+
+def test_figures_come_as_rows_and_as_a_table(files, tmp_path, capsys):
+    out = tmp_path / "sim.json"
+    assert main(["sim", *files, "--json", str(out)]) == 0
+    rows = {row["what"]: row for row in json.loads(out.read_text())["rows"]}
+    assert rows["sim.hit.tokens"]["value"] == pytest.approx(1_024 / 2_560)
+    assert rows["sim.best.tokens"]["value"] == pytest.approx(1_024 / 2_560)
+    assert rows["sim.tier.0.host"]["blocks"] + rows["sim.tier.1.disk"]["blocks"] == 2
+    assert rows["sim.ttft.p99"]["value"] == pytest.approx(0.01 + 1.024, rel=0.01)
+    assert rows["sim.curve.lru"]["points"][-1] == [3, pytest.approx(0.4)]
+    shown = capsys.readouterr().out
+    assert "host" in shown
+    assert "hit tokens" in shown
+
+
+def test_json_on_standard_output_is_nothing_but_json(files, capsys):
+    assert main(["sim", *files, "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "sim"
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--router", "coin"], "--router: 'coin' is not known; use one of: round_robin"),
+        (["--workers", "0"], "--workers: 0 is not within 1 and 1,000"),
+        (["--model", "nobody"], "model 'nobody': not one of"),
+    ],
+)
+def test_wrong_options_are_named(files, more, says, capsys):
+    assert main(["sim", *files, *more]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_an_unknown_trace_names_the_shipped_ones(files, capsys):
+    assert main(["sim", "nosuch", *files[1:]]) != 0
+    assert "nosuch: no such file, nor a shipped trace; those are: conversation" in (
+        capsys.readouterr().err
+    )

@@ -1,0 +1,123 @@
+"""A ladder file is refused with the path of the key, the value and a remedy."""
+
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.sim.hardware import UNBOUNDED, resolve
+from holdfast.sim.ladder import parse_ladder, read_ladder
+from holdfast.sim.model import load_model
+from holdfast.sim.profile import shipped
+
+HOST = {"kind": "host", "capacity": "1 GiB"}
+
+
+def test_a_ladder_takes_its_figures_from_the_profile():
+    ladder = parse_ladder(
+        {
+            "engine": {"gpu": "H100x8"},
+            "tiers": [
+                {"kind": "host", "medium": "ddr5", "units": 16},
+                {"kind": "disk", "medium": "nvme-tlc", "units": 2, "latency_s": 0.001},
+                {"kind": "object", "medium": "s3-express", "units": 100},
+            ],
+        }
+    )
+    found = resolve(ladder, shipped(), 64, load_model("Llama-3.1-70B"))
+    host, disk, cloud = found.rungs
+    assert host.read_bytes_per_s == 8 * 54e9  # the GPUs' own links are slower than 16 channels
+    assert host.blocks == int(16 * 64e9) // found.world.record_bytes
+    assert (disk.read_bytes_per_s, disk.latency_s) == (28e9, 0.001)
+    assert cloud.blocks == UNBOUNDED
+    assert found.world.payload_bytes == 327_680 * 64
+    # a 70B model at half of the peak of eight H100: 2 * 70.6e9 FLOP a token, and attention
+    assert found.prefill.seconds(2_048) == pytest.approx(0.02 + 2_048 * 141e9 / 3.956e15, rel=0.02)
+
+
+def test_what_the_file_says_goes_before_the_profile():
+    tier = {"kind": "disk", "medium": "nvme-tlc", "read_bytes_per_s": "1e9", "capacity_tokens": 640}
+    found = resolve(
+        parse_ladder({"engine": {"prefill": {"b": 1e-4}}, "tiers": [tier]}), shipped(), 64
+    )
+    assert found.rungs[0].read_bytes_per_s == 1e9
+    assert found.rungs[0].blocks == 10
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ([], "holds list, not key: value lines"),
+        ({"tiers": []}, "tiers: is empty; name at least one of device, host"),
+        ({"tiers": [{"kind": "tape"}]}, r"tiers.0.kind: 'tape': .*; use one of: device, host"),
+        ({"tiers": [{**HOST, "colour": 1}]}, r"tiers.0: .*'colour'; remove it; known here: kind"),
+        ({"tiers": [{**HOST, "capacity": "big"}]}, r"tiers.0.capacity: 'big': not a size"),
+        (
+            {"tiers": [{**HOST, "read_bytes_per_s": 0}]},
+            "tiers.0.read_bytes_per_s: 0 moves nothing; it must be above 0, or remove it",
+        ),
+        ({"tiers": [{**HOST, "write_bytes_per_s": -1}]}, "tiers.0.write_bytes_per_s: -1 moves"),
+        ({"tiers": [{**HOST, "latency_s": -1}]}, "tiers.0.latency_s: -1 must be 0 or more"),
+        ({"tiers": [{**HOST, "units": 0}]}, "tiers.0.units: 0 holds nothing"),
+        ({"tiers": [{**HOST, "capacity_tokens": 9}]}, "tiers.0.capacity: 1 GiB, and capacity_tok"),
+        ({"tiers": [{**HOST, "worker_bytes_per_s": 9}]}, "worker_bytes_per_s: a host belongs to"),
+        (
+            {"tiers": [{**HOST, "kind": "disk"}, HOST]},
+            "tiers.1.kind: 'host' stands behind 'disk'; put the fastest first",
+        ),
+        (
+            {"tiers": [{**HOST, "kind": "pool"}, {**HOST, "kind": "pool"}]},
+            "tiers.0.kind: a second 'pool'; a ladder has one",
+        ),
+        ({"tiers": [HOST], "engine": {"prefill": {"b": -1}}}, "engine.prefill.b: -1 must be 0"),
+        ({"tiers": [HOST], "engine": {"decode_tokens_per_s": 0}}, "engine.decode_tokens_per_s: 0"),
+        ({"tiers": [HOST], "engine": {"utilisation": 2}}, "engine.utilisation: 2 must be above 0"),
+        ({"tiers": [HOST], "token_bytes": 0}, "token_bytes: 0 must be above 0"),
+        ({}, "tiers.*; add it"),
+    ],
+)
+def test_a_wrong_ladder_is_refused(data, says):
+    with pytest.raises(ConfigError, match=rf"^ladder: .*{says}|^ladder: {says}"):
+        parse_ladder(data)
+
+
+@pytest.mark.parametrize(
+    ("tier", "says"),
+    [
+        (
+            {"kind": "host", "capacity": 10_000},
+            "tiers.0.capacity: 9.766 KiB is less than one block of 64 tokens, 64 KiB; raise it",
+        ),
+        ({"kind": "host", "capacity_tokens": 63}, "tiers.0.capacity_tokens: 63 is less than one"),
+        ({"kind": "host"}, "tiers.0.capacity: is missing; add it"),
+        ({"kind": "host", "medium": "granite"}, "tiers.0.medium 'granite': not known; one of hbm"),
+        (
+            {"kind": "host", "medium": "nvme-tlc"},
+            "tiers.0.medium: 'nvme-tlc' is for a disk tier, not for host; use one of: ddr5, cxl",
+        ),
+    ],
+)
+def test_a_tier_that_can_not_be_is_refused(tier, says):
+    ladder = parse_ladder({"tiers": [tier], "token_bytes": 1_000, "engine": {"prefill": {}}})
+    with pytest.raises(ConfigError, match=says):
+        resolve(ladder, shipped(), 64)
+
+
+def test_what_model_and_gpu_do_not_say_is_asked_for():
+    bare = parse_ladder({"tiers": [HOST]})
+    with pytest.raises(ConfigError, match="token_bytes: is missing; add it, or name a model"):
+        resolve(bare, shipped(), 64)
+    with pytest.raises(ConfigError, match=r"engine\.prefill: is missing; add its a, b and c, or"):
+        resolve(bare, shipped(), 64, load_model("Qwen3-8B"))
+    wrong = parse_ladder({"tiers": [HOST], "engine": {"gpu": "Z80"}})
+    with pytest.raises(ConfigError, match=r"engine\.gpu: gpu 'Z80': not a known one"):
+        resolve(wrong, shipped(), 64, load_model("Qwen3-8B"))
+
+
+def test_a_file_that_is_no_yaml_is_named(tmp_path):
+    file = tmp_path / "ladder.yaml"
+    with pytest.raises(ConfigError, match=r"ladder\.yaml: can not be read as YAML"):
+        read_ladder(str(file))
+    file.write_text("tiers: [")
+    with pytest.raises(ConfigError, match=r"ladder\.yaml: can not be read as YAML"):
+        read_ladder(str(file))
+    file.write_text("tiers:\n  - {kind: host, capacity: 1 GiB}\n")
+    assert read_ladder(str(file)).name == "ladder"

@@ -1,0 +1,210 @@
+"""A simulation counts, queues and moves as its model says."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.plan.planner import BestCut, FetchHeld
+from holdfast.policy.leaf import LeafLru
+from holdfast.sim.curve import curve
+from holdfast.sim.fleet import Fleet
+from holdfast.sim.formats.load import load
+from holdfast.sim.hardware import resolve
+from holdfast.sim.ladder import parse_ladder
+from holdfast.sim.profile import shipped
+from holdfast.sim.route import ROUTERS
+from holdfast.sim.run import Setting, Simulation
+from holdfast.sim.trace import Requests, arrange
+
+TRACES = Path(__file__).resolve().parents[2] / "traces"
+AT_ONCE = {"prefill": {}}
+HELD = Setting(FetchHeld(), ROUTERS["round_robin"])
+
+
+def trace_of(chains, times=None, block_tokens=4, think=None, session=None):
+    n = len(chains)
+    counts = np.array([len(chain) for chain in chains], np.int64)
+    requests = Requests(
+        np.arange(n, dtype=np.float64) if times is None else np.array(times, np.float64),
+        counts * block_tokens,
+        np.full(n, 10, np.int64),
+        np.full(n, -1, np.int32) if session is None else np.array(session, np.int32),
+        np.full(n, np.nan) if think is None else np.array(think, np.float64),
+    )
+    ids = np.array([i for chain in chains for i in chain], np.int64)
+    return arrange("made", block_tokens, requests, counts, ids)
+
+
+def fleet_of(tiers, engine=AT_ONCE, workers=1, block_tokens=4, token_bytes=1_000):
+    ladder = parse_ladder({"tiers": tiers, "engine": engine, "token_bytes": token_bytes})
+    return Fleet(resolve(ladder, shipped(), block_tokens), workers, lambda _: LeafLru())
+
+
+def host(blocks, **more):
+    return {"kind": "host", "capacity_tokens": 4 * blocks, **more}
+
+
+def token_hit(trace, found):
+    tokens = np.minimum(found.fetched.sum(axis=1) * trace.block_tokens, trace.input_tokens)
+    return tokens.sum() / trace.input_tokens.sum()
+
+
+@pytest.mark.parametrize("longest", [1, 64])
+@pytest.mark.parametrize("blocks", [1_000, 5_860, 19_532])
+def test_one_tier_hits_what_the_exact_curve_says(longest, blocks):
+    trace = load(TRACES / "mooncake_synthetic_trace.jsonl.gz")
+    fleet = fleet_of([{"kind": "host", "capacity_tokens": 512 * blocks}], block_tokens=512)
+    found = Simulation(trace, fleet, HELD._replace(longest_run=longest)).run()
+    assert token_hit(trace, found) == pytest.approx(curve(trace).token_hit(blocks), abs=1e-12)
+
+
+@st.composite
+def grown(draw):
+    chains, fresh = [], 0
+    for _ in range(draw(st.integers(1, 25))):
+        front = draw(st.sampled_from(chains)) if chains and draw(st.booleans()) else []
+        kept = front[: draw(st.integers(0, len(front)))]
+        more = draw(st.integers(0 if kept else 1, 6))
+        chains.append([*kept, *range(fresh, fresh + more)])
+        fresh += more
+    return chains
+
+
+@given(grown(), st.integers(1, 30), st.sampled_from([1, 3, 64]))
+def test_one_tier_is_exact_on_any_trace(chains, blocks, longest):
+    trace = trace_of(chains)
+    found = Simulation(trace, fleet_of([host(blocks)]), HELD._replace(longest_run=longest)).run()
+    assert token_hit(trace, found) == pytest.approx(curve(trace).token_hit(blocks))
+
+
+@settings(max_examples=60)
+@given(
+    grown(),
+    st.lists(st.integers(1, 12), min_size=4, max_size=4),
+    st.sampled_from(["behind", "on_eviction"]),
+    st.integers(1, 3),
+)
+def test_tiers_never_hold_more_than_they_can_nor_lose_count(chains, sizes, write, workers):
+    kinds = ["device", "host", "disk", "pool"]
+    tiers = [
+        {"kind": kind, "capacity_tokens": 4 * size, "write": write, "read_bytes_per_s": 1e5}
+        for kind, size in zip(kinds, sizes, strict=True)
+    ]
+    trace, fleet = trace_of(chains), fleet_of(tiers, workers=workers)
+    found = Simulation(trace, fleet, HELD).run()
+    for tier, size in enumerate(sizes):
+        for number, shelf in enumerate(fleet.shelves(tier)):
+            memory = fleet.shared if tier == 3 else fleet.workers[number].memory
+            column = memory.index.places[0 if tier == 3 else tier]
+            assert shelf.held == sum(place for place in column if place > 0)
+            assert shelf.held <= shelf.peak <= size
+    assert (found.fetched.sum(axis=1) <= np.diff(trace.starts)).all()
+    for memory in [fleet.shared, *(worker.memory for worker in fleet.workers)]:
+        assert not any(memory.index.leases)
+    assert not any(len(link) for link in fleet.links)
+    assert all(worker.requests == worker.ahead == 0 for worker in fleet.workers)
+    assert all(abs(worker.engine.backlog_s) < 1e-9 for worker in fleet.workers)
+
+
+def test_the_engine_takes_one_after_another():
+    engine = {"prefill": {"a": 1.0, "b": 0.25}}
+    trace = trace_of([[0, 1], [2, 3], [4]], times=[0.0, 0.0, 10.0])
+    found = Simulation(trace, fleet_of([host(9)], engine), HELD).run()
+    assert found.started_s.tolist() == [0.0, 3.0, 10.0]
+    assert found.first_s.tolist() == [3.0, 6.0, 12.0]
+
+
+def test_two_prefills_at_once_finish_side_by_side():
+    engine = {"prefill": {"a": 1.0, "b": 0.25}, "prefills_at_once": 2}
+    trace = trace_of([[0, 1], [2, 3], [4]], times=[0.0, 0.0, 0.0])
+    found = Simulation(trace, fleet_of([host(9)], engine), HELD).run()
+    assert found.first_s.tolist() == [3.0, 3.0, 5.0]
+
+
+def test_blocks_take_their_time_over_the_link():
+    engine = {"prefill": {"b": 100.0}}
+    fleet = fleet_of([host(99, latency_s=0.5, read_bytes_per_s=4_096.0)], engine)
+    trace = trace_of([[0, 1, 2, 3], [0, 1, 2, 3, 4]], times=[0.0, 5_000.0])
+    found = Simulation(trace, fleet, Setting(BestCut(), ROUTERS["round_robin"])).run()
+    block = fleet.hardware.world.record_bytes
+    assert found.fetched[1].tolist() == [4]
+    assert found.fetched_s[1] - found.looked_s[1] == pytest.approx(0.5 + 4 * block / 4_096)
+    assert found.first_s[1] - found.fetched_s[1] == pytest.approx(400.0)
+    assert found.saved_s[1] == pytest.approx(1_600.0)
+
+
+def test_what_is_not_worth_fetching_is_computed():
+    engine = {"prefill": {"b": 1e-6}}
+    fleet = fleet_of([host(99, latency_s=5.0)], engine)
+    trace = trace_of([[0, 1, 2], [0, 1, 2]], times=[0.0, 9.0])
+    found = Simulation(trace, fleet, Setting(BestCut(), ROUTERS["round_robin"])).run()
+    assert found.held.tolist() == [0, 3]
+    assert found.fetched.sum() == 0
+
+
+def test_a_late_fetch_is_cut_short_and_the_rest_is_computed():
+    # Each of ten expects those before it to be served first, but they all share the link.
+    engine = {"prefill": {"b": 3.2}, "prefills_at_once": 20, "fetch_ahead": 20}
+    fleet = fleet_of([host(99, read_bytes_per_s=4_096.0)], engine)
+    chain = list(range(8))
+    trace = trace_of([chain] * 11, times=[0.0, *[200.0] * 10])
+    found = Simulation(trace, fleet, Setting(BestCut(), ROUTERS["round_robin"])).run()
+    late = found.late.astype(bool)
+    assert late.any()
+    assert (found.fetched[late].sum(axis=1) < 8).all()
+    assert (found.first_s[1:] - found.arrived_s[1:] < 2 * 3.2 * 32).all()
+
+
+def test_a_pool_is_shared_and_a_host_is_not():
+    trace = trace_of([[0, 1], [0, 1]])
+    for kind, fetched in (("host", 0), ("pool", 2)):
+        tiers = [{"kind": kind, "capacity_tokens": 40}]
+        found = Simulation(trace, fleet_of(tiers, workers=2), HELD).run()
+        assert found.worker.tolist() == [0, 1]
+        assert found.fetched[1].sum() == fetched
+
+
+def test_what_a_tier_evicts_goes_down_the_ladder():
+    tiers = [host(2), {"kind": "disk", "capacity_tokens": 40, "write": "on_eviction"}]
+    trace = trace_of([[0, 1], [2, 3], [0, 1]])
+    fleet = fleet_of(tiers)
+    found = Simulation(trace, fleet, HELD).run()
+    assert found.fetched.tolist() == [[0, 0], [0, 0], [0, 2]]
+    assert [shelf.written for tier in (0, 1) for shelf in fleet.shelves(tier)] == [6, 4]
+
+
+def test_too_many_writes_are_refused():
+    slow = {"kind": "disk", "capacity_tokens": 40, "write_bytes_per_s": 1.0, "write_wait_s": 10_000}
+    fleet = fleet_of([host(1), slow])
+    Simulation(trace_of([[0, 1, 2]]), fleet, HELD).run()
+    shelf = fleet.shelves(1)[0]
+    assert (shelf.held, shelf.refused) == (1, 2)
+
+
+def test_in_a_closed_loop_the_next_request_waits_for_the_answer():
+    engine = {"prefill": {"b": 1.0}, "decode_tokens_per_s": 10.0}
+    times, think = [0.0, 1.0, 2.0], [np.nan, 3.0, 3.0]
+    trace = trace_of([[0], [0, 1], [5]], times, think=think, session=[0, 0, -1])
+    closed = Simulation(trace, fleet_of([host(9)], engine), HELD._replace(closed_loop=True)).run()
+    # first token at 4 s, 10 tokens at 10 a second, then 3 s of thinking
+    assert closed.arrived_s.tolist() == [0.0, 8.0, 2.0]
+    opened = Simulation(trace, fleet_of([host(9)], engine), HELD).run()
+    assert opened.arrived_s.tolist() == times
+
+
+def test_routers_choose_as_they_say():
+    engine = {"prefill": {"b": 1.0}}
+    chains = [[0, 1], [2], [0, 1, 3]]
+    chosen = {}
+    for name, router in ROUTERS.items():
+        trace = trace_of(chains, times=[0.0, 1.0, 50.0])
+        fleet = fleet_of([host(99)], engine, workers=2)
+        found = Simulation(trace, fleet, Setting(FetchHeld(), router)).run()
+        chosen[name] = found.worker.tolist()
+    assert chosen["round_robin"] == [0, 1, 0]
+    assert chosen["least_queue"] == [0, 1, 0]
+    assert chosen["longest_prefix"][2] == chosen["longest_prefix"][0]
+    assert chosen["soonest"] == [0, 1, 0]
