@@ -211,11 +211,31 @@ def test_recorded_events(read) -> None:
     assert trace.session.tolist() == [0, -1]
 
 
+def test_a_folder_is_read_as_one_file(tmp_path) -> None:
+    (tmp_path / "README.md").write_text("not a trace")
+    for at, session in enumerate(SESSIONS):
+        (tmp_path / f"{at}.json").write_text(json.dumps(session))
+    trace = load(tmp_path, Reading(window_s=0.0))
+    assert trace.session.tolist() == [0, 1, 0, 1, 0]
+    (tmp_path / "1.json").write_text(json.dumps(SESSIONS[2] | {"block_size": 8}))
+    with pytest.raises(TraceError, match=r"/1.json:1: block_size 8 after 4"):
+        load(tmp_path)
+
+
+def test_a_folder_without_traces_is_refused(tmp_path) -> None:
+    with pytest.raises(TraceError, match=r"no .json, .jsonl or .csv file in this folder"):
+        load(tmp_path)
+
+
+def test_a_byte_order_mark_is_passed_over(read) -> None:
+    assert read(b"\xef\xbb\xbf" + GOOD).requests == 3
+
+
 def test_unsorted_requests_are_sorted_with_a_warning(read, caplog) -> None:
     trace = read(jsonl([MOONCAKE[1], MOONCAKE[0], MOONCAKE[2]]))
     assert trace.time_s.tolist() == [0.0, 3.0, 3.0]
     assert chains(trace) == [[0, 1], [0, 2], [0, 1]]
-    assert "traffic:2: arrives before the request above" in caplog.text
+    assert caplog.text.count("traffic:2: arrives before the request above") == 1
 
 
 def without(row: dict, name: str) -> dict:

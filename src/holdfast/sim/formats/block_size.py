@@ -43,8 +43,8 @@ def held(rows: Rows, size: int) -> int:
 
 
 def _lengths(rows: Rows) -> tuple[Longs, Longs]:
-    tokens = rows.requests().input_tokens
-    return np.array(rows.counts, np.int64), tokens
+    rows.refuse_none()
+    return np.array(rows.counts, np.int64), np.array(rows.input_tokens, np.int64)
 
 
 def _fit(counts: Longs, tokens: Longs, size: int) -> Bools:

@@ -75,17 +75,20 @@ class Rows:
         """A number for this session; -1 for no session."""
         return UNKNOWN if name is None else self._sessions.setdefault(name, len(self._sessions))
 
-    def requests(self) -> Requests:
-        """The columns without the ids, in the order of the file; warns where that isn't by time."""
+    def refuse_none(self) -> None:
+        """Refuse a file without a request."""
         if not self.lines:
             raise self.source.fault(0, "no requests in it; is it the right file?")
+
+    def requests(self) -> Requests:
+        """The columns without the ids, in the order of the file; warns where that isn't by time."""
+        self.refuse_none()
         time_s = np.array(self.time_s)
         back = np.flatnonzero(np.diff(time_s) < 0)
         if len(back):
             _log.warning(
-                "%s:%d: arrives before the request above, as %d others do; sorted by time",
-                self.source.path,
-                self.lines[int(back[0]) + 1],
+                "%s: arrives before the request above, as %d others do; sorted by time",
+                self.source.place(self.lines[int(back[0]) + 1]),
                 len(back) - 1,
             )
         return Requests(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import re
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TypeVar, cast
@@ -16,32 +18,61 @@ from holdfast.errors import TraceError
 HEAD_BYTES = 1 << 16
 _GZIP = b"\x1f\x8b"
 _FIELD = re.compile(rb'"([A-Za-z_]\w*)"\s*:')
+_TRACE = re.compile(r"\.(jsonl?|csv)(\.gz)?$")
 _Line = TypeVar("_Line")
 
 
 class Source:
-    """One file; every error raised here or made by `fault` is a `TraceError` that names it."""
+    """One file, or a folder of files read in the order of their names as if they were one.
+
+    Every error raised here or made by `fault` is a `TraceError` that names file and line.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._files: list[Path] = []
+        self._begins: list[int] = []
 
     @property
     def name(self) -> str:
         """The file's name without its endings."""
         return self.path.name.partition(".")[0]
 
+    def place(self, line: int) -> str:
+        """File and line of a line that `lines` numbered; line 0 is all of it."""
+        at = bisect_left(self._begins, line) - 1
+        return f"{self._files[at]}:{line - self._begins[at]}" if line else str(self.path)
+
     def fault(self, line: int, what: str) -> TraceError:
         """An error at one line; line 0 is the file as a whole."""
-        return TraceError(f"{self.path}:{line}: {what}" if line else f"{self.path}: {what}")
+        return TraceError(f"{self.place(line)}: {what}")
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Every line that isn't blank, with its number from 1 on; streamed."""
+        """Every line that isn't blank, numbered from 1 on through all files; streamed."""
         number = 0
+        self._files, self._begins = [], []
+        for file in self._listed():
+            self._files.append(file)
+            self._begins.append(number)
+            for line in self._read(file, number):
+                number += 1
+                if not line.isspace():
+                    yield number, line
+
+    def _listed(self) -> list[Path]:
+        if not self.path.is_dir():
+            return [self.path]
+        files = [file for file in sorted(self.path.iterdir()) if _TRACE.search(file.name)]
+        if not files:
+            raise self.fault(0, "no .json, .jsonl or .csv file in this folder, plain or .gz")
+        return files
+
+    def _read(self, file: Path, before: int) -> Iterator[bytes]:
+        number = before
         try:
-            with self._opened() as file:
-                for number, line in enumerate(file, 1):
-                    if not line.isspace():
-                        yield number, line
+            with _opened(file) as lines:
+                for number, line in enumerate(lines, before + 1):
+                    yield line.removeprefix(codecs.BOM_UTF8) if number == before + 1 else line
         except EOFError:
             raise self.fault(
                 number + 1, "the gzip data ends early: the file is cut; fetch it again"
@@ -51,7 +82,7 @@ class Source:
                 number + 1, f"the gzip data is damaged ({error}); fetch the file again"
             ) from None
         except OSError as error:
-            raise self.fault(0, f"can not be read: {error.strerror}") from None
+            raise TraceError(f"{file}: can not be read: {error.strerror}") from None
 
     def whole(self) -> bytes:
         """The file in one piece."""
@@ -84,13 +115,15 @@ class Source:
                 number, f"not JSON ({error}): is the file cut? Correct or remove the line"
             ) from None
 
-    def _opened(self) -> IO[bytes]:
-        with self.path.open("rb") as file:
-            packed = file.read(2) == _GZIP
-        return cast(IO[bytes], gzip.open(self.path)) if packed else self.path.open("rb")
+
+def _opened(file: Path) -> IO[bytes]:
+    """The file, unpacked if it is packed."""
+    with file.open("rb") as opened:
+        packed = opened.read(2) == _GZIP
+    return cast(IO[bytes], gzip.open(file)) if packed else file.open("rb")
 
 
 def columns(header: bytes) -> list[str]:
     """The column names in the first line of a CSV file."""
-    text = header.decode("utf-8-sig", errors="replace")
+    text = header.decode(errors="replace")
     return [name.strip().strip('"') for name in text.split(",")]

@@ -19,8 +19,12 @@ class Table:
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """Line numbers and cells, header left out."""
+        header = b""
         for number, line in self.source.lines():
+            if line == header:  # every file of a folder has one
+                continue
             if not self._at:
+                header = line
                 self._at = {name: at for at, name in enumerate(columns(line))}
                 continue
             self._line = number
