@@ -1,9 +1,10 @@
 """The bound is that of a plain replay with knowledge of the future, and nothing beats it."""
 
 import math
+from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from holdfast.sim.belady import belady
@@ -48,6 +49,30 @@ def test_it_lies_between_lru_and_a_store_without_end(any_trace, data) -> None:
     for bound in belady(trace, list(range(trace.unique + 1))):
         most = lru.block_hit(trace.unique)
         assert lru.block_hit(bound.capacity_blocks) <= bound.block_hit <= most
+
+
+def best(trace: Trace, capacity: int) -> int:
+    """The most hit blocks over every way to choose what stays after each request."""
+    reached = {frozenset[int](): 0}
+    for request in range(trace.requests):
+        chain = trace.chain(request).tolist()
+        after: dict[frozenset[int], int] = {}
+        for store, hits in reached.items():
+            held = next((i for i, block in enumerate(chain) if block not in store), len(chain))
+            there = store | set(chain)
+            for stays in combinations(sorted(there), min(capacity, len(there))):
+                kept = frozenset(stays)
+                after[kept] = max(after.get(kept, 0), hits + held)
+        reached = after
+    return max(reached.values())
+
+
+@given(data=st.data(), capacity=st.integers(0, 3))
+def test_no_choice_of_what_stays_hits_more_blocks(any_trace, data, capacity) -> None:
+    trace = data.draw(any_trace)
+    assume(trace.unique <= 12)
+    (bound,) = belady(trace, [capacity])
+    assert bound.block_hit == best(trace, capacity) / (trace.blocks or 1)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from holdfast.errors import (
     HoldfastError,
     NodeGoneError,
     RefusedError,
+    TraceError,
 )
 
 VERBS = {
@@ -39,8 +40,8 @@ NO_NODE = 4
 INTERRUPTED = 130
 
 _EXIT_CODES = """\
-exit codes: 0 all is well; 1 a check or a step failed; 2 wrong usage, configuration or data
-folder; 3 in use by another node; 4 no node answers, or it refuses; 130 interrupted"""
+exit codes: 0 all is well; 1 a check or a step failed; 2 wrong usage, configuration, trace or
+data folder; 3 in use by another node; 4 no node answers, or it refuses; 130 interrupted"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _exit_code(error: HoldfastError) -> int:
-    if isinstance(error, ConfigError | FormatError):
+    if isinstance(error, ConfigError | FormatError | TraceError):
         return USAGE
     if isinstance(error, BusyError):
         return BUSY

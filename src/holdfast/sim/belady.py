@@ -20,7 +20,7 @@ from holdfast.sim.trace import Trace
 
 
 class Bound(NamedTuple):
-    """The most that any policy can hit in a store of this many blocks."""
+    """The most blocks that any policy can hit in a store of this many, and the tokens in them."""
 
     capacity_blocks: int
     token_hit: float

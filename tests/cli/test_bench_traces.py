@@ -1,0 +1,53 @@
+"""`holdfast bench traces` holds what it counts against what others published."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import bench_traces, main
+
+pytest.importorskip("rich")
+
+TRACES = Path(__file__).resolve().parents[2] / "traces"
+SYNTHETIC = TRACES / "mooncake_synthetic_trace.jsonl.gz"
+
+
+@pytest.fixture(autouse=True)
+def _no_clock(monkeypatch):
+    """Speed is no matter of a test."""
+    monkeypatch.setattr(bench_traces, "SPEED_GOAL", 0.0)
+
+
+def figures(tmp_path, *paths: Path) -> tuple[int, dict[str, dict]]:
+    out = tmp_path / "out.json"
+    status = main(["bench", "traces", *map(str, paths), "--json", str(out)])
+    return status, {row["what"]: row for row in json.loads(out.read_text())["rows"]}
+
+
+def test_published_curves_are_met(tmp_path) -> None:
+    status, rows = figures(tmp_path, SYNTHETIC)
+    assert status == 0
+    assert [rows[f"synthetic.lru_{share}%"]["ok"] for share in (1, 5, 10, 25, 50)] == [True] * 5
+    assert rows["synthetic.lru_half"]["limit"] > rows["synthetic.lru_half"]["value"] > 0.32
+    assert "synthetic.ttl_300_s" in rows
+    assert "synthetic.ttl_3600_s" not in rows  # the trace is shorter
+
+
+def test_a_figure_out_of_tolerance_is_exit_code_1(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(bench_traces.SURVEY, "synthetic", (0.05, 0.155, 0.26, 0.443, 0.589))
+    status, rows = figures(tmp_path, SYNTHETIC)
+    assert status == 1
+    assert rows["synthetic.lru_1%"]["ok"] is False
+
+
+def test_a_trace_that_can_not_be_read_is_refused(tmp_path, capsys) -> None:
+    status = main(["bench", "traces", str(tmp_path / "nothing")])
+    assert status == 2
+    assert "can not be read" in capsys.readouterr().err
+
+
+def test_without_a_traces_folder_it_asks_for_files(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "traces"]) == 2
+    assert "name trace files" in capsys.readouterr().err
