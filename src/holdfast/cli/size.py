@@ -3,79 +3,292 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
+from typing import TextIO
 
 from holdfast.cli.options import add_json_argument
-from holdfast.rig.report import Report, Row, check_target, write
-from holdfast.sim.explain import CLAIMS, Claim, find_claim
+from holdfast.errors import ConfigError
+from holdfast.rig.report import Report, Row, at_most, check_target, write
+from holdfast.sim.explain import CLAIMS, find_claim
+from holdfast.sim.formulas import GB
 from holdfast.sim.model import known_models, load_model
+from holdfast.sim.profile import load_profile
+from holdfast.sim.size import Answer, Demand, Question, Wish, answer, of_trace, of_users
+from holdfast.sim.size.draw import frontier_svg, hits_svg
+from holdfast.sim.size.need import Need
+from holdfast.sim.size.tell import (
+    assumptions,
+    ladder_text,
+    million_tokens_dollars,
+    size_text,
+)
+
+_NEW_TOKENS = 1000
+_EVERY_S = 300.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what can be asked."""
-    parser.add_argument(
+    """Declare what is sized, for whom, on what; and the two lists that need none of it."""
+    of = parser.add_argument_group("what is asked of it")
+    of.add_argument("--model", metavar="NAME", help="a shipped model (--models), or a config.json")
+    of.add_argument("--users", type=int, metavar="N", help="users who each keep one context")
+    of.add_argument("--context", type=int, metavar="TOKENS", help="the length of each context")
+    of.add_argument(
+        "--new", type=int, metavar="TOKENS", help=f"new in each request (default {_NEW_TOKENS:,})"
+    )
+    of.add_argument(
+        "--every", type=float, metavar="S", help=f"between a user's requests (default {_EVERY_S:g})"
+    )
+    of.add_argument("--trace", metavar="FILE", help="a recorded load in place of users and context")
+    of.add_argument(
+        "--dtype", default="bf16", help="of the KV state: bf16, fp8, ... (default bf16)"
+    )
+    wish = parser.add_argument_group("what is wished for, and what there is")
+    wish.add_argument("--slo-ttft", type=float, metavar="S", help="latest time to first token")
+    wish.add_argument(
+        "--slo-share", type=float, default=0.95, metavar="P", help="of requests (default 0.95)"
+    )
+    wish.add_argument("--gpu", default="H200x8", help="of one engine, such as H200x8, the default")
+    wish.add_argument("--nodes", type=int, default=0, help="machines with such GPUs")
+    wish.add_argument("--media", metavar="A,B", help="what tiers may be made of (default: most)")
+    wish.add_argument("--prices", metavar="FILE", help="YAML over the shipped hardware profile")
+    wish.add_argument("--price-level", choices=("low", "mid", "high"), default="mid")
+    wish.add_argument("--svg", metavar="FILE", help="draw what it costs")
+    wish.add_argument(
+        "--chart", choices=("ttft", "hits"), default="ttft", help="over what (default ttft)"
+    )
+    add_json_argument(parser)
+    lists = parser.add_argument_group("lists")
+    lists.add_argument(
         "--explain",
         nargs="?",
         const="",
         metavar="CLAIM",
         help="work out claims in circulation about context memory; all, or one by its name",
     )
-    parser.add_argument("--models", action="store_true", help="list the models that are shipped")
-    add_json_argument(parser)
+    lists.add_argument("--models", action="store_true", help="the models that are shipped")
 
 
 def run(args: argparse.Namespace) -> int:
     """Answer what was asked; print it, and write it as JSON if asked."""
     check_target(args.json)
-    report = _explain(args) if args.explain is not None else _models(args)
+    out = sys.stderr if args.json == "-" else sys.stdout
+    if args.explain is not None:
+        report = _explain(args.explain, out)
+    elif args.models:
+        report = _models(out)
+    else:
+        report = _size(args, out)
     if args.json:
         write(report, args.json)
     return 0
 
 
-def _explain(args: argparse.Namespace) -> Report:
-    chosen = [find_claim(args.explain)] if args.explain else list(CLAIMS)
-    rows = []
-    for claim in chosen:
-        explained = claim.work_out()
-        if args.json != "-":
-            print(f"{claim.name}: {claim.says}")
-            print("".join(f"    {line}\n" for line in explained.lines), end="")
-            print(f"    {explained.verdict}: {explained.because}\n")
-        rows += _rows(claim)
-    return Report("size", rows)
+def _size(args: argparse.Namespace, out: TextIO) -> Report:
+    question = _question(args)
+    found = answer(question)
+    if args.svg:
+        draw = hits_svg if args.chart == "hits" else frontier_svg
+        _write_svg(args.svg, draw(question, found))
+    _show(question, found, out)
+    return Report("size", _rows(question, found))
 
 
-def _rows(claim: Claim) -> list[Row]:
-    explained = claim.work_out()
-    more: dict[str, object] = {"verdict": explained.verdict, "because": explained.because}
-    return [
-        Row(
-            what=f"size.explain.{claim.name}",
-            value=value,
-            unit=name,
-            more={"says": claim.says, **more},
+def _question(args: argparse.Namespace) -> Question:
+    if not args.model:
+        raise ConfigError("--model: missing; give a name of `holdfast size --models`, or a config")
+    profile = load_profile(args.prices or "")
+    gpu, gpus = profile.gpu(args.gpu)
+    chosen = {"media": tuple(args.media.split(","))} if args.media else {}
+    return Question(
+        shape=load_model(args.model),
+        dtype=args.dtype,
+        demand=_demand(args),
+        gpu=gpu,
+        gpus=gpus,
+        profile=profile,
+        wish=Wish(args.slo_ttft, args.slo_share),
+        nodes=args.nodes,
+        prices=args.price_level,
+        **chosen,
+    )
+
+
+def _demand(args: argparse.Namespace) -> Demand:
+    of_people = [n for n in ("users", "context", "new", "every") if getattr(args, n) is not None]
+    if args.trace:
+        if of_people:
+            raise ConfigError(f"--{of_people[0]}: a trace says this itself; leave one of them out")
+        from holdfast.sim.formats.load import load
+
+        return of_trace(load(args.trace))
+    if args.users is None or args.context is None:
+        raise ConfigError("no load: give --users and --context, or --trace FILE")
+    new = min(_NEW_TOKENS, args.context) if args.new is None else args.new
+    return of_users(args.users, args.context, new, _EVERY_S if args.every is None else args.every)
+
+
+def _show(question: Question, found: Answer, out: TextIO) -> None:
+    best, without = found.best, found.without
+    share = question.wish.share
+    print(f"{question.shape.name}\n{question.demand.about}\n", file=out)
+    _table(best, out)
+    print(
+        f"\nhits           {best.hit:.1%} of input tokens\n"
+        f"first token    {best.ttft_s[1]:.2f} s for {share:.0%} of requests, "
+        f"{best.ttft_s[0]:.2f} s for half; computed {without.ttft_s[1]:.2f} and "
+        f"{without.ttft_s[0]:.2f} s\n"
+        f"prefill        {best.prefill_gpu_s_per_s:.2f} engines busy, without memory "
+        f"{without.prefill_gpu_s_per_s:.2f}\n"
+        f"cost           ${best.dollars_per_h:,.2f} an hour, {_of_storage(best)}; without memory "
+        f"${without.dollars_per_h:,.2f}\n"
+        f"               ${million_tokens_dollars(question, best):.4f} per million input tokens; "
+        f"without memory ${million_tokens_dollars(question, without):.4f}\n"
+        f"power          {best.watts / 1000:,.2f} kW of storage and {best.gpu_watts / 1000:,.1f} "
+        f"of prefill; without memory {without.gpu_watts / 1000:,.1f}\n",
+        file=out,
+    )
+    print("the cheapest for other times to first token", file=out)
+    for need in found.frontier:
+        print(
+            f"  {need.ttft_s[1]:8.2f} s  ${need.dollars_per_h:10,.2f} an hour  {ladder_text(need)}",
+            file=out,
         )
-        for name, value in explained.figures.items()
+    print(f"\nassumed ({found.tried} ladders were tried)", file=out)
+    for line in assumptions(question):
+        print(f"  - {line}", file=out)
+
+
+def _of_storage(need: Need) -> str:
+    share = need.storage_dollars_per_h / need.dollars_per_h if need.dollars_per_h else 0.0
+    return f"{share:.0%} of it storage"
+
+
+def _table(need: Need, out: TextIO) -> None:
+    if not need.tiers:
+        print("no tier pays: compute everything", file=out)
+        return
+    heads = ("tier", "medium", "holds", "bought", "bound by", "GB/s: one request", "busiest", "all")
+    rows = [(*heads, "hits", "DWPD", "W", "$/h")]
+    rows += [
+        (
+            tier.tier,
+            tier.medium,
+            size_text(tier.capacity_bytes),
+            f"{tier.units:,} {tier.unit}{'s' if tier.units > 1 else ''}",
+            tier.bound,
+            f"{tier.request_bytes_per_s / GB:,.1f}",
+            f"{tier.traffic_bytes_per_s / GB:,.1f}",
+            f"{tier.bytes_per_s / GB:,.1f}",
+            f"{tier.hit:.1%}",
+            f"{tier.writes_per_day:.2f}",
+            f"{tier.watts:,.0f}",
+            f"{tier.dollars_per_h:,.2f}",
+        )
+        for tier in need.tiers
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        cells = (f"{text:<{width}}" for text, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip(), file=out)
+
+
+def _rows(question: Question, found: Answer) -> list[Row]:
+    best, without = found.best, found.without
+    rows = [_tier_row(best, i) for i in range(len(best.tiers))]
+    ttft = at_most("size.ttft", best.ttft_s[1], "s", question.wish.ttft_s)
+    figures: list[tuple[str, float, float, str]] = [
+        ("size.ttft.median", best.ttft_s[0], without.ttft_s[0], "s"),
+        ("size.cost", best.dollars_per_h, without.dollars_per_h, "$/h"),
+        (
+            "size.cost.million",
+            million_tokens_dollars(question, best),
+            million_tokens_dollars(question, without),
+            "$/M tokens",
+        ),
+        ("size.engines", best.prefill_gpu_s_per_s, without.prefill_gpu_s_per_s, "engines"),
+        ("size.power", best.watts + best.gpu_watts, without.gpu_watts, "W"),
+    ]
+    rows += [
+        Row(what="size.hit", value=best.hit, unit="share"),
+        Row(
+            what=ttft.what,
+            value=ttft.value,
+            unit="s",
+            goal=ttft.goal,
+            ok=ttft.ok,
+            more={"share": question.wish.share, "without_memory": without.ttft_s[1]},
+        ),
+    ]
+    rows += [Row(what=w, value=v, unit=u, more={"without_memory": o}) for w, v, o, u in figures]
+    rows += [
+        Row(
+            what="size.frontier",
+            value=need.dollars_per_h,
+            unit="$/h",
+            more={"ttft_s": need.ttft_s[1], "hit": need.hit, "ladder": ladder_text(need)},
+        )
+        for need in found.frontier
+    ]
+    said = [question.demand.about, *assumptions(question)]
+    return rows + [
+        Row(what="size.assumption", value=None, unit="", more={"says": line}) for line in said
     ]
 
 
-def _models(args: argparse.Namespace) -> Report:
+def _tier_row(need: Need, at: int) -> Row:
+    tier = need.tiers[at]
+    fields = {name: value for name, value in tier._asdict().items() if name != "capacity_bytes"}
+    return Row(what=f"size.{tier.tier}", value=tier.capacity_bytes, unit="bytes", more=fields)
+
+
+def _write_svg(target: str, text: str) -> None:
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--svg {target}: {error.strerror}; choose another file") from error
+
+
+def _explain(name: str, out: TextIO) -> Report:
+    rows = []
+    for claim in [find_claim(name)] if name else CLAIMS:
+        explained = claim.work_out()
+        print(f"{claim.name}: {claim.says}", file=out)
+        print("".join(f"    {line}\n" for line in explained.lines), end="", file=out)
+        print(f"    {explained.verdict}: {explained.because}\n", file=out)
+        more: dict[str, object] = {
+            "says": claim.says,
+            "verdict": explained.verdict,
+            "because": explained.because,
+        }
+        rows += [
+            Row(
+                what=f"size.explain.{claim.name}",
+                value=value,
+                unit="",
+                more={"figure": key, **more},
+            )
+            for key, value in explained.figures.items()
+        ]
+    return Report("size", rows)
+
+
+def _models(out: TextIO) -> Report:
     rows = []
     for name in known_models():
         shape = load_model(name)
-        if args.json != "-":
-            print(
-                f"{name:<52}{shape.kv_bytes_per_token():>10,.0f} B/token"
-                f"{shape.fixed_bytes() / 1e6:>10,.1f} MB fixed{shape.context_max:>12,} tokens"
-            )
+        print(
+            f"{name:<52}{shape.kv_bytes_per_token():>10,.0f} B/token"
+            f"{shape.fixed_bytes() / 1e6:>10,.1f} MB fixed{shape.context_max:>12,} tokens",
+            file=out,
+        )
         more: dict[str, object] = {
             "fixed_bytes": shape.fixed_bytes(),
             "weights_bytes": shape.weights_bytes,
             "active_parameters": shape.active_parameters,
             "context_max": shape.context_max,
         }
-        row = Row(
-            what=f"size.model.{name}", value=shape.kv_bytes_per_token(), unit="B/token", more=more
-        )
-        rows.append(row)
+        value = shape.kv_bytes_per_token()
+        rows.append(Row(what=f"size.model.{name}", value=value, unit="B/token", more=more))
     return Report("size", rows)

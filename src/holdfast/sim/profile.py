@@ -53,6 +53,7 @@ class Medium(_Section, frozen=True):
     read_bytes_per_s: Range
     write_bytes_per_s: Range
     unit_bytes: Range | None = None
+    units_per_node: Range | None = None
     dollars_per_gb: Range | None = None
     dollars_per_gb_month: Range | None = None
     dollars_per_million_puts: Range | None = None
@@ -65,13 +66,17 @@ class Medium(_Section, frozen=True):
 
 
 class Gpu(_Section, frozen=True):
-    """One accelerator: `flop_per_s` is bf16, dense; `host_bytes_per_s` its link to host memory."""
+    """One accelerator, with its link to host memory and its share of the machine's network.
+
+    `flop_per_s` is bf16, dense.
+    """
 
     about: str
     flop_per_s: Range
     memory_bytes: Range
     memory_bytes_per_s: Range
     host_bytes_per_s: Range
+    network_bytes_per_s: Range
     dollars_per_hour: Range
     watts: Range
 
@@ -82,6 +87,8 @@ class Site(_Section, frozen=True):
     amortised_years: Range
     dollars_per_kwh: Range
     power_overhead: Range
+    request_s: Range
+    """What an engine needs for a first token beside loading and computing context."""
     prefill_utilisation: Range
 
 

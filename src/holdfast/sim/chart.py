@@ -1,0 +1,196 @@
+"""Charts as SVG, written directly: lines and points on linear or logarithmic axes.
+
+One picture is one text without links, scripts or fonts of its own; it follows the light or dark
+mode of whoever looks at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from math import ceil, floor, inf, log10
+from typing import Literal, NamedTuple
+
+WIDTH, HEIGHT = 720, 420
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 24, 58, 58
+_LETTER_WIDTH = 6.5
+_NOTE_GAP = 24
+_TICKS = 6
+_TICKS_LOG_MIN = 3
+
+_STYLE = """\
+text { font: 12px system-ui, sans-serif; fill: #24292f }
+.title { font-size: 15px; font-weight: 600 }
+.grid { stroke: #d0d7de; stroke-width: 1 }
+.s0 { stroke: #0969da } .s1 { stroke: #bc4c00 } .s2 { stroke: #1a7f37 } .s3 { stroke: #8250df }
+.f0 { fill: #0969da } .f1 { fill: #bc4c00 } .f2 { fill: #1a7f37 } .f3 { fill: #8250df }
+path { fill: none; stroke-width: 2 }
+.back { fill: #ffffff }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3 } .back { fill: #0d1117 } .grid { stroke: #30363d }
+  .s0 { stroke: #58a6ff } .s1 { stroke: #f0883e } .s2 { stroke: #3fb950 } .s3 { stroke: #bc8cff }
+  .f0 { fill: #58a6ff } .f1 { fill: #f0883e } .f2 { fill: #3fb950 } .f3 { fill: #bc8cff }
+}"""
+_COLOURS = 4
+
+
+class Axis(NamedTuple):
+    """What an axis shows, with its unit, and whether it is logarithmic."""
+
+    title: str
+    log: bool = False
+
+
+class Series(NamedTuple):
+    """Points in order of x. `steps` goes right, then up or down; `notes` stand beside points."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+    kind: Literal["line", "steps", "points"] = "line"
+    notes: Sequence[str] = ()
+
+
+def chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
+    """Return an SVG document. Points that a logarithmic axis can not show are left out."""
+    shown = [_visible(one, x, y) for one in series]
+    points = [point for one in shown for point in one.points]
+    if not points:
+        points = [(1.0, 1.0)]
+    across = _Scale(x, [p[0] for p in points], _LEFT, WIDTH - _RIGHT)
+    up = _Scale(y, [p[1] for p in points], HEIGHT - _BOTTOM, _TOP)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
+        f"<title>{escape(title)}</title><style>{_STYLE}</style>",
+        f'<rect class="back" width="{WIDTH}" height="{HEIGHT}"/>',
+        f'<text class="title" x="{_LEFT}" y="22">{escape(title)}</text>',
+        *_grid(x, y, across, up),
+    ]
+    for i, one in enumerate(shown):
+        parts += _drawn(one, i, across, up)
+    parts += _legend([one.label for one in shown])
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+class _Scale:
+    """From values to pixels, on a range that ends on round numbers."""
+
+    def __init__(self, axis: Axis, values: Sequence[float], first: float, last: float) -> None:
+        self.log = axis.log
+        low, high = min(values), max(values)
+        if self.log:
+            self.ticks = _log_ticks(low, high)
+        else:
+            self.ticks = _linear_ticks(min(low, 0.0), high)
+        self._low, self._high = self._place(self.ticks[0]), self._place(self.ticks[-1])
+        self._first, self._last = first, last
+
+    def __call__(self, value: float) -> float:
+        """Return the pixel of a value."""
+        share = (self._place(value) - self._low) / (self._high - self._low)
+        return self._first + share * (self._last - self._first)
+
+    def _place(self, value: float) -> float:
+        return log10(value) if self.log else value
+
+
+def _visible(one: Series, x: Axis, y: Axis) -> Series:
+    kept = [
+        i for i, (a, b) in enumerate(one.points) if (a > 0 or not x.log) and (b > 0 or not y.log)
+    ]
+    notes = [one.notes[i] if i < len(one.notes) else "" for i in kept]
+    return one._replace(points=[one.points[i] for i in kept], notes=notes)
+
+
+def _linear_ticks(low: float, high: float) -> list[float]:
+    span = (high - low) or abs(high) or 1.0
+    raw = span / _TICKS
+    power = 10.0 ** floor(log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+    first, last = floor(low / step), ceil((high or step) / step)
+    return [i * step for i in range(first, max(last, first + 1) + 1)]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    for marks in ((1,), (1, 3), (1, 2, 5)):
+        powers = range(floor(log10(low)) - 1, ceil(log10(high)) + 2)
+        every = [m * 10.0**p for p in powers for m in marks]
+        first = max(i for i, value in enumerate(every) if value <= low)
+        last = min(i for i, value in enumerate(every) if value >= high)
+        inside = every[first : max(last, first + 1) + 1]
+        if len(inside) > _TICKS_LOG_MIN:
+            break
+    return inside
+
+
+def _grid(x: Axis, y: Axis, across: _Scale, up: _Scale) -> list[str]:
+    bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
+    parts = []
+    for value in across.ticks:
+        at = across(value)
+        parts += [
+            f'<line class="grid" x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{bottom}"/>',
+            f'<text x="{at:.1f}" y="{bottom + 18}" text-anchor="middle">{_figure(value)}</text>',
+        ]
+    for value in up.ticks:
+        at = up(value)
+        parts += [
+            f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}"/>',
+            f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{_figure(value)}</text>',
+        ]
+    middle = (_TOP + bottom) / 2
+    return [
+        *parts,
+        (
+            f'<text x="{(_LEFT + right) / 2:.0f}" y="{HEIGHT - 14}" text-anchor="middle">'
+            f"{escape(x.title)}</text>"
+        ),
+        (
+            f'<text transform="translate(18 {middle:.0f}) rotate(-90)" text-anchor="middle">'
+            f"{escape(y.title)}</text>"
+        ),
+    ]
+
+
+def _drawn(one: Series, number: int, across: _Scale, up: _Scale) -> list[str]:
+    colour = number % _COLOURS
+    pixels = [(across(a), up(b)) for a, b in one.points]
+    parts = []
+    if one.kind != "points" and pixels:
+        parts.append(f'<path class="s{colour}" d="{_path(pixels, one.kind)}"/>')
+    if one.kind != "line":
+        parts += [f'<circle class="f{colour}" cx="{a:.1f}" cy="{b:.1f}" r="4"/>' for a, b in pixels]
+    free_from = -inf
+    for (a, b), note in zip(pixels, one.notes, strict=True):
+        if note and a >= free_from:
+            parts.append(_note(a, b, note))
+            free_from = a + _LETTER_WIDTH * len(note) + _NOTE_GAP
+    return parts
+
+
+def _legend(labels: Sequence[str]) -> list[str]:
+    """Write the labels in a row below the title, each behind a dot of its colour."""
+    parts, at = [], float(_LEFT)
+    for i, label in enumerate(labels):
+        dot = f'<tspan class="f{i % _COLOURS}">●</tspan>'
+        parts.append(f'<text x="{at:.0f}" y="42">{dot} {escape(label)}</text>')
+        at += _LETTER_WIDTH * (len(label) + 5)
+    return parts
+
+
+def _path(pixels: Sequence[tuple[float, float]], kind: str) -> str:
+    first, *rest = pixels
+    steps = [f"M{first[0]:.1f} {first[1]:.1f}"]
+    for a, b in rest:
+        steps.append(f"H{a:.1f} V{b:.1f}" if kind == "steps" else f"L{a:.1f} {b:.1f}")
+    return " ".join(steps)
+
+
+def _note(a: float, b: float, note: str) -> str:
+    """Write beside a point: to its right, or to its left where the picture ends."""
+    left = a > (_LEFT + WIDTH - _RIGHT) / 2
+    place = f'x="{a - 8:.1f}" text-anchor="end"' if left else f'x="{a + 8:.1f}"'
+    return f'<text {place} y="{b - 8:.1f}">{escape(note)}</text>'
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 or value == 0 else f"{value:.3g}"  # noqa: PLR2004  # digits

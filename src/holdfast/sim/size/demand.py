@@ -1,0 +1,128 @@
+"""What is asked of context memory: requests, and how much of each a store of any size holds.
+
+A store that evicts the least recently used context holds what was used within the last so many
+tokens. So one number for each piece of a request is enough to know its hits at every capacity: how
+many other tokens were used since (Mattson et al., 1970). A trace gives that number exactly; users
+who are all alike and come back at random give a uniform one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import ConfigError
+from holdfast.sim.reuse import reuse
+from holdfast.sim.trace import Longs, Trace
+
+Floats = NDArray[np.float64]
+
+ROWS_MAX = 2000
+"""Requests that stand for all of them while a size is searched."""
+
+_MINUTE_S = 60.0
+_USERS_MAX = 100_000_000
+
+
+class Demand(NamedTuple):
+    """`n` requests that stand for a load, and `m` pieces of them that were used before."""
+
+    about: str
+    requests_per_s: float
+    """On the average."""
+    peak: float
+    """Requests of the busiest minute over the average."""
+    input_tokens: Longs
+    """[n] the prompt of each request."""
+    request: Longs
+    """[m] whose piece it is."""
+    newer: Floats
+    """[m] tokens that were used since the piece was."""
+    tokens: Floats
+    """[m] how long the piece is."""
+    unique_tokens: float
+    """All different tokens: a store of this size never evicts."""
+    contexts: float
+    """Contexts that exist at the end, each with a recurrent state or windows of its own."""
+
+    def held(self, capacity_tokens: float) -> Floats:
+        """Return how many leading tokens of each request such a store holds; never all of them."""
+        pieces = np.clip(capacity_tokens - self.newer, 0.0, self.tokens)
+        held = np.bincount(self.request, weights=pieces, minlength=len(self.input_tokens))
+        most: Floats = np.minimum(held, np.maximum(self.input_tokens - 1, 0))
+        return most
+
+    def thinned(self, rows_max: int = ROWS_MAX) -> Demand:
+        """Return some requests of all lengths, with the hits they have in the whole load."""
+        n = len(self.input_tokens)
+        if n <= rows_max:
+            return self
+        by_length = np.argsort(self.input_tokens, kind="stable")
+        chosen = by_length[((np.arange(rows_max) + 0.5) * n / rows_max).astype(np.int64)]
+        place = np.full(n, -1, np.int64)
+        place[chosen] = np.arange(rows_max)
+        kept = place[self.request] >= 0
+        return self._replace(
+            input_tokens=self.input_tokens[chosen],
+            request=place[self.request[kept]],
+            newer=self.newer[kept],
+            tokens=self.tokens[kept],
+        )
+
+
+def of_users(users: int, context: int, new: int, every_s: float) -> Demand:
+    """Return the load of users who each keep one context and come back with `new` tokens.
+
+    All have `context` tokens of which the last `new` are new each time, and come back every
+    `every_s` seconds on the average, at random: so between two requests of one user, every number
+    of other users is equally likely. Raises ConfigError for numbers that make no sense.
+    """
+    _check(0 < users <= _USERS_MAX, "--users", users, f"1 to {_USERS_MAX:,}")
+    _check(0 < new <= context, "--new", new, f"1 to the context of {context:,} tokens")
+    _check(0 < every_s < np.inf, "--every", every_s, "seconds above 0")
+    n = min(users, ROWS_MAX)
+    others = np.arange(n, dtype=np.float64) * (users / n)
+    return Demand(
+        about=f"{users:,} users with {context:,} tokens of context each; {new:,} are new at each "
+        f"request, one every {every_s:g} s a user",
+        requests_per_s=users / every_s,
+        peak=1.0,
+        input_tokens=np.full(n, context, np.int64),
+        request=np.arange(n, dtype=np.int64),
+        newer=others * context,
+        tokens=np.full(n, float(context - new)),
+        unique_tokens=float(users) * context,
+        contexts=float(users),
+    )
+
+
+def of_trace(trace: Trace) -> Demand:
+    """Return the load of a trace, with exact hits. Raises ConfigError where it has no reuse ids."""
+    if not trace.requests or not trace.blocks:
+        raise ConfigError(
+            f"trace {trace.name}: no block ids, so nothing is known of reuse; use another trace, "
+            "or --users and --context"
+        )
+    runs = reuse(trace)
+    span_s = max(float(trace.time_s[-1] - trace.time_s[0]), 1.0)
+    minutes = np.bincount((trace.time_s // _MINUTE_S).astype(np.int64))
+    rate = trace.requests / span_s
+    return Demand(
+        about=f"trace {trace.name}: {trace.requests:,} requests in {span_s:,.0f} s, "
+        f"{trace.input_tokens.mean():,.0f} tokens on the average",
+        requests_per_s=rate,
+        peak=max(1.0, float(minutes.max()) / min(_MINUTE_S, span_s) / rate),
+        input_tokens=trace.input_tokens,
+        request=runs.request,
+        newer=runs.newer.astype(np.float64) * trace.block_tokens,
+        tokens=runs.blocks.astype(np.float64) * trace.block_tokens,
+        unique_tokens=float(trace.unique) * trace.block_tokens,
+        contexts=float(trace.unique * trace.block_tokens / max(trace.input_tokens.mean(), 1.0)),
+    )
+
+
+def _check(fine: bool, name: str, value: float, limit: str) -> None:  # noqa: FBT001  # a verdict
+    if not fine:
+        raise ConfigError(f"{name}: {value:,}: give {limit}")

@@ -1,0 +1,119 @@
+"""What is to be sized: a model, a load, GPUs, prices and the time to first token that is wanted."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from holdfast.errors import ConfigError
+from holdfast.sim.formulas import GB
+from holdfast.sim.model import ModelShape
+from holdfast.sim.profile import Gpu, Profile, Range
+from holdfast.sim.size.demand import Demand, Floats
+
+GPU_BUSY = 0.7
+"""Share of its time that a GPU computes prefill; the rest keeps queues short."""
+
+_POINTS = 4096
+
+
+class Wish(NamedTuple):
+    """`share` of requests shall have their first token within `ttft_s`; None: no wish."""
+
+    ttft_s: float | None = None
+    share: float = 0.95
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One sizing. `prices` chooses among the profile's low, mid and high figures for money."""
+
+    shape: ModelShape
+    dtype: str
+    demand: Demand
+    gpu: Gpu
+    gpus: int
+    profile: Profile
+    wish: Wish = Wish()
+    nodes: int = 0
+    """Machines with GPUs that the load runs on; 0: as many as its prefill needs."""
+    prices: str = "mid"
+    media: tuple[str, ...] = ("ddr5", "nvme-tlc", "nvme-qlc", "pool-flash", "s3-express")
+
+    def check(self) -> None:
+        """Raise ConfigError where the question has no answer, whatever is bought."""
+        longest = int(self.demand.input_tokens.max())
+        self.shape.check_context(longest)
+        for name in self.media:
+            self.profile.medium(name)
+        memory = self.gpus * self.gpu.memory_bytes.mid
+        if self.shape.weights_bytes > memory:
+            raise ConfigError(
+                f"gpu: {self.gpus} x {self.gpu.about}: {memory / GB:,.0f} GB, but the weights of "
+                f"{self.shape.name} take {self.shape.weights_bytes / GB:,.0f} GB; use more GPUs"
+            )
+        if self.wish.ttft_s is not None and not 0 < self.wish.ttft_s < np.inf:
+            raise ConfigError(f"--slo-ttft: {self.wish.ttft_s:g} s: give seconds above 0")
+        if self.nodes < 0:
+            raise ConfigError(f"--nodes: {self.nodes}: give 1 or more")
+        if not 0 < self.wish.share <= 1:
+            raise ConfigError(f"--slo-share: {self.wish.share:g}: give a share above 0, at most 1")
+
+    @property
+    def flop_per_s(self) -> float:
+        """What the GPUs of one engine sustain together in prefill."""
+        return self.gpus * self.gpu.flop_per_s.mid * self.profile.site.prefill_utilisation.mid
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """What one engine can take in, by the links of its GPUs to host memory."""
+        return self.gpus * self.gpu.host_bytes_per_s.mid
+
+    def into_engine(self, tier: str) -> float:
+        """Return what one engine can take in from a tier: what is not local comes by network."""
+        if tier in ("pool", "object"):
+            network = self.gpus * self.gpu.network_bytes_per_s.mid
+            return min(network, self.link_bytes_per_s)
+        return self.link_bytes_per_s
+
+    @property
+    def overhead_s(self) -> float:
+        """What passes before the first token beside loading and computing."""
+        return self.profile.site.request_s.mid
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes that a held context grows by with each token."""
+        return self.shape.kv_bytes_per_token(self.dtype)
+
+    @property
+    def fixed_bytes(self) -> float:
+        """Bytes that come with each context, however long."""
+        return self.shape.fixed_bytes(self.dtype)
+
+    @property
+    def stored_token_bytes(self) -> float:
+        """Bytes that a stored token takes, its share of what comes with its context included."""
+        return (
+            self.token_bytes + self.fixed_bytes * self.demand.contexts / self.demand.unique_tokens
+        )
+
+    def price(self, figure: Range | None) -> float:
+        """Return the figure that is asked for; 0 for what costs nothing."""
+        value: float = 0.0 if figure is None else getattr(figure, self.prices)
+        return value
+
+    def prefill_s(self, first: Floats, last: Floats) -> Floats:
+        """Return the seconds to compute the tokens from `first` to `last` of each request."""
+        at, seconds = self._prefill
+        done: Floats = np.interp(last, at, seconds) - np.interp(first, at, seconds)
+        return done
+
+    @cached_property
+    def _prefill(self) -> tuple[Floats, Floats]:
+        """Points of the time to compute a prompt from its start, to interpolate between."""
+        at = np.linspace(0.0, float(self.demand.input_tokens.max()), _POINTS)
+        flop = np.array([self.shape.prefill_flop(int(tokens)) for tokens in at])
+        return np.floor(at), flop / self.flop_per_s

@@ -1,0 +1,82 @@
+"""Say a proposal in words: what it assumes, and what a reader has to know to disagree."""
+
+from __future__ import annotations
+
+from holdfast.sim.formulas import GB, break_even_bytes_per_s
+from holdfast.sim.size.need import BUSY, FETCH_SHARE, Need
+from holdfast.sim.size.question import GPU_BUSY, Question
+
+_TB = 1e12
+
+
+def size_text(nbytes: float) -> str:
+    """Return bytes in decimal units, three digits."""
+    for unit, size in (("PB", 1e15), ("TB", _TB), ("GB", GB)):
+        if nbytes >= size:
+            return (
+                f"{nbytes / size:.3g} {unit}"
+                if nbytes < 1000 * size
+                else f"{nbytes / size:,.0f} {unit}"
+            )
+    return f"{nbytes / 1e6:.3g} MB"
+
+
+def ladder_text(need: Need) -> str:
+    """Return the tiers of a proposal in one line."""
+    tiers = (f"{size_text(tier.capacity_bytes)} {tier.medium}" for tier in need.tiers)
+    return " + ".join(tiers) or "no context memory"
+
+
+def million_tokens_dollars(question: Question, need: Need) -> float:
+    """Return the dollars for a million input tokens: prefill, storage and its power."""
+    tokens = question.demand.requests_per_s * 3600 * float(question.demand.input_tokens.mean())
+    return need.dollars_per_h / tokens * 1e6
+
+
+def assumptions(question: Question) -> list[str]:
+    """Return every assumption behind a proposal, with its figure."""
+    shape, site, demand = question.shape, question.profile.site, question.demand
+    typical = int(demand.input_tokens.mean())
+    even = break_even_bytes_per_s(shape, typical, question.flop_per_s, question.dtype) / GB
+    said = [
+        (
+            f"KV state: {question.token_bytes:,.0f} bytes a token in {question.dtype}, "
+            f"{question.fixed_bytes / 1e6:,.1f} MB a context beside it; one copy of each context"
+        ),
+        (
+            f"prefill: {shape.active_parameters / 1e9:.3g}B active parameters, "
+            f"{question.gpus} GPUs at {site.prefill_utilisation.mid:.0%} of "
+            f"{question.gpu.flop_per_s.mid / 1e12:,.0f} TFLOP/s; {GPU_BUSY:.0%} busy, so that "
+            "waiting for a GPU is left out; decode is not counted"
+        ),
+        (
+            f"above {even:.3g} GB/s, fetching {typical:,} tokens beats computing them; a "
+            f"fetch is given {FETCH_SHARE:.0%} of the time that it saves, or what the wish leaves"
+        ),
+        (
+            f"an engine takes in at most {question.link_bytes_per_s / GB:,.0f} GB/s, and "
+            f"{question.overhead_s:.2f} s a request beside loading and computing"
+        ),
+        (
+            "requests go to the node that holds their context, or it is in a pool; stores "
+            "evict what was used least recently; a lower tier holds what the upper ones hold too"
+        ),
+        (
+            f"bandwidth is shared fairly and {BUSY:.0%} busy at most; the busiest minute has "
+            f"{demand.peak:.3g} times the average"
+        ),
+        (
+            f"prices: {question.prices} of the ranges of {question.profile.date}; hardware is paid "
+            f"off in {site.amortised_years.mid:g} years, power costs "
+            f"${site.dollars_per_kwh.mid:g} a kWh, buildings add "
+            f"{site.power_overhead.mid - 1:.0%}; machines around the tiers are left out"
+        ),
+    ]
+    if any(part.kind in ("window", "chunk") for part in shape.attention):
+        said.append("of windowed layers only the last window of a context is kept")
+    if shape.recurrent:
+        said.append(
+            f"recurrent layers: a checkpoint of {shape.state_bytes() / 1e6:,.0f} MB is kept at the "
+            "end of each context, so a context is used whole or not at all"
+        )
+    return said

@@ -1,0 +1,98 @@
+"""`holdfast size` as a user meets it."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from holdfast.cli import USAGE, main
+
+LOAD = ["--model", "llama-3.1-70b", "--users", "300", "--context", "40000", "--nodes", "2"]
+FEW = ["--media", "ddr5,nvme-tlc"]
+TRACE = Path(__file__).resolve().parents[2] / "traces" / "taubench_gpt4o_airline_blk256B.jsonl.gz"
+
+
+def test_it_proposes_tiers_and_says_what_it_assumed(capsys, tmp_path):
+    report, picture = tmp_path / "size.json", tmp_path / "size.svg"
+    wish = ["--slo-ttft", "1", "--json", str(report), "--svg", str(picture)]
+    assert main(["size", *LOAD, *FEW, *wish]) == 0
+    shown = capsys.readouterr().out
+    for word in ("300 users with 40,000 tokens", "DWPD", "first token", "kW of storage", "assumed"):
+        assert word in shown
+    rows = json.loads(report.read_text())["rows"]
+    by_name = {row["what"]: row for row in rows}
+    assert by_name["size.ttft"]["ok"] is True
+    assert by_name["size.ttft"]["goal"] == 1.0
+    tiers = [row for row in rows if row["what"] in ("size.host", "size.disk")]
+    assert tiers
+    for row in tiers:
+        assert {"units", "bytes_per_s", "writes_per_day", "watts", "dollars_per_h"} <= set(row)
+    assert sum(row["what"] == "size.assumption" for row in rows) >= 8
+    assert any(row["what"] == "size.frontier" for row in rows)
+    assert ET.parse(picture).getroot().tag.endswith("svg")
+
+
+def test_json_on_standard_output_stands_alone(capsys):
+    assert main(["size", *LOAD, *FEW, "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["name"] == "size"
+    assert "hits" in err
+
+
+def test_it_sizes_for_a_trace(capsys, tmp_path):
+    picture = tmp_path / "hits.svg"
+    asked = ["--model", "qwen3-8b", "--gpu", "H100", "--trace", str(TRACE), *FEW]
+    assert main(["size", *asked, "--chart", "hits", "--svg", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert "2,454 requests" in shown
+    assert "hits           92" in shown or "hits           93" in shown
+    assert "what hits cost" in picture.read_text()
+
+
+def test_claims_and_models_are_listed(capsys, tmp_path):
+    assert main(["size", "--explain"]) == 0
+    shown = capsys.readouterr().out
+    for verdict in (": exactly, in bf16", "does not reproduce", "holds under its assumption only"):
+        assert verdict in shown
+    file = tmp_path / "claims.json"
+    assert main(["size", "--explain", "wear", "--json", str(file)]) == 0
+    assert {row["figure"] for row in json.loads(file.read_text())["rows"]} >= {"drives"}
+    assert main(["size", "--models"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) >= 25
+
+
+BAD = [
+    ([], "--model: missing"),
+    (["--model", "gpt-9", "--users", "1", "--context", "9"], "model 'gpt-9': not one of the 25"),
+    (["--model", "qwen3-8b"], "give --users and --context, or --trace"),
+    (["--model", "qwen3-8b", "--users", "1"], "give --users and --context"),
+    (["--model", "qwen3-8b", "--trace", "x", "--users", "1"], "--users: a trace says this itself"),
+    (["--model", "qwen3-8b", "--users", "0", "--context", "9"], "--users: 0"),
+    ([*LOAD, "--gpu", "TPU"], "gpu 'TPU'"),
+    ([*LOAD, "--dtype", "fp3"], "dtype 'fp3'"),
+    ([*LOAD, "--media", "ddr5,tape"], "medium 'tape'"),
+    ([*LOAD, "--prices", "nowhere.yaml"], "nowhere.yaml"),
+    ([*LOAD, "--slo-ttft", "0.01"], "not reachable"),
+    ([*LOAD, *FEW, "--svg", "/nowhere/x.svg"], "--svg /nowhere/x.svg"),
+    ([*LOAD, "--json", "/proc/x.json"], "--json"),
+    (["--explain", "nonsense"], "claim 'nonsense'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_bad_input_is_one_line_and_exit_code_2(capsys, arguments, message):
+    assert main(["size", *arguments]) == USAGE
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_prices_of_the_users_own_are_used(capsys, tmp_path):
+    prices = tmp_path / "mine.yaml"
+    prices.write_text("media: {nvme-tlc: {dollars_per_gb: -1}}")
+    assert main(["size", *LOAD, *FEW, "--prices", str(prices)]) == USAGE
+    assert "media.nvme-tlc.dollars_per_gb.low: -1" in capsys.readouterr().err
+    prices.write_text("media: {ddr5: {dollars_per_gb: 0.001}}")
+    assert main(["size", *LOAD, *FEW, "--nodes", "4", "--prices", str(prices)]) == 0
+    assert "nvme-tlc" not in capsys.readouterr().out.split("hits", maxsplit=1)[0]

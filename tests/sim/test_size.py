@@ -1,0 +1,247 @@
+"""Sizing: the closed formulas by hand, the hits of a trace against its curve, what can not be."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import ConfigError
+from holdfast.sim.curve import curve
+from holdfast.sim.model import load_model
+from holdfast.sim.profile import Range, shipped
+from holdfast.sim.size import Question, Wish, answer, of_trace, of_users
+from holdfast.sim.size.need import BUSY, GPU_BUSY, Rung, need
+from holdfast.sim.size.tell import assumptions, million_tokens_dollars, size_text
+
+MEDIA = ("ddr5", "nvme-tlc", "pool-flash")
+
+
+def asked(demand, model="Llama-3.1-70B", *, gpu="H200x8", wish=None, **more):
+    profile = shipped()
+    kind, number = profile.gpu(gpu)
+    question = {"media": MEDIA, "dtype": "bf16", **more}
+    return Question(
+        shape=load_model(model),
+        demand=demand,
+        gpu=kind,
+        gpus=number,
+        profile=profile,
+        wish=wish or Wish(),
+        **question,
+    )
+
+
+def priced(question, medium, dollars_per_gb):
+    """The same question with another price of one medium."""
+    price = Range(low=dollars_per_gb, mid=dollars_per_gb, high=dollars_per_gb, source="test")
+    media = dict(question.profile.media)
+    media[medium] = msgspec.structs.replace(media[medium], dollars_per_gb=price)
+    profile = msgspec.structs.replace(question.profile, media=media)
+    return msgspec.structs.replace(question, profile=profile)
+
+
+def worked_out(question, *rungs):
+    held = {tokens: question.demand.held(tokens) for tokens in (0.0, *(r.tokens for r in rungs))}
+    return need(question, rungs, held)
+
+
+def test_users_who_are_alike_hit_in_proportion_to_the_space():
+    demand = of_users(1000, 10_000, 500, 60.0)
+    assert demand.unique_tokens == 1000 * 10_000
+    for share in (0.0, 0.25, 0.5, 1.0):
+        hit = demand.held(share * demand.unique_tokens).sum() / demand.input_tokens.sum()
+        assert hit == pytest.approx(share * 0.95, abs=0.002)
+
+
+@given(st.data())
+def test_a_traces_hits_are_those_of_its_curve(any_trace, data):
+    trace = data.draw(any_trace)
+    if not trace.blocks:
+        return
+    exact, demand = curve(trace), of_trace(trace)
+    for blocks in range(trace.unique + 1):
+        held = demand.held(blocks * trace.block_tokens).sum()
+        # At least one token of a request is computed, which the curve does not ask for.
+        assert exact.hit_tokens[blocks] - trace.requests <= held <= exact.hit_tokens[blocks]
+
+
+def test_some_requests_stand_for_all_of_a_real_trace(shipped):
+    demand = of_trace(shipped("conversation"))
+    some = demand.thinned()
+    assert len(some.input_tokens) == 2000
+    for blocks, hit in ((10_000, 0.216), (50_000, 0.362)):
+        for load in (demand, some):
+            held = load.held(blocks * 512.0).sum() / load.input_tokens.sum()
+            assert held == pytest.approx(hit, abs=0.03 if load is some else 0.002)
+    assert demand.peak == pytest.approx(1.2, abs=0.05)
+    assert some.thinned() is some
+
+
+def test_capacity_is_what_the_claim_says():
+    question = asked(of_users(10_000, 97_656, 1000, 3600.0))
+    [tier] = worked_out(question, Rung("pool-flash", question.demand.unique_tokens)).tiers
+    assert tier.capacity_bytes / 1e12 == pytest.approx(320, abs=0.01)
+
+
+def test_wear_decides_where_much_is_written():
+    """10,000 new tokens a second of a dense 70B are 283 TB a day: ten drives of 30.72 TB."""
+    question = asked(of_users(50, 4000, 2000, 10.0), nodes=1)
+    [tier] = worked_out(question, Rung("pool-flash", question.demand.unique_tokens)).tiers
+    assert tier.written_bytes_per_s == pytest.approx(3.2768e9)
+    assert (tier.units, tier.bound) == (10, "wear")
+    assert tier.writes_per_day == pytest.approx(283.1 / 307.2, abs=0.001)
+
+
+def test_bandwidth_is_what_readers_leave_of_it():
+    question = asked(of_users(1000, 50_000, 1000, 100.0), wish=Wish(1.0))
+    found = worked_out(question, Rung("pool-flash", question.demand.unique_tokens))
+    [tier] = found.tiers
+    nbytes = 49_000 * 327_680
+    traffic = 10 * nbytes
+    assert tier.traffic_bytes_per_s == pytest.approx(traffic)
+    flop = question.shape.prefill_flop(1000, 49_000)
+    compute_s = flop / (8 * 989e12 * 0.5)
+    left_s = 1.0 - 0.04 - compute_s - 1.2e-4
+    assert tier.request_bytes_per_s == pytest.approx(nbytes / left_s, rel=1e-4)
+    assert tier.bytes_per_s >= max(traffic + nbytes / left_s, traffic / BUSY)
+    assert tier.bytes_per_s < max(traffic + nbytes / left_s, traffic / BUSY) + 14e9
+    load_s = 1.2e-4 + nbytes / min(tier.bytes_per_s - traffic, 400e9)
+    assert found.ttft_s[1] == pytest.approx(0.04 + compute_s + load_s, rel=1e-3)
+
+
+def test_money_and_power_add_up():
+    question = asked(of_users(100, 10_000, 1000, 100.0), nodes=1)
+    found = worked_out(question, Rung("ddr5", question.demand.unique_tokens))
+    [tier] = found.tiers
+    hardware = tier.units * 64 * 10.9 / 4 / 8766
+    assert tier.units == int(np.ceil(100 * 10_000 * 327_680 / 64e9))
+    assert tier.dollars_per_h == pytest.approx(hardware + tier.watts / 1000 * 0.10)
+    assert tier.units * 4 * 1.3 <= tier.watts <= tier.units * 8 * 1.3
+    compute_s = question.shape.prefill_flop(1000, 9000) / (8 * 989e12 * 0.5)
+    assert found.prefill_gpu_s_per_s == pytest.approx(compute_s, rel=1e-3)  # one request a second
+    assert found.gpu_dollars_per_h == pytest.approx(compute_s / GPU_BUSY * 8 * 3.5, rel=1e-3)
+    a_million = million_tokens_dollars(question, found)
+    assert a_million == pytest.approx(found.dollars_per_h / 36)  # 36 million tokens an hour
+
+
+def test_an_object_store_is_paid_by_the_month_and_the_call():
+    question = asked(of_users(100, 10_000, 1000, 100.0), media=("s3-standard",))
+    [tier] = worked_out(question, Rung("s3-standard", question.demand.unique_tokens)).tiers
+    read, written = 9000 * 327_680 * 3600, 1000 * 327_680 * 3600
+    stored = 100 * 10_000 * 327_680 / 1e9 * 0.023 / (8766 / 12)
+    calls = (read * 0.4 + written * 5) / 8e6 / 1e6
+    assert tier.dollars_per_h == pytest.approx(stored + calls)
+    assert tier.watts == 0
+
+
+def test_the_proposal_is_the_cheapest_that_is_in_time():
+    question = asked(of_users(300, 40_000, 1000, 60.0), wish=Wish(0.5), nodes=2)
+    found = answer(question)
+    assert found.best.ttft_s[1] <= 0.5
+    assert found.best.within >= 0.95
+    assert found.best.dollars_per_h < found.without.dollars_per_h
+    front = found.frontier
+    assert [n.ttft_s[1] for n in front] == sorted(n.ttft_s[1] for n in front)
+    assert [n.dollars_per_h for n in front] == sorted(
+        (n.dollars_per_h for n in front), reverse=True
+    )
+    hits = [n.hit for n in found.by_hits]
+    assert hits == sorted(hits)
+    assert found.by_hits[0].hit == 0
+
+
+def test_prices_choose_the_medium():
+    question = asked(of_users(300, 40_000, 1000, 60.0), nodes=4)
+    assert {t.medium for t in answer(priced(question, "ddr5", 0.001)).best.tiers} == {"ddr5"}
+    dear = priced(priced(question, "ddr5", 1e4), "nvme-tlc", 1e4)
+    assert {t.medium for t in answer(dear).best.tiers} == {"pool-flash"}
+    assert answer(priced(dear, "pool-flash", 1e5)).best.tiers == ()  # computing is cheaper
+
+
+def test_a_node_has_room_for_so_many_channels():
+    question = asked(of_users(300, 40_000, 1000, 60.0), media=("ddr5",), nodes=1)
+    rung = Rung("ddr5", question.demand.unique_tokens)  # 3.9 TB: 62 channels
+    assert worked_out(question, rung) is None
+    assert worked_out(msgspec.structs.replace(question, nodes=3), rung) is not None
+
+
+def test_a_recurrent_model_loads_its_checkpoint_once():
+    question = asked(of_users(100, 10_000, 1000, 100.0), "Qwen3.5")
+    [tier] = worked_out(question, Rung("pool-flash", question.demand.unique_tokens)).tiers
+    each = 9000 * 30_720 + question.shape.state_bytes()
+    assert tier.traffic_bytes_per_s == pytest.approx(each)
+    stored = 10_000 * 30_720 + question.shape.state_bytes()
+    assert tier.capacity_bytes == pytest.approx(100 * stored)
+    assert any("checkpoint of 192 MB" in line for line in assumptions(question))
+
+
+UNREACHABLE = [
+    (0.05, 1000, "soonest is .* computing 1,000 tokens that no store can hold"),
+    (0.09, 10, r"soonest is .* bringing 32\.\d GB of context over the GPUs' links \(432 GB/s\)"),
+]
+
+
+@pytest.mark.parametrize(("ttft_s", "new", "message"), UNREACHABLE)
+def test_a_wish_that_can_not_be_met_says_what_can_and_why(ttft_s, new, message):
+    question = asked(of_users(100, 100_000, new, 60.0), wish=Wish(ttft_s))
+    with pytest.raises(ConfigError, match=f"slo-ttft {ttft_s} s: not reachable for 95%.*{message}"):
+        answer(question)
+
+
+def test_an_engine_that_is_slow_itself_is_named():
+    question = asked(of_users(10, 200, 10, 60.0), wish=Wish(0.03))
+    with pytest.raises(ConfigError, match=r"the engine itself takes 0\.04 s"):
+        answer(question)
+
+
+def test_media_that_are_too_slow_are_named():
+    question = asked(of_users(100, 3000, 1500, 60.0), wish=Wish(0.12), media=("s3-standard",))
+    with pytest.raises(ConfigError, match="none of s3-standard brings context in less than half"):
+        answer(question)
+
+
+def test_a_question_without_an_answer_is_refused():
+    with pytest.raises(ConfigError, match=r"200,000 tokens.*at most 131,072"):
+        answer(asked(of_users(10, 200_000, 10, 60.0)))
+    with pytest.raises(ConfigError, match=r"weights .* take 141 GB; use more GPUs"):
+        answer(asked(of_users(10, 2000, 10, 60.0), gpu="H100x1"))
+    with pytest.raises(ConfigError, match=r"medium 'tape'.*ddr5"):
+        answer(asked(of_users(10, 2000, 10, 60.0), media=("tape",)))
+    for wish in (Wish(-1.0), Wish(float("nan"))):
+        with pytest.raises(ConfigError, match="--slo-ttft"):
+            answer(asked(of_users(10, 2000, 10, 60.0), wish=wish))
+    with pytest.raises(ConfigError, match="--slo-share"):
+        answer(asked(of_users(10, 2000, 10, 60.0), wish=Wish(1.0, 95)))
+    with pytest.raises(ConfigError, match="--nodes"):
+        answer(asked(of_users(10, 2000, 10, 60.0), nodes=-1))
+
+
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [
+        ((0, 10, 1, 1.0), "--users: 0"),
+        ((1, 10, 11, 1.0), "--new: 11: give 1 to the context of 10"),
+        ((1, 10, 0, 1.0), "--new: 0"),
+        ((1, 10, 1, 0.0), "--every: 0"),
+        ((1, 10, 1, float("inf")), "--every: inf"),
+    ],
+)
+def test_a_load_that_makes_no_sense_is_refused(load, message):
+    with pytest.raises(ConfigError, match=message):
+        of_users(*load)
+
+
+def test_a_trace_without_ids_can_not_be_sized(made):
+    trace = made([[], []], [0, 0], [0, 1])
+    with pytest.raises(ConfigError, match="no block ids"):
+        of_trace(trace)
+
+
+def test_sizes_are_written_with_three_digits():
+    assert [size_text(n) for n in (3.2e14, 6.55e11, 2.5e7, 4.6e18)] == [
+        "320 TB",
+        "655 GB",
+        "25 MB",
+        "4,600 PB",
+    ]
