@@ -27,6 +27,9 @@ BLOCKS = 40
 
 PARENT = [-1] + [i - 1 if i % 4 else i // 3 for i in range(1, BLOCKS)]
 
+_FULL = 12
+"""Chains after which a store is full and one has to leave for one that comes."""
+
 _blocks = st.integers(0, BLOCKS - 1)
 
 
@@ -195,7 +198,7 @@ class EvictionContract:
         for use in range(10):
             policy.touch(rows[:use], float(turn))
             policy.expect(rows[:use], float(turn + use))
-        if turn >= 12:  # noqa: PLR2004  # a store of twelve chains is full
+        if turn >= _FULL:
             for row in _take(policy, 8, float(turn)):
                 policy.forget(row)
 
