@@ -1,0 +1,166 @@
+"""Cost-aware: evict the leaf whose next use is expected furthest away, weighed by what it saves.
+
+The value of a block is recompute time saved x chance of reuse / bytes. The first and the last are
+`worth`; the chance is told by when the block is needed next. Where a hint says when (a tool call
+that takes a minute, a closed session), that is what counts, as in Belady, "A study of replacement
+algorithms for a virtual-storage computer" (1966), with the session's word for the oracle. Where
+none does, a block is expected back after as long as it has lain unused already: what is known of a
+lifetime without scale (Lindy's law). So without hints this is leaf-first LRU, exactly; a hint that
+proves wrong ages like a use at the moment it named; and hinted and plain chains share one order.
+
+Do not use it with hints from a client that gains by lying: who always says "in a second" keeps
+everything. Do not weigh blocks (`worth`) where hit rate is the goal rather than time saved.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from collections.abc import Hashable, Iterator, Sequence
+
+from holdfast.policy.tree import Tree
+
+_UNHINTED = -math.inf
+_SPARE = 64
+"""Stale entries that are always allowed in a heap."""
+
+
+class CostAware:
+    """One number a leaf: when it was used, or will be; the one furthest from now goes.
+
+    33 bytes a row, O(log leaves) an eviction. As in `LeafLru`, uses and hints are noted at the last
+    row of a chain and handed on to the parent with the removal of a child.
+    """
+
+    def __init__(self) -> None:
+        self._tree = Tree()
+        self._used = array("d")
+        self._hint = array("d")
+        self._now_s = -math.inf
+        self._in_front = -1
+        self._past: list[tuple[float, int]] = []
+        self._future: list[tuple[float, int]] = []
+
+    def insert(self, row: int, parent: int, name: Hashable, now_s: float) -> None:
+        """Add a row, just used and expected at no time known."""
+        del name
+        tree = self._tree
+        tree.add(row, parent)
+        missing = len(tree.here) - len(self._used)
+        if missing:
+            self._used.frombytes(bytes(8 * missing))
+            self._hint.frombytes(bytes(8 * missing))
+        # A chain comes in from its end, and was used once: its blocks have one stamp.
+        self._used[row] = self._now_s if row == self._in_front else self._stamp(now_s)
+        self._in_front = parent
+        self._hint[row] = _UNHINTED
+        if not tree.children[row]:
+            self._line_up(row)
+
+    def touch(self, rows: Sequence[int], now_s: float) -> None:
+        """Note one use of a chain's leading rows; what was expected of its last has happened."""
+        tree, stamp = self._tree, self._stamp(now_s)
+        for row in reversed(rows):
+            if tree.is_here(row):
+                self._used[row] = stamp
+                self._hint[row] = _UNHINTED
+                if not tree.holes:
+                    return
+
+    def expect(self, rows: Sequence[int], at_s: float) -> None:
+        """Note when a chain is needed again, at its last row here."""
+        tree = self._tree
+        for row in reversed(rows):
+            if tree.is_here(row):
+                self._hint[row] = at_s
+                if not tree.children[row]:
+                    self._line_up(row)
+                if not tree.holes:
+                    return
+
+    def remove(self, row: int) -> None:
+        """Take a row out; its parent is needed when it was, and may become a leaf."""
+        tree = self._tree
+        if not tree.is_here(row):
+            return
+        parent = tree.take(row)
+        if parent >= 0:
+            self._inherit(parent, row)
+            if not tree.children[parent]:
+                self._push(parent)
+
+    def forget(self, row: int) -> None:
+        """Cut a row off from its children."""
+        self._tree.forget(row)
+
+    def victims(self, now_s: float) -> Iterator[int]:
+        """Yield leaves, the one whose expected use is furthest away first."""
+        self._now_s = now_s = max(now_s, self._now_s)
+        tree, past, future = self._tree, self._past, self._future
+        yielded: set[int] = set()
+        try:
+            while True:
+                self._settle(past, yielded, 1.0)
+                self._settle(future, yielded, -1.0)
+                if future and (not past or -future[0][0] - now_s > abs(now_s - past[0][0])):
+                    row = heapq.heappop(future)[1]
+                elif past:
+                    row = heapq.heappop(past)[1]
+                else:
+                    return
+                yielded.add(row)
+                yield row
+                if not tree.here[row]:
+                    yielded.discard(row)
+        finally:
+            for row in yielded:
+                if tree.is_leaf(row):
+                    self._push(row)
+
+    def _stamp(self, now_s: float) -> float:
+        """Return now, or a hair more: no two uses have the same time."""
+        self._now_s = now_s if now_s > self._now_s else math.nextafter(self._now_s, math.inf)
+        return self._now_s
+
+    def _when(self, row: int) -> float:
+        hint = self._hint[row]
+        return self._used[row] if hint == _UNHINTED else hint
+
+    def _push(self, row: int) -> None:
+        when = self._when(row)
+        heapq.heappush(self._past, (when, row))
+        if when > self._now_s:
+            heapq.heappush(self._future, (-when, row))
+
+    def _line_up(self, row: int) -> None:
+        """Push a leaf; drop what is stale if that has become more than the leaves can be."""
+        self._push(row)
+        if len(self._past) + len(self._future) > 4 * self._tree.rows + _SPARE:
+            rows = {row for _, row in self._past if self._tree.is_leaf(row)}
+            self._past, self._future = [], []
+            for each in rows:
+                self._push(each)
+
+    def _settle(self, heap: list[tuple[float, int]], passed: set[int], sign: float) -> None:
+        """Bring an entry that is true to the top of a heap."""
+        tree = self._tree
+        while heap:
+            key, row = heap[0]
+            if not tree.here[row] or tree.children[row] or row in passed:
+                heapq.heappop(heap)
+                continue
+            when = sign * self._when(row)
+            if key == when:
+                return
+            heapq.heapreplace(heap, (when, row))
+
+    def _inherit(self, parent: int, child: int) -> None:
+        """Hand on what is known of a child: the last use, and the nearest hint still ahead."""
+        used, hint, now_s = self._used, self._hint, self._now_s
+        ahead = [h for h in (hint[parent], hint[child]) if now_s < h < math.inf]
+        if used[child] >= used[parent]:
+            used[parent] = used[child]
+            hint[parent] = hint[child]
+        if ahead:
+            hint[parent] = min(ahead)

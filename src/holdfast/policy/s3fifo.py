@@ -1,0 +1,132 @@
+"""S3-FIFO, leaf-first: new blocks pass a small queue; those used there enter the large one.
+
+Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023), with the paper's loop:
+the small queue is a tenth of the store and may exceed it until the main queue fills. What the paper
+does not know is chains: a block whose turn comes while others here build upon it waits aside, and
+goes as soon as the last of them has gone.
+
+Use it where contexts that never return flood a store far smaller than what is used again: it lets
+them pass. Do not use it where the store holds most of what is used again: two uses are then worth
+less than one recent use, and it loses some points to leaf-first LRU (docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
+
+from holdfast.policy.lines import Lines
+from holdfast.policy.tree import Tree
+
+_SMALL, _MAIN, _ASIDE, _READY = range(4)
+_SMALL_SHARE = 10
+"""The small queue is the store divided by this."""
+
+_USES_MAX = 3
+_USES_TO_STAY = 2
+"""Uses in the small queue, after the first, that lead into the main queue."""
+
+
+class S3Fifo:
+    """Two queues of rows and one of names that left the small one; 19 bytes a row beside names."""
+
+    def __init__(self) -> None:
+        self._tree = Tree()
+        self._lines = Lines(4)
+        self._uses = bytearray()
+        self._names: list[Hashable] = []
+        self._ghosts: OrderedDict[Hashable, None] = OrderedDict()
+
+    def insert(self, row: int, parent: int, name: Hashable, now_s: float) -> None:
+        """Add a row: to the main queue if its name left the small one lately, else to the small."""
+        if not self._tree.add(row, parent):
+            self.touch([row], now_s)
+            return
+        missing = len(self._tree.here) - len(self._uses)
+        if missing:
+            self._uses.extend(bytes(missing))
+            self._names.extend([None] * missing)
+        self._uses[row] = 0
+        self._names[row] = name
+        known = name in self._ghosts
+        if known:
+            del self._ghosts[name]
+        self._lines.append(_MAIN if known else _SMALL, row)
+
+    def touch(self, rows: Sequence[int], now_s: float) -> None:
+        """Count one use of each row; one that had been judged already is in the main queue."""
+        del now_s
+        uses, lines = self._uses, self._lines
+        for row in rows:
+            line = lines.line(row)
+            if line < 0:
+                continue
+            if uses[row] < _USES_MAX:
+                uses[row] += 1
+            if line >= _ASIDE:
+                lines.append(_MAIN, row)
+
+    def expect(self, rows: Sequence[int], at_s: float) -> None:
+        """Nothing: queues know no time."""
+
+    def remove(self, row: int) -> None:
+        """Take a row out; its parent may have waited for that."""
+        if not self._tree.is_here(row):
+            return
+        parent = self._tree.take(row)
+        self._lines.leave(row)
+        self._names[row] = None
+        if parent >= 0 and not self._tree.children[parent] and self._lines.line(parent) == _ASIDE:
+            self._lines.append(_READY, parent)
+
+    def forget(self, row: int) -> None:
+        """Cut a row off from its children."""
+        self._tree.forget(row)
+
+    def victims(self, now_s: float) -> Iterator[int]:
+        """Yield leaves in the order that the queues give them up."""
+        del now_s
+        lines, tree, full = self._lines, self._tree, self._tree.rows
+        offered: list[tuple[int, int, Hashable]] = []
+        try:
+            while (row := self._next(full)) >= 0:
+                line, name = lines.line(row), self._names[row]
+                if tree.children[row]:
+                    lines.append(_ASIDE, row)
+                    continue
+                lines.leave(row)
+                offered.append((row, line, name))
+                yield row
+        finally:
+            for row, line, _ in reversed(offered):
+                if tree.here[row]:
+                    lines.prepend(line, row)
+            for row, line, name in offered:
+                if line == _SMALL and not tree.here[row]:
+                    self._remember(name, full)
+
+    def _next(self, full: int) -> int:
+        """Return the row whose turn it is, having let pass those that were used; -1 for none."""
+        lines, uses = self._lines, self._uses
+        while True:
+            row = lines.first(_READY)
+            if row >= 0:
+                return row
+            small = lines.lengths[_SMALL]
+            if small and (small >= full // _SMALL_SHARE or not lines.lengths[_MAIN]):
+                row = lines.first(_SMALL)
+                if uses[row] < _USES_TO_STAY:
+                    return row
+                uses[row] = 0
+            else:
+                row = lines.first(_MAIN)
+                if row < 0 or not uses[row]:
+                    return row
+                uses[row] -= 1
+            lines.append(_MAIN, row)
+
+    def _remember(self, name: Hashable, full: int) -> None:
+        """Keep a name for as many evictions as the main queue has room for."""
+        self._ghosts[name] = None
+        while len(self._ghosts) > full - full // _SMALL_SHARE:
+            self._ghosts.popitem(last=False)

@@ -1,0 +1,81 @@
+"""Cost-aware eviction: LRU without hints, nearly the oracle with them."""
+
+from holdfast.policy.base import NEVER
+from holdfast.policy.cost_aware import CostAware
+from holdfast.testing.policy_contract import EvictionContract, EvictionMachine
+
+
+class CostMachine(EvictionMachine):
+    def make(self):
+        return CostAware()
+
+
+TestCostMachine = CostMachine.TestCase
+
+
+class TestCostContract(EvictionContract):
+    def make(self):
+        return CostAware()
+
+
+def chain(policy, rows, now_s):
+    for row, parent in reversed(list(zip(rows, [-1, *rows], strict=False))):
+        policy.insert(row, parent, row, now_s)
+
+
+def take(policy, count, now_s):
+    taken = []
+    for row in policy.victims(now_s):
+        policy.remove(row)
+        taken.append(row)
+        if len(taken) == count:
+            break
+    return taken
+
+
+def test_what_is_expected_never_goes_first_and_soon_last():
+    policy = CostAware()
+    for at, rows in enumerate(([0, 1], [2, 3], [4, 5], [6, 7])):
+        chain(policy, rows, float(at))
+    policy.expect([0, 1], 11.0)
+    policy.expect([4, 5], NEVER)
+    policy.expect([6, 7], 500.0)
+    assert take(policy, 8, 10.0) == [5, 4, 7, 6, 3, 2, 1, 0]
+
+
+def test_a_hint_that_proved_wrong_ages_like_a_use_at_that_time():
+    policy = CostAware()
+    chain(policy, [0], 0.0)
+    chain(policy, [1], 40.0)
+    policy.expect([0], 30.0)
+    assert take(policy, 2, 100.0) == [0, 1]
+
+
+def test_a_use_ends_what_was_expected():
+    policy = CostAware()
+    chain(policy, [0], 0.0)
+    chain(policy, [1], 1.0)
+    policy.expect([0], NEVER)
+    policy.touch([0], 2.0)
+    assert take(policy, 2, 3.0) == [1, 0]
+
+
+def test_a_closed_session_takes_a_shared_prefix_from_nobody():
+    policy = CostAware()
+    chain(policy, [0, 1], 0.0)
+    policy.insert(2, 0, 2, 1.0)
+    chain(policy, [3], 2.0)
+    policy.expect([0, 1], 12.0)
+    policy.expect([0, 2], NEVER)
+    assert take(policy, 4, 10.0) == [2, 3, 1, 0]
+
+
+def test_a_shared_prefix_is_kept_for_the_session_that_returns():
+    policy = CostAware()
+    chain(policy, [0, 1], 0.0)
+    policy.insert(2, 0, 2, 1.0)
+    chain(policy, [3], 2.0)
+    policy.expect([0, 1], 12.0)
+    policy.expect([0, 2], NEVER)
+    policy.remove(1)
+    assert take(policy, 3, 10.0) == [2, 3, 0]
