@@ -1,0 +1,235 @@
+"""Admission: whether a block is worth a write to a tier below memory.
+
+Flash wears: a tier that takes everything is written through in months where contexts seldom return
+(docs/reference/policies.md has the figures). Yet any fixed rule is wrong on some workload: taking
+blocks at their second use only halves the hits of one public trace and costs another nothing. So
+the rule is an option of each tier, and the one that learns is asked per class of blocks.
+
+Pure: no clock, no I/O, no randomness; chances are drawn from the blocks' names, which are hashes.
+Not thread-safe: the store calls it under its lock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import NamedTuple, Protocol
+
+DAY_S = 86_400.0
+
+
+class Candidate(NamedTuple):
+    """A block that could be written: its key (16 bytes of a hash), its class and its size."""
+
+    name: bytes
+    group: Hashable
+    nbytes: int
+
+
+class Admission(Protocol):
+    """Whether blocks are worth a write; told of every use, asked before every write."""
+
+    def used(self, name: bytes, group: Hashable) -> None:
+        """Note one use of a block, its first included; `group` is the class it is in from now."""
+        ...
+
+    def admit(self, block: Candidate, now_s: float) -> bool:
+        """Return whether to write a block; True is taken for a write, False may be asked again."""
+        ...
+
+
+class Always:
+    """Take everything: right where space lasts and nothing wears, and where most comes back."""
+
+    def used(self, name: bytes, group: Hashable) -> None:
+        """Nothing: uses make no difference."""
+
+    def admit(self, block: Candidate, now_s: float) -> bool:
+        """Yes."""
+        del block, now_s
+        return True
+
+
+class SecondTouch:
+    """Take blocks at their second use within the last `names` to twice as many different ones.
+
+    After the doorkeeper of Einziger et al., "TinyLFU: a highly efficient cache admission policy"
+    (2017): names are remembered in Bloom filters, two generations of 16 bits a name; one in 200
+    strangers is taken for known. Do not use it where most blocks come back once and soon (a chat's
+    next turn): it costs them a recompute each.
+    """
+
+    def __init__(self, names: int) -> None:
+        self._once = _Recent(names)
+        self._twice = _Recent(names)
+
+    def used(self, name: bytes, group: Hashable) -> None:
+        """Note a use: the first that is known of, or a further one."""
+        del group
+        if name in self._once:
+            self._twice.add(name)
+        else:
+            self._once.add(name)
+
+    def admit(self, block: Candidate, now_s: float) -> bool:
+        """Whether the block was used twice."""
+        del now_s
+        return block.name in self._twice
+
+
+class ReusePrediction:
+    """Take blocks of classes whose blocks come back: the chance is learnt per class.
+
+    A sample of names is watched: used again before `watched` further ones came in, or not. A class
+    about which little is known yet gets the benefit of the doubt. Do not use it where classes say
+    nothing (one model, one tenant, every block new): it then takes all or none.
+    """
+
+    def __init__(self, least_chance: float = 0.1, watched: int = 65_536, sample: int = 4) -> None:
+        self._least = least_chance
+        self._watched_max = watched
+        self._sample = sample
+        self._watched: OrderedDict[bytes, Hashable] = OrderedDict()
+        self._classes: dict[Hashable, _Class] = {}
+
+    def used(self, name: bytes, group: Hashable) -> None:
+        """Learn from one in `sample` names: it came back, and is watched anew."""
+        if name[-1] % self._sample:
+            return
+        before = self._watched.pop(name, None)
+        if before is not None:
+            self._class(before).note(1.0)
+        self._watched[name] = group
+        if len(self._watched) > self._watched_max:
+            _, missed = self._watched.popitem(last=False)
+            self._class(missed).note(0.0)
+
+    def chance(self, group: Hashable) -> float:
+        """Return the chance that a block of a class is used again."""
+        return self._class(group).chance
+
+    def admit(self, block: Candidate, now_s: float) -> bool:
+        """Whether blocks of this class come back often enough."""
+        del now_s
+        return self.chance(block.group) >= self._least
+
+    def _class(self, group: Hashable) -> _Class:
+        found = self._classes.get(group)
+        if found is None:
+            if len(self._classes) >= _CLASSES_MAX:
+                del self._classes[next(iter(self._classes))]
+            found = self._classes[group] = _Class()
+        return found
+
+
+class WriteBudget:
+    """Let pass what another rule admits, thinned so that a day's writes stay within a budget.
+
+    After the dynamic random admission of CacheLib's flash cache (Berg et al., "The CacheLib Caching
+    Engine", OSDI 2020): once a minute the share let through is set anew, so that what is left of
+    the day's budget lasts as long as what is left of the day. Beyond the budget nothing passes
+    until the next day. Do not use it on a medium that doesn't wear.
+    """
+
+    def __init__(self, rule: Admission, bytes_per_day: float) -> None:
+        self._rule = rule
+        self._budget = bytes_per_day
+        self._day_s: float | None = None
+        self._minute_s = 0.0
+        self._written = 0
+        self._offered = 0
+        self._offered_per_s = 0.0
+        self._turn = 0
+        self.share = 1.0
+        """Share of what the rule admits that is let through now."""
+
+    def used(self, name: bytes, group: Hashable) -> None:
+        """Tell the rule."""
+        self._rule.used(name, group)
+
+    def admit(self, block: Candidate, now_s: float) -> bool:
+        """Whether the rule admits the block, the budget allows it, and the draw falls on it."""
+        if not self._rule.admit(block, now_s):
+            return False
+        self._keep_time(now_s)
+        self._offered += block.nbytes
+        drawn = int.from_bytes(block.name[:4], "little") ^ (self._turn * _MIX & _DRAW_MAX)
+        if drawn > self.share * _DRAW_MAX or self._written + block.nbytes > self._budget:
+            return False
+        self._written += block.nbytes
+        return True
+
+    def _keep_time(self, now_s: float) -> None:
+        if self._day_s is None or now_s - self._day_s >= DAY_S:
+            self._day_s = self._minute_s = now_s
+            self._written = self._offered = 0
+            return
+        past_s = now_s - self._minute_s
+        if past_s < _RECALCULATE_S:
+            return
+        seen = self._offered / past_s
+        known = self._offered_per_s
+        self._offered_per_s = seen if not known else known + (seen - known) * _WEIGHT_OF_NEW
+        left_s = max(self._day_s + DAY_S - now_s, _RECALCULATE_S)
+        allowed_per_s = max(self._budget - self._written, 0.0) / left_s
+        self.share = min(1.0, allowed_per_s / max(self._offered_per_s, 1e-9))
+        self._minute_s, self._offered = now_s, 0
+        self._turn += 1
+
+
+_CLASSES_MAX = 4_096
+_RECALCULATE_S = 60.0
+_WEIGHT_OF_NEW = 0.3
+_DRAW_MAX = 0xFFFF_FFFF
+_MIX = 0x9E37_79B1
+
+
+class _Class:
+    """Outcomes of one class, older ones counting less; an optimist before the first."""
+
+    __slots__ = ("_seen", "chance")
+
+    def __init__(self) -> None:
+        self._seen = 8.0
+        self.chance = 1.0
+
+    def note(self, came_back: float) -> None:
+        self._seen = min(self._seen + 1.0, 4_096.0)
+        self.chance += (came_back - self.chance) / self._seen
+
+
+class _Recent:
+    """Names seen lately, in two Bloom filters: when one is full, the other is emptied."""
+
+    _PROBES = 4
+    _BITS_A_NAME = 16
+
+    def __init__(self, names: int) -> None:
+        self._names = max(names, 1)
+        self._mask = (1 << (self._names * self._BITS_A_NAME - 1).bit_length()) - 1
+        self._new = bytearray(self._mask + 1 >> 3)
+        self._old = bytearray(self._mask + 1 >> 3)
+        self._added = 0
+
+    def __contains__(self, name: bytes) -> bool:
+        bits = self._bits(name)
+        return _all_set(self._new, bits) or _all_set(self._old, bits)
+
+    def add(self, name: bytes) -> None:
+        bits = self._bits(name)
+        if _all_set(self._new, bits):
+            return
+        if self._added >= self._names:
+            self._old, self._new = self._new, bytearray(len(self._new))
+            self._added = 0
+        for bit in bits:
+            self._new[bit >> 3] |= 1 << (bit & 7)
+        self._added += 1
+
+    def _bits(self, name: bytes) -> list[int]:
+        low, step = int.from_bytes(name[:8], "little"), int.from_bytes(name[8:16], "little") | 1
+        return [low + probe * step & self._mask for probe in range(self._PROBES)]
+
+
+def _all_set(bits: bytearray, numbers: list[int]) -> bool:
+    return all(bits[number >> 3] >> (number & 7) & 1 for number in numbers)
