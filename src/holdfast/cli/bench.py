@@ -6,6 +6,7 @@ import argparse
 from importlib import import_module
 
 SUBJECTS = {
+    "policies": "what eviction policies hit on public traces, beside the oracle's bound",
     "tiers": "host and disk tier, names, index and recovery, each beside its plain limit",
     "pool": "a target over loopback TCP, beside plain sockets, with and without TLS",
     "vllm": "a real engine: time to first token cold and warm, and the cost without reuse",
@@ -15,7 +16,7 @@ SUBJECTS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subjects; each one's own options are read when it is chosen."""
-    lines = "\n".join(f"  {name:<8}{about}" for name, about in SUBJECTS.items())
+    lines = "\n".join(f"  {name:<10}{about}" for name, about in SUBJECTS.items())
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     about = f"subjects:\n{lines}\n\n`holdfast bench SUBJECT --help` lists its options."
     parser.epilog = f"{about}\n\n{parser.epilog}" if parser.epilog else about
