@@ -8,6 +8,11 @@ import pytest
 from holdfast.assemble import open_store
 from holdfast.config import parse
 from holdfast.errors import BusyError, ConfigError
+from holdfast.policy.admit import Always, ReusePrediction, SecondTouch, WriteBudget
+from holdfast.policy.cost_aware import CostAware
+from holdfast.policy.leaf import LeafLru
+from holdfast.policy.lirs import Lirs
+from holdfast.policy.s3fifo import S3Fifo
 
 MIB = 1 << 20
 
@@ -90,3 +95,37 @@ def test_options_reach_the_store(configured):
     with open_store(configured(disk=False, lease_s=7, write="on_eviction")) as store:
         assert store.lease_s == 7
         assert store.write_behind is False
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind"),
+    [("cost_aware", CostAware), ("leaf_lru", LeafLru), ("s3fifo", S3Fifo), ("lirs", Lirs)],
+)
+def test_the_policy_is_chosen_by_name(configured, policy, kind):
+    with open_store(configured(disk=False, policy=policy)) as store:
+        assert type(store.states.eviction) is kind
+    with open_store(configured(disk=False)) as store:
+        assert type(store.states.eviction) is CostAware
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({}, Always),
+        ({"admit": "second_touch"}, SecondTouch),
+        ({"admit": "reuse"}, ReusePrediction),
+        ({"admit": "reuse", "writes_per_day": 0.5}, WriteBudget),
+    ],
+)
+def test_a_disk_tiers_rule_is_chosen_by_name(configured, tmp_path, options, kind):
+    disk = {"kind": "disk", "path": str(tmp_path / "disk"), "capacity": 16 * MIB, **options}
+    with open_store(configured(tiers=[{"kind": "host", "capacity": 16 * MIB}, disk])) as store:
+        (rule,) = store.states.admissions
+        assert type(rule) is kind
+
+
+@pytest.mark.parametrize("times", [0.0, -1.0, 1e9])
+def test_writes_per_day_are_above_nothing_and_plausible(configured, tmp_path, times):
+    disk = {"kind": "disk", "path": str(tmp_path), "capacity": 16 * MIB, "writes_per_day": times}
+    with pytest.raises(ConfigError, match=r"tiers\.1\.writes_per_day: .* drive's rating"):
+        configured(tiers=[{"kind": "host", "capacity": 16 * MIB}, disk])

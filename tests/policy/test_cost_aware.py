@@ -70,6 +70,40 @@ def test_a_closed_session_takes_a_shared_prefix_from_nobody():
     assert take(policy, 4, 10.0) == [2, 3, 1, 0]
 
 
+def test_what_chains_had_in_common_outlives_the_sessions_that_closed():
+    policy = CostAware()
+    chain(policy, [3], 0.0)
+    chain(policy, [0, 1], 1.0)
+    policy.insert(2, 0, 2, 2.0)
+    policy.expect([0, 1], NEVER)
+    policy.expect([0, 2], NEVER)
+    assert sorted(take(policy, 2, 10.0)) == [1, 2]
+    assert take(policy, 2, 10.0) == [3, 0]
+
+
+def test_what_is_used_long_before_it_was_expected_is_not_one_sessions_own():
+    policy = CostAware()
+    chain(policy, [0], 0.0)
+    chain(policy, [1], 0.0)
+    policy.expect([0], 100.0)
+    policy.touch([0], 5.0)
+    policy.expect([0], NEVER)
+    assert take(policy, 2, 6.0) == [1, 0]
+
+
+def test_a_row_that_names_another_block_begins_anew():
+    policy = CostAware()
+    chain(policy, [0], 0.0)
+    policy.expect([0], 100.0)
+    policy.touch([0], 5.0)
+    policy.remove(0)
+    policy.forget(0)
+    chain(policy, [1, 0], 6.0)
+    chain(policy, [2], 1.0)
+    policy.expect([1, 0], NEVER)
+    assert take(policy, 3, 7.0) == [0, 1, 2]
+
+
 def test_a_shared_prefix_is_kept_for_the_session_that_returns():
     policy = CostAware()
     chain(policy, [0, 1], 0.0)

@@ -7,6 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
+from holdfast.assemble.rules import choose_rules
 from holdfast.blocks.key import DOMAIN_KEY_BYTES
 from holdfast.config import (
     Config,
@@ -20,6 +21,7 @@ from holdfast.config import (
     parse,
 )
 from holdfast.errors import ConfigError
+from holdfast.policy.choice import POLICIES
 from holdfast.store.store import Store
 from holdfast.tiers.base import Tier
 from holdfast.tiers.disk import DiskTier
@@ -42,7 +44,9 @@ def open_store(config: Config) -> Store:
                 lower.append(_tier(config, options, number, f"{len(lower)}" if lower else ""))
                 undo.callback(lower[-1].close)
         host_bytes = next(tier.capacity for tier in config.tiers if isinstance(tier, HostOptions))
-        store = Store(host_bytes, lower, _domains(config))
+        eviction = POLICIES[config.policy]()
+        store = Store(host_bytes, lower, _domains(config), eviction=eviction)
+        choose_rules(store, config)
         store.lease_s = config.lease_s
         store.scrubber.every_s, store.scrubber.rate = config.scrub.every_s, config.scrub.rate
         store.write_behind = config.write == "behind"

@@ -1,18 +1,14 @@
-"""`holdfast bench policies`: what eviction policies hit on public traces, beside the oracle's bound."""
+"""`holdfast bench policies`: what eviction policies hit on public traces, beside the oracle."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import ConfigError
-from holdfast.policy.base import Eviction
-from holdfast.policy.cost_aware import CostAware
-from holdfast.policy.leaf import LeafLru
-from holdfast.policy.lirs import Lirs
-from holdfast.policy.s3fifo import S3Fifo
+from holdfast.policy.choice import BASELINE, DEFAULT, POLICIES
 from holdfast.rig import report
 from holdfast.rig.report import Report, Row
 from holdfast.sim.belady import belady
@@ -44,7 +40,12 @@ SUBJECTS = (
     Subject(
         "conversation",
         "mooncake_conversation_trace.jsonl.gz",
-        {1_000: (0.045, 0.194), 5_860: (0.139, 0.360), 10_000: (0.216, 0.374), 50_000: (0.362, 0.374)},
+        {
+            1_000: (0.045, 0.194),
+            5_860: (0.139, 0.360),
+            10_000: (0.216, 0.374),
+            50_000: (0.362, 0.374),
+        },
         agents=False,
     ),
     Subject(
@@ -62,21 +63,17 @@ SUBJECTS = (
     Subject(
         "claude-code-8h",
         "agentic_claudecode_dev.jsonl.gz",
-        {12_500: (0.329, 0.635), 25_000: (0.661, 0.824), 50_000: (0.884, 0.931), 100_000: (0.946, 0.960)},
+        {
+            12_500: (0.329, 0.635),
+            25_000: (0.661, 0.824),
+            50_000: (0.884, 0.931),
+            100_000: (0.946, 0.960),
+        },
         agents=True,
         window_s=8 * 3600.0,
         heavy=True,
     ),
 )
-
-POLICIES: dict[str, Callable[[], Eviction]] = {
-    "leaf_lru": LeafLru,
-    "cost_aware": CostAware,
-    "s3fifo": S3Fifo,
-    "lirs": Lirs,
-}
-BASELINE = "leaf_lru"
-DEFAULT = "cost_aware"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

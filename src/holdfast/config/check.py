@@ -29,6 +29,7 @@ LEASE_S_MAX = 3600.0
 RAMP_S_MAX = 86_400.0
 DRAIN_S_MAX = 3600.0
 SCRUB_S_MAX = 365 * 86_400.0
+WRITES_PER_DAY_MAX = 1_000.0
 
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _DOMAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -125,6 +126,8 @@ def _check_tiers(config: Config) -> None:
                         f"tiers.{number}.path: {tier.path!r} is the folder of "
                         f"tiers.{paths[tier.path]} too; give each disk tier its own"
                     )
+                if tier.writes_per_day is not None:
+                    _check_writes(tier.writes_per_day, f"tiers.{number}.writes_per_day")
             case PoolOptions():
                 _within(f"tiers.{number}.deadline_s", tier.deadline_s, DEADLINE_S_MAX)
                 _within(f"tiers.{number}.ramp_s", tier.ramp_s, RAMP_S_MAX)
@@ -143,6 +146,14 @@ def _check_host(tier: HostOptions, at: str) -> None:
     if tier.capacity > limit.nbytes:
         raise ConfigError(
             f"{at}: {tier.capacity} asked, {limit.source} is {Size(limit.nbytes)}; lower it"
+        )
+
+
+def _check_writes(writes_per_day: float, at: str) -> None:
+    if not 0 < writes_per_day <= WRITES_PER_DAY_MAX:
+        raise ConfigError(
+            f"{at}: {writes_per_day:g} times the capacity a day is not above 0 and at most "
+            f"{WRITES_PER_DAY_MAX:g}; take the drive's rating, or leave it out for no limit"
         )
 
 

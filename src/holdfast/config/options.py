@@ -49,11 +49,16 @@ class HostOptions(_Section, frozen=True, tag="host", tag_field="kind"):
 
 
 class DiskOptions(_Section, frozen=True, tag="disk", tag_field="kind"):
-    """A disk tier: a folder of its own, the bytes it may use, and the size of its regions."""
+    """A disk tier: a folder of its own, the bytes it may use, and the size of its regions.
+
+    `admit`: which blocks are written to it; `writes_per_day`: how often its capacity, at most.
+    """
 
     path: str
     capacity: Size
     region: Size | None = None
+    admit: Literal["always", "second_touch", "reuse"] = "always"
+    writes_per_day: float | None = None
 
 
 class PoolOptions(_Section, frozen=True, tag="pool", tag_field="kind"):
@@ -186,13 +191,15 @@ class Config(_Section, frozen=True):
     `transport`: what records travel over between nodes, NIXL where both ends have it (`auto`), or
     always TCP (`tcp`).
     `write`: copy new blocks to the next tier soon after (`behind`) or only when they must leave
-    memory (`on_eviction`). `lease_s`: an engine that has not copied by then has lost its claim.
+    memory (`on_eviction`). `policy`: what leaves memory first. `lease_s`: an engine that has not
+    copied by then has lost its claim.
     """
 
     listen: str | list[str]
     tiers: list[TierOptions]
     domains: dict[str, DomainOptions] = {}
     write: Literal["behind", "on_eviction"] = "behind"
+    policy: Literal["cost_aware", "leaf_lru", "s3fifo", "lirs"] = "cost_aware"
     lease_s: float = LEASE_S
     engine: EngineOptions = EngineOptions()
     scrub: ScrubOptions = ScrubOptions()

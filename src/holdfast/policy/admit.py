@@ -128,7 +128,8 @@ class WriteBudget:
     After the dynamic random admission of CacheLib's flash cache (Berg et al., "The CacheLib Caching
     Engine", OSDI 2020): once a minute the share let through is set anew, so that what is left of
     the day's budget lasts as long as what is left of the day. Beyond the budget nothing passes
-    until the next day. Do not use it on a medium that doesn't wear.
+    until the next day, nor beyond an hour's worth within a minute. Do not use it on a medium that
+    doesn't wear.
     """
 
     def __init__(self, rule: Admission, bytes_per_day: float) -> None:
@@ -137,6 +138,7 @@ class WriteBudget:
         self._day_s: float | None = None
         self._minute_s = 0.0
         self._written = 0
+        self._burst = 0
         self._offered = 0
         self._offered_per_s = 0.0
         self._turn = 0
@@ -154,32 +156,37 @@ class WriteBudget:
         self._keep_time(now_s)
         self._offered += block.nbytes
         drawn = int.from_bytes(block.name[:4], "little") ^ (self._turn * _MIX & _DRAW_MAX)
-        if drawn > self.share * _DRAW_MAX or self._written + block.nbytes > self._budget:
+        spent = self._written + block.nbytes > self._budget
+        burst = self._burst and self._burst + block.nbytes > self._budget / _BURST
+        if spent or burst or drawn > self.share * _DRAW_MAX:
             return False
         self._written += block.nbytes
+        self._burst += block.nbytes
         return True
 
     def _keep_time(self, now_s: float) -> None:
-        if self._day_s is None or now_s - self._day_s >= DAY_S:
+        """Set the share anew, once a minute and with each new day."""
+        if self._day_s is None:
             self._day_s = self._minute_s = now_s
-            self._written = self._offered = 0
-            return
         past_s = now_s - self._minute_s
         if past_s < _RECALCULATE_S:
             return
         seen = self._offered / past_s
         known = self._offered_per_s
         self._offered_per_s = seen if not known else known + (seen - known) * _WEIGHT_OF_NEW
+        if now_s - self._day_s >= DAY_S:
+            self._day_s, self._written = now_s, 0
         left_s = max(self._day_s + DAY_S - now_s, _RECALCULATE_S)
         allowed_per_s = max(self._budget - self._written, 0.0) / left_s
         self.share = min(1.0, allowed_per_s / max(self._offered_per_s, 1e-9))
-        self._minute_s, self._offered = now_s, 0
+        self._minute_s, self._offered, self._burst = now_s, 0, 0
         self._turn += 1
 
 
 _CLASSES_MAX = 4_096
 _RECALCULATE_S = 60.0
 _WEIGHT_OF_NEW = 0.3
+_BURST = 24
 _DRAW_MAX = 0xFFFF_FFFF
 _MIX = 0x9E37_79B1
 

@@ -19,17 +19,19 @@ import math
 from array import array
 from collections.abc import Hashable, Iterator, Sequence
 
+from holdfast.policy.base import NEVER
 from holdfast.policy.tree import Tree
 
 _UNHINTED = -math.inf
 _SPARE = 64
+_EARLY = 0.5
 """Stale entries that are always allowed in a heap."""
 
 
 class CostAware:
     """One number a leaf: when it was used, or will be; the one furthest from now goes.
 
-    33 bytes a row, O(log leaves) an eviction. As in `LeafLru`, uses and hints are noted at the last
+    34 bytes a row, O(log leaves) an eviction. As in `LeafLru`, uses and hints are noted at the last
     row of a chain and handed on to the parent with the removal of a child.
     """
 
@@ -37,6 +39,7 @@ class CostAware:
         self._tree = Tree()
         self._used = array("d")
         self._hint = array("d")
+        self._shared = bytearray()
         self._now_s = -math.inf
         self._in_front = -1
         self._past: list[tuple[float, int]] = []
@@ -51,10 +54,13 @@ class CostAware:
         if missing:
             self._used.frombytes(bytes(8 * missing))
             self._hint.frombytes(bytes(8 * missing))
+            self._shared.extend(bytes(missing))
         # A chain comes in from its end, and was used once: its blocks have one stamp.
         self._used[row] = self._now_s if row == self._in_front else self._stamp(now_s)
         self._in_front = parent
         self._hint[row] = _UNHINTED
+        if parent >= 0 and tree.children[parent] > 1:
+            self._shared[parent] = 1
         if not tree.children[row]:
             self._line_up(row)
 
@@ -63,8 +69,7 @@ class CostAware:
         tree, stamp = self._tree, self._stamp(now_s)
         for row in reversed(rows):
             if tree.is_here(row):
-                self._used[row] = stamp
-                self._hint[row] = _UNHINTED
+                self._note_use(row, stamp)
                 if not tree.holes:
                     return
 
@@ -73,7 +78,7 @@ class CostAware:
         tree = self._tree
         for row in reversed(rows):
             if tree.is_here(row):
-                self._hint[row] = at_s
+                self._hint[row] = _UNHINTED if at_s == NEVER and self._shared[row] else at_s
                 if not tree.children[row]:
                     self._line_up(row)
                 if not tree.holes:
@@ -93,6 +98,8 @@ class CostAware:
     def forget(self, row: int) -> None:
         """Cut a row off from its children."""
         self._tree.forget(row)
+        if row < len(self._shared):
+            self._shared[row] = 0
 
     def victims(self, now_s: float) -> Iterator[int]:
         """Yield leaves, the one whose expected use is furthest away first."""
@@ -117,6 +124,14 @@ class CostAware:
             for row in yielded:
                 if tree.is_leaf(row):
                     self._push(row)
+
+    def _note_use(self, row: int, stamp: float) -> None:
+        """Stamp a row; used long before it was expected, it serves more than one session."""
+        used, hint = self._used[row], self._hint[row]
+        if stamp - used < _EARLY * (hint - used):
+            self._shared[row] = 1
+        self._used[row] = stamp
+        self._hint[row] = _UNHINTED
 
     def _stamp(self, now_s: float) -> float:
         """Return now, or a hair more: no two uses have the same time."""
@@ -161,6 +176,7 @@ class CostAware:
         ahead = [h for h in (hint[parent], hint[child]) if now_s < h < math.inf]
         if used[child] >= used[parent]:
             used[parent] = used[child]
-            hint[parent] = hint[child]
+            closed = hint[child] == NEVER
+            hint[parent] = _UNHINTED if closed and self._shared[parent] else hint[child]
         if ahead:
             hint[parent] = min(ahead)

@@ -10,7 +10,7 @@ import tracemalloc
 from holdfast.blocks.key import DOMAIN_KEY_BYTES, KEY_BYTES, Chain
 from holdfast.blocks.world import World
 from holdfast.index.residency import Residency
-from holdfast.policy.leaf import LeafLru
+from holdfast.policy.cost_aware import CostAware
 from holdfast.rig.report import Row, at_most
 
 TOKENS = 131_072
@@ -40,7 +40,7 @@ def index_row(blocks: int) -> Row:
     """Weigh index and eviction policy with so many blocks, in chains of 1,000, on two tiers."""
     tracemalloc.start()
     try:
-        index, policy = Residency(2), LeafLru()
+        index, policy = Residency(2), CostAware()
         before, _ = tracemalloc.get_traced_memory()
         for _ in range(blocks // CHAIN_BLOCKS):
             rows = _hold(index, _random_keys())

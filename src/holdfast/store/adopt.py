@@ -80,9 +80,10 @@ def adopt(store: Core, berths: Sequence[Berth]) -> list[Outcome]:
             row = states.index.add(each.world, header.key, header.parent, header.depth)
             states.publish(row, HOST, each.place)
             entered.append(row)
-            if store.write_behind:
-                states.line_up(header.key)
-        states.enter_host(entered)
+        states.enter_new(entered)
+        if store.write_behind:
+            for row in entered:
+                states.line_up(row)
     if entered and states.lower:
         store.ladder.wake()
     return outcomes

@@ -13,7 +13,7 @@ from holdfast.errors import ConfigError
 from holdfast.limits import LEASE_S
 from holdfast.plan.planner import BestCut, Planner
 from holdfast.policy.base import Eviction
-from holdfast.policy.leaf import LeafLru
+from holdfast.policy.cost_aware import CostAware
 from holdfast.store.judgement import Judgement
 from holdfast.store.ladder import Ladder
 from holdfast.store.recover import Recovery
@@ -47,7 +47,7 @@ class Core:
         self._domain_keys = dict(domains)
         self._budget = Budget(host_bytes)
         hosts = {domain_id(key): HostTier(self._budget) for key in domains.values()}
-        self.states = States(hosts, list(lower), eviction or LeafLru(), self.clock)
+        self.states = States(hosts, list(lower), eviction or CostAware(), self.clock)
         self.judgement = Judgement(self.states.tier_names(), self.clock)
         self.ladder = Ladder(self.states, self.judgement)
         self.shares = any(isinstance(tier, Shared) for tier in lower)

@@ -19,7 +19,7 @@ from holdfast.failpoints import reach
 from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.policy.retention import Retention
 from holdfast.store.core import Core
-from holdfast.store.states import HOST, Ticket
+from holdfast.store.states import HOST, States, Ticket
 from holdfast.tiers.base import NOWHERE, Place
 
 
@@ -113,17 +113,25 @@ def _publish(store: Core, ticket: Ticket, parents: Sequence[bytes], retention: R
                 continue
             states.publish(row, HOST, place)
             entered.append(row)
-            if retention is Retention.EPHEMERAL:
-                states.unwanted.add(row)
-            elif store.write_behind:
-                states.line_up(key)
-        states.enter_host(entered)
-        if retention is Retention.DURABLE:
-            for key in ticket.keys:
-                states.line_up(key)
-        held = [states.index.find(key) for key in ticket.keys]
-        states.touch([row for row in held if row >= 0])
+        held = _held_before(states, ticket)
+        states.touch(held)
+        states.enter_new(entered)
+        match retention:
+            case Retention.EPHEMERAL:
+                states.unwanted.update(entered)
+            case Retention.DURABLE:
+                states.write_through([*held, *entered])
+            case Retention.SESSION if store.write_behind:
+                for row in entered:
+                    states.line_up(row)
     return len(entered)
+
+
+def _held_before(states: States, ticket: Ticket) -> list[int]:
+    """Return the rows of a ticket's blocks that needed no slot."""
+    pairs = zip(ticket.keys, ticket.places, strict=True)
+    rows = [states.index.find(key) for key, place in pairs if place == NOWHERE]
+    return [row for row in rows if row >= 0]
 
 
 def _segment(ticket: Ticket, index: int) -> bytes:

@@ -17,12 +17,16 @@ from holdfast.blocks.world import World
 from holdfast.clock import Clock
 from holdfast.errors import Outcome
 from holdfast.index.residency import Residency
+from holdfast.policy.admit import Admission, Always, Candidate
 from holdfast.policy.base import Eviction
 from holdfast.tiers.base import NOWHERE, Place, Tier
 from holdfast.tiers.host import HostTier
 
 HOST = 0
 QUARANTINE_NOTES = 256
+
+_USES_MAX = 4
+"""Uses of a block that make a difference: chances of another hardly change after that."""
 
 
 class Ticket(NamedTuple):
@@ -73,6 +77,9 @@ class States:
         self.loading: dict[int, threading.Event] = {}
         self.leaving: dict[int, list[Place]] = {}
         self.waiting: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in lower]
+        self.admissions: list[Admission] = [Always() for _ in lower]
+        self._uses = bytearray()
+        self._choosy = False
         self.hints: OrderedDict[bytes, int] = OrderedDict()
         self.unwanted: set[int] = set()
         self.writing = [0] * len(lower)
@@ -170,9 +177,33 @@ class States:
         for row in reversed(rows):
             self.eviction.insert(row, index.parent_row(row), index.keys[row], now_s)
 
+    def enter_new(self, rows: list[int]) -> None:
+        """Tell policy and rules of rows that were just saved into the host tier, chain order."""
+        self.enter_host(rows)
+        self.note_uses(rows)
+
     def touch(self, rows: Sequence[int]) -> None:
         """Tell the eviction policy of one use of these rows, a chain's leading ones, in order."""
         self.eviction.touch(rows, self.clock.now())
+        self.note_uses(rows)
+
+    def note_uses(self, rows: Sequence[int]) -> None:
+        """Tell the rules of admission of a use of each row, its first included."""
+        if not self._choosy:
+            return
+        uses, missing = self._uses, len(self.index.keys) - len(self._uses)
+        uses.extend(bytes(max(missing, 0)))
+        for row in rows:
+            uses[row] = min(uses[row] + 1, _USES_MAX)
+            key, group = self.index.keys[row], self._group(row)
+            if key is not None:
+                for admission in self.admissions:
+                    admission.used(key, group)
+
+    def choose(self, tier: int, admission: Admission) -> None:
+        """Have a rule asked before blocks are written to a lower tier; 1 is the first of them."""
+        self.admissions[tier - 1] = admission
+        self._choosy = True
 
     def vacate(self, row: int, tier: int) -> None:
         """Take a row off one tier; its place there is free at once, or with its last reader."""
@@ -209,10 +240,28 @@ class States:
             self.faults.append(Fault(key, self.tier_name(tier), outcome))
         self.vacate(row, tier)
 
-    def line_up(self, key: bytes) -> None:
-        """Let a block wait to be written to every tier below the host."""
-        for line in self.waiting:
-            line[key] = None
+    def line_up(self, row: int) -> bool:
+        """Let a block wait to be written to every tier below that wants it; False if none does."""
+        key, now_s = self.index.keys[row], self.clock.now()
+        if key is None:
+            return False
+        wanted = False
+        for number, (line, admission) in enumerate(zip(self.waiting, self.admissions, strict=True)):
+            if key not in line and self.index.places[number + 1][row] == NOWHERE:
+                block = Candidate(key, self._group(row), self.index.world(row).record_bytes)
+                if not admission.admit(block, now_s):
+                    continue
+                line[key] = None
+            wanted = True
+        return wanted
+
+    def write_through(self, rows: Sequence[int]) -> None:
+        """Let blocks wait to be written to every tier below, whatever its rule says."""
+        for row in rows:
+            key = self.index.keys[row]
+            if key is not None:
+                for line in self.waiting:
+                    line[key] = None
 
     def unwritten(self) -> int:
         """Return how many writes are waiting or under way, over all tiers."""
@@ -231,10 +280,7 @@ class States:
             return False
         if not self.lower or self.saved_below(row) or row in self.unwanted:
             return True
-        key = self.index.keys[row]
-        if key is not None:
-            self.line_up(key)
-        return False
+        return not self.line_up(row)
 
     def saved_below(self, row: int) -> bool:
         """Return whether some lower tier holds the row."""
@@ -259,6 +305,10 @@ class States:
                 break
         return place
 
+    def _group(self, row: int) -> tuple[int, int]:
+        """Return the class of a block: its world, and how often it was used since it came in."""
+        return self.index.world_number(row), self._uses[row] if row < len(self._uses) else 0
+
     def _settle(self, row: int) -> None:
         if (
             self.index.keys[row] is not None
@@ -267,4 +317,6 @@ class States:
             and self.index.fastest(row) == NOWHERE
         ):
             self.index.drop(row)
+            if row < len(self._uses):
+                self._uses[row] = 0
             self.eviction.forget(row)

@@ -1,0 +1,137 @@
+"""Admission rules: each takes what it says, and forgets what it must."""
+
+import hashlib
+
+import pytest
+
+from holdfast.policy.admit import (
+    DAY_S,
+    Always,
+    Candidate,
+    ReusePrediction,
+    SecondTouch,
+    WriteBudget,
+)
+
+MIB = 1 << 20
+
+
+def name(number: int) -> bytes:
+    return hashlib.blake2b(str(number).encode(), digest_size=16).digest()
+
+
+def block(number: int, group: object = 0, nbytes: int = MIB) -> Candidate:
+    return Candidate(name(number), group, nbytes)
+
+
+def test_always_takes_everything():
+    assert Always().admit(block(1), 0.0)
+
+
+def test_second_touch_takes_what_was_used_twice():
+    rule = SecondTouch(1_000)
+    for number in range(500):
+        rule.used(name(number), 0)
+    assert not any(rule.admit(block(number), 0.0) for number in range(500))
+    for number in range(100):
+        rule.used(name(number), 0)
+    assert all(rule.admit(block(number), 0.0) for number in range(100))
+    assert sum(rule.admit(block(number), 0.0) for number in range(100, 500)) <= 4
+
+
+def test_second_touch_forgets_in_time():
+    rule = SecondTouch(100)
+    rule.used(name(0), 0)
+    for number in range(1, 301):
+        rule.used(name(number), 0)
+    rule.used(name(0), 0)
+    assert not rule.admit(block(0), 0.0)
+
+
+def test_strangers_are_rarely_taken_for_known():
+    rule = SecondTouch(4_096)
+    taken = 0
+    for number in range(8_192):
+        rule.used(name(number), 0)
+        taken += rule.admit(block(number), 0.0)
+    assert taken <= 8_192 / 200
+
+
+def test_reuse_is_learnt_per_class():
+    rule = ReusePrediction(least_chance=0.2, watched=64, sample=1)
+    for number in range(1_000):
+        rule.used(name(number), "scan")
+        rule.used(name(number % 32 + 10_000), "chat")
+    assert rule.chance("scan") < 0.05
+    assert rule.chance("chat") > 0.9
+    assert not rule.admit(block(1, "scan"), 0.0)
+    assert rule.admit(block(1, "chat"), 0.0)
+
+
+def test_a_class_that_nobody_knows_gets_the_benefit_of_the_doubt():
+    assert ReusePrediction().admit(block(1, "new"), 0.0)
+
+
+def test_classes_that_change_are_learnt_anew():
+    rule = ReusePrediction(watched=16, sample=1)
+    for number in range(5_000):
+        rule.used(name(number), "c")
+    assert not rule.admit(block(1, "c"), 0.0)
+    for _ in range(600):
+        for number in range(8):
+            rule.used(name(number), "c")
+    assert rule.admit(block(1, "c"), 0.0)
+
+
+def test_classes_without_end_are_bounded():
+    rule = ReusePrediction(watched=4, sample=1)
+    for number in range(10_000):
+        rule.used(name(number), number)
+    assert len(rule._classes) <= 4_096
+    assert len(rule._watched) == 4
+
+
+def written(rule, rate: int, seconds: range) -> int:
+    """Offer `rate` blocks of a MiB a second; return how many were let through."""
+    offers = (block(at * rate + turn) for at in seconds for turn in range(rate))
+    return sum(rule.admit(offer, at / rate) for at, offer in enumerate(offers))
+
+
+def test_a_days_writes_stay_within_the_budget_and_last_all_day():
+    budget = 20_000
+    rule = WriteBudget(Always(), budget * MIB)
+    halves = [written(rule, 1, range(at, at + 43_200)) for at in (0,)]
+    passed = sum(rule.admit(block(at), float(at)) for at in range(43_200, 86_400))
+    assert 0.9 * budget <= halves[0] + passed <= budget
+    assert abs(halves[0] - passed) < 0.15 * budget
+    assert rule.share == pytest.approx(20_000 / 86_400, rel=0.3)
+
+
+def test_what_fits_the_budget_passes_whole():
+    rule = WriteBudget(Always(), 100_000 * MIB)
+    assert all(rule.admit(block(at), float(at)) for at in range(0, 86_000, 10))
+
+
+def test_a_spent_budget_is_whole_again_the_next_day():
+    rule = WriteBudget(Always(), 240 * MIB)
+    offers = [(number, 3_600.0 * (number // 50)) for number in range(24 * 50)]
+    assert 216 <= sum(rule.admit(block(number), at) for number, at in offers) <= 240
+    assert sum(rule.admit(block(number), at + DAY_S) for number, at in offers) >= 150
+
+
+def test_no_minute_spends_more_than_an_hours_worth():
+    rule = WriteBudget(Always(), 240 * MIB)
+    assert sum(rule.admit(block(number), 0.0) for number in range(500)) == 10
+
+
+def test_a_block_larger_than_an_hours_worth_passes_alone():
+    rule = WriteBudget(Always(), 4 * MIB)
+    assert [rule.admit(block(number), 0.0) for number in range(3)] == [True, False, False]
+
+
+def test_the_budget_asks_its_rule_first():
+    rule = WriteBudget(SecondTouch(10), 100 * MIB)
+    rule.used(name(1), 0)
+    assert not rule.admit(block(1), 0.0)
+    rule.used(name(1), 0)
+    assert rule.admit(block(1), 0.0)

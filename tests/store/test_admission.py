@@ -1,0 +1,56 @@
+"""A lower tier's rule is asked before each write, and told of each use."""
+
+from holdfast.policy.admit import SecondTouch
+from holdfast.testing.memory import MemoryTier
+
+MIB = 1 << 20
+
+
+def choosy(rig):
+    """A store whose lower tier takes blocks at their second use, and how many fit into memory."""
+    one = rig(MIB, MemoryTier(64 * MIB))
+    one.store.states.choose(1, SecondTouch(1_000))
+    return one, one.store.states.host(one.world).slots(one.world.record_bytes)
+
+
+def below(one):
+    return one.tier.usage().records
+
+
+def test_what_was_used_once_is_not_written_and_leaves_for_good(rig):
+    one, slots = choosy(rig)
+    chain = one.chain(1, 4)
+    one.save(chain)
+    one.save(one.chain(2, slots))
+    one.settle()
+    assert below(one) == 0
+    assert one.store.cover(one.world, chain.keys).blocks == 0
+
+
+def test_what_was_used_again_is_written_before_it_leaves(rig):
+    one, slots = choosy(rig)
+    chain = one.chain(1, 4)
+    one.save(chain)
+    assert one.read(chain) == 4
+    for seed in range(2, 12):
+        one.save(one.chain(seed, slots // 2))
+        one.settle()
+    assert below(one) >= 4
+    assert one.read(chain) == 4
+
+
+def test_what_is_saved_anew_is_known_from_before(rig):
+    one, slots = choosy(rig)
+    chain = one.chain(1, 4)
+    one.save(chain)
+    one.save(one.chain(2, slots))
+    one.save(chain)
+    one.settle()
+    assert below(one) == 4
+
+
+def test_without_a_rule_everything_is_written(rig):
+    one = rig(MIB, MemoryTier(64 * MIB))
+    one.save(one.chain(1, 4))
+    one.settle()
+    assert below(one) == 4
