@@ -17,6 +17,7 @@ from holdfast.codec.pack import pack
 from holdfast.errors import Outcome
 from holdfast.failpoints import reach
 from holdfast.limits import SEGMENT_BLOCKS
+from holdfast.policy.base import NEVER
 from holdfast.policy.retention import Retention
 from holdfast.store.core import Core
 from holdfast.store.states import HOST, States, Ticket
@@ -119,6 +120,7 @@ def _publish(store: Core, ticket: Ticket, parents: Sequence[bytes], retention: R
         match retention:
             case Retention.EPHEMERAL:
                 states.unwanted.update(entered)
+                states.eviction.expect(entered, NEVER)
             case Retention.DURABLE:
                 states.write_through([*held, *entered])
             case Retention.SESSION if store.write_behind:
