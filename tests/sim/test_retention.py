@@ -44,6 +44,12 @@ AGENTS = {
 
 
 def test_conversation(shipped) -> None:
+    """Hits and means of the other computation; its peaks are up to 1 % lower.
+
+    It has 6,335 blocks at 60 s and 21,251 at 300 s, where a plain count in whole milliseconds, and
+    this one, have 6,378 and 21,441: uses and drops at the same moment are many in this trace, and a
+    block that is dropped just when others enter is counted with them here.
+    """
     rows = retention(shipped("conversation"), [60.0, 300.0, 600.0])
     found = {row.ttl_s: (round(row.token_hit, 3), round(row.mean_blocks)) for row in rows}
     assert found == CONVERSATION

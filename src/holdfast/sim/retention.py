@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from holdfast.sim.reuse import Reuse, reuse
-from holdfast.sim.trace import Floats, Longs, Trace
+from holdfast.sim.trace import MICROS, Floats, Longs, Trace
 
 
 class Retention(NamedTuple):
@@ -41,8 +41,8 @@ def retention(trace: Trace, ttls_s: list[float], runs: Reuse | None = None) -> l
 
 
 def gaps_s(trace: Trace, runs: Reuse) -> Floats:
-    """[m] seconds since the use before, for each run."""
-    gaps: Floats = trace.time_s[runs.request] - trace.time_s[runs.previous]
+    """[m] seconds since the use before, for each run, in whole microseconds."""
+    gaps: Floats = np.round(trace.time_s[runs.request] - trace.time_s[runs.previous], MICROS)
     return gaps
 
 
@@ -72,6 +72,7 @@ def _space(trace: Trace, runs: Reuse, ttl_s: float) -> tuple[float, int]:
     enters = np.diff(trace.starts) - there
     leaves = np.concatenate((runs.blocks[lapsed], used_last))
     ends_s = np.concatenate((trace.time_s[runs.previous[lapsed]], trace.time_s)) + ttl_s
+    ends_s = np.round(ends_s, MICROS)
     order = np.argsort(ends_s, kind="stable")
     left = np.concatenate(([0], np.cumsum(leaves[order])))
     before = np.searchsorted(ends_s[order], trace.time_s)  # who enters meets who leaves just then

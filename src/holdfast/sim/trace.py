@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 UNKNOWN = -1
+MICROS = 6
+"""Decimals of a second that times keep: so that equal intervals are equal numbers."""
 
 Floats = NDArray[np.float64]
 Longs = NDArray[np.int64]
@@ -36,7 +38,7 @@ class Trace(NamedTuple):
     name: str
     block_tokens: int
     time_s: Floats
-    """[n] arrival in seconds, ascending; the first is 0."""
+    """[n] arrival in seconds, ascending, in whole microseconds; the first is 0."""
     input_tokens: Longs
     """[n] tokens of the prompt."""
     output_tokens: Longs
@@ -122,7 +124,8 @@ def arrange(
         starts = offsets(taken)
         requests = requests.taken(order)
     if len(order):
-        requests = requests._replace(time_s=requests.time_s - requests.time_s[0])
+        since = np.round(requests.time_s - requests.time_s[0], MICROS)
+        requests = requests._replace(time_s=since)
     return Trace(name, block_tokens, *requests, starts, chained(starts, dense(ids)))
 
 
