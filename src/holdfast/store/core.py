@@ -17,6 +17,7 @@ from holdfast.policy.cost_aware import CostAware
 from holdfast.store.judgement import Judgement
 from holdfast.store.ladder import Ladder
 from holdfast.store.recover import Recovery
+from holdfast.store.rewrite import rewrite_lost
 from holdfast.store.states import States, Ticket
 from holdfast.store.wishes import Wishes
 from holdfast.tiers.base import NOWHERE, Place, Shared, Tier
@@ -108,7 +109,7 @@ class Core:
             self._resting.append((until, ticket))
 
     def keep_house(self) -> None:
-        """End what is over: leases past their time, slots that have rested."""
+        """End what is over: leases past their time, slots that rested, places that are lost."""
         now = self.clock.now()
         with self.states.lock:
             self.states.expire(now)
@@ -116,6 +117,8 @@ class Core:
             self._resting = [(until, t) for until, t in self._resting if until > now]
             for ticket in over:
                 self._give_back(ticket)
+        if rewrite_lost(self.states):
+            self.ladder.wake()
 
     def _give_back(self, ticket: Ticket) -> None:
         places = [place for place in ticket.places if place != NOWHERE]

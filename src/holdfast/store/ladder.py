@@ -18,6 +18,7 @@ from holdfast.errors import Outcome
 from holdfast.failpoints import reach
 from holdfast.store.descent import Descent
 from holdfast.store.judgement import Judgement
+from holdfast.store.rewrite import rewrite_strays
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Get, Place, Shared
 
@@ -142,6 +143,9 @@ class Ladder:
             self._judgement.arrived(tier, arrived, of=len(wave) * size)
             self._land(world, wave, outcomes)
         self._condemn(tier, batch, outcomes)
+        good = [get.key for get, o in zip(batch, outcomes, strict=True) if o is Outcome.OK]
+        if rewrite_strays(self._states, tier, good, size):
+            self.wake()
 
     def _condemn(self, tier: int, batch: Sequence[Get], outcomes: Sequence[Outcome]) -> None:
         """Tell a shared tier of what it served and what did not verify: nobody else can know."""

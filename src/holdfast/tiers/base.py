@@ -12,7 +12,7 @@ Threads: every method may be called from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NewType, Protocol, runtime_checkable
 
 import msgspec
@@ -151,6 +151,25 @@ class Shared(Tier, Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Return plain data about the far side for people to look at; may ask it, bounded."""
+        ...
+
+
+@runtime_checkable
+class Moving(Shared, Protocol):
+    """A shared tier whose far side comes and goes in parts, and that says what to write again."""
+
+    def strayed(self, keys: Sequence[bytes], record_bytes: int) -> set[bytes]:
+        """Return which of these were last read from where they no longer belong; each once.
+
+        Only as many as may be written again just now: a change must not flood the far side.
+        """
+        ...
+
+    def lost(self) -> Callable[[Place], bool] | None:
+        """Return which places lost what lay there since this was last asked; None where none did.
+
+        It may say so of a place that lost nothing: what is written again costs a question.
+        """
         ...
 
 

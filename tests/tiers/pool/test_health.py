@@ -217,3 +217,37 @@ def test_one_of_four_answering_100_ms_late_spoils_the_tail_for_five_seconds_at_m
         return ordered[int(0.99 * len(ordered))]
 
     assert p99(fetches(slow="n3")) <= 1.3 * p99(fetches(slow=None))
+
+
+def test_one_that_is_being_tried_is_not_trusted_and_is_doubted_for_a_while_after():
+    scene, options = Scene(4), HealthOptions()
+    assert scene.health.trusted("n1")
+    assert not scene.health.unsure("n1")
+    for _ in range(options.breaker.failures):
+        scene.ask("n1", 0.01, Ending.BADLY)
+    assert not scene.health.trusted("n1")
+    assert scene.health.unsure("n1")
+    assert scene.health.untried() == []
+    scene.clock.advance(2)
+    assert scene.health.untried() == ["n1"]
+    assert not scene.health.trusted("n1")
+    for _ in range(options.breaker.probes):
+        assert scene.ask("n1", 0.01)
+    assert scene.health.untried() == []
+    assert scene.health.trusted("n1")
+    assert scene.health.unsure("n1")
+    scene.clock.advance(options.doubt_s + 1)
+    assert not scene.health.unsure("n1")
+
+
+def test_who_is_down_for_how_long_is_counted_from_when_it_was_last_up():
+    scene = Scene(3)
+    assert scene.health.down(15) == set()
+    scene.clock.advance(100)
+    assert scene.health.down(15) == set()
+    for _ in range(3):
+        scene.ask("n1", 0.01, Ending.BADLY)
+    scene.clock.advance(10)
+    assert scene.health.down(15) == set()
+    scene.clock.advance(6)
+    assert scene.health.down(15) == {"n1"}

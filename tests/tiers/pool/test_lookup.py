@@ -23,7 +23,10 @@ class Scene:
         self.membership = Membership(self.clock)
         self.down = set()
         self.membership.observe(listed)
-        self.lookup = Lookup(self.membership, lambda name: name not in self.down)
+        self.unsure = set()
+        self.lookup = Lookup(
+            self.membership, lambda name: name not in self.down, lambda name: name in self.unsure
+        )
 
     def observe(self, *listed, after_s=60.0):
         self.clock.advance(after_s)
@@ -60,6 +63,20 @@ def test_the_next_ranked_stands_in_for_one_that_is_down_and_nothing_else_moves()
     assert scene.lookup.route(SEGMENTS[0]).epoch == 1
     scene.down = set()
     assert {name: scene.write(name) for name in SEGMENTS} == before
+
+
+def test_who_stood_in_is_asked_too_for_as_long_as_the_owner_is_doubted():
+    scene = Scene(*members(5))
+    scene.down = scene.unsure = {"n03"}
+    stood_in = {name: scene.write(name)[0] for name in SEGMENTS}
+    scene.down = set()
+    for name in SEGMENTS:
+        order = [m.id for m in Placement(members(5)).order(name)]
+        doubted = order[0] == "n03"
+        assert scene.read(name) == order[: 1 + doubted]
+        assert stood_in[name] in scene.read(name)
+    scene.unsure = set()
+    assert all(len(scene.read(name)) == 1 for name in SEGMENTS)
 
 
 def test_with_everybody_down_there_is_nobody_to_ask():

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 
+import msgspec
 import pytest
 
 from holdfast.blocks.envelope import read_header
@@ -19,7 +20,7 @@ from holdfast.tiers.pool.health import HealthOptions
 from holdfast.tiers.pool.members import Member
 from holdfast.tiers.pool.membership import MembershipOptions
 from holdfast.tiers.pool.tier import PoolOptions, PoolTier
-from holdfast.wire.target import Got, Held
+from holdfast.wire.target import Found, Got, Held
 
 WORLD = world_of(8_000)
 QUICK = PoolOptions(
@@ -27,6 +28,9 @@ QUICK = PoolOptions(
     ask_s=0.5,
     membership=MembershipOptions(dead_after_s=0.0, ramp_s=0.0, fleeting_s=0.0),
     health=HealthOptions(breaker=BreakerOptions(failures=2, pause_s=30.0)),
+)
+RESTLESS = msgspec.structs.replace(
+    QUICK, health=HealthOptions(breaker=BreakerOptions(failures=2, pause_s=0.1, pause_max_s=0.2))
 )
 
 
@@ -60,6 +64,12 @@ class FakeTarget:
             return Held(bytes(len(keys)), Outcome.GONE)
         return Held(bytes(key in self.records for key in keys), Outcome.OK)
 
+    def delete(self, world, keys, deadline_s):
+        return Found(sum(self.records.pop(key, None) is not None for key in keys), Outcome.OK)
+
+    def stats(self, deadline_s):
+        return {}, Outcome.OK if self._answers() else Outcome.GONE
+
     def stage(self, world, keys, deadline_s):
         raise NotImplementedError
 
@@ -68,11 +78,11 @@ class FakeTarget:
 
     def _answers(self) -> bool:
         self.calls += 1
-        if self.mood == "slow":
+        if "slow" in self.mood:
             time.sleep(0.2)
         if self.mood == "rude":
             raise RefusedError("go away")
-        return self.mood != "dead"
+        return "dead" not in self.mood
 
 
 class Source:
@@ -91,10 +101,10 @@ class Source:
 class Fleet:
     """A pool over fake targets."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, options: PoolOptions) -> None:
         self.targets = {f"t{i}": FakeTarget() for i in range(count)}
         self.source = Source()
-        self.pool = PoolTier(self.source, lambda member: self.targets[member.id], QUICK)
+        self.pool = PoolTier(self.source, lambda member: self.targets[member.id], options)
         self.announce(self.targets)
 
     def announce(self, names) -> None:
@@ -135,8 +145,8 @@ class Fleet:
 def fleet():
     made = []
 
-    def make(count: int = 4) -> Fleet:
-        made.append(Fleet(count))
+    def make(count: int = 4, options: PoolOptions = QUICK) -> Fleet:
+        made.append(Fleet(count, options))
         return made[-1]
 
     yield make
@@ -214,6 +224,81 @@ def test_after_a_join_the_owner_of_old_is_asked_too(fleet) -> None:
     for chain in chains:
         assert one.pool.held(WORLD, chain.keys, 0) == 3
         assert set(one.read(chain)) == {Outcome.OK}
+
+
+def test_what_the_owner_of_old_served_is_a_stray_until_it_is_taken(fleet) -> None:
+    one = fleet(4)
+    one.announce(["t0", "t1", "t2"])
+    chains = [chain_of(seed, 3) for seed in range(60)]
+    for chain in chains:
+        one.write(chain)
+    one.announce(["t0", "t1", "t2", "t3"])
+    strayed = set()
+    for chain in chains:
+        one.read(chain)
+        strayed |= one.pool.strayed(chain.keys, WORLD.record_bytes)
+    moved = [chain for chain in chains if chain.keys[0] in strayed]
+    assert 0 < len(moved) < 40
+    for chain in moved:
+        assert set(chain.keys) <= strayed
+        one.write(chain)
+        assert set(chain.keys) <= one.targets["t3"].records.keys()
+        one.read(chain)
+        assert one.pool.strayed(chain.keys, WORLD.record_bytes) == set()
+
+
+def test_users_requests_try_nobody_and_who_stood_in_is_remembered(fleet) -> None:
+    one = fleet(2, RESTLESS)
+    chains = [chain_of(seed, 3) for seed in range(12)]
+    dead = one.targets["t0"]
+    dead.mood = "slow and dead"
+    for chain in chains * 2:
+        one.write(chain)
+    assert len(one.targets["t1"].records) == 36
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        start = time.monotonic()
+        assert set(one.read(chains[0])) == {Outcome.OK}
+        assert time.monotonic() - start < 0.15, "the trial is nobody's business"
+    dead.mood = "well"
+    while one.pool.health.down(0.0):
+        time.sleep(0.05)
+    for chain in chains:
+        assert set(one.read(chain)) == {Outcome.OK}, "from who stood in"
+    assert one.pool.strays.take([key for c in chains for key in c.keys], 1) != set()
+
+
+def test_places_of_a_member_that_left_or_is_long_down_are_lost(fleet) -> None:
+    one = fleet(3)
+    chains = [chain_of(seed, 3) for seed in range(40)]
+    for chain in chains:
+        one.write(chain)
+    assert one.pool.lost() is None
+    held = {name: set(target.records) for name, target in one.targets.items()}
+    one.announce(["t0", "t1"])
+    lost = one.pool.lost()
+    for chain in chains:
+        assert lost(segment_place(chain.segment(0))) == (chain.keys[0] in held["t2"])
+    one.targets["t1"].mood = "dead"
+    for chain in chains:
+        one.read(chain)
+    lost = one.pool.lost()
+    assert any(lost(segment_place(chain.segment(0))) for chain in chains)
+    assert one.pool.lost() is None
+
+
+def test_what_a_member_has_already_is_not_sent_to_it_again(fleet) -> None:
+    one = fleet(3)
+    chain = chain_of(1, 200)
+    one.write(chain)
+    before = one.pool.usage().written_bytes
+    assert before == 200 * WORLD.record_bytes
+    holder = next(target for target in one.targets.values() if target.records)
+    for key in chain.keys[:50]:
+        del holder.records[key]
+    assert set(one.write(chain)) == {Outcome.OK}
+    assert one.pool.usage().written_bytes - before == 50 * WORLD.record_bytes
+    assert len(holder.records) == 200
 
 
 def test_a_member_that_refuses_us_is_gone_not_an_error(fleet) -> None:

@@ -8,6 +8,7 @@ All in memory, driven by the clock and the chance that are given: no I/O, no thr
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import threading
@@ -41,6 +42,7 @@ class HealthOptions(msgspec.Struct, frozen=True, kw_only=True):
     the median and `slow_margin_s` above it, or failing in more than `failure_share_max` of its
     last answers, is left alone for `ejection_s`, twice as long each time it comes back no better.
     The margin is wide because an ejected target's blocks are recomputed: a slow hit beats that.
+    For `doubt_s` after it was left alone, those who stood in for it are asked too.
     """
 
     breaker: BreakerOptions = BreakerOptions()
@@ -51,6 +53,7 @@ class HealthOptions(msgspec.Struct, frozen=True, kw_only=True):
     failure_share_max: float = 0.1
     ejection_s: float = 30.0
     ejection_max_s: float = 300.0
+    doubt_s: float = 120.0
 
 
 class Call(NamedTuple):
@@ -77,8 +80,10 @@ class TargetReport(msgspec.Struct, frozen=True):
 
 
 class _Target:
-    def __init__(self, breaker: Breaker) -> None:
+    def __init__(self, breaker: Breaker, now_s: float) -> None:
         self.breaker = breaker
+        self.closed_s = now_s
+        self.unwell_s = -math.inf
         self.delays = Delays()
         self.in_flight_bytes = 0
         self.ejected_until_s = 0.0
@@ -143,6 +148,38 @@ class PoolHealth:
             self._review()
             known = self._know(target)
             return not self._ejected(known) and known.breaker.allows()
+
+    def trusted(self, target: str) -> bool:
+        """Return whether users' requests should go there: not while it is being tried."""
+        with self._lock:
+            self._review()
+            return self._is_well(self._know(target))
+
+    def unsure(self, target: str) -> bool:
+        """Return whether others may hold what is a target's: it is not well, or was not lately."""
+        with self._lock:
+            known = self._know(target)
+            if not self._is_well(known):
+                known.unwell_s = self._clock.now()
+            return self._clock.now() < known.unwell_s + self._options.doubt_s
+
+    def untried(self) -> list[str]:
+        """Return whose pause is over: somebody has to try them before users' requests do."""
+        with self._lock:
+            return [
+                name
+                for name, target in self._targets.items()
+                if target.breaker.phase() is Phase.HALF_OPEN and not self._ejected(target)
+            ]
+
+    def down(self, for_s: float) -> set[str]:
+        """Return whose breaker has not been closed for so long; to be asked again and again."""
+        with self._lock:
+            now_s = self._clock.now()
+            for target in self._targets.values():
+                if target.breaker.phase() is Phase.CLOSED:
+                    target.closed_s = now_s
+            return {name for name, t in self._targets.items() if now_s > t.closed_s + for_s}
 
     def begin(self, target: str, nbytes: int) -> Call | None:
         """Let a request of so many bytes (of request and answer) through, or not (None)."""
@@ -212,8 +249,11 @@ class PoolHealth:
         target = self._targets.get(name)
         if target is None:
             breaker = Breaker(self._clock, self._options.breaker, self._chance)
-            target = self._targets[name] = _Target(breaker)
+            target = self._targets[name] = _Target(breaker, self._clock.now())
         return target
+
+    def _is_well(self, target: _Target) -> bool:
+        return not self._ejected(target) and target.breaker.phase() is Phase.CLOSED
 
     def _in_flight(self, name: str) -> int:
         target = self._targets.get(name)

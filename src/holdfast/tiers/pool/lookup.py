@@ -2,9 +2,9 @@
 
     write to    the first `copies` members of the ranking that are available: the owner, or the
                 next-ranked in its stead (the gutter); nothing is re-placed for a failure
-    read from   the same, then whom others may have written to: the owner by full weights while a
-                member is warming up (who started later sees it as warm), and those of the view
-                before this one
+    read from   the same, then whom others may have written to: the next in rank while one is out
+                of order or has just been, the owner by full weights while a member is warming up
+                (who started later sees it as warm), and those of the view before this one
 
 A member that holds a block serves it whatever the epoch, so reading by an old view is safe.
 """
@@ -42,19 +42,28 @@ class Lookup:
     """Routes by a membership's views; any thread.
 
     `available` says whether a member, by id, should be asked at all just now; it must be quick
-    and change nothing (`PoolHealth.available`).
+    and change nothing (`PoolHealth.trusted`). `unsure`: whether others may hold what is its.
     """
 
-    def __init__(self, membership: Membership, available: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        available: Callable[[str], bool],
+        unsure: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self._membership = membership
         self._available = available
+        self._unsure = unsure
         self._known = _learn(membership.views(), None)
 
     def route(self, segment_id: bytes, copies: int = 1) -> Route:
         """Return whom to ask and where to write, as of now."""
         known = self._refresh()
-        write = self._first(known.current.rank(segment_id), copies)
+        ranked = known.current.rank(segment_id)
+        write = self._first(ranked, copies)
         read = dict.fromkeys(write)
+        if any(self._unsure(member.id) for member in ranked[:copies]):
+            read |= dict.fromkeys(self._first(ranked, copies + 1))
         if known.warm is not None:
             read |= dict.fromkeys(self._first(known.warm.rank(segment_id), copies))
         if known.previous is not None:
@@ -67,6 +76,10 @@ class Lookup:
             )
         view = known.views.current.view
         return Route(write, tuple(read), view.epoch, view.digest)
+
+    def placement(self) -> Placement:
+        """Return who gets which segment now."""
+        return self._refresh().current
 
     def members(self) -> tuple[Member, ...]:
         """Return everybody whom a route may name now: whom to keep connections and health for."""

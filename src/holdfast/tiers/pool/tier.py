@@ -25,7 +25,7 @@ from holdfast.blocks.world import World
 from holdfast.buffers import aligned_buffer
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import FormatError, Outcome
-from holdfast.limits import SEGMENT_BLOCKS
+from holdfast.limits import MIB, SEGMENT_BLOCKS
 from holdfast.tiers.base import Get, Place, Put, Reserved, Survivor, Usage, segment_place
 from holdfast.tiers.pool.health import HealthOptions, PoolHealth
 from holdfast.tiers.pool.hedge import HedgeBudget
@@ -33,12 +33,17 @@ from holdfast.tiers.pool.hot import HotSegments
 from holdfast.tiers.pool.lookup import Lookup
 from holdfast.tiers.pool.members import Member
 from holdfast.tiers.pool.membership import Membership, MembershipOptions, MembershipSource
+from holdfast.tiers.pool.moves import Losses, Strays
 from holdfast.tiers.pool.reach import Far, Reach
+from holdfast.tiers.pool.trial import Trials
 
 HOT_COPIES = 2
 """Copies of a segment that many ask for."""
 
 RACERS = 8
+
+ASKED_BYTES = 1 * MIB
+"""From here on a member is asked what it has of a batch before the batch is sent."""
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +83,10 @@ class PoolTier:
         chance = random.Random()  # noqa: S311  # draws who to ask, keeps no secret
         self.health = PoolHealth(clock, self.options.health, chance)
         self.reach = Reach(connect, self.health)
-        self.lookup = Lookup(self.membership, self.health.available)
+        self.lookup = Lookup(self.membership, self.health.trusted, self.health.unsure)
+        self.strays = Strays(clock)
+        self._losses = Losses(self.lookup.placement())
+        self._trials = Trials(self.lookup, self.health, self.reach, self.options.ask_s)
         self.hot = HotSegments(clock)
         self.hedging = HedgeBudget()
         self._source = source
@@ -88,6 +96,7 @@ class PoolTier:
         self._usage = [0, 0]
         self._closed = False
         source.watch(self._told)
+        self._trials.start()
 
     def reserve(self, sizes: Sequence[int]) -> Reserved:
         """Nothing is reserved: the far side finds room when records come."""
@@ -131,6 +140,15 @@ class PoolTier:
         parts = list(self._parts([get.place for get in batch]))
         self._each(parts, lambda part: self._condemn(part, batch))
 
+    def strayed(self, keys: Sequence[bytes], record_bytes: int) -> set[bytes]:
+        """Return which of these came from an owner of old, or from who stood in for the owner."""
+        return self.strays.take(keys, record_bytes)
+
+    def lost(self) -> Callable[[Place], bool] | None:
+        """Return which places belonged to members that left, or have been down for long."""
+        down = self.health.down(self.options.membership.dead_after_s)
+        return self._losses.since(self.lookup.placement(), down)
+
     def describe(self) -> dict[str, Any]:
         """Return epoch, trouble with the source, and for each member what is known and asked."""
         if self._closed:
@@ -154,6 +172,7 @@ class PoolTier:
             "digest": f"{view.digest:016x}",
             "trouble": self._source.trouble(),
             "hedges": self.hedging.hedges,
+            "moved": self.strays.moved,
             "members": members,
         }
 
@@ -166,6 +185,7 @@ class PoolTier:
         """Stop watching, end the calls, close the connections."""
         self._closed = True
         self._source.close()
+        self._trials.close()
         for threads in (self._threads, self._racers):
             threads.shutdown(wait=True, cancel_futures=True)
         self.reach.close()
@@ -202,17 +222,41 @@ class PoolTier:
 
     def _write(self, part: _Part, batch: Sequence[Put], outcomes: list[Outcome]) -> None:
         records = [batch[index].record for index in part.indices]
-        nbytes = sum(map(len, records))
         copies = HOT_COPIES if self.hot.is_hot(part.segment) else 1
         route = self.lookup.route(part.segment, copies)
-        deadline_s = self.options.deadline_s
         for member in route.write:
-            call = self.reach.begin(member, nbytes, route.digest)
-            stored = self.reach.tell(call, lambda far: far.put(records, deadline_s))
-            for index, outcome in zip(part.indices, stored or (), strict=False):
+            held = self._known(member, records, route.digest)
+            new = [record for record, there in zip(records, held, strict=True) if not there]
+            call = self.reach.begin(member, sum(map(len, new)), route.digest) if new else None
+            stored = iter(self.reach.tell(call, self._putting(new)) or ())
+            for index, there in zip(part.indices, held, strict=True):
+                outcome = Outcome.OK if there else next(stored, Outcome.GONE)
                 if outcomes[index] is not Outcome.OK:
                     outcomes[index] = outcome
-        self._count(1, sum(len(batch[i].record) for i in part.indices if outcomes[i] == "ok"))
+                self._count(1, len(batch[index].record) * (outcome is Outcome.OK and not there))
+
+    def _putting(self, records: Sequence[memoryview]) -> Callable[[Far], list[Outcome]]:
+        return lambda far: far.put(records, self.options.deadline_s)
+
+    def _known(self, member: Member, records: Sequence[memoryview], digest: int) -> bytes:
+        """Ask which of many records a member has: whoever computed the same wrote them before us.
+
+        One byte a record; all 0 where the question is not worth its while.
+        """
+        unknown = bytes(len(records))
+        if sum(map(len, records)) < ASKED_BYTES:
+            return unknown
+        try:
+            headers = [read_header(record)[0] for record in records]
+        except FormatError:
+            return unknown
+        worlds = {World(h.fingerprint, h.domain, h.payload_bytes, h.tokens) for h in headers}
+        if len(worlds) > 1:
+            return unknown
+        world, keys = worlds.pop(), [header.key for header in headers]
+        call = self.reach.begin(member, 0, digest)
+        held = self.reach.tell(call, lambda far: far.exist(world, keys, self.options.ask_s))
+        return held.held if held else unknown
 
     def _read(self, part: _Part, batch: Sequence[Get], outcomes: list[Outcome]) -> None:
         """Ask one member after the other for what is still missing of a segment."""
@@ -224,7 +268,11 @@ class PoolTier:
             left = self._race(members, left, batch, outcomes, route.digest)
         for member in members:
             if left:
+                before = left
                 left = self._receive(member, left, batch, outcomes, route.digest)
+                if member not in route.write:
+                    came = before[: len(before) - len(left)]
+                    self.strays.found([batch[index].key for index in came])
         done = sum(len(batch[i].into) for i in part.indices if outcomes[i] is Outcome.OK)
         self._count(0, done)
 

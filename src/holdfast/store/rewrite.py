@@ -1,0 +1,59 @@
+"""Written again: what a shared tier lost, or has where nobody will look for it much longer.
+
+A block counts as saved while the index has a place for it below the host. So the place is taken
+out of the index, and the block lined up for the tier like any new one; until it is written there,
+its copy in memory is not given up.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from holdfast.store.states import HOST, States
+from holdfast.tiers.base import NOWHERE, Moving, Place
+
+_ROWS_AT_ONCE = 4_096
+
+
+def rewrite_strays(states: States, number: int, keys: Sequence[bytes], nbytes: int) -> bool:
+    """Line up those of these blocks, just landed in memory, that tier `number` calls strays."""
+    tier = states.lower[number - 1]
+    strayed = tier.strayed(keys, nbytes) if isinstance(tier, Moving) else set()
+    if strayed:
+        with states.lock:
+            for key in strayed:
+                _unsave(states, states.index.find(key), number)
+    return bool(strayed)
+
+
+def rewrite_lost(states: States) -> bool:
+    """Line up what shared tiers lost, where it is still in memory; forget about the rest."""
+    found = False
+    for number, tier in enumerate(states.lower, start=1):
+        lost = tier.lost() if isinstance(tier, Moving) else None
+        if lost is not None:
+            found = True
+            _forget_lost(states, number, lost)
+    return found
+
+
+def _forget_lost(states: States, number: int, lost: Callable[[Place], bool]) -> None:
+    """Take the places out of the index, some at a time: the lock is held for moments only."""
+    with states.lock:
+        rows = iter(list(states.index.rows()))
+    while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+        with states.lock:
+            for row in some:
+                place = Place(states.index.places[number][row])
+                if place != NOWHERE and lost(place):
+                    _unsave(states, row, number)
+
+
+def _unsave(states: States, row: int, number: int) -> None:
+    if row < 0:
+        return
+    key, in_memory = states.index.keys[row], states.index.places[HOST][row] >= 0
+    states.vacate(row, number)
+    if key is not None and in_memory:
+        states.waiting[number - 1][key] = None

@@ -1,0 +1,88 @@
+"""What a shared tier lost or has out of place is written there again, from memory."""
+
+from holdfast.testing.memory import SharedMemoryTier
+from holdfast.tiers.base import Moving, segment_place
+
+MIB = 1 << 20
+
+
+class Shifting(SharedMemoryTier):
+    """A shared tier that says what the test wants it to say."""
+
+    def __init__(self, records):
+        super().__init__(records, "pool")
+        self.astray = set()
+        self.gone = None
+
+    def strayed(self, keys, record_bytes):
+        found = self.astray.intersection(keys)
+        self.astray -= found
+        return found
+
+    def lost(self):
+        gone, self.gone = self.gone, None
+        return gone
+
+
+def test_what_was_lost_and_is_still_in_memory_is_written_again(rig):
+    by_key, tier = {}, None
+    one = rig(MIB, tier := Shifting(by_key))
+    assert isinstance(tier, Moving)
+    chains = [one.chain(seed, 5) for seed in range(4)]
+    for chain in chains:
+        one.save(chain)
+    one.settle()
+    dead = {segment_place(chain.segment(0)) for chain in chains[:2]}
+    kept = dict(by_key)
+    for chain in chains[:2]:
+        for key in chain.keys:
+            del by_key[key]
+    tier.gone = dead.__contains__
+    one.store.keep_house()
+    one.settle()
+    assert by_key == kept
+    assert tier.usage().written_bytes == sum(len(r) for _, r in kept.values()) * 3 // 2
+
+
+def test_the_only_copy_is_not_given_up_for_one_that_is_lost(rig):
+    one = rig(MIB, tier := Shifting({}))
+    chain = one.chain(1, 5)
+    one.save(chain)
+    one.settle()
+    rows = list(one.store.states.index.rows())
+    assert all(one.store.states.evictable(row) for row in rows)
+    tier.answers, tier.gone = False, lambda place: True
+    with one.store.states.lock:
+        one.store.keep_house()
+        assert not any(one.store.states.evictable(row) for row in rows)
+    one.settle()
+    assert one.read(chain) == 5
+
+
+def test_hearsay_of_what_is_lost_is_forgotten(rig):
+    by_key = {}
+    one, other = rig(MIB, SharedMemoryTier(by_key, "pool")), rig(MIB, tier := Shifting(by_key))
+    chain = one.chain(1, 5)
+    one.save(chain)
+    one.settle()
+    other.store.look(other.world, chain.keys)
+    tier.gone = lambda place: True
+    other.store.keep_house()
+    assert other.store.cover(other.world, chain.keys).blocks == 0
+    assert len(other.store.states.index) == 0
+
+
+def test_strays_are_written_again_once_they_have_landed(rig):
+    by_key = {}
+    one, other = rig(MIB, SharedMemoryTier(by_key, "pool")), rig(MIB, tier := Shifting(by_key))
+    chain = one.chain(1, 5)
+    one.save(chain)
+    one.settle()
+    tier.astray = {chain.keys[1], chain.keys[3]}
+    other.store.look(other.world, chain.keys)
+    assert other.read(chain) == 5
+    other.settle()
+    size = other.world.record_bytes
+    assert tier.usage().written_bytes == 2 * size
+    assert other.store.states.saved_below(other.store.states.index.find(chain.keys[3]))
+    assert other.read(chain) == 5
