@@ -238,6 +238,13 @@ def test_unsorted_requests_are_sorted_with_a_warning(read, caplog) -> None:
     assert caplog.text.count("traffic:2: arrives before the request above") == 1
 
 
+AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n"
+RECORDED = (
+    b'{"at_s": 7, "fingerprint": "ab", "tokens": 300, "keys": ["0a", "0b"], "session": "s"}\n'
+)
+TALK = b'[{"conversations": [{"from": "human", "value": "why?"}, {"from": "gpt", "value": "so"}]}]'
+
+
 def without(row: dict, name: str) -> dict:
     return {key: value for key, value in row.items() if key != name}
 
@@ -308,6 +315,15 @@ WRONG = {
         b'{"at_s": 1, "fingerprint": "ab", "tokens": 1, "keys": ["no hex"]}\n',
         "traffic:1: Expected `str` matching regex",
     ),
+    "far off": (GOOD.replace(b"3000", b"1e300"), "traffic:2: Expected `float` <="),
+    "no time": (
+        BURSTGPT + b"inf,s,1,ChatGPT,1,1,log\n",
+        'traffic:6: Timestamp "inf": not a number',
+    ),
+    "deep": (
+        b'{"block_size": 4, "requests": ' + b'[{"t": 1, "requests": ' * 20_000,
+        "traffic:1: nested too deeply",
+    ),
     "turns": (b'[{"conversations": [{"from": "human", "value": 3}]}]', "traffic:1: Expected `str`"),
 }
 
@@ -353,7 +369,7 @@ def test_a_size_that_does_not_fit_is_refused(read) -> None:
 
 
 @given(
-    st.sampled_from([GOOD, jsonl(SESSIONS), BURSTGPT, gzip.compress(GOOD)]),
+    st.sampled_from([GOOD, jsonl(SESSIONS), BURSTGPT, AZURE, RECORDED, TALK, gzip.compress(GOOD)]),
     st.integers(0, 10**6),
     st.binary(max_size=4),
 )

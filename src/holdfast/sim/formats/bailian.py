@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.sim.formats import block_size
-from holdfast.sim.formats.rows import Id, Reading, Rows, Tokens
+from holdfast.sim.formats.rows import Id, Reading, Rows, Time, Tokens
 from holdfast.sim.formats.source import Source
 from holdfast.sim.trace import Trace
 
@@ -24,7 +24,7 @@ class Line(msgspec.Struct):
 
     chat_id: int
     parent_chat_id: int
-    timestamp: float
+    timestamp: Time
     input_length: Tokens
     hash_ids: list[Id]
     output_length: Tokens = 0

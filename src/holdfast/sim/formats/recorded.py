@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 
 from holdfast.sim.formats import block_size
-from holdfast.sim.formats.rows import Reading, Rows, Tokens
+from holdfast.sim.formats.rows import Reading, Rows, Time, Tokens
 from holdfast.sim.formats.source import Source
 from holdfast.sim.trace import Trace
 
@@ -28,7 +28,7 @@ Hex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]+$")]
 class Line(msgspec.Struct):
     """One request."""
 
-    at_s: float
+    at_s: Time
     fingerprint: Hex
     tokens: Tokens
     keys: list[Hex]

@@ -21,6 +21,10 @@ TOKENS_MAX = 2**31
 """No prompt is longer; more is a fault of the file."""
 
 Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
+TIME_MAX = 1e15
+"""No time stamp is further from 0, in whatever unit; more is a fault of the file."""
+
+Time = Annotated[float, Meta(ge=-TIME_MAX, le=TIME_MAX)]
 Id = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 

@@ -22,7 +22,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from holdfast.sim.formats.rows import Reading, Rows, Tokens
+from holdfast.sim.formats.rows import Reading, Rows, Time, Tokens
 from holdfast.sim.formats.source import Source
 from holdfast.sim.trace import Longs, Trace, arrange, offsets, spread
 
@@ -33,7 +33,7 @@ FIELDS = frozenset({"block_size", "requests", "t"})
 class SubAgent(msgspec.Struct):
     """A sub-agent: when it started, in seconds from the session's start."""
 
-    t: float
+    t: Time
 
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
@@ -42,11 +42,11 @@ Id = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 class Request(msgspec.Struct):
     """One request, or a sub-agent with its own; `think` is the client's time since an answer."""
 
-    t: float
+    t: Time
     tokens: Tokens = msgspec.field(name="in", default=0)
     answer: Tokens = msgspec.field(name="out", default=0)
-    think: float | None = None
-    think_time: float | None = None
+    think: Time | None = None
+    think_time: Time | None = None
     sub: Annotated[int, msgspec.Meta(ge=0)] | None = None
     runs: list[tuple[Id, Tokens]] | None = None
     hash_ids: list[Id] | None = None

@@ -110,6 +110,8 @@ class Source:
             return decoder.decode(line)
         except msgspec.ValidationError as error:
             raise self.fault(number, f"{error}; correct or remove the line") from None
+        except RecursionError:
+            raise self.fault(number, "nested too deeply; correct or remove the line") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self.fault(
                 number, f"not JSON ({error}): is the file cut? Correct or remove the line"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from holdfast.sim.formats.rows import TOKENS_MAX
+from holdfast.sim.formats.rows import TIME_MAX, TOKENS_MAX
 from holdfast.sim.formats.source import Source, columns
 
 
@@ -49,7 +49,7 @@ class Table:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value):
+        if not abs(value) <= TIME_MAX:
             raise self.source.fault(
                 self._line, f'{column} "{text}": not a number; correct or remove the line'
             )
