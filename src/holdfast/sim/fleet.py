@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from holdfast.plan.cost import TierEstimate
+from holdfast.plan.planner import AT_ONCE
 from holdfast.policy.base import Eviction
 from holdfast.sim.hardware import Hardware, Rung
 from holdfast.sim.link import Link, Writer
@@ -59,11 +60,12 @@ class Fleet:
         behind = [tier + self.own for tier in common.tiers[own.part :]]
         return Covered(own.rows, common.rows, own.tiers + behind, own.whole)
 
-    def estimates(self, worker: Worker, now_s: float) -> list[TierEstimate]:
-        """Return what each tier would need now, by the slowest link on its way to this worker."""
+    def estimates(self, worker: Worker, tiers: Sequence[int], now_s: float) -> list[TierEstimate]:
+        """Return what the tiers named would need now, by the slowest link on the way of each."""
+        asked = set(tiers)
         return [
-            self._estimate(rung.latency_s, links, now_s)
-            for rung, links in zip(self.hardware.rungs, worker.links, strict=True)
+            self._estimate(rung.latency_s, worker.links[tier], now_s) if tier in asked else AT_ONCE
+            for tier, rung in enumerate(self.hardware.rungs)
         ]
 
     def shelves(self, tier: int) -> list[Shelf]:

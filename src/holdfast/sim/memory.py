@@ -78,6 +78,7 @@ class Memory:
         self.shelves = shelves
         self._world = world
         self._below = below
+        self._gives = self._givers()
         self._parents: list[int] = []
         self._lengths: list[int] = []
 
@@ -142,12 +143,21 @@ class Memory:
     def take(self, now_s: float, upper: Memory, gone: Sequence[tuple[int, int]]) -> None:
         """Take rows of `upper`, and so many blocks of each, that its last tier evicted."""
         mine = [(self._counterpart(upper, row), blocks) for row, blocks in gone]
-        self._put(now_s, 0, mine)
+        self._put_pinned(now_s, 0, mine)
 
     def holds(self, key: bytes, blocks: int) -> bool:
         """Return whether some tier holds the first `blocks` blocks of a run."""
         row = self.index.find(key)
         return row >= 0 and any(column[row] >= blocks for column in self.index.places)
+
+    def _givers(self) -> list[bool]:
+        """Return for each tier whether what leaves it may go further down."""
+        after = [*self.shelves[1:], *(self._below.shelves[:1] if self._below else ())]
+        gives = [
+            shelf.entry is not Entry.ENGINE or lower.entry is Entry.ON_EVICTION
+            for shelf, lower in zip(self.shelves, after, strict=False)
+        ]
+        return gives + [False] * (len(self.shelves) - len(gives))
 
     def _row(self, key: bytes, front: int, depth: int, length: int) -> int:
         parent = self._world.fingerprint if front < 0 else self._key(front)
@@ -171,20 +181,22 @@ class Memory:
         return mine
 
     def _put(self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]) -> None:
-        """Write rows, parents first, up to so many blocks each, as far as there is room."""
+        """Write pinned rows, parents first, up to so many blocks each, as far as there is room."""
         shelf, column = self.shelves[number], self.index.places[number]
         size = self._world.record_bytes
-        self.pin(row for row, _ in wanted)
-        needed = sum(upto - max(0, column[row]) for row, upto in wanted)
+        needed = 0
+        for row, upto in wanted:
+            held = column[row]
+            needed += upto - held if held > 0 else upto
         allowed = int(min(needed, shelf.writer.room(now_s) / size))
         shelf.refused += needed - allowed
         left = fit = self._make_room(now_s, number, allowed)
         entering: list[tuple[int, int]] = []
         for row, upto in wanted:
-            held = max(0, column[row])
             if left <= 0:
                 break
-            entering.append((row, min(upto, held + left)))
+            held = max(0, column[row])
+            entering.append((row, upto if upto - held <= left else held + left))
             left -= upto - held
         parents, names, insert = self._parents, self.index.keys, shelf.eviction.insert
         for row, upto in reversed(entering):
@@ -195,7 +207,6 @@ class Memory:
         shelf.written += fit
         shelf.held += fit
         shelf.peak = max(shelf.peak, shelf.held)
-        self.unpin(row for row, _ in wanted)
 
     def _make_room(self, now_s: float, number: int, blocks: int) -> int:
         """Evict until `blocks` fit; return how many do, since pinned rows stay."""
@@ -228,21 +239,25 @@ class Memory:
 
     def _falls(self, number: int, row: int, blocks: int) -> bool:
         """Return whether the tier below takes a row that leaves: nobody further down holds it."""
-        below, places = self._below, self.index.places
-        lower = [*self.shelves[number + 1 :], *(below.shelves if below else ())]
-        engine = self.shelves[number].entry is Entry.ENGINE
-        if not lower or (engine and lower[0].entry is not Entry.ON_EVICTION):
+        if not self._gives[number]:
             return False
-        if any(places[tier][row] >= blocks for tier in range(number + 1, len(self.shelves))):
-            return False
-        return below is None or not below.holds(self._key(row), blocks)
+        for column in self.index.places[number + 1 :]:
+            if column[row] >= blocks:
+                return False
+        return self._below is None or not self._below.holds(self._key(row), blocks)
 
     def _fall(self, now_s: float, number: int, lost: Sequence[tuple[int, int]]) -> None:
         """Write rows that left a tier, parents first, to the next one."""
         if number + 1 < len(self.shelves):
-            self._put(now_s, number + 1, lost)
+            self._put_pinned(now_s, number + 1, lost)
         elif self._below:
             self._below.take(now_s, self, lost)
+
+    def _put_pinned(self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]) -> None:
+        rows = [row for row, _ in wanted]
+        self.pin(rows)
+        self._put(now_s, number, wanted)
+        self.unpin(rows)
 
     def _key(self, row: int) -> bytes:
         return self.index.keys[row] or b""

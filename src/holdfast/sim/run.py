@@ -178,7 +178,7 @@ class Simulation:
                     tiers=covered.tiers,
                     block_bytes=hardware.world.record_bytes,
                     block_tokens=self.trace.block_tokens,
-                    estimates=fleet.estimates(flight.worker, now_s),
+                    estimates=fleet.estimates(flight.worker, covered.tiers, now_s),
                     names=fleet.names,
                     limit_s=hardware.engine.fetch_limit_s,
                     cost=hardware.prefill,
@@ -193,8 +193,7 @@ class Simulation:
         """Return how many leading blocks need no fetch: the engine has them."""
         if self.fleet.names[0] != "device":
             return 0
-        tiers = covered.tiers
-        return next((i for i, tier in enumerate(tiers) if tier), len(tiers))
+        return len(covered.tiers) - len(bytes(covered.tiers).lstrip(b"\0"))
 
     def _expect(self, flight: _Flight) -> None:
         """Work out what is left to compute, and let the engine's queue know.
@@ -234,10 +233,8 @@ class Simulation:
 
     def _counts(self, flight: _Flight) -> list[int]:
         """Return how many blocks are fetched from each tier."""
-        counts = [0] * len(self.fleet.names)
-        for tier in flight.covered.tiers[: flight.blocks]:
-            counts[tier] += 1
-        return counts
+        taken = flight.covered.tiers[: flight.blocks]
+        return [taken.count(tier) if taken else 0 for tier in range(len(self.fleet.names))]
 
     def _moved(self, now_s: float, number: int, version: int) -> None:
         """End a transfer, unless the link's pace has changed since the event was set."""
