@@ -14,6 +14,7 @@ from holdfast.sim.fleet import Fleet
 from holdfast.sim.formats.load import load
 from holdfast.sim.hardware import resolve
 from holdfast.sim.ladder import parse_ladder
+from holdfast.sim.memory import Rules
 from holdfast.sim.profile import shipped
 from holdfast.sim.route import ROUTERS
 from holdfast.sim.run import Setting, Simulation
@@ -40,7 +41,7 @@ def trace_of(chains, times=None, block_tokens=4, think=None, session=None):
 
 def fleet_of(tiers, engine=AT_ONCE, workers=1, block_tokens=4, token_bytes=1_000):
     ladder = parse_ladder({"tiers": tiers, "engine": engine, "token_bytes": token_bytes})
-    return Fleet(resolve(ladder, shipped(), block_tokens), workers, lambda _: LeafLru())
+    return Fleet(resolve(ladder, shipped(), block_tokens), workers, lambda _: Rules(LeafLru()))
 
 
 def host(blocks, **more):

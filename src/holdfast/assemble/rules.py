@@ -16,12 +16,13 @@ def choose_rules(store: Store, config: Config) -> None:
     below = [tier for tier in config.tiers if not isinstance(tier, HostOptions)]
     for number, options in enumerate(below, start=1):
         if isinstance(options, DiskOptions):
-            rule = _rule(options)
+            rule = admission(options)
             if not isinstance(rule, Always):
                 store.states.choose(number, rule)
 
 
-def _rule(options: DiskOptions) -> Admission:
+def admission(options: DiskOptions) -> Admission:
+    """Return the rule that a disk tier's options ask for."""
     rule: Admission
     match options.admit:
         case "always":

@@ -11,20 +11,21 @@ from typing import TextIO
 from holdfast.cli.options import add_json_argument
 from holdfast.errors import ConfigError
 from holdfast.plan.planner import BestCut
-from holdfast.policy.base import Eviction
-from holdfast.policy.leaf import LeafLru
+from holdfast.policy.choice import DEFAULT, POLICIES
 from holdfast.rig.report import Report, Row, check_target, number, write
 from holdfast.sim.economy import assumptions, economy_figures
 from holdfast.sim.figures import Figure, Run, hit_figures, time_figures, wear_figures
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.formats.load import load
 from holdfast.sim.formats.rows import Reading
-from holdfast.sim.hardware import UNBOUNDED, Rung, resolve
+from holdfast.sim.hardware import UNBOUNDED, resolve
 from holdfast.sim.ladder import read_ladder
 from holdfast.sim.model import load_model
 from holdfast.sim.outlook import outlook, outlook_figures
 from holdfast.sim.profile import load_profile
+from holdfast.sim.replay import returns
 from holdfast.sim.route import ROUTERS, router
+from holdfast.sim.rules import rules_of
 from holdfast.sim.run import Setting, Simulation
 from holdfast.sim.shipped import find_trace
 from holdfast.sim.trace import Trace
@@ -47,6 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a session's next request comes its think time after the answer before",
     )
+    parser.add_argument(
+        "--policy", default=DEFAULT, metavar="P", help=f"eviction, one of: {', '.join(POLICIES)}"
+    )
+    parser.add_argument(
+        "--hints",
+        action="store_true",
+        help="sessions say when they return and when they close, as the trace knows it",
+    )
     parser.add_argument("--prices", metavar="FILE", help="laid over the shipped hardware profile")
     parser.add_argument(
         "--block-tokens", type=int, metavar="N", help="where the trace leaves it open"
@@ -67,8 +76,10 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(args.model) if args.model else None
     profile = load_profile(args.prices or "")
     trace = load(find_trace(args.trace), _reading(args))
-    fleet = Fleet(resolve(ladder, profile, trace.block_tokens, model), args.workers, _eviction)
-    simulation = Simulation(trace, fleet, Setting(BestCut(), route, args.closed_loop))
+    hardware = resolve(ladder, profile, trace.block_tokens, model)
+    fleet = Fleet(hardware, args.workers, rules_of(hardware, args.policy))
+    hints = returns(trace) if args.hints else None
+    simulation = Simulation(trace, fleet, Setting(BestCut(), route, args.closed_loop, hints))
     with _progress(trace, sys.stderr) as progress:
         found = Run(trace, fleet, simulation.run(progress))
     figures = [
@@ -88,11 +99,6 @@ def run(args: argparse.Namespace) -> int:
 def _reading(args: argparse.Namespace) -> Reading:
     reading = Reading(block_tokens=args.block_tokens)
     return reading if args.window is None else reading._replace(window_s=args.window)
-
-
-def _eviction(rung: Rung) -> Eviction:
-    del rung
-    return LeafLru()
 
 
 @contextmanager

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from holdfast.plan.cost import TierEstimate
 from holdfast.plan.planner import AT_ONCE
-from holdfast.policy.base import Eviction
 from holdfast.sim.hardware import Hardware, Rung
 from holdfast.sim.link import Link, Writer
-from holdfast.sim.memory import Entry, Memory, Shelf
+from holdfast.sim.memory import Entry, Memory, Rules, Shelf
 from holdfast.sim.worker import Engine, Worker
 
-NewEviction = Callable[[Rung], Eviction]
+NewRules = Callable[[Rung], Rules]
+"""Makes the rules of one tier of one owner."""
 
 
 class Covered(NamedTuple):
@@ -39,13 +39,13 @@ class Covered(NamedTuple):
 class Fleet:
     """`workers` workers on one ladder. `links[i]` is named by its number everywhere else."""
 
-    def __init__(self, hardware: Hardware, workers: int, policy: NewEviction) -> None:
+    def __init__(self, hardware: Hardware, workers: int, rules: NewRules) -> None:
         self.hardware = hardware
         self.links: list[Link] = []
         self.own = sum(not rung.model.shared for rung in hardware.rungs)
         """How many tiers each worker has of its own: the first ones of the ladder."""
         self.names = [rung.kind for rung in hardware.rungs]
-        self._policy = policy
+        self._rules = rules
         common = [self._link(rung) for rung in hardware.rungs[self.own :]]
         shelves = self._shelves(hardware.rungs[self.own :])
         self.shared = Memory(hardware.world, shelves) if shelves else None
@@ -109,7 +109,7 @@ class Fleet:
             elif not rung.model.shared and above <= {"device"}:
                 entry = Entry.STORE
             writer = Writer(rung.write_bytes_per_s, rung.model.write_wait_s)
-            shelves.append(Shelf(rung.blocks, entry, self._policy(rung), writer))
+            shelves.append(Shelf(rung.blocks, entry, self._rules(rung), writer))
         return shelves
 
     def _link(self, rung: Rung) -> list[int]:

@@ -21,6 +21,11 @@ Kind: TypeAlias = Literal["device", "host", "disk", "pool", "object"]
 KINDS: tuple[Kind, ...] = ("device", "host", "disk", "pool", "object")
 SHARED: tuple[Kind, ...] = ("pool", "object")
 
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "kind": KINDS,
+    "write": ("behind", "on_eviction"),
+    "admit": ("always", "second_touch", "reuse"),
+}
 _AT = re.compile(r" - at `\$?\.?(.*)`$")
 
 
@@ -50,6 +55,9 @@ class TierModel(_Section, frozen=True):
     write: Literal["behind", "on_eviction"] = "behind"
     write_wait_s: float = 10.0
     policy: str | None = None
+    admit: Literal["always", "second_touch", "reuse"] = "always"
+    writes_per_day: float | None = None
+    """Times its capacity that may be written a day."""
 
     @property
     def shared(self) -> bool:
@@ -159,6 +167,8 @@ def _wrong_tier(tier: TierModel) -> Iterator[str]:
         yield f"latency_s: {tier.latency_s:g} must be 0 or more seconds"
     if not tier.write_wait_s > 0:
         yield f"write_wait_s: {tier.write_wait_s:g} refuses every write; it must be above 0"
+    if tier.writes_per_day is not None and not tier.writes_per_day > 0:
+        yield f"writes_per_day: {tier.writes_per_day:g} allows none; it must be above 0"
     if tier.worker_bytes_per_s < math.inf and not tier.shared:
         yield f"worker_bytes_per_s: a {tier.kind} belongs to one worker; remove it"
 

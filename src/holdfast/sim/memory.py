@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from holdfast.blocks.world import World
 from holdfast.index.residency import NOT_HERE, Residency
+from holdfast.policy.admit import Admission, Candidate
 from holdfast.policy.base import Eviction
 from holdfast.sim.link import Writer
 
@@ -35,19 +36,29 @@ class Entry(enum.Enum):
     """What the tier above evicts and nobody below holds."""
 
 
+class Rules(NamedTuple):
+    """Who goes first, and who may come in; `admission` None asks nobody."""
+
+    eviction: Eviction
+    admission: Admission | None = None
+
+
 class Shelf:
     """One modelled tier: `capacity` blocks, an order of eviction, ways in, and counters."""
 
-    def __init__(self, capacity: int, entry: Entry, eviction: Eviction, writer: Writer) -> None:
+    def __init__(self, capacity: int, entry: Entry, rules: Rules, writer: Writer) -> None:
         self.capacity = capacity
         self.entry = entry
-        self.eviction = eviction
+        self.eviction = rules.eviction
+        self.admission = rules.admission
         self.writer = writer
         self.held = 0
         self.peak = 0
         self.written = 0
         self.refused = 0
         """Blocks that were not written because too many writes were waiting."""
+        self.declined = 0
+        """Blocks that the rule of admission did not want."""
 
     def takes(self, source: int, number: int) -> bool:
         """Return whether what came to the engine from tier `source` enters this tier."""
@@ -81,6 +92,8 @@ class Memory:
         self._gives = self._givers()
         self._parents: list[int] = []
         self._lengths: list[int] = []
+        self._uses: list[int] = []
+        self._rules = [shelf.admission for shelf in shelves if shelf.admission]
 
     def cover(self, keys: Sequence[bytes]) -> Reach:
         """Return how far the runs of these keys are held."""
@@ -128,6 +141,8 @@ class Memory:
         """
         lengths = self._lengths
         self.pin(rows)
+        if self._rules:
+            self._note_uses(rows)
         for number, shelf in enumerate(self.shelves):
             column = self.index.places[number]
             shelf.eviction.touch(rows, now_s)
@@ -139,6 +154,11 @@ class Memory:
             if wanted:
                 self._put(now_s, number, wanted)
         self.unpin(rows)
+
+    def expect(self, rows: Sequence[int], at_s: float) -> None:
+        """Tell every tier when this chain is needed again."""
+        for shelf in self.shelves:
+            shelf.eviction.expect(rows, at_s)
 
     def take(self, now_s: float, upper: Memory, gone: Sequence[tuple[int, int]]) -> None:
         """Take rows of `upper`, and so many blocks of each, that its last tier evicted."""
@@ -165,6 +185,7 @@ class Memory:
         if row == len(self._parents):
             self._parents.append(front)
             self._lengths.append(length)
+            self._uses.append(0)
         return row
 
     def _counterpart(self, upper: Memory, row: int) -> int:
@@ -184,6 +205,8 @@ class Memory:
         """Write pinned rows, parents first, up to so many blocks each, as far as there is room."""
         shelf, column = self.shelves[number], self.index.places[number]
         size = self._world.record_bytes
+        if shelf.admission:
+            wanted = self._admitted(now_s, number, wanted)
         needed = 0
         for row, upto in wanted:
             held = column[row]
@@ -207,6 +230,28 @@ class Memory:
         shelf.written += fit
         shelf.held += fit
         shelf.peak = max(shelf.peak, shelf.held)
+
+    def _note_uses(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._uses[row] += 1
+            for rule in self._rules:
+                rule.used(self._key(row), (0, self._uses[row]))
+
+    def _admitted(
+        self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """Return those that the tier's rule of admission lets in."""
+        shelf, column = self.shelves[number], self.index.places[number]
+        admitted = []
+        for row, upto in wanted:
+            blocks = upto - max(0, column[row])
+            group = (0, self._uses[row])
+            block = Candidate(self._key(row), group, blocks * self._world.record_bytes)
+            if shelf.admission is None or shelf.admission.admit(block, now_s):
+                admitted.append((row, upto))
+            else:
+                shelf.declined += blocks
+        return admitted
 
     def _make_room(self, now_s: float, number: int, blocks: int) -> int:
         """Evict until `blocks` fit; return how many do, since pinned rows stay."""

@@ -8,6 +8,7 @@ eviction are the code that serves.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from holdfast.blocks.key import KEY_BYTES
 from holdfast.plan.planner import Planner, Question
 from holdfast.sim.fleet import Covered, Fleet
 from holdfast.sim.memory import COMPUTED
@@ -34,6 +36,8 @@ class Setting(NamedTuple):
     planner: Planner
     router: Router
     closed_loop: bool = False
+    returns_s: Floats | None = None
+    """[n] when the chain of each request is expected again, in the trace's time: hints."""
     longest_run: int = LONGEST
     """Blocks that move as one, at most; 1 simulates every block for itself."""
 
@@ -98,7 +102,7 @@ class Simulation:
         self._flights: dict[int, _Flight] = {}
         self._runs = runs_of(trace, setting.longest_run)
         self._lengths: list[int] = self._runs.lengths.tolist()
-        self._names = [run.to_bytes(4, "little") for run in range(len(self._lengths))]
+        self._names = [_name(run) for run in range(len(self._lengths))]
         self._after = _followers(trace) if setting.closed_loop else {}
         self._arrivals = 0
 
@@ -321,12 +325,26 @@ class Simulation:
         sources = self._sources(flight, lengths)
         memory = flight.worker.memory
         memory.unpin(covered.own)
-        memory.save(now_s, memory.rows(keys, lengths, covered.own), sources)
+        rows = memory.rows(keys, lengths, covered.own)
+        memory.save(now_s, rows, sources)
+        again_s = self._again_s(request)
+        if again_s is not None:
+            memory.expect(rows, again_s)
         if fleet.shared:
             fleet.shared.unpin(covered.shared)
             rows = fleet.shared.rows(keys, lengths)[covered.whole :]
             behind = [s if s == COMPUTED else s - fleet.own for s in sources[covered.whole :]]
             fleet.shared.save(now_s, rows, behind)
+            if again_s is not None:
+                fleet.shared.expect(rows, again_s)
+
+    def _again_s(self, request: int) -> float | None:
+        """Return when the chain is expected again, if anybody says so."""
+        if self._setting.returns_s is None:
+            return None
+        again_s = float(self._setting.returns_s[request])
+        late_s = float(self._result.arrived_s[request] - self.trace.time_s[request])
+        return None if math.isnan(again_s) else again_s + late_s
 
     def _sources(self, flight: _Flight, lengths: list[int]) -> list[int]:
         """Return for each run the tier that its last block came from."""
@@ -335,6 +353,11 @@ class Simulation:
             end += length
             sources.append(tiers[end - 1] if end <= flight.blocks else COMPUTED)
         return sources
+
+
+def _name(run: int) -> bytes:
+    """Return a key for a run: 16 bytes of a hash, as blocks have."""
+    return hashlib.blake2b(run.to_bytes(4, "little"), digest_size=KEY_BYTES).digest()
 
 
 def _followers(trace: Trace) -> dict[int, int]:

@@ -1,0 +1,75 @@
+"""A simulated tier is ruled by the policies and the rules of admission that serve."""
+
+import numpy as np
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.plan.planner import FetchHeld
+from holdfast.policy.base import NEVER
+from holdfast.policy.cost_aware import CostAware
+from holdfast.policy.s3fifo import S3Fifo
+from holdfast.sim.fleet import Fleet
+from holdfast.sim.hardware import resolve
+from holdfast.sim.ladder import parse_ladder
+from holdfast.sim.profile import shipped
+from holdfast.sim.route import ROUTERS
+from holdfast.sim.rules import rules_of
+from holdfast.sim.run import Setting, Simulation
+from holdfast.sim.trace import Requests, arrange
+
+SETTING = Setting(FetchHeld(), ROUTERS["round_robin"])
+
+
+def trace_of(chains):
+    n, counts = len(chains), np.array([len(chain) for chain in chains], np.int64)
+    requests = Requests(
+        np.arange(n, dtype=np.float64),
+        counts * 4,
+        np.ones(n, np.int64),
+        np.full(n, -1, np.int32),
+        np.full(n, np.nan),
+    )
+    return arrange("made", 4, requests, counts, np.array([i for c in chains for i in c], np.int64))
+
+
+def fleet_of(tiers, policy="leaf_lru"):
+    ladder = parse_ladder({"tiers": tiers, "engine": {"prefill": {}}, "token_bytes": 1_000})
+    hardware = resolve(ladder, shipped(), 4)
+    return Fleet(hardware, 1, rules_of(hardware, policy))
+
+
+def tier(kind, blocks, **more):
+    return {"kind": kind, "capacity_tokens": 4 * blocks, **more}
+
+
+def test_a_tier_may_have_a_policy_of_its_own():
+    fleet = fleet_of([tier("host", 4), tier("disk", 9, policy="s3fifo")], "cost_aware")
+    assert isinstance(fleet.shelves(0)[0].eviction, CostAware)
+    assert isinstance(fleet.shelves(1)[0].eviction, S3Fifo)
+
+
+def test_unknown_policies_are_refused_where_they_stand():
+    with pytest.raises(ConfigError, match="--policy: 'coin' is not known; use one of: leaf_lru"):
+        fleet_of([tier("host", 4)], "coin")
+    with pytest.raises(ConfigError, match=r"tiers\.1\.policy: 'coin' is not known"):
+        fleet_of([tier("host", 4), tier("disk", 4, policy="coin")])
+
+
+def test_a_disk_that_waits_for_the_second_use_is_written_less():
+    chains = [[0, 1], [2, 3], [0, 1], [4, 5]]
+    for admit, written in (("always", 6), ("second_touch", 2)):
+        fleet = fleet_of([tier("host", 2), tier("disk", 40, admit=admit)])
+        Simulation(trace_of(chains), fleet, SETTING).run()
+        disk = fleet.shelves(1)[0]
+        assert disk.written == written
+        assert (disk.declined > 0) == (admit == "second_touch")
+
+
+def test_a_session_that_says_it_returns_stays_and_one_that_closed_goes():
+    chains = [[0, 1], [2, 3], [4, 5], [0, 1]]
+    returns = np.array([3.0, NEVER, NEVER, NEVER])
+    for hints, fetched in ((None, 0), (returns, 2)):
+        fleet = fleet_of([tier("host", 4)], "cost_aware")
+        setting = SETTING._replace(returns_s=hints)
+        found = Simulation(trace_of(chains), fleet, setting).run()
+        assert found.fetched[3].sum() == fetched
