@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import mmap
 
 ALIGNMENT = 4096
@@ -35,3 +37,22 @@ def prefer_huge_pages(memory: mmap.mmap) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def secret_memory(secret: bytes) -> memoryview:
+    """Return a copy of a secret in a page of its own: not swapped, where allowed, nor dumped.
+
+    The page goes back to the kernel, which clears it, with the last view of it.
+    """
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    keep_from_dumps(page)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    ctypes.CDLL(None).mlock(ctypes.c_void_p(at), ctypes.c_size_t(mmap.PAGESIZE))
+    page[: len(secret)] = secret
+    return memoryview(page)[: len(secret)]
+
+
+def keep_from_dumps(memory: mmap.mmap) -> None:
+    """Leave memory out of core dumps, where the kernel can."""
+    with contextlib.suppress(OSError, ValueError):
+        memory.madvise(mmap.MADV_DONTDUMP)

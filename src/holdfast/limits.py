@@ -49,6 +49,9 @@ PACE_BYTES = 5 * 64 * KIB
 TOKEN_S_MAX = 600.0
 """A token that lets a node in is valid for this long at most."""
 
+RING_STALE_S = 60.0
+"""A key ring that could not be read for this long is taken for one that lost its keys."""
+
 LEASE_S = 30.0
 """A lease nobody released is taken back after this long."""
 

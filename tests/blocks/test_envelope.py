@@ -40,6 +40,7 @@ headers = st.builds(
     epoch=number,
     nonce=st.binary(min_size=12, max_size=12),
     segment=st.binary(min_size=8, max_size=8),
+    key_id=st.binary(min_size=4, max_size=4),
 )
 
 

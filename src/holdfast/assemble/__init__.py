@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 from pathlib import Path
 
+from holdfast.assemble.domains import domain_keys, open_ring
 from holdfast.assemble.rules import choose_rules
-from holdfast.blocks.key import DOMAIN_KEY_BYTES
 from holdfast.config import (
     Config,
     DiskOptions,
@@ -22,13 +20,12 @@ from holdfast.config import (
 )
 from holdfast.errors import ConfigError
 from holdfast.policy.choice import POLICIES
+from holdfast.store.audit import AuditLog
 from holdfast.store.store import Store
 from holdfast.tiers.base import Tier
 from holdfast.tiers.disk import DiskTier
 from holdfast.tiers.disk_file import DiskConfig
 
-DEFAULT_DOMAIN = "default"
-DEFAULT_KEY_FILE = "default.key"
 LEARNT_FILE = "learnt.json"
 
 
@@ -44,8 +41,13 @@ def open_store(config: Config) -> Store:
                 lower.append(_tier(config, options, number, f"{len(lower)}" if lower else ""))
                 undo.callback(lower[-1].close)
         host_bytes = next(tier.capacity for tier in config.tiers if isinstance(tier, HostOptions))
-        eviction = POLICIES[config.policy]()
-        store = Store(host_bytes, lower, _domains(config), eviction=eviction)
+        keys = domain_keys(config)
+        audit = AuditLog(Path(config.audit_file) if config.audit_file else None)
+        ring = open_ring(config, keys, audit)
+        store = Store(host_bytes, lower, keys, eviction=POLICIES[config.policy]())
+        store.audit = audit
+        if ring is not None:
+            store.seal_with(ring)
         choose_rules(store, config)
         store.lease_s = config.lease_s
         store.scrubber.every_s, store.scrubber.rate = config.scrub.every_s, config.scrub.rate
@@ -114,60 +116,3 @@ def _tier(
             from holdfast.assemble.existing import open_mooncake
 
             return open_mooncake(options, f"tiers.{number}", f"mooncake{rest}")
-
-
-def _domains(config: Config) -> dict[str, bytes]:
-    """Return the key of each domain. Called with the tiers open: their folders are ours then."""
-    keys = {
-        name: read_key(Path(domain.key_file), f"domains.{name}.key_file")
-        for name, domain in config.domains.items()
-    }
-    if DEFAULT_DOMAIN not in keys:
-        folder = next((t.path for t in config.tiers if isinstance(t, DiskOptions)), None)
-        if folder is None:
-            keys[DEFAULT_DOMAIN] = secrets.token_bytes(DOMAIN_KEY_BYTES)
-        else:
-            keys[DEFAULT_DOMAIN] = _kept_key(Path(folder, DEFAULT_KEY_FILE))
-    return keys
-
-
-def read_key(file: Path, setting: str) -> bytes:
-    """Return the 32 secret bytes in a file; `setting` names it in the ConfigError otherwise."""
-    try:
-        with file.open("rb") as opened:
-            exposed = os.fstat(opened.fileno()).st_mode & 0o077
-            data = opened.read(2 * DOMAIN_KEY_BYTES + 2)
-    except OSError as error:
-        raise ConfigError(
-            f"{setting}: {str(file)!r} can not be read: {error.strerror}; "
-            f"make it with: (umask 077; head -c {DOMAIN_KEY_BYTES} /dev/urandom > FILE)"
-        ) from error
-    if exposed:
-        raise ConfigError(f"{setting}: {str(file)!r} is open to other users; chmod 600 it")
-    if len(data) == DOMAIN_KEY_BYTES:
-        return data
-    try:
-        key = bytes.fromhex(data.decode("ascii"))
-    except ValueError:
-        key = b""
-    if len(key) != DOMAIN_KEY_BYTES:
-        raise ConfigError(
-            f"{setting}: {str(file)!r} holds no key; it must hold {DOMAIN_KEY_BYTES} bytes "
-            f"or {2 * DOMAIN_KEY_BYTES} hex digits"
-        )
-    return key
-
-
-def _kept_key(file: Path) -> bytes:
-    """Return the default domain's key, made at the first start; without it no block is found."""
-    if not file.exists():
-        made = file.with_name(file.name + ".new")
-        made.unlink(missing_ok=True)
-        fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.write(fd, secrets.token_bytes(DOMAIN_KEY_BYTES))
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        made.rename(file)
-    return read_key(file, "domains.default")

@@ -27,7 +27,13 @@ TAG_BYTES = 16
 SEAL_NONE = 0
 """Tag is xxh3-128 over identity and payload."""
 
-_HEADER = struct.Struct("<4sIQHBBIII16s16s16s16sII8s12s4x")
+SEAL_AES_GCM = 1
+"""Payload is AES-256-GCM ciphertext, the identity its associated data, and the tag GCM's."""
+
+NONCE_BYTES = 12
+KEY_ID_BYTES = 4
+
+_HEADER = struct.Struct("<4sIQHBBIII16s16s16s16sII8s12s4s")
 _MARK = struct.Struct("<4sIQ")
 
 
@@ -35,7 +41,8 @@ class Header(NamedTuple):
     """The identity of one block. Byte fields have 16 bytes where not said; lengths are in bytes.
 
     `segment` (8 bytes) names the segment of the chain the block belongs to, for placement in a
-    pool; zeros where it is not known.
+    pool; zeros where it is not known. `epoch`, `nonce` (12 bytes) and `key_id` (4 bytes, from which
+    nothing of the key follows) say what the record is sealed with; zeros where it is not.
     """
 
     key: bytes
@@ -49,8 +56,9 @@ class Header(NamedTuple):
     codec: int = 0
     seal: int = SEAL_NONE
     epoch: int = 0
-    nonce: bytes = bytes(12)
+    nonce: bytes = bytes(NONCE_BYTES)
     segment: bytes = bytes(SEGMENT_BYTES)
+    key_id: bytes = bytes(KEY_ID_BYTES)
 
 
 def record_bytes(payload_bytes: int) -> int:
@@ -64,7 +72,7 @@ def write_header(record: memoryview, header: Header, generation: int = 0) -> Non
         record, 0, MAGIC, 0, generation, FORMAT, header.codec, header.seal,
         header.depth, header.tokens, header.epoch, header.key, header.parent,
         header.fingerprint, header.domain, header.payload_bytes, header.raw_bytes, header.segment,
-        header.nonce,
+        header.nonce, header.key_id,
     )  # fmt: skip
     stamp(record, generation)
 
@@ -85,7 +93,7 @@ def read_header(record: memoryview | bytes) -> tuple[Header, int]:
         raise FormatError(f"envelope has {len(record)} bytes, fewer than {HEADER_BYTES}")
     (
         magic, crc, generation, version, codec, seal, depth, tokens, epoch,
-        key, parent, fingerprint, domain, payload_bytes, raw_bytes, segment, nonce,
+        key, parent, fingerprint, domain, payload_bytes, raw_bytes, segment, nonce, key_id,
     ) = _HEADER.unpack_from(record)  # fmt: skip
     if magic != MAGIC:
         raise FormatError(f"envelope starts with {magic!r}, not {MAGIC!r}")
@@ -95,6 +103,6 @@ def read_header(record: memoryview | bytes) -> tuple[Header, int]:
         raise FormatError(f"envelope format {version} is unknown; this build reads {FORMAT}")
     header = Header(
         key, parent, fingerprint, domain, depth, tokens, payload_bytes, raw_bytes,
-        codec, seal, epoch, nonce, segment,
+        codec, seal, epoch, nonce, segment, key_id,
     )  # fmt: skip
     return header, generation

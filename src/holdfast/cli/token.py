@@ -8,7 +8,7 @@ import socket
 import time
 from pathlib import Path
 
-from holdfast.assemble import read_key
+from holdfast.assemble.keys import read_key
 from holdfast.cli.options import add_config_arguments, load_config
 from holdfast.errors import ConfigError
 from holdfast.limits import TOKEN_S_MAX

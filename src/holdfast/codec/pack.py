@@ -64,5 +64,16 @@ def is_announced(record: memoryview, header: Header) -> bool:
         return False
 
 
+def intact(record: memoryview, header: Header) -> bool:
+    """Whether a record with this header is all there, as far as can be told without a key.
+
+    Of a sealed one only its reader can tell.
+    """
+    if header.seal != SEAL_NONE:
+        return len(record) >= HEADER_BYTES + header.payload_bytes + TAG_BYTES
+    found = verify(record, header.key, header.fingerprint, header.payload_bytes)
+    return found is Outcome.OK
+
+
 def _tag(record: memoryview, end: int) -> bytes:
     return xxhash.xxh3_128_digest(record[MARK_BYTES:end])

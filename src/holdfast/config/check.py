@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from holdfast.config.options import (
     Config,
     DiskOptions,
+    DomainOptions,
     HostOptions,
     MooncakeOptions,
     PoolOptions,
@@ -30,6 +31,8 @@ RAMP_S_MAX = 86_400.0
 DRAIN_S_MAX = 3600.0
 SCRUB_S_MAX = 365 * 86_400.0
 WRITES_PER_DAY_MAX = 1_000.0
+FIRST_FD = 3
+"""Descriptors before this are input, output and errors."""
 
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _DOMAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -41,11 +44,8 @@ def check(config: Config) -> None:
     _check_tiers(config)
     if config.register:
         _check_register(config, config.register)
-    for name in config.domains:
-        if not _DOMAIN.fullmatch(name):
-            raise ConfigError(
-                f"domains.{name}: a domain's name has 1 to 64 of a-z, 0-9, _ and -; rename it"
-            )
+    for name, domain in config.domains.items():
+        _check_domain(name, domain)
     _within("lease_s", config.lease_s, LEASE_S_MAX)
     _check_scrub(config)
     _within("engine.deadline_s", config.engine.deadline_s, DEADLINE_S_MAX)
@@ -63,6 +63,27 @@ def _check_scrub(config: Config) -> None:
             f"scrub.rate: {rate} a second read {Size(int(rate * every_s))} in {every_s:g} s, the "
             f"tiers hold {Size(held)}; raise it, or scrub.every_s"
         )
+
+
+def _check_domain(name: str, domain: DomainOptions) -> None:
+    at = f"domains.{name}"
+    if not _DOMAIN.fullmatch(name):
+        raise ConfigError(f"{at}: a domain's name has 1 to 64 of a-z, 0-9, _ and -; rename it")
+    sources = {
+        "key_file": domain.key_file,
+        "key_fd": domain.key_fd is not None,
+        "key_command": domain.key_command,
+    }
+    given = [source for source, value in sources.items() if value]
+    if len(given) != 1:
+        raise ConfigError(
+            f"{at}: {' and '.join(given) or 'no key'} given; name one of {', '.join(sources)}"
+        )
+    if domain.key_fd is not None and domain.key_fd < FIRST_FD:
+        raise ConfigError(
+            f"{at}.key_fd: {domain.key_fd} is not a descriptor of yours; use {FIRST_FD} or more"
+        )
+    _within(f"{at}.key_timeout_s", domain.key_timeout_s, DEADLINE_S_MAX)
 
 
 def _check_listen(config: Config) -> None:

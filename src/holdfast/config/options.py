@@ -10,6 +10,9 @@ import msgspec
 from holdfast.limits import GIB, KIB, LEASE_S, MIB, WEEK_S
 from holdfast.wire.address import is_tcp
 
+KEYRING_NAME = "keyring.json"
+AUDIT_NAME = "audit.jsonl"
+
 _UNITS = {"": 1, "b": 1, "kib": KIB, "mib": KIB * KIB, "gib": GIB, "tib": KIB * GIB}
 _UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
@@ -123,9 +126,18 @@ TierOptions = HostOptions | DiskOptions | PoolOptions | ValkeyOptions | Mooncake
 
 
 class DomainOptions(_Section, frozen=True):
-    """A trust domain; `key_file` holds its 32-byte key, as it is or as 64 hex digits."""
+    """A trust domain and where its key comes from: one of a file, a descriptor or a command.
 
-    key_file: str
+    Each gives 32 bytes, as they are or as 64 hex digits. `key_fd` is the number of a descriptor
+    that is open when the node starts; `key_command` prints the key, within `key_timeout_s`.
+    `seal` None seals the domain's blocks below the host wherever that is possible.
+    """
+
+    key_file: str = ""
+    key_fd: int | None = None
+    key_command: list[str] = []
+    key_timeout_s: float = 10.0
+    seal: bool | None = None
 
 
 class TlsOptions(_Section, frozen=True):
@@ -193,11 +205,15 @@ class Config(_Section, frozen=True):
     `write`: copy new blocks to the next tier soon after (`behind`) or only when they must leave
     memory (`on_eviction`). `policy`: what leaves memory first. `lease_s`: an engine that has not
     copied by then has lost its claim.
+    `keyring`: the file with the domains' data keys, shared by the nodes of a pool; empty for one
+    beside the first disk tier. `audit`: the log of what was done to keys; beside it if empty.
     """
 
     listen: str | list[str]
     tiers: list[TierOptions]
     domains: dict[str, DomainOptions] = {}
+    keyring: str = ""
+    audit: str = ""
     write: Literal["behind", "on_eviction"] = "behind"
     policy: Literal["cost_aware", "leaf_lru", "s3fifo", "lirs"] = "cost_aware"
     lease_s: float = LEASE_S
@@ -212,6 +228,28 @@ class Config(_Section, frozen=True):
     def addresses(self) -> list[str]:
         """Every address this node listens on."""
         return [self.listen] if isinstance(self.listen, str) else self.listen
+
+    @property
+    def disk_folder(self) -> str:
+        """The folder of the first disk tier, where a node keeps what it must remember; or empty."""
+        return next((tier.path for tier in self.tiers if isinstance(tier, DiskOptions)), "")
+
+    @property
+    def keyring_file(self) -> str:
+        """The key ring; empty where there is no place for one."""
+        folder = self.disk_folder
+        return self.keyring or (f"{folder}/{KEYRING_NAME}" if folder else "")
+
+    @property
+    def audit_file(self) -> str:
+        """The audit log; empty where there is no place for one."""
+        folder = self.disk_folder
+        return self.audit or (f"{folder}/{AUDIT_NAME}" if folder else "")
+
+    @property
+    def shares(self) -> bool:
+        """Whether some tier has records of other nodes too."""
+        return any(not isinstance(tier, HostOptions | DiskOptions) for tier in self.tiers)
 
     @property
     def node_address(self) -> str:

@@ -194,9 +194,11 @@ def _absolute(config: Config, folder: Path) -> Config:
         config,
         tiers=[_absolute_tier(tier, resolved) for tier in config.tiers],
         domains={
-            name: replace(domain, key_file=resolved(domain.key_file))
+            name: replace(domain, key_file=resolved(domain.key_file)) if domain.key_file else domain
             for name, domain in config.domains.items()
         },
+        keyring=config.keyring and resolved(config.keyring),
+        audit=config.audit and resolved(config.audit),
         tls=config.tls and _resolved(config.tls, resolved),
         tokens=_resolved(config.tokens, resolved),
     )

@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from holdfast.assemble import open_store, read_key
+from holdfast.assemble import open_store
+from holdfast.assemble.keys import read_key
 from holdfast.assemble.registration import register
 from holdfast.config import Config
 from holdfast.node.doorway import doorway, listen

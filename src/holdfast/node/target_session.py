@@ -199,8 +199,8 @@ class TargetSession:
         try:
             # A slow peer may take its time, at its pace: the slots are not reused under it.
             places = lent.places if self._store.keep(lent.lease) else []
-            records = [self._store.record(world, place) for place in places]
-            outcome = lent.outcome if len(places) == len(lent.places) else Outcome.LATE
+            records = self._store.outgoing(world, places)
+            outcome = lent.outcome if len(records) == len(lent.places) else Outcome.LATE
             reason = "" if outcome is Outcome.OK else lent.reason
             reply = m.Records(len(records), outcome, reason, self._service.epoch)
             nbytes = len(records) * world.record_bytes

@@ -27,6 +27,7 @@ class Berth(NamedTuple):
     header: Header
     world: World
     place: Place
+    era: int
     slot: memoryview | None
     held: bool
 
@@ -51,7 +52,8 @@ def berth(store: Core, headers: Sequence[Header]) -> list[Berth]:
                 place = states.make_room(world)
                 room = place != NOWHERE
             slot = None if place == NOWHERE else states.host(world).view(place, world.record_bytes)
-            berths.append(Berth(header, world, place, slot, is_held))
+            era = states.era(world.domain)
+            berths.append(Berth(header, world, place, era, slot, is_held))
         for row in held:  # of any chains
             states.touch([row])
     if not room:
@@ -62,17 +64,19 @@ def berth(store: Core, headers: Sequence[Header]) -> list[Berth]:
 def adopt(store: Core, berths: Sequence[Berth]) -> list[Outcome]:
     """Publish slots filled to the last byte: OK (held now), FULL (there was no slot), or CORRUPT.
 
-    CORRUPT is what does not begin with the header announced, or bears another world's name.
+    CORRUPT is what does not begin with the header announced, or bears another world's name. A
+    record of a domain that this node seals is opened, and CORRUPT if that fails.
     """
-    outcomes = [_outcome(each) for each in berths]
     states = store.states
+    outcomes = [_outcome(states, each) for each in berths]
     entered: list[int] = []
     with states.lock:
         for i, (each, outcome) in enumerate(zip(berths, outcomes, strict=True)):
             if each.slot is None:
                 continue
             header, row = each.header, states.index.find(each.header.key)
-            if outcome is Outcome.OK and row >= 0 and states.index.world(row) != each.world:
+            renamed = row >= 0 and states.index.world(row) != each.world
+            if outcome is Outcome.OK and (renamed or _erased(states, each)):
                 outcomes[i] = Outcome.CORRUPT
             if outcomes[i] is not Outcome.OK or _here(states, row):
                 states.host(each.world).free([each.place])
@@ -123,7 +127,17 @@ def _here(states: States, row: int) -> bool:
     return row >= 0 and (states.index.places[HOST][row] >= 0 or row in states.loading)
 
 
-def _outcome(each: Berth) -> Outcome:
+def _erased(states: States, each: Berth) -> bool:
+    """Whether the domain was erased since the slot was handed out."""
+    return states.era(each.world.domain) != each.era
+
+
+def _outcome(states: States, each: Berth) -> Outcome:
     if each.slot is not None:
-        return Outcome.OK if is_announced(each.slot, each.header) else Outcome.CORRUPT
+        if not is_announced(each.slot, each.header):
+            return Outcome.CORRUPT
+        if not states.sealing.checks(each.header):
+            return Outcome.OK
+        landed = states.sealing.land(each.slot, each.header.key, each.world)
+        return Outcome.OK if landed is Outcome.OK else Outcome.CORRUPT
     return Outcome.OK if each.held else Outcome.FULL

@@ -14,7 +14,9 @@ from holdfast.limits import LEASE_S
 from holdfast.plan.planner import BestCut, Planner
 from holdfast.policy.base import Eviction
 from holdfast.policy.cost_aware import CostAware
+from holdfast.store.audit import AuditLog
 from holdfast.store.judgement import Judgement
+from holdfast.store.keyring import KeyRing
 from holdfast.store.ladder import Ladder
 from holdfast.store.recover import Recovery
 from holdfast.store.rewrite import rewrite_lost
@@ -45,6 +47,9 @@ class Core:
         self.incarnation = secrets.token_hex(8)
         self.lease_s = LEASE_S
         self.write_behind = True
+        self.audit = AuditLog()
+        self.ring_read_at = self.clock.now()
+        self.ring_lost = False
         self._domain_keys = dict(domains)
         self._budget = Budget(host_bytes)
         hosts = {domain_id(key): HostTier(self._budget) for key in domains.values()}
@@ -61,6 +66,10 @@ class Core:
         """Take records of any domain from other nodes too; no engine is ever lent their arena."""
         arena = PrivateArena(self._budget.capacity_bytes)
         self.states.foreign = HostTier(self._budget, arena)
+
+    def seal_with(self, ring: KeyRing) -> None:
+        """Seal the blocks of the domains enrolled on a ring, and open them; before `start`."""
+        self.states.sealing.begin(ring)
 
     def domain(self, name: str) -> tuple[bytes, bytes]:
         """Return the key and the public id of a domain; raise ConfigError if it is not known."""
@@ -85,6 +94,15 @@ class Core:
     def record(self, world: World, place: int) -> memoryview:
         """Return the record that lies at a place of a lease; good while the lease is."""
         return self.states.host(world).view(Place(place), world.record_bytes)
+
+    def outgoing(self, world: World, places: Sequence[int]) -> list[memoryview]:
+        """Return the records of a lease as another host may see them: sealed, if they are to be.
+
+        Up to one that can not be sealed. Good while the lease is.
+        """
+        records = [self.record(world, place) for place in places]
+        sealing = self.states.sealing
+        return sealing.twins(records, world.domain) if sealing.seals(world.domain) else records
 
     @property
     def host_bytes(self) -> int:

@@ -1,29 +1,41 @@
 """Down the ladder: write blocks to one tier below the host, behind their saves.
 
 Decide under the lock, move bytes without it, publish under it again. Each tier has a line of its
-own and a thread of its own, so that a slow pool never holds up the disk.
+own and a thread of its own, so that a slow pool never holds up the disk. Blocks of a sealed domain
+are sealed into staging memory on the way: some are written while the next are sealed.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from holdfast.blocks.envelope import read_header
+from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
 from holdfast.failpoints import reach
+from holdfast.limits import MIB
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Place, Put, Shared, segment_place
 
 BATCH_BLOCKS = 32
 """Blocks that go down together."""
 
+STAGE_BYTES = 16 * MIB
+"""Sealed records that are written together, or one that is larger."""
+
 _LOOK_AGAIN_S = 0.5
 
 
-class _Batch(NamedTuple):
-    rows: list[int]
-    puts: list[Put]
+class _Load(NamedTuple):
+    """One block on its way down. `era` is that of its domain when it set out."""
+
+    row: int
+    put: Put
+    domain: bytes
+    era: int
 
 
 class Descent:
@@ -37,6 +49,8 @@ class Descent:
         self._closing = False
         name = f"holdfast-to-{self._tier.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._writer = ThreadPoolExecutor(1, f"{name}-sealed")
+        self._stages = [aligned_buffer(0), aligned_buffer(0)]
 
     def start(self) -> None:
         """Start writing."""
@@ -54,6 +68,7 @@ class Descent:
             self._work.notify()
         if self._thread.is_alive():
             self._thread.join()
+        self._writer.shutdown()
 
     def _run(self) -> None:
         waiting = self._states.waiting[self._number - 1]
@@ -69,23 +84,65 @@ class Descent:
                 self._write()
 
     def _write(self) -> None:
-        states = self._states
+        states, number = self._states, self._number
         with states.lock:
             batch = self._pick()
-            states.pin(batch.rows)
-            states.writing[self._number - 1] = len(batch.rows)
-        outcomes = self._tier.write(batch.puts) if batch.puts else []
+            rows = [load.row for load in batch]
+            states.pin(rows)
+            states.writing[number - 1] = len(rows)
+        outcomes = self._send(batch)
         reach("descent_written")
         with states.lock:
-            states.writing[self._number - 1] = 0
-            for row, put, outcome in zip(batch.rows, batch.puts, outcomes, strict=True):
-                if outcome is Outcome.OK:
-                    states.publish(row, self._number, put.place)
+            states.writing[number - 1] = 0
+            for load, outcome in zip(batch, outcomes, strict=True):
+                if load.era != states.era(load.domain):
+                    self._tier.free([load.put.place])
+                elif outcome is Outcome.OK:
+                    states.publish(load.row, number, load.put.place)
                 else:
-                    states.unwanted.add(row)
-            states.unpin(batch.rows)
+                    states.unwanted.add(load.row)
+            states.unpin(rows)
 
-    def _pick(self) -> _Batch:
+    def _send(self, batch: Sequence[_Load]) -> list[Outcome]:
+        """Write a batch: as it lies where nothing is sealed, else group by group."""
+        if not any(self._states.sealing.seals(load.domain) for load in batch):
+            return self._tier.write([load.put for load in batch]) if batch else []
+        outcomes: list[Outcome] = []
+        writing: Future[list[Outcome]] | None = None
+        for turn, group in enumerate(_groups(batch)):
+            puts, sealed = self._seal(group, turn % 2)
+            if writing:
+                outcomes += writing.result()
+            writing = self._writer.submit(self._write_sealed, puts, sealed)
+        return outcomes + (writing.result() if writing else [])
+
+    def _seal(self, group: Sequence[_Load], stage: int) -> tuple[list[Put], list[Outcome]]:
+        """Return what to write of a group, and for each block whether it could be sealed."""
+        size = sum(len(load.put.record) for load in group)
+        if len(self._stages[stage]) < size:
+            self._stages[stage] = aligned_buffer(size)
+        memory, sealing = self._stages[stage], self._states.sealing
+        puts, outcomes = [], []
+        for load in group:
+            put, outcome = load.put, Outcome.OK
+            if sealing.seals(load.domain):
+                twin, memory = memory[: len(put.record)], memory[len(put.record) :]
+                outcome = sealing.seal(put.record, twin, load.domain)
+                if load.era != self._states.era(load.domain):
+                    outcome = Outcome.GONE
+                put = Put(put.place, twin)
+            puts.append(put)
+            outcomes.append(outcome)
+        return puts, outcomes
+
+    def _write_sealed(self, puts: Sequence[Put], sealed: Sequence[Outcome]) -> list[Outcome]:
+        """Write what could be sealed; the places of the rest are free again."""
+        pairs = list(zip(puts, sealed, strict=True))
+        self._tier.free([put.place for put, outcome in pairs if outcome is not Outcome.OK])
+        written = iter(self._tier.write([put for put, outcome in pairs if outcome is Outcome.OK]))
+        return [next(written) if outcome is Outcome.OK else outcome for outcome in sealed]
+
+    def _pick(self) -> list[_Load]:
         """Take blocks off the line and find places for them; call under the lock."""
         states, number = self._states, self._number
         waiting, column = states.waiting[number - 1], states.index.places[number]
@@ -95,13 +152,13 @@ class Descent:
             if row >= 0 and states.index.places[HOST][row] >= 0 and column[row] == NOWHERE:
                 rows.append(row)
         records = [self._record(row) for row in rows]
-        batch = _Batch([], [])
+        batch: list[_Load] = []
         for row, record, place in zip(rows, records, self._places(records), strict=True):
             if place == NOWHERE:
                 states.unwanted.add(row)
                 continue
-            batch.rows.append(row)
-            batch.puts.append(Put(place, record))
+            domain = states.index.world(row).domain
+            batch.append(_Load(row, Put(place, record), domain, states.era(domain)))
         return batch
 
     def _record(self, row: int) -> memoryview:
@@ -116,3 +173,18 @@ class Descent:
         for dropped in reserved.dropped:
             self._states.forget(dropped.key, self._number, dropped.place)
         return reserved.places
+
+
+def _groups(batch: Sequence[_Load]) -> Iterator[list[_Load]]:
+    """Cut a batch into groups of at most `STAGE_BYTES`, or of one record."""
+    group: list[_Load] = []
+    nbytes = 0
+    for load in batch:
+        size = len(load.put.record)
+        if group and nbytes + size > STAGE_BYTES:
+            yield group
+            group, nbytes = [], 0
+        group.append(load)
+        nbytes += size
+    if group:
+        yield group

@@ -13,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from holdfast.blocks.world import World
-from holdfast.codec.pack import verify
 from holdfast.errors import Outcome
 from holdfast.failpoints import reach
 from holdfast.store.descent import Descent
@@ -30,13 +29,17 @@ WAVES_AT_ONCE = 2
 
 
 class Climb(NamedTuple):
-    """One block on its way up: its row and key, where it lies, and the host slot waiting for it."""
+    """One block on its way up: its row and key, where it lies, and the host slot waiting for it.
+
+    `era` is that of its domain when it set out.
+    """
 
     row: int
     key: bytes
     tier: int
     source: Place
     slot: Place
+    era: int
 
 
 class Wave(NamedTuple):
@@ -86,7 +89,7 @@ class Ladder:
                 break
             states.loading[row] = threading.Event()
             source = Place(states.index.places[tier][row])
-            climbs.append(Climb(row, key, tier, source, slot))
+            climbs.append(Climb(row, key, tier, source, slot, states.era(world.domain)))
         states.pin([climb.row for climb in climbs])
         return climbs
 
@@ -125,41 +128,40 @@ class Ladder:
             climbers.shutdown(wait=True)
 
     def _climb(self, world: World, tier: int, wave: Sequence[Climb]) -> None:
-        """Read one wave from one tier into its slots, verify it, land it."""
-        host, size = self._states.host(world), world.record_bytes
+        """Read one wave from one tier into its slots, open and verify it, land it."""
+        states, lower = self._states, self._states.lower[tier - 1]
+        host, size = states.host(world), world.record_bytes
+        bad: list[Get] = []
         outcomes = [Outcome.GONE] * len(wave)
         batch = [Get(climb.source, climb.key, host.view(climb.slot, size), world) for climb in wave]
         try:
-            found = self._states.lower[tier - 1].read(batch)
+            found = lower.read(batch)
             reach("climb_read")
             outcomes = [
-                verify(get.into, get.key, world.fingerprint, world.payload_bytes)
-                if outcome is Outcome.OK
-                else outcome
+                states.sealing.land(get.into, get.key, world) if outcome is Outcome.OK else outcome
                 for get, outcome in zip(batch, found, strict=True)
             ]
+            came = zip(batch, found, outcomes, strict=True)
+            # Only who has the key can tell: the tier is told what it served that did not verify.
+            bad = [get for get, was, now in came if was is Outcome.OK and now is not was]
         finally:
             arrived = outcomes.count(Outcome.OK) * size
             self._judgement.arrived(tier, arrived, of=len(wave) * size)
             self._land(world, wave, outcomes)
-        self._condemn(tier, batch, outcomes)
+        if bad and isinstance(lower, Shared):
+            lower.condemn(bad)
         good = [get.key for get, o in zip(batch, outcomes, strict=True) if o is Outcome.OK]
-        if rewrite_strays(self._states, tier, good, size):
+        if rewrite_strays(states, tier, good, size):
             self.wake()
-
-    def _condemn(self, tier: int, batch: Sequence[Get], outcomes: Sequence[Outcome]) -> None:
-        """Tell a shared tier of what it served and what did not verify: nobody else can know."""
-        bad = [g for g, o in zip(batch, outcomes, strict=True) if o is Outcome.CORRUPT]
-        source = self._states.lower[tier - 1]
-        if bad and isinstance(source, Shared):
-            source.condemn(bad)
 
     def _land(self, world: World, wave: Sequence[Climb], outcomes: Sequence[Outcome]) -> None:
         states = self._states
         with states.lock:
             landed = []
             for climb, outcome in zip(wave, outcomes, strict=True):
-                if outcome is Outcome.OK and states.index.keys[climb.row] == climb.key:
+                known = states.index.keys[climb.row] == climb.key
+                known = known and states.era(world.domain) == climb.era
+                if outcome is Outcome.OK and known:
                     states.publish(climb.row, HOST, climb.slot)
                     landed.append(climb.row)
                 else:

@@ -1,7 +1,7 @@
 """Find again what an earlier process left on the tiers, while the store already serves.
 
 A survivor is only a hint: its record is verified when it is read, like every other. Until a block
-is found again it is a miss.
+is found again it is a miss. What its domain could not open any more is freed.
 """
 
 from __future__ import annotations
@@ -69,6 +69,9 @@ class Recovery:
         states = self._states
         with states.lock:
             for header, place in batch:
+                if not states.sealing.may_open(header):
+                    states.lower[number - 1].free([place])
+                    continue
                 world = World(
                     header.fingerprint, header.domain, header.payload_bytes, header.tokens
                 )

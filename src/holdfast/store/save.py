@@ -50,7 +50,9 @@ def reserve(
                 outcome = Outcome.FULL
             places.append(place)
         ticket = states.number()
-        states.tickets[ticket] = Ticket(world, list(keys), parent, depth, segment, places)
+        states.tickets[ticket] = Ticket(
+            world, list(keys), parent, depth, segment, places, states.era(world.domain)
+        )
     if outcome is Outcome.FULL:
         store.ladder.wake()
     return Reserved(ticket, [int(place) for place in places], outcome)
@@ -105,6 +107,9 @@ def _publish(store: Core, ticket: Ticket, parents: Sequence[bytes], retention: R
     states, world = store.states, ticket.world
     entered: list[int] = []
     with states.lock:
+        if states.era(world.domain) != ticket.era:
+            states.host(world).free([place for place in ticket.places if place != NOWHERE])
+            return 0
         for i, (key, place) in enumerate(zip(ticket.keys, ticket.places, strict=True)):
             if place == NOWHERE:
                 continue

@@ -12,13 +12,14 @@ import os
 import threading
 from typing import Any, NamedTuple
 
+from holdfast.blocks.world import World
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import verify
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
 from holdfast.store.core import Core
 from holdfast.store.inspect import rows_of
-from holdfast.store.states import HOST
+from holdfast.store.states import HOST, States
 from holdfast.tiers.base import Get, Place, Shared
 
 _RATE_MIN = MIB
@@ -165,9 +166,9 @@ def _verify_copy(store: Core, row: int, tier: int) -> tuple[Outcome, int]:
             record = aligned_buffer(world.record_bytes)
             outcome = states.lower[tier - 1].read([Get(place, key, record, world)])[0]
         if outcome is Outcome.OK:
-            outcome = verify(record, key, world.fingerprint, world.payload_bytes)
+            outcome = _check(states, record, key, world, tier)
             source = states.lower[tier - 1] if tier != HOST else None
-            if outcome is Outcome.CORRUPT and isinstance(source, Shared):
+            if outcome is not Outcome.OK and isinstance(source, Shared):
                 source.condemn([Get(place, key, record, world)])
     finally:
         with states.lock:
@@ -177,3 +178,10 @@ def _verify_copy(store: Core, row: int, tier: int) -> tuple[Outcome, int]:
             if states.index.places[tier][row] == place:
                 states.quarantine(row, tier, outcome)
     return outcome, world.record_bytes
+
+
+def _check(states: States, record: memoryview, key: bytes, world: World, tier: int) -> Outcome:
+    """Verify what lies in the arena where it is; open what came from below in its buffer."""
+    if tier == HOST and world.domain in states.hosts:
+        return verify(record, key, world.fingerprint, world.payload_bytes)
+    return states.sealing.land(record, key, world)

@@ -9,7 +9,7 @@ state and is called under the store's lock; no function does I/O.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from holdfast.errors import Outcome
 from holdfast.index.residency import Residency
 from holdfast.policy.admit import Admission, Always, Candidate
 from holdfast.policy.base import Eviction
+from holdfast.store.sealing import Sealing
 from holdfast.tiers.base import NOWHERE, Place, Tier
 from holdfast.tiers.host import HostTier
 
@@ -30,7 +31,10 @@ _USES_MAX = 4
 
 
 class Ticket(NamedTuple):
-    """Slots reserved for consecutive blocks of a chain; NOWHERE where a block needs none."""
+    """Slots reserved for consecutive blocks of a chain; NOWHERE where a block needs none.
+
+    `era` is that of the domain when it began: in another one it publishes nothing.
+    """
 
     world: World
     keys: list[bytes]
@@ -38,6 +42,7 @@ class Ticket(NamedTuple):
     depth: int
     segment: bytes
     places: list[Place]
+    era: int
 
 
 class Lease(NamedTuple):
@@ -72,6 +77,8 @@ class States:
         self.lower = lower
         self.eviction = eviction
         self.index = Residency(1 + len(lower))
+        self.sealing = Sealing(hosts)
+        self.erasures = Counter[bytes]()
         self.tickets: dict[int, Ticket] = {}
         self.leases: dict[int, Lease] = {}
         self.loading: dict[int, threading.Event] = {}
@@ -90,6 +97,13 @@ class States:
         """Return a number never given before: the name of a lease or a ticket."""
         self._numbers += 1
         return self._numbers
+
+    def era(self, domain: bytes) -> int:
+        """Return a number that changes whenever a domain is erased, here or by another node.
+
+        What began in one era is not published in the next.
+        """
+        return self.erasures[domain] + self.sealing.erasures(domain)
 
     def host(self, world: World) -> HostTier:
         """Return the host tier of a world's domain; one for all whose keys are not ours.

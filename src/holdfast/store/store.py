@@ -22,6 +22,7 @@ from holdfast.policy.base import Eviction
 from holdfast.policy.retention import Retention
 from holdfast.store import adopt as adoption
 from holdfast.store import cover as coverage
+from holdfast.store import domains as domain_street
 from holdfast.store import fetch as fetch_street
 from holdfast.store import hints
 from holdfast.store import inspect as inspection
@@ -178,6 +179,22 @@ class Store(Core):
         """Forget the blocks of one fingerprint (hex), or all with `*`; leased ones go last."""
         return inspection.drop(self, fingerprint)
 
+    def domains(self) -> dict[str, Any]:
+        """Return every domain and its epochs as plain data."""
+        return domain_street.listing(self)
+
+    def rotate(self, name: str) -> dict[str, Any]:
+        """Begin another epoch of a domain's data key."""
+        return domain_street.rotate(self, name)
+
+    def retire(self, name: str) -> dict[str, Any]:
+        """Destroy all data keys of a domain but the newest."""
+        return domain_street.retire(self, name)
+
+    def erase(self, name: str) -> dict[str, Any]:
+        """Destroy a domain's data keys and forget its blocks; see `holdfast.store.domains`."""
+        return domain_street.erase(self, name)
+
     def __enter__(self) -> Self:
         return self
 
@@ -203,6 +220,7 @@ class Store(Core):
         keep_at = self.clock.now() + _LEARNT_S
         while not self._closed.wait(_HOUSEKEEPING_S):
             self.keep_house()
+            domain_street.follow(self)
             hints.bring_up(self)
             if self.clock.now() >= keep_at:
                 self._learnt.keep()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from holdfast.blocks.envelope import HEADER_BYTES, MAGIC, Header, read_header, record_bytes
 from holdfast.buffers import aligned_buffer
 from holdfast.codec import pack
-from holdfast.errors import FormatError, Outcome
+from holdfast.errors import FormatError
 from holdfast.limits import KIB, MIB
 from holdfast.tiers.extent_io import Extents
 from holdfast.tiers.gate import Gate
@@ -197,7 +197,7 @@ def _scan_region(extents: Extents, geometry: Geometry, life: Life) -> Iterator[L
     """Yield the records of a region without footer, sector by sector where there are gaps.
 
     A footer's entries are hints, since whoever reads a record verifies it. These are verified
-    here: the record behind a good header may be torn. Raises OSError.
+    here, unless they are sealed: the record behind a good header may be torn. Raises OSError.
     """
     image = aligned_buffer(geometry.region_bytes)
     start = geometry.region_at(life.region)
@@ -239,5 +239,4 @@ def _record_at(image: memoryview, generation: int) -> Header | None:
     nbytes = record_bytes(header.payload_bytes)
     if found != generation or nbytes > len(image):
         return None
-    outcome = pack.verify(image[:nbytes], header.key, header.fingerprint, header.payload_bytes)
-    return header if outcome is Outcome.OK else None
+    return header if pack.intact(image[:nbytes], header) else None

@@ -1,0 +1,99 @@
+"""Where secrets come from: files, descriptors that the node was started with, and commands."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from holdfast.blocks.key import DOMAIN_KEY_BYTES
+from holdfast.config import DomainOptions
+from holdfast.errors import ConfigError
+
+_READ_BYTES = 2 * DOMAIN_KEY_BYTES + 2
+_WORDS_CHARS_MAX = 200
+_FORM = f"{DOMAIN_KEY_BYTES} bytes or {2 * DOMAIN_KEY_BYTES} hex digits"
+
+
+def domain_key(name: str, domain: DomainOptions) -> bytes:
+    """Return the 32 secret bytes of a configured domain; ConfigError says what is wrong."""
+    at = f"domains.{name}"
+    if domain.key_command:
+        return _from_command(domain.key_command, domain.key_timeout_s, f"{at}.key_command")
+    if domain.key_fd is not None:
+        return _from_descriptor(domain.key_fd, f"{at}.key_fd")
+    return read_key(Path(domain.key_file), f"{at}.key_file")
+
+
+def read_key(file: Path, setting: str) -> bytes:
+    """Return the 32 secret bytes in a file; `setting` names it in the ConfigError otherwise."""
+    try:
+        with file.open("rb") as opened:
+            exposed = os.fstat(opened.fileno()).st_mode & 0o077
+            data = opened.read(_READ_BYTES)
+    except OSError as error:
+        raise ConfigError(
+            f"{setting}: {str(file)!r} can not be read: {error.strerror}; "
+            f"make it with: (umask 077; head -c {DOMAIN_KEY_BYTES} /dev/urandom > FILE)"
+        ) from error
+    if exposed:
+        raise ConfigError(f"{setting}: {str(file)!r} is open to other users; chmod 600 it")
+    return _key(data, f"{setting}: {str(file)!r} holds no key; it must hold {_FORM}")
+
+
+def _from_descriptor(fd: int, setting: str) -> bytes:
+    """Read a descriptor to its end and close it, so that no other process inherits it."""
+    try:
+        with os.fdopen(fd, "rb") as opened:
+            data = opened.read(_READ_BYTES)
+    except OSError as error:
+        raise ConfigError(
+            f"{setting}: descriptor {fd} can not be read: {error.strerror}; start the node with "
+            f"the key on it: holdfast serve {fd}< FILE"
+        ) from error
+    return _key(data, f"{setting}: descriptor {fd} gave {len(data)} bytes; it must give {_FORM}")
+
+
+def _from_command(command: list[str], timeout_s: float, setting: str) -> bytes:
+    try:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        ) as process:
+            try:
+                data, words = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                raise ConfigError(
+                    f"{setting}: {command[0]!r} printed no key within {timeout_s:g} s; see why, or "
+                    "raise key_timeout_s"
+                ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"{setting}: {command[0]!r} can not be run: {error.strerror}; correct it"
+        ) from error
+    if process.returncode:
+        said = words.decode(errors="replace").strip().rpartition("\n")[2][:_WORDS_CHARS_MAX]
+        raise ConfigError(
+            f"{setting}: {command[0]!r} ended with {process.returncode}: {said or 'no words'}; "
+            "run it by hand as the node's user"
+        )
+    return _key(data, f"{setting}: {command[0]!r} printed {len(data)} bytes; it must print {_FORM}")
+
+
+def _key(data: bytes, wrong: str) -> bytes:
+    if len(data) == DOMAIN_KEY_BYTES:
+        return data
+    try:
+        key = bytes.fromhex(data.decode("ascii"))
+    except ValueError:
+        key = b""
+    if len(key) != DOMAIN_KEY_BYTES:
+        raise ConfigError(wrong)
+    return key

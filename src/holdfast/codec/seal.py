@@ -1,0 +1,188 @@
+"""Seal a record with a domain's data key, and open it again: AES-256-GCM; pure.
+
+    secret of the domain -> wrapping key -> data key of an epoch (random, kept wrapped)
+                                            -> block key = BLAKE2b-256(data key; identity)
+
+Every record has a key of its own, derived from the data key and the record's whole identity with
+its random nonce in it; the identity is the associated data as well. So no counter has to survive a
+restart or be agreed upon between nodes, and a record under another name, domain, epoch or place in
+its chain never opens. AES-GCM is NIST SP 800-38D, by OpenSSL through `cryptography`; it keeps the
+interpreter while it runs. The exact bytes are in docs/reference/format.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from holdfast.blocks.envelope import (
+    HEADER_BYTES,
+    KEY_ID_BYTES,
+    MARK_BYTES,
+    NONCE_BYTES,
+    SEAL_AES_GCM,
+    SEAL_NONE,
+    TAG_BYTES,
+    Header,
+    read_header,
+    write_header,
+)
+from holdfast.codec.pack import pack, verify
+from holdfast.errors import FormatError, Outcome
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+DATA_KEY_BYTES = 32
+WRAPPED_BYTES = NONCE_BYTES + DATA_KEY_BYTES + TAG_BYTES
+
+_WRAP_CONTEXT = b"holdfast-ring-1"
+
+
+def missing() -> str:
+    """Say why nothing can be sealed or opened in this installation; empty where it can."""
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError:
+        return "the cryptography package is missing: pip install 'holdfast[secure]' brings it"
+    if not hasattr(AESGCM, "encrypt_into"):
+        return "the cryptography package is too old: pip install -U 'holdfast[secure]'"
+    return ""
+
+
+class DataKey:
+    """One data key of a domain: seals and opens records of one epoch.
+
+    `secret` (32 bytes) stays the caller's, who may overwrite it with zeros once the key is out of
+    use. `key_id` (4 bytes) names it in headers, together with the epoch.
+    """
+
+    __slots__ = ("_secret", "epoch", "key_id")
+
+    def __init__(self, secret: bytes | memoryview, epoch: int) -> None:
+        if len(secret) != DATA_KEY_BYTES:
+            raise FormatError(f"data key has {len(secret)} bytes, not {DATA_KEY_BYTES}")
+        self._secret = secret
+        self.epoch = epoch
+        self.key_id = hashlib.blake2b(
+            _u32(epoch), key=secret, digest_size=KEY_ID_BYTES, person=b"holdfast-key-id"
+        ).digest()
+
+    def seal(self, record: memoryview, into: memoryview, nonce: bytes) -> Outcome:
+        """Write the sealed twin of a packed record into `into`, which has its length.
+
+        CORRUPT if the record does not verify: a seal would make its damage look right. `nonce` is
+        12 random bytes.
+        """
+        try:
+            header, _ = read_header(record)
+        except FormatError:
+            return Outcome.CORRUPT
+        intact = verify(record, header.key, header.fingerprint, header.payload_bytes)
+        if intact is not Outcome.OK:
+            return Outcome.CORRUPT
+        end = HEADER_BYTES + header.payload_bytes
+        write_header(
+            into,
+            header._replace(seal=SEAL_AES_GCM, epoch=self.epoch, key_id=self.key_id, nonce=nonce),
+        )
+        identity = bytes(into[MARK_BYTES:HEADER_BYTES])
+        self._cipher(identity).encrypt_into(
+            nonce, record[HEADER_BYTES:end], identity, into[HEADER_BYTES : end + TAG_BYTES]
+        )
+        into[end + TAG_BYTES :] = bytes(len(into) - end - TAG_BYTES)
+        return Outcome.OK
+
+    def open(self, record: memoryview) -> Outcome:
+        """Turn a sealed record into a plain one where it lies: OK, or CORRUPT and of no use.
+
+        MISS if it names another epoch or key. A record that is not sealed is CORRUPT.
+        """
+        try:
+            header, _ = read_header(record)
+        except FormatError:
+            return Outcome.CORRUPT
+        end = HEADER_BYTES + header.payload_bytes
+        if header.seal != SEAL_AES_GCM or len(record) < end + TAG_BYTES:
+            return Outcome.CORRUPT
+        if (header.epoch, header.key_id) != (self.epoch, self.key_id):
+            return Outcome.MISS
+        from cryptography.exceptions import InvalidTag
+
+        identity = bytes(record[MARK_BYTES:HEADER_BYTES])
+        try:
+            self._cipher(identity).decrypt_into(
+                header.nonce,
+                record[HEADER_BYTES : end + TAG_BYTES],
+                identity,
+                record[HEADER_BYTES:end],
+            )
+        except InvalidTag:
+            return Outcome.CORRUPT
+        pack(record, plain(header))
+        return Outcome.OK
+
+    def wrapped(self, domain_key: bytes, domain: bytes, nonce: bytes) -> bytes:
+        """Return the key as a key ring keeps it: 60 bytes that only the domain's secret opens."""
+        sealed = _wrapping(domain_key).encrypt(
+            nonce, bytes(self._secret), _wrap_context(domain, self.epoch)
+        )
+        return nonce + sealed
+
+    def _cipher(self, identity: bytes) -> AESGCM:
+        return _aes(
+            hashlib.blake2b(
+                identity, key=self._secret, digest_size=DATA_KEY_BYTES, person=b"holdfast-block"
+            ).digest()
+        )
+
+
+def plain(header: Header) -> Header:
+    """Return the header of the same block, not sealed."""
+    return header._replace(
+        seal=SEAL_NONE, epoch=0, nonce=bytes(NONCE_BYTES), key_id=bytes(KEY_ID_BYTES)
+    )
+
+
+def derive(domain_key: bytes, epoch: int) -> bytes:
+    """Return the secret of an epoch that all who know the domain's secret agree upon."""
+    return hashlib.blake2b(
+        _u32(epoch), key=domain_key, digest_size=DATA_KEY_BYTES, person=b"holdfast-data"
+    ).digest()
+
+
+def unwrap(wrapped: bytes, domain_key: bytes, domain: bytes, epoch: int) -> bytes:
+    """Return the secret of a wrapped data key; raise FormatError if it is damaged or another's."""
+    from cryptography.exceptions import InvalidTag
+
+    nonce, sealed = wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:]
+    try:
+        if len(wrapped) != WRAPPED_BYTES:
+            raise InvalidTag
+        return _wrapping(domain_key).decrypt(nonce, sealed, _wrap_context(domain, epoch))
+    except InvalidTag as error:
+        raise FormatError(
+            f"the data key of epoch {epoch} is damaged, or wrapped with another key"
+        ) from error
+
+
+def _wrapping(domain_key: bytes) -> AESGCM:
+    return _aes(
+        hashlib.blake2b(
+            b"", key=domain_key, digest_size=DATA_KEY_BYTES, person=b"holdfast-wrap"
+        ).digest()
+    )
+
+
+def _wrap_context(domain: bytes, epoch: int) -> bytes:
+    return _WRAP_CONTEXT + domain + _u32(epoch)
+
+
+def _aes(secret: bytes) -> AESGCM:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM(secret)
+
+
+def _u32(number: int) -> bytes:
+    return number.to_bytes(4, "little")

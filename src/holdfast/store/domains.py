@@ -1,0 +1,159 @@
+"""Domains of a running store: list them, rotate, retire and erase their keys, follow their ring.
+
+To erase a domain its data keys are destroyed, and everything that is known or held of it here is
+forgotten. What lies on a disk, on a pool's targets or in a bucket stays there, and is noise.
+Engines of the domain get misses, and leases that ended: what they copied under one does not count.
+Slots go back to the kernel, which clears them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import Any
+
+from holdfast.errors import FormatError, RefusedError
+from holdfast.limits import RECLAIM_S, RING_STALE_S
+from holdfast.store.core import Core
+from holdfast.store.keyring import KeyRing
+from holdfast.store.states import HOST, States
+
+_ROWS_AT_ONCE = 4_096
+_log = logging.getLogger("holdfast.store")
+
+
+def listing(store: Core) -> dict[str, Any]:
+    """Return every domain: its id, whether it is sealed, its epochs; no key among them."""
+    ring = store.states.sealing.ring
+    on_ring = {entry["id"]: entry for entry in (ring.listing() if ring else [])}
+    entries: list[dict[str, Any]] = []
+    for name in store.domain_names():
+        domain = store.domain(name)[1]
+        known = on_ring.pop(domain.hex(), {"epochs": [], "erasures": 0, "derived": False})
+        entry = {"domain": name, "id": domain.hex(), "configured": True}
+        entries.append({**entry, "sealed": store.states.sealing.seals(domain), **known})
+    entries += [{**entry, "sealed": False, "configured": False} for entry in on_ring.values()]
+    return {"keyring": str(ring.path) if ring and ring.path else "", "domains": entries}
+
+
+def rotate(store: Core, name: str) -> dict[str, Any]:
+    """Begin another epoch of a domain's data key; what is sealed with older ones stays readable."""
+    epoch = _ring(store, name).rotate(name)
+    store.audit.record("rotate", domain=name, epoch=epoch)
+    return {"domain": name, "epoch": epoch}
+
+
+def retire(store: Core, name: str) -> dict[str, Any]:
+    """Destroy all data keys of a domain but the newest: what they sealed can not be read again."""
+    retired = _ring(store, name).retire(name)
+    store.audit.record("retire", domain=name, epochs=retired)
+    return {"domain": name, "retired": retired}
+
+
+def erase(store: Core, name: str) -> dict[str, Any]:
+    """Erase a domain. Raises RefusedError if its keys can not be destroyed.
+
+    What is saved while it runs may be lost with the rest; what is saved afterwards is kept.
+    `everywhere` is False where the keys follow from the domain's secret: it must be destroyed too.
+    """
+    ring = _ring(store, name)
+    if ring.derives and ring.path is None:
+        raise RefusedError(
+            f"domain {name!r}: without a keyring file this node would not remember that it was "
+            "erased; set keyring, the same on every node of the pool"
+        )
+    blocks = forget_domain(store, store.domain(name)[1])
+    epochs = ring.erase(name)
+    store.audit.record("erase", domain=name, epochs=epochs, blocks=blocks)
+    return {"domain": name, "epochs": epochs, "blocks": blocks, "everywhere": not ring.derives}
+
+
+def follow(store: Core) -> None:
+    """Take note of what other nodes did to a ring that is shared; nothing opens if it stays away.
+
+    A ring that could not be read for `RING_STALE_S` might have lost keys: its domains are served no
+    longer, and leave memory, until it can be read again.
+    """
+    ring = store.states.sealing.ring
+    if ring is None or ring.path is None:
+        return
+    try:
+        ring.look()
+    except (OSError, FormatError) as error:
+        _bear(store, ring, str(error))
+    else:
+        if store.ring_lost:
+            store.audit.record("ring", state="back")
+        store.ring_read_at, store.ring_lost = store.clock.now(), False
+    for domain in ring.erased():
+        blocks = forget_domain(store, domain)
+        store.audit.record("erased elsewhere", domain=ring.name(domain), blocks=blocks)
+
+
+def forget_domain(store: Core, domain: bytes) -> int:
+    """End a domain's leases and tickets and forget its blocks on all tiers; return how many."""
+    states = store.states
+    with states.lock:
+        states.erasures[domain] += 1
+        for number, lease in list(states.leases.items()):
+            if any(states.index.world(row).domain == domain for row in lease.rows):
+                states.release(number)
+        for number, ticket in list(states.tickets.items()):
+            if ticket.world.domain == domain:
+                del states.tickets[number]
+                store.rest(ticket, store.clock.now() + RECLAIM_S)
+        rows = iter(_rows(store, domain))
+    blocks = 0
+    while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+        with states.lock:
+            blocks += sum(_forget(states, row, domain) for row in some)
+    return blocks
+
+
+def leave_memory(store: Core, domain: bytes) -> None:
+    """Take a domain's blocks out of memory; below the host they stay known, and sealed."""
+    with store.states.lock:
+        for row in _rows(store, domain):
+            store.states.vacate(row, HOST)
+
+
+def _bear(store: Core, ring: KeyRing, why: str) -> None:
+    """Go on without the ring for a while, then without its keys."""
+    if store.ring_lost or store.clock.now() - store.ring_read_at < RING_STALE_S:
+        return
+    _log.error("keyring %s: %s; its domains are not served until it can be read", ring.path, why)
+    store.ring_lost = True
+    store.audit.record("ring", state="lost", why=why)
+    ring.suspend()
+    for name in store.domain_names():
+        domain = store.domain(name)[1]
+        if store.states.sealing.seals(domain):
+            leave_memory(store, domain)
+
+
+def _ring(store: Core, name: str) -> KeyRing:
+    """Return the ring for a domain that seals; raise ConfigError or RefusedError for another."""
+    _, domain = store.domain(name)
+    ring = store.states.sealing.ring
+    if ring is None or not store.states.sealing.seals(domain):
+        raise RefusedError(
+            f"domain {name!r} is not sealed, so it has no data keys: its blocks can be dropped "
+            "(`holdfast inspect drop`); give it a key of its own, and install holdfast[secure]"
+        )
+    return ring
+
+
+def _forget(states: States, row: int, domain: bytes) -> bool:
+    """Take a row off all tiers; False if it went, or is another domain's, meanwhile."""
+    if states.index.keys[row] is None or states.index.world(row).domain != domain:
+        return False
+    for tier in range(1 + len(states.lower)):
+        states.vacate(row, tier)
+    return True
+
+
+def _rows(store: Core, domain: bytes) -> list[int]:
+    """Return the rows of a domain; call under the lock."""
+    index = store.states.index
+    ours = {number for number, world in enumerate(index.worlds) if world.domain == domain}
+    return [row for row in index.rows() if index.world_number(row) in ours]

@@ -1,0 +1,365 @@
+"""The key ring: every domain's data keys, wrapped, in one small file, flushed with each change.
+
+A domain's records open with the data key of their epoch only. Take the key off the ring and they
+are noise on every medium, plugged in or not. `rotate` adds an epoch; `retire` drops all but the
+newest; `erase` drops them all and begins another. Several nodes may share one file: each change is
+made under a lock on it, and everyone looks at it every few seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.blocks.envelope import NONCE_BYTES
+from holdfast.blocks.world import domain_id
+from holdfast.buffers import secret_memory
+from holdfast.codec.seal import DATA_KEY_BYTES, DataKey, derive, unwrap
+from holdfast.errors import ConfigError, FormatError, RefusedError
+
+RING_FORMAT = 1
+RING_BYTES_MAX = 4 << 20
+EPOCHS_AHEAD = 64
+"""How far beyond its own a node believes the epoch of another, where keys are derived."""
+
+
+class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One data key on the ring: when it was made, and wrapped, in hex; empty where derived."""
+
+    epoch: int
+    made: str
+    wrapped: str = ""
+
+
+class RingDomain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One domain on the ring, oldest epoch first; `last` was the newest ever."""
+
+    name: str
+    epochs: list[Epoch] = []
+    last: int = 0
+    erasures: int = 0
+
+
+class _Ring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: int
+    check: str
+    domains: dict[str, RingDomain]
+
+
+class _Owner(NamedTuple):
+    name: str
+    secret: bytes
+
+
+Change = Callable[[RingDomain, "_Owner", bytes], RingDomain]
+
+
+class KeyRing:
+    """The data keys of the domains that this process knows the secrets of.
+
+    `path` None keeps the ring in memory. `derives`: data keys follow from the domain's secret and
+    the epoch, so that nodes that share no ring read each other's records; whoever keeps the secret
+    keeps them too. Thread-safe. Raises FormatError for a file that is damaged or not a ring, and
+    leaves it as it is.
+    """
+
+    def __init__(self, path: Path | None, *, derives: bool = False) -> None:
+        self.path = path
+        self.derives = derives
+        self._lock = threading.RLock()
+        self._owners: dict[bytes, _Owner] = {}
+        self._domains: dict[str, RingDomain] = {}
+        self._keys: dict[bytes, dict[int, DataKey]] = {}
+        self._erasures: dict[bytes, int] = {}
+        self._erased: set[bytes] = set()
+        self._seen: tuple[int, int, int] | None = None
+        if path is not None and path.exists():
+            self._domains = self._read(path)
+
+    def enrol(self, name: str, secret: bytes) -> str:
+        """Take a domain's secret; give it its first epoch if it has none. Say what that changed.
+
+        Raises ConfigError where the ring knows the name under another key.
+        """
+        domain = domain_id(secret)
+        with self._lock:
+            for other, of_name in self._domains.items():
+                if of_name.name == name and other != domain.hex() and of_name.epochs:
+                    raise ConfigError(
+                        f"domains.{name}: {self._where()} has data keys of {name!r} under another "
+                        f"key (domain id {other}); give that key, or choose another keyring file"
+                    )
+            self._owners[domain] = _Owner(name, secret)
+            known = self._domains.get(domain.hex())
+            if known is None or not known.epochs or known.name != name:
+                epoch = self._change(domain, _named_and_begun).last
+                if known is not None and known.name != name:
+                    return f"renamed from {known.name!r}"
+                return f"epoch {epoch}"
+            self._load(domain)
+            return ""
+
+    def enrolled(self) -> list[bytes]:
+        """Return the ids of the domains whose secrets were given."""
+        return list(self._owners)
+
+    def current(self, domain: bytes) -> DataKey | None:
+        """Return the data key that seals now; None for a domain that is not ours."""
+        keys = self._keys.get(domain)
+        return keys[max(keys)] if keys else None
+
+    def find(self, domain: bytes, epoch: int, key_id: bytes) -> DataKey | None:
+        """Return the data key that a header names; None if it is not on the ring (any more)."""
+        key = self._keys.get(domain, {}).get(epoch) or self._ahead(domain, epoch)
+        return key if key is not None and key.key_id == key_id else None
+
+    def erasures(self, domain: bytes) -> int:
+        """Return how often a domain was erased; what is sealed before and after differs in it."""
+        return self._erasures.get(domain, 0)
+
+    def rotate(self, name: str) -> int:
+        """Begin another epoch, which seals from now on; return its number."""
+        return self._change(self._domain(name), _begun).last
+
+    def retire(self, name: str) -> int:
+        """Drop every epoch but the newest; return how many those were."""
+        domain = self._domain(name)
+        with self._lock:
+            before = len(self._domains[domain.hex()].epochs)
+            return before - len(self._change(domain, _retired).epochs)
+
+    def erase(self, name: str) -> int:
+        """Drop every data key of a domain and begin another epoch; return how many were dropped."""
+        domain = self._domain(name)
+        with self._lock:
+            before = len(self._domains[domain.hex()].epochs)
+            self._change(domain, _erased)
+            return before
+
+    def look(self) -> None:
+        """Read the file again if another node changed it.
+
+        Raises OSError where it can not be read and FormatError where it is damaged; what was
+        known before holds.
+        """
+        if self.path is None:
+            return
+        with self._lock:
+            if _stamp(self.path) == self._seen:
+                return
+            before = self._domains
+            self._domains = self._read(self.path)
+            for domain in self._owners:
+                was = before.get(domain.hex(), RingDomain(""))
+                now = self._domains.get(domain.hex(), RingDomain("", erasures=was.erasures + 1))
+                self._load(domain)
+                if now.erasures > was.erasures:
+                    self._erased.add(domain)
+
+    def erased(self) -> list[bytes]:
+        """Return the domains that other nodes were seen to have erased, each once."""
+        with self._lock:
+            erased, self._erased = list(self._erased), set()
+            return erased
+
+    def suspend(self) -> None:
+        """Forget every data key until `look` can read the file again: nothing opens meanwhile."""
+        with self._lock:
+            self._keys = {}
+            self._seen = None
+
+    def name(self, domain: bytes) -> str:
+        """Return the configured name of a domain."""
+        return self._owners[domain].name
+
+    def listing(self) -> list[dict[str, Any]]:
+        """Return domains and epochs, configured here or not, as plain data; no key among them."""
+        with self._lock:
+            ours = {domain.hex() for domain in self._owners}
+            return [
+                {
+                    "domain": known.name,
+                    "id": domain,
+                    "configured": domain in ours,
+                    "epochs": [{"epoch": each.epoch, "made": each.made} for each in known.epochs],
+                    "erasures": known.erasures,
+                    "derived": any(not each.wrapped for each in known.epochs),
+                }
+                for domain, known in self._domains.items()
+            ]
+
+    def _domain(self, name: str) -> bytes:
+        for domain, owner in self._owners.items():
+            if owner.name == name:
+                return domain
+        names = ", ".join(sorted(owner.name for owner in self._owners.values())) or "none"
+        raise RefusedError(f"domain {name!r} has no data keys here; those that have: {names}")
+
+    def _where(self) -> str:
+        return f"the key ring {str(self.path)!r}" if self.path else "the key ring in memory"
+
+    def _ahead(self, domain: bytes, epoch: int) -> DataKey | None:
+        """Derive the key of an epoch that another node has begun, where keys are derived."""
+        known, owner = self._domains.get(domain.hex()), self._owners.get(domain)
+        if not self.derives or known is None or owner is None:
+            return None
+        if not known.last < epoch <= known.last + EPOCHS_AHEAD:
+            return None
+        return DataKey(derive(owner.secret, epoch), epoch)
+
+    def _change(self, domain: bytes, change: Change) -> RingDomain:
+        """Change one domain, on the medium first. Raises RefusedError where that fails."""
+        with self._lock, self._locked():
+            if self.path is not None and self.path.exists():
+                self.look()
+            owner = self._owners[domain]
+            known = self._domains.get(domain.hex(), RingDomain(owner.name))
+            changed = change(known, owner, b"" if self.derives else domain)
+            domains = {**self._domains, domain.hex(): changed}
+            if self.path is not None:
+                self._write(self.path, domains)
+            self._domains = domains
+            for each in self._owners:
+                if each.hex() in domains:
+                    self._load(each)
+            return changed
+
+    def _load(self, domain: bytes) -> None:
+        """Unwrap what is on the ring for one of our domains; forget what is not."""
+        owner = self._owners[domain]
+        known = self._domains.get(domain.hex(), RingDomain(owner.name))
+        held, keys = self._keys.get(domain, {}), dict[int, DataKey]()
+        for each in known.epochs:
+            try:
+                secret = (
+                    unwrap(bytes.fromhex(each.wrapped), owner.secret, domain, each.epoch)
+                    if each.wrapped
+                    else derive(owner.secret, each.epoch)
+                )
+            except (FormatError, ValueError) as error:
+                raise FormatError(f"{self._where()}: {owner.name!r}: {error}") from error
+            key = DataKey(secret, each.epoch)
+            before = held.get(each.epoch)
+            same = before is not None and before.key_id == key.key_id
+            keys[each.epoch] = (
+                before if before and same else DataKey(secret_memory(secret), each.epoch)
+            )
+        # In this order: whoever sealed with a new key finds the new number afterwards.
+        self._erasures[domain] = known.erasures
+        self._keys[domain] = keys
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from changing the file meanwhile."""
+        if self.path is None:
+            yield
+            return
+        lock = self.path.with_name(self.path.name + ".lock")
+        try:
+            fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def _read(self, path: Path) -> dict[str, RingDomain]:
+        seen = _stamp(path)
+        with path.open("rb") as file:
+            data = file.read(RING_BYTES_MAX)
+        try:
+            ring = msgspec.json.decode(data, type=_Ring)
+            if ring.format != RING_FORMAT:
+                raise FormatError(f"its format is {ring.format}, this build reads {RING_FORMAT}")
+            if ring.check != _check(ring.domains):
+                raise FormatError("its check sum is wrong")
+        except (msgspec.MsgspecError, FormatError) as error:
+            raise FormatError(
+                f"keyring: {str(path)!r} is damaged or no key ring: {error}; put a copy back, or "
+                "move it away: what was sealed with its keys is lost then, and is computed again"
+            ) from error
+        self._seen = seen
+        return ring.domains
+
+    def _write(self, path: Path, domains: dict[str, RingDomain]) -> None:
+        """Replace the file in one step; the new one is on the medium before the old one goes."""
+        ring = _Ring(RING_FORMAT, _check(domains), domains)
+        data = msgspec.json.format(msgspec.json.encode(ring), indent=1) + b"\n"
+        made = path.with_name(path.name + ".new")
+        try:
+            made.unlink(missing_ok=True)
+            fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                if os.write(fd, data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            made.rename(path)
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        self._seen = _stamp(path)
+
+
+def _begun(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
+    """Add an epoch: with a random key, or a derived one if no `domain` is given."""
+    epoch, wrapped = known.last + 1, ""
+    if domain:
+        secret = secrets.token_bytes(DATA_KEY_BYTES)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        wrapped = DataKey(secret, epoch).wrapped(owner.secret, domain, nonce).hex()
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    epochs = [*known.epochs, Epoch(epoch, made, wrapped)]
+    return msgspec.structs.replace(known, epochs=epochs, last=epoch)
+
+
+def _named_and_begun(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
+    """Take the name that the configuration gives; begin an epoch if there is none."""
+    known = msgspec.structs.replace(known, name=owner.name)
+    return known if known.epochs else _begun(known, owner, domain)
+
+
+def _retired(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
+    del owner, domain
+    return msgspec.structs.replace(known, epochs=known.epochs[-1:])
+
+
+def _erased(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
+    gone = msgspec.structs.replace(known, epochs=[], erasures=known.erasures + 1)
+    return _begun(gone, owner, domain)
+
+
+def _check(domains: dict[str, RingDomain]) -> str:
+    return hashlib.blake2b(
+        msgspec.json.encode(domains, order="deterministic"), digest_size=16, person=b"holdfast-ring"
+    ).hexdigest()
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _unwritable(path: Path, error: OSError) -> RefusedError:
+    return RefusedError(
+        f"keyring: {str(path)!r} can not be written: {error.strerror}; nothing was changed; make "
+        "its folder writable for this user"
+    )

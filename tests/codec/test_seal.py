@@ -1,0 +1,173 @@
+"""Sealed records: golden bytes; nothing changed, swapped or foreign opens."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.blocks.envelope import HEADER_BYTES, read_header, record_bytes, stamp, write_header
+from holdfast.codec import pack, seal
+from holdfast.codec.seal import DataKey
+from holdfast.errors import FormatError, Outcome
+from holdfast.testing.payloads import header_of, is_right, key_of, payload_of, record_of, world_of
+
+WORLD = world_of(300)
+KEY = key_of(0)
+SECRET = bytes(range(32))
+DATA_KEY = DataKey(seal.derive(SECRET, 1), 1)
+NONCE = bytes(range(100, 112))
+SIGNED_BYTES = range(16, 128 + 300 + 16)  # identity, payload, tag
+
+
+def sealed(key=KEY, world=WORLD, data_key=DATA_KEY, nonce=NONCE):
+    record = memoryview(bytearray(b"\xee" * record_bytes(world.payload_bytes)))
+    assert data_key.seal(record_of(world, key), record, nonce) is Outcome.OK
+    return record
+
+
+def test_golden_bytes():
+    record = memoryview(bytearray(record_bytes(8)))
+    record[128:136] = b"holdfast"
+    pack.pack(record, header_of(WORLD, KEY)._replace(
+        key=bytes([1]) * 16, parent=bytes([2]) * 16, fingerprint=bytes([3]) * 16,
+        domain=bytes([4]) * 16, depth=5, tokens=128, payload_bytes=8, raw_bytes=8,
+    ))  # fmt: skip
+    into = memoryview(bytearray(record_bytes(8)))
+    data_key = DataKey(bytes(range(32)), 1)
+    assert data_key.key_id.hex() == "9d9eb2b6"
+    assert data_key.seal(record, into, NONCE) is Outcome.OK
+    assert bytes(into[:HEADER_BYTES]).hex() == (
+        "484645311722f95f000000000000000001000001050000008000000001000000"
+        "0101010101010101010101010101010102020202020202020202020202020202"
+        "0303030303030303030303030303030304040404040404040404040404040404"
+        "080000000800000000000000000000006465666768696a6b6c6d6e6f9d9eb2b6"
+    )
+    assert (
+        bytes(into[HEADER_BYTES : HEADER_BYTES + 24]).hex()
+        == "9bb9b6856e50d638eefb7521aaa8d40f90c6db5b73a37148"
+    )
+    assert bytes(into[HEADER_BYTES + 24 :]) == bytes(4096 - HEADER_BYTES - 24)
+
+
+def test_golden_keys():
+    assert (
+        seal.derive(SECRET, 7).hex()
+        == "54a7a32c5a350d6002421db2b1cbea458158e07bf6f05a1c505f015a4117509a"
+    )
+    wrapped = DataKey(bytes([5]) * 32, 7).wrapped(SECRET, bytes([4]) * 16, NONCE)
+    assert wrapped.hex() == (
+        "6465666768696a6b6c6d6e6f17f622dfbaac19d14c2591348b32beca0b0c96ea"
+        "a3b200c0cab77ddb7c632983a939fe79580d394c695d84fdd0e929a3"
+    )
+    assert seal.unwrap(wrapped, SECRET, bytes([4]) * 16, 7) == bytes([5]) * 32
+
+
+@pytest.mark.parametrize("nbytes", [1, 300, 3_952, 3_953, 70_000])
+def test_what_is_sealed_opens(nbytes):
+    world = world_of(nbytes)
+    record = sealed(world=world)
+    assert DATA_KEY.open(record) is Outcome.OK
+    assert is_right(record, world, KEY)
+    assert bytes(record) == bytes(record_of(world, KEY))
+
+
+def test_a_sealed_record_shows_nothing_of_its_payload_and_does_not_pass_for_a_plain_one():
+    record = sealed()
+    assert bytes(payload_of(KEY, 300))[:32] not in bytes(record)
+    assert pack.verify(record, KEY, WORLD.fingerprint, 300) is Outcome.CORRUPT
+    assert not is_right(record, WORLD, KEY)
+
+
+def test_a_tier_may_stamp_it():
+    record = sealed()
+    stamp(record, 77)
+    assert DATA_KEY.open(record) is Outcome.OK
+
+
+@given(st.sampled_from(SIGNED_BYTES), st.integers(1, 255))
+def test_no_changed_byte_opens(at, change):
+    record = sealed()
+    record[at] ^= change
+    assert DATA_KEY.open(record) is not Outcome.OK
+
+
+@given(st.sampled_from(SIGNED_BYTES), st.integers(1, 255))
+def test_no_changed_byte_opens_with_a_crc_that_fits(at, change):
+    record = sealed()
+    record[at] ^= change
+    stamp(record, 0)
+    assert DATA_KEY.open(record) is not Outcome.OK
+
+
+@given(st.integers(0, 127))
+def test_a_truncated_record_does_not_open(kept_tenths):
+    record = sealed()
+    kept = len(SIGNED_BYTES) * kept_tenths // 128
+    assert DATA_KEY.open(record[: 16 + kept]) is Outcome.CORRUPT
+
+
+def test_bodies_swapped_between_keys_do_not_open():
+    one, other = sealed(KEY), sealed(key_of(1))
+    body = bytes(one[HEADER_BYTES:])
+    one[HEADER_BYTES:] = other[HEADER_BYTES:]
+    other[HEADER_BYTES:] = body
+    assert DATA_KEY.open(one) is DATA_KEY.open(other) is Outcome.CORRUPT
+
+
+@pytest.mark.parametrize("field", ["key", "parent", "fingerprint", "domain"])
+def test_a_foreign_header_before_the_body_does_not_open(field):
+    record = sealed()
+    header, _ = read_header(record)
+    write_header(record, header._replace(**{field: bytes([9]) * 16}))
+    assert DATA_KEY.open(record) is Outcome.CORRUPT
+
+
+def test_another_epoch_is_a_miss_and_can_not_be_made_to_fit():
+    other = DataKey(seal.derive(SECRET, 2), 2)
+    record = sealed(data_key=other)
+    assert DATA_KEY.open(record) is Outcome.MISS
+    header, _ = read_header(record)
+    write_header(record, header._replace(epoch=1, key_id=DATA_KEY.key_id))
+    assert DATA_KEY.open(record) is Outcome.CORRUPT
+
+
+def test_another_domains_key_is_a_miss():
+    assert DataKey(seal.derive(bytes(32), 1), 1).open(sealed()) is Outcome.MISS
+
+
+def test_damage_is_not_sealed():
+    record = record_of(WORLD, KEY)
+    record[200] ^= 1
+    into = memoryview(bytearray(len(record)))
+    assert DATA_KEY.seal(record, into, NONCE) is Outcome.CORRUPT
+    assert DATA_KEY.seal(sealed(), into, NONCE) is Outcome.CORRUPT
+    assert bytes(into) == bytes(len(into))
+
+
+def test_two_seals_of_one_block_have_nothing_in_common():
+    one, other = sealed(nonce=NONCE), sealed(nonce=bytes(12))
+    assert bytes(one[HEADER_BYTES:160]) != bytes(other[HEADER_BYTES:160])
+
+
+def test_a_data_key_does_not_show_itself():
+    assert seal.derive(SECRET, 1).hex() not in repr(DATA_KEY)
+    assert not hasattr(DATA_KEY, "__dict__")
+
+
+def test_a_wrapped_key_opens_under_its_secret_domain_and_epoch_only():
+    wrapped = DATA_KEY.wrapped(SECRET, WORLD.domain, NONCE)
+    assert seal.unwrap(wrapped, SECRET, WORLD.domain, 1) == seal.derive(SECRET, 1)
+    flipped = bytes([wrapped[20] ^ 1])
+    for case in (
+        (wrapped, bytes(32), WORLD.domain, 1),
+        (wrapped, SECRET, bytes(16), 1),
+        (wrapped, SECRET, WORLD.domain, 2),
+        (wrapped[:-1], SECRET, WORLD.domain, 1),
+        (wrapped[:20] + flipped + wrapped[21:], SECRET, WORLD.domain, 1),
+    ):
+        with pytest.raises(FormatError, match="epoch"):
+            seal.unwrap(*case)
+
+
+def test_a_data_key_has_32_bytes():
+    with pytest.raises(FormatError, match="31 bytes"):
+        DataKey(bytes(31), 1)

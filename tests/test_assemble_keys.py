@@ -1,0 +1,154 @@
+"""Keys of domains: from files, descriptors and commands; what is wrong is said with its remedy."""
+
+import os
+import sys
+
+import pytest
+
+from holdfast.assemble import open_store
+from holdfast.config import parse
+from holdfast.errors import ConfigError
+
+KEY = bytes(range(32))
+
+
+def config(tmp_path, domains, tiers=(), **more):
+    host = {"kind": "host", "capacity": "16 MiB"}
+    disk = {"kind": "disk", "path": str(tmp_path / "disk"), "capacity": "16 MiB"}
+    data = {"listen": "unix:///tmp/x.sock", "tiers": [host, *(tiers or [disk])]}
+    return parse({**data, "domains": domains, **more}, tmp_path)
+
+
+def key_of(tmp_path, source):
+    with open_store(config(tmp_path, {"acme": source})) as store:
+        return store.domain("acme")[0]
+
+
+def on_a_pipe(data):
+    read, write = os.pipe()
+    os.write(write, data)
+    os.close(write)
+    return read
+
+
+@pytest.mark.parametrize("form", [KEY, KEY.hex().encode(), KEY.hex().encode() + b"\n"])
+def test_a_key_comes_from_a_descriptor_which_is_closed(tmp_path, form):
+    fd = on_a_pipe(form)
+    assert key_of(tmp_path, {"key_fd": fd}) == KEY
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"), [(b"short", "gave 5 bytes; it must give 32"), (b"", "gave 0 bytes")]
+)
+def test_a_descriptor_without_a_key_is_refused(tmp_path, data, words):
+    fd = on_a_pipe(data)
+    with pytest.raises(ConfigError, match=rf"^domains\.acme\.key_fd: descriptor {fd} {words}"):
+        key_of(tmp_path, {"key_fd": fd})
+
+
+def test_a_descriptor_that_is_not_open_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"key_fd: descriptor 999 .* holdfast serve 999< FILE"):
+        key_of(tmp_path, {"key_fd": 999})
+
+
+def command(code):
+    return {"key_command": [sys.executable, "-c", code], "key_timeout_s": 20}
+
+
+@pytest.mark.parametrize("code", [
+    f"import sys; sys.stdout.buffer.write({KEY!r})", f"print('{KEY.hex()}')",
+])  # fmt: skip
+def test_a_key_comes_from_a_command(tmp_path, code):
+    assert key_of(tmp_path, command(code)) == KEY
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (command("print('no')"), "printed 3 bytes; it must print 32 bytes or 64 hex digits"),
+        (command("import sys; sys.exit('vault is sealed')"), "ended with 1: vault is sealed; run"),
+        (command("raise SystemExit(7)"), "ended with 7: no words"),
+        ({"key_command": ["/none/such"]}, "'/none/such' can not be run: No such file"),
+        (
+            {"key_command": ["sleep", "30"], "key_timeout_s": 0.1},
+            "'sleep' printed no key within 0.1 s; see why, or raise key_timeout_s",
+        ),
+    ],
+)
+def test_a_command_that_gives_no_key_is_refused(tmp_path, source, words):
+    with pytest.raises(ConfigError, match=rf"^domains\.acme\.key_command: .*{words}"):
+        key_of(tmp_path, source)
+    assert not (tmp_path / "disk" / "keyring.json").exists()
+
+
+def write_key(tmp_path, name="acme", key=KEY):
+    file = tmp_path / f"{name}.key"
+    file.write_bytes(key)
+    file.chmod(0o600)
+    return {"key_file": str(file)}
+
+
+def test_two_domains_with_one_key_are_refused(tmp_path):
+    domains = {"acme": write_key(tmp_path), "globex": write_key(tmp_path, "globex")}
+    with pytest.raises(ConfigError, match=r"domains\.globex: has the key of domains\.acme"):
+        open_store(config(tmp_path, domains))
+
+
+def seals(store):
+    return {entry["domain"]: entry["sealed"] for entry in store.domains()["domains"]}
+
+
+def test_domains_with_a_key_of_their_own_are_sealed_and_the_kept_one_is_not(tmp_path):
+    domains = {"acme": write_key(tmp_path), "plain": {**write_key(tmp_path, "p", b"p" * 32)}}
+    domains["plain"]["seal"] = False
+    with open_store(config(tmp_path, domains)) as store:
+        assert seals(store) == {"acme": True, "plain": False, "default": False}
+        assert store.domains()["keyring"] == str(tmp_path / "disk" / "keyring.json")
+    assert '"action":"key"' in (tmp_path / "disk" / "audit.jsonl").read_text()
+
+
+def test_without_the_package_domains_are_not_sealed_unless_it_is_asked_for(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
+    domains = {"acme": write_key(tmp_path)}
+    with open_store(config(tmp_path, domains)) as store:
+        assert not seals(store)["acme"]
+    assert "domains are not sealed" in caplog.text
+    domains["acme"]["seal"] = True
+    with pytest.raises(ConfigError, match=r"domains\.acme\.seal: the cryptography .*holdfast\["):
+        open_store(config(tmp_path, domains))
+
+
+def test_a_damaged_ring_stops_the_start_and_is_left(tmp_path):
+    domains = {"acme": write_key(tmp_path)}
+    open_store(config(tmp_path, domains)).close()
+    ring = tmp_path / "disk" / "keyring.json"
+    ring.write_text("garbage")
+    with pytest.raises(Exception, match=r"keyring: .*damaged or no key ring"):
+        open_store(config(tmp_path, domains))
+    assert ring.read_text() == "garbage"
+    ring.unlink()
+    open_store(config(tmp_path, domains)).close()  # nothing was left open
+
+
+def test_a_replaced_key_is_refused(tmp_path):
+    open_store(config(tmp_path, {"acme": write_key(tmp_path)})).close()
+    with pytest.raises(ConfigError, match=r"domains\.acme: .*under another key"):
+        open_store(config(tmp_path, {"acme": write_key(tmp_path, key=b"n" * 32)}))
+
+
+def test_a_pool_without_a_common_ring_derives_its_keys(tmp_path):
+    (tmp_path / "members.yaml").write_text("members: []\n")
+    pool = {"kind": "pool", "members": str(tmp_path / "members.yaml")}
+    domains = {"default": write_key(tmp_path)}
+    with open_store(config(tmp_path, domains, [pool])) as store:
+        assert store.states.sealing.ring.derives
+        with pytest.raises(Exception, match=r"would not remember .*; set keyring"):
+            store.erase("default")
+    ring = str(tmp_path / "ring.json")
+    with open_store(config(tmp_path, domains, [pool], keyring=ring)) as store:
+        assert not store.states.sealing.ring.derives
+        assert store.erase("default")["everywhere"]
