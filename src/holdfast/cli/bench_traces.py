@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TypeVar
 
-from holdfast.errors import ConfigError
 from holdfast.rig import report
 from holdfast.rig.report import Report, Row
 from holdfast.sim.belady import belady
@@ -16,6 +14,7 @@ from holdfast.sim.curve import Curve, curve
 from holdfast.sim.formats.load import load
 from holdfast.sim.retention import retention
 from holdfast.sim.reuse import Reuse, reuse
+from holdfast.sim.shipped import SHIPPED, find_trace
 from holdfast.sim.statistics import statistics
 from holdfast.sim.trace import Trace
 
@@ -32,16 +31,6 @@ OF_MAX = {"tenth": 0.1, "half": 0.5, "most": 0.95}
 
 Result = TypeVar("Result")
 
-SHORT = {
-    "agentic_claudecode_dev": "claudecode",
-    "azure_llm_2023_code": "azure_code",
-    "azure_llm_2023_conv": "azure_conv",
-    "lmcache_agent_taubench": "lmcache",
-    "mooncake_conversation_trace": "conversation",
-    "mooncake_synthetic_trace": "synthetic",
-    "taubench_gpt4o_airline_blk256B": "airline",
-}
-
 # Block hits of leaf-first LRU at SHARES of the different blocks, by an independent survey of
 # September 2026 that its authors computed from the raw files.
 SURVEY = {
@@ -55,25 +44,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "traces",
         nargs="*",
-        type=Path,
         metavar="TRACE",
-        help="trace files of any known format (default: those in ./traces)",
+        help="files of any known format, or names of shipped traces (default: all of those)",
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures; - is standard output")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure; 0 if every goal was met, else 1."""
-    paths = args.traces or sorted(Path("traces").glob("*.gz"))
-    if not paths:
-        raise ConfigError("no ./traces folder here; name trace files, or change to the repository")
+    names = {file: name for name, file in SHIPPED.items()}
+    paths = [find_trace(text) for text in args.traces or SHIPPED]
     console = report.console(args.json)
     rows: list[Row] = []
     with console.status("") as status:
         for path in paths:
             status.update(path.name)
             trace = load(path)
-            rows += _rows(trace, SHORT.get(trace.name, trace.name))
+            rows += _rows(trace, names.get(path.name, trace.name))
     found = Report("bench traces", rows)
     console.print(report.table(found, also=("published",)))
     if args.json:
