@@ -10,7 +10,15 @@ class CostMachine(EvictionMachine):
         return CostAware()
 
 
+class WeighedMachine(EvictionMachine):
+    def make(self):
+        policy = CostAware()
+        policy.weigh_by(lambda row: 4.0 ** (row % 3))
+        return policy
+
+
 TestCostMachine = CostMachine.TestCase
+TestWeighedMachine = WeighedMachine.TestCase
 
 
 class TestCostContract(EvictionContract):
@@ -113,3 +121,13 @@ def test_a_shared_prefix_is_kept_for_the_session_that_returns():
     policy.expect([0, 2], NEVER)
     policy.remove(1)
     assert take(policy, 3, 10.0) == [2, 3, 0]
+
+
+def test_what_is_worth_more_stays_longer():
+    policy = CostAware()
+    policy.weigh_by({0: 8.0, 1: 1.0}.__getitem__)
+    chain(policy, [0], 0.0)
+    chain(policy, [1], 70.0)
+    assert take(policy, 1, 76.0) == [0], "76 s at 8 are more than 6 s at 1"
+    chain(policy, [0], 80.0)
+    assert take(policy, 1, 120.0) == [1], "40 s at 8 are less than 50 s at 1"

@@ -7,8 +7,8 @@ runs backwards. Not thread-safe: the store calls it under its lock. The promises
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 NEVER = float("inf")
 """When a block is expected whose session has closed."""
@@ -59,4 +59,13 @@ class Eviction(Protocol):
         The caller removes those it takes, as it takes them, and inserts and touches nothing before
         it is done; those that it leaves keep their place.
         """
+        ...
+
+
+@runtime_checkable
+class Weighing(Protocol):
+    """What a policy also offers that minds what blocks are worth, not only when they are used."""
+
+    def weigh_by(self, worth: Callable[[int], float]) -> None:
+        """From now on ask `worth(row)`: recompute seconds saved a byte, against a usual 1."""
         ...

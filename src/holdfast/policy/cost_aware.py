@@ -1,15 +1,19 @@
 """Cost-aware: evict the leaf whose next use is expected furthest away, weighed by what it saves.
 
-The value of a block is recompute time saved x chance of reuse / bytes. The first and the last are
-`worth`; the chance is told by when the block is needed next. Where a hint says when (a tool call
-that takes a minute, a closed session), that is what counts, as in Belady, "A study of replacement
-algorithms for a virtual-storage computer" (1966), with the session's word for the oracle. Where
-none does, a block is expected back after as long as it has lain unused already: what is known of a
-lifetime without scale (Lindy's law). So without hints this is leaf-first LRU, exactly; a hint that
-proves wrong ages like a use at the moment it named; and hinted and plain chains share one order.
+The value of a block is recompute time saved x chance of reuse / bytes. The first over the last is
+its `worth`, which differs between models that share a store; the chance is told by when the block
+is needed next. Where a hint says when (a tool call that takes a minute, a closed session), that is
+what counts, as in Belady, "A study of replacement algorithms for a virtual-storage computer"
+(1966), with the session's word for the oracle. Where none does, a block is expected back after as
+long as it has lain unused already: what is known of a lifetime without scale (Lindy's law). So
+without hints, and for one model, this is leaf-first LRU exactly; a hint that proves wrong ages like
+a use at the moment it named; and hinted and plain chains share one order.
+
+A closed session gives up what only it used: what several chains here build upon, or what was used
+long before it was expected, stays until it is old.
 
 Do not use it with hints from a client that gains by lying: who always says "in a second" keeps
-everything. Do not weigh blocks (`worth`) where hit rate is the goal rather than time saved.
+everything.
 """
 
 from __future__ import annotations
@@ -17,15 +21,42 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from holdfast.policy.base import NEVER
 from holdfast.policy.tree import Tree
 
 _UNHINTED = -math.inf
 _SPARE = 64
+"""Pushes that are always allowed before heaps are tidied."""
+
 _EARLY = 0.5
-"""Stale entries that are always allowed in a heap."""
+"""A use before this share of the time until it was expected is another session's."""
+
+_STEPS = 2
+"""Shelves for every doubling of worth."""
+
+_WORTH_MIN, _WORTH_MAX = 1e-6, 1e6
+
+
+class _Shelf:
+    """Leaves of about one worth, by when they are needed: from the earliest, and from the latest.
+
+    Entries may be stale; only the top ones are made true.
+    """
+
+    def __init__(self, worth: float) -> None:
+        self.worth = worth
+        self.past: list[tuple[float, int]] = []
+        self.future: list[tuple[float, int]] = []
+
+    def furthest(self, now_s: float) -> tuple[float, list[tuple[float, int]] | None]:
+        """Return how far off the furthest leaf is, for its worth, and the heap it is on top of."""
+        ahead = -self.future[0][0] - now_s if self.future else -1.0
+        behind = abs(now_s - self.past[0][0]) if self.past else -1.0
+        if ahead > behind:
+            return ahead / self.worth, self.future
+        return behind / self.worth, self.past or None
 
 
 class CostAware:
@@ -42,8 +73,9 @@ class CostAware:
         self._shared = bytearray()
         self._now_s = -math.inf
         self._in_front = -1
-        self._past: list[tuple[float, int]] = []
-        self._future: list[tuple[float, int]] = []
+        self._worth: Callable[[int], float] | None = None
+        self._shelves: dict[int, _Shelf] = {}
+        self._pushed = 0
 
     def insert(self, row: int, parent: int, name: Hashable, now_s: float) -> None:
         """Add a row, just used and expected at no time known."""
@@ -101,28 +133,34 @@ class CostAware:
         if row < len(self._shared):
             self._shared[row] = 0
 
+    def weigh_by(self, worth: Callable[[int], float]) -> None:
+        """Ask this what a row is worth when it is lined up; steps of 1.4 are told apart."""
+        self._worth = worth
+
     def victims(self, now_s: float) -> Iterator[int]:
-        """Yield leaves, the one whose expected use is furthest away first."""
+        """Yield leaves, the one whose expected use is furthest away for its worth first."""
         self._now_s = now_s = max(now_s, self._now_s)
-        tree, past, future = self._tree, self._past, self._future
+        here, shelves = self._tree.here, self._shelves
         yielded: set[int] = set()
         try:
             while True:
-                self._settle(past, yielded, 1.0)
-                self._settle(future, yielded, -1.0)
-                if future and (not past or -future[0][0] - now_s > abs(now_s - past[0][0])):
-                    row = heapq.heappop(future)[1]
-                elif past:
-                    row = heapq.heappop(past)[1]
-                else:
+                far, heap = -1.0, None
+                for shelf in shelves.values():
+                    self._settle(shelf.past, yielded, 1.0)
+                    self._settle(shelf.future, yielded, -1.0)
+                    distance, furthest = shelf.furthest(now_s)
+                    if distance > far:
+                        far, heap = distance, furthest
+                if heap is None:
                     return
+                row = heapq.heappop(heap)[1]
                 yielded.add(row)
                 yield row
-                if not tree.here[row]:
+                if not here[row]:
                     yielded.discard(row)
         finally:
             for row in yielded:
-                if tree.is_leaf(row):
+                if self._tree.is_leaf(row):
                     self._push(row)
 
     def _note_use(self, row: int, stamp: float) -> None:
@@ -143,17 +181,29 @@ class CostAware:
         return self._used[row] if hint == _UNHINTED else hint
 
     def _push(self, row: int) -> None:
-        when = self._when(row)
-        heapq.heappush(self._past, (when, row))
+        when, shelf = self._when(row), self._shelf(row)
+        self._pushed += 1
+        heapq.heappush(shelf.past, (when, row))
         if when > self._now_s:
-            heapq.heappush(self._future, (-when, row))
+            heapq.heappush(shelf.future, (-when, row))
+
+    def _shelf(self, row: int) -> _Shelf:
+        step = 0
+        if self._worth is not None:
+            step = round(_STEPS * math.log2(min(max(self._worth(row), _WORTH_MIN), _WORTH_MAX)))
+        shelf = self._shelves.get(step)
+        if shelf is None:
+            shelf = self._shelves[step] = _Shelf(2.0 ** (step / _STEPS))
+        return shelf
 
     def _line_up(self, row: int) -> None:
         """Push a leaf; drop what is stale if that has become more than the leaves can be."""
         self._push(row)
-        if len(self._past) + len(self._future) > 4 * self._tree.rows + _SPARE:
-            rows = {row for _, row in self._past if self._tree.is_leaf(row)}
-            self._past, self._future = [], []
+        if self._pushed > 2 * self._tree.rows + _SPARE:
+            self._pushed = 0
+            pasts = [shelf.past for shelf in self._shelves.values()]
+            rows = {each for past in pasts for _, each in past if self._tree.is_leaf(each)}
+            self._shelves.clear()
             for each in rows:
                 self._push(each)
 

@@ -12,7 +12,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ConfigError
 from holdfast.limits import LEASE_S
 from holdfast.plan.planner import BestCut, Planner
-from holdfast.policy.base import Eviction
+from holdfast.policy.base import Eviction, Weighing
 from holdfast.policy.cost_aware import CostAware
 from holdfast.store.audit import AuditLog
 from holdfast.store.judgement import Judgement
@@ -22,6 +22,7 @@ from holdfast.store.recover import Recovery
 from holdfast.store.rewrite import rewrite_lost
 from holdfast.store.states import States, Ticket
 from holdfast.store.wishes import Wishes
+from holdfast.store.worth import Worth
 from holdfast.tiers.base import NOWHERE, Place, Shared, Tier
 from holdfast.tiers.host import Arena, Budget, HostTier, PrivateArena
 
@@ -55,6 +56,9 @@ class Core:
         hosts = {domain_id(key): HostTier(self._budget) for key in domains.values()}
         self.states = States(hosts, list(lower), eviction or CostAware(), self.clock)
         self.judgement = Judgement(self.states.tier_names(), self.clock)
+        self._worth = Worth(self.states.index, self.judgement)
+        if isinstance(self.states.eviction, Weighing):
+            self.states.eviction.weigh_by(self._worth)
         self.ladder = Ladder(self.states, self.judgement)
         self.shares = any(isinstance(tier, Shared) for tier in lower)
         self.recovery = Recovery(self.states, self.clock)
@@ -127,8 +131,9 @@ class Core:
             self._resting.append((until, ticket))
 
     def keep_house(self) -> None:
-        """End what is over: leases past their time, slots that rested, places that are lost."""
+        """End what is over: leases, rests, lost places; take in what engines told."""
         now = self.clock.now()
+        self._worth.learn()
         with self.states.lock:
             self.states.expire(now)
             over = [ticket for until, ticket in self._resting if until <= now]

@@ -143,6 +143,17 @@ class Judgement:
                 return None, DELIVERY_DEFAULT
             return learnt.prefill.cost, learnt.delivery.estimate()
 
+    def token_s(self, fingerprint: str) -> float | None:
+        """Return what computing a token of a fingerprint takes its engines; None if none told."""
+        with self._lock:
+            costs = [
+                learnt.prefill.cost
+                for engine, learnt in self._engines.items()
+                if engine.fingerprint == fingerprint
+            ]
+        told = [cost.b for cost in costs if cost is not None and cost.b > 0]
+        return sum(told) / len(told) if told else None
+
     def computed(self, engine: Engine, steps: Sequence[Step]) -> None:
         """Learn from an engine's steps."""
         with self._lock:
