@@ -1,5 +1,7 @@
 """Sealed domains: sealed when it leaves the host, opened on the way back, nothing else believed."""
 
+import time
+
 import pytest
 
 from holdfast.blocks.envelope import SEAL_AES_GCM, SEAL_NONE, read_header, stamp
@@ -50,9 +52,16 @@ class House:
             if place >= 0:
                 payload(arena[place:], self.nbytes)[:] = payload_of(key, self.nbytes)
         saved = self.store.commit(reserved.ticket)
-        while self.store.states.unwritten():
-            pass
+        self.settle()
         return saved
+
+    def settle(self):
+        """Wait until everything is written below."""
+        while True:
+            with self.store.states.lock:
+                if not self.store.states.unwritten():
+                    return
+            time.sleep(0.001)
 
     def leave(self, name="acme"):
         """Leave copies below the host only."""
@@ -169,11 +178,11 @@ def test_damage_in_the_host_is_not_sealed(house):
     view = one.store.arena(one.world().domain).view
     places = [place for place in one.store.states.index.places[0] if place >= 0]
     view[places[0] + 700] ^= 1
-    for key in one.chain():
-        one.store.states.line_up(key)
+    with one.store.states.lock:
+        for key in one.chain():
+            one.store.states.line_up(one.store.states.index.find(key))
     one.store.ladder.wake()
-    while one.store.states.unwritten():
-        pass
+    one.settle()
     assert len(below(one.tier)) == 5
 
 
