@@ -73,6 +73,14 @@ def test_mooncake_with_sessions_and_full_blocks_only(read) -> None:
     assert chains(trace) == [[0, 1], [], [0, 1, 2]]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "ids", "size"), [(64, 1, 64), (1024, 2, 512), (1025, 3, 512), (100, 12, 8)]
+)
+def test_the_block_size_is_found_from_a_single_length(read, tokens, ids, size) -> None:
+    row = {"timestamp": 0, "input_length": tokens, "hash_ids": list(range(ids))}
+    assert read(jsonl([row])).block_tokens == size
+
+
 def test_bailian(read) -> None:
     def row(chat: int, parent: int, at: float, ids: list[int]) -> dict:
         length = 16 * len(ids) - 3

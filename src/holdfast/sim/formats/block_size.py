@@ -20,17 +20,22 @@ SLACK = 0.1
 
 
 def found(rows: Rows) -> int:
-    """The size that fits all requests; an error names the first line that doesn't fit."""
+    """The size that fits all requests, the smallest of several; an error names a misfit.
+
+    Lengths may be estimates that were rounded up; a size that fits without that is preferred.
+    """
     counts, tokens = _lengths(rows)
-    best: int = max(CANDIDATES, key=lambda size: (_share(_fit(counts, tokens, size)), -size))
-    fits = _fit(counts, tokens, best)
-    if _share(fits) < MOST:
+    rounded = np.maximum(tokens - 1, 0)
+    fits = {size: _fit(counts, tokens, size) for size in CANDIDATES}
+    loose = {size: fits[size] | _fit(counts, rounded, size) for size in CANDIDATES}
+    best: int = max(CANDIDATES, key=lambda size: (_share(loose[size]), _share(fits[size]), -size))
+    if _share(loose[best]) < MOST:
         raise rows.source.fault(
             rows.lines[0],
             f"{counts[0]} ids for {tokens[0]} tokens: no size from {CANDIDATES[0]} to "
             f"{CANDIDATES[-1]} tokens a block fits most lines; say the block size",
         )
-    _refuse_misfit(rows, fits, best)
+    _refuse_misfit(rows, loose[best], best)
     return best
 
 
@@ -50,8 +55,7 @@ def _lengths(rows: Rows) -> tuple[Longs, Longs]:
 def _fit(counts: Longs, tokens: Longs, size: int) -> Bools:
     """Which requests fit this size, under the better of the two ways to list blocks."""
     partial: Bools = counts == -(-tokens // size)
-    rounded = np.maximum(tokens - 1, 0)  # an estimate may have been rounded up
-    full: Bools = (counts == tokens // size) | (counts == rounded // size)
+    full: Bools = counts == tokens // size
     return partial if _share(partial) >= _share(full) else full
 
 
