@@ -9,7 +9,7 @@ from holdfast.testing.campaign import CAMPAIGNS
 
 pytest.importorskip("rich")
 
-SLICES = {"crash": 500}
+SLICES = {"crash": 500, "chaos": 9}
 
 
 @pytest.mark.timeout(0)

@@ -101,5 +101,8 @@ class Campaign(NamedTuple):
     unit: str
 
 
-CAMPAIGNS = (Campaign("crash", "kill -9 at every failpoint and at random", 10_000, "kills"),)
+CAMPAIGNS = (
+    Campaign("crash", "kill -9 at every failpoint and at random", 10_000, "kills"),
+    Campaign("chaos", "targets of a pool killed, stopped, slow, mute, cut, drained", 900, "faults"),
+)
 """Every campaign, in the order they run; `holdfast.testing.NAME` holds each."""

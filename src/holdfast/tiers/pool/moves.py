@@ -6,10 +6,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 
-from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.clock import Clock
 from holdfast.limits import MIB
 from holdfast.tiers.base import Place
+from holdfast.tiers.pool.part import segment_of
 from holdfast.tiers.pool.placement import Placement
 
 MOVED_BYTES_PER_S = 64 * MIB
@@ -75,6 +75,4 @@ class Losses:
         self._down = set(down)
         if not gone:
             return None
-        return lambda place: any(
-            member.id in gone for member in before.rank(place.to_bytes(SEGMENT_BYTES, "little"))[:1]
-        )
+        return lambda place: any(member.id in gone for member in before.rank(segment_of(place))[:1])

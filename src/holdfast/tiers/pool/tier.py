@@ -13,18 +13,18 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from holdfast.blocks.envelope import read_header
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.world import World
 from holdfast.buffers import aligned_buffer
 from holdfast.clock import Clock, SystemClock
-from holdfast.errors import FormatError, Outcome
+from holdfast.errors import Outcome
 from holdfast.limits import MIB, SEGMENT_BLOCKS
 from holdfast.tiers.base import Get, Place, Put, Reserved, Survivor, Usage, segment_place
 from holdfast.tiers.pool.health import HealthOptions, PoolHealth
@@ -34,6 +34,7 @@ from holdfast.tiers.pool.lookup import Lookup
 from holdfast.tiers.pool.members import Member
 from holdfast.tiers.pool.membership import Membership, MembershipOptions, MembershipSource
 from holdfast.tiers.pool.moves import Losses, Strays
+from holdfast.tiers.pool.part import Part, names_of, parts_of, place_of, segment_of
 from holdfast.tiers.pool.reach import Far, Reach
 from holdfast.tiers.pool.trial import Trials
 
@@ -56,13 +57,6 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 16
     membership: MembershipOptions = MembershipOptions()
     health: HealthOptions = HealthOptions()
-
-
-class _Part(NamedTuple):
-    """The part of a batch that goes to one segment: indices into the batch."""
-
-    segment: bytes
-    indices: list[int]
 
 
 class PoolTier:
@@ -105,14 +99,14 @@ class PoolTier:
     def write(self, batch: Sequence[Put]) -> list[Outcome]:
         """Send each record to whom its segment belongs; OK once one copy is stored."""
         outcomes = [Outcome.GONE] * len(batch)
-        parts = list(self._parts([_place_of(put.record) for put in batch]))
+        parts = parts_of([place_of(put.record) for put in batch], self.options.deadline_s)
         self._each(parts, lambda part: self._write(part, batch, outcomes))
         return outcomes
 
     def read(self, batch: Sequence[Get]) -> list[Outcome]:
         """Receive records straight into their buffers, segment by segment, abreast."""
         outcomes = [Outcome.GONE if self._closed else Outcome.MISS] * len(batch)
-        parts = list(self._parts([get.place for get in batch]))
+        parts = parts_of([get.place for get in batch], self.options.deadline_s)
         self._each(parts, lambda part: self._read(part, batch, outcomes))
         return outcomes
 
@@ -126,18 +120,18 @@ class PoolTier:
     def held(self, world: World, keys: Sequence[bytes], start: int) -> int:
         """Ask the members about blocks `start` on; return how many are held in a row."""
         found = bytearray(len(keys))
-        parts = []
+        parts, until = [], time.monotonic() + self.options.ask_s
         for head in range(start - start % SEGMENT_BLOCKS, len(keys), SEGMENT_BLOCKS):
             place = segment_place(keys[head][:SEGMENT_BYTES])
             stop = min(head + SEGMENT_BLOCKS, len(keys))
-            parts.append(_Part(_id(place), list(range(max(head, start), stop))))
+            parts.append(Part(segment_of(place), list(range(max(head, start), stop)), until))
         self._each(parts, lambda part: self._ask(part, world, keys, found))
         missing = found.find(0, start)
         return (missing if missing >= 0 else len(keys)) - start
 
     def condemn(self, batch: Sequence[Get]) -> None:
         """Have everybody who may have served a record delete it."""
-        parts = list(self._parts([get.place for get in batch]))
+        parts = parts_of([get.place for get in batch], self.options.ask_s)
         self._each(parts, lambda part: self._condemn(part, batch))
 
     def strayed(self, keys: Sequence[bytes], record_bytes: int) -> set[bytes]:
@@ -204,14 +198,7 @@ class PoolTier:
         )
         return [] if told is None else list(told[0].get("tiers", []))
 
-    def _parts(self, places: Sequence[Place]) -> Iterator[_Part]:
-        groups: dict[Place, list[int]] = {}
-        for index, place in enumerate(places):
-            groups.setdefault(place, []).append(index)
-        for place, indices in groups.items():
-            yield _Part(_id(place), indices)
-
-    def _each(self, parts: Sequence[_Part], act: Callable[[_Part], None]) -> None:
+    def _each(self, parts: Sequence[Part], act: Callable[[Part], None]) -> None:
         """Act on every part, abreast; calls are bounded by their own deadlines."""
         if self._closed or len(parts) == 1:
             for part in parts if not self._closed else ():
@@ -220,7 +207,7 @@ class PoolTier:
         for done in [self._threads.submit(act, part) for part in parts]:
             done.result()
 
-    def _write(self, part: _Part, batch: Sequence[Put], outcomes: list[Outcome]) -> None:
+    def _write(self, part: Part, batch: Sequence[Put], outcomes: list[Outcome]) -> None:
         records = [batch[index].record for index in part.indices]
         copies = HOT_COPIES if self.hot.is_hot(part.segment) else 1
         route = self.lookup.route(part.segment, copies)
@@ -228,15 +215,12 @@ class PoolTier:
             held = self._known(member, records, route.digest)
             new = [record for record, there in zip(records, held, strict=True) if not there]
             call = self.reach.begin(member, sum(map(len, new)), route.digest) if new else None
-            stored = iter(self.reach.tell(call, self._putting(new)) or ())
+            stored = iter(self.reach.tell(call, _putting(new, part)) or ())
             for index, there in zip(part.indices, held, strict=True):
                 outcome = Outcome.OK if there else next(stored, Outcome.GONE)
                 if outcomes[index] is not Outcome.OK:
                     outcomes[index] = outcome
                 self._count(1, len(batch[index].record) * (outcome is Outcome.OK and not there))
-
-    def _putting(self, records: Sequence[memoryview]) -> Callable[[Far], list[Outcome]]:
-        return lambda far: far.put(records, self.options.deadline_s)
 
     def _known(self, member: Member, records: Sequence[memoryview], digest: int) -> bytes:
         """Ask which of many records a member has: whoever computed the same wrote them before us.
@@ -246,30 +230,26 @@ class PoolTier:
         unknown = bytes(len(records))
         if sum(map(len, records)) < ASKED_BYTES:
             return unknown
-        try:
-            headers = [read_header(record)[0] for record in records]
-        except FormatError:
+        world, keys = names_of(records)
+        if world is None:
             return unknown
-        worlds = {World(h.fingerprint, h.domain, h.payload_bytes, h.tokens) for h in headers}
-        if len(worlds) > 1:
-            return unknown
-        world, keys = worlds.pop(), [header.key for header in headers]
         call = self.reach.begin(member, 0, digest)
         held = self.reach.tell(call, lambda far: far.exist(world, keys, self.options.ask_s))
         return held.held if held else unknown
 
-    def _read(self, part: _Part, batch: Sequence[Get], outcomes: list[Outcome]) -> None:
+    def _read(self, part: Part, batch: Sequence[Get], outcomes: list[Outcome]) -> None:
         """Ask one member after the other for what is still missing of a segment."""
         copies = HOT_COPIES if self.hot.hit(part.segment) else 1
         route = self.lookup.route(part.segment, copies)
         left = list(part.indices)
         members = self._order(route.read, len(route.write))
         if copies > 1 and len(members) > 1:
-            left = self._race(members, left, batch, outcomes, route.digest)
+            left = self._race(members, part, batch, outcomes, route.digest)
         for member in members:
-            if left:
+            if left and part.left_s:
                 before = left
-                left = self._receive(member, left, batch, outcomes, route.digest)
+                rest = part._replace(indices=left)
+                left = self._receive(member, rest, batch, outcomes, route.digest)
                 if member not in route.write:
                     came = before[: len(before) - len(left)]
                     self.strays.found([batch[index].key for index in came])
@@ -286,19 +266,20 @@ class PoolTier:
     def _receive(
         self,
         member: Member,
-        left: list[int],
+        part: Part,
         batch: Sequence[Get],
         outcomes: list[Outcome],
         digest: int,
     ) -> list[int]:
-        """Receive the leading run of what is left from one member; return what is left then."""
+        """Receive the leading run of a part from one member; return what is left then."""
+        left = part.indices
         world = batch[left[0]].world
         wanted = [batch[index] for index in left]
         if world is None:
             return left
         keys, into = [get.key for get in wanted], [get.into for get in wanted]
         call = self.reach.begin(member, sum(map(len, into)), digest)
-        got = self.reach.tell(call, lambda far: far.get(world, keys, into, self.options.deadline_s))
+        got = self.reach.tell(call, lambda far: far.get(world, keys, into, part.left_s))
         if got is None or got.outcome in (Outcome.GONE, Outcome.LATE):
             failed = Outcome.GONE if got is None else got.outcome
             for index in left[got.blocks if got else 0 :]:
@@ -314,7 +295,7 @@ class PoolTier:
     def _race(
         self,
         members: Sequence[Member],
-        left: list[int],
+        part: Part,
         batch: Sequence[Get],
         outcomes: list[Outcome],
         digest: int,
@@ -323,12 +304,13 @@ class PoolTier:
 
         Each reads into memory of its own, so that the loser has nothing of the caller's.
         """
+        left = part.indices
         self.hedging.request()
-        first = self._racers.submit(self._scratch, members[0], left, batch, digest)
+        first = self._racers.submit(self._scratch, members[0], part, batch, digest)
         late_s = self.health.hedge_after_s()
         racing = [first]
         if late_s is not None and not wait([first], late_s).done and self.hedging.take():
-            racing.append(self._racers.submit(self._scratch, members[1], left, batch, digest))
+            racing.append(self._racers.submit(self._scratch, members[1], part, batch, digest))
         for done in as_completed(racing):
             landed = done.result()
             if landed:
@@ -339,8 +321,9 @@ class PoolTier:
         return left
 
     def _scratch(
-        self, member: Member, left: Sequence[int], batch: Sequence[Get], digest: int
+        self, member: Member, part: Part, batch: Sequence[Get], digest: int
     ) -> list[memoryview]:
+        left = part.indices
         size = len(batch[left[0]].into)
         memory = aligned_buffer(size * len(left))
         own = [
@@ -348,43 +331,37 @@ class PoolTier:
             for at, index in enumerate(left)
         ]
         outcomes = [Outcome.MISS] * len(own)
-        missing = self._receive(member, list(range(len(own))), own, outcomes, digest)
+        whole = part._replace(indices=list(range(len(own))))
+        missing = self._receive(member, whole, own, outcomes, digest)
         return [get.into for get in own[: len(own) - len(missing)]]
 
-    def _ask(self, part: _Part, world: World, keys: Sequence[bytes], found: bytearray) -> None:
+    def _ask(self, part: Part, world: World, keys: Sequence[bytes], found: bytearray) -> None:
         wanted = [keys[index] for index in part.indices]
         route = self.lookup.route(part.segment)
         for member in route.read:
             call = self.reach.begin(member, 0, route.digest)
-            held = self.reach.tell(call, lambda far: far.exist(world, wanted, self.options.ask_s))
+            held = self.reach.tell(call, lambda far: far.exist(world, wanted, part.left_s))
             for index, there in zip(part.indices, held.held if held else (), strict=False):
                 found[index] |= there
             if held and all(held.held):
                 return
 
-    def _condemn(self, part: _Part, batch: Sequence[Get]) -> None:
+    def _condemn(self, part: Part, batch: Sequence[Get]) -> None:
         world, keys = batch[part.indices[0]].world, [batch[index].key for index in part.indices]
         if world is None:
             return
         route = self.lookup.route(part.segment, HOT_COPIES)
         for member in route.read:
             call = self.reach.begin(member, 0, route.digest)
-            self.reach.tell(call, lambda far: far.delete(world, keys, self.options.ask_s))
+            self.reach.tell(call, lambda far: far.delete(world, keys, part.left_s))
 
     def _count(self, which: int, number: int) -> None:
         with self._lock:
             self._usage[which] += number
 
 
-def _id(place: Place) -> bytes:
-    return place.to_bytes(SEGMENT_BYTES, "little")
-
-
-def _place_of(record: memoryview) -> Place:
-    try:
-        return segment_place(read_header(record)[0].segment)
-    except FormatError:
-        return Place(0)
+def _putting(records: Sequence[memoryview], part: Part) -> Callable[[Far], list[Outcome]]:
+    return lambda far: far.put(records, part.left_s)
 
 
 def _kept(outcome: Outcome) -> Outcome:

@@ -1,0 +1,230 @@
+"""A pool for the chaos campaign: target processes, a proxy before each, and users that check."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import yaml
+
+from holdfast.errors import HoldfastError, Outcome
+from holdfast.limits import MIB
+from holdfast.testing.campaign import Tally
+from holdfast.testing.chained import Chained
+from holdfast.testing.chaos_proxy import ChaosProxy, Mood
+from holdfast.tiers.pool.breaker import BreakerOptions
+from holdfast.tiers.pool.health import HealthOptions
+from holdfast.tiers.pool.members import Member, State
+from holdfast.tiers.pool.membership import MembershipOptions
+from holdfast.tiers.pool.tier import PoolOptions, PoolTier
+from holdfast.wire.target import Target
+
+PAYLOAD_BYTES = 60_000
+CHAIN_BLOCKS = 6
+DEADLINE_S = 0.5
+ASK_S = 0.25
+SLACK_S = 1.0
+"""What a call may be late by on a machine that does other things too."""
+
+USERS = 3
+KEPT = 60
+_READY_S = 60.0
+_OPTIONS = PoolOptions(
+    deadline_s=DEADLINE_S,
+    ask_s=ASK_S,
+    membership=MembershipOptions(dead_after_s=1.5, overlap_s=20.0, ramp_s=2.0, fleeting_s=0.5),
+    health=HealthOptions(breaker=BreakerOptions(pause_s=0.25, pause_max_s=1.0), ejection_s=2.0),
+)
+
+
+class ChaosTarget:
+    """`holdfast serve` with memory only, behind a proxy."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+        self._file, self._log = folder / "target.yaml", folder / "target.log"
+        tiers = [{"kind": "host", "capacity": 64 * MIB}]
+        listen = f"tcp://127.0.0.1:{self._port}"
+        self._file.write_text(yaml.safe_dump({"listen": listen, "tiers": tiers}))
+        self.proxy = ChaosProxy(self._port)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe = os.pipe()
+        """It ends when the second end closes: with us, whatever becomes of us."""
+
+    def start(self) -> None:
+        """Start it; `wait` until it serves."""
+        argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(self._file)]
+        theirs = self._pipe[0]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*argv, "--with-parent", str(theirs)],
+                pass_fds=[theirs],
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
+
+    def wait(self) -> None:
+        """Wait until it takes connections."""
+        end = time.monotonic() + _READY_S
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self._port), 1.0).close()
+                return
+            time.sleep(0.05)
+        raise HoldfastError(f"a target did not start within {_READY_S:.0f} s; see {self._log}")
+
+    def send(self, number: signal.Signals) -> None:
+        """Send its process a signal; after SIGKILL, wait for its end."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            if number is signal.SIGKILL:
+                self._process.wait()
+
+    def close(self) -> None:
+        """End it."""
+        self.proxy.close()
+        self.send(signal.SIGCONT)
+        self.send(signal.SIGKILL)
+        for end in self._pipe:
+            os.close(end)
+
+
+class ChaosPool:
+    """Targets by name, and the pool tier of one host in this process."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.targets = {f"t{number}": ChaosTarget(folder / f"t{number}") for number in range(count)}
+        for target in self.targets.values():
+            target.start()
+        for target in self.targets.values():
+            target.wait()
+        self._tell: Callable[[Sequence[Member]], None] = lambda _: None
+        self.tier = PoolTier(self, lambda member: Target(member.address), _OPTIONS)
+        self.list_all()
+
+    def watch(self, told: Callable[[Sequence[Member]], None]) -> None:
+        """Be the pool's membership source."""
+        self._tell = told
+
+    def trouble(self) -> str:
+        """Nothing is wrong with the list."""
+        return ""
+
+    def list_all(self, draining: str = "", without: str = "") -> None:
+        """Announce the members."""
+        self._tell(
+            [
+                Member(
+                    id=name,
+                    address=target.proxy.address,
+                    state=State.DRAINING if name == draining else State.SERVING,
+                )
+                for name, target in self.targets.items()
+                if name != without
+            ]
+        )
+
+    def mood(self, names: Sequence[str], mood: Mood) -> None:
+        """Let the network before some targets be like that."""
+        for name in names:
+            self.targets[name].proxy.mood = mood
+            if mood == "cut":
+                self.targets[name].proxy.cut()
+
+    def closed(self) -> set[str]:
+        """Return the members that users' requests go to."""
+        return {name for name in self.targets if self.tier.health.trusted(name)}
+
+    def close(self) -> None:
+        """As a source there is nothing to stop."""
+
+    def end(self) -> None:
+        """Close the tier and end the targets."""
+        self.tier.close()
+        for target in self.targets.values():
+            target.close()
+
+
+class Users:
+    """Threads that save new chains and read old ones all the time, every byte checked."""
+
+    def __init__(self, pool: ChaosPool, calls: Tally, blocks: Tally, seed: int) -> None:
+        self._pool = pool
+        self._calls = calls
+        self._blocks = blocks
+        self._kept: list[Chained] = []
+        self._lock = threading.Lock()
+        self._ending = False
+        self._threads = [
+            threading.Thread(target=self._run, args=(random.Random(f"{seed}/{number}"),))  # noqa: S311 - replayed
+            for number in range(USERS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Let each come to the end of its call."""
+        self._ending = True
+        for thread in self._threads:
+            thread.join()
+
+    def share(self, chains: int = 12) -> float:
+        """Save so many new chains, read them; return the share of blocks that came back."""
+        fresh = [Chained(PAYLOAD_BYTES) for _ in range(chains)]
+        for chain in fresh:
+            self._save(chain)
+        return sum(map(self._load, fresh)) / (chains * CHAIN_BLOCKS)
+
+    def _run(self, dice: random.Random) -> None:
+        while not self._ending:
+            if len(self._kept) < USERS or dice.random() < 0.3:  # noqa: PLR2004 - reads prevail
+                chain = Chained(PAYLOAD_BYTES)
+                self._save(chain)
+                with self._lock:
+                    self._kept = [*self._kept[-KEPT:], chain]
+            else:
+                self._load(dice.choice(self._kept))
+            time.sleep(0.005)
+
+    def _save(self, chain: Chained) -> None:
+        puts = chain.puts(range(CHAIN_BLOCKS))
+        self._timed("write", DEADLINE_S, lambda: self._pool.tier.write(puts))
+
+    def _load(self, chain: Chained) -> int:
+        """Ask, read and check; return how many blocks came."""
+        tier, keys = self._pool.tier, chain.keys(CHAIN_BLOCKS)
+        self._timed("held", ASK_S, lambda: tier.held(chain.world, keys, 0))
+        gets = chain.gets(range(CHAIN_BLOCKS))
+        outcomes: list[Outcome] = []
+        self._timed("read", DEADLINE_S, lambda: outcomes.extend(tier.read(gets)))
+        came = outcomes.count(Outcome.OK)
+        try:
+            chain.check(gets, outcomes)
+        except AssertionError:
+            self._blocks.fail(f"a wrong byte in a block of {CHAIN_BLOCKS} that were read")
+        with self._lock:
+            self._blocks.tried += came
+            self._blocks.counts.update(str(outcome) for outcome in outcomes)
+        return came
+
+    def _timed(self, verb: str, most_s: float, call: Callable[[], object]) -> None:
+        begun_s = time.monotonic()
+        call()
+        took_s = time.monotonic() - begun_s
+        with self._lock:
+            self._calls.tried += 1
+            longest = f"{verb}_longest_s"
+            self._calls.figures[longest] = max(self._calls.figures.get(longest, 0.0), took_s)
+            if took_s > most_s + SLACK_S:
+                self._calls.fail(f"a {verb} took {took_s:.2f} s of {most_s:g}")
