@@ -1,16 +1,20 @@
 """The curve is what a store of each capacity, replayed block by block, would have hit."""
 
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.sim.curve import Order, curve
+from holdfast.sim.formats.load import load
+from holdfast.sim.formats.rows import Reading
 from holdfast.sim.reuse import reuse
 from holdfast.sim.trace import Trace
 
 BLOCK = 4
+TRACES = Path(__file__).resolve().parents[2] / "traces"
 
 
 def replayed(trace: Trace, capacity: int, order: Order) -> tuple[int, int]:
@@ -93,3 +97,11 @@ def test_a_day_of_agent_sessions(shipped) -> None:
     sizes = {5_000: 0.1224, 12_500: 0.3293, 25_000: 0.6609, 50_000: 0.8844, 400_000: 0.9617}
     assert {size: round(found.token_hit(size), 4) for size in sizes} == sizes
     assert found.capacity_for(0.95) == 61_058
+
+
+def test_agent_sessions_that_start_within_an_hour_need_more_space() -> None:
+    trace = load(TRACES / "agentic_claudecode_dev.jsonl.gz", Reading(window_s=3_600.0))
+    found = curve(trace)
+    sizes = {5_000: 0.0990, 25_000: 0.3162, 100_000: 0.8105, 400_000: 0.9545}
+    assert {size: round(found.token_hit(size), 4) for size in sizes} == sizes
+    assert found.capacity_for(0.95) == 178_545
