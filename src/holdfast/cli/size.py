@@ -11,12 +11,14 @@ from holdfast.cli.options import add_json_argument
 from holdfast.errors import ConfigError
 from holdfast.rig.report import Report, Row, at_most, check_target, write
 from holdfast.sim.explain import CLAIMS, find_claim
+from holdfast.sim.formats.load import load
 from holdfast.sim.formulas import GB
 from holdfast.sim.model import known_models, load_model
 from holdfast.sim.profile import load_profile
+from holdfast.sim.shipped import find_trace
 from holdfast.sim.size import Answer, Demand, Question, Wish, answer, of_trace, of_users
 from holdfast.sim.size.draw import frontier_svg, hits_svg
-from holdfast.sim.size.need import Need
+from holdfast.sim.size.need import Need, TierNeed
 from holdfast.sim.size.tell import (
     assumptions,
     ladder_text,
@@ -40,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     of.add_argument(
         "--every", type=float, metavar="S", help=f"between a user's requests (default {_EVERY_S:g})"
     )
-    of.add_argument("--trace", metavar="FILE", help="a recorded load in place of users and context")
+    of.add_argument("--trace", metavar="TRACE", help="in their place: a file, or a shipped one")
     of.add_argument(
         "--dtype", default="bf16", help="of the KV state: bf16, fp8, ... (default bf16)"
     )
@@ -120,9 +122,7 @@ def _demand(args: argparse.Namespace) -> Demand:
     if args.trace:
         if of_people:
             raise ConfigError(f"--{of_people[0]}: a trace says this itself; leave one of them out")
-        from holdfast.sim.formats.load import load
-
-        return of_trace(load(args.trace))
+        return of_trace(load(find_trace(args.trace)))
     if args.users is None or args.context is None:
         raise ConfigError("no load: give --users and --context, or --trace FILE")
     new = min(_NEW_TOKENS, args.context) if args.new is None else args.new
@@ -182,7 +182,7 @@ def _table(need: Need, out: TextIO) -> None:
             f"{tier.traffic_bytes_per_s / GB:,.1f}",
             f"{tier.bytes_per_s / GB:,.1f}",
             f"{tier.hit:.1%}",
-            f"{tier.writes_per_day:.2f}",
+            _wear_text(tier),
             f"{tier.watts:,.0f}",
             f"{tier.dollars_per_h:,.2f}",
         )
@@ -192,6 +192,11 @@ def _table(need: Need, out: TextIO) -> None:
     for row in rows:
         cells = (f"{text:<{width}}" for text, width in zip(row, widths, strict=True))
         print("  ".join(cells).rstrip(), file=out)
+
+
+def _wear_text(tier: TierNeed) -> str:
+    rated = tier.rated_writes_per_day
+    return "-" if rated is None else f"{tier.writes_per_day:.2f} of {rated:g}"
 
 
 def _rows(question: Question, found: Answer) -> list[Row]:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 WIDTH, HEIGHT = 720, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 24, 58, 58
 _LETTER_WIDTH = 6.5
-_NOTE_GAP = 24
+_NOTE_GAP = 26
 _TICKS = 6
 _TICKS_LOG_MIN = 3
 
@@ -163,7 +163,7 @@ def _drawn(one: Series, number: int, across: _Scale, up: _Scale) -> list[str]:
     for (a, b), note in zip(pixels, one.notes, strict=True):
         if note and a >= free_from:
             parts.append(_note(a, b, note))
-            free_from = a + _LETTER_WIDTH * len(note) + _NOTE_GAP
+            free_from = a + _NOTE_GAP
     return parts
 
 
@@ -186,10 +186,11 @@ def _path(pixels: Sequence[tuple[float, float]], kind: str) -> str:
 
 
 def _note(a: float, b: float, note: str) -> str:
-    """Write beside a point: to its right, or to its left where the picture ends."""
-    left = a > (_LEFT + WIDTH - _RIGHT) / 2
-    place = f'x="{a - 8:.1f}" text-anchor="end"' if left else f'x="{a + 8:.1f}"'
-    return f'<text {place} y="{b - 8:.1f}">{escape(note)}</text>'
+    """Write beside a point, slanted upwards; level and to its left where the picture ends."""
+    if a + _LETTER_WIDTH * len(note) > WIDTH - _RIGHT:
+        return f'<text x="{a - 8:.1f}" y="{b - 8:.1f}" text-anchor="end">{escape(note)}</text>'
+    place = f"translate({a + 5:.1f} {b - 8:.1f}) rotate(-25)"
+    return f'<text transform="{place}">{escape(note)}</text>'
 
 
 def _figure(value: float) -> str:

@@ -56,6 +56,8 @@ class TierNeed(NamedTuple):
     """Writes on the average."""
     writes_per_day: float
     """Of the bytes bought, how many are written a day: drive writes per day."""
+    rated_writes_per_day: float | None
+    """What the drives are rated for; None for media that do not wear."""
     bound: str
     """What decides the number of units: capacity, bandwidth or wear."""
     hit: float
@@ -243,6 +245,7 @@ def _tier(
         traffic_bytes_per_s=traffic,
         written_bytes_per_s=written,
         writes_per_day=written * SECONDS_PER_DAY / bought,
+        rated_writes_per_day=rated.mid if (rated := medium.drive_writes_per_day) else None,
         bound=bound,
         hit=use.hit,
         dollars_per_h=_dollars_per_h(question, medium, bought, (traffic / demand.peak, written))
