@@ -68,6 +68,7 @@ BAD = [
     (["--model", "qwen3-8b"], "give --users and --context, or --trace"),
     (["--model", "qwen3-8b", "--users", "1"], "give --users and --context"),
     (["--model", "qwen3-8b", "--trace", "x", "--users", "1"], "--users: a trace says this itself"),
+    ([*LOAD, "--rate", "3"], "--rate: for a trace"),
     (["--model", "qwen3-8b", "--users", "0", "--context", "9"], "--users: 0"),
     ([*LOAD, "--gpu", "TPU"], "gpu 'TPU'"),
     ([*LOAD, "--dtype", "fp3"], "dtype 'fp3'"),

@@ -232,6 +232,15 @@ def test_a_load_that_makes_no_sense_is_refused(load, message):
         of_users(*load)
 
 
+def test_a_trace_can_come_at_another_rate(made):
+    trace = made([[1, 2], [1, 2], [1, 3]], [0, 0, 0], [0, 1, 1])
+    assert of_trace(trace).requests_per_s == pytest.approx(1.5)
+    faster = of_trace(trace, 20.0)
+    assert (faster.requests_per_s, faster.peak) == (20.0, of_trace(trace).peak)
+    with pytest.raises(ConfigError, match="--rate: 0"):
+        of_trace(trace, 0.0)
+
+
 def test_a_trace_without_ids_can_not_be_sized(made):
     trace = made([[], []], [0, 0], [0, 1])
     with pytest.raises(ConfigError, match="no block ids"):

@@ -44,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     of.add_argument("--trace", metavar="TRACE", help="in their place: a file, or a shipped one")
     of.add_argument(
+        "--rate", type=float, metavar="R", help="requests a second (default: the trace's own)"
+    )
+    of.add_argument(
         "--dtype", default="bf16", help="of the KV state: bf16, fp8, ... (default bf16)"
     )
     wish = parser.add_argument_group("what is wished for, and what there is")
@@ -122,7 +125,9 @@ def _demand(args: argparse.Namespace) -> Demand:
     if args.trace:
         if of_people:
             raise ConfigError(f"--{of_people[0]}: a trace says this itself; leave one of them out")
-        return of_trace(load(find_trace(args.trace)))
+        return of_trace(load(find_trace(args.trace)), args.rate)
+    if args.rate is not None:
+        raise ConfigError("--rate: for a trace; users come back --every so many seconds")
     if args.users is None or args.context is None:
         raise ConfigError("no load: give --users and --context, or --trace FILE")
     new = min(_NEW_TOKENS, args.context) if args.new is None else args.new

@@ -98,8 +98,13 @@ def of_users(users: int, context: int, new: int, every_s: float) -> Demand:
     )
 
 
-def of_trace(trace: Trace) -> Demand:
-    """Return the load of a trace, with exact hits. Raises ConfigError where it has no reuse ids."""
+def of_trace(trace: Trace, requests_per_s: float | None = None) -> Demand:
+    """Return the load of a trace, with exact hits, at its own rate or at another.
+
+    Raises ConfigError where it has no block ids, or for a rate that makes no sense.
+    """
+    if requests_per_s is not None:
+        _check(0 < requests_per_s < np.inf, "--rate", requests_per_s, "requests a second above 0")
     if not trace.requests or not trace.blocks:
         raise ConfigError(
             f"trace {trace.name}: no block ids, so nothing is known of reuse; use another trace, "
@@ -112,7 +117,7 @@ def of_trace(trace: Trace) -> Demand:
     return Demand(
         about=f"trace {trace.name}: {trace.requests:,} requests in {span_s:,.0f} s, "
         f"{trace.input_tokens.mean():,.0f} tokens on the average",
-        requests_per_s=rate,
+        requests_per_s=requests_per_s or rate,
         peak=max(1.0, float(minutes.max()) / min(_MINUTE_S, span_s) / rate),
         input_tokens=trace.input_tokens,
         request=runs.request,

@@ -7,7 +7,7 @@ each with one of a few capacities. There are some hundreds; each is worked out b
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from typing import NamedTuple
 
 import msgspec
@@ -44,21 +44,88 @@ class Answer(NamedTuple):
 def answer(question: Question) -> Answer:
     """Size a ladder. Raises ConfigError where nothing that can be bought meets the wish."""
     question.check()
-    small = msgspec.structs.replace(question, demand=question.demand.thinned())
-    held = _held(small)
-    candidates = list(_candidates(question))
-    found = _affordable(small, candidates, held)
-    if not found:
-        raise _unreachable(small, held)
-    whole_held = {0.0: question.demand.held(0.0)}
-    best = _first_that_holds(question, found, whole_held)
-    without = need(_with_wish(question, Wish(None, question.wish.share)), (), whole_held)
+    search = _Search(question)
+    best = search.cheapest(question.wish)
+    without = need(search.asking(search.any_time), (), {0.0: question.demand.held(0.0)})
     if best is None or without is None:
-        raise _unreachable(small, held)
-    front = _no_worse([best, *_frontier(question, small, candidates, held)])
-    return Answer(
-        best, without, front, _by_hits(question, small, candidates, held), len(candidates)
-    )
+        raise search.unreachable()
+    front = _no_worse([best, *search.frontier(without.ttft_s[1])])
+    return Answer(best, without, front, search.by_hits(), search.tried)
+
+
+class _Search:
+    """The ladders of a question, worked out for some of its requests, then for all of them."""
+
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        self.any_time = Wish(None, question.wish.share)
+        self._small = msgspec.structs.replace(question, demand=question.demand.thinned())
+        unique = question.demand.unique_tokens
+        self._small_held = {
+            share * unique: self._small.demand.held(share * unique) for share in (0.0, *_FRACTIONS)
+        }
+        self._whole_held: dict[float, Floats] = {}
+        candidates = list(_candidates(question))
+        self.tried = len(candidates)
+        asked = _with_wish(self._small, self.any_time)
+        worked_out = ((need(asked, rungs, self._small_held), rungs) for rungs in candidates)
+        known = [(one, rungs) for one, rungs in worked_out if one is not None]
+        # A wish can only make a ladder dearer, so this is also a bound on what any wish costs.
+        self._ladders = sorted(known, key=lambda pair: pair[0].dollars_per_h)
+
+    def unreachable(self) -> ConfigError:
+        """Return the error that says what can be had instead, and what is in the way."""
+        return _unreachable(self._small, self._small_held)
+
+    def asking(self, wish: Wish) -> Question:
+        """Return the question with another wish."""
+        return _with_wish(self._question, wish)
+
+    def cheapest(self, wish: Wish) -> Need | None:
+        """Return the cheapest ladder that meets a wish; None if there is none."""
+        asked = _with_wish(self._small, wish)
+        found: list[tuple[float, tuple[Rung, ...]]] = []
+        for bound, rungs in self._ladders:
+            if len(found) >= _FINALISTS and bound.dollars_per_h > found[_FINALISTS - 1][0]:
+                break
+            one = need(asked, rungs, self._small_held)
+            if one is not None:
+                found.append((one.dollars_per_h, rungs))
+                found.sort(key=lambda pair: pair[0])
+        whole = (self._whole(wish, rungs) for _, rungs in found[:_FINALISTS])
+        return next((one for one in whole if one is not None), None)
+
+    def frontier(self, slowest_s: float) -> list[Need]:
+        """Return the cheapest ladder for each of several wishes."""
+        quickest_s, _ = reachable(self._small, self._small_held)
+        last_s = max(slowest_s, quickest_s * 1.1)
+        times = np.geomspace(quickest_s * 1.02, last_s, _FRONTIER_POINTS)
+        share = self.any_time.share
+        found = (self.cheapest(Wish(float(ttft_s), share)) for ttft_s in times)
+        return [one for one in found if one is not None]
+
+    def by_hits(self) -> tuple[Need, ...]:
+        """Return the ladders that no other beats in both hits and cost of storage."""
+        kept: list[Need] = []
+        highest = -1.0
+        by_storage = sorted(
+            self._ladders, key=lambda pair: (pair[0].storage_dollars_per_h, -pair[0].hit)
+        )
+        for one, rungs in by_storage:
+            if one.hit > highest + _HIT_STEP:
+                highest = one.hit
+                whole = self._whole(self.any_time, rungs)
+                kept += [] if whole is None else [whole]
+        cheapest = accumulate((one.storage_dollars_per_h for one in reversed(kept)), min)
+        pairs = zip(kept, reversed([*cheapest]), strict=True)
+        return tuple(one for one, least in pairs if one.storage_dollars_per_h <= least)
+
+    def _whole(self, wish: Wish, rungs: tuple[Rung, ...]) -> Need | None:
+        """Work out a ladder with every request counted."""
+        for tokens in (0.0, *(rung.tokens for rung in rungs)):
+            if tokens not in self._whole_held:
+                self._whole_held[tokens] = self._question.demand.held(tokens)
+        return need(self.asking(wish), rungs, self._whole_held)
 
 
 def _candidates(question: Question) -> Iterator[tuple[Rung, ...]]:
@@ -69,88 +136,10 @@ def _candidates(question: Question) -> Iterator[tuple[Rung, ...]]:
         names = [n for n in question.media if question.profile.medium(n).tier in kinds]
         fractions = (1.0,) if kinds == ("object",) else _FRACTIONS
         floors.append([None, *(Rung(n, f * unique) for n in names for f in fractions)])
-    for host in floors[0]:
-        for flash in floors[1]:
-            for store in floors[2]:
-                rungs = tuple(rung for rung in (host, flash, store) if rung is not None)
-                sizes = [rung.tokens for rung in rungs]
-                if all(a < b for a, b in pairwise(sizes)):
-                    yield rungs
-
-
-def _held(question: Question) -> dict[float, Floats]:
-    unique = question.demand.unique_tokens
-    return {f * unique: question.demand.held(f * unique) for f in (0.0, *_FRACTIONS)}
-
-
-def _affordable(
-    question: Question, candidates: list[tuple[Rung, ...]], held: dict[float, Floats]
-) -> list[tuple[Need, tuple[Rung, ...]]]:
-    """Return the candidates that meet the wish, cheapest first."""
-    found = [(needed, r) for r in candidates if (needed := need(question, r, held)) is not None]
-    return sorted(found, key=lambda pair: pair[0].dollars_per_h)
-
-
-def _first_that_holds(
-    question: Question,
-    found: list[tuple[Need, tuple[Rung, ...]]],
-    held: dict[float, Floats],
-) -> Need | None:
-    """Return the first candidate that also meets the wish with every request counted."""
-    for _, rungs in found[:_FINALISTS]:
-        for tokens in (0.0, *(rung.tokens for rung in rungs)):
-            if tokens not in held:
-                held[tokens] = question.demand.held(tokens)
-        needed = need(question, rungs, held)
-        if needed is not None:
-            return needed
-    return None
-
-
-def _frontier(
-    question: Question,
-    small: Question,
-    candidates: list[tuple[Rung, ...]],
-    held: dict[float, Floats],
-) -> tuple[Need, ...]:
-    """Return the cheapest ladder for each of several wishes, without those that are no better."""
-    without = need(_with_wish(small, Wish(None, small.wish.share)), (), held)
-    quickest, _ = reachable(small, held)
-    slowest = without.ttft_s[1] if without is not None else quickest * 100
-    points: list[Need] = []
-    whole_held: dict[float, Floats] = {}
-    for ttft_s in np.geomspace(quickest * 1.02, max(slowest, quickest * 1.1), _FRONTIER_POINTS):
-        wish = Wish(float(ttft_s), question.wish.share)
-        found = _affordable(_with_wish(small, wish), candidates, held)
-        best = _first_that_holds(_with_wish(question, wish), found, whole_held)
-        if best is not None:
-            points.append(best)
-    return _no_worse(points)
-
-
-def _by_hits(
-    question: Question,
-    small: Question,
-    candidates: list[tuple[Rung, ...]],
-    held: dict[float, Floats],
-) -> tuple[Need, ...]:
-    """Return the ladders that no other beats in both hits and cost of storage."""
-    any_time = Wish(None, question.wish.share)
-    found = _affordable(_with_wish(small, any_time), candidates, held)
-    found.sort(key=lambda pair: (pair[0].storage_dollars_per_h, -pair[0].hit))
-    kept: list[Need] = []
-    whole_held: dict[float, Floats] = {}
-    highest = -1.0
-    for one, rungs in found:
-        if one.hit <= highest + _HIT_STEP:
-            continue
-        highest = one.hit
-        whole = _first_that_holds(_with_wish(question, any_time), [(one, rungs)], whole_held)
-        if whole is not None:
-            kept.append(whole)
-    cheapest = accumulate((one.storage_dollars_per_h for one in reversed(kept)), min)
-    pairs = zip(kept, reversed([*cheapest]), strict=True)
-    return tuple(one for one, least in pairs if one.storage_dollars_per_h <= least)
+    for chosen in product(*floors):
+        rungs = tuple(rung for rung in chosen if rung is not None)
+        if all(above.tokens < below.tokens for above, below in pairwise(rungs)):
+            yield rungs
 
 
 def _no_worse(points: list[Need]) -> tuple[Need, ...]:
