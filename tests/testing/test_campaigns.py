@@ -5,11 +5,15 @@ import json
 import pytest
 
 from holdfast.cli import main
-from holdfast.testing.campaign import CAMPAIGNS
+from holdfast.cli.soak import open_target
+from holdfast.errors import Outcome
+from holdfast.store import fetch, sealing
+from holdfast.testing import flips, reopened, torn, workload
+from holdfast.testing.campaign import CAMPAIGNS, Order
 
 pytest.importorskip("rich")
 
-SLICES = {"crash": 500, "chaos": 9}
+SLICES = {"flips": 6_000, "reopened": 10_000, "torn": 3_000, "crash": 500, "chaos": 9}
 
 
 @pytest.mark.timeout(0)
@@ -22,3 +26,19 @@ def test_nothing_is_ever_served_wrong(name, tmp_path, capsys):
     assert [words for row in rows for words in row["failures"]] == []
     assert status == 0, capsys.readouterr().out
     assert sum(row["tried"] for row in rows) >= SLICES[name]
+
+
+def test_a_check_that_lets_everything_through_is_found_out(tmp_path, monkeypatch):
+    for name in ("_named", "verify"):
+        monkeypatch.setattr(sealing, name, lambda *_: Outcome.OK)
+    monkeypatch.setattr(fetch, "verify", lambda *_: Outcome.OK)
+    order = Order(tries=30, seed=1, folder=tmp_path, target=open_target)
+    tallies = list(flips.run(order))
+    assert all(tally.failed for tally in tallies if tally.what != "flips.wire")
+    assert "was served wrong" in tallies[0].failures[0]
+
+
+def test_a_disk_that_trusts_its_footers_is_found_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(workload.pack, "verify", lambda *_: Outcome.OK)
+    order = Order(tries=300, seed=1, folder=tmp_path, target=open_target)
+    assert any(tally.failed for tally in (*reopened.run(order), *torn.run(order)))

@@ -82,11 +82,11 @@ class Order(NamedTuple):
         """Return the dice of one round."""
         return random.Random(f"{self.seed}/{what}/{number}")  # noqa: S311 - rounds must replay
 
-    def share(self, parts: int) -> Order:
-        """Return the order for one of so many equal parts of a campaign."""
+    def share(self, parts: float) -> Order:
+        """Return the order for one of so many parts of a campaign; time is shared, too."""
         now = time.monotonic()
         until = self.until if self.until == float("inf") else now + (self.until - now) / parts
-        return self._replace(tries=max(1, self.tries // parts), until=until)
+        return self._replace(tries=max(1, round(self.tries / parts)), until=until)
 
 
 class Campaign(NamedTuple):
@@ -102,6 +102,9 @@ class Campaign(NamedTuple):
 
 
 CAMPAIGNS = (
+    Campaign("flips", "damage to stored and sent records, on every tier", 800_000, "faults"),
+    Campaign("reopened", "damage to a disk that is opened again", 200_000, "faults"),
+    Campaign("torn", "every subset of sectors that a power cut may leave", 1_000_000, "states"),
     Campaign("crash", "kill -9 at every failpoint and at random", 10_000, "kills"),
     Campaign("chaos", "targets of a pool killed, stopped, slow, mute, cut, drained", 900, "faults"),
 )

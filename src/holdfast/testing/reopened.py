@@ -1,0 +1,126 @@
+"""Damage to every class of bytes of a disk that is opened again: a miss at worst."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import TypeAlias
+
+from holdfast.errors import FormatError
+from holdfast.testing.campaign import Order, Tally
+from holdfast.testing.workload import GEOMETRY, REGION_BYTES, REGIONS, Life, check, live
+from holdfast.tiers.region import SECTOR
+
+LIVES = 4
+STRIKES_MAX = 3
+
+
+Strike: TypeAlias = Callable[[bytearray, int, int, random.Random], None]
+
+# Where each class of bytes begins in its structure, and ends.
+_SUPERBLOCK = {"superblock": (0, 56)}
+_SNAPSHOT = {"snapshot": (0, 200)}
+_REGION = {
+    "region header": (0, 40),
+    "footer entry": (REGION_BYTES - 64 - 4 * 136, REGION_BYTES - 64),
+    "footer trailer": (REGION_BYTES - 64, REGION_BYTES),
+}
+_RECORD = {
+    "record mark": (0, 16),
+    "record identity": (16, 128),
+    "record payload": (128, SECTOR - 16),
+    "record tag": (SECTOR - 16, SECTOR),
+}
+CLASSES = (*_SUPERBLOCK, *_SNAPSHOT, *_REGION, *_RECORD)
+
+
+def run(order: Order) -> Iterator[Tally]:
+    """Strike one to three times, open, read everything."""
+    tally = Tally("reopened", "faults")
+    for number, dice in enumerate(order.rounds(tally)):
+        life = dice.choice(_lives())
+        image = bytearray(life.medium.image)
+        name, (kind, strike) = dice.choice(CLASSES), dice.choice(list(STRIKES.items()))
+        for _ in range(dice.randint(1, STRIKES_MAX)):
+            strike(image, *byte_class(name, dice), dice)
+            tally.tried += 1
+        tally.counts[f"{kind} {name}"] += 1
+        try:
+            found, verified = check(image, life.records)
+            tally.counts["records right"] += verified
+            tally.counts["records detected"] += found - verified
+        except FormatError:
+            # Both superblocks are lost: the file is refused as a whole, and left as it is.
+            tally.counts["files refused"] += 1
+            allowed = name == "superblock" or kind in ("cut", "swap", "copy")
+            tally.expect(allowed, f"round {number}: {kind} of a {name}: the file is refused")
+        except (AssertionError, KeyError) as error:
+            tally.fail(f"round {number}, {kind} of a {name}: {error!r}")
+    yield tally
+
+
+@cache
+def _lives() -> list[Life]:
+    return [live(seed) for seed in range(LIVES)]
+
+
+def byte_class(name: str, dice: random.Random) -> tuple[int, int]:
+    """Return where one structure's bytes of a class begin and end in an image."""
+    region = GEOMETRY.region_at(dice.randrange(REGIONS))
+    for structure, at in (
+        (_SUPERBLOCK, dice.randrange(2) * SECTOR),
+        (_SNAPSHOT, GEOMETRY.snapshot_at(dice.randrange(2))),
+        (_REGION, region),
+        (_RECORD, region + dice.randrange(1, 15) * SECTOR),
+    ):
+        if name in structure:
+            start, end = structure[name]
+            return at + start, at + end
+    raise KeyError(name)
+
+
+def _flip(image: bytearray, start: int, end: int, dice: random.Random) -> None:
+    for _ in range(dice.randrange(1, 4)):
+        image[dice.randrange(start, end)] ^= 1 << dice.randrange(8)
+
+
+def _zero(image: bytearray, start: int, end: int, dice: random.Random) -> None:
+    at = dice.randrange(start, end)
+    image[at:end] = bytes(end - at)
+
+
+def _cut(image: bytearray, start: int, end: int, dice: random.Random) -> None:
+    """Everything behind a byte of this class never arrived."""
+    at = dice.randrange(start, end)
+    image[at:] = bytes(len(image) - at)
+
+
+def _swap(image: bytearray, start: int, _: int, dice: random.Random) -> None:
+    """The sector goes where another belongs, and the other way round."""
+    here = start // SECTOR * SECTOR
+    there = dice.randrange(len(image) // SECTOR) * SECTOR
+    one, other = image[here : here + SECTOR], image[there : there + SECTOR]
+    image[here : here + SECTOR], image[there : there + SECTOR] = other, one
+
+
+def _copy(image: bytearray, start: int, _: int, dice: random.Random) -> None:
+    """The sector is written a second time, over another."""
+    here = start // SECTOR * SECTOR
+    there = dice.randrange(len(image) // SECTOR) * SECTOR
+    image[there : there + SECTOR] = image[here : here + SECTOR]
+
+
+def _mix(image: bytearray, start: int, end: int, dice: random.Random) -> None:
+    """An older or younger image's bytes of this class."""
+    image[start:end] = dice.choice(_lives()).medium.image[start:end]
+
+
+STRIKES: dict[str, Strike] = {
+    "flip": _flip,
+    "zero": _zero,
+    "cut": _cut,
+    "swap": _swap,
+    "copy": _copy,
+    "mix": _mix,
+}
