@@ -24,6 +24,7 @@ VERBS = {
     "doctor": "say what was found on this machine, what was chosen, and why",
     "inspect": "look at what a running node stores; drop it",
     "verify": "read and verify everything that is stored; drop what fails",
+    "domain": "show domains and their data keys; rotate, retire or erase those of one",
     "pool": "take a member of a pool out of placement, or back in",
     "token": "make a token that lets another node in at this pool's targets",
     "soak": "damage, crash, forge and fuzz a store; count what is ever served wrong",

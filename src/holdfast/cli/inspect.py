@@ -1,12 +1,13 @@
-"""`holdfast inspect`: what a running node stores, what it plans and why; drop."""
+"""`holdfast inspect`: what a running node stores, what it plans and why; drop; audit."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from holdfast.cli import OK
+from holdfast.cli import FAILED, OK
 from holdfast.cli.inspect_plans import plans_text
 from holdfast.cli.options import (
     add_config_arguments,
@@ -17,6 +18,7 @@ from holdfast.cli.options import (
 )
 from holdfast.config import Size
 from holdfast.errors import ConfigError, ProtocolError
+from holdfast.store.audit import check
 from holdfast.wire.client import Client
 from holdfast.wire.messages import (
     PROTOCOL,
@@ -42,9 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "action",
         nargs="?",
         default="list",
-        choices=("list", "plans", "pool", "drop"),
+        choices=("list", "plans", "pool", "drop", "audit"),
         help="list what is stored (default), the last plans (fetch or recompute) or the pool's "
-        "members; or forget what is stored",
+        "members; forget what is stored; or check the audit log",
     )
     parser.add_argument(
         "fingerprint", nargs="?", default="", help="32 hex digits, as `inspect` lists them"
@@ -56,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask the node and show its answer."""
+    """Ask the node and show its answer; 1 if the audit log is not as it was written."""
+    if args.action == "audit":
+        return _audit(args)
     request = _request(args)
     address = args.node or load_config(args).node_address
     client = Client(address, Hello(PROTOCOL, "holdfast inspect"), CONNECT_S)
@@ -71,6 +75,27 @@ def run(args: argparse.Namespace) -> int:
     if args.json != "-":
         print(_text(request, answer))
     return OK
+
+
+def _audit(args: argparse.Namespace) -> int:
+    """Go through the audit log that the configuration names; no node is needed."""
+    config = load_config(args)
+    if not config.audit_file:
+        raise ConfigError("audit: there is none without a disk tier; name a file")
+    try:
+        found = check(Path(config.audit_file))
+    except OSError as error:
+        raise ConfigError(
+            f"audit: {config.audit_file!r} can not be read: {error.strerror}; it is made with the "
+            "first domain that has a key of its own"
+        ) from error
+    if args.json:
+        write_json({"file": config.audit_file, **found._asdict()}, args.json)
+    if args.json != "-":
+        verdict = "the chain is whole" if not found.faults else "the chain is broken:"
+        first = f"{config.audit_file}: {found.lines} lines, {verdict}, last hash {found.head}"
+        print("\n".join([first, *(f"  {fault}" for fault in found.faults)]))
+    return FAILED if found.faults else OK
 
 
 def _request(args: argparse.Namespace) -> Request:

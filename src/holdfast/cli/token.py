@@ -12,6 +12,7 @@ from holdfast.assemble.keys import read_key
 from holdfast.cli.options import add_config_arguments, load_config
 from holdfast.errors import ConfigError
 from holdfast.limits import TOKEN_S_MAX
+from holdfast.store.audit import AuditLog
 from holdfast.wire.token import VERBS, issue
 
 _OWNER_ONLY = 0o600
@@ -54,6 +55,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("token: no key; name one with --key-file, or a --config with tokens")
     key = read_key(Path(file), "tokens.key_file")
     line = issue(key, args.peer, args.may or VERBS, args.lifetime, time.time())
+    log = load_config(args).audit_file if args.config else ""
+    may = ",".join(args.may or VERBS)
+    AuditLog(Path(log) if log else None).record("token", peer=args.peer, may=may, user=os.geteuid())
     if args.out:
         _replace(Path(args.out), f"{line}\n")
     else:

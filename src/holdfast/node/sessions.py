@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from holdfast.blocks.key import KEY_BYTES, SEGMENT_BYTES, unpack_keys
 from holdfast.blocks.world import World
 from holdfast.config import DEADLINE_S_MAX
-from holdfast.errors import BlockError, ProtocolError, RefusedError
+from holdfast.errors import BlockError, ConfigError, ProtocolError, RefusedError
 from holdfast.limits import CHAIN_BLOCKS_MAX, PAYLOAD_BYTES_MAX, RECLAIM_S
 from holdfast.node import hinted
 from holdfast.store.cover import Judged, Prompt
@@ -60,6 +60,7 @@ class NodeSession:
 
     def __init__(self, store: Store, threads: Threads, hello: m.Hello, peer: Peer) -> None:
         if peer.uid not in (os.geteuid(), 0):
+            store.audit.deny(f"user {peer.uid}", "is not the node's user")
             raise RefusedError(
                 f"user {peer.uid} may not use this node, which belongs to user {os.geteuid()}; "
                 "start a node of your own"
@@ -83,7 +84,11 @@ class NodeSession:
         _check_bytes("hello.fingerprint", hello.fingerprint)
         _check_within("hello.payload_bytes", hello.payload_bytes, PAYLOAD_BYTES_MAX)
         _check_within("hello.block_tokens", hello.block_tokens, BLOCK_TOKENS_MAX)
-        domain_key, domain = self._store.domain(hello.domain)
+        try:
+            domain_key, domain = self._store.domain(hello.domain)
+        except ConfigError:
+            self._store.audit.deny(f"peer {hello.peer}", f"asked for domain {hello.domain!r}")
+            raise
         world = World(hello.fingerprint, domain, hello.payload_bytes, hello.block_tokens)
         arena = self._store.arena(domain)
         if world.record_bytes > arena.nbytes:
@@ -106,7 +111,15 @@ class NodeSession:
                 return self._commit(request)
             case m.Prestage() | m.Pin():
                 return self._bring(request)
-            case m.Status() | m.Members() | m.List() | m.Plans() | m.Verify() | m.Drop():
+            case (
+                m.Status()
+                | m.Members()
+                | m.List()
+                | m.Plans()
+                | m.Verify()
+                | m.Drop()
+                | m.Domains()
+            ):
                 return self._look(request)
             case _:
                 return self._change(request)
@@ -237,6 +250,8 @@ class NodeSession:
                 data |= await _run(looking, store.shared)
             case m.Verify():
                 data |= await _run(looking, store.verify, _wish(request))
+            case m.Domains():  # not behind a long look: to erase is urgent
+                data |= await _run(self._threads.asking, _domains, store, request)
             case m.Drop():
                 data |= await _run(looking, store.drop, request.fingerprint)
             case _:
@@ -278,6 +293,18 @@ class _Process:
 
 async def _run(pool: ThreadPoolExecutor, work: Callable[..., T], *values: Any) -> T:  # noqa: ANN401  # passed on as they are
     return await asyncio.get_running_loop().run_in_executor(pool, work, *values)
+
+
+def _domains(store: Store, request: m.Domains) -> dict[str, Any]:
+    match request.action:
+        case "rotate":
+            return store.rotate(request.name)
+        case "retire":
+            return store.retire(request.name)
+        case "erase":
+            return store.erase(request.name)
+        case _:
+            return store.domains()
 
 
 def _keys(packed: bytes) -> list[bytes]:

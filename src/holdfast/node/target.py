@@ -154,6 +154,8 @@ class TargetServer:
             why = "" if joined else str(error)
         except (OSError, ProtocolError, RefusedError) as error:
             why = str(error)
+            if isinstance(error, RefusedError | ssl.SSLError):
+                self._service.store.audit.deny(f"host {peer.host}", why)
         finally:
             if not joined:
                 self._left_the_door()

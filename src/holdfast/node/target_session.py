@@ -137,6 +137,8 @@ class TargetSession:
 
     def _refusal(self, error: Exception) -> Refused:
         self._service.counters.refused += 1
+        if isinstance(error, RefusedError) and self._claims is not None:
+            self._store.audit.deny(f"peer {self._claims.peer}", str(error))
         if isinstance(error, HoldfastError):
             return Refused(str(error))
         _log.error("request failed", exc_info=error)

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import threading
 import time
 from datetime import UTC, datetime
@@ -28,6 +29,7 @@ DENIALS_APART_S = 60.0
 DENIED_MAX = 256
 VALUE_CHARS_MAX = 256
 _TAIL_BYTES = 64 << 10
+_NUMBER = re.compile(r"\d+")
 
 _log = logging.getLogger("holdfast.audit")
 
@@ -62,10 +64,13 @@ class AuditLog:
                 _log.warning("audit %s: %s; lost: %s %s", self.path, error, action, what)
 
     def deny(self, who: str, why: str) -> None:
-        """Note that somebody was turned away; the same again within a minute is only counted."""
+        """Note that somebody was turned away; the same again within a minute is only counted.
+
+        Reasons that differ in numbers only are the same.
+        """
         if self.path is None:
             return
-        now, key = time.monotonic(), (who, why)
+        now, key = time.monotonic(), (who, _NUMBER.sub("N", why))
         with self._lock:
             if key not in self._denied and len(self._denied) >= DENIED_MAX:
                 key = ("others", "")

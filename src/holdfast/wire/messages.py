@@ -7,7 +7,7 @@ arena. `holdfast.wire.frame` has the bytes around a message.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -235,8 +235,15 @@ class Drop(_Message, frozen=True, tag="drop"):
     fingerprint: str
 
 
+class Domains(_Message, frozen=True, tag="domains"):
+    """Show domains and their epochs; or begin another epoch, drop old ones, or erase it all."""
+
+    action: Literal["list", "rotate", "retire", "erase"] = "list"
+    name: str = ""
+
+
 class Report(_Message, frozen=True, tag="report"):
-    """Plain data answering Status, Members, List, Plans, Verify and Drop."""
+    """Plain data answering Status, Members, List, Plans, Verify, Drop and Domains."""
 
     data: dict[str, object]
 
@@ -260,6 +267,7 @@ Request: TypeAlias = (
     | Plans
     | Verify
     | Drop
+    | Domains
 )
 Reply: TypeAlias = (
     Welcome | Refused | Covered | Fetched | Released | Reserved | Committed | Hinted | Done | Report

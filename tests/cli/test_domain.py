@@ -1,0 +1,159 @@
+"""`holdfast domain` against a running node: what is erased is gone, for good, and logged."""
+
+import json
+
+import pytest
+
+from holdfast.testing.payloads import payload_of
+from holdfast.wire import messages as m
+from holdfast.wire.client import Client
+
+FINGERPRINT = b"fingerprint-16-b"
+PAYLOAD_BYTES = 4096
+KEYS = [bytes([i]) * 16 for i in range(4)]
+
+YAML = """\
+listen: unix://{0}/node.sock
+tiers:
+  - {{kind: host, capacity: 16 MiB}}
+  - {{kind: disk, path: {0}/disk, capacity: 16 MiB}}
+domains:
+  acme: {{key_file: {0}/acme.key}}
+  globex: {{key_command: [cat, {0}/globex.key]}}
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    for name in ("acme", "globex"):
+        key = tmp_path / f"{name}.key"
+        key.write_bytes(name[:1].encode() * 32)
+        key.chmod(0o600)
+    file = tmp_path / "node.yaml"
+    file.write_text(YAML.format(tmp_path))
+    return file
+
+
+class Engine:
+    """A client in one domain, with the arena that it was lent."""
+
+    def __init__(self, address, domain):
+        hello = m.Hello(m.PROTOCOL, "test", FINGERPRINT, PAYLOAD_BYTES, 16, domain)
+        self.client = Client(address, hello, 10)
+
+    def save(self):
+        reserved = self.client.call(m.Reserve(b"".join(KEYS), FINGERPRINT, 0), 10)
+        for key, place in zip(KEYS, reserved.places, strict=True):
+            at = place + 128
+            self.client.arena.view[at : at + PAYLOAD_BYTES] = payload_of(key, PAYLOAD_BYTES)
+        return self.client.call(m.Commit(reserved.ticket), 10).blocks
+
+    def fetch(self):
+        fetched = self.client.call(m.Fetch(b"".join(KEYS), 5.0), 10)
+        for key, place in zip(KEYS, fetched.places, strict=False):
+            at = place + 128
+            found = bytes(self.client.arena.view[at : at + PAYLOAD_BYTES])
+            assert found == bytes(payload_of(key, PAYLOAD_BYTES))
+        return fetched
+
+    def blocks(self):
+        return len(self.fetch().places)
+
+
+@pytest.fixture
+def engine():
+    made = []
+
+    def make(address, domain):
+        made.append(Engine(address, domain))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.client.close()
+
+
+def saved(address, domain):
+    client = Client(address, m.Hello(m.PROTOCOL, "test"), 10)
+    while client.call(m.Status(), 10).data["waiting_to_write"]:
+        pass
+    client.close()
+
+
+def test_domains_are_listed_rotated_and_erased(holdfast, serving, engine, config, tmp_path):
+    process, address = serving("--config", config)
+    acme = engine(address, "acme")
+    assert acme.save() == 4
+    saved(address, "acme")
+    image = (tmp_path / "disk" / "blocks.holdfast").read_bytes()
+    assert all(bytes(payload_of(key, PAYLOAD_BYTES))[:64] not in image for key in KEYS)
+
+    done = holdfast("domain", "rotate", "acme", "--config", config)
+    assert done.returncode == 0, done.stderr
+    assert "epoch 2 seals from now on" in done.stdout
+    assert acme.blocks() == 4
+    listed = json.loads(holdfast("domain", "--config", config, "--json", "-").stdout)
+    entries = {entry["domain"]: entry for entry in listed["domains"]}
+    assert [each["epoch"] for each in entries["acme"]["epochs"]] == [1, 2]
+    assert (entries["globex"]["sealed"], entries["default"]["sealed"]) == (True, False)
+
+    lease = acme.fetch().lease
+    done = holdfast("domain", "erase", "acme", "--config", config, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert (answer["blocks"], answer["epochs"], answer["everywhere"]) == (4, 2, True)
+    assert not acme.client.call(m.Release(lease), 10).valid
+    assert acme.blocks() == 0
+    assert bytes(acme.client.arena.view[:PAYLOAD_BYTES]) == bytes(PAYLOAD_BYTES)
+
+    process.kill()
+    process.wait()
+    (tmp_path / "disk" / "blocks.holdfast").write_bytes(image)  # from a backup
+    _, address = serving("--config", config)
+    again = engine(address, "acme")
+    assert again.blocks() == 0
+    assert again.save() == 4
+    assert again.blocks() == 4
+    log = [
+        json.loads(line) for line in (tmp_path / "disk" / "audit.jsonl").read_text().splitlines()
+    ]
+    assert [line["action"] for line in log] == ["key", "key", "rotate", "erase"]
+
+
+def test_what_is_unclear_or_unknown_is_said(holdfast, serving, engine, config, tmp_path):
+    _, address = serving("--config", config)
+    for words, code, said in (
+        (("erase",), 2, "erase: name one domain"),
+        (("list", "acme"), 2, "list: shows all domains; name none"),
+        (("erase", "nobody"), 4, "domains: 'nobody' is not configured; known: acme, globex"),
+        (("erase", "default"), 4, "domain 'default' is not sealed, so it has no data keys"),
+    ):
+        done = holdfast("domain", *words, "--config", config)
+        assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    with pytest.raises(Exception, match="'nobody' is not configured"):
+        engine(address, "nobody")
+    assert "asked for domain 'nobody'" in (tmp_path / "disk" / "audit.jsonl").read_text()
+
+
+def test_the_audit_log_is_checked(holdfast, serving, config, tmp_path):
+    assert holdfast("inspect", "audit", "--config", config).returncode == 2
+    serving("--config", config)
+    done = holdfast("inspect", "audit", "--config", config)
+    assert done.returncode == 0, done.stderr
+    assert "2 lines, the chain is whole, last hash" in done.stdout
+    file = tmp_path / "disk" / "audit.jsonl"
+    file.write_text(file.read_text().replace("globex", "nobody"))
+    done = holdfast("inspect", "audit", "--config", config)
+    assert done.returncode == 1
+    assert "line 2 was changed" in done.stdout
+
+
+def test_a_token_is_noted(holdfast, config, tmp_path):
+    (tmp_path / "disk").mkdir()
+    done = holdfast(
+        "token", "--config", config, "--key-file", tmp_path / "acme.key", "--peer", "h1"
+    )
+    assert done.returncode == 0, done.stderr
+    log = (tmp_path / "disk" / "audit.jsonl").read_text()
+    assert '"action":"token","peer":"h1"' in log
+    assert done.stdout.split(".")[2].strip() not in log
