@@ -10,7 +10,7 @@ def test_nothing_written_is_a_private_node_with_defaults():
     setting = read_options({})
     assert setting.address == ""
     assert setting.domain == "default"
-    assert setting.cover_deadline_s == 0.05
+    assert setting.cover_deadline_s is None
     assert setting.saves
 
 

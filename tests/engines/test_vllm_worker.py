@@ -242,7 +242,7 @@ def test_a_node_without_slots_in_time_costs_the_save_only(rig):
     clock = iter(range(100))
     rig.side._now = lambda: next(clock)
     rig.side.save(work)
-    assert rig.side._patience.limit_s == 0.05
+    assert rig.side._patience.of(1.0) == 0.5
     assert rig.client.forgotten == rig.client.of(Reserve)
     assert rig.side.counts.data["late_saves"] == 1
 
@@ -286,16 +286,11 @@ def test_pages_that_could_not_be_copied_are_not_published(rig, monkeypatch):
     assert [message.ticket for message in rig.client.of(Abort)] == [1]
 
 
-def test_the_deadline_of_a_load_is_a_share_of_what_computing_would_take(rig):
-    rig.load([9, 3])
-    work = Work(tokens=1000)
-    rig.side.begin(work)
-    rig.now += 1.0
-    rig.side.save(work)
-    for tokens, share in ((4000, 2.0), (100, 0.25), (50_000, 5.0)):
-        load = Load("r", (KEYS[0],), [9, 3], 0, tokens)
+def test_a_load_has_the_deadline_of_its_plan_within_what_was_configured(rig):
+    for planned, sent in ((0.0, 5.0), (2.0, 2.0), (0.001, 0.01), (50.0, 5.0)):
+        load = Load("r", (KEYS[0],), [9, 3], 0, 100, plan=7, deadline_s=planned)
         rig.side.start_loads(Work([load]))
         while not rig.side.ended():
             rig.side.save(Work())
-        assert rig.client.of(Fetch)[-1].deadline_s == pytest.approx(share)
-    assert rig.client.of(Fetch)[0].deadline_s == 5.0
+        assert rig.client.of(Fetch)[-1].deadline_s == sent
+        assert rig.client.of(Fetch)[-1].plan == 7

@@ -111,7 +111,9 @@ class Loader:
             return Outcome.GONE, 0
         start_s = time.monotonic()
         try:
-            fetched = client.call(Fetch(job.keys, job.deadline_s), job.deadline_s + GRACE_S)
+            fetched = client.call(
+                Fetch(job.keys, job.deadline_s, job.load.plan), job.deadline_s + GRACE_S
+            )
             if not isinstance(fetched, Fetched):
                 raise ProtocolError(f"Fetch was answered with {type(fetched).__name__}")
             landed = self._copy(client, client.arena, job, fetched)

@@ -12,7 +12,6 @@ from holdfast.errors import ConfigError
 from holdfast.limits import BLOCK_TOKENS
 from holdfast.wire.address import socket_path
 
-COVER_DEADLINE_MS = 50
 _AT = "kv_connector_extra_config"
 
 
@@ -24,14 +23,14 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     long as the engine. `domain`: the trust domain of this engine. `block_tokens`: tokens per
     block, a multiple of vLLM's page; 0: the smallest such multiple from 128 up. `model_digest`:
     names the weights, instead of reading them. `cover_deadline_ms`: how long a request waits to
-    hear what is held.
+    hear what is held; left out, a small share of what computing it would take.
     """
 
     holdfast: str = ""
     domain: str = "default"
     block_tokens: int = 0
     model_digest: str = ""
-    cover_deadline_ms: float = COVER_DEADLINE_MS
+    cover_deadline_ms: float | None = None
 
     def __post_init__(self) -> None:
         if self.block_tokens < 0:
@@ -39,10 +38,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"{_AT}.block_tokens: {self.block_tokens} is below 0; "
                 f"leave it out for {BLOCK_TOKENS}"
             )
-        if self.cover_deadline_ms <= 0:
+        if self.cover_deadline_ms is not None and self.cover_deadline_ms <= 0:
             raise ConfigError(
                 f"{_AT}.cover_deadline_ms: {self.cover_deadline_ms:g} is not above 0; "
-                f"leave it out for {COVER_DEADLINE_MS}"
+                "leave it out for what suits the prompt"
             )
         if not self.domain:
             raise ConfigError(f"{_AT}.domain is empty; leave it out for 'default'")
@@ -51,14 +50,15 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Setting(NamedTuple):
     """What the options come to, with the node's own configuration read where it was named.
 
-    `address` empty: a private node. `fetch_deadline_s`: most a load may take.
+    `address` empty: a private node. `fetch_deadline_s`: most a load may take. `cover_deadline_s`
+    None: what suits the prompt.
     """
 
     address: str
     domain: str
     block_tokens: int
     model_digest: str
-    cover_deadline_s: float
+    cover_deadline_s: float | None
     fetch_deadline_s: float
     saves: bool
 
@@ -81,7 +81,7 @@ def read_options(extra: Mapping[str, Any]) -> Setting:
         domain=options.domain,
         block_tokens=options.block_tokens,
         model_digest=options.model_digest or engine.model_digest,
-        cover_deadline_s=options.cover_deadline_ms / 1000,
+        cover_deadline_s=ms / 1000 if (ms := options.cover_deadline_ms) else None,
         fetch_deadline_s=engine.deadline_s,
         saves=engine.save,
     )

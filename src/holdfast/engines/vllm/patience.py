@@ -8,17 +8,15 @@ LEAST = 1 / 64
 class Patience:
     """A time limit that a silent node wears out, so that in sum it costs next to nothing.
 
-    The first wait is `limit_s`, each one after a loss half as long, down to a 64th.
+    The first wait is as long as it may be, each one after a loss half as long, down to a 64th.
     """
 
-    def __init__(self, limit_s: float) -> None:
-        self._whole_s = limit_s
+    def __init__(self) -> None:
         self._share = 1.0
 
-    @property
-    def limit_s(self) -> float:
-        """Seconds to wait for the next answer."""
-        return self._whole_s * self._share
+    def of(self, limit_s: float) -> float:
+        """Return how long to wait for the next answer, of the seconds one may."""
+        return limit_s * self._share
 
     def lost(self) -> None:
         """Note that an answer did not come in time."""

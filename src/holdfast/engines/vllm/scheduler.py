@@ -10,18 +10,25 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from holdfast.blocks.key import Chain
 from holdfast.engines.vllm.counters import Counts
 from holdfast.engines.vllm.options import Setting
 from holdfast.engines.vllm.patience import Patience
+from holdfast.engines.vllm.stopwatch import Chunk, Stopwatch
 from holdfast.engines.vllm.tracked import Loading, Question, Tracked
 from holdfast.engines.vllm.work import Described, Load, Save, Work
 from holdfast.errors import NodeGoneError, ProtocolError, RefusedError
 from holdfast.limits import CHAIN_BLOCKS_MAX
 from holdfast.wire.client import Client
 from holdfast.wire.messages import Cover
+
+COVER_MIN_S = 0.05
+COVER_MAX_S = 1.0
+COVER_SHARE = 0.05
+"""A request waits this share of what computing it would take to hear what is held of it."""
 
 _log = logging.getLogger("vllm.holdfast")
 
@@ -53,8 +60,10 @@ class SchedulerSide:
         self._worlds = worlds
         self._block_tokens = worlds[0].block_tokens
         self._page_tokens = worlds[0].page_tokens
-        self._patience = Patience(setting.cover_deadline_s)
-        self._saves = setting.saves
+        self._setting = setting
+        self._patience = Patience()
+        self._watch = Stopwatch(now)
+        self._token_s = 0.0
         self._now = now
         self._tracked: dict[str, Tracked] = {}
         self._loads: list[Load] = []
@@ -90,12 +99,14 @@ class SchedulerSide:
             self._ask(tracked, self._clients())
         if tracked.question is not None and not self._answered(tracked, tracked.question):
             return None, False
-        tracked.local_tokens = local_tokens
+        if self._asks_again(tracked, local_tokens):
+            return None, False
+        tracked.local_tokens, tracked.decided_at = local_tokens, self._now()
         if tracked.hopeless:
             return 0, False
         # One token at least is computed, or there would be nothing to sample from.
         whole = (request.num_tokens - 1) // self._page_tokens * self._page_tokens
-        tokens = min(tracked.covered * self._block_tokens, whole) - local_tokens
+        tokens = min(tracked.worth * self._block_tokens, whole) - local_tokens
         return (tokens, True) if tokens > 0 else (0, False)
 
     def allocated(self, request: Any, pages: Sequence[int], external_tokens: int) -> None:
@@ -109,7 +120,8 @@ class SchedulerSide:
         first_block, skipped = divmod(start, self._block_tokens)
         keys = tracked.keys(first_block, -(-stop // self._block_tokens))
         tracked.loading = Loading(start, wanted)
-        self._loads.append(Load(request.request_id, keys, wanted, skipped // page, external_tokens))
+        load = Load(request.request_id, keys, wanted, skipped // page, external_tokens)
+        self._loads.append(load._replace(plan=tracked.plan, deadline_s=tracked.deadline_s))
 
     def sources(self, request: Any, external_tokens: int) -> dict[str, int]:
         """Split tokens by the tier they come from, as the node told it; sums up to them."""
@@ -129,9 +141,10 @@ class SchedulerSide:
         """Return what the workers have to do in this step."""
         work = Work(self._loads, tokens=output.total_num_scheduled_tokens)
         self._loads = []
+        self._time(output)
         for request_id, scheduled in output.num_scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
-            if tracked is None or not self._saves:
+            if tracked is None or not self._setting.saves:
                 continue
             # A token counts once it is known and computed: drafts in flight are not known.
             request = tracked.request
@@ -151,8 +164,12 @@ class SchedulerSide:
             if bad:
                 tracked.fail(bad[0], self._page_tokens)
         for request_id in output.finished_recving or ():
-            if request_id in self._tracked:
-                self._tracked[request_id].loading = None
+            loaded = self._tracked.get(request_id)
+            if loaded is not None:
+                loaded.loading = None
+                loaded.loaded_s = 0.0 if loaded.hopeless else self._now() - loaded.decided_at
+        self._watch.end()
+        self._tell()
 
     def on_finished(self, request: Any) -> None:
         """Forget a request."""
@@ -176,20 +193,65 @@ class SchedulerSide:
         clients = [client for link in self._links if (client := link.client()) is not None]
         return clients if len(clients) == len(self._links) else None
 
-    def _ask(self, tracked: Tracked, clients: Sequence[Client] | None) -> None:
+    def _ask(
+        self, tracked: Tracked, clients: Sequence[Client] | None, local_tokens: int = 0
+    ) -> None:
         tracked.forget()
+        tracked.told_tokens = local_tokens
         blocks = min(tracked.extend(), CHAIN_BLOCKS_MAX)
         if clients is None or not blocks or tracked.request.skip_reading_prefix_cache:
             return
         try:
+            replaced = tracked.plan if local_tokens else 0
+            prompt = tracked.request.num_tokens, local_tokens, self._setting.fetch_deadline_s
             asked = [
-                (client, client.send(Cover(keys)))
+                (client, client.send(Cover(keys, *prompt, replaced)))
                 for client, keys in zip(clients, tracked.keys(0, blocks), strict=True)
             ]
         except NodeGoneError:
             self.counts.add("gone_covers")
             return
         tracked.question = Question(asked, blocks, self._now())
+
+    def _asks_again(self, tracked: Tracked, local_tokens: int) -> bool:
+        """Ask once more if the engine has blocks that the node's plan did not know of."""
+        size = self._block_tokens
+        known = local_tokens // size == tracked.told_tokens // size
+        if known or tracked.told_tokens or tracked.covered * size <= local_tokens:
+            return False
+        self._ask(tracked, self._clients(), local_tokens)
+        return tracked.question is not None and not self._answered(tracked, tracked.question)
+
+    def _cover_limit_s(self, tracked: Tracked) -> float:
+        """Return how long this prompt may wait for an answer, if the node has always answered."""
+        if self._setting.cover_deadline_s is not None:
+            return self._setting.cover_deadline_s
+        share_s: float = COVER_SHARE * self._token_s * tracked.request.num_tokens
+        return min(max(COVER_MIN_S, share_s), COVER_MAX_S)
+
+    def _time(self, output: Any) -> None:
+        """Note what a step computes, to learn from how long it takes."""
+        if not output.total_num_scheduled_tokens:
+            return
+        chunks = []
+        for request_id, new in output.num_scheduled_tokens.items():
+            tracked = self._tracked.get(request_id)
+            if tracked is not None:
+                context = tracked.request.num_computed_tokens
+                last = context < tracked.prompt_tokens <= context + new
+                chunks.append(Chunk(tracked, new, context, last))
+        loading = any(tracked.loading for tracked in self._tracked.values())
+        all_known = len(chunks) == len(output.num_scheduled_tokens)
+        self._watch.begin(chunks, sound=all_known and not loading)
+
+    def _tell(self) -> None:
+        """Tell the node what was observed, when it is worth a message; nobody waits for it."""
+        report = self._watch.report(idle=not self._tracked)
+        for link in self._links if report is not None else ():
+            client = link.client()
+            if client is not None and report is not None:
+                with suppress(NodeGoneError):
+                    client.forget(client.send(report))
 
     def _answered(self, tracked: Tracked, question: Question) -> bool:
         """Read the replies that are here; True once it is settled what is held."""
@@ -202,8 +264,11 @@ class SchedulerSide:
         if answer is not None:
             self._patience.met()
             tracked.learn(answer)
+            if answer.recompute_s:
+                computed = tracked.request.num_tokens - tracked.told_tokens
+                self._token_s = answer.recompute_s / max(1, computed)
             return True
-        if self._now() - question.at_s < self._patience.limit_s:
+        if self._now() - question.at_s < self._patience.of(self._cover_limit_s(tracked)):
             return False
         self._patience.lost()
         self.counts.add("late_covers")

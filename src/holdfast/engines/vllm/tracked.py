@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from holdfast.blocks.key import Chain
 from holdfast.errors import ProtocolError
 from holdfast.wire.client import Client
@@ -21,7 +23,7 @@ class Question:
         self._covered: list[Covered] = []
 
     def answer(self) -> Covered | None:
-        """Return the least that is held, None while a reply is missing.
+        """Return the least that is held and worth fetching, None while a reply is missing.
 
         Raises NodeGoneError, RefusedError or ProtocolError.
         """
@@ -35,7 +37,11 @@ class Question:
             else:
                 raise ProtocolError(f"Cover was answered with {type(reply).__name__}")
         self._waiting = missing
-        return None if missing else min(self._covered, key=lambda reply: reply.blocks)
+        if missing:
+            return None
+        held = min(reply.blocks for reply in self._covered)
+        least = min(self._covered, key=lambda reply: reply.worth)
+        return msgspec.structs.replace(least, blocks=held)
 
     def forget(self) -> None:
         """Drop interest in the replies."""
@@ -53,19 +59,24 @@ class Loading(NamedTuple):
 class Tracked:
     """A request of vLLM, from its arrival to its end.
 
-    `covered`: leading blocks the node holds, as far as we were told. `saved`: leading blocks that
-    need no saving. Both count blocks, `local_tokens` counts tokens.
+    `covered`: leading blocks the node holds, as far as we were told; `worth`: those of them to
+    use. `saved`: leading blocks that need no saving. `local_tokens`: what the engine has itself,
+    `told_tokens`: what of that the node knew when it made `plan` (0: it made none). `decided_at`:
+    when it was last said how much is loaded; `loaded_s`: how much later that was there, 0: not.
     """
 
     def __init__(self, request: Any, chains: Sequence[Chain]) -> None:
         self.request = request
         self.chains = chains
         self.preemptions = request.num_preemptions
+        self.prompt_tokens: int = request.num_tokens
         self.question: Question | None = None
-        self.covered = 0
+        self.covered = self.worth = self.saved = 0
         self.sources: Mapping[str, int] = {}
-        self.saved = 0
-        self.local_tokens = 0
+        self.plan = 0
+        self.deadline_s = 0.0
+        self.local_tokens = self.told_tokens = 0
+        self.decided_at = self.loaded_s = 0.0
         self.loading: Loading | None = None
         self.hopeless = False
 
@@ -87,14 +98,16 @@ class Tracked:
         blocks = min(answer.blocks, self.question.blocks if self.question else 0)
         self.question = None
         self.covered = self.saved = blocks
+        self.worth = min(answer.worth, blocks)
         self.sources = answer.sources
+        self.plan, self.deadline_s = answer.plan, answer.deadline_s
 
     def forget(self) -> None:
         """Give up the question: nothing is held, as far as we know."""
         if self.question is not None:
             self.question.forget()
         self.question = None
-        self.covered = 0
+        self.covered = self.worth = 0
         self.sources = {}
 
     def fail(self, page: int, page_tokens: int) -> None:
@@ -104,5 +117,6 @@ class Tracked:
         token = self.loading.token + page * page_tokens
         block = token // self.chains[0].block_tokens
         self.covered = min(self.covered, block)
+        self.worth = min(self.worth, block)
         self.saved = min(self.saved, block)
         self.hopeless = True

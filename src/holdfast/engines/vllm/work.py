@@ -16,6 +16,7 @@ class Load(NamedTuple):
 
     `keys`: 16 bytes a block, one string per tensor-parallel rank. `pages`: in the order of tokens;
     the first one is page `first` of the first block, and the last block may not be filled up.
+    `plan`: number of the node's plan; what takes longer than its `deadline_s` is computed instead.
     """
 
     request: str
@@ -23,6 +24,8 @@ class Load(NamedTuple):
     pages: list[int]
     first: int
     tokens: int
+    plan: int = 0
+    deadline_s: float = 0.0
 
 
 class Save(NamedTuple):

@@ -14,7 +14,7 @@ from holdfast.engines.vllm.loader import Ended, Job, Loader
 from holdfast.engines.vllm.options import Setting
 from holdfast.engines.vllm.patience import Patience
 from holdfast.engines.vllm.scheduler import Lender
-from holdfast.engines.vllm.work import Save, Work
+from holdfast.engines.vllm.work import Load, Save, Work
 from holdfast.errors import NodeGoneError, Outcome, ProtocolError, RefusedError
 from holdfast.limits import LEASE_S
 from holdfast.wire.client import Client
@@ -27,11 +27,8 @@ POLL_S = 0.0002
 REST_S = 0.002
 """How long a step without a forward leaves the interpreter to loads."""
 
-DEADLINE_MIN_S = 0.25
-SHARE = 0.5
-"""A load may take this share of the time that computing its tokens would."""
-
-PREFILL_TOKENS_MIN = 64
+DEADLINE_MIN_S = 0.01
+"""Less than this is lost to chance on any machine."""
 
 _log = logging.getLogger("vllm.holdfast")
 
@@ -70,18 +67,15 @@ class WorkerSide:
         self._rank = rank
         self._deadline_max_s = setting.fetch_deadline_s
         self._now = now
-        self._patience = Patience(RESERVE_S)
+        self._patience = Patience()
         self._loader = Loader(device, link)
         self._asked: list[Asked] = []
         self._flying: list[Flying] = []
         self._committing: list[tuple[Client, int]] = []
         self._failed: set[int] = set()
-        self._began_s = 0.0
-        self._tokens_per_s = 0.0
 
     def begin(self, work: Work) -> None:
         """Before the forward: ask for the slots that its end will fill."""
-        self._began_s = self._now()
         self._land()
         self._read_commits()
         for save in work.saves:
@@ -99,7 +93,7 @@ class WorkerSide:
         if work.loads:
             after = self._device.mark()
             self._loader.put(
-                Job(load, load.keys[self._rank], self._deadline_s(load.tokens), after)
+                Job(load, load.keys[self._rank], self._deadline_s(load), after)
                 for load in work.loads
             )
 
@@ -110,7 +104,6 @@ class WorkerSide:
             if not self._loader.rest(REST_S):
                 time.sleep(POLL_S)
             return
-        self._measure(work.tokens)
         asked, self._asked = self._asked, []
         for client, group in _by_client(asked):
             try:
@@ -148,7 +141,7 @@ class WorkerSide:
         """Copy the pages of these saves into the slots they were given."""
         moves: list[Move] = []
         tickets: list[int] = []
-        until_s = self._now() + self._patience.limit_s
+        until_s = self._now() + self._patience.of(RESERVE_S)
         for each in asked:
             reserved = self._slots(client, each, until_s)
             if reserved is None:
@@ -221,18 +214,10 @@ class WorkerSide:
                 self.counts.add("saved_blocks", reply.blocks)
         self._committing = still
 
-    def _measure(self, tokens: int) -> None:
-        """Learn how fast this engine prefills, from steps that mostly do."""
-        seconds = self._now() - self._began_s
-        if tokens >= PREFILL_TOKENS_MIN and seconds > 0:
-            rate = tokens / seconds
-            self._tokens_per_s = (self._tokens_per_s or rate) * 0.75 + rate * 0.25
-
-    def _deadline_s(self, tokens: int) -> float:
-        if not self._tokens_per_s:
+    def _deadline_s(self, load: Load) -> float:
+        if not load.deadline_s:
             return self._deadline_max_s
-        share_s = SHARE * tokens / self._tokens_per_s
-        return min(max(share_s, DEADLINE_MIN_S), self._deadline_max_s)
+        return min(max(load.deadline_s, DEADLINE_MIN_S), self._deadline_max_s)
 
 
 def _by_client(asked: Sequence[Asked]) -> list[tuple[Client, list[Asked]]]:
