@@ -3,6 +3,7 @@
 import contextlib
 import struct
 import tracemalloc
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -152,3 +153,30 @@ def test_header_is_sixteen_little_endian_bytes():
     frame = encode(0x01020304, m.Status())
     assert HEADER_BYTES == 16
     assert frame[:16] == struct.pack("<IIQ", len(frame) - 16, 0x01020304, 0)
+
+
+@pytest.mark.parametrize(
+    ("message", "golden"),
+    [
+        (
+            m.Covered(3, 2, {"disk": 2}, 7, 0.5, 0.25, 1.0, "why"),
+            (
+                "7a00000005000000000000000000000089a474797065a7636f7665726564a6626c6f636b7303a5776f72746802"
+                "a7736f757263657381a46469736b02a4706c616e07aa646561646c696e655f73cb3fe0000000000000aa657870"
+                "65637465645f73cb3fd0000000000000ab7265636f6d707574655f73cb3ff0000000000000a6726561736f6ea3"
+                "776879"
+            ),
+        ),
+        (
+            m.Observed([(2048, 0, 0.5)], [(7, 0.04, 0.41)]),
+            (
+                "4100000005000000000000000000000083a474797065a86f62736572766564a573746570739193cd080000cb3f"
+                "e0000000000000a7656e64696e6773919307cb3fa47ae147ae147bcb3fda3d70a3d70a3d"
+            ),
+        ),
+    ],
+)
+def test_the_bytes_are_those_of_the_page_on_the_wire(message, golden):
+    page = Path(__file__).parents[2] / "docs" / "reference" / "wire.md"
+    assert bytes(encode(5, message)).hex() == golden
+    assert golden in "".join(page.read_text().split())

@@ -19,12 +19,14 @@ from holdfast.config import (
     parse,
 )
 from holdfast.errors import ConfigError
+from holdfast.plan.planner import BestCut, FetchHeld
 from holdfast.policy.choice import POLICIES
 from holdfast.store.audit import AuditLog
 from holdfast.store.store import Store
 from holdfast.tiers.base import Tier
 from holdfast.tiers.disk import DiskTier
 from holdfast.tiers.disk_file import DiskConfig
+from holdfast.tiers.throttle import Throttled
 
 LEARNT_FILE = "learnt.json"
 
@@ -44,7 +46,9 @@ def open_store(config: Config) -> Store:
         keys = domain_keys(config)
         audit = AuditLog(Path(config.audit_file) if config.audit_file else None)
         ring = open_ring(config, keys, audit)
-        store = Store(host_bytes, lower, keys, eviction=POLICIES[config.policy]())
+        eviction = POLICIES[config.policy]()
+        planner = BestCut() if config.plan == "best" else FetchHeld()
+        store = Store(host_bytes, lower, keys, eviction=eviction, planner=planner)
         store.audit = audit
         if ring is not None:
             store.seal_with(ring)
@@ -95,7 +99,7 @@ def _tier(
     """Open one tier below the host; `rest` tells tiers of one kind apart."""
     match options:
         case DiskOptions():
-            return DiskTier(
+            disk = DiskTier(
                 DiskConfig(
                     path=options.path,
                     capacity_bytes=options.capacity,
@@ -104,6 +108,7 @@ def _tier(
                     name=f"disk{rest}",
                 )
             )
+            return Throttled(disk, options.read_limit) if options.read_limit else disk
         case PoolOptions():
             from holdfast.assemble.pool import open_pool
 

@@ -9,6 +9,7 @@ SUBJECTS = {
     "policies": "what eviction policies hit on public traces, beside the oracle's bound",
     "tiers": "host and disk tier, names, index and recovery, each beside its plain limit",
     "pool": "a target over loopback TCP, beside plain sockets, with and without TLS",
+    "plan": "a real engine: plans against recomputing, and against every other cut",
     "vllm": "a real engine: time to first token cold and warm, and the cost without reuse",
     "traces": "published traffic: exact LRU curves, oracle bounds, retention, and their speed",
 }

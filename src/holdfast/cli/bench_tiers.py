@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
             status.update(about)
             rows += measure()
     found = Report("bench tiers", rows)
-    console.print(report.table(found, also=("cpu_s_per_gb",)))
+    console.print(report.table(found, also=("cpu_s_per_gb", "mixed_us")))
     if args.json:
         report.write(found, args.json)
     return 0 if found.ok else 1
@@ -65,7 +65,10 @@ def _steps(
         (2 * GIB, INDEX_BLOCKS // 10) if args.quick else (RECOVERY_BYTES, INDEX_BLOCKS)
     )
     return [
-        ("names and coverage of 128K tokens", lambda: [measure_index.coverage_row(rounds)]),
+        (
+            "names, coverage and a plan of 128K tokens",
+            lambda: [measure_index.coverage_row(rounds), measure_index.plan_row(rounds)],
+        ),
         ("disk beside plain direct I/O", lambda: _disk(scratch / "disk", rounds)),
         (
             "a node: coverage, pages, kill -9",

@@ -24,6 +24,7 @@ from holdfast.wire.address import exposed_addresses, tcp_endpoint
 
 HOST_BYTES_MIN = 16 * MIB
 DISK_BYTES_MIN = 16 * MIB
+READ_LIMIT_MIN = MIB
 LANE_BYTES_MIN = MIB
 DEADLINE_S_MAX = 60.0
 LEASE_S_MAX = 3600.0
@@ -141,14 +142,12 @@ def _check_tiers(config: Config) -> None:
             case HostOptions():
                 _check_host(tier, f"tiers.{number}.capacity")
             case DiskOptions():
-                _at_least(tier.capacity, DISK_BYTES_MIN, f"tiers.{number}.capacity")
+                _check_disk(tier, f"tiers.{number}")
                 if paths.setdefault(tier.path, number) != number:
                     raise ConfigError(
                         f"tiers.{number}.path: {tier.path!r} is the folder of "
                         f"tiers.{paths[tier.path]} too; give each disk tier its own"
                     )
-                if tier.writes_per_day is not None:
-                    _check_writes(tier.writes_per_day, f"tiers.{number}.writes_per_day")
             case PoolOptions():
                 _within(f"tiers.{number}.deadline_s", tier.deadline_s, DEADLINE_S_MAX)
                 _within(f"tiers.{number}.ramp_s", tier.ramp_s, RAMP_S_MAX)
@@ -168,6 +167,14 @@ def _check_host(tier: HostOptions, at: str) -> None:
         raise ConfigError(
             f"{at}: {tier.capacity} asked, {limit.source} is {Size(limit.nbytes)}; lower it"
         )
+
+
+def _check_disk(tier: DiskOptions, at: str) -> None:
+    _at_least(tier.capacity, DISK_BYTES_MIN, f"{at}.capacity")
+    if tier.read_limit is not None:
+        _at_least(tier.read_limit, READ_LIMIT_MIN, f"{at}.read_limit")
+    if tier.writes_per_day is not None:
+        _check_writes(tier.writes_per_day, f"{at}.writes_per_day")
 
 
 def _check_writes(writes_per_day: float, at: str) -> None:

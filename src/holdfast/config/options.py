@@ -55,6 +55,7 @@ class DiskOptions(_Section, frozen=True, tag="disk", tag_field="kind"):
     """A disk tier: a folder of its own, the bytes it may use, and the size of its regions.
 
     `admit`: which blocks are written to it; `writes_per_day`: how often its capacity, at most.
+    `read_limit`: bytes a second that reading may take of the drive; all it gives if left out.
     """
 
     path: str
@@ -62,6 +63,7 @@ class DiskOptions(_Section, frozen=True, tag="disk", tag_field="kind"):
     region: Size | None = None
     admit: Literal["always", "second_touch", "reuse"] = "always"
     writes_per_day: float | None = None
+    read_limit: Size | None = None
 
 
 class PoolOptions(_Section, frozen=True, tag="pool", tag_field="kind"):
@@ -201,10 +203,10 @@ class Config(_Section, frozen=True):
     """Everything a node, and an engine beside it, is told.
 
     `transport`: what records travel over between nodes, NIXL where both ends have it (`auto`), or
-    always TCP (`tcp`).
-    `write`: copy new blocks to the next tier soon after (`behind`) or only when they must leave
-    memory (`on_eviction`). `policy`: what leaves memory first. `lease_s`: an engine that has not
-    copied by then has lost its claim.
+    always TCP (`tcp`). `write`: copy new blocks to the next tier soon after (`behind`) or only
+    when they must leave memory (`on_eviction`). `policy`: what leaves memory first. `plan`: fetch
+    what brings the first token soonest (`best`), or whatever is held and can be there within the
+    engine's deadline (`held`). `lease_s`: an engine that has not copied by then has lost its claim.
     `keyring`: the file with the domains' data keys, shared by the nodes of a pool; empty for one
     beside the first disk tier. `audit`: the log of what was done to keys; beside it if empty.
     """
@@ -216,6 +218,7 @@ class Config(_Section, frozen=True):
     audit: str = ""
     write: Literal["behind", "on_eviction"] = "behind"
     policy: Literal["cost_aware", "leaf_lru", "s3fifo", "lirs"] = "cost_aware"
+    plan: Literal["best", "held"] = "best"
     lease_s: float = LEASE_S
     engine: EngineOptions = EngineOptions()
     scrub: ScrubOptions = ScrubOptions()

@@ -113,6 +113,7 @@ class BestCut:
         cost = question.cost
         if cost is None or question.prompt_tokens <= 0:
             return self._unknown.plan(question)
+        question = question._replace(tiers=bytes(question.tiers))  # counted and cut in no time
         have, prompt = question.have_tokens, question.prompt_tokens
         recompute_s = cost.seconds(prompt - have, have)
         blocks, least_s = _best(question, cost)
@@ -140,11 +141,8 @@ def fetch_s(question: Question, blocks: int) -> float:
     """Return when the last of these blocks is there: each tier for itself, side by side."""
     taken = question.tiers[question.first : blocks]
     return max(
-        (
-            question.estimates[tier].seconds(question.block_bytes * taken.count(tier))
-            for tier in set(taken)
-        ),
-        default=0.0,
+        estimate.seconds(question.block_bytes * taken.count(tier))
+        for tier, estimate in enumerate(question.estimates)
     )
 
 
@@ -228,8 +226,9 @@ def _reason(question: Question, blocks: int, expected: float, recompute: float) 
 
 
 def _whence(question: Question, blocks: int) -> str:
-    tiers = sorted(set(question.tiers[question.first : blocks]))
-    return " from " + " and ".join(question.names[tier] for tier in tiers) if tiers else ""
+    taken = question.tiers[question.first : blocks]
+    names = [name for tier, name in enumerate(question.names) if taken.count(tier)]
+    return " from " + " and ".join(names) if names else ""
 
 
 def _why(question: Question, block: int) -> str:

@@ -1,4 +1,4 @@
-"""Measure naming, coverage, the index's memory and a full disk's recovery."""
+"""Measure naming, coverage, planning, and the index's memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ import tracemalloc
 from holdfast.blocks.key import DOMAIN_KEY_BYTES, KEY_BYTES, Chain
 from holdfast.blocks.world import World
 from holdfast.index.residency import Residency
+from holdfast.plan.cost import PrefillCost, TierEstimate
+from holdfast.plan.planner import BestCut, Question
 from holdfast.policy.cost_aware import CostAware
-from holdfast.rig.report import Row, at_most
+from holdfast.rig.report import Row, at_most, with_more
 
 TOKENS = 131_072
 BLOCK_TOKENS = 128
 COVERAGE_GOAL_MS = 3.0
+PLAN_BLOCKS = 1024
+PLAN_GOAL_US = 200.0
+PLAN_SPEEDS = (5e9, 2e9, 5e8)
+PLANS_A_ROUND = 20
 BLOCK_GOAL_BYTES = 250.0
 CHAIN_BLOCKS = 1_000
 WORLD = World(b"f" * KEY_BYTES, b"d" * KEY_BYTES, 2 << 20, BLOCK_TOKENS)
@@ -34,6 +40,37 @@ def coverage_row(rounds: int) -> Row:
         if coverage.blocks != TOKENS // BLOCK_TOKENS:
             raise RuntimeError(f"{coverage.blocks} blocks covered, all were held")
     return at_most("coverage.128k", statistics.median(times_ms), "ms", COVERAGE_GOAL_MS)
+
+
+def plan_row(rounds: int) -> Row:
+    """Time one plan for 1,024 blocks over four tiers, in four runs; `mixed_us`: in no order."""
+    estimates = [TierEstimate(0.0, 2e10), *(TierEstimate(1e-3, speed) for speed in PLAN_SPEEDS)]
+    runs = [tier for tier in range(len(estimates)) for _ in range(PLAN_BLOCKS // len(estimates))]
+    mixed = [(7919 * block >> 3) % len(estimates) for block in range(PLAN_BLOCKS)]
+    question = Question(
+        tiers=runs,
+        block_bytes=WORLD.record_bytes,
+        block_tokens=BLOCK_TOKENS,
+        estimates=estimates,
+        names=("host", "disk", "pool", "object"),
+        limit_s=60.0,
+        cost=PrefillCost(1e-2, 1e-4, 1e-9),
+        prompt_tokens=PLAN_BLOCKS * BLOCK_TOKENS + 1,
+    )
+    us = _plan_us(question, rounds)
+    row = at_most("plan.1024", us, "us", PLAN_GOAL_US)
+    return with_more(row, {"mixed_us": _plan_us(question._replace(tiers=mixed), rounds)})
+
+
+def _plan_us(question: Question, rounds: int) -> float:
+    """Return the median over rounds of the mean of a few plans."""
+    planner, times_us = BestCut(), []
+    for _ in range(rounds):
+        start_s = time.perf_counter()
+        for _ in range(PLANS_A_ROUND):
+            planner.plan(question)
+        times_us.append(1e6 * (time.perf_counter() - start_s) / PLANS_A_ROUND)
+    return statistics.median(times_us)
 
 
 def index_row(blocks: int) -> Row:

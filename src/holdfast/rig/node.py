@@ -14,7 +14,7 @@ from holdfast.errors import HoldfastError, NodeGoneError
 from holdfast.limits import GIB
 from holdfast.rig.process import Process, wait_until
 from holdfast.wire.client import Client
-from holdfast.wire.messages import PROTOCOL, Drop, Hello, List, Members, Report, Status
+from holdfast.wire.messages import PROTOCOL, Drop, Hello, List, Members, Plans, Report, Status
 
 HOST_BYTES = 2 * GIB
 DISK_BYTES = 4 * GIB
@@ -83,6 +83,10 @@ class Node:
         pools: list[dict[str, Any]] = self._look(Members())["shared"]
         return [member for pool in pools for member in pool["members"]]
 
+    def plans(self) -> dict[str, Any]:
+        """Return the node's last plans, and what it made them from."""
+        return self._look(Plans())
+
     def records(self) -> int:
         """Return how many records its tiers hold; a block in two tiers counts twice."""
         return sum(int(tier["records"]) for tier in self.status()["tiers"])
@@ -117,7 +121,7 @@ class Node:
         tiers = self.status()["tiers"]
         return sum(int(tier["records"]) for tier in tiers if tier["tier"] == "disk")
 
-    def _look(self, question: Status | List | Members | Drop) -> dict[str, Any]:
+    def _look(self, question: Status | List | Members | Plans | Drop) -> dict[str, Any]:
         client = Client(self.address, Hello(PROTOCOL, "rig"), ANSWER_S)
         try:
             reply = client.call(question, ANSWER_S)

@@ -1,0 +1,201 @@
+"""Measure plans on a real engine: against recomputing, and against every other cut."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from holdfast.limits import BLOCK_TOKENS, GIB, MIB
+from holdfast.rig.ask import ask
+from holdfast.rig.model import SHAPES
+from holdfast.rig.node import Node
+from holdfast.rig.process import wait_until
+from holdfast.rig.report import Row, at_most, with_more
+from holdfast.rig.server import Engine, EngineOptions, holdfast_kv_transfer, wait_all_ready
+
+TAIL_TOKENS = 16
+PLACES = ("host", "disk", "slow")
+RECOMPUTE_GOAL = 1.05
+CUT_GOAL = 1.10
+CUTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+SLOW = 0.5
+"""How fast the slow disk is read, as a share of what would make fetching as quick as computing."""
+
+TEACHING = (128, 256, 512, 1024, 2048)
+MEETING = (256, 512, 1024, 2048)
+CONNECTED_S = 30.0
+HOST_BYTES = 3 * GIB
+DISK_BYTES = 8 * GIB
+
+
+class Course(NamedTuple):
+    """What is measured: a model's name and folder, tokens of the contexts, rounds of each."""
+
+    model: str
+    made: Path
+    lengths: Sequence[int]
+    cut_lengths: Sequence[int]
+    rounds: int
+    tell: Callable[[str], None]
+
+
+class Bench:
+    """Two engines, one alone and one behind a node that is started anew as it is needed."""
+
+    def __init__(self, stack: ExitStack, folder: Path, course: Course) -> None:
+        self._folder = folder
+        self._course = course
+        self._chance = random.Random(folder.name)  # noqa: S311  # texts that nobody has seen
+        self._slow_bytes_per_s = 0
+        self.node = self._start("disk", "best")
+        stack.callback(self._stop)
+        tokens_max = max(course.lengths) + 1024
+        engines = []
+        for name, flag in (("alone", {}), ("behind", holdfast_kv_transfer(self.node.address))):
+            options = EngineOptions(
+                model=course.made, kv_transfer=flag, model_tokens_max=tokens_max
+            )
+            engines.append(Engine(name, options, folder / f"{name}.log"))
+            stack.enter_context(engines[-1].process)
+        wait_all_ready(engines)
+        self.alone, self.behind = engines
+        self.probe = self.text(BLOCK_TOKENS)
+        self.teach()
+
+    def text(self, tokens: int) -> list[int]:
+        """Return a prompt of so many tokens and a tail, seen by nobody before."""
+        vocabulary = range(16, SHAPES[self._course.model].vocabulary - 16)
+        return self._chance.choices(vocabulary, k=tokens + TAIL_TOKENS)
+
+    def ttft_s(self, engine: Engine, prompt: Sequence[int]) -> tuple[float, int]:
+        """Ask without the engine's own cache: seconds to the first token, tokens fetched."""
+        engine.reset_prefix_cache()
+        asked = ask(engine, prompt, 1)
+        return asked.answer.ttft_s, asked.tokens.fetched_total
+
+    def save(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Compute these behind the node, until it has them on disk."""
+        blocks = self.node.blocks_on_disk() + sum(len(each) // BLOCK_TOKENS for each in prompts)
+        for prompt in prompts:
+            self.ttft_s(self.behind, prompt)
+        self.node.wait_on_disk(blocks)
+
+    def teach(self) -> None:
+        """Let the node see how fast the engine computes, and how fast its disk is."""
+        taught = [self.text(tokens) for tokens in (*TEACHING, *TEACHING)]
+        for prompt in taught[: len(TEACHING)]:
+            self.ttft_s(self.alone, prompt)
+        self.save([self.probe, *taught])
+        seconds, _ = self.ttft_s(self.alone, self.text(2048))
+        self._slow_bytes_per_s = int(SLOW * self.node.token_bytes() * 2048 / seconds)
+
+    def move(self, place: str, plan: str) -> None:
+        """Start the node anew, warm from its disk and with nothing in memory."""
+        self._stop()
+        self.node = self._start(place, plan)
+        self.node.wait_recovered()
+
+        def heard() -> bool:
+            self.ttft_s(self.behind, self.probe)
+            return bool(self.node.plans()["plans"])
+
+        wait_until(self.behind.process, heard, CONNECTED_S, "asking its node")
+
+    def _stop(self) -> None:
+        self.node.process.stop()
+
+    def _start(self, place: str, plan: str) -> Node:
+        disk: dict[str, object] = {
+            "kind": "disk",
+            "path": str(self._folder / "node" / "disk"),
+            "capacity": DISK_BYTES,
+        }
+        if place == "slow":
+            disk["read_limit"] = max(MIB, self._slow_bytes_per_s)
+        tiers = [{"kind": "host", "capacity": HOST_BYTES}, disk]
+        return Node(self._folder / "node", settings={"plan": plan, "tiers": tiers})
+
+
+def plan_rows(stack: ExitStack, folder: Path, course: Course) -> Iterator[Row]:
+    """Yield what plans gain and cost at each length, from each place; then against other cuts."""
+    bench = Bench(stack, folder, course)
+    for place in PLACES:
+        planned: dict[int, float] = {}
+        for length, row in _against_recompute(bench, place, course):
+            planned[length] = float(str(row.more["planned_s"]))
+            yield row
+        for length in course.cut_lengths:
+            yield _against_cuts(bench, place, length, planned[length], course)
+
+
+def _against_recompute(bench: Bench, place: str, course: Course) -> Iterator[tuple[int, Row]]:
+    texts = {n: [bench.text(n) for _ in range(course.rounds)] for n in course.lengths}
+    course.tell(f"{place}: {course.rounds} contexts of each length are saved")
+    for each in texts.values():
+        bench.save(each)
+    if place != "host":
+        _meet(bench, place)
+    for length, prompts in texts.items():
+        planned, computed, fetched = [], [], []
+        for turn, prompt in enumerate(prompts):
+            course.tell(f"{place}: {length} tokens, round {turn + 1} of {len(prompts)}")
+            if turn % 2:
+                computed.append(bench.ttft_s(bench.alone, prompt)[0])
+            seconds, tokens = bench.ttft_s(bench.behind, prompt)
+            planned.append(seconds)
+            fetched.append(tokens)
+            if not turn % 2:
+                computed.append(bench.ttft_s(bench.alone, prompt)[0])
+        ratio = median(a / b for a, b in zip(planned, computed, strict=True))
+        more: dict[str, object] = {
+            "source": place,
+            "tokens": length,
+            "planned_s": median(planned),
+            "recompute_s": median(computed),
+            "fetched": median(fetched),
+            "rounds": len(prompts),
+        }
+        yield length, with_more(at_most("plan.recompute", ratio, "x", RECOMPUTE_GOAL), more)
+
+
+def _meet(bench: Bench, place: str) -> None:
+    """Start from this disk and let the node meet it: a first fetch from a new medium is a guess."""
+    prompts = [bench.text(length) for length in MEETING]
+    bench.save(prompts)
+    bench.move(place, "best")
+    for prompt in prompts:
+        bench.ttft_s(bench.behind, prompt)
+
+
+def _against_cuts(bench: Bench, place: str, length: int, planned_s: float, course: Course) -> Row:
+    """Measure every cut by holding no more than that, with a node that fetches all it holds."""
+    cuts = sorted({round(share * length / BLOCK_TOKENS) for share in CUTS})
+    texts = {cut: [bench.text(length) for _ in range(course.rounds)] for cut in cuts}
+    course.tell(f"{place}: {length} tokens, cut after {', '.join(map(str, cuts))} blocks")
+    disk = "slow" if place == "slow" else "disk"
+    if place == "host":
+        bench.move(disk, "held")
+    for cut, prompts in texts.items():
+        if cut:
+            bench.save([prompt[: cut * BLOCK_TOKENS + TAIL_TOKENS] for prompt in prompts])
+    if place != "host":
+        bench.move(disk, "held")
+    times = {
+        cut: median(bench.ttft_s(bench.behind, prompt)[0] for prompt in prompts)
+        for cut, prompts in texts.items()
+    }
+    best = min(times, key=lambda cut: times[cut])
+    more: dict[str, object] = {
+        "source": place,
+        "tokens": length,
+        "planned_s": planned_s,
+        "best_cut": best,
+        "best_s": times[best],
+        "cuts_s": {str(cut): seconds for cut, seconds in times.items()},
+    }
+    bench.move(disk, "best")
+    return with_more(at_most("plan.cut", planned_s / times[best], "x", CUT_GOAL), more)
