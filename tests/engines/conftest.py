@@ -15,9 +15,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from holdfast.blocks.key import Chain
 from holdfast.errors import NodeGoneError
 from holdfast.wire.frame import encode, request_reader
-from holdfast.wire.messages import Welcome
+from holdfast.wire.messages import Cover, Covered, Done, Observed, Welcome
 
 DOMAIN_KEY = bytes(range(32))
 DRIVER = Path(__file__).with_name("vllm_driver.py")
@@ -135,6 +136,74 @@ def outcome(ended=(), invalid=()):
     return SimpleNamespace(finished_recving=set(ended), invalid_block_ids=set(invalid))
 
 
+BLOCK = 8
+FINGERPRINT = b"f" * 16
+
+
+def words(count, start=0):
+    return list(range(start, start + count))
+
+
+def setting(**changes):
+    """What a connector with no options is told; its module imports vLLM."""
+    from holdfast.engines.vllm.options import Setting
+
+    return Setting("", "default", 0, "", 0.05, 5.0, saves=True)._replace(**changes)
+
+
+class SchedulerRig:
+    """A scheduler side with a node that holds `held` blocks of whatever it is asked about."""
+
+    def __init__(self, fakes, page=BLOCK, ranks=1, setting=None):
+        # These import vLLM, which not every environment has.
+        from holdfast.engines.vllm.scheduler import SchedulerSide
+        from holdfast.engines.vllm.work import Described
+
+        self.now = 0.0
+        self.held = 0
+        self.worth = None
+        self.answering = True
+        self.clients = [fakes.Client(self.answer) for _ in range(ranks)]
+        self.links = [fakes.Link(client) for client in self.clients]
+        worlds = [
+            Described(FINGERPRINT[:-1] + bytes([rank]), 64, BLOCK, page) for rank in range(ranks)
+        ]
+        self.side = SchedulerSide(
+            self.links, worlds, setting or fakes.setting, now=lambda: self.now
+        )
+        self.fakes = fakes
+
+    @property
+    def client(self):
+        return self.clients[0]
+
+    def answer(self, message):
+        if isinstance(message, Observed):
+            return Done()
+        assert isinstance(message, Cover)
+        if not self.answering:
+            return None
+        blocks = min(self.held, len(message.keys) // 16)
+        return Covered(blocks, blocks if self.worth is None else self.worth, {"host": blocks})
+
+    def request(self, count, **other):
+        request = self.fakes.Request(tokens=words(count), **other)
+        self.side.on_new_request(request)
+        return request
+
+    def chain(self, count, extras=None):
+        chain = Chain(self.fakes.domain_key, FINGERPRINT[:-1] + b"\0", BLOCK, {0: extras or []})
+        chain.extend(words(count))
+        return chain
+
+    def run(self, request, scheduled, pages):
+        work = self.side.build_work(
+            self.fakes.step({request.request_id: pages}, **{request.request_id: scheduled})
+        )
+        request.num_computed_tokens += scheduled
+        return work
+
+
 @pytest.fixture(scope="session")
 def fakes():
     return SimpleNamespace(
@@ -144,6 +213,8 @@ def fakes():
         step=step,
         outcome=outcome,
         domain_key=DOMAIN_KEY,
+        SchedulerRig=SchedulerRig,
+        setting=setting,
     )
 
 

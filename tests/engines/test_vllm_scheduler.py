@@ -2,72 +2,14 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from holdfast.blocks.key import Chain, unpack_keys
-from holdfast.engines.vllm.options import Setting
-from holdfast.engines.vllm.scheduler import SchedulerSide
-from holdfast.engines.vllm.work import Described
+from holdfast.blocks.key import unpack_keys
 from holdfast.errors import NodeGoneError, RefusedError
-from holdfast.wire.messages import Cover, Covered, Done, Observed
-
-BLOCK = 8
-FINGERPRINT = b"f" * 16
-SETTING = Setting("", "default", 0, "", 0.05, 5.0, saves=True)
-
-
-def words(count, start=0):
-    return list(range(start, start + count))
-
-
-class Rig:
-    """A scheduler side with a node that holds `held` blocks of whatever it is asked about."""
-
-    def __init__(self, fakes, page=BLOCK, ranks=1, setting=SETTING):
-        self.now = 0.0
-        self.held = 0
-        self.worth = None
-        self.answering = True
-        self.clients = [fakes.Client(self.answer) for _ in range(ranks)]
-        self.links = [fakes.Link(client) for client in self.clients]
-        worlds = [
-            Described(FINGERPRINT[:-1] + bytes([rank]), 64, BLOCK, page) for rank in range(ranks)
-        ]
-        self.side = SchedulerSide(self.links, worlds, setting, now=lambda: self.now)
-        self.fakes = fakes
-
-    @property
-    def client(self):
-        return self.clients[0]
-
-    def answer(self, message):
-        if isinstance(message, Observed):
-            return Done()
-        assert isinstance(message, Cover)
-        if not self.answering:
-            return None
-        blocks = min(self.held, len(message.keys) // 16)
-        return Covered(blocks, blocks if self.worth is None else self.worth, {"host": blocks})
-
-    def request(self, count, **other):
-        request = self.fakes.Request(tokens=words(count), **other)
-        self.side.on_new_request(request)
-        return request
-
-    def chain(self, count, extras=None):
-        chain = Chain(self.fakes.domain_key, FINGERPRINT[:-1] + b"\0", BLOCK, {0: extras or []})
-        chain.extend(words(count))
-        return chain
-
-    def run(self, request, scheduled, pages):
-        work = self.side.build_work(
-            self.fakes.step({request.request_id: pages}, **{request.request_id: scheduled})
-        )
-        request.num_computed_tokens += scheduled
-        return work
+from holdfast.wire.messages import Cover, Covered
 
 
 @pytest.fixture
 def rig(fakes):
-    return Rig(fakes)
+    return fakes.SchedulerRig(fakes)
 
 
 def test_coverage_is_asked_for_when_a_request_arrives(rig):
@@ -164,7 +106,7 @@ def test_the_load_fills_the_pages_behind_the_local_ones(rig):
 
 
 def test_a_load_may_begin_and_end_inside_a_block(fakes):
-    rig = Rig(fakes, page=2)
+    rig = fakes.SchedulerRig(fakes, page=2)
     rig.held = 4
     request = rig.request(30)
     assert rig.side.matched_tokens(request, 12) == (12, True)
@@ -299,7 +241,7 @@ def test_a_request_that_skips_reading_still_saves(rig):
 
 
 def test_a_reader_saves_nothing(fakes):
-    rig = Rig(fakes, setting=SETTING._replace(saves=False))
+    rig = fakes.SchedulerRig(fakes, setting=fakes.setting(saves=False))
     rig.held = 1
     request = rig.request(20)
     assert rig.side.matched_tokens(request, 0) == (8, True)
@@ -342,7 +284,7 @@ def test_sources_add_up_to_the_tokens_loaded(rig):
 
 
 def test_with_several_ranks_the_least_covered_one_counts(fakes):
-    rig = Rig(fakes, ranks=2)
+    rig = fakes.SchedulerRig(fakes, ranks=2)
     request = rig.request(30)
     rig.clients[0].answer = lambda _: Covered(3, 3, {"host": 3})
     rig.clients[1].answer = lambda _: None
@@ -364,158 +306,6 @@ def test_a_node_that_claims_more_than_was_asked_is_not_believed(rig):
 
 
 def test_closing_ends_every_session(fakes):
-    rig = Rig(fakes, ranks=2)
+    rig = fakes.SchedulerRig(fakes, ranks=2)
     rig.side.close()
     assert all(link.closed for link in rig.links)
-
-
-def test_only_what_is_worth_fetching_is_promised_and_only_what_is_held_is_not_saved(rig):
-    rig.held, rig.worth = 3, 1
-    request = rig.request(30)
-    assert rig.side.matched_tokens(request, 0) == (8, True)
-    rig.side.allocated(request, [5, 6], 8)
-    request.num_computed_tokens = 8
-    work = rig.run(request, 22, [5, 6, 7, 8])
-    assert unpack_keys(work.loads[0].keys[0]) == rig.chain(30).keys[:1]
-    assert work.saves == []
-    rig.worth = 0
-    assert rig.side.matched_tokens(rig.request(30, request_id="none"), 0) == (0, False)
-
-
-def test_the_node_hears_how_long_the_prompt_is_and_what_the_engine_has(rig):
-    rig.client.answer = lambda _: Covered(3, 3, {"host": 3}, 5, 0.25, 0.1, 0.9)
-    request = rig.request(30)
-    assert rig.side.matched_tokens(request, 9) == (15, True)
-    first, again = rig.client.of(Cover)
-    assert (first.tokens, first.have, first.limit_s, first.plan) == (30, 0, 5.0, 0)
-    assert (again.tokens, again.have, again.plan) == (30, 9, 5)
-    assert rig.side.matched_tokens(request, 17) == (7, True)
-    assert len(rig.client.of(Cover)) == 2, "it asks again once"
-    rig.side.allocated(request, [5, 6, 7, 8], 7)
-    (load,) = rig.side.build_work(rig.fakes.step({})).loads
-    assert (load.plan, load.deadline_s) == (5, 0.25)
-
-
-def test_while_the_second_answer_is_awaited_the_count_is_unknown(rig):
-    rig.held = 3
-    request = rig.request(30)
-    assert rig.side.matched_tokens(request, 0) == (24, True)
-    rig.answering = False
-    assert rig.side.matched_tokens(request, 8) == (None, False)
-    rig.now = 0.06
-    assert rig.side.matched_tokens(request, 8) == (0, False)
-
-
-def test_nothing_more_is_asked_where_the_engine_has_all_that_is_held(rig):
-    rig.held = 2
-    request = rig.request(30)
-    assert rig.side.matched_tokens(request, 16) == (0, False)
-    assert len(rig.client.of(Cover)) == 1
-
-
-def test_a_long_prompt_may_wait_longer_for_an_answer(fakes):
-    rig = Rig(fakes, setting=SETTING._replace(cover_deadline_s=None))
-    rig.client.answer = lambda _: Covered(0, 0, {}, 0, 0.0, 0.1, 3.0)
-    rig.side.matched_tokens(rig.request(30, request_id="first"), 0)  # 0.1 s a token
-    rig.client.answer = lambda _: None
-    for tokens, limit_s in ((9, 0.05), (40, 0.2), (400, 1.0)):
-        request, start = rig.request(tokens, request_id=f"r{tokens}"), rig.now
-        rig.now = start + limit_s - 0.001
-        assert rig.side.matched_tokens(request, 0) == (None, False)
-        rig.now = start + limit_s + 0.001
-        assert rig.side.matched_tokens(request, 0) == (0, False)
-        rig.side._patience.met()
-
-
-def prefilled(rig, request, scheduled, seconds):
-    rig.run(request, scheduled, list(range(200)))
-    rig.now += seconds
-    rig.side.workers_said(rig.fakes.outcome())
-
-
-def test_prefill_steps_are_told_when_nothing_else_is_to_do(rig):
-    request = rig.request(300)
-    rig.side.matched_tokens(request, 0)
-    prefilled(rig, request, 200, 0.4)
-    prefilled(rig, request, 100, 0.3)
-    prefilled(rig, request, 1, 0.1)  # decoding
-    assert rig.client.of(Observed) == []
-    rig.side.on_finished(request)
-    rig.side.workers_said(rig.fakes.outcome())
-    (report,) = rig.client.of(Observed)
-    assert [(new, context) for new, context, _ in report.steps] == [(200, 0), (100, 200)]
-    assert [seconds for *_, seconds in report.steps] == pytest.approx([0.4, 0.3])
-    assert len(rig.client.forgotten) == 1, "nobody waits for the answer"
-
-
-def test_steps_beside_a_load_or_a_stranger_are_not_told(rig):
-    rig.held = 2
-    waiting, request = rig.request(30, request_id="waiting"), rig.request(300)
-    rig.side.matched_tokens(waiting, 0)
-    rig.side.allocated(waiting, [5, 6, 7], 16)
-    prefilled(rig, request, 100, 0.4)
-    rig.side.workers_said(rig.fakes.outcome(ended=["waiting"]))
-    rig.side.on_finished(waiting)
-    pages = {"r": list(range(200)), "stranger": [1]}
-    rig.side.build_work(rig.fakes.step(pages, r=100, stranger=100))
-    rig.now += 1
-    rig.side.workers_said(rig.fakes.outcome())
-    rig.side.on_finished(request)
-    rig.side.workers_said(rig.fakes.outcome())
-    assert rig.client.of(Observed) == []
-
-
-def test_steps_handed_out_ahead_are_timed_from_the_end_of_the_one_before(rig):
-    request = rig.request(300)
-    rig.run(request, 100, list(range(200)))
-    rig.run(request, 150, list(range(200)))
-    rig.now = 1.0
-    rig.side.workers_said(rig.fakes.outcome())
-    rig.now = 3.0
-    rig.side.workers_said(rig.fakes.outcome())
-    rig.side.on_finished(request)
-    rig.side.workers_said(rig.fakes.outcome())
-    (report,) = rig.client.of(Observed)
-    assert [seconds for *_, seconds in report.steps] == [1.0, 2.0]
-
-
-def test_prompts_that_share_a_step_count_as_one(rig):
-    one, two = rig.request(100, request_id="one"), rig.request(300, request_id="two")
-    two.num_computed_tokens = 200
-    pages = {"one": list(range(50)), "two": list(range(50))}
-    rig.side.build_work(rig.fakes.step(pages, one=100, two=100))
-    rig.now = 1.0
-    rig.side.on_finished(one)
-    rig.side.on_finished(two)
-    rig.side.workers_said(rig.fakes.outcome())
-    (report,) = rig.client.of(Observed)
-    ((new, context, seconds),) = report.steps
-    assert (new, seconds) == (200, 1.0)
-    assert new * (context + new / 2) == 100 * 50 + 100 * 250
-
-
-def test_what_came_of_a_plan_is_told(rig):
-    rig.client.answer = lambda message: (
-        Covered(3, 3, {"host": 3}, 5, 0.25, 0.1, 0.9) if isinstance(message, Cover) else Done()
-    )
-    request = rig.request(30)
-    rig.side.matched_tokens(request, 0)
-    rig.side.allocated(request, [5, 6, 7, 8], 24)
-    rig.side.build_work(rig.fakes.step({}))
-    rig.now = 0.2
-    rig.side.workers_said(rig.fakes.outcome(ended=["r"]))
-    request.num_computed_tokens = 24
-    rig.run(request, 6, [5, 6, 7, 8])
-    rig.now = 0.5
-    rig.side.on_finished(request)
-    rig.side.workers_said(rig.fakes.outcome())
-    (report,) = rig.client.of(Observed)
-    assert report.endings == [(5, 0.2, 0.5)]
-
-
-def test_a_report_goes_out_while_the_engine_stays_busy(rig):
-    request = rig.request(3000)
-    for _ in range(16):
-        prefilled(rig, request, 100, 0.1)
-    (report,) = rig.client.of(Observed)
-    assert len(report.steps) == 16
