@@ -169,7 +169,7 @@ class SchedulerRig:
             Described(FINGERPRINT[:-1] + bytes([rank]), 64, BLOCK, page) for rank in range(ranks)
         ]
         self.side = SchedulerSide(
-            self.links, worlds, setting or fakes.setting, now=lambda: self.now
+            self.links, worlds, setting or fakes.setting(), now=lambda: self.now
         )
         self.fakes = fakes
 
