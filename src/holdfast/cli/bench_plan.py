@@ -1,4 +1,4 @@
-"""`holdfast bench plan`: is a plan ever slower than recomputing, and how far from the best cut?"""
+"""`holdfast bench plan`: plans on a real engine, against recomputing and every other cut."""
 
 from __future__ import annotations
 
