@@ -48,19 +48,25 @@ class ChaosProxy:
 
     def _accept(self) -> None:
         while not self._closing:
-            try:
+            with contextlib.suppress(OSError):
                 near, _ = self._listener.accept()
-                far = None if self.mood == "cut" else socket.create_connection(self._to, 1.0)
-            except OSError:
-                continue
-            if far is None:
-                near.close()
-                continue
-            far.settimeout(None)
-            with self._lock:
-                self._open |= {near, far}
-            for ends in ((near, far), (far, near)):
-                threading.Thread(target=self._pump, args=ends, daemon=True).start()
+                if not self._join(near):
+                    near.close()
+
+    def _join(self, near: socket.socket) -> bool:
+        """Connect the far side; False where it is not there, or must not be."""
+        if self.mood == "cut":
+            return False
+        try:
+            far = socket.create_connection(self._to, 1.0)
+        except OSError:
+            return False
+        far.settimeout(None)
+        with self._lock:
+            self._open |= {near, far}
+        for ends in ((near, far), (far, near)):
+            threading.Thread(target=self._pump, args=ends, daemon=True).start()
+        return True
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         """Move bytes one way until either end is gone; then both are."""
