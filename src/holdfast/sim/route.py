@@ -1,8 +1,9 @@
-"""Which worker gets a request: four simple routers over the same fleet."""
+"""Which worker gets a request: simple routers over the same fleet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from holdfast.errors import ConfigError
@@ -40,9 +41,25 @@ def least_queue(fleet: Fleet, ask: Ask) -> Routed:
 
 def longest_prefix(fleet: Fleet, ask: Ask) -> Routed:
     """Choose the worker whose own tiers hold most of the chain; the least queue where equal."""
-    held = [len(w.memory.cover(ask.keys).tiers) for w in fleet.workers]
-    choice = min(range(len(held)), key=lambda i: (-held[i], fleet.workers[i].engine.queue_s, i))
-    return _to(fleet, ask, choice)
+    return _to(fleet, ask, _longest(fleet, ask, range(len(fleet.workers))))
+
+
+def two_choices(draw: int = 0) -> Router:
+    """Draw two workers and choose as `longest_prefix` does: load is spread, and locality half kept.
+
+    After Mitzenmacher, "The power of two choices in randomized load balancing" (2001). What is
+    drawn is a hash of `draw` and the request's place in line, so a run repeats itself.
+    """
+
+    def route(fleet: Fleet, ask: Ask) -> Routed:
+        place = (draw << 32 | ask.number).to_bytes(8, "little")
+        digest = hashlib.blake2b(place, digest_size=8).digest()
+        count = len(fleet.workers)
+        first = int.from_bytes(digest[:4], "little") % count
+        second = (first + 1 + int.from_bytes(digest[4:], "little") % max(1, count - 1)) % count
+        return _to(fleet, ask, _longest(fleet, ask, (first, second)))
+
+    return route
 
 
 def soonest(fleet: Fleet, ask: Ask) -> Routed:
@@ -62,6 +79,7 @@ ROUTERS: dict[str, Router] = {
     "round_robin": round_robin,
     "least_queue": least_queue,
     "longest_prefix": longest_prefix,
+    "two_choices": two_choices(),
     "soonest": soonest,
 }
 
@@ -71,6 +89,14 @@ def router(name: str) -> Router:
     if name not in ROUTERS:
         raise ConfigError(f"--router: {name!r} is not known; use one of: {', '.join(ROUTERS)}")
     return ROUTERS[name]
+
+
+def _longest(fleet: Fleet, ask: Ask, among: Iterable[int]) -> int:
+    def merit(number: int) -> tuple[int, float, int]:
+        worker = fleet.workers[number]
+        return -len(worker.memory.cover(ask.keys).tiers), worker.engine.queue_s, number
+
+    return min(among, key=merit)
 
 
 def _to(fleet: Fleet, ask: Ask, worker: int) -> Routed:

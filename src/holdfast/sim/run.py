@@ -176,7 +176,6 @@ class Simulation:
         fleet, covered, tokens = self.fleet, flight.covered, flight.tokens
         hardware, flight.blocks = fleet.hardware, 0
         if covered.blocks:
-            held_by_engine = self._leading_on_device(covered)
             plan = self._setting.planner.plan(
                 Question(
                     tiers=covered.tiers,
@@ -187,17 +186,19 @@ class Simulation:
                     limit_s=hardware.engine.fetch_limit_s,
                     cost=hardware.prefill,
                     prompt_tokens=tokens,
-                    have_tokens=min(held_by_engine * self.trace.block_tokens, tokens - 1),
+                    have_tokens=self._had(covered, tokens),
                 )
             )
             flight.blocks, flight.late_s = plan.blocks, now_s + plan.deadline_s
         self._expect(flight)
 
-    def _leading_on_device(self, covered: Covered) -> int:
-        """Return how many leading blocks need no fetch: the engine has them."""
+    def _had(self, covered: Covered, tokens: int) -> int:
+        """Return the tokens of leading blocks that the engine has, short of the whole prompt."""
         if self.fleet.names[0] != "device":
             return 0
-        return len(covered.tiers) - len(bytes(covered.tiers).lstrip(b"\0"))
+        blocks = len(covered.tiers) - len(bytes(covered.tiers).lstrip(b"\0"))
+        size = self.trace.block_tokens
+        return min(blocks, (tokens - 1) // size) * size
 
     def _expect(self, flight: _Flight) -> None:
         """Work out what is left to compute, and let the engine's queue know.
