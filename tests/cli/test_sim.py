@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import re
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -36,6 +38,7 @@ def test_figures_come_as_rows_and_as_a_table(files, tmp_path, capsys):
     assert rows["sim.best.tokens"]["value"] == pytest.approx(1_024 / 2_560)
     assert rows["sim.tier.0.host"]["blocks"] + rows["sim.tier.1.disk"]["blocks"] == 2
     assert rows["sim.ttft.p99"]["value"] == pytest.approx(0.01 + 1.024, rel=0.01)
+    assert rows["sim.ttft.p99"]["without_ladder_s"] == pytest.approx(0.01 + 1.536, rel=0.01)
     assert rows["sim.curve.lru"]["points"][-1] == [3, pytest.approx(0.4)]
     shown = capsys.readouterr().out
     assert "host" in shown
@@ -45,6 +48,24 @@ def test_figures_come_as_rows_and_as_a_table(files, tmp_path, capsys):
 def test_json_on_standard_output_is_nothing_but_json(files, capsys):
     assert main(["sim", *files, "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "sim"
+
+
+def test_the_page_and_the_picture_stand_alone(files, tmp_path):
+    html, svg = tmp_path / "sim.html", tmp_path / "sim.svg"
+    assert main(["sim", *files, "--html", str(html), "--svg", str(svg), "--hints"]) == 0
+    page, picture = html.read_text(), svg.read_text()
+    assert ET.fromstring(picture).tag == "{http://www.w3.org/2000/svg}svg"
+    assert page.count("<svg") == 4
+    assert f"holdfast sim {files[0]} --ladder {files[2]}" in page
+    for text in (page, picture):
+        rest = text.replace('xmlns="http://www.w3.org/2000/svg"', "")
+        assert not re.search(r"https?://|<script|<link|<img|@import|url\(", rest)
+    assert "40.0%" in page
+
+
+def test_a_place_that_can_not_be_written_is_named_before_the_work(files, tmp_path, capsys):
+    assert main(["sim", *files, "--html", str(tmp_path / "no" / "sim.html")]) == 2
+    assert "--html" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TextIO
 
 from holdfast.cli.options import add_json_argument
@@ -22,6 +25,8 @@ from holdfast.sim.hardware import UNBOUNDED, resolve
 from holdfast.sim.ladder import read_ladder
 from holdfast.sim.model import load_model
 from holdfast.sim.outlook import outlook, outlook_figures
+from holdfast.sim.page import page
+from holdfast.sim.pictures import capacity_chart
 from holdfast.sim.profile import load_profile
 from holdfast.sim.replay import returns
 from holdfast.sim.route import ROUTERS, router
@@ -62,11 +67,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--window", type=float, metavar="S", help="seconds in which sessions start")
     add_json_argument(parser)
+    parser.add_argument("--svg", metavar="FILE", help="hits by capacity as a picture")
+    parser.add_argument("--html", metavar="FILE", help="everything as one page")
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, and show what was found."""
     check_target(args.json)
+    _check_writable("--svg", args.svg)
+    _check_writable("--html", args.html)
     if not 1 <= args.workers <= WORKERS_MAX:
         raise ConfigError(
             f"--workers: {args.workers} is not within 1 and {WORKERS_MAX:,}; correct it"
@@ -79,21 +88,54 @@ def run(args: argparse.Namespace) -> int:
     hardware = resolve(ladder, profile, trace.block_tokens, model)
     fleet = Fleet(hardware, args.workers, rules_of(hardware, args.policy))
     hints = returns(trace) if args.hints else None
-    simulation = Simulation(trace, fleet, Setting(BestCut(), route, args.closed_loop, hints))
+    setting = Setting(BestCut(), route, args.closed_loop, hints)
+    bare = Fleet(hardware._replace(rungs=[]), args.workers, rules_of(hardware, args.policy))
     with _progress(trace, sys.stderr) as progress:
-        found = Run(trace, fleet, simulation.run(progress))
+        began_s = time.process_time()
+        requests = Simulation(trace, fleet, setting).run(progress)
+        spent_s = time.process_time() - began_s
+        found = Run(trace, fleet, requests, Simulation(trace, bare, setting).run(progress))
+    curves = outlook(trace)
     figures = [
         *hit_figures(found),
         *time_figures(found),
         *wear_figures(found),
         *economy_figures(found),
-        *outlook_figures(outlook(trace)),
+        *outlook_figures(curves),
+        Figure("sim.speed", trace.blocks / max(spent_s, 1e-9), "blocks/s", {"cpu_s": spent_s}),
     ]
     if args.json != "-":
         _show(found, figures)
     if args.json:
         write(Report("sim", [_row(figure) for figure in figures]), args.json)
+    if args.svg:
+        _write("--svg", args.svg, capacity_chart(found, curves))
+    if args.html:
+        _write("--html", args.html, page(found, figures, curves, _command(args)))
     return 0
+
+
+def _command(args: argparse.Namespace) -> str:
+    """Return the command as one would type it again, without where its output went."""
+    words = ["holdfast", "sim", args.trace, "--ladder", args.ladder]
+    if args.model:
+        words += ["--model", args.model]
+    words += ["--workers", str(args.workers), "--router", args.router, "--policy", args.policy]
+    words += ["--closed-loop"] if args.closed_loop else []
+    return shlex.join([*words, *(["--hints"] if args.hints else [])])
+
+
+def _check_writable(option: str, target: str | None) -> None:
+    """Raise ConfigError before the work if its result could not be written."""
+    if target is not None:
+        _write(option, target, "")
+
+
+def _write(option: str, target: str, text: str) -> None:
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{option} {target}: {error.strerror}; choose another file") from error
 
 
 def _reading(args: argparse.Namespace) -> Reading:
@@ -143,7 +185,9 @@ def _show(found: Run, figures: list[Figure]) -> None:
     for figure in figures:
         if not figure.what.startswith("sim.tier."):
             name = figure.what.removeprefix("sim.").replace(".", " ").replace("_", " ")
-            print(f"{name:<28}{number(figure.value):>10} {figure.unit}")
+            without = figure.more.get("without_ladder_s")
+            beside = f" (without the ladder {without:.3g})" if isinstance(without, float) else ""
+            print(f"{name:<28}{number(figure.value):>10} {figure.unit}{beside}")
     print("\n" + "\n".join(f"- {line}" for line in assumptions(found)))
 
 

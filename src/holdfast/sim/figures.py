@@ -23,11 +23,15 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Run(NamedTuple):
-    """A trace, the fleet it went through, and what became of each request."""
+    """A trace, the fleet it went through, and what became of each request.
+
+    `bare`: what became of them on the same engines without any tier, all of it computed.
+    """
 
     trace: Trace
     fleet: Fleet
     requests: Requests
+    bare: Requests
 
     @property
     def span_s(self) -> float:
@@ -82,6 +86,7 @@ def hit_figures(run: Run) -> list[Figure]:
             "capacity_blocks": sum(shelf.capacity for shelf in shelves),
             "peak_blocks": sum(shelf.peak for shelf in shelves),
             "refused_blocks": sum(shelf.refused for shelf in shelves),
+            "declined_blocks": sum(shelf.declined for shelf in shelves),
         }
         share = _share(int(by_tier[tier]), inputs)
         figures.append(Figure(f"sim.tier.{tier}.{name}", share, "share", more))
@@ -98,12 +103,12 @@ def time_figures(run: Run) -> list[Figure]:
         "queue_s": _mean(found.started_s - found.fetched_s),
         "compute_s": _mean(found.first_s - found.started_s),
     }
-    figures = [
-        Figure(
-            f"sim.ttft.p{percent}", float(np.percentile(ttft, percent)) if len(ttft) else None, "s"
-        )
-        for percent in (50, 90, 99)
-    ]
+    bare = run.bare.first_s - run.bare.arrived_s
+    figures = []
+    for percent in (50, 90, 99):
+        without = _percentile(bare, percent)
+        value = _percentile(ttft, percent)
+        figures.append(Figure(f"sim.ttft.p{percent}", value, "s", {"without_ladder_s": without}))
     figures.append(Figure("sim.ttft.mean", _mean(ttft), "s", parts))
     saved = float(found.saved_s.sum())
     busy = (run.prefill_s + run.decode_s) / (len(run.fleet.workers) * run.span_s or 1.0)
@@ -140,6 +145,10 @@ def wear_figures(run: Run) -> list[Figure]:
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
+
+
+def _percentile(values: Floats, percent: int) -> float | None:
+    return float(np.percentile(values, percent)) if len(values) else None
 
 
 def _mean(values: Floats) -> float:

@@ -16,7 +16,7 @@ from holdfast.sim.trace import Trace
 
 TTLS_S = (60.0, 300.0, 600.0, 1_800.0, 3_600.0, 28_800.0)
 _CURVE_POINTS = 60
-_BOUND_POINTS = 8
+_BOUND_POINTS = 14
 
 
 class Outlook(NamedTuple):

@@ -1,0 +1,137 @@
+"""The report of a simulation as one HTML page: no scripts, no links, light or dark as one likes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from holdfast import __version__
+from holdfast.sim.economy import assumptions
+from holdfast.sim.figures import Figure, Run
+from holdfast.sim.outlook import Outlook
+from holdfast.sim.pictures import capacity_chart, history_chart, retention_chart, time_chart
+
+_STYLE = """\
+:root { color-scheme: light dark; --ink: #24292f; --pale: #57606a; --line: #d0d7de;
+  --back: #ffffff; --bar: #0969da }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6edf3; --pale: #9198a1; --line: #30363d; --back: #0d1117; --bar: #58a6ff }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--back);
+  max-width: 76rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.5rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin-top: 2rem }
+.pale { color: var(--pale) }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+td, th { border-bottom: 1px solid var(--line); padding: .25rem .8rem; text-align: right }
+td:first-child, th:first-child { text-align: left; padding-left: 0 }
+.bar { display: inline-block; height: .7em; background: var(--bar) }
+.cards { display: flex; flex-wrap: wrap; gap: 1rem; margin: 1.2rem 0 }
+.cards div { border: 1px solid var(--line); border-radius: 6px; padding: .6rem 1rem }
+.cards b { display: block; font-size: 1.4rem }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); gap: 1rem }
+svg { width: 100%; height: auto }"""
+
+_CARDS = {
+    "sim.hit.tokens": ("of the input served", "{:.1%}"),
+    "sim.best.tokens": ("by a store without end", "{:.1%}"),
+    "sim.ttft.p50": ("first token, median", "{:.2f} s"),
+    "sim.ttft.p99": ("first token, 99 %", "{:.2f} s"),
+    "sim.gpu.saved": ("GPU seconds saved", "{:,.0f}"),
+    "sim.cost.per_million_out": ("per million tokens out", "${:.2f}"),
+    "sim.cost.without_ladder": ("without the ladder", "${:.2f}"),
+}
+
+_BAR_EM = 8
+
+
+def page(run: Run, figures: Sequence[Figure], found: Outlook, command: str) -> str:
+    """Return the page; `command` made it, and is shown."""
+    title = f"{run.trace.name} on {run.fleet.hardware.name}"
+    charts = [
+        capacity_chart(run, found),
+        time_chart(run),
+        history_chart(run),
+        retention_chart(found),
+    ]
+    said = "".join(f"<li>{escape(line)}</li>" for line in assumptions(run))
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="pale">{escape(_summary(run))}<br><code>{escape(command)}</code></p>',
+        _cards(figures),
+        "<h2>Tiers</h2>",
+        _tiers(figures),
+        "<h2>Pictures</h2>",
+        f'<div class="charts">{"".join(f"<figure>{one}</figure>" for one in charts)}</div>',
+        "<h2>Figures</h2>",
+        _table(figures),
+        "<h2>What is taken for granted</h2>",
+        f"<ul>{said}</ul>",
+        f'<p class="pale">holdfast {escape(__version__)}</p>',
+    ]
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+    inner = "\n".join(body)
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>\n{inner}\n</body></html>\n'
+    )
+
+
+def _summary(run: Run) -> str:
+    trace = run.trace
+    return (
+        f"{trace.requests:,} requests in {trace.span_s / 60:,.0f} minutes, "
+        f"{trace.input_tokens.sum() / 1e6:,.1f} M tokens in, {run.output_tokens / 1e6:,.1f} M out, "
+        f"{len(run.fleet.workers)} workers"
+    )
+
+
+def _cards(figures: Sequence[Figure]) -> str:
+    cards = []
+    for figure in figures:
+        if figure.what in _CARDS and figure.value is not None:
+            words, shape = _CARDS[figure.what]
+            cards.append(f"<div><b>{escape(shape.format(figure.value))}</b>{escape(words)}</div>")
+    return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def _tiers(figures: Sequence[Figure]) -> str:
+    rows = []
+    for figure in figures:
+        if figure.what.startswith("sim.tier."):
+            more, share = figure.more, figure.value or 0.0
+            bar = f'<span class="bar" style="width:{share * _BAR_EM:.2f}em"></span>'
+            cells = [f"{share:.1%}", *(_cell(more[key]) for key in _TIER_COLUMNS)]
+            name = escape(figure.what.rpartition(".")[2])
+            rows.append(f"<tr><td>{name} {bar}</td>{''.join(f'<td>{c}</td>' for c in cells)}</tr>")
+    heads = "".join(
+        f"<th>{title}</th>" for title in ("tier", "input served", *_TIER_COLUMNS.values())
+    )
+    return f"<table><tr>{heads}</tr>{''.join(rows)}</table>"
+
+
+_TIER_COLUMNS = {
+    "read_gb": "read, GB",
+    "written_gb": "written, GB",
+    "peak_blocks": "blocks at the peak",
+    "capacity_blocks": "capacity",
+    "refused_blocks": "writes refused",
+    "declined_blocks": "writes declined",
+}
+
+
+def _table(figures: Sequence[Figure]) -> str:
+    rows = []
+    for figure in figures:
+        plain = {k: v for k, v in figure.more.items() if isinstance(v, int | float | str)}
+        if not figure.what.startswith("sim.tier."):
+            beside = escape(", ".join(f"{k} {_cell(v)}" for k, v in plain.items()))
+            rows.append(
+                f"<tr><td><code>{escape(figure.what)}</code></td><td>{_cell(figure.value)}</td>"
+                f'<td class="pale">{escape(figure.unit)}</td><td class="pale">{beside}</td></tr>'
+            )
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004  # digits
+    return f"{value:,}" if isinstance(value, int) else escape(str(value))
