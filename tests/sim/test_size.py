@@ -159,6 +159,13 @@ def test_prices_choose_the_medium():
     assert answer(priced(dear, "pool-flash", 1e5)).best.tiers == ()  # computing is cheaper
 
 
+def test_what_the_gpus_hold_themselves_is_told():
+    question = asked(of_users(10, 1000, 10, 60.0))
+    room = 8 * 141e9 * 0.9 - question.shape.weights_bytes
+    assert question.device_tokens == pytest.approx(room / 327_680)
+    assert any(f"{question.device_tokens:,.0f} tokens fit" in s for s in assumptions(question))
+
+
 def test_a_node_has_room_for_so_many_channels():
     question = asked(of_users(300, 40_000, 1000, 60.0), media=("ddr5",), nodes=1)
     rung = Rung("ddr5", question.demand.unique_tokens)  # 3.9 TB: 62 channels

@@ -17,6 +17,9 @@ from holdfast.sim.size.demand import Demand, Floats
 GPU_BUSY = 0.7
 """Share of its time that a GPU computes prefill; the rest keeps queues short."""
 
+_GPU_MEMORY_USED = 0.9
+"""Share of a GPU's memory that engines take for weights and context; vLLM's default."""
+
 _POINTS = 4096
 
 
@@ -60,6 +63,12 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             raise ConfigError(f"--nodes: {self.nodes}: give 1 or more")
         if not 0 < self.wish.share <= 1:
             raise ConfigError(f"--slo-share: {self.wish.share:g}: give a share above 0, at most 1")
+
+    @property
+    def device_tokens(self) -> float:
+        """Tokens of context that fit beside the weights of one engine, in its GPUs' memory."""
+        room = self.gpus * self.gpu.memory_bytes.mid * _GPU_MEMORY_USED - self.shape.weights_bytes
+        return max(0.0, room) / self.stored_token_bytes
 
     @property
     def flop_per_s(self) -> float:

@@ -58,6 +58,10 @@ def assumptions(question: Question) -> list[str]:
             f"{question.overhead_s:.2f} s a request beside loading and computing"
         ),
         (
+            f"{question.device_tokens:,.0f} tokens fit into the GPUs of one engine beside the "
+            "weights: the engine's own cache, left out here"
+        ),
+        (
             "requests go to the node that holds their context, or it is in a pool; stores "
             "evict what was used least recently; a lower tier holds what the upper ones hold too"
         ),
