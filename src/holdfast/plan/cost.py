@@ -20,6 +20,10 @@ PREFILL_HALF_LIFE = 512
 TIER_HALF_LIFE = 12
 """A disk that becomes slow must be noticed within a few reads; an engine hardly changes."""
 
+PREFILL_KEPT = 192
+TIER_KEPT = 32
+"""Observations kept: a tier's fit is made anew between one fetch and the next."""
+
 BYTES_PER_S_MAX = 1e15
 
 
@@ -64,7 +68,7 @@ class PrefillFit:
     def __init__(self, default: PrefillCost | None = None) -> None:
         self._default = default
         # What is not known is put down to the tokens: the part that every engine has.
-        self._fit = Fit(Belief((0.0, 0.0, 0.0), (1e-3, 0.0, 1e-3)), PREFILL_HALF_LIFE)
+        self._fit = Fit(Belief((0.0, 0.0, 0.0), (1e-3, 0.0, 1e-3)), PREFILL_HALF_LIFE, PREFILL_KEPT)
 
     @property
     def cost(self) -> PrefillCost | None:
@@ -106,7 +110,9 @@ class TierFit:
         self.default = default
         per_byte = 1.0 / min(max(default.bytes_per_s, 1.0), BYTES_PER_S_MAX)
         # Reads of one size can not tell latency from bandwidth: the latency stays as believed.
-        self._fit = Fit(Belief((default.latency_s, per_byte), (1.0, 1e-3)), TIER_HALF_LIFE)
+        self._fit = Fit(
+            Belief((default.latency_s, per_byte), (1.0, 1e-3)), TIER_HALF_LIFE, TIER_KEPT
+        )
 
     @property
     def reads(self) -> int:

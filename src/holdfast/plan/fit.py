@@ -20,9 +20,6 @@ from typing import Any, NamedTuple
 PER_SIZE = 8
 """Observations kept of each size: features within a factor of four of each other."""
 
-OBSERVATIONS_MAX = 192
-"""Observations kept in all; the oldest go first."""
-
 AGED_MIN = 0.02
 """Least that an old observation counts: what was seen once is better than a guess."""
 
@@ -51,10 +48,15 @@ class Belief(NamedTuple):
 
 
 class Fit:
-    """Coefficients of `len(belief.coefficients)` features; `half_life` counts observations."""
+    """Coefficients of `len(belief.coefficients)` features.
 
-    def __init__(self, belief: Belief, half_life: float) -> None:
+    `half_life` counts observations; `most` are kept in all, the oldest go first. A fit over as many
+    takes about ten microseconds for each.
+    """
+
+    def __init__(self, belief: Belief, half_life: float, most: int) -> None:
         self.belief = belief
+        self.most = most
         self.count = 0
         self._half_life = half_life
         self._sizes: dict[tuple[int, ...], deque[Observation]] = {}
@@ -95,7 +97,7 @@ class Fit:
         except (KeyError, TypeError) as error:
             raise ValueError(f"not the memory of a fit: {error!r}") from error
         width = len(self.belief.coefficients) + 2
-        if not isinstance(count, int) or len(rows) > OBSERVATIONS_MAX:
+        if not isinstance(count, int) or len(rows) > self.most:
             raise ValueError("not the memory of a fit: count or number of rows")
         for row in rows:
             *features, seconds, number = row
@@ -110,7 +112,7 @@ class Fit:
     def _keep(self, seen: Observation) -> None:
         size = tuple(math.frexp(feature)[1] // 2 for feature in seen.features)
         self._sizes.setdefault(size, deque(maxlen=PER_SIZE)).append(seen)
-        if sum(map(len, self._sizes.values())) > OBSERVATIONS_MAX:
+        if sum(map(len, self._sizes.values())) > self.most:
             oldest = min(self._sizes, key=lambda size: self._sizes[size][0].number)
             self._sizes[oldest].popleft()
             if not self._sizes[oldest]:

@@ -15,6 +15,7 @@ from holdfast.blocks.world import World
 from holdfast.codec.pack import verify
 from holdfast.errors import Outcome
 from holdfast.index.residency import Coverage
+from holdfast.plan.cost import TierEstimate
 from holdfast.plan.planner import Question
 from holdfast.store.core import Core
 from holdfast.store.cover import sources
@@ -59,9 +60,10 @@ def _street(
 ) -> Fetched:
     states, ladder = store.states, store.ladder
     late_at = store.clock.now() + deadline_s
+    estimates = store.judgement.estimates()
     with states.lock:
         coverage = states.index.cover(world, keys)
-        plan = store.planner.plan(_question(store, coverage, deadline_s))
+        plan = store.planner.plan(_question(states, coverage, estimates, deadline_s))
         rows = coverage.rows[: min(plan.blocks, states.host(world).slots(world.record_bytes))]
         lease = states.lease(rows, late_at + store.lease_s)
         states.touch(rows)
@@ -79,14 +81,16 @@ def _street(
     return Fetched(lease, places, sources(states, coverage, len(places)), outcome, plan.reason)
 
 
-def _question(store: Core, coverage: Coverage, deadline_s: float) -> Question:
+def _question(
+    states: States, coverage: Coverage, estimates: Sequence[TierEstimate], deadline_s: float
+) -> Question:
     """Ask what of a coverage can be here in time: whoever asks has decided that it is worth it."""
     return Question(
         tiers=coverage.tiers,
         block_bytes=coverage.world.record_bytes,
         block_tokens=coverage.world.block_tokens,
-        estimates=store.judgement.estimates(),
-        names=store.states.tier_names(),
+        estimates=estimates,
+        names=states.tier_names(),
         limit_s=deadline_s,
     )
 
