@@ -1,0 +1,62 @@
+"""A real node learns from what it reads and hears, plans by it, and knows it after a restart."""
+
+import pytest
+
+from holdfast.errors import RefusedError
+from holdfast.wire import messages as m
+
+BLOCKS = 20
+STEPS = [(new, 0.0, 5e-5 * new) for new in (64, 128, 512, 2048)]
+"""A block takes this engine 6.4 ms to compute, and the disk 19 to read."""
+
+
+def ask(engine, keys, have=0):
+    return engine.call(m.Cover(b"".join(keys), BLOCKS * 128 + 10, have, 5.0))
+
+
+@pytest.fixture
+def slow(start_node, engine, names, tmp_path):
+    """A node whose disk is slower than computing and holds a context, with nothing in memory."""
+    tiers = [
+        {"kind": "host", "capacity": 64 << 20},
+        {"kind": "disk", "path": str(tmp_path / "d"), "capacity": 64 << 20, "read_limit": 1 << 20},
+    ]
+    node = start_node(tiers=tiers)
+    first = engine(node.address)
+    assert first.save(names("context", BLOCKS)) == BLOCKS
+    first.until_on_disk(BLOCKS)
+    assert node.stop() == 0
+    return node.start()
+
+
+def test_a_slow_disk_is_found_out_once_and_remembered(slow, engine, names):
+    keys = names("context", BLOCKS)
+    one = engine(slow.address)
+    one.until_recovered()
+    one.call(m.Observed(STEPS))
+    guess = ask(one, keys)
+    assert (guess.blocks, guess.worth, guess.sources) == (BLOCKS, BLOCKS, {"disk": BLOCKS})
+    fetched = one.call(m.Fetch(b"".join(keys), guess.deadline_s, guess.plan))
+    assert fetched.outcome == "late"
+    one.call(m.Release(fetched.lease))
+    one.until(lambda _: not one.call(m.Plans()).data["tiers"][1]["queued_bytes"])
+    assert slow.stop() == 0
+    slow.start()
+    again = engine(slow.address)
+    again.until_recovered()
+    known = ask(again, keys)
+    assert (known.blocks, known.worth, known.sources) == (BLOCKS, 0, {})
+    assert known.expected_s == known.recompute_s == pytest.approx(0.13, rel=0.1)
+    assert "disk too slow" in known.reason
+
+
+def test_what_the_engine_has_is_not_counted_and_nonsense_is_refused(slow, engine, names):
+    keys = names("context", BLOCKS)
+    one = engine(slow.address)
+    one.until_recovered()
+    assert ask(one, keys, have=BLOCKS * 128 - 200).sources == {"disk": 2}
+    for cover in (m.Cover(b"", 5, 6), m.Cover(b"", -1), m.Cover(b"", 0, 0, -1.0)):
+        with pytest.raises(RefusedError, match=r"cover"):
+            one.call(cover)
+    one.call(m.Observed([(float("nan"), 0.0, 1.0), (64.0, -1e9, 1.0)], [(12345, 1.0, -1.0)]))
+    assert one.call(m.Plans()).data["engines"][0]["steps"] == 0
