@@ -159,7 +159,11 @@ def _tiers(status: Mapping[str, Any]) -> list[str]:
         f"{tier['records']} records, {tier['failures']} failures"
         for tier in status["tiers"]
     ]
-    scrub = status["scrub"]
+    hints, scrub = status["hints"], status["scrub"]
+    lines.append(
+        f"  hints   {hints['sessions']} sessions followed, {hints['prestaging']} contexts to bring "
+        f"up, {Size(hints['pinned_bytes'])} pinned"
+    )
     lines.append(
         f"  scrub   {scrub['passes']} passes, {scrub['checked']} copies, {scrub['corrupt']} corrupt"
     )

@@ -11,10 +11,12 @@ from holdfast.store.store import Store
 from holdfast.wire import messages as m
 
 
-def take(store: Store, world: World, hint: m.Closed | m.Returns) -> m.Hinted:
+def take(store: Store, world: World, keys: Sequence[bytes], hint: m.Closed | m.Returns) -> m.Hinted:
     """Take a hint about a session of this world's domain; state only."""
     if isinstance(hint, m.Closed):
         return m.Hinted(store.closed(world.domain, hint.session))
+    if keys:
+        store.follow(world, hint.session, keys)
     return m.Hinted(store.returns(world.domain, hint.session, hint.in_s))
 
 

@@ -146,7 +146,8 @@ class NodeSession:
             case m.Observed():
                 return self._learn(request)
             case m.Closed() | m.Returns():
-                return hinted.take(self._store, self._entered(), request)
+                keys = _keys(request.keys) if isinstance(request, m.Returns) else []
+                return hinted.take(self._store, self._entered(), keys, request)
             case m.Abort():
                 if request.ticket in self._tickets:
                     self._tickets.remove(request.ticket)

@@ -184,10 +184,11 @@ class Closed(_Message, frozen=True, tag="closed"):
 
 
 class Returns(_Message, frozen=True, tag="returns"):
-    """This session comes back in `in_s` seconds."""
+    """This session comes back in `in_s` seconds; `keys`, if any, are its chain by now."""
 
     session: str
     in_s: float
+    keys: bytes = b""
 
 
 class Hinted(_Message, frozen=True, tag="hinted"):

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from holdfast.blocks.key import Chain
 from holdfast.engines.vllm.counters import Counts
+from holdfast.engines.vllm.hinted import NOTHING, at_end, hint_of, tell
 from holdfast.engines.vllm.options import Setting
 from holdfast.engines.vllm.patience import Patience
 from holdfast.engines.vllm.stopwatch import Chunk, Stopwatch
@@ -84,7 +85,9 @@ class SchedulerSide:
             Chain(client.welcome.domain_key, world.fingerprint, self._block_tokens, extras)
             for client, world in zip(clients, self._worlds, strict=True)
         ]
-        tracked = Tracked(request, chains)
+        hint = hint_of(request)
+        self.counts.add("bad_hints", hint is None)
+        tracked = Tracked(request, chains, hint or NOTHING)
         self._tracked[request.request_id] = tracked
         self._ask(tracked, clients)
 
@@ -172,10 +175,15 @@ class SchedulerSide:
         self._tell()
 
     def on_finished(self, request: Any) -> None:
-        """Forget a request."""
+        """Forget a request, and pass on what it said about what comes next."""
         tracked = self._tracked.pop(request.request_id, None)
-        if tracked is not None:
-            tracked.forget()
+        if tracked is None:
+            return
+        tracked.forget()
+        clients = self._clients() if tracked.hint != NOTHING else None
+        if clients is not None:
+            for client, keys in zip(clients, tracked.keys(0, tracked.saved), strict=True):
+                tell(client, at_end(tracked.hint, keys))
 
     def reset(self) -> None:
         """Never again use what was stored so far; requests under way are left alone."""
@@ -205,7 +213,7 @@ class SchedulerSide:
             replaced = tracked.plan if local_tokens else 0
             prompt = tracked.request.num_tokens, local_tokens, self._setting.fetch_deadline_s
             asked = [
-                (client, client.send(Cover(keys, *prompt, replaced)))
+                (client, client.send(Cover(keys, *prompt, replaced, tracked.hint.session)))
                 for client, keys in zip(clients, tracked.keys(0, blocks), strict=True)
             ]
         except NodeGoneError:
@@ -284,6 +292,7 @@ class SchedulerSide:
             tuple(chain.segment(start) for chain in tracked.chains),
             start,
             list(pages[start * per_block : full * per_block]),
+            tracked.hint.retention,
         )
 
 

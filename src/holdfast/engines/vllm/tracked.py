@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.blocks.key import Chain
+from holdfast.engines.vllm.hinted import NOTHING, Hint
 from holdfast.errors import ProtocolError
 from holdfast.wire.client import Client
 from holdfast.wire.messages import Covered
@@ -65,9 +66,10 @@ class Tracked:
     when it was last said how much is loaded; `loaded_s`: how much later that was there, 0: not.
     """
 
-    def __init__(self, request: Any, chains: Sequence[Chain]) -> None:
+    def __init__(self, request: Any, chains: Sequence[Chain], hint: Hint = NOTHING) -> None:
         self.request = request
         self.chains = chains
+        self.hint = hint
         self.preemptions = request.num_preemptions
         self.prompt_tokens: int = request.num_tokens
         self.question: Question | None = None

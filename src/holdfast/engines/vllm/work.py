@@ -31,7 +31,8 @@ class Load(NamedTuple):
 class Save(NamedTuple):
     """Blocks that are full at the end of this step; tuples have an entry per tensor-parallel rank.
 
-    `depth` is the index of the first one in its chain, behind `parents`, in `segments`.
+    `depth` is the index of the first one in its chain, behind `parents`, in `segments`;
+    `retention` says for how long they are worth keeping.
     """
 
     request: str
@@ -40,6 +41,7 @@ class Save(NamedTuple):
     segments: tuple[bytes, ...]
     depth: int
     pages: list[int]
+    retention: str = "session"
 
 
 @dataclass

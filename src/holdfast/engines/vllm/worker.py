@@ -43,11 +43,11 @@ class Asked(NamedTuple):
 
 
 class Flying(NamedTuple):
-    """Pages on their way to the arena, and the tickets to commit when they are there."""
+    """Pages on their way to the arena, and what to commit when they are there."""
 
     transfer: Transfer
     client: Client
-    tickets: Sequence[int]
+    tickets: Sequence[Commit]
 
 
 class WorkerSide:
@@ -140,7 +140,7 @@ class WorkerSide:
     def _fill(self, client: Client, asked: Sequence[Asked]) -> None:
         """Copy the pages of these saves into the slots they were given."""
         moves: list[Move] = []
-        tickets: list[int] = []
+        tickets: list[Commit] = []
         until_s = self._now() + self._patience.of(RESERVE_S)
         for each in asked:
             reserved = self._slots(client, each, until_s)
@@ -148,7 +148,7 @@ class WorkerSide:
                 continue
             self.counts.add("full_saves", reserved.outcome == Outcome.FULL)
             if reserved.ticket:
-                tickets.append(reserved.ticket)
+                tickets.append(Commit(reserved.ticket, each.save.retention))
                 moves += self._moves(each.save, reserved.places)
         if tickets and client.arena is not None:
             self._flying.append(Flying(self._device.gather(client.arena, moves), client, tickets))
@@ -193,8 +193,8 @@ class WorkerSide:
                 continue
             arrived = flying.transfer.wait()
             try:
-                for ticket in flying.tickets:
-                    message = Commit(ticket) if arrived else Abort(ticket)
+                for commit in flying.tickets:
+                    message = commit if arrived else Abort(commit.ticket)
                     self._committing.append((flying.client, flying.client.send(message)))
             except NodeGoneError:
                 self.counts.add("gone_saves", len(flying.tickets))

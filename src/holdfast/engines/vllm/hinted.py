@@ -1,0 +1,68 @@
+"""Hints of a request: what its sender says about what comes next, in `kv_transfer_params`.
+
+    {"kv_transfer_params": {"holdfast": {"session": "chat-7", "returns_in_s": 20}}}
+
+A hint that makes no sense costs a line in the log, never a request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from holdfast.errors import NodeGoneError
+from holdfast.wire.client import Client
+from holdfast.wire.messages import Closed, Pin, Request, Returns
+
+FIELD = "holdfast"
+NAME_CHARS_MAX = 256
+
+_log = logging.getLogger("vllm.holdfast")
+
+
+class Hint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a request says of itself; `closed`, `returns_in_s` and `pin_s` count from its end."""
+
+    session: Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)] = ""
+    retention: Literal["ephemeral", "session", "durable"] = "session"
+    closed: bool = False
+    returns_in_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] | None = None
+    pin_s: Annotated[float, msgspec.Meta(ge=0, le=3_600)] | None = None
+
+
+NOTHING = Hint()
+
+
+def hint_of(request: Any) -> Hint | None:
+    """Return what a request says of itself; None if that makes no sense."""
+    said = (getattr(request, "kv_transfer_params", None) or {}).get(FIELD)
+    try:
+        hint = NOTHING if said is None else msgspec.convert(said, Hint)
+    except msgspec.ValidationError as error:
+        _log.warning("kv_transfer_params.%s is ignored: %s", FIELD, error)
+        return None
+    session = str(getattr(request, "session_id", None) or "")[:NAME_CHARS_MAX]
+    return hint if hint.session or not session else msgspec.structs.replace(hint, session=session)
+
+
+def at_end(hint: Hint, keys: bytes) -> list[Request]:
+    """Return what the node is to be told when a request with this chain has ended."""
+    told: list[Request] = []
+    if hint.session and hint.returns_in_s is not None and not hint.closed:
+        told.append(Returns(hint.session, hint.returns_in_s, keys))
+    if hint.pin_s is not None and keys:
+        told.append(Pin(keys, hint.pin_s))
+    if hint.session and hint.closed:
+        told.append(Closed(hint.session))
+    return told
+
+
+def tell(client: Client, messages: Sequence[Request]) -> None:
+    """Send hints; nobody waits for what comes of them."""
+    with suppress(NodeGoneError):
+        for message in messages:
+            client.forget(client.send(message))

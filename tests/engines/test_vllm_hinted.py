@@ -1,0 +1,105 @@
+"""Hints in a request reach the node: at its beginning, with its blocks, and when it ends."""
+
+import logging
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from holdfast.engines.vllm.hinted import NOTHING, Hint, at_end, hint_of
+from holdfast.engines.vllm.options import Setting
+from holdfast.engines.vllm.scheduler import SchedulerSide
+from holdfast.engines.vllm.work import Described
+from holdfast.wire.messages import Closed, Cover, Covered, Done, Pin, Returns
+
+BLOCK = 8
+SETTING = Setting("", "default", 0, "", 0.05, 5.0, saves=True)
+
+
+@pytest.fixture
+def client(fakes):
+    covered = Covered(0, 0, {})
+    return fakes.Client(lambda message: covered if isinstance(message, Cover) else Done())
+
+
+@pytest.fixture
+def side(fakes, client):
+    return SchedulerSide([fakes.Link(client)], [Described(b"f" * 16, 64, BLOCK, BLOCK)], SETTING)
+
+
+def asked(fakes, side, said, **other):
+    """Let a request of 20 tokens arrive, be computed and end; return what was saved."""
+    params = {"holdfast": said} if said is not None else None
+    request = fakes.Request(tokens=list(range(20)), kv_transfer_params=params, **other)
+    side.on_new_request(request)
+    side.matched_tokens(request, 0)
+    work = side.build_work(fakes.step({"r": [1, 2, 3]}, r=20))
+    side.on_finished(request)
+    return work.saves
+
+
+def test_the_session_goes_along_with_the_first_question(fakes, client, side):
+    asked(fakes, side, {"session": "chat-7"})
+    assert [cover.session for cover in client.of(Cover)] == ["chat-7"]
+
+
+def test_the_engines_own_session_id_does_too(fakes, client, side):
+    asked(fakes, side, None, session_id="chat-8")
+    assert [cover.session for cover in client.of(Cover)] == ["chat-8"]
+
+
+def test_retention_goes_along_with_the_blocks(fakes, side):
+    saves = asked(fakes, side, {"retention": "durable"})
+    assert [save.retention for save in saves] == ["durable"]
+
+
+def test_when_a_request_ends_the_node_hears_what_comes_next(fakes, client, side):
+    (save,) = asked(fakes, side, {"session": "chat-7", "returns_in_s": 20, "pin_s": 5})
+    (keys,) = save.keys
+    assert client.of(Returns) == [Returns("chat-7", 20.0, keys)]
+    assert client.of(Pin) == [Pin(keys, 5.0)]
+    assert client.forgotten[-2:] == [*client.of(Returns), *client.of(Pin)], "nobody waits"
+
+
+def test_a_closed_session_does_not_return(fakes, client, side):
+    asked(fakes, side, {"session": "chat-7", "returns_in_s": 20, "closed": True})
+    assert client.of(Closed) == [Closed("chat-7")]
+    assert client.of(Returns) == []
+
+
+def test_without_hints_nothing_more_is_said(fakes, client, side):
+    asked(fakes, side, None)
+    assert {type(message) for message in client.sent} == {Cover}
+
+
+def test_a_node_that_is_gone_costs_nothing(fakes, client, side):
+    request = fakes.Request(
+        tokens=list(range(20)), kv_transfer_params={"holdfast": {"session": "a", "closed": True}}
+    )
+    side.on_new_request(request)
+    client.gone = True
+    side.on_finished(request)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["chat-7", {"sesion": "a"}, {"retention": "forever"}, {"returns_in_s": -1}, {"pin_s": 1e9}],
+)
+def test_a_hint_that_makes_no_sense_is_logged_counted_and_ignored(
+    fakes, client, side, caplog, said
+):
+    with caplog.at_level(logging.WARNING, "vllm.holdfast"):
+        asked(fakes, side, said)
+    assert "kv_transfer_params.holdfast is ignored" in caplog.text
+    assert side.counts.data["bad_hints"] == 1
+    assert {type(message) for message in client.sent} == {Cover}
+
+
+def test_other_connectors_params_are_not_ours(fakes):
+    request = fakes.Request(kv_transfer_params={"do_remote_prefill": True})
+    assert hint_of(request) == NOTHING
+
+
+def test_pins_need_blocks_and_returns_a_session():
+    assert at_end(Hint(pin_s=5), b"") == []
+    assert at_end(Hint(returns_in_s=5), b"k" * 16) == []
