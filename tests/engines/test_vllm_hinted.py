@@ -83,7 +83,7 @@ def test_a_node_that_is_gone_costs_nothing(fakes, client, side):
 
 @pytest.mark.parametrize(
     "said",
-    ["chat-7", {"conversation": "a"}, {"retention": "forever"}, {"returns_in_s": -1}, {"pin_s": 1e9}],
+    ["chat-7", {"chat": "a"}, {"retention": "forever"}, {"returns_in_s": -1}, {"pin_s": 1e9}],
 )
 def test_a_hint_that_makes_no_sense_is_logged_counted_and_ignored(
     fakes, client, side, caplog, said
