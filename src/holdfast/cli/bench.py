@@ -8,6 +8,7 @@ from importlib import import_module
 SUBJECTS = {
     "policies": "what eviction policies hit on public traces, beside the oracle's bound",
     "tiers": "host and disk tier, names, index and recovery, each beside its plain limit",
+    "seal": "what sealing costs: a core beside plain AES-256-GCM, a disk beside one not sealed",
     "pool": "a target over loopback TCP, beside plain sockets, with and without TLS",
     "plan": "a real engine: plans against recomputing, and against every other cut",
     "vllm": "a real engine: time to first token cold and warm, and the cost without reuse",

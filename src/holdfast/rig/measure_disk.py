@@ -114,15 +114,20 @@ def _fetch_rows(tier: DiskTier, limit: DirectIoLimit, rounds: int) -> list[Row]:
 def save(store: Store, keys: Sequence[bytes]) -> None:
     """Save made-up blocks and wait until they lie on the tier below."""
     reserved = store.reserve(WORLD, keys, FINGERPRINT, 0)
+    fill(store, keys, reserved.places)
+    store.commit(reserved.ticket)
+    while store.states.unwritten():
+        time.sleep(0.001)
+
+
+def fill(store: Store, keys: Sequence[bytes], places: Sequence[int]) -> None:
+    """Write made-up payloads into slots."""
     arena = store.arena(WORLD.domain).view
-    for key, place in zip(keys, reserved.places, strict=True):
+    for key, place in zip(keys, places, strict=True):
         if place >= 0:
             payload(arena[place:], PAYLOAD_BYTES)[:] = (key * (4096 // len(key))) * (
                 PAYLOAD_BYTES // 4096
             )
-    store.commit(reserved.ticket)
-    while store.states.unwritten():
-        time.sleep(0.001)
 
 
 def _pack_all(records: Sequence[memoryview], keys: Sequence[bytes]) -> None:

@@ -8,6 +8,7 @@ are sealed into staging memory on the way: some are written while the next are s
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -23,8 +24,11 @@ from holdfast.tiers.base import NOWHERE, Place, Put, Shared, segment_place
 BATCH_BLOCKS = 32
 """Blocks that go down together."""
 
-STAGE_BYTES = 16 * MIB
+STAGE_BYTES = 8 * MIB
 """Sealed records that are written together, or one that is larger."""
+
+STAGES = 3
+"""One is filled with sealed records while the others are written."""
 
 _LOOK_AGAIN_S = 0.5
 
@@ -49,8 +53,8 @@ class Descent:
         self._closing = False
         name = f"holdfast-to-{self._tier.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._writer = ThreadPoolExecutor(1, f"{name}-sealed")
-        self._stages = [aligned_buffer(0), aligned_buffer(0)]
+        self._writer = ThreadPoolExecutor(STAGES - 1, f"{name}-sealed")
+        self._stages = [aligned_buffer(0) for _ in range(STAGES)]
 
     def start(self) -> None:
         """Start writing."""
@@ -108,13 +112,15 @@ class Descent:
         if not any(self._states.sealing.seals(load.domain) for load in batch):
             return self._tier.write([load.put for load in batch]) if batch else []
         outcomes: list[Outcome] = []
-        writing: Future[list[Outcome]] | None = None
+        writing: deque[Future[list[Outcome]]] = deque()
         for turn, group in enumerate(_groups(batch)):
-            puts, sealed = self._seal(group, turn % 2)
-            if writing:
-                outcomes += writing.result()
-            writing = self._writer.submit(self._write_sealed, puts, sealed)
-        return outcomes + (writing.result() if writing else [])
+            if len(writing) == STAGES - 1:
+                outcomes += writing.popleft().result()
+            puts, sealed = self._seal(group, turn % STAGES)
+            writing.append(self._writer.submit(self._write_sealed, puts, sealed))
+        for written in writing:
+            outcomes += written.result()
+        return outcomes
 
     def _seal(self, group: Sequence[_Load], stage: int) -> tuple[list[Put], list[Outcome]]:
         """Return what to write of a group, and for each block whether it could be sealed."""
