@@ -13,7 +13,16 @@ from holdfast.testing.campaign import CAMPAIGNS, Order
 
 pytest.importorskip("rich")
 
-SLICES = {"flips": 6_000, "reopened": 10_000, "torn": 3_000, "crash": 500, "chaos": 9}
+SLICES = {
+    "flips": 6_000,
+    "reopened": 10_000,
+    "torn": 3_000,
+    "crash": 500,
+    "forged": 200_000,
+    "timing": 40_000,
+    "fuzz": 16_000,
+    "chaos": 9,
+}
 
 
 @pytest.mark.timeout(0)

@@ -115,6 +115,8 @@ def _read(file: str) -> dict[str, Any]:
         data = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{file}: can not be read as YAML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{file}: nested too deep for a configuration; correct it") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{file}: holds {type(data).__name__}, not key: value lines")
     return data

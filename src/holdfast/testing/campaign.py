@@ -106,6 +106,13 @@ CAMPAIGNS = (
     Campaign("reopened", "damage to a disk that is opened again", 200_000, "faults"),
     Campaign("torn", "every subset of sectors that a power cut may leave", 1_000_000, "states"),
     Campaign("crash", "kill -9 at every failpoint and at random", 10_000, "kills"),
+    Campaign(
+        "forged", "forged, replayed, cross-domain, other-fingerprint asks", 1_250_000, "tries"
+    ),
+    Campaign("timing", "whether time betrays what another domain holds", 80_000, "samples"),
+    Campaign(
+        "fuzz", "mutated frames, messages, envelopes, regions and settings", 2_000_000, "inputs"
+    ),
     Campaign("chaos", "targets of a pool killed, stopped, slow, mute, cut, drained", 900, "faults"),
 )
 """Every campaign, in the order they run; `holdfast.testing.NAME` holds each."""
