@@ -171,3 +171,14 @@ def test_what_was_learnt_survives_as_plain_data():
 def test_other_data_is_refused(data):
     with pytest.raises(ValueError, match=r"not the memory of a fit|could not convert"):
         PrefillFit.from_data(data)
+
+
+def test_small_reads_that_contradict_large_ones_are_heard():
+    fit = TierFit()
+    for _ in range(3):
+        fit.observe(64 << 20, 0.064)
+    fit.observe(1 << 20, 2.0)
+    assert fit.estimate().seconds(64 << 20) < 1.0, "one may be chance"
+    for _ in range(12):
+        fit.observe(1 << 20, 2.0)
+    assert fit.estimate().seconds(1 << 20) == pytest.approx(2.0, rel=0.15)

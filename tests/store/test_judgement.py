@@ -56,6 +56,9 @@ def demoted(rig, seconds_a_block):
     """Return a store with a 20-block chain on its lower tier only, and the chain."""
     one = rig(2 * MIB, SlowTier(ManualClock(), seconds_a_block))
     one.tier.clock = one.clock
+    one.store.judgement.asked(1, MIB)  # it was fast once, or so it seemed
+    one.clock.advance(1e-3)
+    one.store.judgement.arrived(1, MIB, of=MIB)
     chain = one.chain(1, 20)
     one.save(chain)
     one.settle()
@@ -80,7 +83,7 @@ def test_an_engine_that_told_nothing_is_given_what_is_held(rig):
 def test_a_tier_that_turned_out_slow_is_recomputed_and_probed_until_it_is_fast_again(rig):
     one, chain = demoted(rig, SLOW_READ_S)
     teach(one.store.judgement)
-    assert judged(one, chain, 330).plan.blocks == 20  # nobody knows yet
+    assert judged(one, chain, 330).plan.blocks == 20  # nobody knows better yet
     fetched = one.store.fetch(one.world, chain.keys, 60.0)
     assert one.store.release(fetched.lease)
     with one.store.states.lock:

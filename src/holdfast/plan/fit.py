@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 PER_SIZE = 8
 """Observations kept of each size: features within a factor of four of each other."""
@@ -23,7 +23,11 @@ PER_SIZE = 8
 AGED_MIN = 0.02
 """Least that an old observation counts: what was seen once is better than a guess."""
 
-_ROUNDS = 8
+LATEST = 3
+"""So many in a row that say something else are heard on their own."""
+
+_CONTRADICTION = 0.3
+_ROUNDS = 6
 _HUBER = 1.345
 _SPREAD_MIN = 0.01
 _TINY = 1e-12
@@ -35,6 +39,10 @@ class Observation(NamedTuple):
     features: tuple[float, ...]
     seconds: float
     number: int
+
+
+_Usual: TypeAlias = tuple[Observation, float]
+"""An observation, and the usual time of its size."""
 
 
 class Belief(NamedTuple):
@@ -120,38 +128,73 @@ class Fit:
         self._fitted = None
 
     def _fit(self) -> tuple[float, ...]:
-        seen = list(self._with_usual())
-        rows = [tuple(x / usual for x in one.features) for one, usual in seen]
-        times = [one.seconds / usual for one, usual in seen]
+        """Return the better of two: what all observations say, and what the latest few say.
+
+        Where old and new ones contradict each other, each side is an outlier to the other.
+        """
+        seen = sorted(self._with_usual(), key=lambda pair: pair[0].number)
         aged = [
             max(AGED_MIN, 0.5 ** ((self.count - one.number) / self._half_life)) for one, _ in seen
         ]
-        believed, held_to = self.belief.coefficients, self._held_to(rows)
-        found = _least_squares(rows, times, aged, (believed, held_to))
+        latest = [0.0] * max(0, len(seen) - LATEST) + [1.0] * min(len(seen), LATEST)
+        found = self._settle(seen, aged, aged)
+        if len(seen) <= LATEST or _misfit(seen[-LATEST:], found, [1.0] * LATEST) < _CONTRADICTION:
+            return found
+        other = self._settle(seen, aged, latest)
+        return min(found, other, key=lambda each: _misfit(seen, each, aged))
+
+    def _settle(
+        self, seen: Sequence[_Usual], aged: Sequence[float], start: Sequence[float]
+    ) -> tuple[float, ...]:
+        """Fit with the weights of `start`, then again and again with those that the errors ask."""
+        scales, weights = [usual for _, usual in seen], start
+        held_to, last = self._held_to(seen), self.belief.coefficients
         for _ in range(_ROUNDS):
-            errors = [abs(_dot(row, found) - t) for row, t in zip(rows, times, strict=True)]
+            rows = [
+                tuple(x / scale for x in one.features)
+                for (one, _), scale in zip(seen, scales, strict=True)
+            ]
+            times = [one.seconds / scale for (one, _), scale in zip(seen, scales, strict=True)]
+            found = _least_squares(rows, times, weights, (self.belief.coefficients, held_to))
+            if all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(last, found, strict=True)):
+                break
+            last = found
+            errors = list(_errors(seen, found))
             spread = _HUBER * max(_SPREAD_MIN, 1.4826 * median(errors))
             weights = [
                 age * min(1.0, spread / max(error, _TINY))
                 for age, error in zip(aged, errors, strict=True)
             ]
-            last, found = found, _least_squares(rows, times, weights, (believed, held_to))
-            if all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(last, found, strict=True)):
-                break
+            scales = [max(usual, _dot(one.features, found)) for one, usual in seen]
         return found
 
-    def _with_usual(self) -> Iterator[tuple[Observation, float]]:
+    def _with_usual(self) -> Iterator[_Usual]:
         """Yield what is remembered, each with the usual time of its size: errors are relative."""
         for size in self._sizes.values():
             usual = median(one.seconds for one in size)
             yield from ((one, usual) for one in size)
 
-    def _held_to(self, rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    def _held_to(self, seen: Sequence[_Usual]) -> tuple[float, ...]:
         """Return how much each coefficient costs that leaves what was believed, squared."""
         return tuple(
-            weight * max(_TINY, median(row[k] for row in rows)) ** 2
+            weight * max(_TINY, median(one.features[k] / usual for one, usual in seen)) ** 2
             for k, weight in enumerate(self.belief.weights)
         )
+
+
+def _errors(seen: Sequence[_Usual], found: Sequence[float]) -> Iterator[float]:
+    """Yield how far each is off, as a share of the larger of what was expected and what is usual.
+
+    So twice too long and twice too short are as bad as each other, and no error is much above 1.
+    """
+    for one, usual in seen:
+        expected = _dot(one.features, found)
+        yield abs(expected - one.seconds) / max(expected, usual)
+
+
+def _misfit(seen: Sequence[_Usual], found: Sequence[float], weights: Sequence[float]) -> float:
+    errors = _errors(seen, found)
+    return sum(w * min(1.0, e) for w, e in zip(weights, errors, strict=True)) / sum(weights)
 
 
 def _least_squares(

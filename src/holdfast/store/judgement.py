@@ -102,6 +102,11 @@ class Judgement:
             now = self._clock.now()
             return [meter.estimate(now) for meter in self._meters]
 
+    def reads(self, tier: int) -> int:
+        """Return how many reads of a tier the estimate is made from."""
+        with self._lock:
+            return self._meters[tier].fit.reads
+
     def asked(self, tier: int, nbytes: int) -> None:
         """Note bytes that a tier will be read for."""
         with self._lock:

@@ -279,7 +279,8 @@ class States:
 
     def unwritten(self) -> int:
         """Return how many writes are waiting or under way, over all tiers."""
-        return sum(map(len, self.waiting)) + sum(self.writing)
+        with self.lock:
+            return sum(map(len, self.waiting)) + sum(self.writing)
 
     def holds(self, row: int, world: World) -> bool:
         """Return whether some tier has the row, and as a block of this world."""

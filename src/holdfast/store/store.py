@@ -33,6 +33,7 @@ from holdfast.store.core import Core
 from holdfast.store.cover import Covered, Judged, Prompt
 from holdfast.store.fetch import Fetched
 from holdfast.store.learnt import Learnt
+from holdfast.store.meet import meet, strangers
 from holdfast.store.save import Reserved
 from holdfast.store.scrub import EVERYTHING, Scrubber, Wish
 from holdfast.store.session import Session
@@ -217,11 +218,14 @@ class Store(Core):
             tier.close()
 
     def _keep(self) -> None:
-        keep_at = self.clock.now() + _LEARNT_S
+        keep_at, met = self.clock.now() + _LEARNT_S, set[int]()
         while not self._closed.wait(_HOUSEKEEPING_S):
             self.keep_house()
             domain_street.follow(self)
             hints.bring_up(self)
+            for number in set(strangers(self)) - met:
+                met.add(number)
+                self.background.submit(meet, self, number)
             if self.clock.now() >= keep_at:
                 self._learnt.keep()
                 keep_at = self.clock.now() + _LEARNT_S
