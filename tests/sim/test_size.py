@@ -215,6 +215,8 @@ def test_a_question_without_an_answer_is_refused():
         answer(asked(of_users(10, 2000, 10, 60.0), gpu="H100x1"))
     with pytest.raises(ConfigError, match=r"medium 'tape'.*ddr5"):
         answer(asked(of_users(10, 2000, 10, 60.0), media=("tape",)))
+    with pytest.raises(ConfigError, match=r"medium 'hbm': device memory"):
+        answer(asked(of_users(10, 2000, 10, 60.0), media=("hbm",)))
     for wish in (Wish(-1.0), Wish(float("nan"))):
         with pytest.raises(ConfigError, match="--slo-ttft"):
             answer(asked(of_users(10, 2000, 10, 60.0), wish=wish))

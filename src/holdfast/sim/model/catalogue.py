@@ -100,6 +100,8 @@ def _full(fields: Fields, layers: int) -> Attention:
 def _bounded(fields: Fields, kind: Any, layers: int) -> Attention:  # noqa: ANN401  # a literal
     query, kv, key_size, value_size = heads(fields, windowed=True)
     field = "sliding_window" if kind == "window" else "attention_chunk_size"
+    if not fields.number(field):
+        raise fields.missing(field)
     return Attention(
         kind=kind,
         layers=layers,
@@ -134,7 +136,7 @@ def _compressed(fields: Fields, count_: int) -> list[Attention]:
     keys where the compression is mild.
     """
     query, size = fields.number("num_attention_heads"), fields.number("head_dim")
-    ratios = fields.value("compress_ratios")[:count_]
+    ratios = fields.numbers("compress_ratios")[:count_]
     flop = 4 * query * size
     span = fields.number("sliding_window")
     parts = [Attention(kind="window", layers=count_, elements=size, span=span, pair_flop=flop)]
@@ -157,16 +159,17 @@ def _compressed(fields: Fields, count_: int) -> list[Attention]:
 
 
 def _linear(fields: Fields, layers: int) -> Attention:
-    nested = fields.value("linear_attn_config")
+    nested = fields.section("linear_attn_config")
     if nested is not None:
-        width, size = nested["num_heads"] * nested["head_dim"], nested["head_dim"]
-        convolved, kernel = 3 * width, nested.get("short_conv_kernel_size", 1)
-        return _state(fields, layers, width * size, convolved * (kernel - 1))
+        size = nested.number("head_dim")
+        width = nested.number("num_heads") * size
+        kernel = nested.number("short_conv_kernel_size", default=1)
+        return _state(fields, layers, width * size, 3 * width * max(kernel - 1, 0))
     keys = fields.number("linear_num_key_heads") * fields.number("linear_key_head_dim")
     values = fields.number("linear_num_value_heads") * fields.number("linear_value_head_dim")
     kernel = fields.number("linear_conv_kernel_dim", default=1)
     state = values * fields.number("linear_key_head_dim")
-    return _state(fields, layers, state, (2 * keys + values) * (kernel - 1))
+    return _state(fields, layers, state, (2 * keys + values) * max(kernel - 1, 0))
 
 
 def _mamba(fields: Fields, layers: int) -> Attention:
@@ -174,7 +177,7 @@ def _mamba(fields: Fields, layers: int) -> Attention:
     state = fields.number("ssm_state_size")
     convolved = inner + 2 * fields.number("n_groups") * state
     kernel = fields.number("conv_kernel", default=1)
-    return _state(fields, layers, inner * state, convolved * (kernel - 1))
+    return _state(fields, layers, inner * state, convolved * max(kernel - 1, 0))
 
 
 def _state(fields: Fields, layers: int, elements: int, convolution: int) -> Attention:

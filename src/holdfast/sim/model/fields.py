@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.errors import ConfigError
+
+NUMBER_MAX = 10**9
+"""No size, count or length of a model is larger; what is, is a mistake."""
 
 _NESTED = ("text_config", "language_config", "llm_config")
 
@@ -41,18 +44,39 @@ class Fields:
             return default
         if value is None:
             raise self.missing(" or ".join(names))
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ConfigError(
-                f"{self.name}: {names[0]}: {value!r:.40}: not a whole number of at least 0; "
-                "correct the config"
-            )
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= NUMBER_MAX:
+            raise self._wrong(names[0], value, f"a whole number from 0 to {NUMBER_MAX:,}")
         return value
+
+    def numbers(self, name: str) -> list[int]:
+        """Return a list of whole numbers of at least 0; empty where there is none."""
+        listed = self.listed(name) or []
+        if not all(type(entry) is int and 0 <= entry <= NUMBER_MAX for entry in listed):
+            raise self._wrong(name, listed, f"a list of whole numbers from 0 to {NUMBER_MAX:,}")
+        return [int(entry) for entry in listed]
+
+    def listed(self, name: str) -> Sequence[Any] | None:
+        """Return a field that is a list, or text read letter by letter; None where it is not."""
+        value = self.value(name)
+        if value is None or isinstance(value, list | str):
+            return value
+        raise self._wrong(name, value, "a list")
+
+    def section(self, name: str) -> Fields | None:
+        """Return the fields below one of these; None where it is not there."""
+        value = self.value(name)
+        if value is None or isinstance(value, dict):
+            return None if value is None else Fields(value, f"{self.name}: {name}")
+        raise self._wrong(name, value, "a section with fields of its own")
 
     def need(self, *names: str) -> None:
         """Raise ConfigError naming all of these fields that are missing."""
         absent = [name for name in names if self.value(name) is None]
         if absent:
             raise self.missing(", ".join(absent))
+
+    def _wrong(self, name: str, value: object, kind: str) -> ConfigError:
+        return ConfigError(f"{self.name}: {name}: {value!r:.40}: not {kind}; correct the config")
 
     def missing(self, what: str) -> ConfigError:
         """Return the error that says which field the arithmetic needs and the config lacks."""

@@ -32,6 +32,9 @@ _LLAMA4_FULL_EVERY = 4
 """Llama 4's default where its config lists no layers: each fourth has no rope and sees all."""
 
 
+LAYERS_MAX = 10_000
+
+
 class Layer(NamedTuple):
     """What one layer is made of."""
 
@@ -42,7 +45,11 @@ class Layer(NamedTuple):
 def layers_of(fields: Fields) -> list[Layer]:
     """Return the model's layers in order. Raises ConfigError where lists do not fit."""
     count = fields.number("num_hidden_layers")
-    pattern = fields.value("hybrid_override_pattern")
+    if count > LAYERS_MAX:
+        raise ConfigError(
+            f"{fields.name}: num_hidden_layers: {count:,}: over {LAYERS_MAX:,}; correct the config"
+        )
+    pattern = fields.listed("hybrid_override_pattern")
     if pattern is not None:
         _check_length(fields, "hybrid_override_pattern", pattern, count)
         _check_known(fields, "hybrid_override_pattern", pattern, _PATTERN)
@@ -53,16 +60,16 @@ def layers_of(fields: Fields) -> list[Layer]:
 
 
 def _mixers(fields: Fields, count: int) -> Sequence[Mixer]:
-    types = fields.value("layer_types")
+    types = fields.listed("layer_types")
     if types is not None:
         _check_length(fields, "layer_types", types, count)
         _check_known(fields, "layer_types", types, _LAYER_TYPES)
         return [_LAYER_TYPES[name] for name in types]
-    linear = fields.value("linear_attn_config")
+    linear = fields.section("linear_attn_config")
     if linear is not None:
-        full = set(linear.get("full_attn_layers") or ())
+        full = set(linear.numbers("full_attn_layers"))
         return ["full" if i in full else "linear" for i in range(1, count + 1)]
-    windows = fields.value("hybrid_layer_pattern")
+    windows = fields.listed("hybrid_layer_pattern")
     if windows is not None:
         _check_length(fields, "hybrid_layer_pattern", windows, count)
         return ["window" if windowed else "full" for windowed in windows]
@@ -76,7 +83,7 @@ def _mixers(fields: Fields, count: int) -> Sequence[Mixer]:
 
 
 def _llama4(fields: Fields, count: int) -> Sequence[Mixer]:
-    listed = fields.value("no_rope_layers")  # 1: with rope, in chunks; 0: without, sees all
+    listed = fields.listed("no_rope_layers")  # 1: with rope, in chunks; 0: without, sees all
     if listed:
         _check_length(fields, "no_rope_layers", listed, count)
         return ["chunk" if rope else "full" for rope in listed]
@@ -97,15 +104,17 @@ def _feeds(fields: Fields, count: int) -> Sequence[Feed]:
         return ["dense"] * count
     if fields.value("enable_moe_block"):
         return ["both"] * count
-    every = fields.value("moe_layer_freq", "decoder_sparse_step", "interleave_moe_layer_step")
-    if isinstance(every, list):
-        _check_length(fields, "moe_layer_freq", every, count)
-        return ["experts" if sparse else "dense" for sparse in every]
-    dense = set(fields.value("mlp_only_layers") or ())
-    dense |= set(range(fields.number("first_k_dense_replace", default=0)))
+    names = ("moe_layer_freq", "decoder_sparse_step", "interleave_moe_layer_step")
+    if isinstance(listed := fields.value(*names), list):
+        _check_length(fields, "moe_layer_freq", listed, count)
+        return ["experts" if sparse else "dense" for sparse in listed]
+    every = fields.number(*names, default=1) or 1
+    dense = set(fields.numbers("mlp_only_layers"))
+    first = fields.number("first_k_dense_replace", default=0)
     offset = 0 if fields.value("first_k_dense_replace") is not None else 1
     return [
-        "dense" if i in dense or (i + offset) % (every or 1) else "experts" for i in range(count)
+        "dense" if i < first or i in dense or (i + offset) % every else "experts"
+        for i in range(count)
     ]
 
 

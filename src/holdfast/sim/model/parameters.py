@@ -6,8 +6,7 @@ per cent of the models that are shipped. Embedding and output matrix are counted
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from holdfast.sim.model.fields import Fields
 from holdfast.sim.model.layers import Layer, Mixer, experts_of
@@ -122,11 +121,11 @@ def _compressed(fields: Fields, hidden: int) -> float:
 
 def _linear(fields: Fields, hidden: int) -> float:
     """Gated delta rule: by key and value heads (Qwen), or with one size for all (Kimi)."""
-    nested = fields.value("linear_attn_config")
+    nested = fields.section("linear_attn_config")
     if nested is not None:
-        width = int(nested["num_heads"] * nested["head_dim"])
-        decay = int(nested["head_dim"]) * (hidden + width)
-        return 5 * hidden * width + decay + hidden * int(nested["num_heads"])
+        number, size = nested.number("num_heads"), nested.number("head_dim")
+        width = number * size
+        return 5 * hidden * width + size * (hidden + width) + hidden * number
     keys = fields.number("linear_num_key_heads") * fields.number("linear_key_head_dim")
     value_heads = fields.number("linear_num_value_heads")
     values = value_heads * fields.number("linear_value_head_dim")
@@ -184,8 +183,8 @@ def _weight_bits(fields: Fields) -> tuple[float, float]:
     """Return the bits of a weight in a routed expert, and of any other."""
     dtype = str(fields.value("torch_dtype", "dtype"))
     plain = 32.0 if dtype == "float32" else 16.0
-    how = fields.value("quantization_config") or {}
-    method = str(how.get("quant_method", ""))
+    how = fields.section("quantization_config") or Fields({}, fields.name)
+    method = str(how.value("quant_method"))
     if "fp8" in method:
         other = 8.0
         return (_EXPERT_BITS_MX if fields.value("expert_dtype") == "fp4" else other), other
@@ -194,16 +193,20 @@ def _weight_bits(fields: Fields) -> tuple[float, float]:
     if method == "compressed-tensors":
         return _group_bits(how, plain), plain
     if method in ("gptq", "awq"):
-        bits = float(how.get("bits", plain)) + plain / float(how.get("group_size") or 128)
+        bits = how.number("bits", default=16) + plain / (
+            how.number("group_size", default=128) or 128
+        )
         return bits, bits
     return plain, plain
 
 
-def _group_bits(how: Mapping[str, Any], plain: float) -> float:
+def _group_bits(how: Fields, plain: float) -> float:
     """Return the bits of a weight that compressed-tensors packs in groups, scales included."""
-    groups = how.get("config_groups")
-    first: Any = next(iter(groups.values()), {}) if isinstance(groups, dict) else {}
-    weights: Mapping[str, Any] = first.get("weights") or {}
-    scale_bits = 8.0 if "mxfp4" in str(how.get("format")) else plain
-    size = weights.get("group_size") or 128
-    return float(weights.get("num_bits") or plain) + scale_bits / float(size)
+    groups = how.section("config_groups")
+    group = groups and groups.section("group_0")
+    weights = group and group.section("weights")
+    if not weights:
+        return plain
+    scale_bits = 8.0 if "mxfp4" in str(how.value("format")) else plain
+    size = weights.number("group_size", default=128) or 128
+    return weights.number("num_bits", default=16) + scale_bits / size

@@ -50,7 +50,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         longest = int(self.demand.input_tokens.max())
         self.shape.check_context(longest)
         for name in self.media:
-            self.profile.medium(name)
+            if self.profile.medium(name).tier == "device":
+                raise ConfigError(
+                    f"medium {name!r}: device memory comes with the GPUs and is the engine's; "
+                    "leave it out"
+                )
         memory = self.gpus * self.gpu.memory_bytes.mid
         if self.shape.weights_bytes > memory:
             raise ConfigError(
