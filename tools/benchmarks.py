@@ -3,7 +3,8 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -20,6 +21,17 @@ there is no limit) has to reach; a missed goal is printed like a met one.
 """
 DIGITS = 3
 KNOWN = ("what", "value", "unit", "limit", "ratio", "goal", "ok")
+
+CHART = REPORTS / "pool.svg"
+CHART_SIZES = ("64KiBx32", "512KiBx32", "2MiBx32", "8MiBx32")
+CHART_STORES = {
+    "plain": ("plain sockets", "#9aa5b1"),
+    "pool": ("Holdfast", "#1f6feb"),
+    "peer.mooncake": ("Mooncake Store, TCP", "#d98324"),
+    "peer.redis": ("Redis", "#b3423a"),
+    "peer.lmcache": ("LMCache server", "#5b8c5a"),
+}
+BAR, GAP, LEFT, WIDTH = 13, 18, 150, 430
 
 
 def figure(value: object) -> str:
@@ -44,6 +56,57 @@ def list_of(fields: dict[str, object]) -> list[object]:
     return [fields.get(name) for name in KNOWN[1:]]
 
 
+Speeds: TypeAlias = dict[tuple[str, str, str], float]
+"""GB/s by store, verb and size."""
+
+
+def chart(report: dict[str, Any]) -> str:
+    """Return an SVG of GB/s, 32 blocks a call; stores that were not measured are left out."""
+    speeds: Speeds = {}
+    for row in report["rows"]:
+        store, _, rest = str(row["what"]).rpartition(".")[0].rpartition(".")
+        size = str(row["what"]).rpartition(".")[2]
+        if size in CHART_SIZES and store in CHART_STORES:
+            speeds[store, rest, size] = row["value"]
+            if row.get("limit") is not None:
+                speeds["plain", rest, size] = row["limit"]
+    stores = [name for name in CHART_STORES if any(key[0] == name for key in speeds)]
+    top = 30 + 16 * len(stores)
+    lines = [*legend(stores), *bars(speeds, stores, top)]
+    wide = LEFT + WIDTH + 50
+    high = top + 2 * len(CHART_SIZES) * (BAR * len(stores) + GAP)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" '
+    head += f'height="{high}" font-family="sans-serif" font-size="11">'
+    back = '<rect width="100%" height="100%" fill="white"/>'
+    title = '<text x="10" y="12">GB/s over loopback TCP, one client (more is better)</text>'
+    return "\n".join([head, back, title, *lines, "</svg>", ""])
+
+
+def legend(stores: list[str]) -> Iterator[str]:
+    """The stores' names beside their colours."""
+    for number, name in enumerate(stores):
+        words, colour = CHART_STORES[name]
+        y = 18 + 16 * number
+        yield f'<rect x="{LEFT}" y="{y}" width="10" height="10" fill="{colour}"/>'
+        yield f'<text x="{LEFT + 16}" y="{y + 9}">{escape(words)}</text>'
+
+
+def bars(speeds: Speeds, stores: list[str], y: int) -> Iterator[str]:
+    """A group of bars for each verb and size."""
+    most = max(speeds.values(), default=1.0)
+    for verb in ("get", "put"):
+        for size in CHART_SIZES:
+            yield f'<text x="10" y="{y + BAR}">{verb}, 32 x {size[:-3]}</text>'
+            for name in stores:
+                speed, (_, colour) = speeds.get((name, verb, size), 0.0), CHART_STORES[name]
+                wide = f"{WIDTH * speed / most:.1f}"
+                at = f'x="{LEFT}" y="{y}" width="{wide}" height="{BAR - 2}"'
+                yield f'<rect {at} fill="{colour}"/>'
+                yield f'<text x="{LEFT + 5 + float(wide):.1f}" y="{y + BAR - 3}">{speed:.2g}</text>'
+                y += BAR
+            y += GAP
+
+
 def section(report: dict[str, Any]) -> Iterator[str]:
     """The lines of one report: machine, date, command, rows."""
     machine = report["machine"]
@@ -61,7 +124,12 @@ def section(report: dict[str, Any]) -> Iterator[str]:
 def main() -> None:
     """Write the page."""
     reports = [json.loads(path.read_text()) for path in sorted(REPORTS.glob("*.json"))]
-    lines = [line for report in reports for line in section(report)]
+    lines: list[str] = []
+    for report in reports:
+        lines += section(report)
+        if report["name"] == "bench pool":
+            CHART.write_text(chart(report))
+            lines += ["", f"![GB/s by store and size]({CHART.relative_to(PAGE.parent)})"]
     PAGE.write_text(INTRO + "\n".join(lines or ["\nNothing is measured yet."]) + "\n")
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from holdfast.errors import HoldfastError
-from holdfast.rig import measure_peers, mooncake_server, valkey_server
+from holdfast.rig import lmcache_peer, measure_peers, mooncake_server, valkey_server
 from holdfast.rig.measure_peers import Ring, peer_rows
 
 KIB = 1 << 10
@@ -36,7 +36,7 @@ def test_every_peer_that_is_installed_is_measured_every_way(tmp_path):
     if not (names := installed()):
         pytest.skip("neither Redis with its client nor Mooncake Store is installed")
     told = []
-    rows = peer_rows(tmp_path, 1, told.append)
+    rows = [row for row in peer_rows(tmp_path, 1, told.append) if row.value is not None]
     what = {row.what for row in rows}
     for name in names:
         ways = [
@@ -48,10 +48,13 @@ def test_every_peer_that_is_installed_is_measured_every_way(tmp_path):
     assert len(told) == 2 * len(names)
 
 
-def test_what_is_not_installed_has_no_rows(tmp_path, monkeypatch):
+def test_what_is_not_installed_has_no_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(valkey_server, "program", lambda: None)
     monkeypatch.setattr(mooncake_server, "installed", lambda: False)
-    assert peer_rows(tmp_path, 1, print) == []
+    monkeypatch.setattr(lmcache_peer, "installed", lambda: False)
+    [row] = peer_rows(tmp_path, 1, print)
+    assert (row.what, row.value, row.ok) == ("peer.lmcache", None, None)
+    assert "not installed" in row.more["why"]
 
 
 def test_a_peer_that_returns_something_else_has_no_figure():

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from holdfast.errors import ConfigError
-from holdfast.rig import measure_peers, measure_pool, report
+from holdfast.rig import measure_peers, measure_pool, measure_trouble, report
 from holdfast.rig.report import Report, Row
 
 ROUNDS_MIN = 5
@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
         rows += measure_pool.pool_rows(Path(scratch), args.rounds)
         status.update("the same under TLS")
         rows += measure_pool.sealed_rows(Path(scratch), args.rounds)
+        status.update("a join, and a target that is late")
+        rows += measure_trouble.trouble_rows(Path(scratch))
         rows += measure_peers.peer_rows(
             Path(scratch), max(ROUNDS_MIN, args.rounds // 3), status.update
         )

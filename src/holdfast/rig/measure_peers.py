@@ -1,4 +1,4 @@
-"""Measure Redis and Mooncake Store with the records, sizes and batches of `bench pool`: no goals.
+"""Measure Redis, Mooncake Store and LMCache with the records and sizes of `bench pool`: no goals.
 
 Each over TCP to a process beside this one, between two pools too large for a cache. Every record
 got is verified once the clock has stopped.
@@ -22,7 +22,7 @@ from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import pack, verify
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.limits import GIB, KIB, MIB
-from holdfast.rig import mooncake_server, valkey_server
+from holdfast.rig import lmcache_peer, mooncake_server, valkey_server
 from holdfast.rig.limits import GB
 from holdfast.rig.mooncake_server import MooncakeServers
 from holdfast.rig.peers import MooncakePeer, Peer, RedisPeer, TierPeer
@@ -105,6 +105,7 @@ def peer_rows(folder: Path, rounds: int, tell: Callable[[str], None]) -> list[Ro
     stores: list[tuple[Callable[[Path, Ring, ExitStack], dict[str, Peer]], bool]] = [
         (_redis, valkey_server.program() is not None and find_spec("redis") is not None),
         (_mooncake, mooncake_server.installed()),
+        (_lmcache, lmcache_peer.installed()),
     ]
     for opener, installed in stores:
         if installed:
@@ -114,6 +115,10 @@ def peer_rows(folder: Path, rounds: int, tell: Callable[[str], None]) -> list[Ro
                     tell(f"{', '.join(peers)}: {_label(nbytes)}")
                     ring.fill(nbytes)
                     rows += _size_rows(peers, ring, nbytes, rounds)
+    if not lmcache_peer.installed():
+        rows.append(
+            Row(what="peer.lmcache", value=None, unit="", more={"why": lmcache_peer.WHY_NOT})
+        )
     return rows
 
 
@@ -139,6 +144,13 @@ def _mooncake(folder: Path, ring: Ring, stack: ExitStack) -> dict[str, Peer]:
     tier = TierPeer(MooncakeTier(options), lambda: ring.world, mooncake)
     stack.callback(tier.close)
     return {"peer.mooncake": mooncake, "tier.mooncake": tier}
+
+
+def _lmcache(folder: Path, ring: Ring, stack: ExitStack) -> dict[str, Peer]:
+    del ring
+    lmcache = lmcache_peer.LMCachePeer(folder)
+    stack.callback(lmcache.close)
+    return {"peer.lmcache": lmcache}
 
 
 def _size_rows(peers: dict[str, Peer], ring: Ring, nbytes: int, rounds: int) -> list[Row]:

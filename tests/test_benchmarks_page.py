@@ -1,0 +1,38 @@
+"""The chart of the pool's figures: every store that was measured, and none that was not."""
+
+import importlib.util
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+TOOL = Path(__file__).resolve().parent.parent / "tools" / "benchmarks.py"
+
+
+def chart(rows):
+    spec = importlib.util.spec_from_file_location("benchmarks_tool", TOOL)
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    return tool.chart({"rows": rows})
+
+
+def test_bars_are_as_long_as_what_was_measured():
+    rows = [
+        {"what": "pool.get.2MiBx32", "value": 4.0, "limit": 5.0},
+        {"what": "pool.put.2MiBx32", "value": 2.0, "limit": 2.5},
+        {"what": "peer.redis.get.2MiBx32", "value": 1.0},
+        {"what": "pool.get.2MiBx32.cpu", "value": 1.1, "limit": None},
+        {"what": "pool.get.2MiBx32.tls", "value": 9.0, "limit": 9.0},
+        {"what": "peer.lmcache", "value": None},
+    ]
+    svg = ET.fromstring(chart(rows))
+    words = [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"plain sockets", "Holdfast", "Redis"} <= set(words)
+    assert "LMCache server" not in words
+    widths = [float(r.get("width")) for r in svg.iter("{http://www.w3.org/2000/svg}rect")
+              if r.get("height") == "11"]  # fmt: skip
+    assert max(widths) == 430.0
+    assert widths.count(344.0) == 1
+    assert widths.count(86.0) == 1
+
+
+def test_nothing_measured_is_a_chart_of_nothing():
+    assert "Holdfast" not in chart([])
