@@ -24,9 +24,10 @@ def aligned_buffer(nbytes: int) -> memoryview:
 
 
 def private_memory(nbytes: int) -> mmap.mmap:
-    """Map memory that only this process sees: shared memory seldom gets huge pages."""
+    """Map memory that only this process sees, and no core dump: shared seldom gets huge pages."""
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     prefer_huge_pages(memory)
+    keep_from_dumps(memory)
     return memory
 
 
@@ -44,7 +45,7 @@ def secret_memory(secret: bytes) -> memoryview:
 
     The page goes back to the kernel, which clears it, with the last view of it.
     """
-    page = mmap.mmap(-1, mmap.PAGESIZE)
+    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     keep_from_dumps(page)
     at = ctypes.addressof(ctypes.c_char.from_buffer(page))
     ctypes.CDLL(None).mlock(ctypes.c_void_p(at), ctypes.c_size_t(mmap.PAGESIZE))

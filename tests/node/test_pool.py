@@ -42,7 +42,7 @@ class Pool:
         fresh.write_text(json.dumps({"members": members}))
         fresh.rename(self.members)
 
-    def start_host(self, name):
+    def start_host(self, name, **more):
         return self.start_node(
             self.folder / name,
             tiers=[
@@ -50,6 +50,7 @@ class Pool:
                 {"kind": "pool", "members": str(self.members), "deadline_s": 1.0},
             ],
             domains={"default": {"key_file": str(self.key)}},
+            **more,
         )
 
 
@@ -134,3 +135,23 @@ def test_no_pool_at_all_is_a_node_without_it(pool, engine, names):
     assert a.read(keys) == (5, {"host": 5})
     assert time.monotonic() - start < 1
     assert a.cover(names("unknown", 5)) == 0
+
+
+def test_a_domain_that_one_host_erases_is_gone_for_all_and_on_the_targets(pool, engine, names):
+    ring = str(pool.folder / "keyring.json")
+    hosts = [pool.start_host(name, keyring=ring) for name in ("a", "b")]
+    a, b = (engine(host.address) for host in hosts)
+    keys = names("erased", 12)
+    time.sleep(0.3)
+    assert a.save(keys) == 12
+    written(a)
+    assert until_covered(b, keys) == 12
+    assert b.read(keys) == (12, {"pool": 12})
+    assert a.call(m.Domains("erase", "default")).data["everywhere"]
+    assert a.read(keys) == (0, {})
+    b.until(lambda status: status["blocks"] == 0)
+    assert b.read(keys) == (0, {})
+    assert a.save(keys) == 12  # the targets forget what nobody can read, and take it anew
+    written(a)
+    assert until_covered(b, keys) == 12
+    assert b.read(keys) == (12, {"pool": 12})

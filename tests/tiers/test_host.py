@@ -3,7 +3,10 @@
 import itertools
 import mmap
 import os
+import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from holdfast.errors import Outcome
@@ -77,6 +80,17 @@ def test_memory_given_back_reads_as_zeros(either: HostTier) -> None:
     tier.view(place, MIB)[:] = b"x" * MIB
     tier.free([place])
     assert bytes(tier.arena.view[place : place + MIB]) == bytes(MIB)
+
+
+def test_no_arena_goes_into_a_core_dump(either: HostTier) -> None:
+    start = np.frombuffer(either.arena.view, np.uint8).ctypes.data
+    mapped, flags = False, []
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            mapped = int(found[1], 16) <= start < int(found[2], 16)
+        elif mapped and line.startswith("VmFlags:"):
+            flags = line.split()
+    assert "dd" in flags
 
 
 def test_who_maps_the_descriptor_sees_the_same_bytes(tier: HostTier) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.errors import FormatError, RefusedError
@@ -17,8 +18,14 @@ from holdfast.limits import RECLAIM_S, RING_STALE_S
 from holdfast.store.core import Core
 from holdfast.store.keyring import KeyRing
 from holdfast.store.states import HOST, States
+from holdfast.tiers.base import Get, Place, Shared
+
+CONDEMN_S = 20.0
+CONDEMNED_MAX = 1 << 17
+"""Blocks that an erased domain's shared tiers are asked to forget; the rest is met by readers."""
 
 _ROWS_AT_ONCE = 4_096
+_CONDEMNED_AT_ONCE = 512
 _log = logging.getLogger("holdfast.store")
 
 
@@ -62,9 +69,12 @@ def erase(store: Core, name: str) -> dict[str, Any]:
             f"domain {name!r}: without a keyring file this node would not remember that it was "
             "erased; set keyring, the same on every node of the pool"
         )
-    blocks = forget_domain(store, store.domain(name)[1])
+    domain = store.domain(name)[1]
+    elsewhere = _elsewhere(store, domain)
+    blocks = forget_domain(store, domain)
     epochs = ring.erase(name)
     store.audit.record("erase", domain=name, epochs=epochs, blocks=blocks)
+    _condemn(store, elsewhere)
     return {"domain": name, "epochs": epochs, "blocks": blocks, "everywhere": not ring.derives}
 
 
@@ -115,6 +125,33 @@ def leave_memory(store: Core, domain: bytes) -> None:
     with store.states.lock:
         for row in _rows(store, domain):
             store.states.vacate(row, HOST)
+
+
+def _elsewhere(store: Core, domain: bytes) -> dict[Shared, list[Get]]:
+    """Return what shared tiers are known to have of a domain, up to a limit."""
+    states = store.states
+    found: dict[Shared, list[Get]] = {}
+    with states.lock:
+        rows = _rows(store, domain)
+        for tier, column in zip(states.lower, states.index.places[1:], strict=True):
+            if isinstance(tier, Shared):
+                there = [row for row in rows if column[row] >= 0][:CONDEMNED_MAX]
+                names = [(Place(column[row]), states.index.keys[row] or b"") for row in there]
+                worlds = [states.index.world(row) for row in there]
+                found[tier] = [
+                    Get(*name, memoryview(b""), world)
+                    for name, world in zip(names, worlds, strict=True)
+                ]
+    return found
+
+
+def _condemn(store: Core, elsewhere: Mapping[Shared, Sequence[Get]]) -> None:
+    """Have shared tiers forget what nobody can read, for a while: they would not take it anew."""
+    until = store.clock.now() + CONDEMN_S
+    for tier, batch in elsewhere.items():
+        for at in range(0, len(batch), _CONDEMNED_AT_ONCE):
+            if store.clock.now() < until:
+                tier.condemn(batch[at : at + _CONDEMNED_AT_ONCE])
 
 
 def _bear(store: Core, ring: KeyRing, why: str) -> None:

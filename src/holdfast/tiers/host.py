@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 
-from holdfast.buffers import align_up, prefer_huge_pages, private_memory
+from holdfast.buffers import align_up, keep_from_dumps, prefer_huge_pages, private_memory
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
 from holdfast.tiers.base import NOWHERE, Get, Place, Put, Reserved, Survivor, Usage
@@ -51,6 +51,7 @@ class Arena:
         # Whoever could shrink it could end every process that has it mapped.
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
         self._memory = mmap.mmap(self.fd, nbytes)
+        keep_from_dumps(self._memory)
         self.huge_pages = prefer_huge_pages(self._memory)
         self.view = memoryview(self._memory)
 

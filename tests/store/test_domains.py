@@ -1,0 +1,103 @@
+"""Domains of a running store: a shared ring is followed, and without it nothing is served."""
+
+import json
+
+import pytest
+
+from holdfast.errors import RefusedError
+from holdfast.limits import RING_STALE_S
+from holdfast.store import domains
+from holdfast.store.audit import AuditLog
+from holdfast.store.keyring import KeyRing
+from holdfast.testing.memory import MemoryTier
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def sealed(rig, tmp_path):
+    """Make stores whose domain is sealed under one ring file."""
+
+    def make():
+        one = rig(tier=MemoryTier(32 * MIB))
+        ring = KeyRing(tmp_path / "ring.json")
+        ring.enrol("default", b"s" * 32)
+        one.store.seal_with(ring)
+        one.store.audit = AuditLog(tmp_path / "audit.jsonl")
+        return one
+
+    return make
+
+
+def saved(one, seed=1):
+    chain = one.chain(seed, 6)
+    one.save(chain)
+    one.settle()
+    return chain
+
+
+def actions(tmp_path):
+    lines = (tmp_path / "audit.jsonl").read_text().splitlines()
+    return [json.loads(line)["action"] for line in lines]
+
+
+def test_what_one_node_erases_all_that_share_the_ring_forget(sealed, tmp_path):
+    one, other = sealed(), sealed()
+    chain = saved(other)
+    assert other.read(chain) == 6
+    one.store.erase("default")
+    domains.follow(other.store)
+    assert other.read(chain) == 0
+    assert other.store.status()["blocks"] == 0
+    assert actions(tmp_path) == ["erase", "erased elsewhere"]
+
+
+def test_a_ring_that_is_away_for_long_ends_serving_until_it_is_back(sealed, tmp_path):
+    one = sealed()
+    chain = saved(one)
+    domains.follow(one.store)
+    ring = tmp_path / "ring.json"
+    ring.rename(tmp_path / "away")
+    one.clock.advance(RING_STALE_S - 1)
+    domains.follow(one.store)
+    assert one.read(chain) == 6
+    one.clock.advance(2)
+    domains.follow(one.store)
+    assert one.read(chain) == 0
+    (tmp_path / "away").rename(ring)
+    domains.follow(one.store)
+    again = saved(one)
+    domains.leave_memory(one.store, one.world.domain)
+    assert one.read(again) == 6
+    assert actions(tmp_path) == ["ring", "ring"]
+
+
+def test_a_damaged_ring_does_not_end_serving_at_once(sealed, tmp_path):
+    one = sealed()
+    chain = saved(one)
+    (tmp_path / "ring.json").write_text("garbage")
+    domains.follow(one.store)
+    assert one.read(chain) == 6
+    with pytest.raises(Exception, match="damaged or no key ring"):
+        one.store.rotate("default")
+
+
+def test_the_listing_names_domains_epochs_and_nothing_secret(sealed, tmp_path):
+    one = sealed()
+    one.store.rotate("default")
+    listing = one.store.domains()
+    (entry,) = listing["domains"]
+    assert (entry["domain"], entry["sealed"], entry["configured"]) == ("default", True, True)
+    assert [epoch["epoch"] for epoch in entry["epochs"]] == [1, 2]
+    assert (b"s" * 32).hex() not in str(listing)
+
+
+def test_without_a_place_for_its_ring_a_pools_domain_is_not_erased(rig):
+    one = rig(tier=MemoryTier(32 * MIB))
+    ring = KeyRing(None, derives=True)
+    ring.enrol("default", b"s" * 32)
+    one.store.seal_with(ring)
+    chain = saved(one)
+    with pytest.raises(RefusedError, match="would not remember"):
+        one.store.erase("default")
+    assert one.read(chain) == 6
