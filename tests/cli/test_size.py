@@ -18,7 +18,7 @@ def test_it_proposes_tiers_and_says_what_it_assumed(capsys, tmp_path):
     wish = ["--slo-ttft", "1", "--json", str(report), "--svg", str(picture)]
     assert main(["size", *LOAD, *FEW, *wish]) == 0
     shown = capsys.readouterr().out
-    for word in ("300 users with 40,000 tokens", "DWPD", "first token", "kW of storage", "assumed"):
+    for word in ("300 users with 40,000 tokens", "DWPD", "first token", "kWh a day", "assumed"):
         assert word in shown
     rows = json.loads(report.read_text())["rows"]
     by_name = {row["what"]: row for row in rows}

@@ -150,8 +150,9 @@ def _show(question: Question, found: Answer, out: TextIO) -> None:
         f"${without.dollars_per_h:,.2f}\n"
         f"               ${million_tokens_dollars(question, best):.4f} per million input tokens; "
         f"without memory ${million_tokens_dollars(question, without):.4f}\n"
-        f"power          {best.watts / 1000:,.2f} kW of storage and {best.gpu_watts / 1000:,.1f} "
-        f"of prefill; without memory {without.gpu_watts / 1000:,.1f}\n",
+        f"energy         {_kwh_a_day(best):,.0f} kWh a day: {best.watts / 1000:,.2f} kW of "
+        f"storage, {best.gpu_watts / 1000:,.2f} of prefill; without memory "
+        f"{_kwh_a_day(without):,.0f} kWh\n",
         file=out,
     )
     print("the cheapest for other times to first token", file=out)
@@ -163,6 +164,10 @@ def _show(question: Question, found: Answer, out: TextIO) -> None:
     print(f"\nassumed ({found.tried} ladders were tried)", file=out)
     for line in assumptions(question):
         print(f"  - {line}", file=out)
+
+
+def _kwh_a_day(need: Need) -> float:
+    return (need.watts + need.gpu_watts) * 24 / 1000
 
 
 def _of_storage(need: Need) -> str:
@@ -218,7 +223,7 @@ def _rows(question: Question, found: Answer) -> list[Row]:
             "$/M tokens",
         ),
         ("size.engines", best.prefill_gpu_s_per_s, without.prefill_gpu_s_per_s, "engines"),
-        ("size.power", best.watts + best.gpu_watts, without.gpu_watts, "W"),
+        ("size.energy", _kwh_a_day(best), _kwh_a_day(without), "kWh/day"),
     ]
     rows += [
         Row(what="size.hit", value=best.hit, unit="share"),
