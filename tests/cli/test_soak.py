@@ -1,6 +1,8 @@
 """`holdfast soak`: what it runs, for how long, and what it says of it."""
 
 import json
+import logging
+import sys
 
 import pytest
 
@@ -8,6 +10,15 @@ from holdfast.cli import main, soak
 from holdfast.testing.campaign import Campaign, Tally
 
 pytest.importorskip("rich")
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was():
+    interval, log = sys.getswitchinterval(), logging.getLogger("holdfast")
+    level = log.level
+    yield
+    sys.setswitchinterval(interval)
+    log.setLevel(level)
 
 
 @pytest.fixture
@@ -49,7 +60,7 @@ def test_minutes_bound_it(campaign, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["nothing"], "campaign 'nothing' is unknown; choose from: crash"),
+        (["nothing"], "campaign 'nothing' is unknown; choose from: flips"),
         (["--faults", "0"], "--faults: 0 is not above 0; raise it"),
         (["--minutes", "-1"], "--minutes: -1 is not above 0; raise it"),
     ],

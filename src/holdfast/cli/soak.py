@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import sys
 import tempfile
 import time
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = _chosen(args)
     console = report.console(args.json)
     sys.setswitchinterval(FORCED_SWITCH_S)
+    logging.getLogger("holdfast").setLevel(logging.CRITICAL)  # every fault would be told
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="holdfast-soak-", dir=args.folder) as scratch:
         for number, campaign in enumerate(chosen):

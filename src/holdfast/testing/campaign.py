@@ -106,6 +106,7 @@ CAMPAIGNS = (
     Campaign("reopened", "damage to a disk that is opened again", 200_000, "faults"),
     Campaign("torn", "every subset of sectors that a power cut may leave", 1_000_000, "states"),
     Campaign("crash", "kill -9 at every failpoint and at random", 10_000, "kills"),
+    Campaign("injected", "EIO, ENOSPC, short transfers: tiers, system calls", 200_000, "faults"),
     Campaign(
         "forged", "forged, replayed, cross-domain, other-fingerprint asks", 1_250_000, "tries"
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from holdfast.clock import ManualClock
@@ -59,11 +58,8 @@ def near_and_far(
     target: OpenTarget, payload_bytes: int, between: Callable[[str], str] = lambda address: address
 ) -> Iterator[NearAndFar]:
     """Open both; `between` may put something in front of the target's address."""
-    log = logging.getLogger("holdfast")
-    level, far = log.level, Store(HOST_BYTES, [], SECRET)
-    log.setLevel(logging.CRITICAL)  # every fault would be told
+    far = Store(HOST_BYTES, [], SECRET)
     with contextlib.ExitStack() as undo:
-        undo.callback(log.setLevel, level)
         undo.callback(far.close)
         far.take_foreign()
         far.start()
