@@ -13,7 +13,7 @@ from typing import NamedTuple
 from holdfast.engines.vllm.tracked import Tracked
 from holdfast.wire.messages import Observed
 
-TOKENS_MIN = 64
+TOKENS_MIN = 16
 """Steps of fewer tokens say more about decoding."""
 
 PREFILL_SHARE = 0.9
