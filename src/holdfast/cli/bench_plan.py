@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             about = f"{row.more['source']} {row.more['tokens']}"
             console.print(f"{row.what} {about} {report.number(row.value)}")
     found = Report("bench plan", rows)
-    also = ("source", "tokens", "planned_s", "recompute_s", "best_s", "best_cut", "fetched")
+    also = ("source", "tokens", "planned_s", "recompute_s", "best_s")
     console.print(report.table(found, also=also))
     if args.json:
         report.write(found, args.json)

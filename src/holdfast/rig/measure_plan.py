@@ -124,15 +124,12 @@ def plan_rows(stack: ExitStack, folder: Path, course: Course) -> Iterator[Row]:
     """Yield what plans gain and cost at each length, from each place; then against other cuts."""
     bench = Bench(stack, folder, course)
     for place in PLACES:
-        planned: dict[int, float] = {}
-        for length, row in _against_recompute(bench, place, course):
-            planned[length] = float(str(row.more["planned_s"]))
-            yield row
+        yield from _against_recompute(bench, place, course)
         for length in course.cut_lengths:
-            yield _against_cuts(bench, place, length, planned[length], course)
+            yield _against_cuts(bench, place, length, course)
 
 
-def _against_recompute(bench: Bench, place: str, course: Course) -> Iterator[tuple[int, Row]]:
+def _against_recompute(bench: Bench, place: str, course: Course) -> Iterator[Row]:
     texts = {n: [bench.text(n) for _ in range(course.rounds)] for n in course.lengths}
     course.tell(f"{place}: {course.rounds} contexts of each length are saved")
     for each in texts.values():
@@ -159,7 +156,7 @@ def _against_recompute(bench: Bench, place: str, course: Course) -> Iterator[tup
             "fetched": median(fetched),
             "rounds": len(prompts),
         }
-        yield length, with_more(at_most("plan.recompute", ratio, "x", RECOMPUTE_GOAL), more)
+        yield with_more(at_most("plan.recompute", ratio, "x", RECOMPUTE_GOAL), more)
 
 
 def _meet(bench: Bench, place: str) -> None:
@@ -171,8 +168,11 @@ def _meet(bench: Bench, place: str) -> None:
         bench.ttft_s(bench.behind, prompt)
 
 
-def _against_cuts(bench: Bench, place: str, length: int, planned_s: float, course: Course) -> Row:
-    """Measure every cut by holding no more than that, with a node that fetches all it holds."""
+def _against_cuts(bench: Bench, place: str, length: int, course: Course) -> Row:
+    """Measure every cut by holding no more than that, with a node that fetches all it holds.
+
+    Then the plan's own cut, of contexts that are held whole.
+    """
     cuts = sorted({round(share * length / BLOCK_TOKENS) for share in CUTS})
     texts = {cut: [bench.text(length) for _ in range(course.rounds)] for cut in cuts}
     course.tell(f"{place}: {length} tokens, cut after {', '.join(map(str, cuts))} blocks")
@@ -182,12 +182,18 @@ def _against_cuts(bench: Bench, place: str, length: int, planned_s: float, cours
     for cut, prompts in texts.items():
         if cut:
             bench.save([prompt[: cut * BLOCK_TOKENS + TAIL_TOKENS] for prompt in prompts])
+    whole = [bench.text(length) for _ in range(course.rounds)]
+    bench.save(whole)
     if place != "host":
         bench.move(disk, "held")
     times = {
         cut: median(bench.ttft_s(bench.behind, prompt)[0] for prompt in prompts)
         for cut, prompts in texts.items()
     }
+    bench.move(disk, "best")
+    for prompt in whole if place == "host" else ():
+        bench.ttft_s(bench.behind, prompt)  # brings it back to memory
+    planned_s = median(bench.ttft_s(bench.behind, prompt)[0] for prompt in whole)
     best = min(times, key=lambda cut: times[cut])
     more: dict[str, object] = {
         "source": place,
@@ -197,5 +203,4 @@ def _against_cuts(bench: Bench, place: str, length: int, planned_s: float, cours
         "best_s": times[best],
         "cuts_s": {str(cut): seconds for cut, seconds in times.items()},
     }
-    bench.move(disk, "best")
     return with_more(at_most("plan.cut", planned_s / times[best], "x", CUT_GOAL), more)
