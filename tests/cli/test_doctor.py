@@ -108,3 +108,18 @@ def test_a_store_of_another_make_is_looked_for(holdfast, config, tmp_path, tier)
     assert code == 1
     assert address in checks["tiers.2"]["found"]
     assert checks["tiers.2"]["why"].endswith("start it, or correct the address")
+
+
+def test_it_says_which_domains_are_sealed_and_with_what(holdfast, tmp_path):
+    file = tmp_path / "node.yaml"
+    key = tmp_path / "acme.key"
+    key.write_bytes(bytes(32))
+    key.chmod(0o600)
+    file.write_text(
+        f"listen: unix://{tmp_path}/node.sock\n"
+        f"tiers: [{{kind: host, capacity: 16 MiB}}, "
+        f"{{kind: disk, path: {tmp_path}/disk, capacity: 16 MiB}}]\n"
+        f"domains: {{acme: {{key_file: {key}}}, plain: {{key_file: {key}, seal: false}}}}\n"
+    )
+    done = holdfast("doctor", "--config", file)
+    assert f"acme (key ring {tmp_path}/disk/keyring.json)" in done.stdout

@@ -19,6 +19,7 @@ from holdfast.cli.options import (
     load_config,
     write_json,
 )
+from holdfast.codec.seal import missing
 from holdfast.config import (
     Config,
     DiskOptions,
@@ -79,6 +80,7 @@ def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding
     yield Finding("listen", ", ".join(config.addresses))
     yield Finding("write", config.write, f"lease_s {config.lease_s:g}")
     yield Finding("domains", ", ".join(sorted({"default", *config.domains})))
+    yield _sealing(config)
     for number, tier in enumerate(config.tiers):
         match tier:
             case HostOptions():
@@ -91,6 +93,21 @@ def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding
                 yield _store(number, "valkey", tier.addresses)
             case MooncakeOptions():
                 yield _store(number, "mooncake", [tier.master])
+
+
+def _sealing(config: Config) -> Finding:
+    """Say which domains' blocks are sealed below the host, and with which key ring."""
+    wanted = [name for name, domain in config.domains.items() if domain.seal is not False]
+    lack = missing() if wanted else ""
+    if lack:
+        return problem("sealing", f"not {', '.join(wanted)}", lack)
+    if not wanted:
+        return Finding("sealing", "no domain", "none has a key of its own that is to seal")
+    ring = config.keyring_file or "in memory"
+    if config.shares and not config.keyring:
+        why = f"data keys derived, as nodes share no keyring; {ring}"
+        return Finding("sealing", ", ".join(wanted), why, ok=True)
+    return Finding("sealing", ", ".join(wanted), f"key ring {ring}", ok=True)
 
 
 def _host(capacity: Size) -> Finding:
