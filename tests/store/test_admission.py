@@ -1,6 +1,7 @@
 """A lower tier's rule is asked before each write, and told of each use."""
 
 from holdfast.policy.admit import SecondTouch
+from holdfast.policy.retention import Retention
 from holdfast.testing.memory import MemoryTier
 
 MIB = 1 << 20
@@ -45,6 +46,16 @@ def test_what_is_saved_anew_is_known_from_before(rig):
     one.save(chain)
     one.save(one.chain(2, slots))
     one.save(chain)
+    one.settle()
+    assert below(one) == 4
+
+
+def test_a_durable_context_is_written_whatever_the_rule_says(rig):
+    one, _ = choosy(rig)
+    chain = one.chain(1, 4)
+    reserved = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    one.fill(chain.keys, reserved.places)
+    one.store.commit(reserved.ticket, Retention.DURABLE)
     one.settle()
     assert below(one) == 4
 

@@ -256,6 +256,9 @@ class States:
 
     def line_up(self, row: int) -> bool:
         """Let a block wait to be written to every tier below that wants it; False if none does."""
+        if not self._choosy:
+            self.write_through([row])
+            return True
         key, now_s = self.index.keys[row], self.clock.now()
         if key is None:
             return False
