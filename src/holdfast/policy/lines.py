@@ -16,13 +16,14 @@ class Lines:
         self._count = count
         self._after = array("i", range(count))
         self._before = array("i", range(count))
-        self._line = bytearray()
+        self.where = bytearray()
+        """[row] the line it stands in, counted from 1; 0 or no entry: none."""
         self.lengths = [0] * count
         """How many rows stand in each line."""
 
     def line(self, row: int) -> int:
         """Return the line that a row stands in; -1 for none."""
-        return self._line[row] - 1 if row < len(self._line) else -1
+        return self.where[row] - 1 if row < len(self.where) else -1
 
     def first(self, line: int) -> int:
         """Return the row at the front of a line; -1 if nobody stands there."""
@@ -31,35 +32,43 @@ class Lines:
 
     def append(self, line: int, row: int) -> None:
         """Put a row at the end of a line; it leaves the one it stood in."""
-        self.leave(row)
-        self._link(self._before[line], row, line)
+        self._link(line, row, end=line)
 
     def prepend(self, line: int, row: int) -> None:
         """Put a row at the front of a line; it leaves the one it stood in."""
         self.leave(row)
-        self._link(line, row, line)
+        self._link(line, row, end=self._after[line])
 
     def leave(self, row: int) -> None:
         """Take a row out of its line, if it stands in one."""
         line = self.line(row)
-        if line < 0:
-            return
+        if line >= 0:
+            self._unlink(self._count + row)
+            self.where[row] = 0
+            self.lengths[line] -= 1
+
+    def _link(self, line: int, row: int, end: int) -> None:
+        """Move a row in front of node `end` of a line."""
+        where, lengths, before, after = self.where, self.lengths, self._before, self._after
         node = self._count + row
+        if row >= len(where):
+            self._grow(row)
+        elif where[row]:
+            self._unlink(node)
+            lengths[where[row] - 1] -= 1
+        last = before[end]
+        before[node], after[node] = last, end
+        after[last] = before[end] = node
+        where[row] = line + 1
+        lengths[line] += 1
+
+    def _unlink(self, node: int) -> None:
         before, after = self._before[node], self._after[node]
         self._after[before], self._before[after] = after, before
-        self._line[row] = 0
-        self.lengths[line] -= 1
 
-    def _link(self, before: int, row: int, line: int) -> None:
-        """Put a row that stands nowhere behind node `before` of a line."""
-        missing = row + 1 - len(self._line)
-        if missing > 0:
-            missing += len(self._line) >> 3
-            self._line.extend(bytes(missing))
-            self._after.frombytes(bytes(4 * missing))
-            self._before.frombytes(bytes(4 * missing))
-        node, after = self._count + row, self._after[before]
-        self._before[node], self._after[node] = before, after
-        self._after[before] = self._before[after] = node
-        self._line[row] = line + 1
-        self.lengths[line] += 1
+    def _grow(self, row: int) -> None:
+        missing = row + 1 - len(self.where)
+        missing += len(self.where) >> 3
+        self.where.extend(bytes(missing))
+        self._after.frombytes(bytes(4 * missing))
+        self._before.frombytes(bytes(4 * missing))

@@ -56,15 +56,16 @@ class Lirs:
     def touch(self, rows: Sequence[int], now_s: float) -> None:
         """Note a use of each row; one that came back soon enters the low set."""
         del now_s
-        lines, used = self._lines, self._used
+        used, where, known = self._used, self._lines.where, len(self._lines.where)
+        append, tick = self._lines.append, self._tick
         for row in reversed(rows):
-            line = lines.line(row)
-            if line < 0:
+            if row >= known or not where[row]:
                 continue
-            self._tick += 1
-            soon = line == _LOW or used[row] > self._oldest()
-            lines.append(_LOW if soon else _HIGH, row)
-            used[row] = self._tick
+            tick += 1
+            soon = where[row] == _LOW + 1 or used[row] > self._oldest()
+            append(_LOW if soon else _HIGH, row)
+            used[row] = tick
+        self._tick = tick
 
     def expect(self, rows: Sequence[int], at_s: float) -> None:
         """Nothing: this order knows the past only."""

@@ -56,15 +56,14 @@ class S3Fifo:
     def touch(self, rows: Sequence[int], now_s: float) -> None:
         """Count one use of each row; one that had been judged already is in the main queue."""
         del now_s
-        uses, lines = self._uses, self._lines
+        uses, where, known = self._uses, self._lines.where, len(self._lines.where)
         for row in rows:
-            line = lines.line(row)
-            if line < 0:
+            if row >= known or not where[row]:
                 continue
             if uses[row] < _USES_MAX:
                 uses[row] += 1
-            if line >= _ASIDE:
-                lines.append(_MAIN, row)
+            if where[row] > _ASIDE:
+                self._lines.append(_MAIN, row)
 
     def expect(self, rows: Sequence[int], at_s: float) -> None:
         """Nothing: queues know no time."""
