@@ -7,7 +7,7 @@ goes as soon as the last of them has gone.
 
 Use it where contexts that never return flood a store far smaller than what is used again: it lets
 them pass. Do not use it where the store holds most of what is used again: two uses are then worth
-less than one recent use, and it loses some points to leaf-first LRU (docs/benchmarks.md).
+less than one recent use, and it loses some points to leaf-first LRU (docs/reference/policies.md).
 """
 
 from __future__ import annotations
