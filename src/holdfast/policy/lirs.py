@@ -8,8 +8,8 @@ soon as the last of them has gone.
 
 Use it where the store is far smaller than what is used again. Do not use it where sessions end: it
 keeps blocks that came back often, and those of finished sessions did; with space for most of what
-is used again it loses to leaf-first LRU (docs/reference/policies.md). Every use costs time for every block
-of a chain.
+is used again it loses to leaf-first LRU (docs/reference/policies.md). Every use costs time for
+every block of a chain.
 """
 
 from __future__ import annotations
