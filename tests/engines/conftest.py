@@ -191,8 +191,9 @@ class SchedulerRig:
         self.side.on_new_request(request)
         return request
 
-    def chain(self, count, extras=None):
-        chain = Chain(self.fakes.domain_key, FINGERPRINT[:-1] + b"\0", BLOCK, {0: extras or []})
+    def chain(self, count, extras=None, domain_key=None):
+        domain_key = domain_key or self.fakes.domain_key
+        chain = Chain(domain_key, FINGERPRINT[:-1] + b"\0", BLOCK, {0: extras or []})
         chain.extend(words(count))
         return chain
 

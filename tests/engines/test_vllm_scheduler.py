@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 pytest.importorskip("vllm")
@@ -309,3 +310,18 @@ def test_closing_ends_every_session(fakes):
     rig = fakes.SchedulerRig(fakes, ranks=2)
     rig.side.close()
     assert all(link.closed for link in rig.links)
+
+
+def test_the_public_domain_is_asked_for_its_names_of_the_same_blocks(rig):
+    rig.client.welcome = msgspec.structs.replace(rig.client.welcome, common_key=b"c" * 32)
+    rig.request(20, cache_salt="acme")
+    (cover,) = rig.client.of(Cover)
+    public = rig.chain(16, domain_key=b"c" * 32)
+    assert unpack_keys(cover.common) == public.keys
+    assert unpack_keys(cover.keys) == rig.chain(16, [b"salt:acme"]).keys
+
+
+def test_without_a_public_domain_nobody_asks_for_it(rig):
+    rig.request(20)
+    (cover,) = rig.client.of(Cover)
+    assert cover.common == b""

@@ -97,9 +97,19 @@ def first_line(process):
 class Engine:
     """A client that saves and reads blocks whose payload follows from their key."""
 
-    def __init__(self, address, fingerprint=FINGERPRINT, domain="default", timeout_s=10):
+    def __init__(
+        self, address, fingerprint=FINGERPRINT, domain="default", timeout_s=10, publish=b""
+    ):
         self.fingerprint = fingerprint
-        hello = m.Hello(m.PROTOCOL, "test engine", fingerprint, PAYLOAD_BYTES, BLOCK_TOKENS, domain)
+        hello = m.Hello(
+            m.PROTOCOL,
+            "test engine",
+            fingerprint,
+            PAYLOAD_BYTES,
+            BLOCK_TOKENS,
+            domain,
+            publish=publish,
+        )
         self.client = Client(address, hello, timeout_s)
 
     def call(self, message):

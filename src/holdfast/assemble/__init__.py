@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 
 from holdfast.assemble.domains import domain_keys, open_ring
+from holdfast.assemble.keys import read_key
 from holdfast.assemble.rules import choose_rules
 from holdfast.config import (
     Config,
@@ -52,6 +53,10 @@ def open_store(config: Config) -> Store:
         store.audit = audit
         if ring is not None:
             store.seal_with(ring)
+        for name, domain in config.domains.items():
+            if domain.public:
+                token = read_key(Path(domain.publish_file), f"domains.{name}.publish_file")
+                store.publish_to(name, token)
         choose_rules(store, config)
         store.lease_s = config.lease_s
         store.scrubber.every_s, store.scrubber.rate = config.scrub.every_s, config.scrub.rate

@@ -47,6 +47,7 @@ def check(config: Config) -> None:
         _check_register(config, config.register)
     for name, domain in config.domains.items():
         _check_domain(name, domain)
+    _check_public(config)
     _within("lease_s", config.lease_s, LEASE_S_MAX)
     _check_scrub(config)
     _within("engine.deadline_s", config.engine.deadline_s, DEADLINE_S_MAX)
@@ -85,6 +86,26 @@ def _check_domain(name: str, domain: DomainOptions) -> None:
             f"{at}.key_fd: {domain.key_fd} is not a descriptor of yours; use {FIRST_FD} or more"
         )
     _within(f"{at}.key_timeout_s", domain.key_timeout_s, DEADLINE_S_MAX)
+
+
+def _check_public(config: Config) -> None:
+    """At most one domain is public, and it says who may write."""
+    public = [name for name, domain in config.domains.items() if domain.public]
+    if len(public) > 1:
+        raise ConfigError(
+            f"domains.{public[1]}.public: {public[0]!r} is public already; a node has one"
+        )
+    for name, domain in config.domains.items():
+        if domain.public and not domain.publish_file:
+            raise ConfigError(
+                f"domains.{name}.publish_file: is empty, so nobody could write; name a file with "
+                "32 secret bytes, for the node and for the publisher's engine"
+            )
+        if domain.publish_file and not domain.public:
+            raise ConfigError(
+                f"domains.{name}.publish_file: {domain.publish_file!r} is of no use, as the domain "
+                "is not public; remove it, or set public"
+            )
 
 
 def _check_listen(config: Config) -> None:

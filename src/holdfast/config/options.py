@@ -132,7 +132,8 @@ class DomainOptions(_Section, frozen=True):
 
     Each gives 32 bytes, as they are or as 64 hex digits. `key_fd` is the number of a descriptor
     that is open when the node starts; `key_command` prints the key, within `key_timeout_s`.
-    `seal` None seals the domain's blocks below the host wherever that is possible.
+    `seal` None seals the domain's blocks below the host wherever that is possible. `public`: every
+    other domain may read it, and only an engine that shows the secret in `publish_file` writes it.
     """
 
     key_file: str = ""
@@ -140,6 +141,8 @@ class DomainOptions(_Section, frozen=True):
     key_command: list[str] = []
     key_timeout_s: float = 10.0
     seal: bool | None = None
+    public: bool = False
+    publish_file: str = ""
 
 
 class TlsOptions(_Section, frozen=True):

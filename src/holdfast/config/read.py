@@ -196,7 +196,11 @@ def _absolute(config: Config, folder: Path) -> Config:
         config,
         tiers=[_absolute_tier(tier, resolved) for tier in config.tiers],
         domains={
-            name: replace(domain, key_file=resolved(domain.key_file)) if domain.key_file else domain
+            name: replace(
+                domain,
+                key_file=domain.key_file and resolved(domain.key_file),
+                publish_file=domain.publish_file and resolved(domain.publish_file),
+            )
             for name, domain in config.domains.items()
         },
         keyring=config.keyring and resolved(config.keyring),

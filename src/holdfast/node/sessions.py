@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import logging
 import os
 import select
@@ -89,6 +90,7 @@ class NodeSession:
         except ConfigError:
             self._store.audit.deny(f"peer {hello.peer}", f"asked for domain {hello.domain!r}")
             raise
+        common_key = self._check_publisher(hello, domain)
         world = World(hello.fingerprint, domain, hello.payload_bytes, hello.block_tokens)
         arena = self._store.arena(domain)
         if world.record_bytes > arena.nbytes:
@@ -98,7 +100,23 @@ class NodeSession:
             )
         self._world = world
         self.arena_fd = arena.fd
-        self.welcome = m.Welcome(m.PROTOCOL, self._store.incarnation, domain_key, arena.nbytes)
+        incarnation = self._store.incarnation
+        self.welcome = m.Welcome(
+            m.PROTOCOL, incarnation, domain_key, arena.nbytes, common_key=common_key
+        )
+
+    def _check_publisher(self, hello: m.Hello, domain: bytes) -> bytes:
+        """Return the public domain's key for a reader; who would write there must show a token."""
+        store = self._store
+        if domain != store.states.public:
+            return store.public_key()
+        if not hmac.compare_digest(hello.publish, store.publisher):
+            store.audit.deny(f"peer {hello.peer}", f"would publish in domain {hello.domain!r}")
+            raise RefusedError(
+                f"domain {hello.domain!r} is public: only a publisher opens a session in it; give "
+                "its engine the publish_file that the node has"
+            )
+        return b""
 
     def answer(self, request: m.Request) -> m.Reply | Awaitable[m.Reply]:
         """Answer what only changes state at once; hand the rest to a thread."""
@@ -129,8 +147,17 @@ class NodeSession:
         world, keys = self._entered(), _keys(request.keys)
         prompt = _prompt(self._engine, request)
         self._store.follow(world, request.session, keys)
+        common = unpack_keys(request.common)
+        if common and self._store.states.public and self._store.borrowable(world, keys, common):
+            return self._borrow(world, keys, common, prompt)
         if self._store.shares and self._store.cover(world, keys).blocks < len(keys):
             return self._look_further(world, keys, prompt)
+        return _covered(self._store.judge(world, keys, prompt))
+
+    async def _borrow(
+        self, world: World, keys: list[bytes], common: list[bytes], prompt: Prompt
+    ) -> m.Reply:
+        await _run(self._threads.saving, self._store.borrow, world, keys, common)
         return _covered(self._store.judge(world, keys, prompt))
 
     async def _look_further(self, world: World, keys: list[bytes], prompt: Prompt) -> m.Reply:

@@ -51,6 +51,8 @@ class Core:
         self.audit = AuditLog()
         self.ring_read_at = self.clock.now()
         self.ring_lost = False
+        self.publisher = b""
+        """What a publisher shows; nobody publishes without one."""
         self._domain_keys = dict(domains)
         self._budget = Budget(host_bytes)
         hosts = {domain_id(key): HostTier(self._budget) for key in domains.values()}
@@ -83,6 +85,23 @@ class Core:
                 f"domains: {name!r} is not configured; known: {', '.join(self._domain_keys)}"
             )
         return key, domain_id(key)
+
+    def publish_to(self, name: str, token: bytes) -> None:
+        """Make a domain public: everybody reads it, who shows the token writes it; before `start`.
+
+        Raises ConfigError for a domain that is not known.
+        """
+        self.states.public, self.publisher = self.domain(name)[1], token
+
+    def public_key(self) -> bytes:
+        """Return the key of the public domain; empty where there is none."""
+        ids = {domain_id(key): key for key in self._domain_keys.values()}
+        return ids.get(self.states.public, b"")
+
+    def cover_blocks(self, world: World, keys: Sequence[bytes]) -> int:
+        """Return how many leading blocks the index knows of."""
+        with self.states.lock:
+            return self.states.index.cover(world, keys).blocks
 
     def domain_names(self) -> list[str]:
         """Return the configured domains."""

@@ -25,6 +25,8 @@ from holdfast.tiers.host import HostTier
 
 HOST = 0
 QUARANTINE_NOTES = 256
+PUBLIC_SHARE = 0.25
+"""The public domain may take this share of memory; what finds no room there is not published."""
 
 _USES_MAX = 4
 """Uses of a block that make a difference: chances of another hardly change after that."""
@@ -74,6 +76,8 @@ class States:
         self.clock = clock
         self.hosts = hosts
         self.foreign: HostTier | None = None
+        self.public = b""
+        """The domain whose blocks stay in memory; empty: there is none."""
         self.lower = lower
         self.eviction = eviction
         self.index = Residency(1 + len(lower))
@@ -189,6 +193,8 @@ class States:
         """
         index, now_s = self.index, self.clock.now()
         for row in reversed(rows):
+            if self.public and index.world(row).domain == self.public:
+                continue  # it stays
             self.eviction.insert(row, index.parent_row(row), index.keys[row], now_s)
 
     def enter_new(self, rows: list[int]) -> None:
@@ -307,6 +313,8 @@ class States:
     def make_room(self, world: World) -> Place:
         """Reserve one host slot, evicting what is least valuable; NOWHERE if nothing may go."""
         host, size = self.host(world), [world.record_bytes]
+        if self.public and world.domain == self.public and self._public_is_full(host, size[0]):
+            return NOWHERE
         place = host.reserve(size).places[0]
         if place != NOWHERE:
             return place
@@ -322,6 +330,11 @@ class States:
             if place != NOWHERE:
                 break
         return place
+
+    def _public_is_full(self, host: HostTier, nbytes: int) -> bool:
+        """Whether the public domain has its part of memory; it evicts nothing of its own."""
+        usage = host.usage()
+        return usage.used_bytes + nbytes > PUBLIC_SHARE * usage.capacity_bytes
 
     def _group(self, row: int) -> tuple[int, int]:
         """Return the class of a block: its world, and how often it was used since it came in."""

@@ -21,10 +21,10 @@ from holdfast.plan.planner import Planner
 from holdfast.policy.base import Eviction
 from holdfast.policy.retention import Retention
 from holdfast.store import adopt as adoption
+from holdfast.store import commons, hints
 from holdfast.store import cover as coverage
 from holdfast.store import domains as domain_street
 from holdfast.store import fetch as fetch_street
-from holdfast.store import hints
 from holdfast.store import inspect as inspection
 from holdfast.store import save as save_street
 from holdfast.store import scrub as scrubbing
@@ -110,6 +110,14 @@ class Store(Core):
     def commit(self, ticket: int, retention: Retention = Retention.SESSION) -> int:
         """Pack and publish filled slots; return how many blocks are new."""
         return save_street.commit(self, ticket, retention)
+
+    def borrowable(self, world: World, keys: Sequence[bytes], common: Sequence[bytes]) -> bool:
+        """Whether the public domain holds more of a chain; see `holdfast.store.commons`."""
+        return commons.borrowable(self, world, keys, common)
+
+    def borrow(self, world: World, keys: Sequence[bytes], common: Sequence[bytes]) -> int:
+        """Copy what the public domain holds of a chain; return how many blocks are new."""
+        return commons.borrow(self, world, keys, common)
 
     def follow(self, world: World, session: str, keys: Sequence[bytes]) -> None:
         """Note the chain that a session uses; see `holdfast.store.hints`."""
@@ -219,8 +227,12 @@ class Store(Core):
 
     def _keep(self) -> None:
         keep_at, met = self.clock.now() + _LEARNT_S, set[int]()
+        cold = bool(self.states.public and self.states.lower)
         while not self._closed.wait(_HOUSEKEEPING_S):
             self.keep_house()
+            if cold and self.recovery.seconds is not None:
+                cold = False
+                self.background.submit(commons.warm, self)
             domain_street.follow(self)
             hints.bring_up(self)
             for number in set(strangers(self)) - met:

@@ -31,6 +31,8 @@ class Hello(_Message, frozen=True, tag="hello"):
     block_tokens: int = 0
     domain: str = "default"
     description: str = ""
+    publish: bytes = b""
+    """What lets a peer write in the public domain."""
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
@@ -40,6 +42,8 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     incarnation: str
     domain_key: bytes
     arena_bytes: int
+    common_key: bytes = b""
+    """The key of the public domain, which all may read; empty: there is none, or this is it."""
 
 
 class Refused(_Message, frozen=True, tag="refused"):
@@ -63,6 +67,8 @@ class Cover(_Message, frozen=True, tag="cover"):
     limit_s: float = 5.0
     plan: int = 0
     session: str = ""
+    common: bytes = b""
+    """Names of the leading blocks in the public domain, where a peer wants them looked for."""
 
 
 class Covered(_Message, frozen=True, tag="covered"):

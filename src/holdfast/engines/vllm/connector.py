@@ -242,6 +242,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             block_tokens=world.block_tokens,
             domain=self._setting.domain,
             description=msgspec.json.encode(fingerprint).decode() if fingerprint else "",
+            publish=self._setting.publish,
         )
         link = Link(self._address(), hello, ANSWER_S)
         if link.wait(START_S) is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,7 +24,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     long as the engine. `domain`: the trust domain of this engine. `block_tokens`: tokens per
     block, a multiple of vLLM's page; 0: the smallest such multiple from 128 up. `model_digest`:
     names the weights, instead of reading them. `cover_deadline_ms`: how long a request waits to
-    hear what is held; left out, a small share of what computing it would take.
+    hear what is held; left out, a small share of what computing it would take. `publish_file`:
+    for an engine whose `domain` is public: the secret that lets it write there.
     """
 
     holdfast: str = ""
@@ -31,6 +33,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_tokens: int = 0
     model_digest: str = ""
     cover_deadline_ms: float | None = None
+    publish_file: str = ""
 
     def __post_init__(self) -> None:
         if self.block_tokens < 0:
@@ -61,6 +64,7 @@ class Setting(NamedTuple):
     cover_deadline_s: float | None
     fetch_deadline_s: float
     saves: bool
+    publish: bytes = b""
 
 
 def read_options(extra: Mapping[str, Any]) -> Setting:
@@ -84,7 +88,14 @@ def read_options(extra: Mapping[str, Any]) -> Setting:
         cover_deadline_s=ms / 1000 if (ms := options.cover_deadline_ms) else None,
         fetch_deadline_s=engine.deadline_s,
         saves=engine.save,
+        publish=_secret(options.publish_file) if options.publish_file else b"",
     )
+
+
+def _secret(file: str) -> bytes:
+    from holdfast.assemble.keys import read_key
+
+    return read_key(Path(file).expanduser(), f"{_AT}.publish_file")
 
 
 def _node(holdfast: str) -> tuple[str, EngineOptions]:

@@ -88,6 +88,13 @@ class SchedulerSide:
         hint = hint_of(request)
         self.counts.add("bad_hints", hint is None)
         tracked = Tracked(request, chains, hint or NOTHING)
+        # Public contexts have no salt: they are nobody's. After a reset they count as new, too.
+        again = {0: [b"epoch:" + self._epoch] if self._epoch else []}
+        tracked.common = [
+            Chain(client.welcome.common_key, world.fingerprint, self._block_tokens, again)
+            for client, world in zip(clients, self._worlds, strict=True)
+            if client.welcome.common_key
+        ]
         self._tracked[request.request_id] = tracked
         self._ask(tracked, clients)
 
@@ -213,8 +220,10 @@ class SchedulerSide:
             replaced = tracked.plan if local_tokens else 0
             prompt = tracked.request.num_tokens, local_tokens, self._setting.fetch_deadline_s
             asked = [
-                (client, client.send(Cover(keys, *prompt, replaced, tracked.hint.session)))
-                for client, keys in zip(clients, tracked.keys(0, blocks), strict=True)
+                (client, client.send(Cover(keys, *prompt, replaced, tracked.hint.session, common)))
+                for client, keys, common in zip(
+                    clients, tracked.keys(0, blocks), tracked.common_keys(), strict=True
+                )
             ]
         except NodeGoneError:
             self.counts.add("gone_covers")

@@ -13,6 +13,9 @@ from holdfast.errors import ProtocolError
 from holdfast.wire.client import Client
 from holdfast.wire.messages import Covered
 
+COMMON_BLOCKS_MAX = 512
+"""Leading blocks that are looked for in the public domain."""
+
 
 class Question:
     """Cover requests on their way, one per tensor-parallel rank, about the first `blocks`."""
@@ -70,6 +73,7 @@ class Tracked:
         self.request = request
         self.chains = chains
         self.hint = hint
+        self.common: Sequence[Chain] = ()
         self.preemptions = request.num_preemptions
         self.prompt_tokens: int = request.num_tokens
         self.question: Question | None = None
@@ -94,6 +98,14 @@ class Tracked:
     def keys(self, start: int, stop: int) -> tuple[bytes, ...]:
         """Return the keys of these blocks, one string per rank."""
         return tuple(chain.packed(start, stop) for chain in self.chains)
+
+    def common_keys(self) -> tuple[bytes, ...]:
+        """Return the names of the leading blocks in the public domain, one string per rank."""
+        for each in self.common:
+            size = each.block_tokens
+            each.extend(self.request.all_token_ids[: COMMON_BLOCKS_MAX * size])
+        named = tuple(chain.packed() for chain in self.common)
+        return named if len(named) == len(self.chains) else (b"",) * len(self.chains)
 
     def learn(self, answer: Covered) -> None:
         """Take the node's answer in; what was saved and is not held is saved again."""

@@ -1,0 +1,147 @@
+"""The public domain: everybody reads it, it stays in memory, and no user's blocks get into it."""
+
+import time
+
+import numpy as np
+import pytest
+
+from holdfast.blocks.key import Chain
+from holdfast.blocks.world import World
+from holdfast.codec.pack import payload
+from holdfast.store import commons
+from holdfast.store.states import PUBLIC_SHARE
+from holdfast.store.store import Store
+from holdfast.testing.memory import MemoryTier
+from holdfast.testing.payloads import payload_of
+
+MIB = 1 << 20
+PAYLOAD, TOKENS = 16 << 10, 16
+KEYS = {"acme": b"a" * 32, "rival": b"r" * 32, "commons": b"c" * 32}
+
+
+class Reader:
+    """One domain's view of a store: names, saves, reads; every byte checked by the public name."""
+
+    def __init__(self, store, domain):
+        self.store, self._key = store, KEYS[domain]
+        self.world = World(b"f" * 16, store.domain(domain)[1], PAYLOAD, TOKENS)
+
+    def names(self, seed, blocks):
+        chain = Chain(self._key, self.world.fingerprint, TOKENS)
+        chain.extend(np.random.default_rng(seed).integers(0, 1000, blocks * TOKENS))
+        return chain.keys
+
+    def save(self, keys, contents):
+        reserved = self.store.reserve(self.world, keys, self.world.fingerprint, 0)
+        arena = self.store.arena(self.world.domain).view
+        for place, content in zip(reserved.places, contents, strict=True):
+            if place >= 0:
+                payload(arena[place:], PAYLOAD)[:] = payload_of(content, PAYLOAD)
+        return self.store.commit(reserved.ticket)
+
+    def read(self, keys, contents):
+        fetched = self.store.fetch(self.world, keys, 5.0)
+        arena = self.store.arena(self.world.domain).view
+        for place, content in zip(fetched.places, contents, strict=False):
+            assert payload(arena[place:], PAYLOAD) == payload_of(content, PAYLOAD)
+        assert self.store.release(fetched.lease)
+        return len(fetched.places)
+
+    def cover(self, keys):
+        return self.store.cover(self.world, keys).blocks
+
+
+@pytest.fixture
+def made():
+    stores = []
+
+    def make(tier=None, host_bytes=8 * MIB):
+        store = Store(host_bytes, [tier] if tier else [], KEYS)
+        store.publish_to("commons", b"t" * 32)
+        store.start()
+        stores.append(store)
+        return store, *(Reader(store, name) for name in KEYS)
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+def test_a_reader_gets_a_copy_under_its_own_names(made):
+    store, acme, rival, public = made()
+    named, common = acme.names(1, 6), public.names(1, 6)
+    public.save(common[:4], common[:4])
+    assert acme.cover(named) == 0
+    assert store.borrowable(acme.world, named, common)
+    assert store.borrow(acme.world, named, common) == 4
+    assert acme.read(named, common) == 4
+    assert not store.borrowable(acme.world, named, common)
+    assert rival.cover(rival.names(1, 6)) == 0, "what acme read tells rival nothing"
+
+
+def test_what_a_reader_has_is_not_copied_again(made):
+    store, acme, _, public = made()
+    named, common = acme.names(1, 6), public.names(1, 6)
+    public.save(common, common)
+    acme.save(named[:3], common[:3])
+    assert store.borrow(acme.world, named, common) == 3
+    assert acme.read(named, common) == 6
+
+
+def test_what_users_save_never_gets_into_it(made):
+    store, acme, rival, public = made()
+    named, common = acme.names(2, 4), public.names(2, 4)
+    acme.save(named, common)
+    assert public.cover(common) == 0
+    assert not store.borrowable(rival.world, rival.names(2, 4), common)
+
+
+def test_a_flood_does_not_move_it(made):
+    store, acme, _, public = made()
+    common = public.names(1, 8)
+    public.save(common, common)
+    for seed in range(10, 80):
+        names = acme.names(seed, 8)
+        acme.save(names, names)
+    assert public.cover(common) == 8
+    assert store.borrow(acme.world, acme.names(1, 8), common) == 8
+
+
+def test_it_takes_its_part_of_memory_and_no_more(made):
+    store, acme, _, public = made()
+    for seed in range(200):
+        names = public.names(seed, 4)
+        public.save(names, names)
+    used = store.states.hosts[public.world.domain].usage().used_bytes
+    assert 0 < used <= PUBLIC_SHARE * store.host_bytes
+    names = acme.names(999, 8)
+    assert acme.save(names, names) == 8
+
+
+def test_after_a_restart_it_is_in_memory_before_anybody_asks(made):
+    records = {}
+    store, _, _, public = made(MemoryTier(64 * MIB, records))
+    common = public.names(1, 8)
+    public.save(common, common)
+    store.close()
+    store, acme, _, public = made(MemoryTier(64 * MIB, records))
+    named, end = acme.names(1, 8), time.monotonic() + 20
+    while not store.borrowable(acme.world, named, common):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert commons.warm(store) == 8
+    assert store.borrow(acme.world, named, common) == 8
+    assert acme.read(named, common) == 8
+
+
+def test_a_copy_is_not_written_below_a_second_time(made):
+    tier = MemoryTier(64 * MIB)
+    store, acme, _, public = made(tier)
+    common = public.names(1, 8)
+    public.save(common, common)
+    store.borrow(acme.world, acme.names(1, 8), common)
+    end = time.monotonic() + 10
+    while store.states.unwritten():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert tier.usage().records == 8
