@@ -11,6 +11,7 @@ SUBJECTS = {
     "seal": "what sealing costs: a core beside plain AES-256-GCM, a disk beside one not sealed",
     "pool": "a target over loopback TCP, beside plain sockets, with and without TLS",
     "plan": "a real engine: plans against recomputing, and against every other cut",
+    "calibrate": "this machine's engine and tiers, as a ladder for `holdfast sim`",
     "vllm": "a real engine: time to first token cold and warm, and the cost without reuse",
     "traces": "published traffic: exact LRU curves, oracle bounds, retention, and their speed",
 }
@@ -18,7 +19,7 @@ SUBJECTS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subjects; each one's own options are read when it is chosen."""
-    lines = "\n".join(f"  {name:<10}{about}" for name, about in SUBJECTS.items())
+    lines = "\n".join(f"  {name:<11}{about}" for name, about in SUBJECTS.items())
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     about = f"subjects:\n{lines}\n\n`holdfast bench SUBJECT --help` lists its options."
     parser.epilog = f"{about}\n\n{parser.epilog}" if parser.epilog else about

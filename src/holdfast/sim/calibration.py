@@ -1,0 +1,111 @@
+"""From what was measured on a machine to the ladder that stands for it, and back to predictions.
+
+Prefill is fitted by the code that a running store fits it with (`plan.cost`). What a tier brings is
+what is left of a warm request's time when the computing of its tail is taken off: it covers the
+whole way from the tier into the engine's pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from holdfast.errors import ConfigError
+from holdfast.plan.cost import PrefillCost, PrefillFit, TierEstimate, TierFit
+from holdfast.plan.planner import BestCut
+from holdfast.sim.fleet import Fleet
+from holdfast.sim.hardware import resolve
+from holdfast.sim.ladder import Ladder, parse_ladder
+from holdfast.sim.profile import load_profile
+from holdfast.sim.route import router
+from holdfast.sim.rules import rules_of
+from holdfast.sim.run import Setting, Simulation
+from holdfast.sim.trace import Trace
+
+POINTS_MIN = 3
+"""Lengths that a fit needs."""
+
+_APART_S = 10_000.0
+
+
+def prefill_of(cold: Mapping[int, float], tail: int) -> PrefillCost:
+    """Fit the cost of prefill to times of contexts computed whole, `tail` tokens behind each."""
+    if len(cold) < POINTS_MIN:
+        raise ConfigError(f"{len(cold)} lengths are too few for a fit; measure {POINTS_MIN}")
+    fit = PrefillFit()
+    for tokens, seconds in cold.items():
+        fit.observe(tokens + tail, 0, seconds)
+    cost = fit.cost
+    if cost is None:
+        raise ConfigError("the times measured make no cost of prefill; measure again")
+    return cost
+
+
+def tier_of(
+    warm: Mapping[int, float], prefill: PrefillCost, token_bytes: float, tail: int
+) -> TierEstimate:
+    """Fit a tier to times of contexts fetched whole from it."""
+    fit = TierFit()
+    for tokens, seconds in warm.items():
+        fit.observe(tokens * token_bytes, max(1e-6, seconds - prefill.seconds(tail, tokens)))
+    return fit.estimate()
+
+
+def ladder_data(
+    prefill: PrefillCost,
+    tiers: Mapping[str, TierEstimate],
+    token_bytes: float,
+    capacities: Mapping[str, int],
+) -> dict[str, Any]:
+    """Return the ladder file of a machine as plain data, fit for YAML."""
+    return {
+        "token_bytes": token_bytes,
+        "engine": {"prefill": {"a": prefill.a, "b": prefill.b, "c": prefill.c}},
+        "tiers": [
+            {
+                "kind": kind,
+                "capacity": capacities[kind],
+                "latency_s": estimate.latency_s,
+                "read_bytes_per_s": estimate.bytes_per_s,
+            }
+            for kind, estimate in tiers.items()
+        ],
+    }
+
+
+def predict(data: Mapping[str, Any], tier: str, tokens: int, tail: int, block: int) -> list[float]:
+    """Simulate one context twice, with this tier only: the first tokens' times, cold and warm.
+
+    `tokens` of the context, a whole number of blocks of `block`; `tail` more behind it.
+    """
+    ladder = parse_ladder(dict(data), "calibrated")
+    ladder = _only(ladder, tier)
+    trace = _twice(tokens, tail, block)
+    hardware = resolve(ladder, load_profile(""), block)
+    fleet = Fleet(hardware, 1, rules_of(hardware))
+    requests = Simulation(trace, fleet, Setting(BestCut(), router("round_robin"))).run()
+    return [float(first) for first in requests.first_s - requests.arrived_s]
+
+
+def _only(ladder: Ladder, tier: str) -> Ladder:
+    kept = [each for each in ladder.tiers if each.kind == tier]
+    return msgspec.structs.replace(ladder, tiers=kept)
+
+
+def _twice(tokens: int, tail: int, block: int) -> Trace:
+    blocks = tokens // block
+    ids = np.arange(blocks, dtype=np.int32)
+    return Trace(
+        name="twice",
+        block_tokens=block,
+        time_s=np.array([0.0, _APART_S]),
+        input_tokens=np.full(2, tokens + tail, np.int64),
+        output_tokens=np.zeros(2, np.int64),
+        session=np.zeros(2, np.int32),
+        think_s=np.full(2, np.nan),
+        starts=np.array([0, blocks, 2 * blocks], np.int64),
+        ids=np.concatenate([ids, ids]),
+    )
