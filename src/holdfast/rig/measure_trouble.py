@@ -1,16 +1,20 @@
-"""Measure a pool in trouble: what a join costs, and what one target that answers late.
+"""Measure a pool in trouble: what a join costs, one target that is late, and all that are mute.
 
 Real targets over loopback; the host's pool tier is in this process. A late target is one whose
-answers this host gets 100 ms after they were asked for.
+answers this host gets 100 ms after they were asked for; a mute one is stopped: its connections
+stay, and nothing is ever answered.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +32,7 @@ from holdfast.tiers.base import Get, Place, Put, segment_place
 from holdfast.tiers.pool.health import HealthOptions
 from holdfast.tiers.pool.members import Member
 from holdfast.tiers.pool.membership import MembershipOptions
+from holdfast.tiers.pool.part import segment_of
 from holdfast.tiers.pool.tier import PoolOptions, PoolTier
 from holdfast.wire.target import Got, Held, Target
 
@@ -40,6 +45,11 @@ SETTLE_S = 5.0
 READS = 400
 LATE_GOAL = 1.3
 DIP_GOAL = 0.5
+ASKERS = 4
+MUTE_S = 10.0
+OPENS_GOAL_S = 2.0
+MUTE_ASK_GOAL_MS = 50.0
+"""5 % of one second of computing a prompt."""
 
 _NUMBERS = itertools.count()
 _UNJUDGED = HealthOptions(slow_factor=1e9, failure_share_max=1.0)
@@ -113,6 +123,16 @@ class Scene:
             raise HoldfastError("a record that was read is wrong")
         return True
 
+    def ask(self, key: bytes) -> float:
+        """Ask what the pool holds of a block; return how many milliseconds that took."""
+        start_s = time.perf_counter()
+        self.tier.held(WORLD, [key], 0)
+        return 1e3 * (time.perf_counter() - start_s)
+
+    def owner(self, key: bytes) -> LateTarget:
+        """Return the target that a block belongs to; it has been asked before."""
+        return self.targets[self.tier.lookup.route(segment_of(_place(key))).write[0].id]
+
     def _reach(self, member: Member) -> LateTarget:
         self.targets[member.id] = LateTarget(member.address)
         return self.targets[member.id]
@@ -127,14 +147,15 @@ class Paced(NamedTuple):
 
 
 def trouble_rows(folder: Path) -> list[Row]:
-    """Measure a join with and without the owner of old, and a late target with and without care."""
+    """Measure a join, a late target with and without care, and all targets mute."""
     with ExitStack() as stack:
-        addresses = []
+        targets = []
         for number in range(TARGETS):
             place = folder / f"trouble-{number}"
             place.mkdir()
-            addresses.append(stack.enter_context(TargetProcess(place)).address)
-        return [_join_row(addresses), _late_row(addresses)]
+            targets.append(stack.enter_context(TargetProcess(place)))
+        addresses = [target.address for target in targets]
+        return [_join_row(addresses), _late_row(addresses), *_mute_rows(targets)]
 
 
 def _join_row(addresses: Sequence[str]) -> Row:
@@ -180,11 +201,46 @@ def _late(addresses: Sequence[str], health: HealthOptions, *, hedge: bool) -> tu
                 scene.read(key)
             scene.save(keys)
         healthy = _paced(scene, keys, dice)
-        scene.targets["t1"].late_s = LATE_S
+        scene.owner(keys[0]).late_s = LATE_S
         until_s = time.monotonic() + SETTLE_S
         while time.monotonic() < until_s:
             scene.read(dice.choice(keys))
         return healthy, _paced(scene, keys, dice)
+
+
+def _mute_rows(targets: Sequence[TargetProcess]) -> list[Row]:
+    """Stop every target under way; say how long a host takes to leave them alone, and asks then.
+
+    What a user's request waits for is the question what the pool holds: all else is skipped.
+    """
+    with _scene([target.address for target in targets], PoolOptions(), TARGETS) as scene:
+        keys = _keys(CHAINS)
+        scene.save(keys)
+        asking = itertools.cycle(keys)
+        for target in targets:
+            os.killpg(target.process.pid, signal.SIGSTOP)
+        try:
+            begun_s = time.monotonic()
+            with ThreadPoolExecutor(ASKERS) as askers:
+                while any(map(scene.tier.health.trusted, scene.targets)):
+                    list(askers.map(scene.ask, itertools.islice(asking, ASKERS)))
+            opened_s = time.monotonic() - begun_s
+            asked_ms = [scene.ask(next(asking)) for _ in _until(MUTE_S)]
+        finally:
+            for target in targets:
+                os.killpg(target.process.pid, signal.SIGCONT)
+    row = at_most("pool.mute.ask", max(asked_ms), "ms", MUTE_ASK_GOAL_MS)
+    return [
+        with_more(at_most("pool.mute.opens", opened_s, "s", OPENS_GOAL_S), {"askers": ASKERS}),
+        with_more(row, {"asked": len(asked_ms), "median_ms": statistics.median(asked_ms)}),
+    ]
+
+
+def _until(seconds: float) -> Iterator[None]:
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        time.sleep(0.01)
+        yield
 
 
 def _paced(scene: Scene, keys: Sequence[bytes], dice: random.Random) -> Paced:
