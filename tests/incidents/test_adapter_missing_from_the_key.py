@@ -1,0 +1,54 @@
+"""KV computed with one LoRA adapter, served to another, or to the model without one.
+
+The name of a block did not say which adapter, model or weights it was computed with.
+Threads: https://github.com/vllm-project/vllm/issues/44250
+https://github.com/LMCache/LMCache/issues/2961
+https://github.com/sgl-project/sglang/issues/31920
+https://github.com/InternLM/lmdeploy/issues/4930
+"""
+
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+
+from holdfast.blocks.fingerprint import Fingerprint
+from holdfast.blocks.layout import Layout
+from holdfast.errors import BlockError
+
+LAYOUT = Layout.portable(layers=2, kv_heads=2, head_size=16, dtype="float16", block_tokens=16)
+PLAIN = Fingerprint("model digest", LAYOUT, "{}", "none", "none")
+TOKENS = np.arange(64)
+
+
+@pytest.mark.parametrize(
+    "change", [{"adapter": "a1"}, {"model": "other weights"}, {"kv_quantisation": "fp8"}]
+)
+def test_what_was_computed_otherwise_is_another_world(open_store, change):
+    store = open_store()
+    other = msgspec.structs.replace(PLAIN, **change)
+    blocks = np.ones((4, LAYOUT.payload_bytes), np.uint8)
+    store.session(PLAIN).save(TOKENS, blocks)
+    assert store.session(PLAIN).cover(TOKENS) == 64
+    assert store.session(other).cover(TOKENS) == 0
+    assert store.session(other).fetch(TOKENS, np.zeros_like(blocks)).tokens == 0
+    assert store.session(other).save(TOKENS, 2 * blocks) == 4
+    into = np.zeros_like(blocks)
+    assert store.session(PLAIN).fetch(TOKENS, into).tokens == 64
+    assert (into == 1).all()
+
+
+def test_our_connector_names_no_block_of_an_adapter():
+    scheduler = pytest.importorskip("holdfast.engines.vllm.scheduler")
+    plain = {"prompt_embeds": None, "prompt_token_ids": [1], "mm_features": [], "resumable": False}
+    assert scheduler.why_declined(SimpleNamespace(**plain, lora_request=None)) is None
+    assert scheduler.why_declined(SimpleNamespace(**plain, lora_request=object())) == "lora"
+
+
+@pytest.mark.parametrize("adapter", [None, ""])
+def test_an_adapter_that_is_not_told_is_refused(adapter):
+    fields = msgspec.to_builtins(PLAIN)
+    fields["adapter"] = adapter
+    with pytest.raises(BlockError, match="adapter"):
+        Fingerprint.of({name: value for name, value in fields.items() if value is not None})

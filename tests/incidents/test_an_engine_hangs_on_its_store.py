@@ -1,0 +1,49 @@
+"""The store is down or slow, and the engine waits for it until a watchdog ends it.
+
+LMCache: without its lookup server, or during a large retrieve, the engine hung until a watchdog of
+1,800 s. Mooncake: clients needed two minutes to find a new master, and nothing could be read.
+Threads: https://github.com/LMCache/LMCache/issues/1491 https://github.com/LMCache/LMCache/issues/4759
+https://github.com/kvcache-ai/Mooncake/issues/3740
+"""
+
+import socket
+import time
+
+import pytest
+
+from holdfast.errors import NodeGoneError, Outcome
+from holdfast.testing.payloads import key_of, world_of
+from holdfast.wire.client import Client
+from holdfast.wire.messages import PROTOCOL, Hello
+from holdfast.wire.target import Target
+
+PATIENT_S = 5.0
+
+
+def test_a_node_that_says_nothing_is_gone_by_the_deadline(tmp_path):
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(f"{tmp_path}/node.sock")
+        mute.listen()
+        start = time.monotonic()
+        with pytest.raises(NodeGoneError):
+            Client(f"unix://{tmp_path}/node.sock", Hello(PROTOCOL, "engine"), 0.2)
+        assert time.monotonic() - start < PATIENT_S
+
+
+def test_a_target_that_says_nothing_is_late():
+    world = world_of(4_000)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        target = Target("tcp://{}:{}".format(*mute.getsockname()))
+        start = time.monotonic()
+        held = target.exist(world, [key_of(1)], 0.2)
+        assert held.outcome is Outcome.LATE
+        assert time.monotonic() - start < PATIENT_S
+        target.close()
+
+
+def test_a_target_that_is_not_there_is_gone():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = "tcp://{}:{}".format(*closed.getsockname())
+    target = Target(address)
+    assert target.exist(world_of(4_000), [key_of(1)], 2.0).outcome is Outcome.GONE
+    target.close()

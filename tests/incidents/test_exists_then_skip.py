@@ -1,0 +1,44 @@
+"""A damaged record that "exists", so that nobody ever writes it again.
+
+Seen where a store asks whether a file is there before it writes, and not what is in it: SGLang's
+`HiCacheFile` (read in 0.5.23), vLLM's file system tier (0.32), where saving a damaged block again
+did not mend it. Every request of that prefix recomputes, or worse, for ever.
+Thread, of the same kind: https://github.com/LMCache/LMCache/issues/4991
+"""
+
+from holdfast.cli.soak import open_target
+from holdfast.testing.contexts import Contexts, chain_of
+from holdfast.testing.loopback import near_and_far
+
+CHAIN = chain_of("a prompt", 4)
+
+
+def test_the_next_save_rewrites_it_on_a_tier_of_ones_own(open_store, below):
+    tier, records = below
+    contexts = Contexts(open_store(tier), 9_000)
+    contexts.save(CHAIN)
+    contexts.settle()
+    contexts.leave_host(CHAIN)
+    place = sorted(records)[2]
+    records[place] = records[place][:500] + b"\0" * 600 + records[place][1100:]
+    assert contexts.read(CHAIN) == 2
+    assert contexts.save(CHAIN) == 1
+    contexts.settle()
+    contexts.leave_host(CHAIN)
+    assert contexts.read(CHAIN) == 4
+
+
+def test_the_next_save_rewrites_it_at_a_target_that_others_read_too():
+    with near_and_far(open_target, 9_000) as both:
+        both.near.save(CHAIN)
+        both.near.settle()
+        both.near.leave_host(CHAIN)
+        states = both.far.states
+        place = states.index.places[0][states.index.find(CHAIN[1])]
+        both.far.record(both.near.world, place)[700] ^= 1
+        assert both.near.read(CHAIN) == 1
+        assert both.far.held(both.near.world, CHAIN) == b"\1\0\1\1"
+        both.near.save(CHAIN)
+        both.near.settle()
+        both.near.leave_host(CHAIN)
+        assert both.near.read(CHAIN) == 4

@@ -1,0 +1,31 @@
+"""A process starts again, and what it has on flash can not be reached any more.
+
+Mooncake: a client that restarts within its lease's time finds none of its blocks; a master that
+restarts has lost its metadata. Stores that write their index only at a clean end start cold.
+Threads: https://github.com/kvcache-ai/Mooncake/issues/3052
+https://github.com/kvcache-ai/Mooncake/issues/2306
+https://github.com/kvcache-ai/Mooncake/issues/2246
+"""
+
+from holdfast.testing.contexts import Contexts, chain_of
+from holdfast.testing.extents import MemoryExtents
+from holdfast.tiers.disk import DiskTier
+from holdfast.tiers.disk_file import DiskConfig
+from holdfast.tiers.region import SECTOR
+
+CHAIN = chain_of("on flash", 6)
+
+
+def disk(medium):
+    return DiskTier(DiskConfig(path="memory", capacity_bytes=medium.size), None, lambda _: medium)
+
+
+def test_without_a_clean_end_every_block_is_found_again(open_store):
+    medium = MemoryExtents.formatted(64 * SECTOR, 4)
+    before = Contexts(open_store(disk(medium)), 9_000)
+    before.save(CHAIN)
+    before.settle()
+    left = MemoryExtents(medium.image)  # what a crash leaves: nothing was sealed or closed
+    after = Contexts(open_store(disk(left)), 9_000)
+    after.await_recovery()
+    assert after.read(CHAIN) == 6

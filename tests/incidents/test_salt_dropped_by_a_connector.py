@@ -1,0 +1,50 @@
+"""A tenant's salt reaches the engine's own cache and is dropped on the way to the store.
+
+At least four integrations named what they stored by tokens alone, so that one tenant's context was
+a hit for another: 1.2 s instead of 3.4 s told who had asked what.
+Threads: https://github.com/LMCache/LMCache/issues/2878
+https://github.com/LMCache/LMCache/issues/4825
+https://github.com/sgl-project/sglang/issues/37160
+https://github.com/vllm-project/vllm/pull/51640 https://github.com/vllm-project/vllm/issues/53495
+"""
+
+from types import SimpleNamespace
+
+import pytest
+
+from holdfast.blocks.key import Chain
+from holdfast.testing.contexts import FINGERPRINT, Contexts
+
+TOKENS = list(range(4 * 128))
+
+
+def chain(secret, *salts):
+    named = Chain(secret, FINGERPRINT, 128, dict.fromkeys(range(4), salts))
+    named.extend(TOKENS)
+    return named.keys
+
+
+def test_other_salts_are_other_names_in_every_block(contexts):
+    secret, _ = contexts.store.domain("default")
+    contexts.save(chain(secret, b"salt:one"))
+    assert contexts.read(chain(secret, b"salt:one")) == 4
+    for salts in ([], [b"salt:two"], [b"salt:on", b"e"], [b"salt:one", b""]):
+        assert set(chain(secret, *salts)).isdisjoint(chain(secret, b"salt:one"))
+        assert contexts.read(chain(secret, *salts)) == 0
+
+
+def test_our_connector_passes_it_on():
+    scheduler = pytest.importorskip("holdfast.engines.vllm.scheduler")
+    asked = SimpleNamespace(cache_salt="one")
+    assert scheduler.extras_of(asked, b"") == [b"salt:one"]
+    assert scheduler.extras_of(asked, b"e") == [b"salt:one", b"epoch:e"]
+
+
+def test_a_domain_needs_no_salt_that_anybody_could_drop(open_store):
+    store = open_store()
+    acme, birch = (Contexts(store, 9_000, name) for name in ("acme", "birch"))
+    names = {each: chain(store.domain(each)[0]) for each in ("acme", "birch")}
+    acme.save(names["acme"])
+    assert acme.read(names["acme"]) == 4
+    assert birch.read(names["birch"]) == 0
+    assert birch.read(names["acme"]) == 0  # not even by the other's names
