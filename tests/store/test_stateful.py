@@ -3,7 +3,11 @@
 import random
 
 from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule
 
+from holdfast.blocks.envelope import HEADER_BYTES, SEAL_AES_GCM, read_header
+from holdfast.store.keyring import KeyRing
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.stateful import StoreMachine
@@ -48,7 +52,54 @@ class OverRottingMemory(StoreMachine):
                 del self.records[place]
 
 
+class SealedOverRottingMemory(OverRottingMemory):
+    """Sealed, with data keys that come and go; what was erased is never read again."""
+
+    def __init__(self) -> None:
+        self.ring = KeyRing(None)
+        self.ring.enrol("default", SECRET["default"])
+        super().__init__()
+
+    def open(self) -> Store:
+        store = super().open()
+        store.seal_with(self.ring)
+        return store
+
+    @rule()
+    def rotate(self) -> None:
+        """Begin another epoch."""
+        self.store.rotate("default")
+
+    @rule()
+    def retire(self) -> None:
+        """Drop the data keys of older epochs."""
+        self.store.retire("default")
+
+    @rule(bring_back=st.booleans())
+    def erase(self, bring_back: bool) -> None:
+        """Erase the domain, and perhaps put back what lay below, as from a backup."""
+        image = dict(self.records)
+        self.store.erase("default")
+        for lease, _, places in self.leases:
+            assert not self.store.release(lease) or not places
+        self.leases.clear()
+        self.saved.clear()
+        if bring_back:
+            self.store.close()
+            self.records.update(image)
+            self._begin()
+
+    @invariant()
+    def nothing_below_is_plain(self) -> None:
+        """What lies below the host shows no payload."""
+        for record in list(self.records.values())[:2]:
+            header = read_header(record)[0] if len(record) >= HEADER_BYTES else None
+            assert header is None or header.seal == SEAL_AES_GCM
+
+
 TestHostOnly = HostOnly.TestCase
 TestHostOnly.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestOverRottingMemory = OverRottingMemory.TestCase
 TestOverRottingMemory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSealed = SealedOverRottingMemory.TestCase
+TestSealed.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
