@@ -187,13 +187,21 @@ def test_too_many_writes_are_refused():
 
 def test_in_a_closed_loop_the_next_request_waits_for_the_answer():
     engine = {"prefill": {"b": 1.0}, "decode_tokens_per_s": 10.0}
-    times, think = [0.0, 1.0, 2.0], [np.nan, 3.0, 3.0]
+    times, think = [0.0, 4.0, 5.0], [np.nan, 3.0, 3.0]
     trace = trace_of([[0], [0, 1], [5]], times, think=think, session=[0, 0, -1])
     closed = Simulation(trace, fleet_of([host(9)], engine), HELD._replace(closed_loop=True)).run()
     # first token at 4 s, 10 tokens at 10 a second, then 3 s of thinking
-    assert closed.arrived_s.tolist() == [0.0, 8.0, 2.0]
+    assert closed.arrived_s.tolist() == [0.0, 8.0, 5.0]
     opened = Simulation(trace, fleet_of([host(9)], engine), HELD).run()
     assert opened.arrived_s.tolist() == times
+
+
+def test_what_an_agent_asks_side_by_side_does_not_wait_for_one_another():
+    engine = {"prefill": {"b": 1.0}, "decode_tokens_per_s": 10.0}
+    times, think = [0.0, 10.0, 11.0], [np.nan, 5.0, 6.0]  # both think from 5 s on, after the first
+    trace = trace_of([[0], [0, 1], [0, 2]], times, think=think, session=[0, 0, 0])
+    found = Simulation(trace, fleet_of([host(9)], engine), HELD._replace(closed_loop=True)).run()
+    assert found.arrived_s.tolist() == [0.0, 10.0, 11.0]
 
 
 def test_routers_choose_as_they_say():

@@ -60,6 +60,8 @@ class Run(NamedTuple):
         """Bytes read from and written to one tier of the ladder, by all workers."""
         size = self.fleet.hardware.world.record_bytes
         read = float(self.requests.fetched[:, tier].sum()) * size
+        if self.fleet.names[tier] == "device":  # the engine computes on it where it lies
+            read = 0.0
         return read, float(sum(shelf.written for shelf in self.fleet.shelves(tier))) * size
 
 

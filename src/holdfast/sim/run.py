@@ -8,6 +8,7 @@ eviction are the code that serves.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import heapq
 import math
@@ -28,6 +29,9 @@ from holdfast.sim.worker import Worker
 _MOVED, _FETCHED, _COMPUTED, _LATE, _ARRIVED = range(5)
 
 _PROGRESS_REQUESTS = 256
+
+_TICK_S = 1e-3
+"""Times in a trace are this coarse."""
 
 
 class Setting(NamedTuple):
@@ -108,7 +112,7 @@ class Simulation:
 
     def run(self, progress: Callable[[int], object] | None = None) -> Requests:
         """Run to the last first token; `progress` is told now and then how many have arrived."""
-        waits = set(self._after.values())
+        waits = {number for numbers in self._after.values() for number in numbers}
         heads = (n for n in range(self.trace.requests) if n not in waits)
         for number in heads:
             at_s = float(self.trace.time_s[number])
@@ -313,8 +317,7 @@ class Simulation:
         result.saved_s[request] = saved_s
         worker = flight.worker
         self._begin(now_s, worker, worker.engine.leave(flight.compute_s))
-        after = self._after.get(request)
-        if after is not None:
+        for after in self._after.get(request, ()):
             rate = self.fleet.hardware.engine.decode_tokens_per_s
             answered_s = now_s + float(self.trace.output_tokens[request]) / rate
             self._at(answered_s + float(self.trace.think_s[after]), _ARRIVED, after)
@@ -361,17 +364,25 @@ def _name(run: int) -> bytes:
     return hashlib.blake2b(run.to_bytes(4, "little"), digest_size=KEY_BYTES).digest()
 
 
-def _followers(trace: Trace) -> dict[int, int]:
-    """Map each request to the one of its session that waits for its answer."""
-    last: dict[int, int] = {}
-    after: dict[int, int] = {}
-    sessions, think_s = trace.session.tolist(), trace.think_s.tolist()
-    for number, (session, think) in enumerate(zip(sessions, think_s, strict=True)):
+def _followers(trace: Trace) -> dict[int, list[int]]:
+    """Map each request to those of its session that wait for its answer.
+
+    The answer before a request is that of the last one which had come when the client began to
+    think: agents ask for several things at once, so it need not be the one just before.
+    """
+    sessions: dict[int, tuple[list[float], list[int]]] = {}
+    after: dict[int, list[int]] = {}
+    for number, session in enumerate(trace.session.tolist()):
         if session < 0:
             continue
-        if session in last and think == think:  # noqa: PLR0124  # nan: not known
-            after[last[session]] = number
-        last[session] = number
+        times, numbers = sessions.setdefault(session, ([], []))
+        at_s, think_s = float(trace.time_s[number]), float(trace.think_s[number])
+        if not math.isnan(think_s):
+            before = bisect.bisect_right(times, at_s - think_s + _TICK_S)
+            if before:
+                after.setdefault(numbers[before - 1], []).append(number)
+        times.append(at_s)
+        numbers.append(number)
     return after
 
 
