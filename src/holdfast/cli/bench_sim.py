@@ -34,6 +34,7 @@ from holdfast.sim.run import Setting, Simulation
 from holdfast.sim.shipped import find_trace
 from holdfast.sim.trace import Trace
 
+TRACES = ("conversation", "synthetic")
 SPEED_GOAL = 200_000.0
 """Block accesses a second of one core, through four tiers."""
 CONVERSATION_GOAL_S = 15.0
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     console = report.console(args.json)
     rows: list[Row] = []
     with console.status("") as status:
-        for name in ("conversation", "synthetic", *(["claude-code"] if args.all else [])):
+        for name in (*TRACES, *(["claude-code"] if args.all else [])):
             status.update(name)
             trace = load(find_trace(name))
             rows += _speed(trace, name)

@@ -9,7 +9,7 @@ one more. A row stays with its run for as long as the simulation lasts.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from typing import NamedTuple
 
 from holdfast.blocks.world import World
@@ -60,13 +60,11 @@ class Shelf:
         self.declined = 0
         """Blocks that the rule of admission did not want."""
 
-    def takes(self, source: int, number: int) -> bool:
-        """Return whether what came to the engine from tier `source` enters this tier."""
+    def from_below(self, number: int) -> int:
+        """Return the tier below which what the engine uses comes from, to enter this one."""
         if self.entry is Entry.ON_EVICTION:
-            return False
-        if self.entry is Entry.BEHIND:
-            return source == COMPUTED
-        return source > number
+            return COMPUTED
+        return COMPUTED - 1 if self.entry is Entry.BEHIND else number
 
 
 class Reach(NamedTuple):
@@ -146,10 +144,11 @@ class Memory:
         for number, shelf in enumerate(self.shelves):
             column = self.index.places[number]
             shelf.eviction.touch(rows, now_s)
+            limit = shelf.from_below(number)
             wanted = [
                 (row, lengths[row])
                 for row, source in zip(rows, sources, strict=True)
-                if column[row] < lengths[row] and shelf.takes(source, number)
+                if source > limit and column[row] < lengths[row]
             ]
             if wanted:
                 self._put(now_s, number, wanted)
@@ -213,14 +212,8 @@ class Memory:
             needed += upto - held if held > 0 else upto
         allowed = int(min(needed, shelf.writer.room(now_s) / size))
         shelf.refused += needed - allowed
-        left = fit = self._make_room(now_s, number, allowed)
-        entering: list[tuple[int, int]] = []
-        for row, upto in wanted:
-            if left <= 0:
-                break
-            held = max(0, column[row])
-            entering.append((row, upto if upto - held <= left else held + left))
-            left -= upto - held
+        fit = self._make_room(now_s, number, allowed)
+        entering = wanted if fit == needed else _first(column, wanted, fit)
         parents, names, insert = self._parents, self.index.keys, shelf.eviction.insert
         for row, upto in reversed(entering):
             if column[row] < 0:
@@ -306,3 +299,17 @@ class Memory:
 
     def _key(self, row: int) -> bytes:
         return self.index.keys[row] or b""
+
+
+def _first(
+    column: MutableSequence[int], wanted: Sequence[tuple[int, int]], fit: int
+) -> list[tuple[int, int]]:
+    """Return as many of the rows, the last one in part, as `fit` more blocks allow."""
+    first: list[tuple[int, int]] = []
+    for row, upto in wanted:
+        if fit <= 0:
+            break
+        held = max(0, column[row])
+        first.append((row, min(upto, held + fit)))
+        fit -= upto - held
+    return first
