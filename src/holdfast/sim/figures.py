@@ -9,7 +9,7 @@ import numpy as np
 
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.formulas import SECONDS_PER_DAY
-from holdfast.sim.run import Requests
+from holdfast.sim.served import Served
 from holdfast.sim.trace import Floats, Longs, Trace
 
 
@@ -30,8 +30,8 @@ class Run(NamedTuple):
 
     trace: Trace
     fleet: Fleet
-    requests: Requests
-    bare: Requests
+    requests: Served
+    bare: Served
 
     @property
     def span_s(self) -> float:

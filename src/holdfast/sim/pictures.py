@@ -7,7 +7,7 @@ import numpy as np
 from holdfast.sim.chart import Axis, Series, chart
 from holdfast.sim.figures import Run
 from holdfast.sim.outlook import Outlook
-from holdfast.sim.run import Requests
+from holdfast.sim.served import Served
 
 _POINTS = 80
 _BINS = 30
@@ -84,7 +84,7 @@ def retention_chart(found: Outlook) -> str:
     )
 
 
-def _waits(found: Requests) -> list[tuple[float, float]]:
+def _waits(found: Served) -> list[tuple[float, float]]:
     """Return the share of requests that had their first token within so many seconds."""
     ttft = np.maximum(found.first_s - found.arrived_s, _SHORTEST_S)
     shares = np.linspace(0.0, 1.0, _POINTS)

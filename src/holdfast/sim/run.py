@@ -8,30 +8,26 @@ eviction are the code that serves.
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import heapq
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
 from holdfast.blocks.key import KEY_BYTES
 from holdfast.plan.planner import Planner, Question
+from holdfast.sim.closed_loop import followers
 from holdfast.sim.fleet import Covered, Fleet
 from holdfast.sim.memory import COMPUTED
 from holdfast.sim.route import Ask, Router
 from holdfast.sim.runs import LONGEST, runs_of
-from holdfast.sim.trace import Floats, Ints, Longs, Trace
+from holdfast.sim.served import Served, nothing_yet
+from holdfast.sim.trace import Floats, Trace
 from holdfast.sim.worker import Worker
 
 _MOVED, _FETCHED, _COMPUTED, _LATE, _ARRIVED = range(5)
 
 _PROGRESS_REQUESTS = 256
-
-_TICK_S = 1e-3
-"""Times in a trace are this coarse."""
 
 
 class Setting(NamedTuple):
@@ -44,35 +40,6 @@ class Setting(NamedTuple):
     """[n] when the chain of each request is expected again, in the trace's time: hints."""
     longest_run: int = LONGEST
     """Blocks that move as one, at most; 1 simulates every block for itself."""
-
-
-class Requests(NamedTuple):
-    """What became of each of `n` requests, in the order of the trace; times in seconds."""
-
-    arrived_s: Floats
-    """[n] from the start of the run."""
-    looked_s: Floats
-    """[n] when its turn came: what is held was looked up, and planned."""
-    fetched_s: Floats
-    """[n] when the last block had come."""
-    started_s: Floats
-    """[n] when the engine began to compute."""
-    first_s: Floats
-    """[n] when the first token was there."""
-    worker: Ints
-    """[n] who computed it."""
-    held: Ints
-    """[n] leading blocks that some tier held."""
-    fetched: Longs
-    """[n, tiers] blocks that came from each tier."""
-    computed_tokens: Longs
-    """[n]"""
-    computed_s: Floats
-    """[n] seconds of prefill."""
-    saved_s: Floats
-    """[n] seconds of prefill that the fetched blocks made unnecessary."""
-    late: Ints
-    """[n] 1 where a fetch passed its deadline and was cut short."""
 
 
 class _Flight:
@@ -100,17 +67,17 @@ class Simulation:
         self.trace = trace
         self.fleet = fleet
         self._setting = setting
-        self._result = _empty(trace.requests, len(fleet.names))
+        self._result = nothing_yet(trace.requests, len(fleet.names))
         self._events: list[tuple[float, int, int, int, int]] = []
         self._events_ever = 0
         self._flights: dict[int, _Flight] = {}
         self._runs = runs_of(trace, setting.longest_run)
         self._lengths: list[int] = self._runs.lengths.tolist()
         self._names = [_name(run) for run in range(len(self._lengths))]
-        self._after = _followers(trace) if setting.closed_loop else {}
+        self._after = followers(trace) if setting.closed_loop else {}
         self._arrivals = 0
 
-    def run(self, progress: Callable[[int], object] | None = None) -> Requests:
+    def run(self, progress: Callable[[int], object] | None = None) -> Served:
         """Run to the last first token; `progress` is told now and then how many have arrived."""
         waits = {number for numbers in self._after.values() for number in numbers}
         heads = (n for n in range(self.trace.requests) if n not in waits)
@@ -362,45 +329,3 @@ class Simulation:
 def _name(run: int) -> bytes:
     """Return a key for a run: 16 bytes of a hash, as blocks have."""
     return hashlib.blake2b(run.to_bytes(4, "little"), digest_size=KEY_BYTES).digest()
-
-
-def _followers(trace: Trace) -> dict[int, list[int]]:
-    """Map each request to those of its session that wait for its answer.
-
-    The answer before a request is that of the last one which had come when the client began to
-    think: agents ask for several things at once, so it need not be the one just before.
-    """
-    sessions: dict[int, tuple[list[float], list[int]]] = {}
-    after: dict[int, list[int]] = {}
-    for number, session in enumerate(trace.session.tolist()):
-        if session < 0:
-            continue
-        times, numbers = sessions.setdefault(session, ([], []))
-        at_s, think_s = float(trace.time_s[number]), float(trace.think_s[number])
-        if not math.isnan(think_s):
-            before = bisect.bisect_right(times, at_s - think_s + _TICK_S)
-            if before:
-                after.setdefault(numbers[before - 1], []).append(number)
-        times.append(at_s)
-        numbers.append(number)
-    return after
-
-
-def _empty(requests: int, tiers: int) -> Requests:
-    def times() -> Floats:
-        return np.zeros(requests, np.float64)
-
-    return Requests(
-        arrived_s=times(),
-        looked_s=times(),
-        fetched_s=times(),
-        started_s=times(),
-        first_s=times(),
-        worker=np.zeros(requests, np.int32),
-        held=np.zeros(requests, np.int32),
-        fetched=np.zeros((requests, tiers), np.int64),
-        computed_tokens=np.zeros(requests, np.int64),
-        computed_s=times(),
-        saved_s=times(),
-        late=np.zeros(requests, np.int32),
-    )
