@@ -18,7 +18,9 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from holdfast.codec import seal
 from holdfast.limits import MIB
+from holdfast.store.keyring import KeyRing
 from holdfast.store.store import Store
 from holdfast.testing.campaign import OpenTarget, Order, Tally
 from holdfast.testing.contexts import Contexts, WrongByteError, chain_of
@@ -124,7 +126,7 @@ class AtTarget:
 
 def run(order: Order) -> Iterator[Tally]:
     """Damage records in memory, on disk, at a target, and on their way there and back."""
-    part = order.share(10 / 3)
+    part = order.share(5.5)
     with contextlib.closing(Store(HOST_BYTES, [], SECRET)) as store:
         store.start()
         yield _strike("flips.host", InMemory(store), part)
@@ -132,25 +134,44 @@ def run(order: Order) -> Iterator[Tally]:
         yield _strike("flips.disk", disk, part)
     with at_target(order.target) as far:
         yield _strike("flips.pool", far, part)
+    yield from _sealed(part)
     yield _strike_the_wire(order.share(10))
 
 
+def _sealed(order: Order) -> Iterator[Tally]:
+    """Strike sealed records in the same places; whoever writes there has no key."""
+    why_not = seal.missing()
+    if why_not:
+        tally = Tally("flips.sealed", "faults")
+        tally.skipped = why_not
+        yield tally
+        return
+    ring = KeyRing(None)
+    ring.enrol("default", SECRET["default"])
+    with on_disk(ring) as disk:
+        yield _strike("flips.sealed.disk", disk, order)
+    with at_target(order.target, ring) as far:
+        yield _strike("flips.sealed.pool", far, order)
+
+
 @contextlib.contextmanager
-def on_disk() -> Iterator[OnDisk]:
-    """Open a store over a disk tier on a medium in memory."""
+def on_disk(ring: KeyRing | None = None) -> Iterator[OnDisk]:
+    """Open a store over a disk tier on a medium in memory; sealed with a ring, if one is given."""
     medium = MemoryExtents.formatted(REGION_BYTES, REGIONS)
     config = DiskConfig(path="memory", capacity_bytes=medium.size, region_bytes=REGION_BYTES)
     with contextlib.closing(
         Store(HOST_BYTES, [DiskTier(config, None, lambda _: medium)], SECRET)
     ) as store:
+        if ring:
+            store.seal_with(ring)
         store.start()
         yield OnDisk(store, medium)
 
 
 @contextlib.contextmanager
-def at_target(target: OpenTarget) -> Iterator[AtTarget]:
-    """Open a store with a target behind it."""
-    with near_and_far(target, PAYLOAD_BYTES) as both:
+def at_target(target: OpenTarget, ring: KeyRing | None = None) -> Iterator[AtTarget]:
+    """Open a store with a target behind it, which never has the keys."""
+    with near_and_far(target, PAYLOAD_BYTES, ring=ring) as both:
         yield AtTarget(both.near, both.far)
 
 

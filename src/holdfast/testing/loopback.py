@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from holdfast.clock import ManualClock
 from holdfast.limits import MIB
+from holdfast.store.keyring import KeyRing
 from holdfast.store.store import Store
 from holdfast.testing.campaign import OpenTarget
 from holdfast.testing.contexts import Contexts
@@ -20,6 +21,7 @@ from holdfast.wire.target import Target
 HOST_BYTES = 8 * MIB
 DEADLINE_S = 0.25
 SECRET = {"default": b"s" * 32}
+FAR_SECRET = {"default": b"f" * 32}
 
 _NEVER_JUDGED = HealthOptions(
     breaker=BreakerOptions(stall_s=1e9), samples=1 << 30, failure_share_max=1.0
@@ -55,10 +57,16 @@ class NearAndFar:
 
 @contextlib.contextmanager
 def near_and_far(
-    target: OpenTarget, payload_bytes: int, between: Callable[[str], str] = lambda address: address
+    target: OpenTarget,
+    payload_bytes: int,
+    between: Callable[[str], str] = lambda address: address,
+    ring: KeyRing | None = None,
 ) -> Iterator[NearAndFar]:
-    """Open both; `between` may put something in front of the target's address."""
-    far = Store(HOST_BYTES, [], SECRET)
+    """Open both; `between` may put something in front of the target's address.
+
+    The near one seals with `ring`, if it is given; the far one knows no key of the near one's.
+    """
+    far = Store(HOST_BYTES, [], FAR_SECRET)
     with contextlib.ExitStack() as undo:
         undo.callback(far.close)
         far.take_foreign()
@@ -72,5 +80,7 @@ def near_and_far(
         pool = PoolTier(OneMember(address), lambda m: Target(m.address), options, ManualClock())
         near = Store(HOST_BYTES, [pool], SECRET)
         undo.callback(near.close)
+        if ring:
+            near.seal_with(ring)
         near.start()
         yield NearAndFar(near, far, payload_bytes)
