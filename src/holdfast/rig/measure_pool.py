@@ -47,6 +47,9 @@ EXIST_GOAL_MS = 0.8
 EXIST_KEYS = 1_000
 SINGLES_PER_ROUND = 20
 
+_SCHEDULED = 2
+"""The kernel names a process's processor clock by its id, inverted, and these three bits."""
+
 
 class Cost(NamedTuple):
     """One transfer: seconds, and processor seconds at the near and at the far end."""
@@ -318,9 +321,8 @@ def _microseconds(work: Callable[[], None]) -> float:
 
 
 def _spent_s(pid: int) -> float:
-    """Return the processor time of all threads of a process, finer than its `stat` tells."""
-    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+    """Return the processor time of a process: all its threads, those that have ended included."""
+    return time.clock_gettime(~pid << 3 | _SCHEDULED)
 
 
 def _median_s(costs: Sequence[Cost]) -> float:
