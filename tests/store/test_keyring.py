@@ -1,11 +1,13 @@
 """The key ring: survives restarts and other nodes' changes; damage and foreign keys are refused."""
 
+import fcntl
 import json
 
 import pytest
 
 from holdfast.blocks.world import domain_id
 from holdfast.errors import ConfigError, FormatError, RefusedError
+from holdfast.store import keyring
 from holdfast.store.keyring import EPOCHS_AHEAD, KeyRing
 
 SECRET, OTHER = b"a" * 32, b"b" * 32
@@ -201,6 +203,16 @@ def test_a_ring_that_can_not_be_written_changes_nothing(path):
         with pytest.raises(RefusedError, match=r"can not be written.*nothing was changed"):
             change("acme")
     assert names(made) == before
+
+
+def test_a_lock_that_is_held_for_long_is_refused(path, monkeypatch):
+    made = ring(path)
+    monkeypatch.setattr(keyring, "LOCK_S", 0.1)
+    with path.with_name("keyring.json.lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(RefusedError, match=r"another process has held .*; nothing was changed"):
+            made.rotate("acme")
+    assert made.rotate("acme") == 2
 
 
 def test_only_domains_with_data_keys_can_be_changed(path):

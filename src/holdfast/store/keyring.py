@@ -15,6 +15,7 @@ import hashlib
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +31,8 @@ from holdfast.errors import ConfigError, FormatError, RefusedError
 
 RING_FORMAT = 1
 RING_BYTES_MAX = 4 << 20
+LOCK_S = 10.0
+_LOCK_REST_S = 0.02
 EPOCHS_AHEAD = 64
 """How far beyond its own a node believes the epoch of another, where keys are derived."""
 
@@ -271,7 +274,7 @@ class KeyRing:
         except OSError as error:
             raise _unwritable(self.path, error) from error
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            _lock(fd, lock)
             yield
         finally:
             os.close(fd)
@@ -345,6 +348,23 @@ def _retired(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
 def _erased(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
     gone = msgspec.structs.replace(known, epochs=[], erasures=known.erasures + 1)
     return _begun(gone, owner, domain)
+
+
+def _lock(fd: int, lock: Path) -> None:
+    """Take a file's lock; raise RefusedError where somebody keeps it for long."""
+    until = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise RefusedError(
+                    f"keyring: another process has held {str(lock)!r} for {LOCK_S:g} s; nothing "
+                    "was changed; see what it waits for"
+                ) from None
+            time.sleep(_LOCK_REST_S)
+        else:
+            return
 
 
 def _check(domains: dict[str, RingDomain]) -> str:
