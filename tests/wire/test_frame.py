@@ -4,6 +4,7 @@ import contextlib
 import struct
 import tracemalloc
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -180,3 +181,13 @@ def test_the_bytes_are_those_of_the_page_on_the_wire(message, golden):
     page = Path(__file__).parents[2] / "docs" / "reference" / "wire.md"
     assert bytes(encode(5, message)).hex() == golden
     assert golden in "".join(page.read_text().split())
+
+
+@pytest.mark.parametrize("kind", get_args(m.Request) + get_args(m.Reply))
+def test_the_page_on_the_wire_names_every_message_and_its_fields(kind):
+    page = Path(__file__).parents[2] / "docs" / "reference" / "wire.md"
+    fields = ", ".join(kind.__struct_fields__)
+    said = (
+        f"`{kind.__struct_config__.tag}` {fields}" if fields else f"`{kind.__struct_config__.tag}`"
+    )
+    assert said in page.read_text()
