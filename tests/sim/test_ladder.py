@@ -1,13 +1,22 @@
 """A ladder file is refused with the path of the key, the value and a remedy."""
 
+import argparse
+import re
+import shlex
+from pathlib import Path
+
 import pytest
 
+from holdfast.cli.sim import add_arguments
 from holdfast.errors import ConfigError
 from holdfast.sim.hardware import UNBOUNDED, resolve
 from holdfast.sim.ladder import parse_ladder, read_ladder
 from holdfast.sim.model import load_model
 from holdfast.sim.profile import shipped
+from holdfast.sim.route import ROUTERS
+from holdfast.sim.shipped import find_trace
 
+ROOT = Path(__file__).resolve().parents[2]
 HOST = {"kind": "host", "capacity": "1 GiB"}
 
 
@@ -121,3 +130,22 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path):
         read_ladder(str(file))
     file.write_text("tiers:\n  - {kind: host, capacity: 1 GiB}\n")
     assert read_ladder(str(file)).name == "ladder"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples" / "ladders").glob("*.yaml")))
+def test_the_examples_are_ladders(file):
+    found = resolve(read_ladder(str(file)), shipped(), 512, load_model("Llama-3.1-70B"))
+    assert all(rung.blocks > 1_000 for rung in found.rungs)
+
+
+@pytest.mark.parametrize("page", ["docs/how-to/simulate.md", "docs/reference/sim.md"])
+def test_the_commands_of_the_pages_can_be_typed(page):
+    commands = re.findall(r"^holdfast sim (.+)$", (ROOT / page).read_text(), re.MULTILINE)
+    assert commands
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for command in commands:
+        args = parser.parse_args(shlex.split(command))
+        assert find_trace(args.trace).exists()
+        assert (ROOT / args.ladder).exists()
+        assert args.router in ROUTERS
