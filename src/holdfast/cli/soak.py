@@ -57,15 +57,12 @@ def run(args: argparse.Namespace) -> int:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="holdfast-soak-", dir=args.folder) as scratch:
         for number, campaign in enumerate(chosen):
-            until = float("inf")
-            if args.minutes is not None:
-                until = time.monotonic() + 60 * args.minutes / len(chosen)
             order = Order(
                 tries=args.faults or (campaign.tries if args.minutes is None else sys.maxsize),
                 seed=args.seed,
                 folder=Path(scratch),
                 target=open_target,
-                until=until,
+                seconds=60 * (args.minutes or float("inf")) / len(chosen),
                 said=_Progress(f"{number + 1}/{len(chosen)}"),
             )
             rows += _rows(campaign, order)

@@ -54,17 +54,17 @@ class Tally:
 
 
 class Order(NamedTuple):
-    """What was ordered: how many tries of each tally, or until when, and the seed of all of it.
+    """What was ordered: how many tries of a tally or for how long, and the seed of all of it.
 
-    `until` is in `time.monotonic()`. `folder` is for files, `target` opens a target; `said` is
-    told how far it is.
+    `seconds` count from the first round of each tally. `folder` is for files, `target` opens a
+    target; `said` is told how far it is.
     """
 
     tries: int
     seed: int
     folder: Path
     target: OpenTarget
-    until: float = float("inf")
+    seconds: float = float("inf")
     said: Callable[[Tally], None] = lambda _: None
 
     def rounds(self, tally: Tally) -> Iterator[random.Random]:
@@ -73,7 +73,8 @@ class Order(NamedTuple):
         Round `n` of a seed is the same whatever came before it, as far as the code allows.
         """
         number = 0
-        while tally.tried < self.tries and time.monotonic() < self.until:
+        until = time.monotonic() + self.seconds
+        while tally.tried < self.tries and time.monotonic() < until:
             yield self.dice(tally.what, number)
             number += 1
             self.said(tally)
@@ -84,9 +85,7 @@ class Order(NamedTuple):
 
     def share(self, parts: float) -> Order:
         """Return the order for one of so many parts of a campaign; time is shared, too."""
-        now = time.monotonic()
-        until = self.until if self.until == float("inf") else now + (self.until - now) / parts
-        return self._replace(tries=max(1, round(self.tries / parts)), until=until)
+        return self._replace(tries=max(1, round(self.tries / parts)), seconds=self.seconds / parts)
 
 
 class Campaign(NamedTuple):

@@ -85,11 +85,9 @@ class History:
 def run(order: Order) -> Iterator[Tally]:
     """Kill stores, then nodes."""
     nodes = max(1, order.tries // NODE_SHARE)
-    stores = order._replace(tries=max(1, order.tries - nodes))
-    if order.until != float("inf"):
-        stores = order._replace(until=(time.monotonic() + order.until) / 2)
-    yield kill_stores(stores)
-    yield crash_node.kill_nodes(order._replace(tries=nodes))
+    half_s = order.seconds / 2
+    yield kill_stores(order._replace(tries=max(1, order.tries - nodes), seconds=half_s))
+    yield crash_node.kill_nodes(order._replace(tries=nodes, seconds=half_s))
 
 
 def kill_stores(order: Order) -> Tally:
