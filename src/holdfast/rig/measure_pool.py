@@ -74,6 +74,7 @@ class TargetProcess:
         config = folder / "target.yaml"
         settings: dict[str, object] = {
             "listen": self.address,
+            "transport": "tcp",
             "tiers": [{"kind": "host", "capacity": HOST_BYTES}],
         }
         config.write_text(yaml.safe_dump(settings | ({"tls": tls._asdict()} if tls else {})))
