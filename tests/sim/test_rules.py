@@ -7,10 +7,12 @@ from holdfast.errors import ConfigError
 from holdfast.plan.planner import FetchHeld
 from holdfast.policy.base import NEVER
 from holdfast.policy.cost_aware import CostAware
+from holdfast.policy.leaf import LeafLru
 from holdfast.policy.s3fifo import S3Fifo
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.hardware import resolve
 from holdfast.sim.ladder import parse_ladder
+from holdfast.sim.memory import Rules
 from holdfast.sim.profile import shipped
 from holdfast.sim.route import ROUTERS
 from holdfast.sim.rules import rules_of
@@ -73,3 +75,20 @@ def test_a_session_that_says_it_returns_stays_and_one_that_closed_goes():
         setting = SETTING._replace(returns_s=hints)
         found = Simulation(trace_of(chains), fleet, setting).run()
         assert found.fetched[3].sum() == fetched
+
+
+def test_a_session_that_waits_already_is_expected_now():
+    told = []
+
+    class Told(LeafLru):
+        def expect(self, rows, at_s):
+            told.append(at_s)
+
+    ladder = parse_ladder(
+        {"tiers": [tier("host", 9)], "engine": {"prefill": {"a": 10.0}}, "token_bytes": 1_000}
+    )
+    fleet = Fleet(resolve(ladder, shipped(), 4), 1, lambda _: Rules(Told()))
+    hints = np.array([2.0, 99.0, NEVER])  # the first returns after 2 s, and is answered after 10
+    setting = SETTING._replace(returns_s=hints)
+    Simulation(trace_of([[0, 1], [2, 3], [0, 1]]), fleet, setting).run()
+    assert told == [10.0, 99.0, NEVER]

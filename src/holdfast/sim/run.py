@@ -298,7 +298,7 @@ class Simulation:
         memory.unpin(covered.own)
         rows = memory.rows(keys, lengths, covered.own)
         memory.save(now_s, rows, sources)
-        again_s = self._again_s(request)
+        again_s = self._again_s(now_s, request)
         if again_s is not None:
             memory.expect(rows, again_s)
         if fleet.shared:
@@ -309,13 +309,16 @@ class Simulation:
             if again_s is not None:
                 fleet.shared.expect(rows, again_s)
 
-    def _again_s(self, request: int) -> float | None:
-        """Return when the chain is expected again, if anybody says so."""
+    def _again_s(self, now_s: float, request: int) -> float | None:
+        """Return when the chain is expected again, if anybody says so.
+
+        A session whose time has come while its answer was late waits already: now.
+        """
         if self._setting.returns_s is None:
             return None
         again_s = float(self._setting.returns_s[request])
         late_s = float(self._result.arrived_s[request] - self.trace.time_s[request])
-        return None if math.isnan(again_s) else again_s + late_s
+        return None if math.isnan(again_s) else max(again_s + late_s, now_s)
 
     def _sources(self, flight: _Flight, lengths: list[int]) -> list[int]:
         """Return for each run the tier that its last block came from."""
