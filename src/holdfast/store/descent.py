@@ -34,9 +34,10 @@ _LOOK_AGAIN_S = 0.5
 
 
 class _Load(NamedTuple):
-    """One block on its way down. `era` is that of its domain when it set out."""
+    """One block on its way down, from its slot. `era` is that of its domain when it set out."""
 
     row: int
+    slot: int
     put: Put
     domain: bytes
     era: int
@@ -99,13 +100,19 @@ class Descent:
         with states.lock:
             states.writing[number - 1] = 0
             for load, outcome in zip(batch, outcomes, strict=True):
-                if load.era != states.era(load.domain):
+                if not self._still(load):
                     self._tier.free([load.put.place])
                 elif outcome is Outcome.OK:
                     states.publish(load.row, number, load.put.place)
                 else:
                     states.unwanted.add(load.row)
             states.unpin(rows)
+
+    def _still(self, load: _Load) -> bool:
+        """Whether a block is yet what was written: not dropped, erased or found bad meanwhile."""
+        states = self._states
+        here = states.index.places[HOST][load.row] == load.slot
+        return here and load.era == states.era(load.domain)
 
     def _send(self, batch: Sequence[_Load]) -> list[Outcome]:
         """Write a batch: as it lies where nothing is sealed, else group by group."""
@@ -163,8 +170,8 @@ class Descent:
             if place == NOWHERE:
                 states.unwanted.add(row)
                 continue
-            domain = states.index.world(row).domain
-            batch.append(_Load(row, Put(place, record), domain, states.era(domain)))
+            domain, slot = states.index.world(row).domain, states.index.places[HOST][row]
+            batch.append(_Load(row, slot, Put(place, record), domain, states.era(domain)))
         return batch
 
     def _record(self, row: int) -> memoryview:
