@@ -392,13 +392,9 @@ def test_without_a_node_named_the_engine_has_its_own(rig):
 
 def test_hints_of_a_request_reach_the_node(rig):
     prompt = prompt_of("hinted")
-    hint = {"session": "chat-7", "returns_in_s": 30, "pin_s": 20}
-    extra = {"kv_transfer_params": {"holdfast": hint}}
-    (answer,) = rig["first"].ask(prompts=[prompt], tokens=ANSWER, extra_args=extra)
-    assert answer["tokens"] == rig.right(prompt)
-    assert rig.node.status()["hints"]["sessions"] == 1
-    until(lambda: rig.node.status()["hints"]["pinned_bytes"] > 0)
-    extra["kv_transfer_params"]["holdfast"] = {"session": "chat-7", "closed": True}
-    (answer,) = rig["first"].ask(prompts=[prompt], tokens=ANSWER, extra_args=extra)
-    assert answer["tokens"] == rig.right(prompt)
-    until(lambda: rig.node.status()["hints"]["sessions"] == 0)
+    for hint, sessions in (({"returns_in_s": 30, "pin_s": 20}, 1), ({"closed": True}, 0)):
+        extra = {"kv_transfer_params": {"holdfast": {"session": "chat-7", **hint}}}
+        (answer,) = rig["first"].ask(prompts=[prompt], tokens=ANSWER, extra_args=extra)
+        assert answer["tokens"] == rig.right(prompt)
+        until(lambda wanted=sessions: rig.node.status()["hints"]["sessions"] == wanted)
+        until(lambda: rig.node.status()["hints"]["pinned_bytes"] > 0)
