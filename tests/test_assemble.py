@@ -8,7 +8,8 @@ import pytest
 from holdfast.assemble import open_store
 from holdfast.config import parse
 from holdfast.errors import BusyError, ConfigError
-from holdfast.policy.admit import Always, ReusePrediction, SecondTouch, WriteBudget
+from holdfast.policy.admit import Always, PerDomain, ReusePrediction, SecondTouch, WriteBudget
+from holdfast.policy.apart import Apart
 from holdfast.policy.cost_aware import CostAware
 from holdfast.policy.leaf import LeafLru
 from holdfast.policy.lirs import Lirs
@@ -122,6 +123,24 @@ def test_a_disk_tiers_rule_is_chosen_by_name(configured, tmp_path, options, kind
     with open_store(configured(tiers=[{"kind": "host", "capacity": 16 * MIB}, disk])) as store:
         (rule,) = store.states.admissions
         assert type(rule) is kind
+
+
+def test_domains_get_what_their_options_say(configured, tmp_path):
+    file = tmp_path / "acme.key"
+    file.write_bytes(b"k" * 32)
+    file.chmod(0o600)
+    acme = {"key_file": str(file), "seal": False, "share": 2, "quota_bytes": {"disk": MIB}}
+    acme |= {"reserved_bytes": {"host": 2 * MIB}, "write_budget_bytes_per_day": 3 * MIB}
+    disk = {"kind": "disk", "path": str(tmp_path / "disk"), "capacity": 16 * MIB}
+    tiers = [{"kind": "host", "capacity": 16 * MIB}, disk]
+    with open_store(configured(tiers=tiers, domains={"acme": acme})) as store:
+        domain = store.domain("acme")[1]
+        assert store.quotas(domain) == {"disk": MIB}
+        assert store.share(domain) == 2
+        assert store.states.fill.quota(0, domain).reserved_bytes == 2 * MIB
+        assert type(store.states.eviction) is Apart
+        assert type(store.states.admissions[0]) is PerDomain
+        assert domain in store.states.budgets[0]
 
 
 @pytest.mark.parametrize("times", [0.0, -1.0, 1e9])

@@ -56,9 +56,9 @@ def demoted(rig, seconds_a_block):
     """Return a store with a 20-block chain on its lower tier only, and the chain."""
     one = rig(2 * MIB, SlowTier(ManualClock(), seconds_a_block))
     one.tier.clock = one.clock
-    one.store.judgement.asked(1, MIB)  # it was fast once, or so it seemed
+    one.store.judgement.asked(1, MIB, one.world.domain)  # it was fast once, or so it seemed
     one.clock.advance(1e-3)
-    one.store.judgement.arrived(1, MIB, of=MIB)
+    one.store.judgement.arrived(1, MIB, one.world.domain, of=MIB)
     chain = one.chain(1, 20)
     one.save(chain)
     one.settle()
@@ -120,13 +120,13 @@ def test_a_late_fetch_takes_back_what_nobody_has_begun_to_read(rig):
     one.tier.gate.clear()
     fetched = one.store.fetch(one.world, chain.keys, 0.05)
     assert fetched.outcome is Outcome.LATE
-    queued = one.store.judgement.estimates()[1].queued_bytes
+    queued = one.store.judgement.estimates(one.world.domain)[1].queued_bytes
     assert queued == 16 * one.world.record_bytes  # two waves are being read, the third is not
     one.tier.gate.set()
     while one.store.states.loading:
         pass
     assert one.tier.reads == 16
-    assert one.store.judgement.estimates()[1].queued_bytes == 0
+    assert one.store.judgement.estimates(one.world.domain)[1].queued_bytes == 0
     assert one.store.release(fetched.lease)
     assert one.read(chain) == 20
 
@@ -181,7 +181,10 @@ def test_what_was_learnt_outlives_the_store(tmp_path, rig):
     again = Judgement(["host", "memory"], ManualClock())
     Learnt(again, file).recall()
     assert again.cost(ENGINE)[0] == pytest.approx(one.store.judgement.cost(ENGINE)[0])
-    assert again.estimates()[1].bytes_per_s < one.world.record_bytes / SLOW_READ_S * 1.5
+    assert (
+        again.estimates(one.world.domain)[1].bytes_per_s
+        < one.world.record_bytes / SLOW_READ_S * 1.5
+    )
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_a_tier_is_a_stranger_from_its_first_blocks_to_its_first_read(rig):
     one.settle()
     meet(one.store, 1)
     assert strangers(one.store) == []
-    estimate = one.store.judgement.estimates()[1]
+    estimate = one.store.judgement.estimates(one.world.domain)[1]
     assert estimate.seconds(BLOCKS * one.world.record_bytes) > BLOCKS / 2
     before = one.clock.now()
     meet(one.store, 1)
@@ -61,5 +61,7 @@ def test_what_is_met_can_go_meanwhile(rig):
     if meeting.ident is not None:
         meeting.join()
     deadline = time.monotonic() + 10
-    while one.store.judgement.estimates()[1].queued_bytes or len(one.store.states.index):
+    while one.store.judgement.estimates(one.world.domain)[1].queued_bytes or len(
+        one.store.states.index
+    ):
         assert time.monotonic() < deadline, "something was left behind"

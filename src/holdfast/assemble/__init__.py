@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast.assemble.domains import domain_keys, open_ring
 from holdfast.assemble.keys import read_key
-from holdfast.assemble.rules import choose_rules
+from holdfast.assemble.rules import choose_rules, divide
 from holdfast.config import (
     Config,
     DiskOptions,
@@ -41,7 +41,7 @@ def open_store(config: Config) -> Store:
         lower: list[Tier] = []
         for number, options in enumerate(config.tiers):
             if not isinstance(options, HostOptions):
-                lower.append(_tier(config, options, number, f"{len(lower)}" if lower else ""))
+                lower.append(_tier(config, options, number, config.tier_names[number]))
                 undo.callback(lower[-1].close)
         host_bytes = next(tier.capacity for tier in config.tiers if isinstance(tier, HostOptions))
         keys = domain_keys(config)
@@ -58,6 +58,7 @@ def open_store(config: Config) -> Store:
                 token = read_key(Path(domain.publish_file), f"domains.{name}.publish_file")
                 store.publish_to(name, token)
         choose_rules(store, config)
+        divide(store, config)
         store.lease_s = config.lease_s
         store.scrubber.every_s, store.scrubber.rate = config.scrub.every_s, config.scrub.rate
         store.write_behind = config.write == "behind"
@@ -99,9 +100,9 @@ def _tier(
     config: Config,
     options: DiskOptions | PoolOptions | ValkeyOptions | MooncakeOptions,
     number: int,
-    rest: str,
+    name: str,
 ) -> Tier:
-    """Open one tier below the host; `rest` tells tiers of one kind apart."""
+    """Open one tier below the host."""
     match options:
         case DiskOptions():
             disk = DiskTier(
@@ -110,19 +111,19 @@ def _tier(
                     capacity_bytes=options.capacity,
                     region_bytes=options.region,
                     setting=f"tiers.{number}",
-                    name=f"disk{rest}",
+                    name=name,
                 )
             )
             return Throttled(disk, options.read_limit) if options.read_limit else disk
         case PoolOptions():
             from holdfast.assemble.pool import open_pool
 
-            return open_pool(config, options, f"tiers.{number}", f"pool{rest}")
+            return open_pool(config, options, f"tiers.{number}", name)
         case ValkeyOptions():
             from holdfast.assemble.existing import open_valkey
 
-            return open_valkey(options, f"tiers.{number}", f"valkey{rest}")
+            return open_valkey(options, f"tiers.{number}", name)
         case MooncakeOptions():
             from holdfast.assemble.existing import open_mooncake
 
-            return open_mooncake(options, f"tiers.{number}", f"mooncake{rest}")
+            return open_mooncake(options, f"tiers.{number}", name)

@@ -1,10 +1,21 @@
-"""What is written to a disk tier, from its configuration."""
+"""What is written to a disk tier, and whose the tiers are, from their configuration."""
 
 from __future__ import annotations
 
-from holdfast.config import Config, DiskOptions, HostOptions
+from collections.abc import Mapping
+
+from holdfast.config import Config, DiskOptions, DomainOptions, HostOptions
 from holdfast.limits import MIB
-from holdfast.policy.admit import Admission, Always, ReusePrediction, SecondTouch, WriteBudget
+from holdfast.policy.admit import (
+    Admission,
+    Always,
+    PerDomain,
+    ReusePrediction,
+    SecondTouch,
+    WriteBudget,
+)
+from holdfast.policy.choice import POLICIES
+from holdfast.policy.shares import UNBOUNDED, Quota
 from holdfast.store.store import Store
 
 _NAMES_MIN = 1 << 16
@@ -13,16 +24,42 @@ _NAMES_MAX = 1 << 20
 
 def choose_rules(store: Store, config: Config) -> None:
     """Have each disk tier's rule asked before blocks are written to it."""
+    budgets: dict[bytes, Admission] = {}
+    for name, domain in config.domains.items():
+        if domain.write_budget_bytes_per_day is not None:
+            budget = WriteBudget(Always(), domain.write_budget_bytes_per_day)
+            budgets[store.domain(name)[1]] = budget
     below = [tier for tier in config.tiers if not isinstance(tier, HostOptions)]
     for number, options in enumerate(below, start=1):
         if isinstance(options, DiskOptions):
-            rule = admission(options)
+            store.states.budgets[number - 1] = budgets
+            rule = admission(options, budgets)
             if not isinstance(rule, Always):
                 store.states.choose(number, rule)
 
 
-def admission(options: DiskOptions) -> Admission:
-    """Return the rule that a disk tier's options ask for."""
+def divide(store: Store, config: Config) -> None:
+    """Divide the tiers between domains, if any of them has a quota, a reservation or a share."""
+    if not any(domain.divides for domain in config.domains.values()):
+        return
+    quotas = {name: _quotas(config, domain) for name, domain in config.domains.items()}
+    store.divide(quotas, POLICIES[config.policy])
+
+
+def _quotas(config: Config, domain: DomainOptions) -> dict[int, Quota]:
+    """Return what a domain may hold, by the tier's number."""
+    return {
+        number: Quota(
+            int(domain.reserved_bytes.get(name, 0)),
+            int(domain.quota_bytes[name]) if name in domain.quota_bytes else UNBOUNDED,
+            1.0 if domain.share is None else domain.share,
+        )
+        for number, name in enumerate(config.tier_names)
+    }
+
+
+def admission(options: DiskOptions, budgets: Mapping[bytes, Admission] | None = None) -> Admission:
+    """Return the rule that a disk tier's options ask for, within the budgets of single domains."""
     rule: Admission
     match options.admit:
         case "always":
@@ -32,6 +69,8 @@ def admission(options: DiskOptions) -> Admission:
             rule = SecondTouch(min(max(options.capacity // MIB, _NAMES_MIN), _NAMES_MAX))
         case "reuse":
             rule = ReusePrediction()
+    if budgets:
+        rule = PerDomain(rule, budgets)
     if options.writes_per_day is None:
         return rule
     return WriteBudget(rule, options.writes_per_day * options.capacity)

@@ -159,6 +159,7 @@ def _tiers(status: Mapping[str, Any]) -> list[str]:
         f"{tier['records']} records, {tier['failures']} failures"
         for tier in status["tiers"]
     ]
+    lines += [_domain(domain) for domain in status["domains"]]
     hints, scrub = status["hints"], status["scrub"]
     lines.append(
         f"  hints   {hints['sessions']} sessions followed, {hints['prestaging']} contexts to bring "
@@ -172,6 +173,18 @@ def _tiers(status: Mapping[str, Any]) -> list[str]:
         for fault in status["faults"]
     ]
     return lines
+
+
+def _domain(domain: Mapping[str, Any]) -> str:
+    """Say what a domain holds, and may hold, on each tier."""
+    fill = []
+    for tier, used_bytes in domain["used_bytes"].items():
+        most = domain["quota_bytes"].get(tier)
+        of = "" if most is None else f" of its {Size(most)}"
+        fill.append(f"{tier} {Size(used_bytes)}{of}")
+    reserved = domain["reserved_bytes"]
+    rest = f", {Size(reserved)} of host reserved" if reserved else ""
+    return f"  domain  {domain['domain']}: {', '.join(fill)}{rest}, share {domain['share']:g}"
 
 
 def _world(world: Mapping[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
+from holdfast.config.check_quotas import check_quotas
 from holdfast.config.options import (
     Config,
     DiskOptions,
@@ -48,6 +49,7 @@ def check(config: Config) -> None:
     for name, domain in config.domains.items():
         _check_domain(name, domain)
     _check_public(config)
+    check_quotas(config)
     _within("lease_s", config.lease_s, LEASE_S_MAX)
     _check_scrub(config)
     _within("engine.deadline_s", config.engine.deadline_s, DEADLINE_S_MAX)

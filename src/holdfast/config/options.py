@@ -134,6 +134,11 @@ class DomainOptions(_Section, frozen=True):
     that is open when the node starts; `key_command` prints the key, within `key_timeout_s`.
     `seal` None seals the domain's blocks below the host wherever that is possible. `public`: every
     other domain may read it, and only an engine that shows the secret in `publish_file` writes it.
+
+    `quota_bytes`: the most it may hold, by tier; `reserved_bytes`: memory that is never taken from
+    it, by tier. `share` is its weight beside the other domains': of memory that nobody reserved, of
+    every tier's speed and of the node's threads. None is 1, and divides nothing where no domain has
+    a share, a quota or a reservation.
     """
 
     key_file: str = ""
@@ -143,6 +148,15 @@ class DomainOptions(_Section, frozen=True):
     seal: bool | None = None
     public: bool = False
     publish_file: str = ""
+    quota_bytes: dict[str, Size] = {}
+    reserved_bytes: dict[str, Size] = {}
+    write_budget_bytes_per_day: Size | None = None
+    share: float | None = None
+
+    @property
+    def divides(self) -> bool:
+        """Whether anything is said about how much of the tiers is this domain's."""
+        return bool(self.quota_bytes or self.reserved_bytes or self.share is not None)
 
 
 class TlsOptions(_Section, frozen=True):
@@ -239,6 +253,12 @@ class Config(_Section, frozen=True):
     def disk_folder(self) -> str:
         """The folder of the first disk tier, where a node keeps what it must remember; or empty."""
         return next((tier.path for tier in self.tiers if isinstance(tier, DiskOptions)), "")
+
+    @property
+    def tier_names(self) -> list[str]:
+        """What each tier is called: its kind, and from the second below the host on a number."""
+        kinds = [str(tier.__struct_config__.tag) for tier in self.tiers]
+        return kinds[:2] + [f"{kind}{number}" for number, kind in enumerate(kinds[2:], start=1)]
 
     @property
     def keyring_file(self) -> str:

@@ -21,9 +21,10 @@ from holdfast.assemble.registration import register
 from holdfast.config import Config
 from holdfast.node.doorway import doorway, listen
 from holdfast.node.registered import Registered
-from holdfast.node.sessions import NodeSession, Threads
+from holdfast.node.sessions import NodeSession
 from holdfast.node.target import Entry, TargetServer, address_of, bind
 from holdfast.node.target_service import Service
+from holdfast.node.threads import Threads
 from holdfast.store.store import Store
 from holdfast.wire import nixl
 from holdfast.wire.credentials import TlsFiles, server_context

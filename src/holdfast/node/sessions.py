@@ -13,9 +13,9 @@ import hmac
 import logging
 import os
 import select
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from functools import partial
+from typing import Any
 
 from holdfast.blocks.key import KEY_BYTES, SEGMENT_BYTES, unpack_keys
 from holdfast.blocks.world import World
@@ -23,37 +23,21 @@ from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import BlockError, ConfigError, ProtocolError, RefusedError
 from holdfast.limits import CHAIN_BLOCKS_MAX, PAYLOAD_BYTES_MAX, RECLAIM_S
 from holdfast.node import hinted
+from holdfast.node.threads import OPERATOR, Threads, run, take_turn
 from holdfast.store.cover import Judged, Prompt
+from holdfast.store.fair_pool import Turn
 from holdfast.store.judgement import Ending, Engine, Step
 from holdfast.store.scrub import Wish
 from holdfast.store.store import Store
 from holdfast.wire import messages as m
 from holdfast.wire.server import Peer
 
-FETCH_THREADS = 8
-SAVE_THREADS = 4
 BLOCK_TOKENS_MAX = 1 << 20
 TOKENS_MAX = CHAIN_BLOCKS_MAX * BLOCK_TOKENS_MAX
 VERIFY_S_MAX = 30.0
 _GONE_WITHIN_S = 1.0
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
-
-
-class Threads:
-    """Where sessions let the store work: slow fetches never hold up saves, nor does `verify`."""
-
-    def __init__(self) -> None:
-        self.fetching = ThreadPoolExecutor(FETCH_THREADS, "holdfast-fetch")
-        self.saving = ThreadPoolExecutor(SAVE_THREADS, "holdfast-save")
-        self.asking = ThreadPoolExecutor(FETCH_THREADS, "holdfast-ask")
-        self.looking = ThreadPoolExecutor(1, "holdfast-look")
-
-    def close(self) -> None:
-        """Wait for what runs; what has not begun is dropped."""
-        for pool in (self.fetching, self.saving, self.asking, self.looking):
-            pool.shutdown(wait=True, cancel_futures=True)
 
 
 class NodeSession:
@@ -69,7 +53,7 @@ class NodeSession:
         self._store = store
         self._threads = threads
         self._leases: set[int] = set()
-        self._tickets: set[int] = set()
+        self._tickets: dict[int, int] = {}
         self._ended = False
         self._world: World | None = None
         self._engine = Engine(hello.peer.partition(" ")[0][:80], hello.fingerprint.hex())
@@ -98,6 +82,7 @@ class NodeSession:
                 f"hello.payload_bytes: one block takes {world.record_bytes} bytes, the host tier "
                 f"has {arena.nbytes}; raise tiers.0.capacity"
             )
+        self._check_quotas(hello.domain, world)
         self._world = world
         self.arena_fd = arena.fd
         incarnation = self._store.incarnation
@@ -117,6 +102,16 @@ class NodeSession:
                 "its engine the publish_file that the node has"
             )
         return b""
+
+    def _check_quotas(self, name: str, world: World) -> None:
+        """Refuse a world of which not one block fits its domain's quotas."""
+        for tier, most in self._store.quotas(world.domain).items():
+            if world.record_bytes > most:
+                raise BlockError(
+                    f"hello.payload_bytes: one block takes {world.record_bytes} bytes, the quota "
+                    f"of domain {name!r} on {tier} is {most}; raise "
+                    f"domains.{name}.quota_bytes.{tier}"
+                )
 
     def answer(self, request: m.Request) -> m.Reply | Awaitable[m.Reply]:
         """Answer what only changes state at once; hand the rest to a thread."""
@@ -157,11 +152,13 @@ class NodeSession:
     async def _borrow(
         self, world: World, keys: list[bytes], common: list[bytes], prompt: Prompt
     ) -> m.Reply:
-        await _run(self._threads.saving, self._store.borrow, world, keys, common)
+        borrow = partial(self._store.borrow, world, keys, common)
+        await take_turn(self._threads.saving, self._turn(len(common)), borrow)
         return _covered(self._store.judge(world, keys, prompt))
 
     async def _look_further(self, world: World, keys: list[bytes], prompt: Prompt) -> m.Reply:
-        await _run(self._threads.asking, self._store.look, world, keys)
+        turn = self._turn(len(keys))
+        await take_turn(self._threads.asking, turn, partial(self._store.look, world, keys))
         return _covered(self._store.judge(world, keys, prompt))
 
     def _change(self, request: m.Request) -> m.Reply:
@@ -177,7 +174,7 @@ class NodeSession:
                 return hinted.take(self._store, self._entered(), keys, request)
             case m.Abort():
                 if request.ticket in self._tickets:
-                    self._tickets.remove(request.ticket)
+                    del self._tickets[request.ticket]
                     self._store.abort(request.ticket, rest_s=0.0)
                 return m.Done()
             case _:
@@ -214,7 +211,8 @@ class NodeSession:
                 f"fetch.deadline_s: {request.deadline_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
             )
         store, asked_at = self._store, self._store.clock.now()
-        fetched = await _run(self._threads.fetching, store.fetch, world, keys, request.deadline_s)
+        fetch = partial(store.fetch, world, keys, request.deadline_s)
+        fetched = await take_turn(self._threads.fetching, self._turn(len(keys)), fetch)
         lease, took_s = fetched.lease, store.clock.now() - asked_at
         store.judgement.fetched(request.plan, len(fetched.places), took_s, str(fetched.outcome))
         if self._ended or not fetched.places:
@@ -252,38 +250,45 @@ class NodeSession:
                 f"reserve.segment has {len(request.segment)} bytes, not {SEGMENT_BYTES}"
             )
         reserved = self._store.reserve(world, keys, request.parent, request.depth, request.segment)
-        self._tickets.add(reserved.ticket)
+        self._tickets[reserved.ticket] = len(keys)
         return m.Reserved(reserved.ticket, reserved.places, str(reserved.outcome))
 
     async def _commit(self, request: m.Commit) -> m.Committed:
         retention, ticket = hinted.retention(request.retention), request.ticket
         if ticket not in self._tickets:
             return m.Committed(0)
-        self._tickets.remove(ticket)
-        return m.Committed(await _run(self._threads.saving, self._store.commit, ticket, retention))
+        blocks, commit = self._tickets.pop(ticket), partial(self._store.commit, ticket, retention)
+        return m.Committed(await take_turn(self._threads.saving, self._turn(blocks), commit))
 
     async def _bring(self, request: m.Prestage | m.Pin) -> m.Hinted:
         world, keys = self._entered(), _keys(request.keys)
-        return await _run(self._threads.looking, hinted.bring, self._store, world, keys, request)
+        return await run(self._threads.looking, hinted.bring, self._store, world, keys, request)
+
+    def _turn(self, blocks: int) -> Turn:
+        """Return this session's turn among the domains, for work on so many blocks."""
+        world = self._entered()
+        return Turn(world.domain, blocks * world.record_bytes, self._store.share(world.domain))
 
     async def _look(self, request: m.Request) -> m.Report:
         store, data = self._store, dict[str, object]()
         looking = self._threads.looking
         match request:
             case m.List():
-                data["blocks"] = await _run(looking, store.listing)
+                data["blocks"] = await run(looking, store.listing)
             case m.Plans():
                 data |= store.judgement.plans()
             case m.Members():
-                data |= await _run(looking, store.shared)
+                data |= await run(looking, store.shared)
             case m.Verify():
-                data |= await _run(looking, store.verify, _wish(request))
+                data |= await run(looking, store.verify, _wish(request))
             case m.Domains():  # not behind a long look: to erase is urgent
-                data |= await _run(self._threads.asking, _domains, store, request)
+                data |= await take_turn(
+                    self._threads.asking, Turn(OPERATOR), partial(_domains, store, request)
+                )
             case m.Drop():
-                data |= await _run(looking, store.drop, request.fingerprint)
+                data |= await run(looking, store.drop, request.fingerprint)
             case _:
-                data |= await _run(looking, store.status)
+                data |= await run(looking, store.status)
         return m.Report(data)
 
 
@@ -317,10 +322,6 @@ class _Process:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-async def _run(pool: ThreadPoolExecutor, work: Callable[..., T], *values: Any) -> T:  # noqa: ANN401  # passed on as they are
-    return await asyncio.get_running_loop().run_in_executor(pool, work, *values)
 
 
 def _domains(store: Store, request: m.Domains) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from holdfast.limits import (
     PACE_BYTES,
     PACE_S,
 )
+from holdfast.store.fair_pool import Errand
 from holdfast.store.store import Store
 from holdfast.wire.nixl import Agent
 from holdfast.wire.stream import Progress
@@ -156,6 +157,6 @@ class Service:
 
     def _climb(self, world: World, keys: Sequence[bytes]) -> None:
         try:
-            self.store.release(self.store.lend(world, keys, _STAGE_S).lease)
+            self.store.release(self.store.lend(world, keys, _STAGE_S, Errand.AHEAD).lease)
         finally:
             self._staged.release()

@@ -12,18 +12,19 @@ Not thread-safe: the store calls it under its lock.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import NamedTuple, Protocol
 
 DAY_S = 86_400.0
 
 
 class Candidate(NamedTuple):
-    """A block that could be written: its key (16 bytes of a hash), its class and its size."""
+    """A block that could be written: its key (16 bytes of a hash), its class, size and domain."""
 
     name: bytes
     group: Hashable
     nbytes: int
+    domain: bytes = b""
 
 
 class Admission(Protocol):
@@ -181,6 +182,29 @@ class WriteBudget:
         self.share = min(1.0, allowed_per_s / max(self._offered_per_s, 1e-9))
         self._minute_s, self._offered, self._burst = now_s, 0, 0
         self._turn += 1
+
+
+class PerDomain:
+    """Let pass what another rule admits, of some domains only as much as their own rule does.
+
+    Inside the budget of a tier, not around it: a domain without budget left takes none of the
+    others'.
+    """
+
+    def __init__(self, rule: Admission, own: Mapping[bytes, Admission]) -> None:
+        self._rule = rule
+        self._own = own
+
+    def used(self, name: bytes, group: Hashable) -> None:
+        """Tell the rule that all have in common."""
+        self._rule.used(name, group)
+
+    def admit(self, block: Candidate, now_s: float) -> bool:
+        """Whether the rule admits the block, and its domain's own does."""
+        if not self._rule.admit(block, now_s):
+            return False
+        own = self._own.get(block.domain)
+        return own is None or own.admit(block, now_s)
 
 
 _CLASSES_MAX = 4_096

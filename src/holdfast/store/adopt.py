@@ -17,6 +17,7 @@ from holdfast.blocks.world import World
 from holdfast.codec.pack import is_announced
 from holdfast.errors import Outcome
 from holdfast.store.core import Core
+from holdfast.store.room import make_room, slots
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Place
 
@@ -49,7 +50,7 @@ def berth(store: Core, headers: Sequence[Header]) -> list[Berth]:
             if is_held:
                 held.append(row)
             elif room and _acceptable(states, row, world):
-                place = states.make_room(world)
+                place = make_room(states, world)
                 room = place != NOWHERE
             slot = None if place == NOWHERE else states.host(world).view(place, world.record_bytes)
             era = states.era(world.domain)
@@ -79,7 +80,7 @@ def adopt(store: Core, berths: Sequence[Berth]) -> list[Outcome]:
             if outcome is Outcome.OK and (renamed or _erased(states, each)):
                 outcomes[i] = Outcome.CORRUPT
             if outcomes[i] is not Outcome.OK or _here(states, row):
-                states.host(each.world).free([each.place])
+                states.give_back(each.world, [each.place])
                 continue
             row = states.index.add(each.world, header.key, header.parent, header.depth)
             states.publish(row, HOST, each.place)
@@ -98,7 +99,7 @@ def abandon(store: Core, berths: Sequence[Berth]) -> None:
     with store.states.lock:
         for each in berths:
             if each.place != NOWHERE:
-                store.states.host(each.world).free([each.place])
+                store.states.give_back(each.world, [each.place])
 
 
 def lease(store: Core, world: World, keys: Sequence[bytes], ttl_s: float) -> int:
@@ -119,7 +120,7 @@ def lease(store: Core, world: World, keys: Sequence[bytes], ttl_s: float) -> int
 def _acceptable(states: States, row: int, world: World) -> bool:
     """Whether a record could ever lie here: it fits, and its name is no other world's."""
     named_otherwise = row >= 0 and states.index.world(row) != world
-    return not named_otherwise and states.host(world).slots(world.record_bytes) > 0
+    return not named_otherwise and slots(states, world) > 0
 
 
 def _here(states: States, row: int) -> bool:

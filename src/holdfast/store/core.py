@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.blocks.world import World, domain_id
@@ -12,8 +12,10 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ConfigError
 from holdfast.limits import LEASE_S
 from holdfast.plan.planner import BestCut, Planner
+from holdfast.policy.apart import Apart
 from holdfast.policy.base import Eviction, Weighing
 from holdfast.policy.cost_aware import CostAware
+from holdfast.policy.shares import UNBOUNDED, Quota
 from holdfast.store.audit import AuditLog
 from holdfast.store.judgement import Judgement
 from holdfast.store.keyring import KeyRing
@@ -58,6 +60,7 @@ class Core:
         hosts = {domain_id(key): HostTier(self._budget) for key in domains.values()}
         self.states = States(hosts, list(lower), eviction or CostAware(), self.clock)
         self.judgement = Judgement(self.states.tier_names(), self.clock)
+        self.judgement.share = self.states.fill.share
         self._worth = Worth(self.states.index, self.judgement)
         if isinstance(self.states.eviction, Weighing):
             self.states.eviction.weigh_by(self._worth)
@@ -72,6 +75,31 @@ class Core:
         """Take records of any domain from other nodes too; no engine is ever lent their arena."""
         arena = PrivateArena(self._budget.capacity_bytes)
         self.states.foreign = HostTier(self._budget, arena)
+
+    def divide(
+        self, quotas: Mapping[str, Mapping[int, Quota]], make: Callable[[], Eviction] = CostAware
+    ) -> None:
+        """Divide the tiers between domains: by name, what each may hold on which; before `start`.
+
+        Quotas are by the tier's number, the fastest's is 0; those not named hold what is left, with
+        a share of 1. From now on each domain has an eviction order of its own, made by `make`.
+        """
+        for name, by_tier in quotas.items():
+            self.states.fill.limit(self.domain(name)[1], by_tier)
+        self.states.fill.divided = True
+        index = self.states.index
+        self.states.eviction = apart = Apart(make, lambda row: index.world(row).domain)
+        apart.weigh_by(self._worth)
+
+    def share(self, domain: bytes) -> float:
+        """Return a domain's weight beside the others'."""
+        return self.states.fill.share(domain)
+
+    def quotas(self, domain: bytes) -> dict[str, int]:
+        """Return the most that a domain may hold on the tiers where it has a quota, in bytes."""
+        names = enumerate(self.states.tier_names())
+        mosts = {name: self.states.fill.quota(tier, domain).most_bytes for tier, name in names}
+        return {name: int(most) for name, most in mosts.items() if most < UNBOUNDED}
 
     def seal_with(self, ring: KeyRing) -> None:
         """Seal the blocks of the domains enrolled on a ring, and open them; before `start`."""
@@ -164,4 +192,4 @@ class Core:
 
     def _give_back(self, ticket: Ticket) -> None:
         places = [place for place in ticket.places if place != NOWHERE]
-        self.states.host(ticket.world).free(places)
+        self.states.give_back(ticket.world, places)

@@ -87,7 +87,7 @@ def judge(store: Core, world: World, keys: Sequence[bytes], prompt: Prompt) -> J
         tiers=coverage.tiers,
         block_bytes=world.record_bytes,
         block_tokens=world.block_tokens,
-        estimates=judgement.estimates(),
+        estimates=judgement.estimates(world.domain),
         names=states.tier_names(),
         limit_s=prompt.limit_s,
         cost=cost,

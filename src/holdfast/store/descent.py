@@ -8,7 +8,7 @@ are sealed into staging memory on the way: some are written while the next are s
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
 from holdfast.failpoints import reach
 from holdfast.limits import MIB
+from holdfast.store.room import make_room_below
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Place, Put, Shared, segment_place
 
@@ -164,6 +165,7 @@ class Descent:
             row = states.index.find(waiting.popitem(last=False)[0])
             if row >= 0 and states.index.places[HOST][row] >= 0 and column[row] == NOWHERE:
                 rows.append(row)
+        rows = self._within_quotas(rows)
         records = [self._record(row) for row in rows]
         batch: list[_Load] = []
         for row, record, place in zip(rows, records, self._places(records), strict=True):
@@ -173,6 +175,19 @@ class Descent:
             domain, slot = states.index.world(row).domain, states.index.places[HOST][row]
             batch.append(_Load(row, slot, Put(place, record), domain, states.era(domain)))
         return batch
+
+    def _within_quotas(self, rows: Sequence[int]) -> list[int]:
+        """Make room for blocks in their domains' quotas on this tier; leave out what never fits."""
+        states, coming, within = self._states, Counter[bytes](), list[int]()
+        for row in rows:
+            world = states.index.world(row)
+            nbytes = coming[world.domain] + world.record_bytes
+            if make_room_below(states, world, self._number, nbytes):
+                coming[world.domain] = nbytes
+                within.append(row)
+            else:
+                states.unwanted.add(row)
+        return within
 
     def _record(self, row: int) -> memoryview:
         world = self._states.index.world(row)

@@ -19,7 +19,9 @@ from holdfast.plan.cost import TierEstimate
 from holdfast.plan.planner import Question
 from holdfast.store.core import Core
 from holdfast.store.cover import sources
+from holdfast.store.fair_pool import Errand
 from holdfast.store.ladder import Wave
+from holdfast.store.room import slots
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import Place
 
@@ -34,6 +36,15 @@ class Fetched(NamedTuple):
     reason: str
 
 
+class Wanted(NamedTuple):
+    """Blocks of a chain, within what time, and why."""
+
+    world: World
+    keys: Sequence[bytes]
+    deadline_s: float
+    errand: Errand = Errand.DEMAND
+
+
 Check: TypeAlias = Callable[[Core, Coverage, int], set[int]]
 """Says which of the first so many blocks of a coverage may be believed, of those in the arena."""
 
@@ -44,32 +55,37 @@ def fetch(store: Core, world: World, keys: Sequence[bytes], deadline_s: float) -
     Blocks for at most about `deadline_s` seconds; what has not landed by then is left out. What is
     being read then lands for the next fetch; what nobody has begun to read is taken back.
     """
-    return _street(store, world, keys, deadline_s, _verify_held)
+    return _street(store, Wanted(world, keys, deadline_s), _verify_held)
 
 
-def lend(store: Core, world: World, keys: Sequence[bytes], deadline_s: float) -> Fetched:
+def lend(
+    store: Core,
+    world: World,
+    keys: Sequence[bytes],
+    deadline_s: float,
+    errand: Errand = Errand.DEMAND,
+) -> Fetched:
     """Like `fetch`, but what lies in the arena already is not read: its reader verifies it.
 
     A reader that finds a bad record has it forgotten.
     """
-    return _street(store, world, keys, deadline_s, _believe_held)
+    return _street(store, Wanted(world, keys, deadline_s, errand), _believe_held)
 
 
-def _street(
-    store: Core, world: World, keys: Sequence[bytes], deadline_s: float, check: Check
-) -> Fetched:
+def _street(store: Core, wanted: Wanted, check: Check) -> Fetched:
     states, ladder = store.states, store.ladder
+    world, keys, deadline_s, errand = wanted
     late_at = store.clock.now() + deadline_s
-    estimates = store.judgement.estimates()
+    estimates = store.judgement.estimates(world.domain)
     with states.lock:
         coverage = states.index.cover(world, keys)
         plan = store.planner.plan(_question(states, coverage, estimates, deadline_s))
-        rows = coverage.rows[: min(plan.blocks, states.host(world).slots(world.record_bytes))]
+        rows = coverage.rows[: min(plan.blocks, slots(states, world))]
         lease = states.lease(rows, late_at + store.lease_s)
         states.touch(rows)
         waiting = [states.loading[row] for row in rows if row in states.loading]
         climbs = ladder.claim(world, rows)
-    waves = ladder.climb(world, climbs)
+    waves = ladder.climb(world, climbs, errand)
     verified = check(store, coverage, len(rows))
     _await(store, waves, late_at)
     for event in waiting:

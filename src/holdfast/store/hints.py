@@ -15,6 +15,7 @@ from holdfast.plan.prestage import begin_in_s
 from holdfast.policy.base import NEVER
 from holdfast.store.adopt import lease
 from holdfast.store.core import Core
+from holdfast.store.fair_pool import Errand
 from holdfast.store.fetch import lend
 from holdfast.store.wishes import Chain
 
@@ -22,7 +23,7 @@ NAME_CHARS_MAX = 256
 PIN_S_MAX = 3_600.0
 AHEAD_S_MAX = 86_400.0
 PIN_SHARE = 0.5
-"""Pins may take this share of the host tier, all together."""
+"""Pins may take this share of the host tier, all together, and none of what others reserved."""
 
 _CLIMB_S = 60.0
 
@@ -70,8 +71,9 @@ def pin(store: Core, world: World, keys: Sequence[bytes], ttl_s: float) -> int:
     check_within("pin.ttl_s", ttl_s, PIN_S_MAX)
     now_s = store.clock.now()
     with store.states.lock:
-        room = int(PIN_SHARE * store.host_bytes) - store.wishes.pinned_bytes(now_s)
-    lent = lend(store, world, keys[: max(0, room) // world.record_bytes], _CLIMB_S)
+        open_bytes = store.host_bytes - store.states.fill.reserved_by_others(world.domain)
+        room = int(PIN_SHARE * open_bytes) - store.wishes.pinned_bytes(now_s)
+    lent = lend(store, world, keys[: max(0, room) // world.record_bytes], _CLIMB_S, Errand.AHEAD)
     try:
         blocks = lease(store, world, keys[: len(lent.places)], ttl_s)
     finally:
@@ -125,7 +127,7 @@ def _stage(store: Core, chain: Chain, in_s: float) -> int:
             tiers=tiers,
             block_bytes=world.record_bytes,
             block_tokens=world.block_tokens,
-            estimates=store.judgement.estimates(),
+            estimates=store.judgement.estimates(world.domain),
             names=states.tier_names(),
             limit_s=AHEAD_S_MAX,
         )
@@ -135,5 +137,5 @@ def _stage(store: Core, chain: Chain, in_s: float) -> int:
 
 
 def _climb(store: Core, chain: Chain) -> None:
-    lent = lend(store, chain.world, chain.split(), _CLIMB_S)
+    lent = lend(store, chain.world, chain.split(), _CLIMB_S, Errand.AHEAD)
     store.release(lent.lease)

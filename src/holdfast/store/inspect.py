@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.blocks.world import World
 from holdfast.store.core import Core
+from holdfast.store.states import HOST
 from holdfast.tiers.base import Shared
 
 EVERYTHING = "*"
@@ -31,6 +32,7 @@ def status(store: Core) -> dict[str, Any]:
             "incarnation": store.incarnation,
             "blocks": len(states.index),
             "tiers": [{"tier": name, **msgspec.to_builtins(usage)} for name, usage in usages],
+            "domains": _domains(store),
             "leases": len(states.leases),
             "tickets": len(states.tickets),
             "waiting_to_write": states.unwritten(),
@@ -42,6 +44,24 @@ def status(store: Core) -> dict[str, Any]:
                 for fault in states.faults
             ],
         }
+
+
+def _domains(store: Core) -> list[dict[str, Any]]:
+    """Return what each domain holds on each tier, and may hold; call under the lock."""
+    fill, names = store.states.fill, {store.domain(name)[1]: name for name in store.domain_names()}
+    seen = [domain for used in fill.used for domain in used]
+    return [
+        {
+            "domain": names.get(domain, domain.hex()),
+            "share": fill.share(domain),
+            "reserved_bytes": fill.quota(HOST, domain).reserved_bytes,
+            "used_bytes": {
+                store.states.tier_name(tier): used[domain] for tier, used in enumerate(fill.used)
+            },
+            "quota_bytes": store.quotas(domain),
+        }
+        for domain in dict.fromkeys([*names, *seen])
+    ]
 
 
 def listing(store: Core) -> list[dict[str, Any]]:

@@ -7,13 +7,14 @@ threads that move bytes report here while others serve. Nothing here does I/O.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
 from holdfast.clock import Clock
+from holdfast.limits import MIB
 from holdfast.plan.cost import HOST_DEFAULT, PrefillCost, PrefillFit, TierEstimate, TierFit
 from holdfast.plan.meter import Meter
 from holdfast.plan.planner import Plan
@@ -29,6 +30,9 @@ PROBE_S = 5.0
 """A tier that no plan wants is read this often all the same: it may have recovered."""
 
 ROUGHLY_RIGHT = 0.25
+
+USUAL_BYTES = 64 * MIB
+"""What a fetch is taken to read, where it has to be known what holds it up."""
 
 
 class Engine(NamedTuple):
@@ -91,36 +95,45 @@ class Judgement:
         self._engines: OrderedDict[Engine, _Learnt] = OrderedDict()
         self._plans: OrderedDict[int, Record] = OrderedDict()
         self._probed = [0.0 for _ in self._names]
+        self._lines = [Counter[bytes]() for _ in self._names]
+        self.share: Callable[[bytes], float] = lambda _: 1.0
+        """What weight a domain has on every tier beside the others in line."""
         self._number = 0
         self.changes = 0
 
     # Tiers
 
-    def estimates(self) -> list[TierEstimate]:
-        """Return each tier as it is now, with its line."""
+    def estimates(self, domain: bytes) -> list[TierEstimate]:
+        """Return each tier as it is now for a domain, with its line."""
         with self._lock:
             now = self._clock.now()
-            return [meter.estimate(now) for meter in self._meters]
+            return [
+                self._for(domain, meter.estimate(now), line)
+                for meter, line in zip(self._meters, self._lines, strict=True)
+            ]
 
     def reads(self, tier: int) -> int:
         """Return how many reads of a tier the estimate is made from."""
         with self._lock:
             return self._meters[tier].fit.reads
 
-    def asked(self, tier: int, nbytes: int) -> None:
+    def asked(self, tier: int, nbytes: int, domain: bytes) -> None:
         """Note bytes that a tier will be read for."""
         with self._lock:
+            self._lines[tier][domain] += nbytes
             self._meters[tier].asked(nbytes, self._clock.now())
 
-    def arrived(self, tier: int, nbytes: int, *, of: int) -> None:
+    def arrived(self, tier: int, nbytes: int, domain: bytes, *, of: int) -> None:
         """Note that of so many bytes asked for, this many are there, verified."""
         with self._lock:
             self.changes += 1
+            self._leave(tier, of, domain)
             self._meters[tier].arrived(nbytes, of, self._clock.now())
 
-    def dropped(self, tier: int, nbytes: int) -> None:
+    def dropped(self, tier: int, nbytes: int, domain: bytes) -> None:
         """Note bytes that nobody waits for any more, and that nobody began to read."""
         with self._lock:
+            self._leave(tier, nbytes, domain)
             self._meters[tier].dropped(nbytes, self._clock.now())
 
     def verified(self, nbytes: int, seconds: float) -> None:
@@ -266,6 +279,27 @@ class Judgement:
             self._engines = engines
             for name, meter in zip(self._names, self._meters, strict=True):
                 meter.fit = tiers.get(name, meter.fit)
+
+    def _leave(self, tier: int, nbytes: int, domain: bytes) -> None:
+        line = self._lines[tier]
+        line[domain] -= nbytes
+        if not line[domain]:
+            del line[domain]
+
+    def _for(self, domain: bytes, estimate: TierEstimate, line: Counter[bytes]) -> TierEstimate:
+        """Return what a domain may expect of a tier that it shares by turns.
+
+        It waits behind itself at its share of the speed, or behind everybody, if that is over
+        sooner.
+        """
+        if not line or line.keys() == {domain}:
+            return estimate
+        own = self.share(domain)
+        part = own / (own + sum(self.share(other) for other in line if other != domain))
+        alone = estimate._replace(
+            bytes_per_s=estimate.bytes_per_s * part, queued_bytes=line[domain]
+        )
+        return min(estimate, alone, key=lambda each: each.seconds(USUAL_BYTES))
 
     def _learnt(self, engine: Engine) -> _Learnt:
         learnt = self._engines.setdefault(engine, _Learnt())

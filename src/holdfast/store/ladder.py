@@ -9,15 +9,18 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import NamedTuple
 
 from holdfast.blocks.world import World
 from holdfast.errors import Outcome
 from holdfast.failpoints import reach
 from holdfast.store.descent import Descent
+from holdfast.store.fair_pool import Errand, FairPool, Turn
 from holdfast.store.judgement import Judgement
 from holdfast.store.rewrite import rewrite_strays
+from holdfast.store.room import make_room
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Get, Place, Shared
 
@@ -25,7 +28,7 @@ WAVE_BLOCKS = 8
 """Blocks that climb together: enough to fill the device's queue, few enough to overlap."""
 
 WAVES_AT_ONCE = 2
-"""Per tier: one is read while the other is verified."""
+"""Per tier and domain: one is read while the other is verified. One more may be another's."""
 
 
 class Climb(NamedTuple):
@@ -63,7 +66,7 @@ class Ladder:
         self._states = states
         self._judgement = judgement
         self._climbers = [
-            ThreadPoolExecutor(WAVES_AT_ONCE, thread_name_prefix=f"holdfast-from-{tier.name}")
+            FairPool(WAVES_AT_ONCE + 1, WAVES_AT_ONCE, f"holdfast-from-{tier.name}")
             for tier in states.lower
         ]
         self._descents = [Descent(states, number + 1) for number in range(len(states.lower))]
@@ -84,7 +87,7 @@ class Ladder:
                 continue
             tier = states.index.fastest(row)
             key = states.index.keys[row]
-            slot = states.make_room(world) if tier > HOST else NOWHERE
+            slot = make_room(states, world) if tier > HOST else NOWHERE
             if slot == NOWHERE or key is None:
                 break
             states.loading[row] = threading.Event()
@@ -93,15 +96,24 @@ class Ladder:
         states.pin([climb.row for climb in climbs])
         return climbs
 
-    def climb(self, world: World, climbs: Sequence[Climb]) -> list[Wave]:
-        """Start reading claimed blocks into their slots, in waves that follow chain order."""
+    def climb(
+        self, world: World, climbs: Sequence[Climb], errand: Errand = Errand.DEMAND
+    ) -> list[Wave]:
+        """Start reading claimed blocks into their slots, in waves that follow chain order.
+
+        Each tier is read for the domains by turns, by the bytes that each asks for.
+        """
+        domain, share = world.domain, self._states.fill.share(world.domain)
         started: list[Wave] = []
         for tier, group in itertools.groupby(climbs, key=lambda climb: climb.tier):
             run = list(group)
             for at in range(0, len(run), WAVE_BLOCKS):
                 wave = run[at : at + WAVE_BLOCKS]
-                self._judgement.asked(tier, len(wave) * world.record_bytes)
-                reading = self._climbers[tier - 1].submit(self._climb, world, tier, wave)
+                nbytes = len(wave) * world.record_bytes
+                self._judgement.asked(tier, nbytes, domain)
+                work = partial(self._climb, world, tier, wave)
+                turn = Turn(domain, nbytes, share, errand)
+                reading = self._climbers[tier - 1].submit(turn, work)
                 started.append(Wave(world, tier, wave, reading))
         return started
 
@@ -109,10 +121,10 @@ class Ladder:
         """Take waves back that nobody has begun to read; the others go on and land."""
         for wave in waves:
             if wave.reading.cancel():
-                self._judgement.dropped(wave.tier, wave.nbytes)
+                self._judgement.dropped(wave.tier, wave.nbytes, wave.world.domain)
                 with self._states.lock:
-                    host = self._states.host(wave.world)
-                    host.free([climb.slot for climb in wave.climbs])
+                    slots = [climb.slot for climb in wave.climbs]
+                    self._states.give_back(wave.world, slots)
                     self._settle(wave.climbs)
 
     def wake(self) -> None:
@@ -125,7 +137,7 @@ class Ladder:
         for descent in self._descents:
             descent.close()
         for climbers in self._climbers:
-            climbers.shutdown(wait=True)
+            climbers.shutdown()
 
     def _climb(self, world: World, tier: int, wave: Sequence[Climb]) -> None:
         """Read one wave from one tier into its slots, open and verify it, land it."""
@@ -146,7 +158,7 @@ class Ladder:
             bad = [get for get, was, now in came if was is Outcome.OK and now is not was]
         finally:
             arrived = outcomes.count(Outcome.OK) * size
-            self._judgement.arrived(tier, arrived, of=len(wave) * size)
+            self._judgement.arrived(tier, arrived, world.domain, of=len(wave) * size)
             self._land(world, wave, outcomes)
         if bad and isinstance(lower, Shared):
             lower.condemn(bad)
@@ -165,7 +177,7 @@ class Ladder:
                     states.publish(climb.row, HOST, climb.slot)
                     landed.append(climb.row)
                 else:
-                    states.host(world).free([climb.slot])
+                    states.give_back(world, [climb.slot])
                     if states.index.places[climb.tier][climb.row] == climb.source:
                         states.quarantine(climb.row, climb.tier, outcome)
             states.enter_host(landed)

@@ -43,12 +43,12 @@ def meet(store: Core, number: int) -> None:
         batch = [_get(states, world, number, row) for row in rows]
         states.pin(rows)
     size, outcomes = world.record_bytes, list[Outcome]()
-    store.judgement.asked(number, len(batch) * size)
+    store.judgement.asked(number, len(batch) * size, world.domain)
     try:
         outcomes = states.lower[number - 1].read(batch)
     finally:
         arrived = outcomes.count(Outcome.OK) * size
-        store.judgement.arrived(number, arrived, of=len(batch) * size)
+        store.judgement.arrived(number, arrived, world.domain, of=len(batch) * size)
         with states.lock:
             states.unpin(rows)
 

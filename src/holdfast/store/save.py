@@ -20,6 +20,7 @@ from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.policy.base import NEVER
 from holdfast.policy.retention import Retention
 from holdfast.store.core import Core
+from holdfast.store.room import make_room
 from holdfast.store.states import HOST, States, Ticket
 from holdfast.tiers.base import NOWHERE, Place
 
@@ -45,7 +46,7 @@ def reserve(
             if row >= 0 and states.index.fastest(row) >= 0:
                 places.append(NOWHERE)
                 continue
-            place = states.make_room(world) if outcome is Outcome.OK else NOWHERE
+            place = make_room(states, world) if outcome is Outcome.OK else NOWHERE
             if place == NOWHERE:
                 outcome = Outcome.FULL
             places.append(place)
@@ -108,14 +109,14 @@ def _publish(store: Core, ticket: Ticket, parents: Sequence[bytes], retention: R
     entered: list[int] = []
     with states.lock:
         if states.era(world.domain) != ticket.era:
-            states.host(world).free([place for place in ticket.places if place != NOWHERE])
+            states.give_back(world, [place for place in ticket.places if place != NOWHERE])
             return 0
         for i, (key, place) in enumerate(zip(ticket.keys, ticket.places, strict=True)):
             if place == NOWHERE:
                 continue
             row = states.index.add(world, key, parents[i], ticket.depth + i)
             if states.index.places[HOST][row] >= 0 or row in states.loading:
-                states.host(world).free([place])
+                states.give_back(world, [place])
                 continue
             states.publish(row, HOST, place)
             entered.append(row)

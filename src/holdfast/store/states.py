@@ -19,9 +19,10 @@ from holdfast.errors import Outcome
 from holdfast.index.residency import Residency
 from holdfast.policy.admit import Admission, Always, Candidate
 from holdfast.policy.base import Eviction
+from holdfast.store.fill import Fill
 from holdfast.store.sealing import Sealing
 from holdfast.tiers.base import NOWHERE, Place, Tier
-from holdfast.tiers.host import HostTier
+from holdfast.tiers.host import NAMELESS, HostTier
 
 HOST = 0
 QUARANTINE_NOTES = 256
@@ -81,6 +82,7 @@ class States:
         self.lower = lower
         self.eviction = eviction
         self.index = Residency(1 + len(lower))
+        self.fill = Fill(1 + len(lower))
         self.sealing = Sealing(hosts)
         self.erasures = Counter[bytes]()
         self.tickets: dict[int, Ticket] = {}
@@ -89,6 +91,7 @@ class States:
         self.leaving: dict[int, list[Place]] = {}
         self.waiting: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in lower]
         self.admissions: list[Admission] = [Always() for _ in lower]
+        self.budgets: list[dict[bytes, Admission]] = [{} for _ in lower]
         self._uses = bytearray()
         self._choosy = False
         self.hints: OrderedDict[bytes, int] = OrderedDict()
@@ -172,7 +175,7 @@ class States:
         for row in rows:
             self.index.leases[row] -= 1
             if not self.index.leases[row] and row in self.leaving:
-                self.host(self.index.world(row)).free(self.leaving.pop(row))
+                self.give_back(self.index.world(row), self.leaving.pop(row))
             self._settle(row)
 
     def expire(self, now: float) -> int:
@@ -184,7 +187,14 @@ class States:
 
     def publish(self, row: int, tier: int, place: Place) -> None:
         """Note that a row now also lies on `tier`; the copy there is whole."""
-        self.index.places[tier][row] = place
+        column, world = self.index.places[tier], self.index.world(row)
+        if tier == HOST:
+            self.host(world).name_slot(place, row)
+        elif column[row] == NOWHERE:
+            self.fill.take(tier, world.domain, world.record_bytes)
+        known, column[row] = column[row] == place, place
+        if tier and not known:
+            self.fill.came(tier, world.domain, row, column)
 
     def enter_host(self, rows: list[int]) -> None:
         """Tell the eviction policy of rows that now lie in the host tier, chain order.
@@ -232,14 +242,17 @@ class States:
         if place == NOWHERE:
             return
         column[row] = NOWHERE
+        world = self.index.world(row)
         if tier == HOST:
             self.eviction.remove(row)
             self.unwanted.discard(row)
             if self.index.leases[row]:
+                self.host(world).name_slot(place, NAMELESS)
                 self.leaving.setdefault(row, []).append(place)
             else:
-                self.host(self.index.world(row)).free([place])
+                self.give_back(world, [place])
         else:
+            self.fill.give(tier, world.domain, world.record_bytes)
             self.lower[tier - 1].free([place])
         self._settle(row)
 
@@ -247,6 +260,8 @@ class States:
         """Note that a lower tier gave up a block by itself, if it is still known to lie there."""
         row = self.index.find(key)
         if row >= 0 and self.index.places[tier][row] == place:
+            world = self.index.world(row)
+            self.fill.give(tier, world.domain, world.record_bytes)
             self.index.places[tier][row] = NOWHERE
             self._settle(row)
 
@@ -271,7 +286,7 @@ class States:
         wanted = False
         for number, (line, admission) in enumerate(zip(self.waiting, self.admissions, strict=True)):
             if key not in line and self.index.places[number + 1][row] == NOWHERE:
-                block = Candidate(key, self._group(row), self.index.world(row).record_bytes)
+                block = self._candidate(key, row)
                 if not admission.admit(block, now_s):
                     continue
                 line[key] = None
@@ -279,11 +294,19 @@ class States:
         return wanted
 
     def write_through(self, rows: Sequence[int]) -> None:
-        """Let blocks wait to be written to every tier below, whatever its rule says."""
+        """Let blocks wait to be written to every tier below, whatever its rule says.
+
+        A domain's own write budget holds for these too.
+        """
+        now_s = self.clock.now()
         for row in rows:
             key = self.index.keys[row]
-            if key is not None:
-                for line in self.waiting:
+            if key is None:
+                continue
+            block = self._candidate(key, row)
+            for line, budgets in zip(self.waiting, self.budgets, strict=True):
+                budget = budgets.get(block.domain)
+                if budget is None or key in line or budget.admit(block, now_s):
                     line[key] = None
 
     def unwritten(self) -> int:
@@ -310,31 +333,14 @@ class States:
         """Return whether some lower tier holds the row."""
         return any(column[row] >= 0 for column in self.index.places[1:])
 
-    def make_room(self, world: World) -> Place:
-        """Reserve one host slot, evicting what is least valuable; NOWHERE if nothing may go."""
-        host, size = self.host(world), [world.record_bytes]
-        if self.public and world.domain == self.public and self._public_is_full(host, size[0]):
-            return NOWHERE
-        place = host.reserve(size).places[0]
-        if place != NOWHERE:
-            return place
-        patience = 1_024
-        for row in self.eviction.victims(self.clock.now()):
-            if not self.evictable(row):
-                patience -= 1
-                if not patience:
-                    break
-                continue
-            self.vacate(row, HOST)
-            place = host.reserve(size).places[0]
-            if place != NOWHERE:
-                break
-        return place
+    def give_back(self, world: World, places: Sequence[Place]) -> None:
+        """Free slots of a world in the host tier, published or not."""
+        self.host(world).free(places)
+        self.fill.give(HOST, world.domain, len(places) * world.record_bytes)
 
-    def _public_is_full(self, host: HostTier, nbytes: int) -> bool:
-        """Whether the public domain has its part of memory; it evicts nothing of its own."""
-        usage = host.usage()
-        return usage.used_bytes + nbytes > PUBLIC_SHARE * usage.capacity_bytes
+    def _candidate(self, key: bytes, row: int) -> Candidate:
+        world = self.index.world(row)
+        return Candidate(key, self._group(row), world.record_bytes, world.domain)
 
     def _group(self, row: int) -> tuple[int, int]:
         """Return the class of a block: its world, and how often it was used since it came in."""

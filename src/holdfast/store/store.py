@@ -31,6 +31,7 @@ from holdfast.store import scrub as scrubbing
 from holdfast.store.adopt import Berth
 from holdfast.store.core import Core
 from holdfast.store.cover import Covered, Judged, Prompt
+from holdfast.store.fair_pool import Errand
 from holdfast.store.fetch import Fetched
 from holdfast.store.learnt import Learnt
 from holdfast.store.meet import meet, strangers
@@ -97,9 +98,15 @@ class Store(Core):
         """Bring blocks into the arena, verified and leased; see `holdfast.store.fetch`."""
         return fetch_street.fetch(self, world, keys, deadline_s)
 
-    def lend(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Fetched:
-        """Like `fetch`, for a reader that verifies every record itself."""
-        return fetch_street.lend(self, world, keys, deadline_s)
+    def lend(
+        self,
+        world: World,
+        keys: Sequence[bytes],
+        deadline_s: float,
+        errand: Errand = Errand.DEMAND,
+    ) -> Fetched:
+        """Like `fetch`, for a reader that verifies every record itself, now or later."""
+        return fetch_street.lend(self, world, keys, deadline_s, errand)
 
     def reserve(
         self, world: World, keys: Sequence[bytes], parent: bytes, depth: int, segment: bytes = b""

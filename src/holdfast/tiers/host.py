@@ -13,6 +13,7 @@ import fcntl
 import mmap
 import os
 import threading
+from array import array
 from collections.abc import Iterator, Sequence
 
 from holdfast.buffers import align_up, keep_from_dumps, prefer_huge_pages, private_memory
@@ -21,6 +22,9 @@ from holdfast.limits import MIB
 from holdfast.tiers.base import NOWHERE, Get, Place, Put, Reserved, Survivor, Usage
 
 CHUNK_BYTES = 64 * MIB
+NAMELESS = -1
+"""The name of a slot that nobody named: it is free, being filled, or still read."""
+
 _SLOTS_PER_RUN = 8
 _MADV_POPULATE_WRITE = 23
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -93,9 +97,9 @@ class PrivateArena:
 
 
 class _Run:
-    """A stretch of whole chunks cut into slots of one size."""
+    """A stretch of whole chunks cut into slots of one size, of which some have a name."""
 
-    __slots__ = ("chunks", "first", "slot_bytes", "slots", "used")
+    __slots__ = ("chunks", "first", "named", "names", "slot_bytes", "slots", "used")
 
     def __init__(self, first: int, chunks: int, slot_bytes: int, slots: int) -> None:
         self.first = first
@@ -103,6 +107,13 @@ class _Run:
         self.slot_bytes = slot_bytes
         self.slots = slots
         self.used = 0
+        self.named = 0
+        self.names = array("i", [NAMELESS]) * slots
+
+    def name(self, slot: int, number: int) -> None:
+        """Name a slot, or have it nameless again."""
+        self.named += (number != NAMELESS) - (self.names[slot] != NAMELESS)
+        self.names[slot] = number
 
 
 class HostTier:
@@ -134,6 +145,24 @@ class HostTier:
             slots += left // chunks * (chunks * self._budget.chunk_bytes // slot_bytes)
             left %= chunks
         return slots
+
+    def name_slot(self, place: Place, number: int) -> None:
+        """Name a slot by the caller's number (>= 0) until it is freed, or `NAMELESS` again."""
+        with self._lock:
+            run, slot = self._slot(place)
+            run.name(slot, number)
+
+    def beside(self, place: Place) -> list[int]:
+        """Return the names of all slots in use in the run of a place, as they lie there.
+
+        Empty where a slot in use has no name. Once all of them are freed, the run's memory is
+        anybody's.
+        """
+        with self._lock:
+            run, _ = self._slot(place)
+            if run.named < run.used:
+                return []
+            return [number for number in run.names if number != NAMELESS]
 
     def view(self, place: Place, nbytes: int) -> memoryview:
         """Return the slot itself, writable; valid until the place is freed."""
@@ -203,14 +232,18 @@ class HostTier:
         return Place(place)
 
     def _give(self, place: int) -> None:
-        first = self._run_of(place)
-        run = self._runs[first]
+        run, slot = self._slot(place)
+        run.name(slot, NAMELESS)
         self._live.remove(place)
         self._used_bytes -= run.slot_bytes
         run.used -= 1
         self._free[run.slot_bytes].append(place)
         if run.used == 0:
             self._close_run(run)
+
+    def _slot(self, place: int) -> tuple[_Run, int]:
+        run = self._runs[self._run_of(place)]
+        return run, (place - run.first * self._budget.chunk_bytes) // run.slot_bytes
 
     def _run_of(self, place: int) -> int:
         chunk = place // self._budget.chunk_bytes

@@ -1,0 +1,87 @@
+"""Check what domains may hold and write: quotas, reservations, budgets and shares."""
+
+from __future__ import annotations
+
+from holdfast.blocks.envelope import record_bytes
+from holdfast.config.options import Config, DiskOptions, DomainOptions, HostOptions, Size
+from holdfast.errors import ConfigError
+from holdfast.tiers.host import Budget
+
+SHARE_MAX = 1_000.0
+
+
+def check_quotas(config: Config) -> None:
+    """Raise ConfigError for the first that can not be; else return."""
+    memory = next(tier.capacity for tier in config.tiers if isinstance(tier, HostOptions))
+    reserved = 0
+    for name, domain in config.domains.items():
+        at = f"domains.{name}"
+        for tier, most in domain.quota_bytes.items():
+            _check_quota(config, f"{at}.quota_bytes.{tier}", tier, most)
+        _check_reserved(domain, at)
+        _check_share(domain, at)
+        _check_budget(config, domain, at)
+        reserved += domain.reserved_bytes.get("host", 0)
+        if reserved > memory:
+            raise ConfigError(
+                f"{at}.reserved_bytes.host: {domain.reserved_bytes['host']} makes "
+                f"{Size(reserved)} for all domains, the host tier has {memory}; lower it, or "
+                "raise tiers.0.capacity"
+            )
+
+
+def _check_quota(config: Config, at: str, tier: str, most: Size) -> None:
+    names = config.tier_names
+    if tier not in names:
+        raise ConfigError(f"{at}: there is no tier {tier!r}; name one of {', '.join(names)}")
+    options = config.tiers[names.index(tier)]
+    if not isinstance(options, HostOptions | DiskOptions):
+        raise ConfigError(
+            f"{at}: what lies on {tier} is not this node's to count; set quotas on the nodes or "
+            "servers behind it, and remove this one"
+        )
+    least = record_bytes(1)
+    if isinstance(options, HostOptions):
+        least = Budget(options.capacity).chunk_bytes
+    if most < least:
+        raise ConfigError(
+            f"{at}: {most} is less than {Size(least)}, what one block takes at least; raise it"
+        )
+
+
+def _check_reserved(domain: DomainOptions, at: str) -> None:
+    for tier, nbytes in domain.reserved_bytes.items():
+        if tier != "host":
+            raise ConfigError(
+                f"{at}.reserved_bytes.{tier}: only memory can be reserved; name host, or limit the "
+                "other domains by quota_bytes"
+            )
+        most = domain.quota_bytes.get(tier)
+        if most is not None and nbytes > most:
+            raise ConfigError(
+                f"{at}.reserved_bytes.{tier}: {nbytes} is more than the quota of {most}; lower it, "
+                f"or raise {at}.quota_bytes.{tier}"
+            )
+
+
+def _check_share(domain: DomainOptions, at: str) -> None:
+    if domain.share is not None and not 0 < domain.share <= SHARE_MAX:
+        raise ConfigError(
+            f"{at}.share: {domain.share:g} is not above 0 and at most {SHARE_MAX:g}; 1 is usual"
+        )
+
+
+def _check_budget(config: Config, domain: DomainOptions, at: str) -> None:
+    budget = domain.write_budget_bytes_per_day
+    if budget is None:
+        return
+    if not any(isinstance(tier, DiskOptions) for tier in config.tiers):
+        raise ConfigError(
+            f"{at}.write_budget_bytes_per_day: {budget} of writes, and no disk tier that they go "
+            "to; remove it"
+        )
+    if budget < record_bytes(1):
+        raise ConfigError(
+            f"{at}.write_budget_bytes_per_day: {budget} is less than {Size(record_bytes(1))}, so "
+            "nothing would ever be written; raise it, or leave it out for no limit"
+        )

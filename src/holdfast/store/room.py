@@ -1,0 +1,136 @@
+"""Room: a slot in memory for one more block, and whose blocks leave for it.
+
+Within a domain the eviction policy says what is worth least. Where memory is divided between
+domains, `holdfast.policy.shares` says first who gives way. State only: call everything here under
+the store's lock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from holdfast.blocks.world import World
+from holdfast.policy.apart import Apart
+from holdfast.store.states import HOST, PUBLIC_SHARE, States
+from holdfast.tiers.base import NOWHERE, Place
+
+ANYBODY = b""
+"""Gives way where memory is not divided: whoever has what is worth least."""
+
+_PATIENCE = 1_024
+"""Blocks that are looked at for one that may go."""
+
+_RUNS_LOOKED_AT = 8
+"""Stretches of memory among which the one is chosen whose blocks go."""
+
+
+def slots(states: States, world: World) -> int:
+    """Return how many blocks of a world could lie in memory, were nothing else there."""
+    most = states.fill.quota(HOST, world.domain).most_bytes
+    return int(min(states.host(world).slots(world.record_bytes), most // world.record_bytes))
+
+
+def make_room(states: States, world: World) -> Place:
+    """Reserve one host slot, evicting what is least valuable; NOWHERE if nothing may go.
+
+    Where memory is divided, first it is found which domain has to give way. Whoever gets a slot
+    gives it back by `give_back`, or publishes it.
+    """
+    domain, size, place = world.domain, world.record_bytes, NOWHERE
+    if domain == states.public and _public_is_full(states, size):
+        return NOWHERE
+    if states.fill.fits(HOST, domain, size):
+        place = states.host(world).reserve([size]).places[0]
+    givers = states.fill.gives_way(HOST, domain, size) if states.fill.divided else [ANYBODY]
+    for giver in givers:
+        while place == NOWHERE and _evict(states, world, giver):
+            if states.fill.fits(HOST, domain, size):
+                place = states.host(world).reserve([size]).places[0]
+    if place != NOWHERE:
+        states.fill.take(HOST, domain, size)
+    return place
+
+
+def make_room_below(states: States, world: World, tier: int, nbytes: int) -> bool:
+    """Have a domain's oldest blocks on a lower tier leave it until `nbytes` are in its quota.
+
+    False where they never are.
+    """
+    if nbytes > states.fill.quota(tier, world.domain).most_bytes:
+        return False
+    column = states.index.places[tier]
+    for row, place in states.fill.oldest(tier, world.domain):
+        if states.fill.fits(tier, world.domain, nbytes):
+            states.fill.stays(tier, world.domain, row, place)
+            break
+        if column[row] == place:
+            states.vacate(row, tier)
+            if states.index.places[HOST][row] >= 0:
+                states.unwanted.add(row)  # or it would take the place of others, and they of it
+    return states.fill.fits(tier, world.domain, nbytes)
+
+
+def _public_is_full(states: States, nbytes: int) -> bool:
+    """Whether the public domain has its part of memory; it evicts nothing of its own."""
+    host = states.hosts.get(states.public)
+    if host is None:
+        return False
+    usage = host.usage()
+    return usage.used_bytes + nbytes > PUBLIC_SHARE * usage.capacity_bytes
+
+
+def _evict(states: States, world: World, giver: bytes) -> bool:
+    """Evict for one block of a world what is worth least of a domain; False: nothing may go.
+
+    One block, if that leaves a slot of the size in the right arena. If not, memory has to
+    move, which it does in whole runs: then the emptiest run of those with the least valuable
+    blocks. Evicting by value alone would go through most of a domain until some run is empty.
+    """
+    domain, size, host = world.domain, world.record_bytes, states.host(world)
+    runs: list[list[int]] = []
+    seen: set[int] = set()
+    for row in _may_go(states, giver):
+        other = states.index.world(row)
+        if states.host(other) is host and other.record_bytes == size:
+            if runs:
+                break
+            if other.domain != domain and states.fill.to_spare(HOST, other.domain) < size:
+                continue
+            states.vacate(row, HOST)
+            return True
+        if row in seen:
+            continue
+        run = states.host(other).beside(Place(states.index.places[HOST][row]))
+        seen.update(run)
+        if run and _all_may_go(states, run, domain):
+            runs.append(run)
+        if len(runs) == _RUNS_LOOKED_AT:
+            break
+    for row in min(runs, key=len, default=[]):
+        states.vacate(row, HOST)
+    return bool(runs)
+
+
+def _may_go(states: States, giver: bytes) -> Iterator[int]:
+    """Yield rows of a domain that may be evicted, least valuable first, while patience lasts."""
+    now_s, policy = states.clock.now(), states.eviction
+    if giver != ANYBODY and isinstance(policy, Apart):
+        victims = policy.victims_of(giver, now_s)
+    else:
+        victims = policy.victims(now_s)
+    return (row for row in islice(victims, _PATIENCE) if states.evictable(row))
+
+
+def _all_may_go(states: States, run: Sequence[int], asking: bytes) -> bool:
+    """Whether all of these may be evicted for a domain: nobody else loses what it reserved."""
+    lost: Counter[bytes] = Counter()
+    for row in run:
+        world = states.index.world(row)
+        lost[world.domain] += world.record_bytes
+    del lost[asking]
+    if any(nbytes > states.fill.to_spare(HOST, whose) for whose, nbytes in lost.items()):
+        return False
+    staying = [row for row in run if not states.evictable(row)]  # all of them get saved below
+    return not staying

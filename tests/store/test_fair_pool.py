@@ -1,0 +1,111 @@
+"""Threads by turns: nobody waits behind a flood, and futures behave as everywhere."""
+
+import threading
+from concurrent.futures import wait
+
+import pytest
+
+from holdfast.store.fair_pool import Errand, FairPool, Turn
+
+FLOOD, VICTIM = b"flood", b"victim"
+
+
+@pytest.fixture
+def pools():
+    made, gate = [], threading.Event()
+
+    def make(threads, domain_most):
+        made.append(FairPool(threads, domain_most, "test"))
+        return made[-1], gate
+
+    yield make
+    gate.set()
+    for pool in made:
+        pool.shutdown()
+
+
+def test_work_is_done_and_its_result_or_error_handed_back(pools):
+    pool, _ = pools(2, 2)
+    futures = [pool.submit(Turn(FLOOD), lambda i=i: i * i) for i in range(20)]
+    assert [future.result(5) for future in futures] == [i * i for i in range(20)]
+    with pytest.raises(ZeroDivisionError):
+        pool.submit(Turn(FLOOD), lambda: 1 // 0).result(5)
+
+
+def test_one_domain_never_takes_the_last_threads(pools):
+    pool, gate = pools(3, 2)
+    for _ in range(50):
+        pool.submit(Turn(FLOOD), lambda: gate.wait(30))
+    assert pool.submit(Turn(VICTIM), lambda: "at once").result(5) == "at once"
+
+
+def test_who_comes_behind_a_flood_is_next(pools):
+    pool, gate = pools(1, 1)
+    order = []
+    first = pool.submit(Turn(FLOOD), lambda: gate.wait(30))
+    flood = [pool.submit(Turn(FLOOD), lambda: order.append("flood")) for _ in range(50)]
+    late = pool.submit(Turn(VICTIM), lambda: order.append("victim"))
+    gate.set()
+    wait([first, late, *flood], 10)
+    assert order.index("victim") <= 1
+
+
+def test_what_is_read_ahead_waits_for_what_somebody_waits_for(pools):
+    pool, gate = pools(1, 1)
+    order = []
+    first = pool.submit(Turn(VICTIM, errand=Errand.AHEAD), lambda: gate.wait(30))
+    work = [
+        pool.submit(Turn(VICTIM, errand=errand), lambda errand=errand: order.append(errand))
+        for errand in [Errand.AHEAD] * 20 + [Errand.DEMAND] * 10
+    ]
+    gate.set()
+    wait([first, *work], 10)
+    assert order[:10].count(Errand.DEMAND) >= 9
+    assert len(order) == 30
+
+
+def test_what_has_not_begun_can_be_cancelled_and_what_runs_can_not(pools):
+    pool, gate = pools(1, 1)
+    begun = threading.Event()
+    running = pool.submit(Turn(FLOOD), lambda: (begun.set(), gate.wait(30)))
+    done = []
+    waiting = pool.submit(Turn(FLOOD), lambda: done.append(1))
+    assert begun.wait(5)
+    assert waiting.cancel()
+    assert not running.cancel()
+    gate.set()
+    pool.submit(Turn(FLOOD), lambda: None).result(5)
+    assert done == []
+
+
+def test_shutdown_waits_for_everything_or_drops_what_has_not_begun():
+    pool, done = FairPool(2, 1, "test"), []
+    for _ in range(20):
+        pool.submit(Turn(FLOOD), lambda: done.append(1))
+    pool.shutdown()
+    assert len(done) == 20
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        pool.submit(Turn(FLOOD), lambda: None)
+    dropping, gate, begun = FairPool(1, 1, "test"), threading.Event(), threading.Event()
+    dropping.submit(Turn(FLOOD), lambda: (begun.set(), gate.wait(30)))
+    futures = [dropping.submit(Turn(VICTIM), lambda: None) for _ in range(5)]
+    assert begun.wait(5)
+    threading.Timer(0.05, gate.set).start()
+    dropping.shutdown(cancel_futures=True)
+    assert all(future.cancelled() for future in futures)
+
+
+def test_many_domains_from_many_threads_all_get_done():
+    pool, total = FairPool(4, 2, "test"), []
+
+    def submit(domain):
+        futures = [pool.submit(Turn(bytes([domain])), lambda: total.append(1)) for _ in range(200)]
+        wait(futures, 20)
+
+    threads = [threading.Thread(target=submit, args=(domain,)) for domain in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    pool.shutdown()
+    assert len(total) == 1_200

@@ -1,0 +1,308 @@
+"""Two domains on one store: what each may hold, and who gives way to whom."""
+
+import hashlib
+import random
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from holdfast.blocks.key import Chain
+from holdfast.blocks.world import World
+from holdfast.clock import ManualClock
+from holdfast.codec.pack import payload
+from holdfast.policy.admit import Always, PerDomain, WriteBudget
+from holdfast.policy.retention import Retention
+from holdfast.policy.shares import Quota
+from holdfast.store.store import Store
+from holdfast.testing.memory import MemoryTier
+
+KIB, MIB = 1 << 10, 1 << 20
+TOKENS = 16
+HOST_BYTES = 4 * MIB
+SIZE = 20 * KIB
+"""A record of a block with 16 KiB of payload."""
+
+
+class Two:
+    """A store with the domains `flood` and `victim`, and any tier below."""
+
+    def __init__(self, tier=None, quotas=None, host_bytes=HOST_BYTES):
+        self.clock = ManualClock()
+        self.tier = tier
+        keys = {name: name.encode().ljust(32, b"k") for name in ("flood", "victim")}
+        self.store = Store(host_bytes, [tier] if tier else [], keys, clock=self.clock)
+        if quotas is not None:
+            self.store.divide(quotas)
+        self.states = self.store.states
+        self.store.start()
+
+    def world(self, name, payload_bytes=16 * KIB):
+        return World(b"f" * 16, self.store.domain(name)[1], payload_bytes, TOKENS)
+
+    def save(self, name, seed, blocks, payload_bytes=16 * KIB, retention=Retention.SESSION):
+        """Save a chain; return its keys and how many blocks are new."""
+        world = self.world(name, payload_bytes)
+        chain = Chain(self.store.domain(name)[0], world.fingerprint, TOKENS)
+        chain.extend(np.random.default_rng(seed).integers(0, 1000, blocks * TOKENS))
+        reserved = self.store.reserve(world, chain.keys, chain.parent(0), 0)
+        arena = self.store.arena(world.domain).view
+        for key, place in zip(chain.keys, reserved.places, strict=True):
+            if place >= 0:
+                shake = hashlib.shake_128(key).digest(payload_bytes)
+                payload(arena[place:], payload_bytes)[:] = shake
+        return chain.keys, self.store.commit(reserved.ticket, retention)
+
+    def read(self, name, keys, payload_bytes=16 * KIB):
+        """Fetch, check every byte, release; return how many blocks landed."""
+        world = self.world(name, payload_bytes)
+        fetched = self.store.fetch(world, keys, 5.0)
+        arena = self.store.arena(world.domain).view
+        for key, place in zip(keys, fetched.places, strict=False):
+            shake = hashlib.shake_128(key).digest(payload_bytes)
+            assert bytes(payload(arena[place:], payload_bytes)) == shake
+        self.store.release(fetched.lease)
+        return len(fetched.places)
+
+    def used(self, name, tier=0):
+        return self.states.fill.used[tier][self.store.domain(name)[1]]
+
+    def settle(self):
+        deadline = time.monotonic() + 10
+        while self.states.unwritten():
+            assert time.monotonic() < deadline, "the writer did not settle"
+            self.store.ladder.wake()
+
+    def recount(self):
+        """Count by looking at every place what the fill counted by every change."""
+        with self.states.lock:
+            index, counts = self.states.index, [Counter() for _ in self.states.index.places]
+            for row in index.rows():
+                world = index.world(row)
+                for tier, column in enumerate(index.places):
+                    if column[row] >= 0:
+                        counts[tier][world.domain] += world.record_bytes
+            return counts, [+used for used in self.states.fill.used]
+
+
+@pytest.fixture
+def two():
+    made = []
+
+    def make(**options):
+        made.append(Two(**options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        counted, known = one.recount()
+        assert counted == known
+        one.store.close()
+
+
+def test_a_flood_leaves_a_share_to_those_who_come_later(two):
+    one = two(quotas={})
+    for seed in range(30):
+        one.save("flood", seed, 16)
+    assert one.used("flood") > 0.9 * HOST_BYTES
+    kept = [one.save("victim", seed, 8)[0] for seed in range(10)]
+    assert one.used("victim") == 80 * SIZE
+    for seed in range(100, 130):
+        one.save("flood", seed, 16)
+    assert one.used("victim") == 80 * SIZE
+    assert sum(one.read("victim", keys) for keys in kept) == 80
+
+
+def test_without_quotas_and_shares_memory_goes_to_what_was_used_last(two):
+    one = two()
+    one.save("victim", 1, 8)
+    for seed in range(40):
+        one.clock.advance(1.0)
+        one.save("flood", seed, 16)
+    assert one.used("victim") == 0
+
+
+def test_what_is_reserved_is_never_taken_and_lent_until_it_is_wanted(two):
+    one = two(quotas={"victim": {0: Quota(reserved_bytes=MIB)}, "flood": {0: Quota(share=100.0)}})
+    for seed in range(30):
+        one.save("flood", seed, 16)
+    assert one.used("flood") > 0.9 * HOST_BYTES
+    for seed in range(6):
+        one.save("victim", seed, 8)
+    held = one.used("victim")
+    assert held >= 48 * SIZE
+    for seed in range(100, 160):
+        one.save("flood", seed, 16)
+        assert one.used("victim") >= min(held, MIB - SIZE)
+
+
+def test_at_its_most_a_domain_replaces_its_own(two):
+    one = two(quotas={"flood": {0: Quota(most_bytes=MIB)}})
+    victim, _ = one.save("victim", 1, 16)
+    for seed in range(20):
+        _, new = one.save("flood", seed, 16)
+        assert new == 16
+        assert one.used("flood") <= MIB
+    assert one.read("victim", victim) == 16
+    assert one.used("flood") > MIB - 2 * SIZE
+
+
+def test_a_context_larger_than_the_quota_is_saved_and_read_as_far_as_it_fits(two):
+    one = two(tier=MemoryTier(64 * MIB), quotas={"flood": {0: Quota(most_bytes=MIB)}})
+    keys, new = one.save("flood", 1, 80)
+    assert new == MIB // SIZE
+    one.settle()
+    assert one.read("flood", keys) == MIB // SIZE
+
+
+def test_slots_on_their_way_count(two):
+    one = two(quotas={"flood": {0: Quota(most_bytes=MIB)}})
+    world = one.world("flood")
+    keys = [bytes([i]) * 16 for i in range(100)]
+    reserved = one.store.reserve(world, keys, b"f" * 16, 0)
+    assert sum(place >= 0 for place in reserved.places) == MIB // SIZE
+    assert one.store.reserve(world, [b"x" * 16], b"f" * 16, 0).places == [-1]
+    one.store.abort(reserved.ticket)
+    assert one.used("flood") == 0
+
+
+def test_memory_moves_between_domains_a_run_at_a_time_and_no_more(two):
+    """Blocks used in no order: whichever leave first, one run is emptied, not most of them."""
+    one = two(quotas={})
+    chains = [one.save("flood", seed, 1)[0] for seed in range(400)]
+    random.Random(4).shuffle(chains)
+    for keys in chains:
+        one.clock.advance(1.0)
+        one.read("flood", keys)
+    before = one.used("flood")
+    run = HOST_BYTES // 16
+    _, new = one.save("victim", 1, 1)
+    assert new == 1
+    assert before - one.used("flood") <= run
+    one.save("victim", 2, 8)
+    assert before - one.used("flood") <= run
+
+
+def test_a_size_that_is_new_gets_memory_without_most_of_the_rest_going(two):
+    one = two()
+    for seed in range(400):
+        one.save("flood", seed, 1)
+    before = one.used("flood")
+    _, new = one.save("flood", 1_000, 1, payload_bytes=100 * KIB)
+    assert new == 1
+    assert before - one.used("flood") <= HOST_BYTES // 16
+
+
+def test_what_is_leased_stays_whoever_asks(two):
+    one = two(quotas={})
+    keys, _ = one.save("flood", 1, 180)
+    fetched = one.store.fetch(one.world("flood"), keys, 5.0)
+    for seed in range(10):
+        one.save("victim", seed, 16)
+    assert one.read("flood", keys) == len(fetched.places) == 180
+    one.store.release(fetched.lease)
+
+
+def test_a_quota_below_gives_up_its_own_oldest(two):
+    tier = MemoryTier(64 * MIB)
+    one = two(tier=tier, quotas={"flood": {1: Quota(most_bytes=MIB)}})
+    victim, _ = one.save("victim", 1, 8)
+    chains = []
+    for seed in range(12):
+        chains.append(one.save("flood", seed, 8)[0])
+        one.settle()
+        assert one.used("flood", 1) <= MIB
+    assert one.used("flood", 1) == MIB // SIZE * SIZE
+    assert tier.usage().used_bytes == one.used("flood", 1) + one.used("victim", 1)
+    below = one.states.index.places[1]
+    find = one.states.index.find
+    held = [sum(below[find(key)] >= 0 for key in keys if find(key) >= 0) for keys in chains]
+    assert held[-6:] == [8] * 6
+    assert not any(held[:5])
+    assert one.read("victim", victim) == 8
+
+
+def test_a_domain_with_more_memory_than_disk_does_not_write_round_and_round(two):
+    tier = MemoryTier(64 * MIB)
+    one = two(tier=tier, quotas={"flood": {0: Quota(most_bytes=2 * MIB), 1: Quota(0, MIB)}})
+    for seed in range(40):
+        one.save("flood", seed, 8)
+        one.settle()
+        assert one.save("flood", 1_000 + seed, 1)[1] == 1
+        one.settle()
+    assert one.used("flood") > 2 * MIB - 2 * SIZE
+    assert tier._next <= 40 * 9 + 20
+
+
+def test_the_line_of_a_quota_does_not_grow_with_what_left_by_itself(two):
+    one = two(tier=MemoryTier(MIB), quotas={"flood": {1: Quota(most_bytes=2 * MIB)}})
+    for seed in range(60):
+        one.save("flood", seed, 8)
+        one.settle()
+    line = one.states.fill._lines[1][one.store.domain("flood")[1]]
+    assert line.held * SIZE == one.used("flood", 1)
+    assert len(line.entries) <= 2 * line.held + 65
+
+
+def test_a_write_budget_is_a_domain_s_own_and_durable_does_not_get_around_it(two):
+    one = two(tier=MemoryTier(64 * MIB))
+    budget = WriteBudget(Always(), 24 * 10 * SIZE)
+    rules = {one.store.domain("flood")[1]: budget}
+    one.states.budgets[0] = rules
+    one.states.choose(1, PerDomain(Always(), rules))
+    for seed in range(8):
+        one.save("flood", seed, 8, retention=list(Retention)[seed % 2 + 1])
+        one.save("victim", seed, 2)
+    one.settle()
+    assert 0 < one.used("flood", 1) <= 10 * SIZE
+    assert one.used("victim", 1) == 16 * SIZE
+
+
+def test_pins_take_nothing_that_others_reserved(two):
+    one = two(quotas={"victim": {0: Quota(reserved_bytes=3 * MIB)}})
+    keys, _ = one.save("flood", 1, 150)
+    assert one.store.pin(one.world("flood"), keys, 60.0) == MIB // 2 // SIZE
+
+
+def test_status_tells_fill_and_quotas(two):
+    one = two(quotas={"flood": {0: Quota(MIB, 2 * MIB, 3.0)}})
+    one.save("flood", 1, 4)
+    found = {entry["domain"]: entry for entry in one.store.status()["domains"]}
+    assert found["flood"] == {
+        "domain": "flood",
+        "share": 3.0,
+        "reserved_bytes": MIB,
+        "used_bytes": {"host": 4 * SIZE},
+        "quota_bytes": {"host": 2 * MIB},
+    }
+    assert found["victim"]["quota_bytes"] == {}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_counts_are_exact_and_quotas_hold(two, seed):
+    """Saves, reads, aborts, drops and erasures in any order; the fixture recounts."""
+    quotas = {
+        "flood": {0: Quota(most_bytes=2 * MIB), 1: Quota(most_bytes=3 * MIB)},
+        "victim": {0: Quota(reserved_bytes=MIB)},
+    }
+    one, dice = two(tier=MemoryTier(5 * MIB), quotas=quotas), random.Random(seed)
+    known = []
+    for step in range(80):
+        name = dice.choice(["flood", "flood", "victim"])
+        match dice.randrange(6):
+            case 0 | 1 | 2:
+                size = dice.choice([16 * KIB, 16 * KIB, 60 * KIB])
+                keys, _ = one.save(name, seed * 1_000 + step, dice.randrange(1, 12), size)
+                known.append((name, keys, size))
+            case 3 if known:
+                name, keys, size = dice.choice(known)
+                one.read(name, keys, size)
+            case 4:
+                reserved = one.store.reserve(one.world(name), [bytes([step]) * 16], b"f" * 16, 0)
+                one.store.abort(reserved.ticket)
+            case _:
+                one.settle()
+        assert one.used("flood") <= 2 * MIB
+        assert one.used("flood", 1) <= 3 * MIB
+    one.settle()
