@@ -1,11 +1,14 @@
 """The window: lanes for what fits, none of a spoiled one, every byte where it belongs."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from holdfast.errors import ProtocolError
 from holdfast.limits import MIB
 from holdfast.wire import nixl
 from holdfast.wire.nixl import Agent, Span, pack_spans, span_of, unpack_spans
+from holdfast.wire.stream import Deadline
 from holdfast.wire.window import Road, Window
 
 needs_nixl = pytest.mark.skipif(not nixl.installed(), reason="NIXL is not installed")
@@ -61,12 +64,26 @@ class TestWindow:
         peer = agent.meet(window.metadata)
         lane = window.lend(4096)
         lane.fill([b"y" * 4096])
-        agent.read(peer, lane.spans([4096]), [ours])
+        with ThreadPoolExecutor(1) as mover:
+            read = mover.submit(agent.read, peer, lane.spans([4096]), [ours])
+            window.attend(lambda _: read.done(), Deadline.within(20))
+            read.result()
         assert bytes(ours) == b"y" * 4096
         closed = memoryview(bytearray(4096))
         with pytest.raises(ProtocolError, match="refused"):
             agent.write(peer, [span_of(closed)], [ours])
         agent.part(peer)
+        window.give_back(lane)
+
+    def test_a_transfer_that_nobody_attends_to_is_called_back(self, window, monkeypatch):
+        monkeypatch.setattr(nixl, "MOVE_S_MAX", 0.2)
+        agent = Agent("target")
+        ours = memoryview(bytearray(MIB))
+        agent.register(ours)
+        peer = agent.meet(window.metadata)
+        lane = window.lend(MIB)
+        with pytest.raises(ProtocolError, match="nixl: "):
+            agent.read(peer, lane.spans([MIB]), [ours])
         window.give_back(lane)
 
     def test_metadata_of_no_agent_is_refused(self):
@@ -75,3 +92,12 @@ class TestWindow:
             agent.meet(b"nonsense")
         with pytest.raises(ProtocolError, match="at most 65536"):
             agent.meet(bytes(65_537))
+
+
+def test_it_is_wanted_where_there_is_rdma_or_somebody_asks_for_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(nixl, "installed", lambda: True)
+    monkeypatch.setattr(nixl, "RDMA", tmp_path / "none")
+    assert [nixl.wanted(way) for way in ("auto", "nixl", "tcp")] == [False, True, False]
+    (tmp_path / "mlx5_0").mkdir()
+    monkeypatch.setattr(nixl, "RDMA", tmp_path)
+    assert [nixl.wanted(way) for way in ("auto", "nixl", "tcp")] == [True, True, False]

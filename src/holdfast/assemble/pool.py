@@ -18,6 +18,7 @@ from holdfast.tiers.pool.membership import MembershipOptions, MembershipSource
 from holdfast.tiers.pool.tier import PoolOptions as TierOptions
 from holdfast.tiers.pool.tier import PoolTier
 from holdfast.wire.credentials import Credentials, TlsFiles
+from holdfast.wire.nixl import wanted
 from holdfast.wire.target import Target
 from holdfast.wire.window import Road
 
@@ -29,7 +30,7 @@ def open_pool(config: Config, options: PoolOptions, at: str, name: str) -> PoolT
         TlsFiles(tls.cert, tls.key, tls.ca) if tls else None, config.tokens.file
     )
 
-    road = Road() if config.transport == "auto" else None
+    road = Road() if wanted(config.transport) else None
 
     def reach(member: Member) -> Target:
         return Target(member.address, credentials, road=road)

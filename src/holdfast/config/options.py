@@ -219,8 +219,8 @@ class EngineOptions(_Section, frozen=True):
 class Config(_Section, frozen=True):
     """Everything a node, and an engine beside it, is told.
 
-    `transport`: what records travel over between nodes, NIXL where both ends have it (`auto`), or
-    always TCP (`tcp`). `write`: copy new blocks to the next tier soon after (`behind`) or only
+    `transport`: what records travel over between nodes: NIXL where both ends have it and RDMA
+    (`auto`), wherever both ends have it (`nixl`), or TCP (`tcp`). `write`: copy new blocks to the next tier soon after (`behind`) or only
     when they must leave memory (`on_eviction`). `policy`: what leaves memory first. `plan`: fetch
     what brings the first token soonest (`best`), or whatever is held and can be there within the
     engine's deadline (`held`). `lease_s`: an engine that has not copied by then has lost its claim.
@@ -242,7 +242,7 @@ class Config(_Section, frozen=True):
     tls: TlsOptions | None = None
     tokens: TokenOptions = TokenOptions()
     register: RegisterOptions | None = None
-    transport: Literal["auto", "tcp"] = "auto"
+    transport: Literal["auto", "nixl", "tcp"] = "auto"
 
     @property
     def addresses(self) -> list[str]:

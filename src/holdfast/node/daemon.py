@@ -59,7 +59,7 @@ def serve(
         undo.callback(store.close)
         service = Service(store)
         undo.callback(service.close)
-        if doors and config.transport == "auto" and nixl.installed():
+        if doors and nixl.wanted(config.transport):
             threading.Thread(target=service.offer_nixl, name="holdfast-nixl", daemon=True).start()
         for door in doors:
             target = TargetServer(door, service, entry)

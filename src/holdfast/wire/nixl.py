@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,12 +25,15 @@ from holdfast.errors import ProtocolError
 METADATA_BYTES_MAX = 64 << 10
 """What an agent may tell of itself."""
 
-MOVE_S_MAX = 60.0
-"""A transfer that is not over by then is given up for lost, and its memory with it."""
+MOVE_S_MAX = 10.0
+"""A transfer that is not over by then is called back; if it can not be, its memory is lost."""
 
 _POLL_MIN_S = 20e-6
 _POLL_MAX_S = 500e-6
 _SPAN = struct.Struct("<QQ")
+
+RDMA = Path("/sys/class/infiniband")
+"""Where Linux lists the devices that can do RDMA."""
 
 
 class Span(NamedTuple):
@@ -46,6 +50,15 @@ class MoveLostError(ProtocolError):
 def installed() -> bool:
     """Return whether NIXL can be imported here."""
     return importlib.util.find_spec("nixl") is not None
+
+
+def wanted(transport: str) -> bool:
+    """Return whether records should go over NIXL here, for a `transport` of the configuration.
+
+    `auto` is for hardware that gains by it: without RDMA, UCX is slower than plain sockets.
+    """
+    rdma = RDMA.is_dir() and any(RDMA.iterdir())
+    return installed() and (transport == "nixl" or (transport == "auto" and rdma))
 
 
 def span_of(part: memoryview) -> Span:
@@ -75,7 +88,7 @@ class Agent:
         api: Any = importlib.import_module("nixl._api")
         logging.getLogger("nixl").setLevel(logging.WARNING)
         options = api.nixl_agent_config(
-            enable_prog_thread=True,
+            enable_prog_thread=False,  # it would keep a core busy for as long as the agent lives
             backends=["UCX"],
             sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
         )
@@ -116,6 +129,13 @@ class Agent:
                 del self._met[peer]
                 self._agent.remove_remote_agent(peer)
 
+    def progress(self) -> None:
+        """Let transfers that others have under way with us go on; where hardware does it, nothing.
+
+        Only while somebody calls this, or moves bytes, does an agent without RDMA do its part.
+        """
+        self._agent.get_new_notifs()
+
     def read(self, peer: str, theirs: Sequence[Span], ours: Sequence[memoryview]) -> None:
         """Copy a peer's memory into ours, which must be registered; return when it is there."""
         self._move("READ", peer, theirs, ours)
@@ -147,7 +167,15 @@ class Agent:
         end_s, pause_s = time.monotonic() + MOVE_S_MAX, _POLL_MIN_S
         while (state := self._agent.check_xfer_state(handle)) == "PROC":
             if time.monotonic() > end_s:
-                raise MoveLostError(f"nixl: no end in {MOVE_S_MAX:.0f} s; the memory is lost")
+                self._call_back(handle)
+                raise ProtocolError(f"nixl: called back after {MOVE_S_MAX:.0f} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_MAX_S)
         return str(state)
+
+    def _call_back(self, handle: object) -> None:
+        """End a transfer whose other side does nothing; raise MoveLostError if that can not be."""
+        try:
+            self._agent.release_xfer_handle(handle)
+        except Exception as error:  # NIXL's own have no common root
+            raise MoveLostError(f"nixl: it can not be called back: {error}") from error

@@ -9,6 +9,7 @@ the stream is of no more use.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import ssl
 import struct
@@ -114,6 +115,10 @@ class Stream(Protocol):
         """Fill all parts, in order."""
         ...
 
+    def arrives(self, wait_s: float) -> bool:
+        """Return whether there is something to receive, after waiting for it that long."""
+        ...
+
     def cut(self) -> None:
         """End the connection at once and wake whoever waits for it."""
         ...
@@ -151,6 +156,10 @@ class PlainStream:
                 self._limit(socket.SO_RCVTIMEO, pace.seconds(moved))
                 moved = self._receive(left)
                 left = _behind(left, moved)
+
+    def arrives(self, wait_s: float) -> bool:
+        """Ask the kernel."""
+        return _readable(self._socket, wait_s)
 
     def cut(self) -> None:
         """Shut both directions down."""
@@ -215,6 +224,10 @@ class SealedStream:
                     at += nbytes
                     moved += nbytes
 
+    def arrives(self, wait_s: float) -> bool:
+        """Look into the library's own buffer, then ask the kernel."""
+        return self._socket.pending() > 0 or _readable(self._socket, wait_s)
+
     def cut(self) -> None:
         """Shut both directions down."""
         with contextlib.suppress(OSError):
@@ -229,6 +242,15 @@ class SealedStream:
         if abs(wait_s - self._limit_s) > _SHORTEST_WAIT_S:
             self._limit_s = max(wait_s, _SHORTEST_WAIT_S)
             self._socket.settimeout(self._limit_s)
+
+
+def _readable(connected: socket.socket, wait_s: float) -> bool:
+    poll = select.poll()
+    poll.register(connected, select.POLLIN | select.POLLHUP | select.POLLERR)
+    if poll.poll(0):
+        return True
+    time.sleep(wait_s)  # polls wait whole milliseconds
+    return bool(poll.poll(0))
 
 
 def tune(connected: socket.socket, endpoint: HostPort) -> None:

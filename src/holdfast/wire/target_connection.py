@@ -108,6 +108,7 @@ class Connection:
         try:
             self._last_id += 1
             self._stream.send([encode(self._last_id, request, 0)], deadline)
+            window.attend(self._stream.arrives, deadline)
             answer = self._answer(self._last_id, (), deadline)
         except BaseException:
             window.spoil()  # the target may be at it yet

@@ -10,16 +10,19 @@ from __future__ import annotations
 import logging
 import mmap
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from holdfast.limits import MIB
 from holdfast.wire.nixl import Agent, Span, installed, span_of
+from holdfast.wire.stream import Deadline
 
 LANES = 8
 LANE_BYTES = 32 * MIB
 """Memory is taken only as lanes are used. What does not fit in one goes over TCP."""
+
+_ATTEND_S = 50e-6
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +83,14 @@ class Window:
         """Take a lane back whose call was answered."""
         with self._lock:
             self._free.append(lane)
+
+    def attend(self, arrives: Callable[[float], bool], deadline: Deadline) -> None:
+        """Do our part of what targets move through the lanes, until their answer arrives.
+
+        Raises TimeoutError at the deadline.
+        """
+        while not arrives(min(_ATTEND_S, deadline.seconds())):
+            self._agent.progress()
 
     def spoil(self) -> None:
         """Give up the lane of a call that was not answered, and all others with it."""
