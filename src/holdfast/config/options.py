@@ -220,12 +220,13 @@ class Config(_Section, frozen=True):
     """Everything a node, and an engine beside it, is told.
 
     `transport`: what records travel over between nodes: NIXL where both ends have it and RDMA
-    (`auto`), wherever both ends have it (`nixl`), or TCP (`tcp`). `write`: copy new blocks to the next tier soon after (`behind`) or only
-    when they must leave memory (`on_eviction`). `policy`: what leaves memory first. `plan`: fetch
-    what brings the first token soonest (`best`), or whatever is held and can be there within the
-    engine's deadline (`held`). `lease_s`: an engine that has not copied by then has lost its claim.
-    `keyring`: the file with the domains' data keys, shared by the nodes of a pool; empty for one
-    beside the first disk tier. `audit`: the log of what was done to keys; beside it if empty.
+    (`auto`), wherever both ends have it (`nixl`), or TCP (`tcp`). `write`: copy new blocks to the
+    next tier soon after (`behind`) or only when they must leave memory (`on_eviction`). `policy`:
+    what leaves memory first. `plan`: fetch what brings the first token soonest (`best`), or
+    whatever is held and can be there within the engine's deadline (`held`). `lease_s`: an engine
+    that has not copied by then has lost its claim. `keyring`: the file with the domains' data keys,
+    shared by the nodes of a pool; empty for one beside the first disk tier. `audit`: the log of
+    what was done to keys; beside it if empty.
     """
 
     listen: str | list[str]
