@@ -85,6 +85,8 @@ def test_what_returns_is_up_in_time_and_not_before(laddered) -> None:
     one.clock.advance(59.6)
     hints.bring_up(one.store)
     until_up(one, chain)
+    one.store.background.submit(lambda: None).result()
+    assert one.expected[-1] == (8, 60.0), "bringing it up was no use of it"
     assert one.read(chain) == 8
 
 

@@ -21,7 +21,7 @@ def test_the_session_used_longest_ago_goes_first(monkeypatch) -> None:
 
 def test_due_chains_come_in_the_order_of_their_times() -> None:
     known = Wishes()
-    chains = [wishes.Chain(WORLD, bytes([i]) * 16) for i in range(3)]
+    chains = [wishes.Staging(wishes.Chain(WORLD, bytes([i]) * 16), 9.0) for i in range(3)]
     for at_s, chain in zip((3.0, 1.0, 2.0), chains, strict=True):
         assert known.wait(at_s, chain)
     assert known.due(2.5) == [chains[1], chains[2]]

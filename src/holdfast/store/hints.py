@@ -17,7 +17,7 @@ from holdfast.store.adopt import lease
 from holdfast.store.core import Core
 from holdfast.store.fair_pool import Errand
 from holdfast.store.fetch import lend
-from holdfast.store.wishes import Chain
+from holdfast.store.wishes import Chain, Staging
 
 NAME_CHARS_MAX = 256
 PIN_S_MAX = 3_600.0
@@ -87,8 +87,8 @@ def bring_up(store: Core) -> None:
     """Start to bring up what is due; called by the store's housekeeping."""
     with store.states.lock:
         due = store.wishes.due(store.clock.now())
-    for chain in due:
-        store.background.submit(_climb, store, chain)
+    for staging in due:
+        store.background.submit(_climb, store, staging)
 
 
 def check_name(session: str) -> None:
@@ -132,10 +132,16 @@ def _stage(store: Core, chain: Chain, in_s: float) -> int:
             limit_s=AHEAD_S_MAX,
         )
         fetch_s = store.planner.plan(question).fetch_s
-        store.wishes.wait(store.clock.now() + begin_in_s(in_s, fetch_s), chain)
+        now_s = store.clock.now()
+        store.wishes.wait(now_s + begin_in_s(in_s, fetch_s), Staging(chain, now_s + in_s))
     return len(tiers)
 
 
-def _climb(store: Core, chain: Chain) -> None:
-    lent = lend(store, chain.world, chain.split(), _CLIMB_S, Errand.AHEAD)
-    store.release(lent.lease)
+def _climb(store: Core, staging: Staging) -> None:
+    """Bring a chain up; that was no use of it, so what is expected of it still is."""
+    world, keys = staging.chain.world, staging.chain.split()
+    store.release(lend(store, world, keys, _CLIMB_S, Errand.AHEAD).lease)
+    states = store.states
+    with states.lock:
+        if staging.needed_s > store.clock.now():
+            states.eviction.expect(states.index.cover(world, keys).rows, staging.needed_s)

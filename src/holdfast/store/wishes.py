@@ -33,13 +33,20 @@ class Chain(NamedTuple):
         return [self.keys[i : i + KEY_BYTES] for i in range(0, len(self.keys), KEY_BYTES)]
 
 
+class Staging(NamedTuple):
+    """A chain to be brought up, and when it is needed, in seconds of the store's clock."""
+
+    chain: Chain
+    needed_s: float
+
+
 class Wishes:
     """Sessions by domain and name, and a queue of contexts by when to bring them up."""
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[tuple[bytes, str], Chain] = OrderedDict()
         self._keys_bytes = 0
-        self._waiting: list[tuple[float, int, Chain]] = []
+        self._waiting: list[tuple[float, int, Staging]] = []
         self._numbers = 0
         self._pins: list[tuple[float, int]] = []
 
@@ -67,15 +74,15 @@ class Wishes:
         if known is not None:
             self._keys_bytes -= len(known.keys)
 
-    def wait(self, at_s: float, chain: Chain) -> bool:
+    def wait(self, at_s: float, staging: Staging) -> bool:
         """Have a chain brought up at `at_s` of the store's clock; False if too many wait."""
         if len(self._waiting) >= WAITING_MAX:
             return False
         self._numbers += 1
-        heapq.heappush(self._waiting, (at_s, self._numbers, chain))
+        heapq.heappush(self._waiting, (at_s, self._numbers, staging))
         return True
 
-    def due(self, now_s: float) -> list[Chain]:
+    def due(self, now_s: float) -> list[Staging]:
         """Take the chains whose time has come."""
         ready = []
         while self._waiting and self._waiting[0][0] <= now_s:
