@@ -18,23 +18,20 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 
-from holdfast.policy.lines import Lines
-from holdfast.policy.tree import Tree
+from holdfast.policy.queues import Queues
 
 _LOW, _HIGH, _ASIDE, _READY = range(4)
 _HIGH_SHARE = 100
 """Rows for blocks outside the low set: the store divided by this."""
 
 
-class Lirs:
+class Lirs(Queues):
     """A low set in order of use, a queue of the others, and names that left it; 34 bytes a row."""
 
     def __init__(self) -> None:
-        self._tree = Tree()
-        self._lines = Lines(4)
+        super().__init__(4)
         self._used = array("q")
         self._tick = 0
-        self._names: list[Hashable] = []
         self._ghosts: OrderedDict[Hashable, int] = OrderedDict()
         self._was_full = False
 
@@ -67,47 +64,19 @@ class Lirs:
             used[row] = tick
         self._tick = tick
 
-    def expect(self, rows: Sequence[int], at_s: float) -> None:
-        """Nothing: this order knows the past only."""
-
-    def remove(self, row: int) -> None:
-        """Take a row out; its parent may have waited for that."""
-        if not self._tree.is_here(row):
-            return
-        parent = self._tree.take(row)
-        self._lines.leave(row)
-        self._names[row] = None
-        if parent >= 0 and not self._tree.children[parent] and self._lines.line(parent) == _ASIDE:
-            self._lines.append(_READY, parent)
-
-    def forget(self, row: int) -> None:
-        """Cut a row off from its children."""
-        self._tree.forget(row)
-
     def victims(self, now_s: float) -> Iterator[int]:
         """Yield leaves outside the low set, which shrinks when there are none."""
         del now_s
-        lines, tree, used, full = self._lines, self._tree, self._used, self._tree.rows
+        lines, full = self._lines, self._tree.rows
         self._was_full = True
         while lines.lengths[_LOW] > full - full // _HIGH_SHARE:
             lines.append(_HIGH, lines.first(_LOW))
-        offered: list[tuple[int, int, Hashable]] = []
-        try:
-            while (row := self._next()) >= 0:
-                line, name = lines.line(row), self._names[row]
-                if tree.children[row]:
-                    lines.append(_ASIDE, row)
-                    continue
-                lines.leave(row)
-                offered.append((row, line, name))
-                yield row
-        finally:
-            for row, line, _ in reversed(offered):
-                if tree.here[row]:
-                    lines.prepend(line, row)
-            for row, _, name in offered:
-                if not tree.here[row]:
-                    self._remember(name, used[row], full)
+
+        def left(row: int, line: int, name: Hashable) -> None:
+            del line
+            self._remember(name, self._used[row], full)
+
+        return self._offer(self._next, left)
 
     def _next(self) -> int:
         """Return the row whose turn it is, out of the low set if need be; -1 for none."""

@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 
-from holdfast.policy.lines import Lines
-from holdfast.policy.tree import Tree
+from holdfast.policy.queues import Queues
 
 _SMALL, _MAIN, _ASIDE, _READY = range(4)
 _SMALL_SHARE = 10
@@ -27,14 +26,12 @@ _USES_TO_STAY = 2
 """Uses in the small queue, after the first, that lead into the main queue."""
 
 
-class S3Fifo:
+class S3Fifo(Queues):
     """Two queues of rows and one of names that left the small one; 19 bytes a row beside names."""
 
     def __init__(self) -> None:
-        self._tree = Tree()
-        self._lines = Lines(4)
+        super().__init__(4)
         self._uses = bytearray()
-        self._names: list[Hashable] = []
         self._ghosts: OrderedDict[Hashable, None] = OrderedDict()
 
     def insert(self, row: int, parent: int, name: Hashable, now_s: float) -> None:
@@ -65,44 +62,17 @@ class S3Fifo:
             if where[row] > _ASIDE:
                 self._lines.append(_MAIN, row)
 
-    def expect(self, rows: Sequence[int], at_s: float) -> None:
-        """Nothing: queues know no time."""
-
-    def remove(self, row: int) -> None:
-        """Take a row out; its parent may have waited for that."""
-        if not self._tree.is_here(row):
-            return
-        parent = self._tree.take(row)
-        self._lines.leave(row)
-        self._names[row] = None
-        if parent >= 0 and not self._tree.children[parent] and self._lines.line(parent) == _ASIDE:
-            self._lines.append(_READY, parent)
-
-    def forget(self, row: int) -> None:
-        """Cut a row off from its children."""
-        self._tree.forget(row)
-
     def victims(self, now_s: float) -> Iterator[int]:
         """Yield leaves in the order that the queues give them up."""
         del now_s
-        lines, tree, full = self._lines, self._tree, self._tree.rows
-        offered: list[tuple[int, int, Hashable]] = []
-        try:
-            while (row := self._next(full)) >= 0:
-                line, name = lines.line(row), self._names[row]
-                if tree.children[row]:
-                    lines.append(_ASIDE, row)
-                    continue
-                lines.leave(row)
-                offered.append((row, line, name))
-                yield row
-        finally:
-            for row, line, _ in reversed(offered):
-                if tree.here[row]:
-                    lines.prepend(line, row)
-            for row, line, name in offered:
-                if line == _SMALL and not tree.here[row]:
-                    self._remember(name, full)
+        full = self._tree.rows
+
+        def left(row: int, line: int, name: Hashable) -> None:
+            del row
+            if line == _SMALL:
+                self._remember(name, full)
+
+        return self._offer(lambda: self._next(full), left)
 
     def _next(self, full: int) -> int:
         """Return the row whose turn it is, having let pass those that were used; -1 for none."""
