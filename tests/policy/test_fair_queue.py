@@ -20,6 +20,8 @@ def test_who_may_not_go_waits_without_holding_others_up() -> None:
     assert queue.take(lambda flow: flow != "full") == ("other", "second")
     assert queue.take(lambda flow: flow != "full") is None
     assert len(queue) == 1
+    assert queue.earliest() == 0.0
+    assert queue.earliest(lambda flow: flow != "full") == float("inf")
     assert queue.take() == ("full", "first")
 
 

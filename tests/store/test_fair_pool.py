@@ -14,8 +14,8 @@ FLOOD, VICTIM = b"flood", b"victim"
 def pools():
     made, gate = [], threading.Event()
 
-    def make(threads, domain_most):
-        made.append(FairPool(threads, domain_most, "test"))
+    def make(threads, spare):
+        made.append(FairPool(threads, spare, "test"))
         return made[-1], gate
 
     yield make
@@ -25,7 +25,7 @@ def pools():
 
 
 def test_work_is_done_and_its_result_or_error_handed_back(pools):
-    pool, _ = pools(2, 2)
+    pool, _ = pools(2, 0)
     futures = [pool.submit(Turn(FLOOD), lambda i=i: i * i) for i in range(20)]
     assert [future.result(5) for future in futures] == [i * i for i in range(20)]
     with pytest.raises(ZeroDivisionError):
@@ -33,14 +33,14 @@ def test_work_is_done_and_its_result_or_error_handed_back(pools):
 
 
 def test_one_domain_never_takes_the_last_threads(pools):
-    pool, gate = pools(3, 2)
+    pool, gate = pools(2, 1)
     for _ in range(50):
         pool.submit(Turn(FLOOD), lambda: gate.wait(30))
     assert pool.submit(Turn(VICTIM), lambda: "at once").result(5) == "at once"
 
 
 def test_who_comes_behind_a_flood_is_next(pools):
-    pool, gate = pools(1, 1)
+    pool, gate = pools(1, 0)
     order = []
     first = pool.submit(Turn(FLOOD), lambda: gate.wait(30))
     flood = [pool.submit(Turn(FLOOD), lambda: order.append("flood")) for _ in range(50)]
@@ -51,7 +51,7 @@ def test_who_comes_behind_a_flood_is_next(pools):
 
 
 def test_what_is_read_ahead_waits_for_what_somebody_waits_for(pools):
-    pool, gate = pools(1, 1)
+    pool, gate = pools(1, 0)
     order = []
     first = pool.submit(Turn(VICTIM, errand=Errand.AHEAD), lambda: gate.wait(30))
     work = [
@@ -65,7 +65,7 @@ def test_what_is_read_ahead_waits_for_what_somebody_waits_for(pools):
 
 
 def test_what_has_not_begun_can_be_cancelled_and_what_runs_can_not(pools):
-    pool, gate = pools(1, 1)
+    pool, gate = pools(1, 0)
     begun = threading.Event()
     running = pool.submit(Turn(FLOOD), lambda: (begun.set(), gate.wait(30)))
     done = []
@@ -86,7 +86,7 @@ def test_shutdown_waits_for_everything_or_drops_what_has_not_begun():
     assert len(done) == 20
     with pytest.raises(RuntimeError, match="after shutdown"):
         pool.submit(Turn(FLOOD), lambda: None)
-    dropping, gate, begun = FairPool(1, 1, "test"), threading.Event(), threading.Event()
+    dropping, gate, begun = FairPool(1, 0, "test"), threading.Event(), threading.Event()
     dropping.submit(Turn(FLOOD), lambda: (begun.set(), gate.wait(30)))
     futures = [dropping.submit(Turn(VICTIM), lambda: None) for _ in range(5)]
     assert begun.wait(5)
@@ -96,7 +96,7 @@ def test_shutdown_waits_for_everything_or_drops_what_has_not_begun():
 
 
 def test_many_domains_from_many_threads_all_get_done():
-    pool, total = FairPool(4, 2, "test"), []
+    pool, total = FairPool(3, 1, "test"), []
 
     def submit(domain):
         futures = [pool.submit(Turn(bytes([domain])), lambda: total.append(1)) for _ in range(200)]

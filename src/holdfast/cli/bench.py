@@ -6,6 +6,7 @@ import argparse
 from importlib import import_module
 
 SUBJECTS = {
+    "quota": "a domain's fetches from a disk, with and without a flood by another domain",
     "policies": "what eviction policies hit on public traces, beside the oracle's bound",
     "tiers": "host and disk tier, names, index and recovery, each beside its plain limit",
     "seal": "what sealing costs: a core beside plain AES-256-GCM, a disk beside one not sealed",

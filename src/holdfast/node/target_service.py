@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from holdfast.blocks.world import World
@@ -20,14 +21,14 @@ from holdfast.limits import (
     PACE_BYTES,
     PACE_S,
 )
-from holdfast.store.fair_pool import Errand
+from holdfast.store.fair_pool import Errand, FairPool, Turn
 from holdfast.store.store import Store
 from holdfast.wire.nixl import Agent
 from holdfast.wire.stream import Progress
 
 STAGE_THREADS = 2
 STAGED_MAX = 256
-"""Most stage requests that wait; more are dropped, as hints may be."""
+"""Most stage requests of a domain that wait; more are dropped, as hints may be."""
 
 LEASED_SHARE = 0.25
 """How much of the memory peers may lease in all: the rest must be there for those who put."""
@@ -82,12 +83,12 @@ class Service:
         """Moves records where a peer asks for it; set while serving."""
         self._lock = threading.Lock()
         self._receiving_most = int(_RECEIVING_SHARE * store.host_bytes)
-        self._receiving_bytes = 0
+        self._receiving: Counter[bytes] = Counter()
         self._leased_most = int(LEASED_SHARE * store.host_bytes)
         self._leases: list[tuple[float, int]] = []
         self._discard = memoryview(bytearray(_DISCARD_BYTES))
-        self._stagers = ThreadPoolExecutor(STAGE_THREADS, "holdfast-stage")
-        self._staged = threading.BoundedSemaphore(STAGED_MAX)
+        self._stagers = FairPool(STAGE_THREADS, 1, "holdfast-stage")
+        self._staged: Counter[bytes] = Counter()
 
     def offer_nixl(self) -> None:
         """Make an agent that reaches every arena; where that fails, records go over TCP."""
@@ -106,20 +107,27 @@ class Service:
         return Progress(self.limits.pace_bytes, self.limits.pace_s)
 
     @contextmanager
-    def receiving(self, nbytes: int) -> Iterator[bool]:
+    def receiving(self, nbytes: int, domain: bytes) -> Iterator[bool]:
         """Say whether so many bytes may be received into slots now; they count until the end.
 
-        One message always may: how much of it finds room is the store's to say.
+        One message of each domain always may: how much of it finds room is the store's to say.
+        Where several domains send, none has more than half of what may be under way.
         """
         with self._lock:
-            sum_bytes = self._receiving_bytes + nbytes
-            granted = not self._receiving_bytes or sum_bytes <= self._receiving_most
-            self._receiving_bytes += nbytes if granted else 0
+            under_way = self._receiving
+            own, sum_bytes = under_way[domain] + nbytes, under_way.total() + nbytes
+            most = self._receiving_most
+            granted = own == nbytes or (sum_bytes <= most and (own == sum_bytes or 2 * own <= most))
+            if granted:
+                under_way[domain] = own
         try:
             yield granted
         finally:
-            with self._lock:
-                self._receiving_bytes -= nbytes if granted else 0
+            if granted:
+                with self._lock:
+                    under_way[domain] -= nbytes
+                    if not under_way[domain]:
+                        del under_way[domain]
 
     def leasable_bytes(self) -> int:
         """Return how many more bytes peers may have kept in memory; what is read is not counted."""
@@ -141,10 +149,13 @@ class Service:
 
     def stage(self, world: World, keys: Sequence[bytes]) -> int:
         """Bring the leading run to memory, soon; return its length, 0 where too much waits."""
-        blocks = self.store.cover(world, keys).blocks
-        if not blocks or not self._staged.acquire(blocking=False):
-            return 0
-        self._stagers.submit(self._climb, world, keys[:blocks])
+        blocks, domain = self.store.cover(world, keys).blocks, world.domain
+        with self._lock:
+            if not blocks or self._staged[domain] >= STAGED_MAX:
+                return 0
+            self._staged[domain] += 1
+        turn = Turn(domain, blocks * world.record_bytes, self.store.share(domain), Errand.AHEAD)
+        self._stagers.submit(turn, partial(self._climb, world, keys[:blocks]))
         return blocks
 
     def status(self) -> dict[str, int]:
@@ -153,10 +164,13 @@ class Service:
 
     def close(self) -> None:
         """Wait for what is being staged."""
-        self._stagers.shutdown(wait=True, cancel_futures=True)
+        self._stagers.shutdown(cancel_futures=True)
 
     def _climb(self, world: World, keys: Sequence[bytes]) -> None:
         try:
             self.store.release(self.store.lend(world, keys, _STAGE_S, Errand.AHEAD).lease)
         finally:
-            self._staged.release()
+            with self._lock:
+                self._staged[world.domain] -= 1
+                if not self._staged[world.domain]:
+                    del self._staged[world.domain]

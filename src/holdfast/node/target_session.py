@@ -268,7 +268,7 @@ class TargetSession:
     ) -> Iterator[tuple[list[Berth], Refused | None]]:
         """Lend slots for what is to come: none where it is refused, or too much is under way."""
         berths, refusal = list[Berth](), None
-        with self._service.receiving(nbytes) as granted:
+        with self._service.receiving(nbytes, headers[0].domain) as granted:
             try:
                 self._check_may(request)
                 berths = self._store.berth(headers) if granted else []

@@ -30,9 +30,9 @@ class Threads:
     """
 
     def __init__(self) -> None:
-        self.fetching = FairPool(FETCH_THREADS + SPARE_THREADS, FETCH_THREADS, "holdfast-fetch")
-        self.saving = FairPool(SAVE_THREADS + SPARE_THREADS, SAVE_THREADS, "holdfast-save")
-        self.asking = FairPool(FETCH_THREADS + SPARE_THREADS, FETCH_THREADS, "holdfast-ask")
+        self.fetching = FairPool(FETCH_THREADS, SPARE_THREADS, "holdfast-fetch")
+        self.saving = FairPool(SAVE_THREADS, SPARE_THREADS, "holdfast-save")
+        self.asking = FairPool(FETCH_THREADS, SPARE_THREADS, "holdfast-ask")
         self.looking = ThreadPoolExecutor(1, "holdfast-look")
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ goes first. A flow that floods only waits behind itself. Pure state: no clock, n
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
@@ -40,11 +41,7 @@ class FairQueue(Generic[T]):
 
     def take(self, may: Callable[[Hashable], bool] = _anybody) -> tuple[Hashable, T] | None:
         """Return the flow whose turn it is, and its work; None where none waits that `may` go."""
-        flow = min(
-            filter(may, self._waiting),
-            key=lambda waiting: self._waiting[waiting][0][:2],
-            default=None,
-        )
+        flow = min(filter(may, self._waiting), key=self._start, default=None)
         if flow is None:
             return None
         line = self._waiting[flow]
@@ -54,3 +51,10 @@ class FairQueue(Generic[T]):
         if not self._waiting:  # nobody waits, so nobody has to make up for anything
             self._finish.clear()
         return flow, item
+
+    def earliest(self, may: Callable[[Hashable], bool] = _anybody) -> float:
+        """Return when, in virtual time, the next work of those that `may` begins; inf if none."""
+        return min((self._start(flow)[0] for flow in filter(may, self._waiting)), default=math.inf)
+
+    def _start(self, flow: Hashable) -> tuple[float, int]:
+        return self._waiting[flow][0][:2]

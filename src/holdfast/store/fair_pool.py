@@ -1,7 +1,7 @@
 """Threads that work for several domains: by turns, in proportion to their shares.
 
-Each domain waits behind itself only, and none takes the last threads: whoever comes while another
-floods finds a thread that is free, or nearly so.
+Each domain waits behind itself only. Some threads are spare: they are for a domain that comes
+while others have all the rest, until it has its turns among them.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class _Task(NamedTuple):
 
 
 class FairPool:
-    """At most `threads` threads, of which one domain has at most `domain_most` at a time.
+    """`threads` threads by turns, and `spare` ones for whoever is first in turn and has none.
 
     Futures are those of `concurrent.futures`: what has not begun can be cancelled.
     """
 
-    def __init__(self, threads: int, domain_most: int, name: str) -> None:
-        self._threads_max = threads
-        self._domain_most = domain_most
+    def __init__(self, threads: int, spare: int, name: str) -> None:
+        self._usual = threads
+        self._threads_max = threads + spare
         self._name = name
         self._threads: list[threading.Thread] = []
         self._queue: FairQueue[_Task] = FairQueue()
@@ -112,7 +112,7 @@ class FairPool:
     def _next(self) -> _Task | None:
         """Wait for work whose turn it is; None at the end."""
         with self._changed:
-            while (turn := self._queue.take(self._may_go)) is None:
+            while (turn := self._take()) is None:
                 if self._closed and not len(self._queue):
                     self._changed.notify_all()
                     return None
@@ -122,6 +122,15 @@ class FairPool:
             self._running[turn[1].turn.domain] += 1
             return turn[1]
 
-    def _may_go(self, flow: Hashable) -> bool:
+    def _take(self) -> tuple[Hashable, _Task] | None:
+        """Take what may go now: beyond the usual threads, only who has none and is first."""
+        queue = self._queue
+        if self._running.total() < self._usual:
+            return queue.take()
+        if not len(queue) or queue.earliest(self._has_none) > queue.earliest():
+            return None
+        return queue.take(self._has_none)
+
+    def _has_none(self, flow: Hashable) -> bool:
         domain: bytes = flow[0]  # type: ignore[index]
-        return self._running[domain] < self._domain_most
+        return not self._running[domain]

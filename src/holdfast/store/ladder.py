@@ -28,7 +28,7 @@ WAVE_BLOCKS = 8
 """Blocks that climb together: enough to fill the device's queue, few enough to overlap."""
 
 WAVES_AT_ONCE = 2
-"""Per tier and domain: one is read while the other is verified. One more may be another's."""
+"""Per tier: one is read while the other is verified. A domain that has none may begin a third."""
 
 
 class Climb(NamedTuple):
@@ -66,8 +66,7 @@ class Ladder:
         self._states = states
         self._judgement = judgement
         self._climbers = [
-            FairPool(WAVES_AT_ONCE + 1, WAVES_AT_ONCE, f"holdfast-from-{tier.name}")
-            for tier in states.lower
+            FairPool(WAVES_AT_ONCE, 1, f"holdfast-from-{tier.name}") for tier in states.lower
         ]
         self._descents = [Descent(states, number + 1) for number in range(len(states.lower))]
 

@@ -1,0 +1,194 @@
+"""`holdfast bench quota`: a domain's fetches while another one floods the same disk."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from holdfast.blocks.world import World
+from holdfast.config import PRIVATE_PARENT
+from holdfast.errors import ConfigError
+from holdfast.limits import MIB
+from holdfast.node.threads import Threads
+from holdfast.policy.shares import Quota
+from holdfast.rig import report
+from holdfast.rig.report import Report, Row
+from holdfast.store.fair_pool import Turn
+from holdfast.store.states import HOST
+from holdfast.store.store import Store
+from holdfast.tiers.disk import DiskTier
+from holdfast.tiers.disk_file import DiskConfig
+from holdfast.tiers.throttle import Throttled
+
+CLIENTS = 50
+"""Clients of the domain that floods, each with one fetch under way all the time."""
+
+BLOCKS = 128
+"""In a context: 16K tokens at 128 a block."""
+
+BLOCK_BYTES = 128 << 10
+CONTEXTS = 12
+HOST_BYTES = 512 * MIB
+RATE = 100 * MIB
+"""Bytes a second of the disk: so few that the disk's time counts, and not the processor's."""
+
+SHARES = (1.0, 16.0)
+GOAL = 1.2
+DEADLINE_S = 60.0
+FETCHES_A_ROUND = 10
+
+
+class _Bench:
+    """Two domains over one throttled disk, reached through the threads of a node."""
+
+    def __init__(self, folder: Path, share: float) -> None:
+        disk = DiskTier(DiskConfig(path=str(folder), capacity_bytes=1024 * MIB))
+        keys = {name: name.encode().ljust(32, b"-") for name in ("victim", "flood")}
+        self.store = Store(HOST_BYTES, [Throttled(disk, RATE)], keys)
+        self.store.divide({"victim": {HOST: Quota(HOST_BYTES // 4, share=share)}})
+        self.store.start()
+        self.threads = Threads()
+        self.contexts = {name: self._save(name) for name in keys}
+
+    def close(self) -> None:
+        """End threads, then the store."""
+        self.threads.close()
+        self.store.close()
+
+    def fetch(self, name: str, number: int) -> float:
+        """Fetch a context from the disk as an engine's request would; return the seconds it took.
+
+        It has left memory again when this returns.
+        """
+        world, keys = self.world(name), self.contexts[name][number % CONTEXTS]
+        turn = Turn(world.domain, BLOCKS * BLOCK_BYTES, self.store.share(world.domain))
+        begun = time.perf_counter()
+        fetch = partial(self.store.fetch, world, keys, DEADLINE_S)
+        fetched = self.threads.fetching.submit(turn, fetch).result()
+        took_s = time.perf_counter() - begun
+        self.store.release(fetched.lease)
+        self._leave_memory(keys)
+        if name == "victim" and len(fetched.places) < BLOCKS:
+            raise ConfigError(f"only {len(fetched.places)} of {BLOCKS} blocks came: {fetched}")
+        return took_s
+
+    @contextlib.contextmanager
+    def flooded(self, name: str) -> Iterator[None]:
+        """Have a domain's clients fetch without a pause."""
+        over = threading.Event()
+
+        def client(number: int) -> None:
+            while not over.is_set():
+                self.fetch(name, number)
+                number += CLIENTS
+
+        clients = [threading.Thread(target=client, args=(n,)) for n in range(1, CLIENTS + 1)]
+        for each in clients:
+            each.start()
+        time.sleep(4 * BLOCKS * BLOCK_BYTES / RATE)
+        try:
+            yield
+        finally:
+            over.set()
+            for each in clients:
+                each.join()
+
+    def world(self, name: str) -> World:
+        """Return the world of a domain's blocks."""
+        return World(b"bench quota 16 B", self.store.domain(name)[1], BLOCK_BYTES - 4096, 128)
+
+    def _save(self, name: str) -> list[list[bytes]]:
+        """Save a domain's contexts and have them on the disk only."""
+        world, contexts = self.world(name), []
+        for number in range(CONTEXTS):
+            keys = [f"{name:<8}{number:>4}{block:>4}".encode() for block in range(BLOCKS)]
+            self.store.commit(self.store.reserve(world, keys, world.fingerprint, 0).ticket)
+            contexts.append(keys)
+            while self.store.states.unwritten():
+                time.sleep(0.01)
+            self._leave_memory(keys)
+        return contexts
+
+    def _leave_memory(self, keys: Sequence[bytes]) -> None:
+        states = self.store.states
+        with states.lock:
+            for row in map(states.index.find, keys):
+                if row >= 0 and row not in states.loading:
+                    states.vacate(row, HOST)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subject."""
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=5,
+        metavar="N",
+        help=f"rounds of {FETCHES_A_ROUND} fetches in peace and as many in the flood, by turns "
+        "(default: %(default)s)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the figures; - is standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure; 0 if a domain with a large share hardly noticed the flood, else 1."""
+    if args.rounds < 1:
+        raise ConfigError(f"--rounds: {args.rounds} is below 1; raise it")
+    report.check_target(args.json)
+    console, rows = report.console(args.json), list[Row]()
+    for share in SHARES:
+        with (
+            tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=PRIVATE_PARENT) as folder,
+            contextlib.closing(_Bench(Path(folder), share)) as bench,
+            console.status(f"{CLIENTS} clients of one domain against one of another ..."),
+        ):
+            rows += _measure(bench, share, args.rounds)
+    found = Report("bench quota", rows)
+    console.print(report.table(found, also=("alone_p99", "median_ratio", "fetches")))
+    if args.json:
+        report.write(found, args.json)
+    return 0 if found.ok else 1
+
+
+def _measure(bench: _Bench, share: float, rounds: int) -> list[Row]:
+    """Fetch in peace and in the flood by turns, so that whatever else runs here hits both."""
+    numbers = itertools.count()
+    peace, flood = list[float](), list[float]()
+    for _ in range(rounds):
+        peace += [bench.fetch("victim", next(numbers)) for _ in range(FETCHES_A_ROUND)]
+        with bench.flooded("flood"):
+            flood += [bench.fetch("victim", next(numbers)) for _ in range(FETCHES_A_ROUND)]
+    alone, ratio = _p99(peace), _p99(flood) / _p99(peace)
+    goal = GOAL if share == max(SHARES) else None
+    row = Row(
+        what=f"quota.flooded.share{share:g}",
+        value=1e3 * _p99(flood),
+        unit="ms",
+        ratio=ratio,
+        goal=goal,
+        ok=None if goal is None else ratio <= goal,
+        more={
+            "alone_p99": 1e3 * alone,
+            "median_ratio": _middle(flood) / _middle(peace),
+            "fetches": len(flood),
+            "clients": CLIENTS,
+            "share": share,
+        },
+    )
+    return [row]
+
+
+def _p99(seconds: Sequence[float]) -> float:
+    """Return the 99th percentile: the worst, where there are fewer than a hundred."""
+    return sorted(seconds)[min(len(seconds) - 1, int(0.99 * len(seconds)))]
+
+
+def _middle(seconds: Sequence[float]) -> float:
+    return sorted(seconds)[len(seconds) // 2]

@@ -1,0 +1,56 @@
+"""`holdfast bench quota` judges what it measured: by turns, worst against worst."""
+
+import contextlib
+import json
+
+import pytest
+
+from holdfast.cli import bench_quota, main
+
+pytest.importorskip("rich")
+
+
+class Measured:
+    """Stands for the two domains: 100 ms in peace, as slow as it is told in the flood."""
+
+    slow = 1.0
+
+    def __init__(self, _folder, share):
+        self.share = share
+        self.turns = ""
+
+    @contextlib.contextmanager
+    def flooded(self, name):
+        assert name == "flood"
+        self.turns += "F"
+        yield
+        self.turns += "."
+
+    def fetch(self, name, number):
+        assert name == "victim"
+        flooded = self.turns.endswith("F")
+        return 0.1 * (self.slow if flooded and number % 20 == 15 else 1.0)
+
+    def close(self):
+        assert self.turns == "F.F."
+
+
+@pytest.mark.parametrize(("slow", "status"), [(1.1, 0), (1.5, 1)])
+def test_the_worst_fetch_in_the_flood_is_held_against_the_worst_in_peace(
+    monkeypatch, tmp_path, slow, status
+):
+    monkeypatch.setattr(bench_quota, "_Bench", Measured)
+    monkeypatch.setattr(Measured, "slow", slow)
+    target = tmp_path / "quota.json"
+    assert main(["bench", "quota", "--rounds", "2", "--json", str(target)]) == status
+    first, second = json.loads(target.read_text())["rows"]
+    assert first["what"] == "quota.flooded.share1"
+    assert first["ok"] is None
+    assert second["ratio"] == pytest.approx(slow)
+    assert second["ok"] is (status == 0)
+    assert second["fetches"] == 20
+
+
+def test_no_rounds_are_refused(capsys):
+    assert main(["bench", "quota", "--rounds", "0"]) == 2
+    assert "--rounds: 0 is below 1; raise it" in capsys.readouterr().err
