@@ -226,7 +226,8 @@ class Config(_Section, frozen=True):
     whatever is held and can be there within the engine's deadline (`held`). `lease_s`: an engine
     that has not copied by then has lost its claim. `keyring`: the file with the domains' data keys,
     shared by the nodes of a pool; empty for one beside the first disk tier. `audit`: the log of
-    what was done to keys; beside it if empty.
+    what was done to keys; beside it if empty. `record`: a file to append every request's length,
+    time and keys to; empty for none.
     """
 
     listen: str | list[str]
@@ -234,6 +235,7 @@ class Config(_Section, frozen=True):
     domains: dict[str, DomainOptions] = {}
     keyring: str = ""
     audit: str = ""
+    record: str = ""
     write: Literal["behind", "on_eviction"] = "behind"
     policy: Literal["cost_aware", "leaf_lru", "s3fifo", "lirs"] = "cost_aware"
     plan: Literal["best", "held"] = "best"

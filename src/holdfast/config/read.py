@@ -205,6 +205,7 @@ def _absolute(config: Config, folder: Path) -> Config:
         },
         keyring=config.keyring and resolved(config.keyring),
         audit=config.audit and resolved(config.audit),
+        record=config.record and resolved(config.record),
         tls=config.tls and _resolved(config.tls, resolved),
         tokens=_resolved(config.tokens, resolved),
     )

@@ -14,12 +14,14 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from holdfast.assemble import open_store
 from holdfast.assemble.keys import read_key
 from holdfast.assemble.registration import register
 from holdfast.config import Config
 from holdfast.node.doorway import doorway, listen
+from holdfast.node.recorder import Recorder
 from holdfast.node.registered import Registered
 from holdfast.node.sessions import NodeSession
 from holdfast.node.target import Entry, TargetServer, address_of, bind
@@ -36,6 +38,13 @@ _SWITCH_S = 0.0005
 """Threads that come back from I/O get the interpreter sooner; this process is ours to tune."""
 
 _log = logging.getLogger(__name__)
+
+
+class Door(NamedTuple):
+    """Where engines come in, and who writes down what they ask; None: nobody."""
+
+    listener: socket.socket
+    recorder: Recorder | None
 
 
 def serve(
@@ -57,6 +66,9 @@ def serve(
         addresses = [*([local] if local else []), *map(address_of, doors)]
         store = open_store(config)
         undo.callback(store.close)
+        recorder = Recorder(Path(config.record)) if config.record else None
+        if recorder is not None:
+            undo.callback(recorder.close)
         service = Service(store)
         undo.callback(service.close)
         if doors and nixl.wanted(config.transport):
@@ -71,7 +83,8 @@ def serve(
             undo.callback(entry_in_pool.close)
             registered = Registered(store, entry_in_pool, config.register.drain_s)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_run(store, listener, lambda: ready(addresses), parent_fd, registered))
+            engines = Door(listener, recorder) if listener else None
+            runner.run(_run(store, engines, lambda: ready(addresses), parent_fd, registered))
     _log.info("closed")
 
 
@@ -96,7 +109,7 @@ def _entry(config: Config) -> Entry:
 
 async def _run(
     store: Store,
-    listener: socket.socket | None,
+    door: Door | None,
     ready: Callable[[], None],
     parent_fd: int,
     registered: Registered | None,
@@ -104,7 +117,7 @@ async def _run(
     over = asyncio.Event()
     _end_with(over, parent_fd)
     ended = registered.until(over) if registered else over.wait()
-    if listener is None:
+    if door is None:
         ready()
         await ended
         return
@@ -112,10 +125,10 @@ async def _run(
     threads = Threads()
 
     def welcome(hello: Hello, peer: Peer) -> Answering:
-        return NodeSession(store, threads, hello, peer)
+        return NodeSession(store, threads, hello, peer, door.recorder)
 
-    server = Server(listener, welcome)
-    listen(listener)
+    server = Server(door.listener, welcome)
+    listen(door.listener)
     serving = loop.create_task(server.serve())
     ready()
     await ended

@@ -13,28 +13,34 @@ import hmac
 import logging
 import os
 import select
+import time
 from collections.abc import Awaitable
 from functools import partial
 from typing import Any
 
-from holdfast.blocks.key import KEY_BYTES, SEGMENT_BYTES, unpack_keys
+from holdfast.blocks.key import SEGMENT_BYTES, unpack_keys
 from holdfast.blocks.world import World
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import BlockError, ConfigError, ProtocolError, RefusedError
 from holdfast.limits import CHAIN_BLOCKS_MAX, PAYLOAD_BYTES_MAX, RECLAIM_S
 from holdfast.node import hinted
+from holdfast.node.bounds import (
+    BLOCK_TOKENS_MAX,
+    check_bytes,
+    check_within,
+    keys_of,
+    prompt_of,
+    wish_of,
+)
+from holdfast.node.recorder import Asked, Recorder
 from holdfast.node.threads import OPERATOR, Threads, run, take_turn
 from holdfast.store.cover import Judged, Prompt
 from holdfast.store.fair_pool import Turn
 from holdfast.store.judgement import Ending, Engine, Step
-from holdfast.store.scrub import Wish
 from holdfast.store.store import Store
 from holdfast.wire import messages as m
 from holdfast.wire.server import Peer
 
-BLOCK_TOKENS_MAX = 1 << 20
-TOKENS_MAX = CHAIN_BLOCKS_MAX * BLOCK_TOKENS_MAX
-VERIFY_S_MAX = 30.0
 _GONE_WITHIN_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -43,7 +49,14 @@ _log = logging.getLogger(__name__)
 class NodeSession:
     """Answers one connection; see `holdfast.wire.server.Answering`."""
 
-    def __init__(self, store: Store, threads: Threads, hello: m.Hello, peer: Peer) -> None:
+    def __init__(
+        self,
+        store: Store,
+        threads: Threads,
+        hello: m.Hello,
+        peer: Peer,
+        recorder: Recorder | None = None,
+    ) -> None:
         if peer.uid not in (os.geteuid(), 0):
             store.audit.deny(f"user {peer.uid}", "is not the node's user")
             raise RefusedError(
@@ -52,6 +65,7 @@ class NodeSession:
             )
         self._store = store
         self._threads = threads
+        self._recorder = recorder
         self._leases: set[int] = set()
         self._tickets: dict[int, int] = {}
         self._ended = False
@@ -66,9 +80,9 @@ class NodeSession:
 
     def _enter(self, hello: m.Hello) -> None:
         """Check the world that a peer names, and lend it its domain's arena."""
-        _check_bytes("hello.fingerprint", hello.fingerprint)
-        _check_within("hello.payload_bytes", hello.payload_bytes, PAYLOAD_BYTES_MAX)
-        _check_within("hello.block_tokens", hello.block_tokens, BLOCK_TOKENS_MAX)
+        check_bytes("hello.fingerprint", hello.fingerprint)
+        check_within("hello.payload_bytes", hello.payload_bytes, PAYLOAD_BYTES_MAX)
+        check_within("hello.block_tokens", hello.block_tokens, BLOCK_TOKENS_MAX)
         try:
             domain_key, domain = self._store.domain(hello.domain)
         except ConfigError:
@@ -139,15 +153,25 @@ class NodeSession:
 
     def _cover(self, request: m.Cover) -> m.Reply | Awaitable[m.Reply]:
         """Answer from the index; ask shared tiers, in a thread, where that leaves a rest."""
-        world, keys = self._entered(), _keys(request.keys)
-        prompt = _prompt(self._engine, request)
+        world, keys = self._entered(), keys_of(request.keys)
+        prompt = prompt_of(self._engine, request)
         self._store.follow(world, request.session, keys)
+        if self._recorder is not None and not request.plan:
+            self._record(self._recorder, world, keys, request)
         common = unpack_keys(request.common)
         if common and self._store.states.public and self._store.borrowable(world, keys, common):
             return self._borrow(world, keys, common, prompt)
         if self._store.shares and self._store.cover(world, keys).blocks < len(keys):
             return self._look_further(world, keys, prompt)
         return _covered(self._store.judge(world, keys, prompt))
+
+    def _record(
+        self, recorder: Recorder, world: World, keys: list[bytes], request: m.Cover
+    ) -> None:
+        tokens = request.tokens or len(keys) * world.block_tokens
+        named = [key.hex() for key in keys]
+        fingerprint = world.fingerprint.hex()
+        recorder.note(Asked(time.time(), fingerprint, tokens, named, request.session))
 
     async def _borrow(
         self, world: World, keys: list[bytes], common: list[bytes], prompt: Prompt
@@ -170,7 +194,7 @@ class NodeSession:
             case m.Observed():
                 return self._learn(request)
             case m.Closed() | m.Returns():
-                keys = _keys(request.keys) if isinstance(request, m.Returns) else []
+                keys = keys_of(request.keys) if isinstance(request, m.Returns) else []
                 return hinted.take(self._store, self._entered(), keys, request)
             case m.Abort():
                 if request.ticket in self._tickets:
@@ -205,7 +229,7 @@ class NodeSession:
         return self._world
 
     async def _fetch(self, request: m.Fetch) -> m.Fetched:
-        world, keys = self._entered(), _keys(request.keys)
+        world, keys = self._entered(), keys_of(request.keys)
         if not 0 <= request.deadline_s <= DEADLINE_S_MAX:
             raise ProtocolError(
                 f"fetch.deadline_s: {request.deadline_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
@@ -238,8 +262,8 @@ class NodeSession:
         return self._store.release(lease)
 
     def _reserve(self, request: m.Reserve) -> m.Reserved:
-        world, keys = self._entered(), _keys(request.keys)
-        _check_bytes("reserve.parent", request.parent)
+        world, keys = self._entered(), keys_of(request.keys)
+        check_bytes("reserve.parent", request.parent)
         if not 0 <= request.depth <= CHAIN_BLOCKS_MAX - len(keys):
             raise BlockError(
                 f"reserve.depth: {request.depth} and {len(keys)} blocks more are not from 0 to "
@@ -261,7 +285,7 @@ class NodeSession:
         return m.Committed(await take_turn(self._threads.saving, self._turn(blocks), commit))
 
     async def _bring(self, request: m.Prestage | m.Pin) -> m.Hinted:
-        world, keys = self._entered(), _keys(request.keys)
+        world, keys = self._entered(), keys_of(request.keys)
         return await run(self._threads.looking, hinted.bring, self._store, world, keys, request)
 
     def _turn(self, blocks: int) -> Turn:
@@ -280,7 +304,7 @@ class NodeSession:
             case m.Members():
                 data |= await run(looking, store.shared)
             case m.Verify():
-                data |= await run(looking, store.verify, _wish(request))
+                data |= await run(looking, store.verify, wish_of(request))
             case m.Domains():  # not behind a long look: to erase is urgent
                 data |= await take_turn(
                     self._threads.asking, Turn(OPERATOR), partial(_domains, store, request)
@@ -336,27 +360,6 @@ def _domains(store: Store, request: m.Domains) -> dict[str, Any]:
             return store.domains()
 
 
-def _keys(packed: bytes) -> list[bytes]:
-    if len(packed) > CHAIN_BLOCKS_MAX * KEY_BYTES:
-        raise BlockError(
-            f"{len(packed) // KEY_BYTES} keys, the limit is {CHAIN_BLOCKS_MAX}; send fewer at once"
-        )
-    return unpack_keys(packed)
-
-
-def _prompt(engine: Engine, request: m.Cover) -> Prompt:
-    if not 0 <= request.have <= request.tokens <= TOKENS_MAX:
-        raise ProtocolError(
-            f"cover: have {request.have}, tokens {request.tokens}: not in order from 0 to "
-            f"{TOKENS_MAX}"
-        )
-    if not 0 <= request.limit_s <= DEADLINE_S_MAX:
-        raise ProtocolError(
-            f"cover.limit_s: {request.limit_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
-        )
-    return Prompt(engine, request.tokens, request.have, request.limit_s, request.plan)
-
-
 def _covered(judged: Judged) -> m.Covered:
     plan = judged.plan
     return m.Covered(
@@ -369,22 +372,3 @@ def _covered(judged: Judged) -> m.Covered:
         plan.recompute_s,
         plan.reason,
     )
-
-
-def _wish(request: m.Verify) -> Wish:
-    if not 0 <= request.seconds <= VERIFY_S_MAX or request.rate < 0:
-        raise ProtocolError(
-            f"verify: {request.seconds:g} s, {request.rate} bytes a second: not from 0 to "
-            f"{VERIFY_S_MAX:g} s, or below 0"
-        )
-    return Wish(request.fingerprint, request.start, request.seconds, request.rate)
-
-
-def _check_bytes(what: str, value: bytes) -> None:
-    if len(value) != KEY_BYTES:
-        raise BlockError(f"{what} has {len(value)} bytes, not {KEY_BYTES}")
-
-
-def _check_within(what: str, value: int, limit: int) -> None:
-    if not 1 <= value <= limit:
-        raise BlockError(f"{what} is {value}, not from 1 to {limit}")
