@@ -1,6 +1,7 @@
 """`holdfast inspect`: list and drop what a running node stores."""
 
 import json
+import re
 
 import pytest
 
@@ -26,6 +27,7 @@ def test_list_shows_worlds_and_tiers(holdfast, node, save):
     assert answer["status"]["blocks"] == 5
     text = holdfast("inspect", "--node", node).stdout
     assert f"{FINGERPRINT}  domain default: 5 blocks of 16 tokens, 4 KiB" in text
+    assert re.search(r"domain  default: host \d+ KiB, .*share 1\n", text)
 
 
 def test_an_empty_node_says_so(holdfast, node):

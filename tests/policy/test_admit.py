@@ -8,6 +8,7 @@ from holdfast.policy.admit import (
     DAY_S,
     Always,
     Candidate,
+    PerDomain,
     ReusePrediction,
     SecondTouch,
     WriteBudget,
@@ -26,6 +27,18 @@ def block(number: int, group: object = 0, nbytes: int = MIB) -> Candidate:
 
 def test_always_takes_everything():
     assert Always().admit(block(1), 0.0)
+
+
+def test_a_domain_without_budget_left_takes_nothing_of_the_tiers():
+    own = WriteBudget(Always(), 24 * 3 * MIB)
+    rule = WriteBudget(PerDomain(SecondTouch(1_000), {b"poor": own}), 24 * 10 * MIB)
+    for number in range(100):
+        rule.used(name(number), 0)
+        rule.used(name(number), 0)
+    assert not rule.admit(block(500)._replace(domain=b"poor"), 0.0)
+    poor = [rule.admit(block(n)._replace(domain=b"poor"), 0.0) for n in range(50)]
+    assert sum(poor) == 3
+    assert sum(rule.admit(block(n), 0.0) for n in range(50, 100)) == 7
 
 
 def test_second_touch_takes_what_was_used_twice():

@@ -290,6 +290,7 @@ def test_whatever_happens_counts_are_exact_and_quotas_hold(two, seed):
     known = []
     for step in range(80):
         name = dice.choice(["flood", "flood", "victim"])
+        before = one.used("victim")
         match dice.randrange(6):
             case 0 | 1 | 2:
                 size = dice.choice([16 * KIB, 16 * KIB, 60 * KIB])
@@ -305,4 +306,6 @@ def test_whatever_happens_counts_are_exact_and_quotas_hold(two, seed):
                 one.settle()
         assert one.used("flood") <= 2 * MIB
         assert one.used("flood", 1) <= 3 * MIB
+        if name == "flood":
+            assert one.used("victim") >= min(before, MIB)
     one.settle()

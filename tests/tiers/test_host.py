@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import Outcome
 from holdfast.tiers.base import NOWHERE, Get, Place, Put
-from holdfast.tiers.host import Arena, Budget, HostTier, PrivateArena
+from holdfast.tiers.host import NAMELESS, Arena, Budget, HostTier, PrivateArena
 
 MIB = 1 << 20
 RECORD = 64 << 10
@@ -122,6 +122,23 @@ def test_prefault_brings_in_the_next_chunk_only(tier: HostTier) -> None:
     assert resident(tier) - before == 4 * MIB // 16
     fill(tier, RECORD)
     tier.prefault()
+
+
+def test_a_run_tells_the_names_of_its_slots_once_all_in_use_have_one(tier: HostTier) -> None:
+    per_run = 8
+    places = tier.reserve([RECORD] * (per_run + 1)).places
+    for number, place in enumerate(places[:-1]):
+        assert tier.beside(places[0]) == []
+        tier.name_slot(place, number)
+    assert sorted(tier.beside(places[0])) == list(range(per_run))
+    assert tier.beside(places[-1]) == []
+    tier.name_slot(places[3], NAMELESS)
+    assert tier.beside(places[0]) == []
+    tier.free([places[3], places[5]])
+    assert sorted(tier.beside(places[0])) == [n for n in range(per_run) if n not in (3, 5)]
+    again = tier.reserve([RECORD]).places[0]
+    assert again in (places[3], places[5])
+    assert tier.beside(places[0]) == []
 
 
 def resident(tier: HostTier) -> int:
