@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
         rows += measure_pool.pool_rows(Path(scratch), args.rounds)
         status.update("the same under TLS")
         rows += measure_pool.sealed_rows(Path(scratch), args.rounds)
+        status.update("the same over NIXL")
+        rows += measure_pool.nixl_rows(Path(scratch), args.rounds)
         status.update("a join, and a target that is late")
         rows += measure_trouble.trouble_rows(Path(scratch))
         rows += measure_peers.peer_rows(

@@ -31,6 +31,7 @@ from holdfast.rig.process import Process, free_port, wait_until
 from holdfast.rig.report import Row, at_most, share, with_more
 from holdfast.wire.credentials import Credentials, TlsFiles
 from holdfast.wire.target import Target
+from holdfast.wire.window import Road
 
 SIZES = (64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB)
 BATCH = 32
@@ -69,23 +70,31 @@ class Trip(NamedTuple):
 class TargetProcess:
     """`holdfast serve` with memory only, on a loopback port; use it in a `with` block."""
 
-    def __init__(self, folder: Path, tls: TlsFiles | None = None) -> None:
+    def __init__(self, folder: Path, tls: TlsFiles | None = None, road: Road | None = None) -> None:
         self.address = f"tcp://{HOST}:{free_port()}"
         config = folder / "target.yaml"
         settings: dict[str, object] = {
             "listen": self.address,
-            "transport": "tcp",
+            "transport": "nixl" if road else "tcp",
             "tiers": [{"kind": "host", "capacity": HOST_BYTES}],
         }
         config.write_text(yaml.safe_dump(settings | ({"tls": tls._asdict()} if tls else {})))
         argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(config)]
         self.process = Process("the target", argv, folder / "target.log", {})
-        self.client = Target(self.address, Credentials(tls))
+        self.client = Target(self.address, Credentials(tls), road=road)
         try:
             wait_until(self.process, lambda: bool(self.client.stats(ANSWER_S)[0]), READY_S)
         except BaseException:
             self.process.kill()
             raise
+
+    def over_nixl(self) -> bool:
+        """Connect anew; return whether records go over NIXL now."""
+        road = self.client.road
+        self.client.close()
+        self.client = Target(self.address, road=road)
+        self.client.stats(ANSWER_S)
+        return self.client.over == "nixl"
 
     def __enter__(self) -> Self:
         return self
@@ -222,11 +231,12 @@ class Bench(NamedTuple):
     pool: Pool
     rounds: int
     suffix: str = ""
+    goal: float | None = SPEED_GOAL
 
     def batches(self, records: Records, nbytes: int) -> list[Row]:
         """Get, then put, 32 blocks a time."""
         rows = []
-        goal = SPEED_GOAL if nbytes == MAIN_BYTES else None
+        goal = self.goal if nbytes == MAIN_BYTES else None
         for verb, trip, plain in self._ways(records, nbytes, BATCH):
             pairs = Pairs(self.target, self.plain)
             pairs.turn(trip(), plain)
@@ -302,6 +312,21 @@ def sealed_rows(folder: Path, rounds: int) -> list[Row]:
     with TargetProcess(folder, tls) as target, PlainPeer(folder, pool, tls) as plain:
         records.fill(target.client)
         return Bench(target, plain, pool, rounds, ".tls").batches(records, MAIN_BYTES)
+
+
+def nixl_rows(folder: Path, rounds: int) -> list[Row]:
+    """Measure get and put of 32 blocks of 2 MiB over NIXL, beside plain sockets; no rows without.
+
+    No goal: on one host, and without RDMA, it has no advantage.
+    """
+    road = Road()
+    if road.wait(READY_S) is None:
+        return []
+    pool, records = Pool(), Records(MAIN_BYTES, aligned_buffer(RECORDS_BYTES))
+    with TargetProcess(folder, road=road) as target, PlainPeer(folder, pool) as plain:
+        wait_until(target.process, target.over_nixl, READY_S)
+        records.fill(target.client)
+        return Bench(target, plain, pool, rounds, ".nixl", None).batches(records, MAIN_BYTES)
 
 
 def _label(nbytes: int) -> str:

@@ -114,7 +114,7 @@ class Target:
         self.over = ""
         """What records go over, as of the last connection: nixl or tcp."""
         self._credentials = credentials or Credentials()
-        self._road = road
+        self.road = road
         self._detour_until = 0.0
         self._keep = connections
         self._ways = lanes or min(LANES_MAX, max(1, len(os.sched_getaffinity(0)) // 2))
@@ -307,7 +307,7 @@ class Target:
 
     def _dial(self, deadline: Deadline) -> Connection:
         detour = time.monotonic() < self._detour_until
-        window = self._road.window() if self._road is not None and not detour else None
+        window = self.road.window() if self.road is not None and not detour else None
         connection = connect(self.address, self._credentials, deadline, window)
         self.incarnation, self.seen_epoch = connection.incarnation, connection.epoch
         over = "tcp" if connection.window is None else "nixl"

@@ -18,9 +18,10 @@ from holdfast.limits import MIB
 from holdfast.wire.nixl import Agent, Span, installed, span_of
 from holdfast.wire.stream import Deadline
 
-LANES = 8
-LANE_BYTES = 32 * MIB
-"""Memory is taken only as lanes are used. What does not fit in one goes over TCP."""
+LANES = 4
+LANE_BYTES = 72 * MIB
+"""Room for 32 records of 2 MiB. Memory is taken only as lanes are used, and what does not fit in
+one goes over TCP."""
 
 _ATTEND_S = 50e-6
 
