@@ -19,6 +19,9 @@ from holdfast.store.judgement import Engine, Record
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Shared, segment_place
 
+ASKING_S = 5.0
+"""How long to wait for somebody else's answer: longer than any tier may take for its own."""
+
 HINTS_MAX = 1 << 18
 """Blocks known only by hearsay; the oldest are forgotten beyond."""
 
@@ -66,15 +69,32 @@ def cover(states: States, world: World, keys: Sequence[bytes]) -> Covered:
 def look(states: States, world: World, keys: Sequence[bytes]) -> Covered:
     """Count the leading blocks, asking the shared tiers about those the index does not know.
 
-    `keys` starts with the first block of the chain. Waits for an answer, a bounded time.
+    `keys` starts with the first block of the chain. Waits for an answer, a bounded time; if
+    somebody else is asking the same, for theirs.
     """
     covered = cover(states, world, keys)
     for number, tier in enumerate(states.lower, start=1):
         if isinstance(tier, Shared) and covered.blocks < len(keys):
-            found = tier.held(world, keys, covered.blocks)
-            _note(states, world, number, keys[: covered.blocks + found], covered.blocks)
+            _ask(states, world, number, keys, covered.blocks)
             covered = cover(states, world, keys)
     return covered
+
+
+def _ask(states: States, world: World, number: int, keys: Sequence[bytes], start: int) -> None:
+    """Ask one shared tier about the blocks from `start` on, unless somebody does or just did."""
+    tier, name, found = states.lower[number - 1], (number, keys[start]), 0
+    with states.lock:
+        other = states.asking.begin(name, states.clock.now())
+    if other is not None:
+        other.wait(ASKING_S)
+        return
+    try:
+        if isinstance(tier, Shared):
+            found = tier.held(world, keys, start)
+        _note(states, world, number, keys[: start + found], start)
+    finally:
+        with states.lock:
+            states.asking.end(name, found, states.clock.now())
 
 
 def judge(store: Core, world: World, keys: Sequence[bytes], prompt: Prompt) -> Judged:

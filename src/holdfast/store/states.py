@@ -19,6 +19,7 @@ from holdfast.errors import Outcome
 from holdfast.index.residency import Residency
 from holdfast.policy.admit import Admission, Always, Candidate
 from holdfast.policy.base import Eviction
+from holdfast.store.asking import Asking
 from holdfast.store.fill import Fill
 from holdfast.store.sealing import Sealing
 from holdfast.tiers.base import NOWHERE, Place, Tier
@@ -95,6 +96,7 @@ class States:
         self._uses = bytearray()
         self._choosy = False
         self.hints: OrderedDict[bytes, int] = OrderedDict()
+        self.asking = Asking()
         self.unwanted: set[int] = set()
         self.writing = [0] * len(lower)
         self.faults: deque[Fault] = deque(maxlen=QUARANTINE_NOTES)
