@@ -1,8 +1,12 @@
 """A lower tier's rule is asked before each write, and told of each use."""
 
+import time
+
 from holdfast.policy.admit import SecondTouch
 from holdfast.policy.retention import Retention
-from holdfast.testing.memory import MemoryTier
+from holdfast.store.store import Store
+from holdfast.testing.contexts import Contexts, chain_of
+from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 
 MIB = 1 << 20
 
@@ -65,3 +69,27 @@ def test_without_a_rule_everything_is_written(rig):
     one.save(one.chain(1, 4))
     one.settle()
     assert below(one) == 4
+
+
+def test_a_block_that_another_tier_has_is_still_offered_at_its_second_use() -> None:
+    disk, pool = MemoryTier(64 * MIB, name="disk"), SharedMemoryTier({})
+    with Store(4 * MIB, [disk, pool], {"default": b"s" * 32}) as store:
+        store.states.choose(1, SecondTouch(1_000))
+        store.start()
+        contexts = Contexts(store, 16 << 10)
+        once, twice = chain_of("once", 4), chain_of("twice", 4)
+        for chain in (once, twice):
+            contexts.save(chain)
+        settle(store)
+        assert (disk.usage().records, len(pool.records)) == (0, 8)
+        contexts.read(twice)
+        store.ladder.wake()
+        settle(store)
+        assert disk.usage().records == 4
+
+
+def settle(store) -> None:
+    end = time.monotonic() + 20
+    while store.states.unwritten():
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -30,6 +30,7 @@ QUARANTINE_NOTES = 256
 PUBLIC_SHARE = 0.25
 """The public domain may take this share of memory; what finds no room there is not published."""
 
+_SECOND = 2
 _USES_MAX = 4
 """Uses of a block that make a difference: chances of another hardly change after that."""
 
@@ -231,6 +232,8 @@ class States:
             if key is not None:
                 for admission in self.admissions:
                     admission.used(key, group)
+            if uses[row] == _SECOND and self.saved_below(row) and self.index.places[HOST][row] >= 0:
+                self.line_up(row)  # saved on one tier it leaves memory without asking the others
 
     def choose(self, tier: int, admission: Admission) -> None:
         """Have a rule asked before blocks are written to a lower tier; 1 is the first of them."""
