@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -54,8 +54,6 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "register": RegisterOptions,
     "scrub": ScrubOptions,
 }
-
-_CHOICES = {"write": "behind, on_eviction", "protocol": "tcp, rdma"}
 
 _KINDS: dict[str, type[msgspec.Struct]] = {
     "host": HostOptions,
@@ -178,8 +176,15 @@ def _remedy(what: str, keys: list[str], value: object) -> str:
     if "Invalid value" in what:
         return f"use one of: {', '.join(_KINDS)}"
     if "Invalid enum value" in what:
-        return f"use one of: {_CHOICES[keys[-1]]}"
+        return f"use one of: {', '.join(_choices()[keys[-1]])}"
     return "add it" if "missing" in what else "correct it"
+
+
+def _choices() -> dict[str, tuple[str, ...]]:
+    """Return what may be said, for every option that takes one of some words."""
+    sections = [*_SECTIONS.values(), *_KINDS.values()]
+    hints = [hint for section in sections for hint in get_type_hints(section).items()]
+    return {name: get_args(kind) for name, kind in hints if get_origin(kind) is Literal}
 
 
 def _keys(section: type[msgspec.Struct]) -> tuple[str, ...]:
