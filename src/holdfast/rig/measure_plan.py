@@ -16,7 +16,13 @@ from holdfast.rig.model import SHAPES
 from holdfast.rig.node import Node
 from holdfast.rig.process import wait_until
 from holdfast.rig.report import Row, at_most, with_more
-from holdfast.rig.server import Engine, EngineOptions, holdfast_kv_transfer, wait_all_ready
+from holdfast.rig.server import (
+    SPIN_S,
+    Engine,
+    EngineOptions,
+    holdfast_kv_transfer,
+    wait_all_ready,
+)
 
 TAIL_TOKENS = 16
 PLACES = ("host", "disk", "slow")
@@ -29,8 +35,6 @@ SLOW = 0.5
 TEACHING = (128, 256, 512, 1024, 2048)
 MEETING = (256, 512, 1024, 2048)
 CONNECTED_S = 30.0
-SPIN_S = 1.2
-"""A worker of vLLM keeps a core busy for about a second after its last step."""
 HOST_BYTES = 3 * GIB
 DISK_BYTES = 8 * GIB
 

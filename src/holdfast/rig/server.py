@@ -32,6 +32,10 @@ ENGINE_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 
+SPIN_S = 1.2
+"""A worker of vLLM keeps a core busy for about a second after its last step: others wait for that,
+or two engines on two cores disturb each other's times."""
+
 
 class EngineOptions(msgspec.Struct, frozen=True):
     """How an engine is started. `kv_transfer` is the value of its flag; empty for vLLM alone."""

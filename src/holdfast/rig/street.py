@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +14,13 @@ from holdfast.limits import BLOCK_TOKENS
 from holdfast.rig import document
 from holdfast.rig.ask import Answer, Asked, ask, wait_fetching
 from holdfast.rig.node import Node
-from holdfast.rig.server import Engine, EngineOptions, holdfast_kv_transfer, wait_all_ready
+from holdfast.rig.server import (
+    SPIN_S,
+    Engine,
+    EngineOptions,
+    holdfast_kv_transfer,
+    wait_all_ready,
+)
 
 BATCH_TOKENS = 1024
 """Prefill goes in steps of so many tokens."""
@@ -149,17 +156,19 @@ def walk(setting: Setting) -> Generator[Step]:
         wait_all_ready([engine, second])
         for fresh in (engine, second):
             _ask(fresh, prompts.question)
-        yield expect.hit("engine_restart", _ask(engine, prompts.first), right.first)
+        yield expect.hit("engine_restart", _ask_rested(engine, prompts.first), right.first)
 
         tell("the node was killed with -9 and starts again")
         node.restart()
         node.wait_on_disk(blocks)
         for waiting in (engine, second):
             wait_fetching(waiting, prompts.probe)
-        yield expect.hit("node_restart", _ask(engine, prompts.first), right.first, tier="disk")
+        yield expect.hit(
+            "node_restart", _ask_rested(engine, prompts.first), right.first, tier="disk"
+        )
 
         tell("the second engine is asked, while the first is alive")
-        yield expect.hit("second_engine", _ask(second, prompts.first), right.first)
+        yield expect.hit("second_engine", _ask_rested(second, prompts.first), right.first)
 
         tell("the second engine has forgotten it and is asked a follow-up")
         second.reset_prefix_cache()
@@ -193,6 +202,12 @@ def _start(stack: ExitStack, setting: Setting, node: Node, name: str) -> Engine:
 
 def _ask(engine: Engine, prompt: list[int]) -> Asked:
     return ask(engine, prompt, ANSWER_TOKENS)
+
+
+def _ask_rested(engine: Engine, prompt: list[int]) -> Asked:
+    """Ask when the other engine, asked last, has come to rest."""
+    time.sleep(SPIN_S)
+    return _ask(engine, prompt)
 
 
 def _references(engine: Engine, prompts: Prompts) -> _References:
