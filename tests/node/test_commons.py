@@ -5,6 +5,7 @@ import os
 import pytest
 
 from holdfast.errors import RefusedError
+from holdfast.limits import CHAIN_BLOCKS_MAX
 from holdfast.wire import messages as m
 from holdfast.wire.client import Client
 
@@ -58,3 +59,5 @@ def test_names_in_it_that_are_none_are_refused(node, engine, names):
     reader = engine(node.address, domain="acme")
     with pytest.raises(RefusedError, match="3 bytes of keys"):
         reader.call(m.Cover(b"".join(names("own", 1)), common=b"abc"))
+    with pytest.raises(RefusedError, match="keys, the limit is"):
+        reader.call(m.Cover(b"".join(names("own", 1)), common=bytes(16 * (CHAIN_BLOCKS_MAX + 1))))

@@ -124,13 +124,16 @@ def test_a_record_that_does_not_begin_as_announced_is_not_published(store, at):
     assert put(store, HEADERS[:2]) == [Outcome.OK] * 2
 
 
+@pytest.mark.parametrize("written", ["written below first", "still being written"])
 @pytest.mark.parametrize("at", [128, 10_000, 20_127, 20_128, 20_143])
-def test_a_damaged_payload_is_held_unproven_and_goes_with_its_first_reader(store, at):
+def test_a_damaged_payload_is_held_unproven_and_goes_with_its_first_reader(store, at, written):
     berths = store.berth(HEADERS[:2])
     damaged = record_of(WORLD, KEYS[0])
     damaged[at] ^= 0x10
     receive(berths, {KEYS[0]: damaged})
     assert store.adopt(berths) == [Outcome.OK] * 2
+    while written == "written below first" and store.states.unwritten():
+        store.ladder.wake()
     fetched = store.fetch(WORLD, KEYS[:2], 5)
     assert (fetched.places, fetched.outcome) == ([], Outcome.CORRUPT)
     store.release(fetched.lease)

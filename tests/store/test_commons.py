@@ -79,6 +79,19 @@ def test_a_reader_gets_a_copy_under_its_own_names(made):
     assert rival.cover(rival.names(1, 6)) == 0, "what acme read tells rival nothing"
 
 
+def test_a_copy_that_breaks_off_leaves_no_slot_behind(made, monkeypatch):
+    store, acme, _, public = made()
+    named, common = acme.names(1, 4), public.names(1, 4)
+    public.save(common, common)
+    before = store.status()["tiers"][0], store.status()["tickets"]
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "record", {}.__getitem__)
+        with pytest.raises(TypeError):
+            store.borrow(acme.world, named, common)
+    assert (store.status()["tiers"][0], store.status()["tickets"]) == before
+    assert store.borrow(acme.world, named, common) == 4
+
+
 def test_what_a_reader_has_is_not_copied_again(made):
     store, acme, _, public = made()
     named, common = acme.names(1, 6), public.names(1, 6)

@@ -18,7 +18,7 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import Any
 
-from holdfast.blocks.key import SEGMENT_BYTES, unpack_keys
+from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.world import World
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import BlockError, ConfigError, ProtocolError, RefusedError
@@ -158,7 +158,7 @@ class NodeSession:
         self._store.follow(world, request.session, keys)
         if self._recorder is not None and not request.plan:
             self._record(self._recorder, world, keys, request)
-        common = unpack_keys(request.common)
+        common = keys_of(request.common)
         if common and self._store.states.public and self._store.borrowable(world, keys, common):
             return self._borrow(world, keys, common, prompt)
         if self._store.shares and self._store.cover(world, keys).blocks < len(keys):

@@ -48,24 +48,34 @@ def borrow(store: Core, world: World, keys: Sequence[bytes], common: Sequence[by
     own = store.cover_blocks(world, keys)
     fetched = fetch(store, _public(store, world), common[:BLOCKS_MAX], _FETCH_S)
     try:
-        stop = min(len(fetched.places), len(keys))
-        if stop <= own:
-            return 0
-        parent = keys[own - 1] if own else world.fingerprint
-        head = keys[own - own % SEGMENT_BLOCKS][:SEGMENT_BYTES]
-        reserved = save.reserve(store, world, keys[own:stop], parent, own, head)
-        public = _public(store, world)
-        for place, source in zip(reserved.places, fetched.places[own:stop], strict=True):
-            if place != NOWHERE:
-                theirs = payload(store.record(public, source), world.payload_bytes)
-                payload(store.record(world, place), world.payload_bytes)[:] = theirs
+        theirs = fetched.places[own : len(keys)]
+        ticket = _copy(store, world, keys[: own + len(theirs)], theirs) if theirs else None
     finally:
         whole = store.release(fetched.lease)
+    if ticket is None:
+        return 0
     if not whole:
-        save.abort(store, reserved.ticket)
+        save.abort(store, ticket)
         return 0
     # The public domain has it for good, so this copy need never be written anywhere.
-    return save.commit(store, reserved.ticket, Retention.EPHEMERAL)
+    return save.commit(store, ticket, Retention.EPHEMERAL)
+
+
+def _copy(store: Core, world: World, keys: Sequence[bytes], theirs: Sequence[int]) -> int:
+    """Copy public slots to new ones for the last of `keys`; return the ticket, to be committed."""
+    public, own = _public(store, world), len(keys) - len(theirs)
+    parent = keys[own - 1] if own else world.fingerprint
+    head = keys[own - own % SEGMENT_BLOCKS][:SEGMENT_BYTES]
+    reserved = save.reserve(store, world, keys[own:], parent, own, head)
+    try:
+        for place, source in zip(reserved.places, theirs, strict=True):
+            if place != NOWHERE:
+                record = payload(store.record(public, source), world.payload_bytes)
+                payload(store.record(world, place), world.payload_bytes)[:] = record
+    except BaseException:
+        save.abort(store, reserved.ticket)
+        raise
+    return reserved.ticket
 
 
 def warm(store: Core) -> int:

@@ -273,12 +273,15 @@ class States:
     def quarantine(self, row: int, tier: int, outcome: Outcome) -> None:
         """Un-index a copy that failed, at once, so that the next save really rewrites it.
 
-        A leased host copy leaves the index now and its slot when the last reader is done.
+        A leased host copy leaves the index now and its slot when the last reader is done. With it
+        go the copies below, which may have been written from it: they would pass for held.
         """
         key = self.index.keys[row]
         if key is not None:
             self.faults.append(Fault(key, self.tier_name(tier), outcome))
-        self.vacate(row, tier)
+        below = range(1, len(self.index.places)) if tier == HOST else ()
+        for number in (*below, tier):
+            self.vacate(row, number)
 
     def line_up(self, row: int) -> bool:
         """Let a block wait to be written to every tier below that wants it; False if none does."""
