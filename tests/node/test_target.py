@@ -2,9 +2,11 @@
 
 import contextlib
 import socket
+import struct
 import threading
 import time
 
+import msgspec
 import pytest
 
 from holdfast.blocks.envelope import HEADER_BYTES, stamp
@@ -347,6 +349,36 @@ def test_connections_have_a_limit(served):
     for raw in raws:
         raw.close()
     node.until(lambda: node.target.exist(WORLD, KEYS[:1], 2).outcome is Outcome.OK)
+
+
+def test_a_system_without_threads_to_spare_turns_one_away_and_the_next_is_served(
+    served, monkeypatch
+):
+    node = served()
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name == "holdfast-peer":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with socket.create_connection(tcp_endpoint(node.address)) as raw:
+        assert ended(raw)
+    monkeypatch.undo()
+    assert node.target.put(RECORDS[:1], 5) == [Outcome.OK]
+    assert node.service.status()["turned_away"] == 1
+
+
+@pytest.mark.parametrize("said", [{"type": "join\nFAKE"}, {"type": "status", "\n" + "a" * 9999: 1}])
+def test_a_stranger_writes_no_lines_of_its_own_into_the_log(node, caplog, said):
+    body = msgspec.msgpack.encode(said)
+    with socket.create_connection(tcp_endpoint(node.address)) as raw:
+        raw.sendall(struct.pack("<IIQ", len(body), 1, 0) + body)
+        assert ended(raw)
+    node.until(lambda: "connection ended" in caplog.text)
+    told = [record.getMessage() for record in caplog.records]
+    assert all(line.isprintable() and len(line) < 500 for line in told), told
 
 
 def test_half_open_connections_are_closed_in_the_end(served):

@@ -1,5 +1,6 @@
 """The client: answers find their askers; whatever goes wrong, it ends in time and for good."""
 
+import socket
 import threading
 import time
 
@@ -8,7 +9,7 @@ import pytest
 from holdfast.errors import ConfigError, NodeGoneError, ProtocolError, RefusedError
 from holdfast.wire import messages as m
 from holdfast.wire.client import Client
-from holdfast.wire.frame import CONNECTION_ID
+from holdfast.wire.frame import CONNECTION_ID, encode
 
 HELLO = m.Hello(m.PROTOCOL, "test")
 ARENA_BYTES = 1 << 20
@@ -25,6 +26,22 @@ def counting(peer):
     peer.welcome()
     while frame := peer.take():
         peer.say(frame.request_id, m.Committed(frame.message.lease))
+
+
+def test_who_is_turned_away_unheard_is_told_why(tmp_path, monkeypatch):
+    address = f"unix://{tmp_path}/full.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "full.sock"))
+        listener.listen()
+
+        def turn_away_first(request_id, message):
+            with listener.accept()[0] as accepted:
+                accepted.sendall(encode(0, m.Refused("1024 connections are served already")))
+            return encode(request_id, message)
+
+        monkeypatch.setattr("holdfast.wire.client.encode", turn_away_first)
+        with pytest.raises(RefusedError, match="1024 connections"):
+            Client(address, HELLO, 5)
 
 
 def test_replies_in_any_order_reach_their_requests(fake_node):

@@ -125,6 +125,18 @@ def test_the_largest_message_passes_and_its_memory_is_given_back():
     assert len(reader.room()) < 1 << 17
 
 
+@pytest.mark.parametrize(
+    "said",
+    [{"type": "cover\nWARNING all is well"}, {"type": "status", "\x1b[2J\n" + "a" * 100_000: 1}],
+)
+def test_what_garbage_says_is_one_short_line_in_a_log(said):
+    body = msgspec.msgpack.encode(said)
+    with pytest.raises(ProtocolError) as caught:
+        feed(request_reader(), struct.pack("<IIQ", len(body), 1, 0) + body)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400
+
+
 def test_nested_garbage_is_refused():
     body = b"\x82\xa1x" + b"\x91" * 100_000
     with pytest.raises(ProtocolError):

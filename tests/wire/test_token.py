@@ -95,3 +95,11 @@ def test_a_line_may_end_in_a_newline_and_not_be_endless():
     assert token.read(line + "\n") == token.read(line)
     with pytest.raises(ConfigError):
         token.read(line + "A" * 5000)
+
+
+@pytest.mark.parametrize("expires", [10**400, -(10**400), 2**63, -1])
+def test_claims_that_end_in_no_time_of_ours_are_refused(expires):
+    fields = {"peer": "a", "may": ["read"], "expires": expires}
+    text = base64.urlsafe_b64encode(json.dumps(fields).encode()).rstrip(b"=").decode()
+    with pytest.raises(RefusedError, match="can not be read"):
+        token.check(KEY, text, NOW)

@@ -133,7 +133,17 @@ class TargetServer:
                 target=self._serve, args=(connected, peer), name="holdfast-peer", daemon=True
             )
             self._threads.add(thread)
-        thread.start()
+        return self._begin(thread, connected)
+
+    def _begin(self, thread: threading.Thread, connected: socket.socket) -> bool:
+        """Start a connection's thread; whether the system lets us have one more."""
+        try:
+            thread.start()
+        except RuntimeError as error:  # the limit of processes, or of memory for stacks
+            _log.warning("a connection is turned away: %s; raise the limit of threads", error)
+            self._left_the_door()
+            self._forget(connected, thread)
+            return False
         return True
 
     def _serve(self, connected: socket.socket, peer: HostPort) -> None:
@@ -162,7 +172,7 @@ class TargetServer:
             if why:
                 self._service.counters.protocol_errors += 1
                 _log.warning("connection ended peer=%s:%d: %s", *peer, why)
-            self._forget(connected)
+            self._forget(connected, threading.current_thread())
             if stream is not None:
                 stream.close()
             connected.close()
@@ -171,10 +181,10 @@ class TargetServer:
         with self._lock:
             self._joining -= 1
 
-    def _forget(self, connected: socket.socket) -> None:
+    def _forget(self, connected: socket.socket, thread: threading.Thread) -> None:
         with self._lock:
             self._peers.pop(connected, None)
-            self._threads.discard(threading.current_thread())
+            self._threads.discard(thread)
             self._service.counters.connections = len(self._peers)
 
     def _open(self, connected: socket.socket, deadline: Deadline) -> Stream:

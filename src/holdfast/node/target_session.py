@@ -32,7 +32,7 @@ from holdfast.node.target_service import Service
 from holdfast.store.adopt import Berth
 from holdfast.store.store import Store
 from holdfast.wire import target_messages as m
-from holdfast.wire.frame import HEADER_BYTES, Head, encode, read_head
+from holdfast.wire.frame import HEADER_BYTES, Head, encode, plain, read_head
 from holdfast.wire.messages import List, Refused, Report, Status
 from holdfast.wire.nixl import MoveLostError
 from holdfast.wire.stream import Deadline, Idle, Stream
@@ -88,7 +88,7 @@ class Inbox:
         try:
             message: m.TargetRequest = _DECODER.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise ProtocolError(f"request {head.request_id} is not ours: {error}") from error
+            raise ProtocolError(f"request {head.request_id} is not ours: {plain(error)}") from error
         return message
 
 

@@ -277,7 +277,9 @@ class Client:
         self._socket.settimeout(self._timeout_s)
         self._socket.connect(socket_path(self.address))
         self._last_id += 1
-        self._socket.sendall(encode(self._last_id, hello))
+        frame = encode(self._last_id, hello)
+        with contextlib.suppress(ConnectionError):  # turned away unheard: the reason is there yet
+            self._socket.sendall(frame)
         descriptors: list[int] = []
         while (frame := self._reader.next()) is None:
             room = self._reader.room()

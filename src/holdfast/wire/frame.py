@@ -24,6 +24,9 @@ REQUEST_ID_MAX = 0xFFFF_FFFF
 CONNECTION_ID = 0
 """The request id of a refusal that concerns the connection and not one request."""
 
+WORDS_CHARS_MAX = 300
+"""How much of what a peer said is passed on to people."""
+
 _ROOM_BYTES = 64 * KIB
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -55,6 +58,12 @@ def read_head(data: memoryview | bytes) -> Head:
             f"bytes, the limit is {FRAME_PAYLOAD_BYTES_MAX}"
         )
     return head
+
+
+def plain(words: object) -> str:
+    """Return what a peer said as one short line without control characters, fit for a log."""
+    kept = str(words)[:WORDS_CHARS_MAX]
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in kept)
 
 
 def _check_body(request_id: int, body_bytes: int) -> None:
@@ -119,7 +128,9 @@ class FrameReader(Generic[M]):
         try:
             message = self._decoder.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise ProtocolError(f"message of request {request_id} is not ours: {error}") from error
+            raise ProtocolError(
+                f"message of request {request_id} is not ours: {plain(error)}"
+            ) from error
         self._start += frame_bytes
         if self._start == self._end and len(self._memory) > _ROOM_BYTES:
             self._move(_ROOM_BYTES)

@@ -24,6 +24,7 @@ from holdfast.limits import FRAME_PAYLOAD_BYTES_MAX, MIB
 from holdfast.wire import target_messages as m
 from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.credentials import Credentials
+from holdfast.wire.frame import plain
 from holdfast.wire.messages import Refused, Report, Status
 from holdfast.wire.stream import Deadline
 from holdfast.wire.target_connection import Answer, Connection, connect
@@ -45,8 +46,6 @@ PUT_BYTES = 66 * MIB
 
 _FETCH_SHARE = 0.8
 """How much of a deadline the target may spend before it sends; the rest is for the way."""
-
-_WORDS_MAX = 300
 
 DETOUR_S = 60.0
 """After a call over NIXL that failed, records go over TCP for so long."""
@@ -237,10 +236,11 @@ class Target:
         if isinstance(answer.message, kind):
             return answer.message, Outcome.OK, answer.payload_bytes
         self.gone += 1
-        words = answer.message.message if isinstance(answer.message, Refused) else "nonsense"
+        said = answer.message.message if isinstance(answer.message, Refused) else "nonsense"
+        words = plain(said)
         if words != self.refusal:
             self.refusal = words
-            _log.warning("target=%s answers: %s", self.address, words[:_WORDS_MAX])
+            _log.warning("target=%s answers: %s", self.address, words)
         return None, Outcome.GONE, 0
 
     def _call(

@@ -21,7 +21,7 @@ from holdfast.errors import ProtocolError, RefusedError
 from holdfast.limits import HANDSHAKE_S
 from holdfast.wire.address import HostPort, tcp_endpoint
 from holdfast.wire.credentials import Credentials, client_context
-from holdfast.wire.frame import HEADER_BYTES, Head, encode, read_head
+from holdfast.wire.frame import HEADER_BYTES, Head, encode, plain, read_head
 from holdfast.wire.messages import Refused
 from holdfast.wire.nixl import pack_spans
 from holdfast.wire.stream import Buffer, Deadline, PlainStream, Stream, seal, tune
@@ -177,7 +177,7 @@ class Connection:
             return Answer(_DECODER.decode(body), head.payload_bytes)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ProtocolError(
-                f"the answer to request {request_id} is not ours: {error}"
+                f"the answer to request {request_id} is not ours: {plain(error)}"
             ) from error
 
 
@@ -276,7 +276,7 @@ def _first(into: Sequence[memoryview], head: Head) -> list[memoryview]:
 
 def _expect(answer: Answer, kind: type[T]) -> T:
     if isinstance(answer.message, Refused):
-        raise RefusedError(answer.message.message)
+        raise RefusedError(plain(answer.message.message))
     if not isinstance(answer.message, kind):
         raise ProtocolError(f"{type(answer.message).__name__} instead of {kind.__name__}")
     return answer.message

@@ -17,7 +17,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
@@ -34,6 +34,7 @@ Verb = Literal["read", "write", "delete"]
 VERBS: tuple[Verb, ...] = ("read", "write", "delete")
 
 _PERSON = b"holdfast-token-1"
+_UNIX_S_MAX = 1 << 40
 
 
 class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,7 +42,7 @@ class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     peer: str
     may: tuple[Verb, ...]
-    expires: int
+    expires: Annotated[int, msgspec.Meta(ge=0, le=_UNIX_S_MAX)]
 
 
 class Token(NamedTuple):
