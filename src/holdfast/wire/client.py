@@ -277,9 +277,9 @@ class Client:
         self._socket.settimeout(self._timeout_s)
         self._socket.connect(socket_path(self.address))
         self._last_id += 1
-        frame = encode(self._last_id, hello)
+        greeting = encode(self._last_id, hello)
         with contextlib.suppress(ConnectionError):  # turned away unheard: the reason is there yet
-            self._socket.sendall(frame)
+            self._socket.sendall(greeting)
         descriptors: list[int] = []
         while (frame := self._reader.next()) is None:
             room = self._reader.room()
