@@ -123,3 +123,26 @@ def test_it_says_which_domains_are_sealed_and_with_what(holdfast, tmp_path):
     )
     done = holdfast("doctor", "--config", file)
     assert f"acme (key ring {tmp_path}/disk/keyring.json)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("where", "ok", "words"),
+    [
+        ("node: any", True, "ordinary memory of any node"),
+        ("node: 999", False, "tiers.1.node: there is no node 999"),
+        ("device: /dev/dax99.9", False, "'/dev/dax99.9' is not there"),
+        ("device: /dev/zero", False, "'/dev/zero' is no DAX device"),
+    ],
+)
+def test_cxl_memory_is_looked_at_and_not_taken(holdfast, tmp_path, where, ok, words):
+    file = tmp_path / "cxl.yaml"
+    file.write_text(
+        f"listen: {tmp_path}/node.sock\n"
+        "tiers:\n"
+        "  - {kind: host, capacity: 16 MiB}\n"
+        f"  - {{kind: cxl, capacity: 32 MiB, {where}}}\n"
+    )
+    code, checks, _ = examined(holdfast, "--config", file)
+    assert code == (0 if ok else 1)
+    assert checks["tiers.1"]["found"] == "cxl, 32 MiB"
+    assert words in checks["tiers.1"]["why"]

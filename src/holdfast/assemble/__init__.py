@@ -10,6 +10,7 @@ from holdfast.assemble.keys import read_key
 from holdfast.assemble.rules import choose_rules, divide
 from holdfast.config import (
     Config,
+    CxlOptions,
     DiskOptions,
     HostOptions,
     MooncakeOptions,
@@ -98,12 +99,16 @@ def open_here(
 
 def _tier(
     config: Config,
-    options: DiskOptions | PoolOptions | ValkeyOptions | MooncakeOptions,
+    options: CxlOptions | DiskOptions | PoolOptions | ValkeyOptions | MooncakeOptions,
     number: int,
     name: str,
 ) -> Tier:
     """Open one tier below the host."""
     match options:
+        case CxlOptions():
+            from holdfast.assemble.cxl import open_cxl
+
+            return open_cxl(options, f"tiers.{number}", name)
         case DiskOptions():
             disk = DiskTier(
                 DiskConfig(

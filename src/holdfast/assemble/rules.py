@@ -1,10 +1,10 @@
-"""What is written to a disk tier, and whose the tiers are, from their configuration."""
+"""What is written to the tiers below memory, and whose the tiers are, from their configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.config import Config, DiskOptions, DomainOptions, HostOptions
+from holdfast.config import Config, CxlOptions, DiskOptions, DomainOptions, HostOptions
 from holdfast.limits import MIB
 from holdfast.policy.admit import (
     Admission,
@@ -23,7 +23,7 @@ _NAMES_MAX = 1 << 20
 
 
 def choose_rules(store: Store, config: Config) -> None:
-    """Have each disk tier's rule asked before blocks are written to it."""
+    """Have the rule of each tier of this node's own asked before blocks are written to it."""
     budgets: dict[bytes, Admission] = {}
     for name, domain in config.domains.items():
         if domain.write_budget_bytes_per_day is not None:
@@ -33,7 +33,8 @@ def choose_rules(store: Store, config: Config) -> None:
     for number, options in enumerate(below, start=1):
         if isinstance(options, DiskOptions):
             store.states.budgets[number - 1] = budgets
-            rule = admission(options, budgets)
+        if isinstance(options, CxlOptions | DiskOptions):
+            rule = admission(options, budgets if isinstance(options, DiskOptions) else None)
             if not isinstance(rule, Always):
                 store.states.choose(number, rule)
 
@@ -58,8 +59,10 @@ def _quotas(config: Config, domain: DomainOptions) -> dict[int, Quota]:
     }
 
 
-def admission(options: DiskOptions, budgets: Mapping[bytes, Admission] | None = None) -> Admission:
-    """Return the rule that a disk tier's options ask for, within the budgets of single domains."""
+def admission(
+    options: CxlOptions | DiskOptions, budgets: Mapping[bytes, Admission] | None = None
+) -> Admission:
+    """Return the rule that a tier's options ask for, within the budgets of single domains."""
     rule: Admission
     match options.admit:
         case "always":
@@ -71,6 +74,6 @@ def admission(options: DiskOptions, budgets: Mapping[bytes, Admission] | None = 
             rule = ReusePrediction()
     if budgets:
         rule = PerDomain(rule, budgets)
-    if options.writes_per_day is None:
+    if isinstance(options, CxlOptions) or options.writes_per_day is None:
         return rule
     return WriteBudget(rule, options.writes_per_day * options.capacity)

@@ -22,6 +22,7 @@ from holdfast.cli.options import (
 from holdfast.codec.seal import missing
 from holdfast.config import (
     Config,
+    CxlOptions,
     DiskOptions,
     HostOptions,
     MooncakeOptions,
@@ -32,6 +33,7 @@ from holdfast.config import (
 )
 from holdfast.errors import ConfigError, HoldfastError, MembershipError, NodeGoneError
 from holdfast.probe import memory
+from holdfast.tiers.cxl.medium import describe
 from holdfast.tiers.pool.member_file import MemberFile
 from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.client import Client
@@ -85,6 +87,8 @@ def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding
         match tier:
             case HostOptions():
                 yield _host(tier.capacity)
+            case CxlOptions():
+                yield _cxl(number, tier)
             case DiskOptions():
                 yield from _disk(number, tier)
             case PoolOptions():
@@ -118,6 +122,17 @@ def _host(capacity: Size) -> Finding:
     if share > 90:  # noqa: PLR2004  # an engine and the system need memory too
         return problem("tiers.0", found, f"{why}; leave the engine some: lower tiers.0.capacity")
     return Finding("tiers.0", found, why, ok=True)
+
+
+def _cxl(number: int, tier: CxlOptions) -> Finding:
+    """Look at the node or the device, and take nothing of it."""
+    from holdfast.assemble.cxl import cxl_memory
+
+    name, found = f"tiers.{number}", f"cxl, {tier.capacity}"
+    try:
+        return Finding(name, found, describe(cxl_memory(tier, name, "cxl")), ok=True)
+    except ConfigError as error:
+        return problem(name, found, str(error))
 
 
 def _pool(number: int, tier: PoolOptions) -> Finding:

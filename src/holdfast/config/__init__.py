@@ -13,6 +13,7 @@ from holdfast.config.defaults import (
 )
 from holdfast.config.options import (
     Config,
+    CxlOptions,
     DiskOptions,
     DomainOptions,
     EngineOptions,
@@ -33,6 +34,7 @@ __all__ = [
     "DEADLINE_S_MAX",
     "PRIVATE_PARENT",
     "Config",
+    "CxlOptions",
     "DiskOptions",
     "DomainOptions",
     "EngineOptions",

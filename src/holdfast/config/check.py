@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from holdfast.config.check_quotas import check_quotas
 from holdfast.config.options import (
     Config,
+    CxlOptions,
     DiskOptions,
     DomainOptions,
     HostOptions,
@@ -61,7 +62,9 @@ def _check_scrub(config: Config) -> None:
     if every_s == 0:
         return
     _within("scrub.every_s", every_s, SCRUB_S_MAX)
-    held = sum(t.capacity for t in config.tiers if isinstance(t, HostOptions | DiskOptions))
+    held = sum(
+        t.capacity for t in config.tiers if isinstance(t, HostOptions | CxlOptions | DiskOptions)
+    )
     if rate and rate * every_s < held:
         raise ConfigError(
             f"scrub.rate: {rate} a second read {Size(int(rate * every_s))} in {every_s:g} s, the "
@@ -164,6 +167,8 @@ def _check_tiers(config: Config) -> None:
         match tier:
             case HostOptions():
                 _check_host(tier, f"tiers.{number}.capacity")
+            case CxlOptions():
+                _check_cxl(config, tier, number)
             case DiskOptions():
                 _check_disk(tier, f"tiers.{number}")
                 if paths.setdefault(tier.path, number) != number:
@@ -190,6 +195,42 @@ def _check_host(tier: HostOptions, at: str) -> None:
         raise ConfigError(
             f"{at}: {tier.capacity} asked, {limit.source} is {Size(limit.nbytes)}; lower it"
         )
+
+
+def _check_cxl(config: Config, tier: CxlOptions, number: int) -> None:
+    """Say where it is, once; whether that is there is looked at when it is opened."""
+    at, tiers = f"tiers.{number}", config.tiers
+    _at_least(tier.capacity, HOST_BYTES_MIN, f"{at}.capacity")
+    if (tier.node is None) == (not tier.device):
+        given = f"node {tier.node} and device {tier.device!r}" if tier.device else "neither"
+        raise ConfigError(
+            f"{at}: {given} given; name a node without processors or a DAX device, or node: any "
+            "for ordinary memory"
+        )
+    if isinstance(tier.node, int) and tier.node < 0:
+        raise ConfigError(f"{at}.node: {tier.node} is no node; doctor counts them from 0")
+    if not isinstance(tiers[number - 1], HostOptions | CxlOptions):
+        raise ConfigError(
+            f"{at}.kind: 'cxl' stands behind {_kind(tiers[number - 1])!r}; put the fastest first: "
+            "host, cxl, disk, then what other nodes share"
+        )
+    for other in range(number):
+        before = tiers[other]
+        if isinstance(before, CxlOptions) and (before.device or before.node) == (
+            tier.device or tier.node
+        ):
+            raise ConfigError(
+                f"{at}: {tier.device or tier.node!r} is the memory of tiers.{other} too; give that "
+                "one the capacity of both"
+            )
+    if tier.node == "any":
+        limit = memory()
+        asked = Size(tier.capacity + sum(t.capacity for t in tiers if isinstance(t, HostOptions)))
+        if asked > limit.nbytes:
+            raise ConfigError(
+                f"{at}.capacity: {asked} asked together with the host tier, {limit.source} is "
+                f"{Size(limit.nbytes)}; lower it, or name a node of CXL memory"
+            )
 
 
 def _check_disk(tier: DiskOptions, at: str) -> None:

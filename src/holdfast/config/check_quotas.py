@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from holdfast.blocks.envelope import record_bytes
-from holdfast.config.options import Config, DiskOptions, DomainOptions, HostOptions, Size
+from holdfast.config.options import (
+    Config,
+    CxlOptions,
+    DiskOptions,
+    DomainOptions,
+    HostOptions,
+    Size,
+)
 from holdfast.errors import ConfigError
 from holdfast.tiers.host import Budget
 
@@ -35,13 +42,13 @@ def _check_quota(config: Config, at: str, tier: str, most: Size) -> None:
     if tier not in names:
         raise ConfigError(f"{at}: there is no tier {tier!r}; name one of {', '.join(names)}")
     options = config.tiers[names.index(tier)]
-    if not isinstance(options, HostOptions | DiskOptions):
+    if not isinstance(options, HostOptions | CxlOptions | DiskOptions):
         raise ConfigError(
             f"{at}: what lies on {tier} is not this node's to count; set quotas on the nodes or "
             "servers behind it, and remove this one"
         )
     least = record_bytes(1)
-    if isinstance(options, HostOptions):
+    if isinstance(options, HostOptions | CxlOptions):
         least = Budget(options.capacity).chunk_bytes
     if most < least:
         raise ConfigError(

@@ -51,6 +51,19 @@ class HostOptions(_Section, frozen=True, tag="host", tag_field="kind"):
     capacity: Size
 
 
+class CxlOptions(_Section, frozen=True, tag="cxl", tag_field="kind"):
+    """A tier of CXL memory, in bytes; what lies there does not survive the node.
+
+    `node`: the number of a NUMA node without processors, or "any": ordinary memory, to try it out;
+    or `device`: a DAX device, /dev/daxX.Y. `admit`: which blocks are copied to it.
+    """
+
+    capacity: Size
+    node: int | Literal["any"] | None = None
+    device: str = ""
+    admit: Literal["always", "second_touch", "reuse"] = "always"
+
+
 class DiskOptions(_Section, frozen=True, tag="disk", tag_field="kind"):
     """A disk tier: a folder of its own, the bytes it may use, and the size of its regions.
 
@@ -124,7 +137,7 @@ class MooncakeOptions(_Section, frozen=True, tag="mooncake", tag_field="kind"):
     ask_s: float = 0.25
 
 
-TierOptions = HostOptions | DiskOptions | PoolOptions | ValkeyOptions | MooncakeOptions
+TierOptions = HostOptions | CxlOptions | DiskOptions | PoolOptions | ValkeyOptions | MooncakeOptions
 
 
 class DomainOptions(_Section, frozen=True):
@@ -278,7 +291,9 @@ class Config(_Section, frozen=True):
     @property
     def shares(self) -> bool:
         """Whether some tier has records of other nodes too."""
-        return any(not isinstance(tier, HostOptions | DiskOptions) for tier in self.tiers)
+        return any(
+            not isinstance(tier, HostOptions | CxlOptions | DiskOptions) for tier in self.tiers
+        )
 
     @property
     def node_address(self) -> str:

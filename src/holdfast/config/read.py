@@ -22,6 +22,7 @@ from holdfast.config.defaults import (
 )
 from holdfast.config.options import (
     Config,
+    CxlOptions,
     DiskOptions,
     DomainOptions,
     EngineOptions,
@@ -57,6 +58,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
 
 _KINDS: dict[str, type[msgspec.Struct]] = {
     "host": HostOptions,
+    "cxl": CxlOptions,
     "disk": DiskOptions,
     "pool": PoolOptions,
     "valkey": ValkeyOptions,
@@ -184,7 +186,17 @@ def _choices() -> dict[str, tuple[str, ...]]:
     """Return what may be said, for every option that takes one of some words."""
     sections = [*_SECTIONS.values(), *_KINDS.values()]
     hints = [hint for section in sections for hint in get_type_hints(section).items()]
-    return {name: get_args(kind) for name, kind in hints if get_origin(kind) is Literal}
+    return {name: words for name, kind in hints if (words := _words(kind))}
+
+
+def _words(kind: object) -> tuple[str, ...]:
+    """Return the words of an option that takes one of some, or a number instead."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    words = [
+        word for part in get_args(kind) if get_origin(part) is Literal for word in _words(part)
+    ]
+    return ("a number", *words) if words else ()
 
 
 def _keys(section: type[msgspec.Struct]) -> tuple[str, ...]:

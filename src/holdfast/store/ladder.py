@@ -158,15 +158,16 @@ class Ladder:
         finally:
             arrived = outcomes.count(Outcome.OK) * size
             self._judgement.arrived(tier, arrived, world.domain, of=len(wave) * size)
-            self._land(world, wave, outcomes)
+            promoted = self._land(world, wave, outcomes)
         if bad and isinstance(lower, Shared):
             lower.condemn(bad)
         good = [get.key for get, o in zip(batch, outcomes, strict=True) if o is Outcome.OK]
-        if rewrite_strays(states, tier, good, size):
+        if rewrite_strays(states, tier, good, size) or promoted:
             self.wake()
 
-    def _land(self, world: World, wave: Sequence[Climb], outcomes: Sequence[Outcome]) -> None:
-        states = self._states
+    def _land(self, world: World, wave: Sequence[Climb], outcomes: Sequence[Outcome]) -> bool:
+        """Publish what came; return whether some of it now waits for a tier that it passed by."""
+        states, promoted = self._states, False
         with states.lock:
             landed = []
             for climb, outcome in zip(wave, outcomes, strict=True):
@@ -175,12 +176,14 @@ class Ladder:
                 if outcome is Outcome.OK and known:
                     states.publish(climb.row, HOST, climb.slot)
                     landed.append(climb.row)
+                    promoted |= states.came_up(climb.row, climb.tier)
                 else:
                     states.give_back(world, [climb.slot])
                     if states.index.places[climb.tier][climb.row] == climb.source:
                         states.quarantine(climb.row, climb.tier, outcome)
             states.enter_host(landed)
             self._settle(wave)
+        return promoted
 
     def _settle(self, climbs: Sequence[Climb]) -> None:
         """Tell whoever waits for these that no more is coming; call under the lock."""

@@ -22,7 +22,7 @@ from holdfast.policy.base import Eviction
 from holdfast.store.asking import Asking
 from holdfast.store.fill import Fill
 from holdfast.store.sealing import Sealing
-from holdfast.tiers.base import NOWHERE, Place, Tier
+from holdfast.tiers.base import NOWHERE, Fleeting, Place, Tier
 from holdfast.tiers.host import NAMELESS, HostTier
 
 HOST = 0
@@ -82,6 +82,7 @@ class States:
         self.public = b""
         """The domain whose blocks stay in memory; empty: there is none."""
         self.lower = lower
+        self._fleeting = {n for n, tier in enumerate(lower, start=1) if isinstance(tier, Fleeting)}
         self.eviction = eviction
         self.index = Residency(1 + len(lower))
         self.fill = Fill(1 + len(lower))
@@ -283,19 +284,22 @@ class States:
         for number in (*below, tier):
             self.vacate(row, number)
 
-    def line_up(self, row: int) -> bool:
-        """Let a block wait to be written to every tier below that wants it; False if none does."""
-        if not self._choosy:
+    def line_up(self, row: int, tiers: Sequence[int] = ()) -> bool:
+        """Let a block wait to be written to those of `tiers` that want it; False if none does.
+
+        None named are all below the host.
+        """
+        if not tiers and not self._choosy:
             self.write_through([row])
             return True
         key, now_s = self.index.keys[row], self.clock.now()
         if key is None:
             return False
         wanted = False
-        for number, (line, admission) in enumerate(zip(self.waiting, self.admissions, strict=True)):
-            if key not in line and self.index.places[number + 1][row] == NOWHERE:
-                block = self._candidate(key, row)
-                if not admission.admit(block, now_s):
+        for tier in tiers or range(1, len(self.index.places)):
+            line, admission = self.waiting[tier - 1], self.admissions[tier - 1]
+            if key not in line and self.index.places[tier][row] == NOWHERE:
+                if not admission.admit(self._candidate(key, row), now_s):
                     continue
                 line[key] = None
             wanted = True
@@ -338,8 +342,30 @@ class States:
         return not self.line_up(row)
 
     def saved_below(self, row: int) -> bool:
-        """Return whether some lower tier holds the row."""
-        return any(column[row] >= 0 for column in self.index.places[1:])
+        """Return whether some lower tier holds the row, and no more lasting one waits for it."""
+        there = False
+        for tier in range(1, len(self.index.places)):
+            if self.lies(row, tier):
+                there = True
+                if tier not in self._fleeting:
+                    return True
+        key = self.index.keys[row]
+        return there and not any(key in line for line in self.waiting)
+
+    def came_up(self, row: int, tier: int) -> bool:
+        """Offer a block, just risen from `tier`, to the tiers of memory that it passed by.
+
+        If it comes from one of those, offer it to all: what wears may want it by now. Returns
+        whether one took it.
+        """
+        missing = [n for n in range(1, len(self.index.places)) if not self.lies(row, n)]
+        if tier not in self._fleeting:
+            missing = [number for number in missing if number in self._fleeting and number < tier]
+        return bool(missing) and self.line_up(row, missing)
+
+    def lies(self, row: int, tier: int) -> bool:
+        """Return whether a tier holds a row."""
+        return self.index.places[tier][row] >= 0
 
     def give_back(self, world: World, places: Sequence[Place]) -> None:
         """Free slots of a world in the host tier, published or not."""

@@ -13,7 +13,7 @@ Threads: every method may be called from any thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, NewType, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, NewType, Protocol, runtime_checkable
 
 import msgspec
 
@@ -124,6 +124,17 @@ class Tier(Protocol):
     def close(self) -> None:
         """Flush what must survive and release the medium. Later calls answer GONE."""
         ...
+
+
+@runtime_checkable
+class Fleeting(Tier, Protocol):
+    """A tier of memory: nothing wears, and what lies there alone is gone with the process.
+
+    So a copy there does not stand for one that still waits to be written further down, and what
+    comes up from below it is offered to it on the way.
+    """
+
+    fleeting: ClassVar[Literal[True]]
 
 
 @runtime_checkable

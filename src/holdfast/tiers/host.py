@@ -15,6 +15,7 @@ import os
 import threading
 from array import array
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from holdfast.buffers import align_up, keep_from_dumps, prefer_huge_pages, private_memory
 from holdfast.errors import Outcome
@@ -43,6 +44,27 @@ class Budget:
     def capacity_bytes(self) -> int:
         """Bytes the arenas may use together."""
         return self.chunks * self.chunk_bytes
+
+
+class Ground(Protocol):
+    """Memory that slots are laid out in."""
+
+    @property
+    def view(self) -> memoryview:
+        """All of it."""
+        ...
+
+    def populate(self, offset: int, nbytes: int) -> None:
+        """Bring pages in ahead of use, where that can be."""
+        ...
+
+    def give_back(self, offset: int, nbytes: int) -> None:
+        """Say that what lies there is of no use any more."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
 
 
 class Arena:
@@ -121,9 +143,9 @@ class HostTier:
 
     name = "host"
 
-    def __init__(self, budget: Budget, arena: Arena | PrivateArena | None = None) -> None:
+    def __init__(self, budget: Budget, arena: Ground | None = None) -> None:
         self._budget = budget
-        self.arena = arena or Arena(budget.capacity_bytes)
+        self.arena: Ground = arena or Arena(budget.capacity_bytes)
         self._lock = threading.Lock()
         self._runs: dict[int, _Run] = {}
         self._taken = bytearray(budget.chunks)

@@ -1,0 +1,1 @@
+"""CXL memory as a second tier of memory below the host."""

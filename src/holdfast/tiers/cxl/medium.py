@@ -1,0 +1,215 @@
+"""Where CXL memory is: a NUMA node without processors, a DAX device, or plain memory to try it out.
+
+Linux shows CXL memory in one of two ways. *System RAM*: a NUMA node that has memory and no
+processors; pages are placed on it by `mbind(2)`, called directly, since libnuma is one more library
+to find. *devdax*: a character device `/dev/daxX.Y` that is mapped as it is. Both by
+Documentation/ABI (sysfs-devices-node, sysfs-bus-dax) in the kernel's sources.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.buffers import keep_from_dumps
+from holdfast.errors import ConfigError
+from holdfast.limits import GIB
+from holdfast.tiers.host import PrivateArena
+
+SYS = Path("/sys")
+ANY_NODE = -1
+"""Memory wherever the kernel puts it: the same speed as the host's, for trying the tier out."""
+
+_MBIND = {"x86_64": 237, "aarch64": 235}
+"""The call's number, by architecture."""
+_MPOL_BIND = 2
+_NODES_MAX = 1_024
+_WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
+
+
+class CxlConfig(NamedTuple):
+    """Where a tier's memory is, and how much of it: `device` if it is given, else `node`.
+
+    `setting` is the tier's key path in the configuration, for messages.
+    """
+
+    capacity_bytes: int
+    node: int = ANY_NODE
+    device: str = ""
+    setting: str = "tiers.1"
+    name: str = "cxl"
+
+
+class NodeArena(PrivateArena):
+    """Memory on one NUMA node and on no other: it is bound before the first page is touched."""
+
+    def __init__(self, nbytes: int, node: int) -> None:
+        super().__init__(nbytes)
+        _bind(self._memory, node)
+
+
+class DaxArena:
+    """A mapped DAX device. Its pages are there from the start and are never given back."""
+
+    def __init__(self, path: str, nbytes: int) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._memory = mmap.mmap(fd, nbytes)
+        finally:
+            os.close(fd)
+        keep_from_dumps(self._memory)
+        self.view = memoryview(self._memory)
+
+    def populate(self, offset: int, nbytes: int) -> None:
+        """Nothing to bring in."""
+
+    def give_back(self, offset: int, nbytes: int) -> None:
+        """Nothing to return: the device is ours alone."""
+
+    def close(self) -> None:
+        """Nothing to close: the memory goes with its last view."""
+
+
+def describe(config: CxlConfig, system: Path = SYS) -> str:
+    """Return what the memory is, in words, as far as it can be told without taking it.
+
+    Raises ConfigError for a node or device that is not there, is none, or is too small.
+    """
+    if config.device:
+        nbytes = _check_device(config, system)
+        return f"{config.device} of {_gib(nbytes)}"
+    if config.node == ANY_NODE:
+        return "ordinary memory of any node: no faster and no larger than without it"
+    total, free = _check_node(config, system)
+    return f"node {config.node} of {_gib(total)}, {_gib(free)} free"
+
+
+def open_arena(config: CxlConfig, system: Path = SYS) -> PrivateArena | DaxArena:
+    """Take the memory. Raises ConfigError and takes none."""
+    describe(config, system)
+    if config.node == ANY_NODE and not config.device:
+        return PrivateArena(config.capacity_bytes)
+    try:
+        if config.device:
+            return DaxArena(config.device, config.capacity_bytes)
+        return NodeArena(config.capacity_bytes, config.node)
+    except OSError as error:
+        raise ConfigError(_refused(config, error)) from error
+
+
+def _refused(config: CxlConfig, error: OSError) -> str:
+    if config.device:
+        return (
+            f"{config.setting}.device: {config.device!r} can not be mapped: {error.strerror}; free "
+            "it of other users, or give a capacity in multiples of its alignment"
+        )
+    remedy = "see dmesg"
+    if error.errno == errno.EINVAL:
+        remedy = "it is not among the nodes this process may use: see its cpuset.mems"
+    if error.errno in (errno.EPERM, errno.ENOSYS):
+        remedy = "permit mbind in the container's seccomp profile (Docker: --cap-add SYS_NICE)"
+    return (
+        f"{config.setting}.node: memory can not be bound to node {config.node}: "
+        f"{error.strerror}; {remedy}"
+    )
+
+
+def _check_node(config: CxlConfig, system: Path) -> tuple[int, int]:
+    """Return the bytes that a node has, and those that are free."""
+    at, nodes = f"{config.setting}.node", system / "devices/system/node"
+    there = sorted(int(path.name[4:]) for path in nodes.glob("node[0-9]*"))
+    bare = [node for node in there if not _text(nodes / f"node{node}/cpulist")]
+    known = ", ".join(map(str, bare)) or "none of this machine's"
+    if config.node not in there:
+        raise ConfigError(
+            f"{at}: there is no node {config.node}, only {', '.join(map(str, there)) or 'none'}; "
+            f"name one without processors ({known}), or any for ordinary memory"
+        )
+    if config.node not in bare:
+        processors = _text(nodes / f"node{config.node}/cpulist")
+        raise ConfigError(
+            f"{at}: node {config.node} has the processors {processors}, so it is the host's own "
+            f"memory; name one without processors ({known}), or any for ordinary memory"
+        )
+    meminfo = _text(nodes / f"node{config.node}/meminfo")
+    total, free = _kilobytes(meminfo, "MemTotal"), _kilobytes(meminfo, "MemFree")
+    if config.capacity_bytes > free:
+        raise ConfigError(
+            f"{config.setting}.capacity: {_gib(config.capacity_bytes)} asked, node {config.node} "
+            f"has {_gib(free)} free of {_gib(total)}; lower it, or free the node"
+        )
+    return total, free
+
+
+def _check_device(config: CxlConfig, system: Path) -> int:
+    """Return the bytes that a device has."""
+    at, path = f"{config.setting}.device", config.device
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError as error:
+        raise ConfigError(
+            f"{at}: {path!r} is not there: {error.strerror}; daxctl list shows those that are"
+        ) from error
+    facts = system / "bus/dax/devices" / Path(path).name
+    if not stat.S_ISCHR(mode) or not _text(facts / "size").isdigit():
+        raise ConfigError(
+            f"{at}: {path!r} is no DAX device; name a /dev/daxX.Y, as daxctl list shows them"
+        )
+    if not os.access(path, os.R_OK | os.W_OK):
+        raise ConfigError(
+            f"{at}: {path!r} is not readable and writable for user {os.geteuid()}; chown it"
+        )
+    nbytes = int(_text(facts / "size"))
+    if config.capacity_bytes > nbytes:
+        raise ConfigError(
+            f"{config.setting}.capacity: {_gib(config.capacity_bytes)} asked, {path!r} has "
+            f"{_gib(nbytes)}; lower it"
+        )
+    align = _text(facts / "align")
+    if align.isdigit() and int(align) and config.capacity_bytes % int(align):
+        raise ConfigError(
+            f"{config.setting}.capacity: {config.capacity_bytes} bytes is no multiple of the "
+            f"{align} that {path!r} is mapped by; lower it by {config.capacity_bytes % int(align)}"
+        )
+    return nbytes
+
+
+def _bind(memory: mmap.mmap, node: int) -> None:
+    """Have every page of a mapping come from one node; OSError where that may not be."""
+    call = _MBIND.get(platform.machine())
+    if call is None:
+        raise OSError(errno.ENOSYS, f"no mbind known for {platform.machine()}")
+    mask = (ctypes.c_ulong * (_NODES_MAX // _WORD_BITS))()
+    mask[node // _WORD_BITS] = 1 << node % _WORD_BITS
+    start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+    length, most = ctypes.c_ulong(len(memory)), ctypes.c_ulong(_NODES_MAX + 1)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(call, start, length, _MPOL_BIND, mask, most, 0):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _kilobytes(meminfo: str, name: str) -> int:
+    """Return a figure of `Node N MemTotal:  16777216 kB` in bytes; 0 where it is not there."""
+    for line in meminfo.splitlines():
+        words = line.split()
+        if f"{name}:" in words:
+            return 1024 * int(words[words.index(f"{name}:") + 1])
+    return 0
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:.4g} GiB"
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file of the kernel; empty without it."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

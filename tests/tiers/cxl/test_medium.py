@@ -1,0 +1,145 @@
+"""Where CXL memory is: found, refused in words, bound to its node, and mapped."""
+
+import ctypes
+import os
+import platform
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import ConfigError, Outcome
+from holdfast.testing.tier_contract import Blocks
+from holdfast.tiers.base import Put
+from holdfast.tiers.cxl import medium
+from holdfast.tiers.cxl.medium import CxlConfig, DaxArena, NodeArena, describe, open_arena
+from holdfast.tiers.cxl.tier import CxlTier
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+@pytest.fixture
+def system(tmp_path):
+    """A machine with two nodes, the second of them memory alone, and one DAX device."""
+    nodes = tmp_path / "devices/system/node"
+    for number, processors in enumerate(["0-31", ""]):
+        node = nodes / f"node{number}"
+        node.mkdir(parents=True)
+        (node / "cpulist").write_text(f"{processors}\n")
+        (node / "meminfo").write_text(
+            f"Node {number} MemTotal:       {512 * MIB // 1024 * 1024} kB\n"
+            f"Node {number} MemFree:        {256 * MIB} kB\n"
+        )
+    dax = tmp_path / "bus/dax/devices/null"
+    dax.mkdir(parents=True)
+    (dax / "size").write_text(f"{8 * GIB}\n")
+    (dax / "align").write_text(f"{2 * MIB}\n")
+    return tmp_path
+
+
+def refused(config, system):
+    with pytest.raises(ConfigError) as caught:
+        open_arena(config, system)
+    return str(caught.value)
+
+
+def test_a_node_without_processors_is_described(system):
+    assert describe(CxlConfig(GIB, node=1), system) == "node 1 of 512 GiB, 256 GiB free"
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            CxlConfig(GIB, node=7),
+            "tiers.1.node: there is no node 7, only 0, 1; name one without processors (1), or any",
+        ),
+        (
+            CxlConfig(GIB, node=0),
+            "tiers.1.node: node 0 has the processors 0-31, so it is the host's own memory; name",
+        ),
+        (
+            CxlConfig(300 * GIB, node=1),
+            "tiers.1.capacity: 300 GiB asked, node 1 has 256 GiB free of 512 GiB; lower it",
+        ),
+        (
+            CxlConfig(GIB, device="/dev/dax9.9", setting="tiers.2"),
+            "tiers.2.device: '/dev/dax9.9' is not there: No such file or directory; daxctl list",
+        ),
+        (
+            CxlConfig(GIB, device="/dev/zero"),
+            "tiers.1.device: '/dev/zero' is no DAX device; name a /dev/daxX.Y",
+        ),
+        (
+            CxlConfig(9 * GIB, device="/dev/null"),
+            "tiers.1.capacity: 9 GiB asked, '/dev/null' has 8 GiB; lower it",
+        ),
+        (
+            CxlConfig(GIB + 4096, device="/dev/null"),
+            "is no multiple of the 2097152 that '/dev/null' is mapped by; lower it by 4096",
+        ),
+    ],
+)
+def test_what_can_not_be_is_refused_with_value_limit_and_remedy(system, config, words):
+    assert words in refused(config, system)
+
+
+def test_a_device_that_others_own_is_refused(system, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    words = refused(CxlConfig(GIB, device="/dev/null"), system)
+    assert "'/dev/null' is not readable and writable for user" in words
+    assert words.endswith("chown it")
+
+
+def test_a_device_that_can_not_be_mapped_is_refused(system):
+    words = refused(CxlConfig(GIB, device="/dev/null"), system)
+    assert "tiers.1.device: '/dev/null' can not be mapped: No such device; free it" in words
+
+
+def test_a_node_that_the_process_may_not_use_is_refused(system):
+    """The made-up node 1 passes; the kernel of this machine knows better, if it has one node."""
+    if Path("/sys/devices/system/node/node1").exists():
+        pytest.skip("this machine has a node 1")
+    words = refused(CxlConfig(MIB, node=1), system)
+    assert "tiers.1.node: memory can not be bound to node 1: " in words
+
+
+def test_an_architecture_without_the_call_is_refused(system, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "pdp11")
+    assert "no mbind known for pdp11" in refused(CxlConfig(MIB, node=1), system)
+
+
+def test_memory_is_bound_before_it_is_touched():
+    """The policy that the kernel has for the mapping is to bind it to the node asked for."""
+    try:
+        arena = NodeArena(MIB, 0)
+    except OSError as error:
+        pytest.skip(f"mbind refused here: {error}")
+    mode, mask = ctypes.c_int(-1), (ctypes.c_ulong * 16)()
+    start = ctypes.addressof(ctypes.c_char.from_buffer(arena.view))
+    call = {"x86_64": 239, "aarch64": 236}[platform.machine()]
+    libc = ctypes.CDLL(None, use_errno=True)
+    of_address = 2
+    assert not libc.syscall(
+        call, ctypes.byref(mode), mask, ctypes.c_ulong(1025), ctypes.c_void_p(start), of_address
+    )
+    assert (mode.value, mask[0]) == (medium._MPOL_BIND, 1)
+
+
+def test_a_mapped_device_holds_records(tmp_path, monkeypatch):
+    """A file stands for the device: the mapping and all above it are the same."""
+    file = tmp_path / "dax0.0"
+    file.write_bytes(bytes(4 * MIB))
+    monkeypatch.setattr(
+        "holdfast.tiers.cxl.tier.open_arena", lambda config, _: DaxArena(config.device, 4 * MIB)
+    )
+    tier = CxlTier(CxlConfig(4 * MIB, device=str(file)))
+    blocks = Blocks(60_000)
+    places = blocks.save(tier, range(20))
+    assert blocks.load(tier, range(20), places) == [Outcome.OK] * 20
+    tier.free(places)
+    [place] = tier.reserve([blocks.world.record_bytes]).places
+    assert tier.write([Put(place, blocks.record(50))]) == [Outcome.OK]
+    assert blocks.load(tier, [50], [place]) == [Outcome.OK]
+    assert b"".join([file.read_bytes()]).strip(b"\0")
+    tier.close()

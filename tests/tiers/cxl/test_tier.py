@@ -1,0 +1,142 @@
+"""The CXL tier keeps the contract, drops what was used longest ago, never what is in flight."""
+
+import random
+import threading
+
+import pytest
+
+from holdfast.errors import Outcome
+from holdfast.testing.tier_contract import Blocks, TierContract
+from holdfast.tiers.base import NOWHERE, Dropped, Fleeting, Put
+from holdfast.tiers.cxl.medium import CxlConfig
+from holdfast.tiers.cxl.tier import CxlTier
+
+MIB = 1 << 20
+
+
+class TestCxlTier(TierContract):
+    def make_tier(self, folder, capacity_bytes):
+        return CxlTier(CxlConfig(capacity_bytes))
+
+
+@pytest.fixture
+def tier():
+    made = CxlTier(CxlConfig(4 * MIB))
+    yield made
+    made.close()
+
+
+def fill(tier, blocks):
+    """Write blocks until the first that another leaves for; return numbers and places."""
+    held = {}
+    while True:
+        found = blocks.reserve(tier)
+        if found.dropped:
+            tier.free(found.places)
+            for dropped in found.dropped:
+                held = {n: place for n, place in held.items() if place != dropped.place}
+            return held
+        number = len(held)
+        assert tier.write([Put(found.places[0], blocks.record(number))]) == [Outcome.OK]
+        held[number] = found.places[0]
+
+
+def test_it_says_that_it_forgets(tier):
+    assert isinstance(tier, Fleeting)
+
+
+def test_who_was_read_longest_ago_leaves_first(tier):
+    blocks = Blocks(60_000)
+    held = fill(tier, blocks)
+    numbers = list(held)
+    assert blocks.load(tier, numbers[:5], [held[n] for n in numbers[:5]]) == [Outcome.OK] * 5
+    places = []
+    gone = []
+    for _ in range(10):
+        found = blocks.reserve(tier)
+        places += found.places
+        gone += [dropped.key for dropped in found.dropped]
+    assert NOWHERE not in places
+    expected = [blocks.key(n) for n in numbers[5:]]
+    assert gone == expected[: len(gone)]
+    assert len(gone) >= 8
+
+
+def test_memory_moves_to_another_size_a_run_at_a_time(tier):
+    small, large = Blocks(10_000), Blocks(150_000)
+    held = fill(tier, small)
+    found = large.reserve(tier)
+    assert found.places != [NOWHERE]
+    assert 0 < len(found.dropped) < len(held)
+    keys = [dropped.key for dropped in found.dropped]
+    assert set(keys) <= {small.key(n) for n in held}
+    gone = {dropped.place for dropped in found.dropped}
+    left = {n: place for n, place in held.items() if place not in gone}
+    assert small.load(tier, list(left), list(left.values())) == [Outcome.OK] * len(left)
+
+
+def test_a_run_with_a_record_in_flight_stays(tier):
+    small, large = Blocks(10_000), Blocks(150_000)
+    held = fill(tier, small)
+    for number, place in held.items():
+        if not number % 4:
+            tier.free([place])
+    reserved = tier.reserve([small.world.record_bytes] * (len(held) // 4)).places
+    assert NOWHERE not in reserved
+    found = large.reserve(tier)
+    assert all(dropped.place not in reserved for dropped in found.dropped)
+    puts = [Put(p, small.record(1_000 + i)) for i, p in enumerate(reserved)]
+    assert tier.write(puts) == [Outcome.OK] * len(puts)
+    assert small.load(tier, range(1_000, 1_000 + len(puts)), reserved) == [Outcome.OK] * len(puts)
+
+
+def test_what_can_never_fit_pushes_nobody_out(tier):
+    blocks = Blocks(60_000)
+    held = fill(tier, blocks)
+    found = tier.reserve([64 * MIB])
+    assert (found.places, found.dropped) == ([NOWHERE], [])
+    assert tier.usage().records == len(held)
+
+
+def test_what_is_no_record_is_not_taken(tier):
+    [place] = tier.reserve([8192]).places
+    assert tier.write([Put(place, memoryview(bytearray(8192)))]) == [Outcome.CORRUPT]
+    assert tier.usage().used_bytes == 0
+
+
+def test_bytes_both_ways_are_counted(tier):
+    blocks = Blocks(60_000)
+    places = blocks.save(tier, range(3))
+    blocks.load(tier, range(2), places[:2])
+    usage = tier.usage()
+    assert usage.written_bytes == 3 * blocks.world.record_bytes
+    assert usage.read_bytes == 2 * blocks.world.record_bytes
+
+
+def test_a_read_while_its_slot_moves_to_another_is_a_miss_and_never_other_bytes(tier):
+    blocks = Blocks(60_000)
+    held = fill(tier, blocks)
+    numbers, places = list(held), list(held.values())
+    stop, wrong = threading.Event(), []
+
+    def read():
+        while not stop.is_set():
+            wrong.extend(
+                outcome
+                for outcome in blocks.load(tier, numbers, places)
+                if outcome not in (Outcome.OK, Outcome.MISS)
+            )
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    chosen = random.Random(1)
+    for _ in range(300):
+        found = blocks.reserve(tier)
+        assert all(isinstance(dropped, Dropped) for dropped in found.dropped)
+        if NOWHERE not in found.places:
+            tier.write([Put(found.places[0], blocks.record(10_000 + chosen.randrange(100)))])
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert wrong == []
