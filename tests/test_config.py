@@ -14,7 +14,6 @@ from holdfast.limits import GIB, MIB
 from holdfast.probe import memory
 
 HOST = {"kind": "host", "capacity": "64 MiB"}
-CXL = {"kind": "cxl", "node": "any", "capacity": "32 MiB"}
 DISK = {"kind": "disk", "path": "/data/blocks", "capacity": "1 GiB"}
 
 
@@ -181,20 +180,6 @@ def test_plain_data_of_a_config_is_the_same_config():
         (data({**HOST, "capacity": 5}), r"tiers\.0\.capacity: 5 B is less than 16 MiB; raise it"),
         (data(HOST, {**DISK, "capacity": 5}), r"tiers\.1\.capacity: 5 B is less than 16 MiB"),
         (data(HOST, DISK, DISK), r"tiers\.2\.path: '/data/blocks' is the folder of tiers\.1 too"),
-        (data(HOST, {**CXL, "node": None}), r"tiers\.1: neither given; name a node without proc"),
-        (data(HOST, {**CXL, "device": "/dev/dax0.0"}), r"tiers\.1: node any and device '/dev/dax"),
-        (data(HOST, {**CXL, "node": -3}), r"tiers\.1\.node: -3 is no node"),
-        (
-            data(HOST, {**CXL, "node": "some"}),
-            r"tiers\.1\.node: 'some': .*; use one of: a number, any$",
-        ),
-        (data(HOST, {**CXL, "capacity": 5}), r"tiers\.1\.capacity: 5 B is less than 16 MiB"),
-        (
-            data(HOST, {**CXL, "capacity": "900 TiB"}),
-            r"tiers\.1\.capacity: 900 TiB asked together with the host tier, .*; lower it, or name",
-        ),
-        (data(HOST, DISK, CXL), r"tiers\.2\.kind: 'cxl' stands behind 'disk'; put the fastest"),
-        (data(HOST, CXL, CXL), r"tiers\.2: 'any' is the memory of tiers\.1 too; give that one"),
         (data(domains={"A/b": {"key_file": "x"}}), r"domains\.A/b: a domain's name has 1 to 64 of"),
     ],
 )
@@ -275,15 +260,6 @@ def test_a_pools_member_file_counts_from_the_configurations_folder(tmp_path):
     assert parse(keyed, tmp_path).tiers[1].members == str(tmp_path / "members.yaml")
     keyed["tiers"][1] = {**POOL, "members": "dns://targets:7000"}
     assert parse(keyed, tmp_path).tiers[1].members == "dns://targets:7000"
-
-
-def test_cxl_memory_is_named_by_node_or_by_device():
-    on_nodes = parse(data(HOST, {**CXL, "node": 2}, {**CXL, "node": "3"}, CXL, DISK))
-    assert [tier.node for tier in on_nodes.tiers[1:4]] == [2, 3, "any"]
-    assert on_nodes.tier_names == ["host", "cxl", "cxl1", "cxl2", "disk3"]
-    assert not on_nodes.shares
-    on_a_device = parse(data(HOST, {**CXL, "node": None, "device": "/dev/dax0.0"}))
-    assert on_a_device.tiers[1].device == "/dev/dax0.0"
 
 
 def test_unknown_keys_of_a_pool_are_refused_with_the_known_ones():
