@@ -93,3 +93,25 @@ def test_padding_never_carries_the_last_owners_bytes(rig) -> None:
     place = reserved.places[0]
     end = place + 128 + one.world.payload_bytes + 16
     assert bytes(arena[end : place + one.world.record_bytes]).count(0xAA) == 0
+
+
+def test_a_key_that_another_world_bears_is_neither_held_nor_written_over(rig) -> None:
+    """A liar in the same domain costs a miss: no slot, no touch, and nothing of theirs changes."""
+    one = rig()
+    chain, liar = one.chain(1, 3), one.world._replace(fingerprint=b"l" * 16)
+    early = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    one.fill(chain.keys, early.places)
+    lied = one.store.reserve(liar, chain.keys[1:2], chain.fingerprint, 1)
+    one.fill(chain.keys[1:2], lied.places)
+    assert one.store.commit(lied.ticket) == 1
+    assert one.store.commit(early.ticket) == 2
+    late = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    assert late.places == [-1, -1, -1]
+    touched = []
+    one.store.states.touch = touched.extend
+    assert one.store.commit(late.ticket) == 0
+    index = one.store.states.index
+    assert sorted(touched) == sorted(index.find(key) for key in (chain.keys[0], chain.keys[2]))
+    assert one.store.cover(one.world, chain.keys).blocks == 1
+    assert one.store.cover(liar, chain.keys[1:2]).blocks == 1
+    assert one.store.states.host(one.world).usage().records == 3

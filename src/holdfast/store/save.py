@@ -26,7 +26,10 @@ from holdfast.tiers.base import NOWHERE, Place
 
 
 class Reserved(NamedTuple):
-    """Slots to fill: one place per key, -1 where the block is held already or there is no room."""
+    """Slots to fill: one place per key, -1 for a block that is held already or has no room.
+
+    Nor is there room for one whose key another world's block bears.
+    """
 
     ticket: int
     places: list[int]
@@ -43,7 +46,7 @@ def reserve(
         outcome = Outcome.OK
         for key in keys:
             row = states.index.find(key)
-            if row >= 0 and states.index.fastest(row) >= 0:
+            if row >= 0 and (states.holds(row, world) or _named_otherwise(states, row, world)):
                 places.append(NOWHERE)
                 continue
             place = make_room(states, world) if outcome is Outcome.OK else NOWHERE
@@ -115,7 +118,8 @@ def _publish(store: Core, ticket: Ticket, parents: Sequence[bytes], retention: R
             if place == NOWHERE:
                 continue
             row = states.index.add(world, key, parents[i], ticket.depth + i)
-            if states.index.places[HOST][row] >= 0 or row in states.loading:
+            taken = row in states.loading or _named_otherwise(states, row, world)
+            if taken or states.index.places[HOST][row] >= 0:
                 states.give_back(world, [place])
                 continue
             states.publish(row, HOST, place)
@@ -139,7 +143,12 @@ def _held_before(states: States, ticket: Ticket) -> list[int]:
     """Return the rows of a ticket's blocks that needed no slot."""
     pairs = zip(ticket.keys, ticket.places, strict=True)
     rows = [states.index.find(key) for key, place in pairs if place == NOWHERE]
-    return [row for row in rows if row >= 0]
+    return [row for row in rows if row >= 0 and states.holds(row, ticket.world)]
+
+
+def _named_otherwise(states: States, row: int, world: World) -> bool:
+    """Whether a row is a block of another world: who gave it this key lied, then or now."""
+    return states.index.world(row) != world
 
 
 def _segment(ticket: Ticket, index: int) -> bytes:
