@@ -18,6 +18,7 @@ class Measured:
     def __init__(self, _folder, share):
         self.share = share
         self.turns = ""
+        self.flood_bytes = 0
 
     @contextlib.contextmanager
     def flooded(self, name):
@@ -29,6 +30,7 @@ class Measured:
     def fetch(self, name, number):
         assert name == "victim"
         flooded = self.turns.endswith("F")
+        self.flood_bytes += flooded
         return 0.1 * (self.slow if flooded and number % 20 == 15 else 1.0)
 
     def close(self):
@@ -41,14 +43,19 @@ def test_the_worst_fetch_in_the_flood_is_held_against_the_worst_in_peace(
 ):
     monkeypatch.setattr(bench_quota, "_Bench", Measured)
     monkeypatch.setattr(Measured, "slow", slow)
+    pauses = []
+    monkeypatch.setattr(bench_quota.time, "sleep", pauses.append)
     target = tmp_path / "quota.json"
     assert main(["bench", "quota", "--rounds", "2", "--json", str(target)]) == status
-    first, second = json.loads(target.read_text())["rows"]
-    assert first["what"] == "quota.flooded.share1"
-    assert first["ok"] is None
-    assert second["ratio"] == pytest.approx(slow)
-    assert second["ok"] is (status == 0)
-    assert second["fetches"] == 20
+    rows = {row["what"]: row for row in json.loads(target.read_text())["rows"]}
+    for name in ("quota.flooded.share1", "quota.flooded.share16"):
+        assert rows[name]["ratio"] == pytest.approx(slow)
+        assert rows[name]["goal"] == 1.2
+        assert rows[name]["ok"] is (status == 0)
+        assert rows[name]["fetches"] == 20
+        assert rows[name]["flood_disk"] > 0
+    assert rows["quota.saturating.share1"]["ok"] is None
+    assert pauses == [0.48] * 80 + [0.0] * 40
 
 
 def test_no_rounds_are_refused(capsys):

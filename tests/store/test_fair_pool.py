@@ -1,6 +1,8 @@
 """Threads by turns: nobody waits behind a flood, and futures behave as everywhere."""
 
 import threading
+import time
+from collections import Counter
 from concurrent.futures import wait
 
 import pytest
@@ -15,7 +17,7 @@ def pools():
     made, gate = [], threading.Event()
 
     def make(threads, spare):
-        made.append(FairPool(threads, spare, "test"))
+        made.append(FairPool(threads, spare, "test", lambda: 0.0))
         return made[-1], gate
 
     yield make
@@ -76,6 +78,50 @@ def test_what_has_not_begun_can_be_cancelled_and_what_runs_can_not(pools):
     gate.set()
     pool.submit(Turn(FLOOD), lambda: None).result(5)
     assert done == []
+
+
+def test_who_had_less_of_the_last_seconds_has_all_its_work_done_first(pools):
+    pool, gate = pools(1, 0)
+    order, flooded = [], Turn(FLOOD, cost=1.0)
+    for _ in range(40):
+        pool.submit(flooded, lambda: None).result(5)
+    first = pool.submit(flooded, lambda: gate.wait(30))
+    flood = [pool.submit(flooded, lambda: order.append("flood")) for _ in range(40)]
+    assert pool.credit(Turn(VICTIM)) >= 30
+    assert pool.credit(flooded) == 0
+    assert pool.credit(Turn(VICTIM, errand=Errand.AHEAD)) == 0
+    late = [pool.submit(Turn(VICTIM), lambda: order.append("victim")) for _ in range(15)]
+    gate.set()
+    wait([first, *flood, *late], 10)
+    assert order[:15].count("victim") >= 14
+
+
+def test_several_light_domains_find_spare_threads_and_one_never_takes_them_all(pools):
+    pool, gate = pools(4, 4)
+    started = []
+    for domain, begun in ((FLOOD, 4), (b"one", 6), (b"two", 7), (b"three", 8)):
+        for _ in range(10):
+            pool.submit(Turn(domain), lambda domain=domain: (started.append(domain), gate.wait(30)))
+        deadline = time.monotonic() + 5
+        while len(started) < begun:
+            assert time.monotonic() < deadline, started
+            time.sleep(0.001)
+    assert Counter(started) == {FLOOD: 4, b"one": 2, b"two": 1, b"three": 1}
+
+
+def test_what_was_cancelled_costs_nobody_a_turn(pools):
+    pool, gate = pools(1, 0)
+    order = []
+    first = pool.submit(Turn(FLOOD), lambda: gate.wait(30))
+    for _ in range(20):
+        assert pool.submit(Turn(VICTIM), lambda: None).cancel()
+    both = [
+        pool.submit(Turn(domain), lambda domain=domain: order.append(domain))
+        for domain in (FLOOD, VICTIM) * 10
+    ]
+    gate.set()
+    wait([first, *both], 10)
+    assert 4 <= order[:10].count(VICTIM) <= 6
 
 
 def test_shutdown_waits_for_everything_or_drops_what_has_not_begun():

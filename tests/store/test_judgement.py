@@ -9,10 +9,12 @@ from holdfast.clock import ManualClock
 from holdfast.errors import Outcome
 from holdfast.plan.cost import PrefillCost
 from holdfast.plan.planner import Plan
+from holdfast.policy.fair_queue import LEAST
 from holdfast.store.cover import Prompt
 from holdfast.store.judgement import (
     PLANS_KEPT,
     PROBE_S,
+    USUAL_BYTES,
     Ending,
     Engine,
     Judgement,
@@ -129,6 +131,20 @@ def test_a_late_fetch_takes_back_what_nobody_has_begun_to_read(rig):
     assert one.store.judgement.estimates(one.world.domain)[1].queued_bytes == 0
     assert one.store.release(fetched.lease)
     assert one.read(chain) == 20
+
+
+def test_a_domain_with_credit_expects_nearly_all_of_a_tier_that_others_flood():
+    judgement = Judgement(["host", "disk"], ManualClock())
+    judgement.asked(1, 1 << 33, b"flood")
+    whole = judgement.estimates(b"flood")[1].bytes_per_s
+    half = judgement.estimates(b"light")[1]
+    assert half.bytes_per_s == pytest.approx(whole / 2)
+    judgement.credit = lambda tier, domain: USUAL_BYTES * (tier == 1 and domain == b"light")
+    most = judgement.estimates(b"light")[1]
+    assert most.bytes_per_s == pytest.approx((1 - LEAST) * whole)
+    assert most.queued_bytes == 0
+    judgement.asked(1, MIB, b"light")  # that much of the credit is as good as spent
+    assert judgement.estimates(b"light")[1].bytes_per_s == pytest.approx(whole / 2)
 
 
 def record(first_token_s=0.1):

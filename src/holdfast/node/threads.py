@@ -13,7 +13,7 @@ FETCH_THREADS = 8
 SAVE_THREADS = 4
 """For one domain at a time."""
 
-SPARE_THREADS = 2
+SPARE_THREADS = 4
 """More, for others."""
 
 OPERATOR = b""

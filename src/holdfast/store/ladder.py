@@ -68,6 +68,7 @@ class Ladder:
         self._climbers = [
             FairPool(WAVES_AT_ONCE, 1, f"holdfast-from-{tier.name}") for tier in states.lower
         ]
+        judgement.credit = self._credit
         self._descents = [Descent(states, number + 1) for number in range(len(states.lower))]
 
     def start(self) -> None:
@@ -137,6 +138,12 @@ class Ladder:
             descent.close()
         for climbers in self._climbers:
             climbers.shutdown()
+
+    def _credit(self, tier: int, domain: bytes) -> float:
+        """Return how many bytes of a tier a domain would be read before others."""
+        if tier == HOST:
+            return 0.0
+        return self._climbers[tier - 1].credit(Turn(domain, share=self._states.fill.share(domain)))
 
     def _climb(self, world: World, tier: int, wave: Sequence[Climb]) -> None:
         """Read one wave from one tier into its slots, open and verify it, land it."""
