@@ -1,9 +1,12 @@
 """The arithmetic of the CUDA device, on CPU tensors; its streams need a GPU."""
 
+import contextlib
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from holdfast.devices import cuda  # noqa: E402
 from holdfast.devices.base import Move, Pages  # noqa: E402
 from holdfast.devices.cuda import empty_stage, fill_stage, unstage  # noqa: E402
 
@@ -45,3 +48,77 @@ def test_staged_blocks_fill_the_pages_named_and_no_others(layers, pages):
         assert torch.equal(layer[21], stage[1, at, 2])
         others = [page for page in range(PAGES) if page not in {3, 11, 4, 6, 20, 21}]
         assert torch.equal(layer[others], before[at][others])
+
+
+class FakeArena:
+    def __init__(self, nbytes):
+        self.bytes = bytearray(nbytes)
+        self.view = memoryview(self.bytes)
+        self.address = torch.frombuffer(self.bytes, dtype=torch.uint8).data_ptr()
+        self.nbytes = nbytes
+
+
+class FakeCuda:
+    """What the device asks of CUDA, done at once; `said` is what it was told, in order."""
+
+    def __init__(self):
+        self.said = []
+
+    def Stream(self, _device):  # noqa: N802  # as CUDA has it
+        return self
+
+    def stream(self, _stream):
+        return contextlib.nullcontext()
+
+    def cudart(self):
+        return self
+
+    def synchronize(self):
+        self.said.append("synchronize")
+
+    def cudaHostRegister(self, address, _nbytes, _flags):  # noqa: N802
+        self.said.append(("register", address))
+        return 0
+
+    def cudaHostUnregister(self, address):  # noqa: N802
+        self.said.append(("unregister", address))
+
+    def record_event(self):
+        return self
+
+    def query(self):
+        return True
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    fake = FakeCuda()
+    monkeypatch.setattr(cuda.torch, "cuda", fake)
+    return fake
+
+
+def test_the_arena_of_a_node_that_is_gone_is_let_go_of(layers, pages, fake):
+    device = cuda.CudaDevice(layers, PER_BLOCK)
+    old, new = FakeArena(pages.payload_bytes), FakeArena(pages.payload_bytes)
+    for arena in (old, old, new):
+        device.scatter(arena, [Move(0, [1, 2, 3, 4])])
+    told = [said for said in fake.said if said != "synchronize"]
+    assert told == [("register", old.address), ("unregister", old.address),
+                    ("register", new.address)]  # fmt: skip
+    device.close()
+    assert fake.said[-1] == ("unregister", new.address)
+
+
+def test_a_plan_that_fails_half_way_leaves_nothing_moving(layers, pages, fake, monkeypatch):
+    device = cuda.CudaDevice(layers, PER_BLOCK)
+    arena = FakeArena(pages.payload_bytes)
+    device.scatter(arena, [Move(0, [1, 2, 3, 4])])
+    fake.said.clear()
+
+    def fail(*_):
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(cuda, "unstage", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        device.scatter(arena, [Move(0, [1, 2, 3, 4])])
+    assert fake.said == ["synchronize"]

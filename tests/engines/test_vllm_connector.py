@@ -47,6 +47,18 @@ def test_a_policy_that_fails_requests_is_pointed_out_once(caplog):
     assert "recompute" in record.message
 
 
+def test_a_machine_that_lacks_something_costs_the_cache_and_not_the_engine(caplog, monkeypatch):
+    worker = connector(KVConnectorRole.WORKER)
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("holdfast.engines.vllm.connector.only_group", fail)
+    worker.register_kv_caches({"layer": torch.zeros(4)})
+    assert "Holdfast is off for this engine: [Errno 28] No space left" in caplog.text
+    assert worker.get_handshake_metadata().refusal
+
+
 def test_a_model_that_is_not_handled_is_left_alone_with_one_warning(caplog, scheduler, fakes):
     worker = connector(KVConnectorRole.WORKER, groups=2)
     worker.register_kv_caches({"layer": torch.zeros(4)})

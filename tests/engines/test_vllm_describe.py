@@ -211,6 +211,38 @@ def test_whatever_changes_pages_changes_the_fingerprint(group):
     assert len(digests) == len(others) + 1
 
 
+def test_the_longest_context_counts_where_it_chooses_the_rope(group):
+    """LongRoPE takes other factors, for every token, where max_model_len is beyond the first."""
+    long = {"rope_parameters": {"rope_type": "longrope", "long_factor": [2.0]}}
+    several = [
+        fingerprint(group, **model_of(hf=hf, max_model_len=length)).digest()
+        for hf in (long, {})
+        for length in (4096, 16384)
+    ]
+    assert several[0] != several[1]
+    assert several[2] == several[3]
+
+
+def gpu(backend, *, runner=False):
+    layer = SimpleNamespace(attn_backend=SimpleNamespace(get_name=lambda: backend))
+    compiled = SimpleNamespace(static_forward_context={"a": layer, "b": layer})
+    return {
+        "device_config": SimpleNamespace(device_type="cuda"),
+        "compilation_config": compiled,
+        "use_v2_model_runner": runner,
+    }
+
+
+def test_on_a_gpu_the_backend_that_was_chosen_and_the_runner_are_in_the_arrangement(group):
+    several = [gpu("FLASH_ATTN"), gpu("FLASHINFER"), gpu("FLASH_ATTN", runner=True)]
+    assert len({fingerprint(group, **each).digest() for each in several}) == 3
+    nameless = gpu("FLASH_ATTN") | {
+        "compilation_config": SimpleNamespace(static_forward_context={})
+    }
+    with pytest.raises(UnsupportedError, match="which attention backend"):
+        fingerprint(group, **nameless)
+
+
 def test_the_instruction_set_and_the_version_are_in_the_arrangement(group, monkeypatch):
     import vllm
     from vllm.v1.attention.backends import cpu_attn

@@ -43,6 +43,20 @@ def test_the_session_goes_along_with_the_first_question(fakes, client, side):
     assert [cover.session for cover in client.of(Cover)] == ["chat-7"]
 
 
+@pytest.mark.parametrize("said", [{"session": "\ud800"}, {"a\nWARNING b": 1}, "x", 7])
+def test_a_hint_of_any_shape_costs_one_line_in_the_log(fakes, client, side, caplog, said):
+    assert asked(fakes, side, said)
+    assert [cover.session for cover in client.of(Cover)] == [""]
+    assert all(record.getMessage().isprintable() for record in caplog.records)
+
+
+def test_half_a_surrogate_in_a_salt_sets_blocks_apart_like_any_other(fakes, client, side):
+    asked(fakes, side, None, cache_salt="\ud800")
+    asked(fakes, side, None, cache_salt="")
+    first, second = client.of(Cover)
+    assert first.keys != second.keys
+
+
 def test_the_engines_own_session_id_does_too(fakes, client, side):
     asked(fakes, side, None, session_id="chat-8")
     assert [cover.session for cover in client.of(Cover)] == ["chat-8"]

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from holdfast.engines.vllm.private import PrivateNode
+from holdfast.errors import HoldfastError
 from holdfast.wire.client import Client
 from holdfast.wire.messages import PROTOCOL, Hello, Status
 
@@ -39,6 +40,13 @@ def test_two_processes_of_one_engine_share_a_node(tmp_path):
     finally:
         first.close()
     assert gone(first.address)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_others_may_change_is_no_place_to_meet(tmp_path):
+    tmp_path.chmod(0o777)
+    with pytest.raises(HoldfastError, match=r"other users may change folder.*XDG_RUNTIME_DIR"):
+        PrivateNode("engine", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

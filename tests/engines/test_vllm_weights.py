@@ -84,3 +84,26 @@ def test_a_memory_that_is_damaged_or_not_to_be_had_costs_a_reading(model, memory
     assert folder_digest(model, memory) == first
     assert json.loads(memory.read_text())
     assert folder_digest(model, model / "config.json" / "no folder") == first
+
+
+@pytest.mark.parametrize("left", ["[]", '{"a": 1}', "{", "\x00"])
+def test_a_memory_that_makes_no_sense_costs_a_second_reading(model, memory, left):
+    first = folder_digest(model, memory)
+    memory.write_text(left)
+    assert folder_digest(model, memory) == first
+    assert len(json.loads(memory.read_text())) == 2
+
+
+def test_no_home_and_a_full_disk_cost_a_second_reading(model, monkeypatch, tmp_path):
+    def homeless(_):
+        raise RuntimeError("Could not determine home directory.")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    first = folder_digest(model, tmp_path / "digests.json")
+    monkeypatch.setattr(weights.Path, "expanduser", homeless)
+    assert folder_digest(model) == first
+    monkeypatch.undo()
+    monkeypatch.setattr(weights.json, "dump", full)
+    assert folder_digest(model, tmp_path / "others.json") == first

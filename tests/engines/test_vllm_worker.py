@@ -185,6 +185,33 @@ def test_a_place_outside_the_arena_is_not_read(rig):
     assert rig.side.counts.data["corrupt_loads"] == 1
 
 
+def out_of_memory(*_):
+    raise RuntimeError("CUDA out of memory")
+
+
+def test_a_device_that_fails_costs_the_load_and_the_next_one_lands(rig, monkeypatch):
+    scatter = rig.side._device.scatter
+    monkeypatch.setattr(rig.side._device, "scatter", out_of_memory)
+    assert rig.load([9, 3]) == {9, 3}
+    monkeypatch.setattr(rig.side._device, "scatter", scatter)
+    assert rig.load([9, 3], keys=KEYS[:1]) == set()
+    assert rig.holds([9, 3], 0)
+
+
+def test_a_device_that_fails_costs_the_save_only(rig, monkeypatch):
+    monkeypatch.setattr(rig.side._device, "gather", out_of_memory)
+    rig.side.save(rig.saving([9, 3], KEYS[:1]))
+    assert rig.side.counts.data["failed_saves"] == 1
+
+
+def test_a_node_that_gives_more_slots_than_asked_for_costs_the_save_only(rig):
+    rig.client.answer = lambda message: (
+        Reserved(1, [9 * RECORD, 10 * RECORD], "ok") if isinstance(message, Reserve) else None
+    )
+    rig.side.save(rig.saving([9, 3], KEYS[:1]))
+    assert rig.side.counts.data["failed_saves"] == 1
+
+
 def test_a_step_without_a_forward_leaves_the_interpreter_to_the_load(rig):
     let_go = threading.Event()
     rig.client.answer = lambda message: let_go.wait(20) and rig.node(message)

@@ -1,5 +1,6 @@
 """The client: answers find their askers; whatever goes wrong, it ends in time and for good."""
 
+import os
 import socket
 import threading
 import time
@@ -26,6 +27,19 @@ def counting(peer):
     peer.welcome()
     while frame := peer.take():
         peer.say(frame.request_id, m.Committed(frame.message.lease))
+
+
+def test_an_arena_of_another_size_than_announced_is_no_session(fake_node):
+    def small(peer):
+        frame = peer.take()
+        data = encode(frame.request_id, m.Welcome(m.PROTOCOL, "fake", b"k" * 32, 1 << 40))
+        fd = os.memfd_create("arena")
+        os.ftruncate(fd, 4096)
+        socket.send_fds(peer.socket, [data], [fd])
+        os.close(fd)
+
+    with pytest.raises(ProtocolError, match="an arena of 1099511627776 bytes"):
+        Client(fake_node(small), HELLO, 5)
 
 
 def test_who_is_turned_away_unheard_is_told_why(tmp_path, monkeypatch):

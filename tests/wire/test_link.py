@@ -1,8 +1,10 @@
 """The link: a client whenever there is a node, and never a wait for one."""
 
 import logging
+import socket
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -102,3 +104,36 @@ def test_close_ends_the_thread(fake_node, tmp_path, connected):
     link.close()
     link._thread.join(5)
     assert not link._thread.is_alive()
+
+
+def test_the_arena_of_a_node_that_is_gone_is_let_go_of(fake_node):
+    die = threading.Event()
+
+    def first(peer):
+        peer.welcome(1 << 20)
+        die.wait(10)
+
+    link = Link(fake_node(first), HELLO, 5.0)
+    arena = weakref.ref(link.wait(10).arena)
+    assert arena() is not None
+    die.set()
+    until(lambda: arena() is None)
+    link.close()
+
+
+def test_a_process_out_of_descriptors_for_now_connects_later(fake_node, monkeypatch):
+    calls = []
+
+    def scarce(*values, **named):
+        calls.append(1)
+        if len(calls) < 3:
+            raise OSError(24, "Too many open files")
+        return make(*values, **named)
+
+    make = socket.socket
+    monkeypatch.setattr("holdfast.wire.client.socket.socket", scarce)
+    address = "unix:///nowhere/node.sock"
+    link = Link(address, HELLO, 5.0)
+    until(lambda: "No such file" in link.failure)
+    assert len(calls) >= 3
+    link.close()

@@ -10,8 +10,10 @@ are written to torch's documentation only, and docs/how-to/vllm.md says so.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +50,7 @@ class CudaDevice:
         count, page_bytes = first.shape
         self.pages = Pages(bases, first.stride(0), page_bytes, count, pages_per_block)
         self._stream = torch.cuda.Stream(first.device)
+        self._lock = threading.Lock()
         self._pinned: dict[int, Any] = {}
 
     @classmethod
@@ -64,7 +67,7 @@ class CudaDevice:
         if not moves:
             return CudaTransfer(None, None)
         memory = self._pin(arena)
-        with torch.cuda.stream(self._stream):
+        with self._all_or_nothing(), torch.cuda.stream(self._stream):
             if after is not None:
                 self._stream.wait_event(after)
             stage = empty_stage(self._layers, self.pages, len(moves))
@@ -83,7 +86,7 @@ class CudaDevice:
         fill_stage(self._layers, stage, moves)
         self._stream.wait_event(self.mark())
         stage.record_stream(self._stream)
-        with torch.cuda.stream(self._stream):
+        with self._all_or_nothing(), torch.cuda.stream(self._stream):
             for at, move in enumerate(moves):
                 record = memory[move.payload : move.payload + self.pages.payload_bytes]
                 record.copy_(stage[at].view(-1), non_blocking=True)
@@ -91,21 +94,42 @@ class CudaDevice:
 
     def close(self) -> None:
         self._stream.synchronize()
-        for address, memory in self._pinned.items():
-            if memory is not None:
-                torch.cuda.cudart().cudaHostUnregister(address)
+        with self._lock:
+            self._unpin()
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Let nothing move any more once a plan has failed: others get its pages or slots."""
+        try:
+            yield
+        except BaseException:
+            self._stream.synchronize()
+            raise
+
+    def _unpin(self) -> None:
+        """Let go of every arena, once nothing moves."""
+        self._stream.synchronize()
+        for address in self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(address)
         self._pinned.clear()
 
     def _pin(self, arena: Memory) -> Any:
-        """Return the arena as a tensor, page-locked the first time it is seen."""
-        memory = self._pinned.get(arena.address)
-        if memory is None:
-            failed = int(torch.cuda.cudart().cudaHostRegister(arena.address, arena.nbytes, 0))
-            if failed:
-                _log.warning("the arena could not be pinned (CUDA error %d): copies are slower and "
-                             "block; raise the limit on locked memory", failed)  # fmt: skip
-            memory = torch.frombuffer(arena.view, dtype=torch.uint8)
-            self._pinned[arena.address] = memory
+        """Return the arena as a tensor, page-locked the first time it is seen.
+
+        A node that came back has another arena; the one of before is let go of, or the memory of
+        both would be taken.
+        """
+        with self._lock:
+            memory = self._pinned.get(arena.address)
+            return self._pin_anew(arena) if memory is None else memory
+
+    def _pin_anew(self, arena: Memory) -> Any:
+        self._unpin()
+        failed = int(torch.cuda.cudart().cudaHostRegister(arena.address, arena.nbytes, 0))
+        if failed:
+            _log.warning("the arena could not be pinned (CUDA error %d): copies are slower and "
+                         "block; raise the limit on locked memory", failed)  # fmt: skip
+        memory = self._pinned[arena.address] = torch.frombuffer(arena.view, dtype=torch.uint8)
         return memory
 
 

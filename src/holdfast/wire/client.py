@@ -298,5 +298,11 @@ class Client:
         if welcome.arena_bytes:
             if not descriptors:
                 raise ProtocolError(f"node {self.address} sent no descriptor of its arena")
-            self.arena = ArenaMap(descriptors.pop(), welcome.arena_bytes)
+            try:
+                self.arena = ArenaMap(descriptors.pop(), welcome.arena_bytes)
+            except (ValueError, OverflowError) as error:
+                raise ProtocolError(
+                    f"node {self.address} announced an arena of {welcome.arena_bytes} bytes, and "
+                    "the one it sent is of another size"
+                ) from error
         return welcome

@@ -60,14 +60,11 @@ class Link:
         pause_s = _FIRST_RETRY_S
         while not self._ended.is_set():
             try:
-                client = Client(self.address, self._hello, self._timeout_s)
-            except HoldfastError as error:
+                self._hold(Client(self.address, self._hello, self._timeout_s))
+                pause_s = _FIRST_RETRY_S
+            except (HoldfastError, OSError) as error:  # out of descriptors, say, for now
                 self._note(str(error))
-                self._ended.wait(pause_s)
                 pause_s = min(2 * pause_s, self._retry_s)
-                continue
-            self._hold(client)
-            pause_s = _FIRST_RETRY_S
             self._ended.wait(pause_s)
 
     def _hold(self, client: Client) -> None:
@@ -80,8 +77,11 @@ class Link:
             self._tried.notify_all()
         if self._ended.is_set():
             client.close()
-        client.wait_gone()
-        client.close()
+        try:
+            client.wait_gone()
+        finally:
+            client.close()
+            self._client = None  # the arena of a node that is gone would fill memory for nothing
         if not self._ended.is_set():
             self._note(f"node {self.address}: the connection is over")
 

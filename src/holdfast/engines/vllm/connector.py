@@ -261,7 +261,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         """Turn passive, with one warning, for what is not handled."""
         try:
             yield
-        except HoldfastError as error:
+        except (HoldfastError, OSError) as error:
             _log.warning("Holdfast is off for this engine: %s", error)
             self._described = Described(refusal=str(error))
 

@@ -27,6 +27,7 @@ DRAFTLESS = ("ngram", "ngram_gpu", "suffix")
 """Speculative methods that keep no KV of their own in the cache."""
 
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
+_LONG_ROPE = "long_factor"
 _POSITION_WORDS = ("rope", "rotary", "position", "sliding", "window", "alibi", "yarn")
 
 
@@ -155,18 +156,29 @@ def fingerprint_of(
             group=0,
         ),
     )
-    positions = {
+    return Fingerprint(
+        model=model_digest(vllm_config, setting),
+        layout=layout,
+        positions=_canonical(positions_of(model)),
+        adapter="none",
+        kv_quantisation=_kv_quantisation(vllm_config.cache_config, spec),
+    )
+
+
+def positions_of(model: Any) -> dict[str, Any]:
+    """Return what the model's positions depend on.
+
+    With LongRoPE vLLM takes the long factors for every token if the engine's longest context is
+    beyond what the model was first trained on (`phi3_long_rope_scaled_rope.py`), so that counts.
+    """
+    found = {
         key: value
         for key, value in model.hf_text_config.to_dict().items()
         if any(word in key for word in _POSITION_WORDS)
     }
-    return Fingerprint(
-        model=model_digest(vllm_config, setting),
-        layout=layout,
-        positions=_canonical(positions),
-        adapter="none",
-        kv_quantisation=_kv_quantisation(vllm_config.cache_config, spec),
-    )
+    if _LONG_ROPE in _canonical(found):
+        found["max_model_len"] = model.max_model_len
+    return found
 
 
 def arrangement(vllm_config: Any, group: Group, geometry: Geometry) -> str:
@@ -183,10 +195,20 @@ def arrangement(vllm_config: Any, group: Group, geometry: Geometry) -> str:
     else:
         from vllm.platforms import current_platform
 
-        backend = vllm_config.attention_config.backend
-        kind = f"vllm:{current_platform.get_device_name()}:{getattr(backend, 'name', 'auto')}"
+        runner = "v2" if vllm_config.use_v2_model_runner else "v1"
+        device, backend = current_platform.get_device_name(), _backends(vllm_config, group)
+        kind = f"vllm:{device}:{backend}:{runner}"
     names = hashlib.blake2b("\0".join(group.layers).encode(), digest_size=8).hexdigest()
     return f"{kind}:{vllm.__version__}:{type(spec).__name__}:{geometry.order}:{names}"
+
+
+def _backends(vllm_config: Any, group: Group) -> str:
+    """Return the attention backends that these layers came to use, whatever was asked for."""
+    layers = vllm_config.compilation_config.static_forward_context
+    named = {layers[name].attn_backend.get_name() for name in group.layers if name in layers}
+    if not named:
+        raise UnsupportedError("vLLM does not say which attention backend the model's layers use")
+    return "+".join(sorted(named))
 
 
 def model_digest(vllm_config: Any, setting: Setting) -> str:

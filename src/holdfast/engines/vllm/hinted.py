@@ -16,6 +16,7 @@ import msgspec
 
 from holdfast.errors import NodeGoneError
 from holdfast.wire.client import Client
+from holdfast.wire.frame import plain
 from holdfast.wire.messages import Closed, Pin, Request, Returns
 
 FIELD = "holdfast"
@@ -40,13 +41,16 @@ NOTHING = Hint()
 def hint_of(request: Any) -> Hint | None:
     """Return what a request says of itself; None if that makes no sense."""
     said = (getattr(request, "kv_transfer_params", None) or {}).get(FIELD)
+    session = str(getattr(request, "session_id", None) or "")[:NAME_CHARS_MAX]
     try:
         hint = NOTHING if said is None else msgspec.convert(said, Hint)
-    except msgspec.ValidationError as error:
-        _log.warning("kv_transfer_params.%s is ignored: %s", FIELD, error)
+        if session and not hint.session:
+            hint = msgspec.structs.replace(hint, session=session)
+        hint.session.encode()
+    except ValueError as error:  # of which half a surrogate in a name is one, too
+        _log.warning("kv_transfer_params.%s is ignored: %s", FIELD, plain(error))
         return None
-    session = str(getattr(request, "session_id", None) or "")[:NAME_CHARS_MAX]
-    return hint if hint.session or not session else msgspec.structs.replace(hint, session=session)
+    return hint
 
 
 def at_end(hint: Hint, keys: bytes) -> list[Request]:

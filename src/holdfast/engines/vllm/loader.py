@@ -123,6 +123,9 @@ class Loader:
         except BlockError as error:
             _log.error("load given up, the node named a wrong place: %s", error)
             return Outcome.CORRUPT, 0
+        except Exception:  # noqa: BLE001  # a device out of memory, say: nobody waits for ever
+            _log.exception("load given up")
+            return Outcome.GONE, 0
         counts.add("loads")
         counts.add("load_ms", 1000 * (time.monotonic() - start_s))
         counts.add("load_bytes", landed and len(fetched.places) * self._device.pages.payload_bytes)

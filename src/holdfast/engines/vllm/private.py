@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import select
+import stat
 import subprocess
 import sys
 import time
@@ -36,10 +37,11 @@ class PrivateNode:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
         folder = folder or Path(socket_path(default_address())).parent
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _own(folder)
         name = hashlib.blake2b(engine_id.encode(), digest_size=8).hexdigest()
         self._meeting = folder / f"engine-{name}"
-        descriptor = os.open(self._meeting, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(self._meeting, flags, 0o600)
         with os.fdopen(descriptor, "r+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             self.address = file.read().strip()
@@ -82,6 +84,20 @@ class PrivateNode:
                 "kv_connector_extra_config.holdfast"
             )
         return line.removeprefix(READY).strip()
+
+
+def _own(folder: Path) -> None:
+    """Make the folder where the engine's processes meet; raise where others could meddle with it.
+
+    Whoever can write there can have an engine read from a node of his own.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise HoldfastError(
+            f'other users may change folder "{folder}"; set XDG_RUNTIME_DIR to a folder of your '
+            "own, or name a node in kv_connector_extra_config.holdfast"
+        )
 
 
 def _first_line(process: subprocess.Popen[bytes]) -> str:

@@ -322,7 +322,7 @@ def extras_of(request: Any, epoch: bytes) -> list[bytes]:
     """Return what sets this request's blocks apart from others of the same tokens."""
     extras = []
     if request.cache_salt:
-        extras.append(b"salt:" + request.cache_salt.encode())
+        extras.append(b"salt:" + request.cache_salt.encode("utf-8", "surrogatepass"))
     if epoch:
         extras.append(b"epoch:" + epoch)
     return extras

@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from holdfast.errors import HoldfastError
 from holdfast.limits import MIB
 
@@ -44,7 +46,7 @@ def folder_digest(folder: Path, memory: Path | None = None) -> str:
             "set model_digest to a name that changes whenever the weights do"
         )
     whole = xxhash.xxh3_128()
-    with _remembered(memory or Path.home() / ".cache" / "holdfast" / "digests.json") as known:
+    with _remembered(memory or Path("~/.cache/holdfast/digests.json")) as known:
         for file in files:
             digest = _blob_name(file) or _file_digest(file, known)
             whole.update(f"{file.relative_to(folder)}\0{digest}\0".encode())
@@ -87,20 +89,23 @@ def _file_digest(file: Path, known: dict[str, str]) -> str:
 def _remembered(memory: Path) -> Iterator[dict[str, str]]:
     """Lend what is remembered, and write it back; another process waits rather than reads twice."""
     try:
+        memory = memory.expanduser()
         memory.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(memory, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        yield {}  # a read-only home costs a second reading, nothing else
+    except (OSError, RuntimeError):
+        yield {}  # a read-only home, or none, costs a second reading, nothing else
         return
     with os.fdopen(descriptor, "r+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
-            known = json.loads(file.read() or "{}")
+            known = msgspec.json.decode(file.read() or "{}", type=dict[str, str])
         except ValueError:
             known = {}
         before = dict(known)
         yield known
         if known != before:
-            file.seek(0)
-            file.truncate()
-            json.dump(known, file, indent=1)
+            with contextlib.suppress(OSError):  # a full disk costs a second reading, too
+                file.seek(0)
+                file.truncate()
+                json.dump(known, file, indent=1)
+                file.flush()

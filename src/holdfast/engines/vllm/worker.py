@@ -110,6 +110,9 @@ class WorkerSide:
                 self._fill(client, group)
             except (NodeGoneError, ProtocolError):
                 self.counts.add("gone_saves", len(group))
+            except Exception:  # noqa: BLE001  # a device out of memory, say: an engine runs on
+                _log.exception("blocks not saved")
+                self.counts.add("failed_saves", len(group))
         self._land()
 
     def ended(self) -> set[str]:
