@@ -132,7 +132,8 @@ class Membership:
         """Let what is due by now happen, and work out when the next thing is."""
         held = {member.id: member for member in self._view.members}
         due_s = [math.inf]
-        for member_id, sign in list(self._signs.items()):
+        missing_last = sorted(self._signs.items(), key=lambda item: item[1].member is None)
+        for member_id, sign in missing_last:
             due_s.append(self._judge(held, member_id, sign, now_s))
         self._turn(held, now_s)
         if self._previous is not None:
@@ -146,7 +147,8 @@ class Membership:
         steady_s = sign.since_s + self._options.dead_after_s
         there = held.get(member_id)
         if sign.member is None:
-            if there is not None and now_s < steady_s:
+            # The last one stays, like a whole view whose source says nothing: better than nobody.
+            if there is not None and (now_s < steady_s or len(held) == 1):
                 return steady_s
             if there is not None:
                 del held[member_id]
