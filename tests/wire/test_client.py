@@ -1,9 +1,11 @@
 """The client: answers find their askers; whatever goes wrong, it ends in time and for good."""
 
 import os
+import select
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,6 +42,31 @@ def test_an_arena_of_another_size_than_announced_is_no_session(fake_node):
 
     with pytest.raises(ProtocolError, match="an arena of 1099511627776 bytes"):
         Client(fake_node(small), HELLO, 5)
+
+
+def test_a_node_that_stands_still_holds_up_nobody_for_long(fake_node, monkeypatch):
+    still = threading.Event()
+
+    def stand_still(peer):
+        peer.welcome()
+        still.wait(20)
+
+    waited = []
+    poll = select.poll
+
+    def noted():
+        waiting = poll()
+        return SimpleNamespace(
+            register=waiting.register, poll=lambda ms: waited.append(ms) or waiting.poll(ms)
+        )
+
+    client = Client(fake_node(stand_still), HELLO, 20)
+    monkeypatch.setattr("holdfast.wire.client.select.poll", noted)
+    with pytest.raises(NodeGoneError, match=r"took no request for 0\.1 s"):
+        while True:
+            client.send(m.Cover(bytes(16 * 1000)))
+    still.set()
+    assert max(waited) <= 100
 
 
 def test_who_is_turned_away_unheard_is_told_why(tmp_path, monkeypatch):

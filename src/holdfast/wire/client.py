@@ -38,6 +38,9 @@ _TIMEVAL = struct.Struct("@ll")
 _SHORTEST_WAIT_S = 0.001
 _GLANCE_MS = 1
 
+ROOM_S = 0.1
+"""A node that takes no request for so long is gone: an engine's scheduler stands still meanwhile."""
+
 
 class Client:
     """A session with the node at `address`; any thread may call any method.
@@ -159,7 +162,7 @@ class Client:
         request_id = self._last_id = self._last_id % REQUEST_ID_MAX + 1
         frame = bytes(encode(request_id, message))
         self._pending.add(request_id)
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + min(ROOM_S, self._timeout_s)
         while frame:
             try:
                 sent = send_now(self._socket.fileno(), frame)
@@ -174,7 +177,7 @@ class Client:
         """The socket is full: wait for room, and take replies in, or both sides may wait."""
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            self._end(f"took no request for {self._timeout_s:g} s")
+            self._end(f"took no request for {min(ROOM_S, self._timeout_s):g} s")
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT | (0 if self._receiving else select.POLLIN))
         poll.poll(1000 * left_s)
