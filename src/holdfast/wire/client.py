@@ -39,7 +39,7 @@ _SHORTEST_WAIT_S = 0.001
 _GLANCE_MS = 1
 
 ROOM_S = 0.1
-"""A node that takes no request for so long is gone: an engine's scheduler stands still meanwhile."""
+"""A node that takes no request for so long is gone: an engine's scheduler stands still with it."""
 
 
 class Client:
