@@ -15,8 +15,9 @@ INTRO = """\
 
 Rendered by `make bench` from the reports in `docs/benchmarks/` (`tools/benchmarks.py`). Each figure
 is a median. Where a figure has a *limit*, the limit was measured in the same run, in turns with
-ours, by the plainest code that moves the same bytes; *ratio* is ours over the limit. The machines
-are shared and noisy: compare ratios, not seconds. *goal* is what the ratio (or the value, where
+ours, by the plainest code that moves the same bytes into as much memory; *ratio* is ours over the
+limit, taken in each round where rounds are short. The machines are shared and noisy: compare
+ratios, not seconds. *goal* is what the ratio (or the value, where
 there is no limit) has to reach; a missed goal is printed like a met one.
 """
 DIGITS = 3

@@ -23,6 +23,9 @@ from holdfast.tiers.disk_file import DiskConfig
 
 PAYLOAD_BYTES = 2 * MIB
 BATCH = 32
+PASSES = 3
+"""Of every round: one takes 30 ms, in which a shared disk's speed may move by a tenth."""
+
 BLOCK_TOKENS = 128
 FINGERPRINT = b"holdfast-bench-0"
 SECRET = bytes(range(DOMAIN_KEY_BYTES))
@@ -43,7 +46,7 @@ def chain_of(seed: int, blocks: int, domain_key: bytes = SECRET) -> Chain:
 def disk_rows(folder: Path, capacity_bytes: int, rounds: int) -> list[Row]:
     """Measure the disk tier by itself, then a store's fetch from it, verified."""
     scratch_bytes = min(capacity_bytes, 2 * GIB)
-    with DirectIoLimit(folder, scratch_bytes, PAYLOAD_BYTES) as limit:
+    with DirectIoLimit(folder, scratch_bytes, PAYLOAD_BYTES, BATCH) as limit:
         tier = DiskTier(DiskConfig(path=str(folder / "tier"), capacity_bytes=capacity_bytes))
         try:
             return _disk_rows(tier, limit, rounds) + _fetch_rows(tier, limit, rounds)
@@ -74,11 +77,11 @@ def _disk_rows(tier: DiskTier, limit: DirectIoLimit, rounds: int) -> list[Row]:
     # A log that has gone round once writes over what is there, as the limit does.
     while not tier.usage().records or tier.usage().used_bytes < 0.9 * tier.usage().capacity_bytes:
         write()
-    wrote, write_limit = paired(rounds, write, lambda: limit.write_gb_per_s(BATCH))
-    found, read_limit = paired(rounds, read, lambda: limit.read_gb_per_s(BATCH))
+    wrote = paired(PASSES * rounds, write, lambda: limit.write_gb_per_s(BATCH))
+    found = paired(PASSES * rounds, read, lambda: limit.read_gb_per_s(BATCH))
     return [
-        speed_row("disk.read", found, read_limit, READ_GOAL, direct=tier.direct),
-        speed_row("disk.write", wrote, write_limit, WRITE_GOAL, direct=tier.direct),
+        speed_row("disk.read", found, READ_GOAL, direct=tier.direct),
+        speed_row("disk.write", wrote, WRITE_GOAL, direct=tier.direct),
     ]
 
 
@@ -105,8 +108,8 @@ def _fetch_rows(tier: DiskTier, limit: DirectIoLimit, rounds: int) -> list[Row]:
                     raise RuntimeError(f"expected {BATCH} blocks from disk, got {lease}")
             return speed
 
-        fetched, read_limit = paired(rounds, fetch, lambda: limit.read_gb_per_s(BATCH))
-        return [speed_row("disk.fetch", fetched, read_limit, None, verified=True)]
+        fetched = paired(PASSES * rounds, fetch, lambda: limit.read_gb_per_s(BATCH))
+        return [speed_row("disk.fetch", fetched, None, verified=True)]
     finally:
         store.ladder.close()
 

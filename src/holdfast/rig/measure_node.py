@@ -24,7 +24,7 @@ from holdfast.errors import HoldfastError
 from holdfast.limits import GIB, MIB
 from holdfast.rig.limits import CopyLimit
 from holdfast.rig.node import Node
-from holdfast.rig.pace import Speed, busy_thread, paired, speed_row, timed
+from holdfast.rig.pace import Speed, busy_thread, middle, paired, speed_row, timed
 from holdfast.rig.report import Row, at_least, at_most, share, with_more
 from holdfast.wire.client import Client
 from holdfast.wire.messages import (
@@ -199,13 +199,13 @@ def _host_rows(engine: Engine, copy: CopyLimit, rounds: int) -> list[Row]:
         moves = [Move(place + HEADER_BYTES, [next(page)]) for place in places]
         return timed(BATCH * PAYLOAD_BYTES, lambda: engine.scatter(moves))
 
-    idle, limit = paired(rounds, scatter, lambda: copy.gb_per_s(BATCH))
+    idle = paired(rounds, scatter, lambda: copy.gb_per_s(BATCH))
     with busy_thread():
-        busy = _median([scatter() for _ in range(rounds)])
+        busy = middle([scatter() for _ in range(rounds)])
     engine.client.call(Release(leased.lease), ANSWER_S)
     return [
-        speed_row("host.fetch", idle, limit, HOST_GOAL),
-        _busy_row("host.fetch.busy", busy, idle.gb_per_s),
+        speed_row("host.fetch", idle, HOST_GOAL),
+        _busy_row("host.fetch.busy", busy, idle.ours.gb_per_s),
     ]
 
 
@@ -221,9 +221,9 @@ def _climb_rows(engine: Engine, contexts: Sequence[Chain], rounds: int) -> list[
             raise HoldfastError(f"expected {BATCH} blocks from disk, got {found[0].sources}")
         return speed
 
-    idle = _median([fetch() for _ in range(2 * rounds)])
+    idle = middle([fetch() for _ in range(2 * rounds)])
     with busy_thread():
-        busy = _median([fetch() for _ in range(2 * rounds)])
+        busy = middle([fetch() for _ in range(2 * rounds)])
     return [_busy_row("disk.fetch.busy", busy, idle.gb_per_s)]
 
 
@@ -259,13 +259,6 @@ def recovery_rows(node: Node, disk_bytes: int) -> list[Row]:
 
 def _covered(engine: Engine, chain: Chain) -> int:
     return _expect(engine.client.call(Cover(chain.packed()), ANSWER_S), Covered).blocks
-
-
-def _median(speeds: Sequence[Speed]) -> Speed:
-    return Speed(
-        statistics.median(speed.gb_per_s for speed in speeds),
-        statistics.median(speed.cpu_s_per_gb for speed in speeds),
-    )
 
 
 def _busy_row(what: str, busy: Speed, idle_gb_per_s: float) -> Row:

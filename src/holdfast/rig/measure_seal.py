@@ -22,6 +22,7 @@ from holdfast.rig.measure_disk import (
     BATCH,
     FETCH_S,
     FINGERPRINT,
+    PASSES,
     PAYLOAD_BYTES,
     SECRET,
     WORLD,
@@ -105,8 +106,8 @@ def disk_rows(folder: Path, rounds: int) -> list[Row]:
 
 
 def _pair(what: str, rounds: int, ours: Callable[[], Speed], plain: Callable[[], Speed]) -> Row:
-    speed, limit = paired(rounds, ours, lambda: plain().gb_per_s)
-    return speed_row(what, speed, limit, DISK_GOAL, limit_is="the same, not sealed")
+    pairs = paired(PASSES * rounds, ours, lambda: plain().gb_per_s)
+    return speed_row(what, pairs, DISK_GOAL, limit_is="the same, not sealed")
 
 
 @contextlib.contextmanager

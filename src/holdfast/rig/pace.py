@@ -1,16 +1,16 @@
-"""How to measure in pairs: ours and the limit in turns, medians, with or without a busy thread."""
+"""How to measure in pairs: ours and the limit by turns, medians, with or without a busy thread."""
 
 from __future__ import annotations
 
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from holdfast.rig.limits import GB
-from holdfast.rig.report import Row, share, with_more
+from holdfast.rig.report import Row
 
 
 class Speed(NamedTuple):
@@ -28,19 +28,37 @@ def timed(nbytes: int, work: Callable[[], object]) -> Speed:
     return Speed(nbytes / seconds / GB, spent_s / nbytes * GB)
 
 
-def paired(
-    rounds: int, ours: Callable[[], Speed], limit: Callable[[], float]
-) -> tuple[Speed, float]:
-    """Take turns; return the medians of ours and of the limit."""
+class Pairs(NamedTuple):
+    """What came of taking turns: the medians of ours, of the limit, and of ours over it.
+
+    The ratio is taken within each round: what moves both, as a neighbour of a shared disk does
+    within minutes, is not in it.
+    """
+
+    ours: Speed
+    limit_gb_per_s: float
+    ratio: float
+
+
+def paired(rounds: int, ours: Callable[[], Speed], limit: Callable[[], float]) -> Pairs:
+    """Take turns, each going first in every other round."""
     speeds, limits = [], []
-    for _ in range(rounds):
+    for number in range(rounds):
+        if number % 2:
+            speeds.append(ours())
         limits.append(limit())
-        speeds.append(ours())
-    median = Speed(
+        if not number % 2:
+            speeds.append(ours())
+    ratios = (speed.gb_per_s / other for speed, other in zip(speeds, limits, strict=True))
+    return Pairs(middle(speeds), statistics.median(limits), statistics.median(ratios))
+
+
+def middle(speeds: Sequence[Speed]) -> Speed:
+    """Return the medians of several passes."""
+    return Speed(
         statistics.median(speed.gb_per_s for speed in speeds),
         statistics.median(speed.cpu_s_per_gb for speed in speeds),
     )
-    return median, statistics.median(limits)
 
 
 @contextmanager
@@ -62,7 +80,16 @@ def busy_thread() -> Iterator[None]:
         thread.join()
 
 
-def speed_row(what: str, speed: Speed, limit: float, goal: float | None, **more: object) -> Row:
+def speed_row(what: str, pairs: Pairs, goal: float | None, **more: object) -> Row:
     """Make the row of a speed beside its limit."""
-    row = share(what, speed.gb_per_s, "GB/s", limit, goal)
-    return with_more(row, {"cpu_s_per_gb": speed.cpu_s_per_gb, **more})
+    speed, limit, ratio = pairs
+    return Row(
+        what=what,
+        value=speed.gb_per_s,
+        unit="GB/s",
+        limit=limit,
+        ratio=ratio,
+        goal=goal,
+        ok=None if goal is None else ratio >= goal,
+        more={"cpu_s_per_gb": speed.cpu_s_per_gb, **more},
+    )
