@@ -1,5 +1,6 @@
 """Commands run as a user runs them, and a node for them to talk to."""
 
+import json
 import os
 import select
 import subprocess
@@ -9,6 +10,7 @@ import time
 import pytest
 
 from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.cli import main, measuring
 from holdfast.wire import messages as m
 from holdfast.wire.client import Client
 
@@ -28,6 +30,24 @@ def holdfast():
         )
 
     return run
+
+
+@pytest.fixture
+def reported(tmp_path):
+    """Run `holdfast ARGUMENTS --json FILE` here; returns the status and the rows that it wrote."""
+
+    def run(*arguments):
+        target = tmp_path / "report.json"
+        status = main([*map(str, arguments), "--json", str(target)])
+        return status, json.loads(target.read_text())["rows"]
+
+    return run
+
+
+@pytest.fixture
+def engine_is_here(monkeypatch):
+    """Let commands believe that vLLM is installed."""
+    monkeypatch.setattr(measuring, "find_spec", lambda _: True)
 
 
 @pytest.fixture

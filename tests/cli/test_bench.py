@@ -1,11 +1,10 @@
 """`holdfast bench` finds its subject, and each subject judges by its goals."""
 
 import contextlib
-import json
 
 import pytest
 
-from holdfast.cli import bench, bench_vllm, main
+from holdfast.cli import bench, bench_seal, bench_tiers, bench_vllm, main, measuring
 from holdfast.rig.load import Pairs
 from holdfast.rig.race import Times
 
@@ -23,11 +22,10 @@ EVEN = Pairs([10.0, 10.0, 11.0], [10.1, 10.1, 11.1])
 
 
 @pytest.fixture
-def measured(monkeypatch, tmp_path):
+def measured(monkeypatch, tmp_path, engine_is_here, reported):
     """Run `bench vllm` on given times instead of real engines; return status and rows."""
 
-    def run(times, pairs):
-        monkeypatch.setattr(bench_vllm, "need_engine", lambda: None)
+    def run(times, pairs, *options):
         monkeypatch.setattr(bench_vllm.model, "make", lambda _: tmp_path)
         monkeypatch.setattr(bench_vllm.race, "lay_track", lambda *_: None)
         monkeypatch.setattr(bench_vllm.document, "tokenizer_of", lambda _: None)
@@ -41,10 +39,9 @@ def measured(monkeypatch, tmp_path):
 
         monkeypatch.setattr(bench_vllm.race, "race", race)
         monkeypatch.setattr(bench_vllm.load, "measure", lambda *_: pairs)
-        target = tmp_path / "x.json"
-        status = main(["bench", "vllm", "--json", str(target)])
-        assert asked == [4096 + 16, 8192 + 16]
-        return status, json.loads(target.read_text())["rows"]
+        status, rows = reported("bench", "vllm", *options)
+        assert asked == [4096 + 16, 8192 + 16][: len(times)]
+        return status, rows
 
     return run
 
@@ -83,9 +80,38 @@ def test_too_much_overhead_is_exit_code_1(measured):
     assert rows[-1]["ok"] is False
 
 
-def test_too_few_rounds_are_refused(capsys):
-    assert main(["bench", "vllm", "--rounds", "2"]) == 2
-    assert "--rounds: 2 is fewer than 5; raise it" in capsys.readouterr().err
+def test_quick_leaves_out_the_longest_context(measured):
+    status, rows = measured([FAST], EVEN, "--quick")
+    assert status == 0
+    assert {row["what"] for row in rows} == {"vllm.warm.4096", "vllm.lmcache.4096", "vllm.overhead"}
+
+
+TIMED = sorted(bench.SUBJECTS.keys() - {"policies"})
+"""Subjects whose figures differ from run to run."""
+
+
+@pytest.mark.parametrize("subject", TIMED)
+def test_too_few_rounds_are_refused_before_the_work(subject, capsys):
+    assert main(["bench", subject, "--rounds", "0"]) == 2
+    assert "--rounds: 0 is fewer than " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("subject", ["pool", "quota", "seal", "tiers"])
+def test_a_folder_that_is_not_there_is_named(subject, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench_seal.measure_seal, "core_rows", lambda _: [])
+    monkeypatch.setattr(bench_tiers.measure_index, "coverage_row", lambda _: None)
+    monkeypatch.setattr(bench_tiers.measure_index, "plan_row", lambda _: None)
+    assert main(["bench", subject, "--folder", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere: No such file or directory; name a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("subject", ["calibrate", "plan", "vllm"])
+def test_without_the_engine_the_remedy_is_named(subject, monkeypatch, capsys):
+    monkeypatch.setattr(measuring, "find_spec", lambda _: None)
+    assert main(["bench", subject]) == 2
+    assert "vLLM is not installed here: `make setup` brings its CPU build" in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("subject", bench.SUBJECTS)
@@ -95,6 +121,7 @@ def test_every_subject_shows_its_own_options(subject, capsys):
     out = capsys.readouterr().out
     assert f"holdfast bench {subject}" in out
     assert "--json" in out
+    assert "--quick" in out
 
 
 def test_an_unknown_subject_is_answered_with_the_known_ones(capsys):

@@ -1,6 +1,5 @@
 """`holdfast bench policies` replays the public traces and holds policies to what is known."""
 
-import json
 from pathlib import Path
 
 from holdfast.cli import bench_policies, main
@@ -9,11 +8,11 @@ TRACES = str(Path(__file__).resolve().parents[2] / "traces")
 TAU = [subject for subject in bench_policies.SUBJECTS if subject.name == "tau-bench"]
 
 
-def test_every_policy_is_measured_beside_the_bound(monkeypatch, tmp_path):
+def test_every_policy_is_measured_beside_the_bound(monkeypatch, reported):
     monkeypatch.setattr(bench_policies, "SUBJECTS", TAU)
-    out = tmp_path / "policies.json"
-    assert main(["bench", "policies", "--traces", TRACES, "--json", str(out)]) == 0
-    rows = {row["what"]: row for row in json.loads(out.read_bytes())["rows"]}
+    status, found = reported("bench", "policies", "--traces", TRACES)
+    rows = {row["what"]: row for row in found}
+    assert status == 0
     names = {"belady", "cost_aware.hinted", *bench_policies.POLICIES}
     assert set(rows) == {f"tau-bench.{blocks}.{name}" for blocks in (30, 60) for name in names}
     assert abs(rows["tau-bench.60.leaf_lru"]["value"] - 0.859) < 0.001

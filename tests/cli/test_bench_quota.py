@@ -1,11 +1,10 @@
 """`holdfast bench quota` judges what it measured: by turns, worst against worst."""
 
 import contextlib
-import json
 
 import pytest
 
-from holdfast.cli import bench_quota, main
+from holdfast.cli import bench_quota
 
 pytest.importorskip("rich")
 
@@ -39,15 +38,15 @@ class Measured:
 
 @pytest.mark.parametrize(("slow", "status"), [(1.1, 0), (1.5, 1)])
 def test_the_worst_fetch_in_the_flood_is_held_against_the_worst_in_peace(
-    monkeypatch, tmp_path, slow, status
+    monkeypatch, reported, slow, status
 ):
     monkeypatch.setattr(bench_quota, "_Bench", Measured)
     monkeypatch.setattr(Measured, "slow", slow)
     pauses = []
     monkeypatch.setattr(bench_quota.time, "sleep", pauses.append)
-    target = tmp_path / "quota.json"
-    assert main(["bench", "quota", "--rounds", "2", "--json", str(target)]) == status
-    rows = {row["what"]: row for row in json.loads(target.read_text())["rows"]}
+    ended, found = reported("bench", "quota", "--rounds", "2")
+    rows = {row["what"]: row for row in found}
+    assert ended == status
     for name in ("quota.flooded.share1", "quota.flooded.share16"):
         assert rows[name]["ratio"] == pytest.approx(slow)
         assert rows[name]["goal"] == 1.2
@@ -56,8 +55,3 @@ def test_the_worst_fetch_in_the_flood_is_held_against_the_worst_in_peace(
         assert rows[name]["flood_disk"] > 0
     assert rows["quota.saturating.share1"]["ok"] is None
     assert pauses == [0.48] * 80 + [0.0] * 40
-
-
-def test_no_rounds_are_refused(capsys):
-    assert main(["bench", "quota", "--rounds", "0"]) == 2
-    assert "--rounds: 0 is below 1; raise it" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """`holdfast bench traces` holds what it counts against what others published."""
 
-import json
-
 import pytest
 
 from holdfast.cli import bench_traces, main
@@ -15,14 +13,19 @@ def _no_clock(monkeypatch):
     monkeypatch.setattr(bench_traces, "SPEED_GOAL", 0.0)
 
 
-def figures(tmp_path, *traces: str) -> tuple[int, dict[str, dict]]:
-    out = tmp_path / "out.json"
-    status = main(["bench", "traces", *traces, "--json", str(out)])
-    return status, {row["what"]: row for row in json.loads(out.read_text())["rows"]}
+@pytest.fixture
+def figures(reported):
+    """Run `bench traces TRACE`, timing once; returns status and rows by name."""
+
+    def run(trace):
+        status, rows = reported("bench", "traces", trace, "--rounds", "1")
+        return status, {row["what"]: row for row in rows}
+
+    return run
 
 
-def test_published_curves_are_met(tmp_path) -> None:
-    status, rows = figures(tmp_path, "synthetic")
+def test_published_curves_are_met(figures) -> None:
+    status, rows = figures("synthetic")
     assert status == 0
     assert [rows[f"synthetic.lru_{share}%"]["ok"] for share in (1, 5, 10, 25, 50)] == [True] * 5
     assert rows["synthetic.lru_half"]["limit"] > rows["synthetic.lru_half"]["value"] > 0.32
@@ -30,9 +33,9 @@ def test_published_curves_are_met(tmp_path) -> None:
     assert "synthetic.ttl_3600_s" not in rows  # the trace is shorter
 
 
-def test_a_figure_out_of_tolerance_is_exit_code_1(tmp_path, monkeypatch) -> None:
+def test_a_figure_out_of_tolerance_is_exit_code_1(figures, monkeypatch) -> None:
     monkeypatch.setitem(bench_traces.SURVEY, "synthetic", (0.05, 0.155, 0.26, 0.443, 0.589))
-    status, rows = figures(tmp_path, "synthetic")
+    status, rows = figures("synthetic")
     assert status == 1
     assert rows["synthetic.lru_1%"]["ok"] is False
 
@@ -43,10 +46,10 @@ def test_a_trace_that_can_not_be_read_is_refused(tmp_path, capsys) -> None:
     assert "no such file, nor a shipped trace" in capsys.readouterr().err
 
 
-def test_a_file_of_ones_own_is_named_by_its_name(tmp_path) -> None:
+def test_a_file_of_ones_own_is_named_by_its_name(figures, tmp_path) -> None:
     line = b'{"timestamp": 0, "input_length": 64, "output_length": 1, "hash_ids": [1]}\n'
     (tmp_path / "mine.jsonl").write_bytes(line * 3)
-    status, rows = figures(tmp_path, str(tmp_path / "mine.jsonl"))
+    status, rows = figures(tmp_path / "mine.jsonl")
     assert status == 0
     assert rows["mine.infinite"]["value"] == 2 / 3
     assert "mine.curve" not in rows  # too small to say anything about speed

@@ -1,6 +1,5 @@
 """`holdfast soak`: what it runs, for how long, and what it says of it."""
 
-import json
 import logging
 import sys
 
@@ -38,10 +37,9 @@ def campaign(monkeypatch):
     monkeypatch.setattr(soak, "import_module", lambda name: Module)
 
 
-def test_it_counts_and_reports(campaign, tmp_path, capsys):
-    file = tmp_path / "soak.json"
-    assert main(["soak", "--seed", "0", "--folder", str(tmp_path), "--json", str(file)]) == 0
-    (row,) = json.loads(file.read_text())["rows"]
+def test_it_counts_and_reports(campaign, reported, tmp_path, capsys):
+    status, (row,) = reported("soak", "--seed", "0", "--folder", tmp_path)
+    assert status == 0
     assert (row["what"], row["value"], row["goal"], row["ok"]) == ("soak.made.up", 0, 0, True)
     assert (row["tried"], row["of"], row["seed"], row["failures"]) == (7, "tries", 0, [])
     assert row["bound_95"] == pytest.approx(3 / 7)

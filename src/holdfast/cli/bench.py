@@ -5,6 +5,11 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 
+from holdfast.cli.measuring import finish
+from holdfast.cli.options import add_json_argument
+from holdfast.rig import report
+from holdfast.rig.report import Report
+
 SUBJECTS = {
     "quota": "a domain's fetches from a disk, with and without a flood by another domain",
     "policies": "what eviction policies hit on public traces, beside the oracle's bound",
@@ -30,11 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load the subject, let it read its options, run it."""
+    """Load the subject, let it read its options and measure; 0 if every goal was met, else 1."""
     subject = import_module(f"holdfast.cli.bench_{args.subject}")
     parser = argparse.ArgumentParser(
         prog=f"holdfast bench {args.subject}", description=SUBJECTS[args.subject]
     )
     subject.add_arguments(parser)
-    status: int = subject.run(parser.parse_args(args.options))
-    return status
+    add_json_argument(parser)
+    options = parser.parse_args(args.options)
+    console = report.console(options.json)
+    with console.status("set-up ...") as status:
+        found = Report(f"bench {args.subject}", list(subject.measure(options, status)))
+    console.print(report.table(found, also=subject.ALSO))
+    return finish(found, options.json)

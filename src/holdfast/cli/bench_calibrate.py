@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from holdfast.cli.demo import need_engine
-from holdfast.config import PRIVATE_PARENT
+from holdfast.cli import measuring
 from holdfast.errors import ConfigError
 from holdfast.limits import BLOCK_TOKENS
 from holdfast.rig import measure_engine, measure_plan, model, report
 from holdfast.rig.measure_engine import Engine
-from holdfast.rig.report import Report, Row
+from holdfast.rig.report import Row
 from holdfast.sim import calibration
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+ALSO = ("tokens", "predicted_s", "measured_s")
 
 LENGTHS = (512, 1024, 2048, 3072)
 PREDICTED = 4096
@@ -37,38 +40,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the ladder file to write, for `holdfast sim --ladder` (default: %(default)s)",
     )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=3,
-        metavar="N",
-        help=f"rounds per length, at least {ROUNDS_MIN} (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--model",
-        choices=sorted(model.SHAPES),
-        default="demo",
-        help="the model that is made (default: %(default)s)",
-    )
-    parser.add_argument("--quick", action="store_true", help="few and short contexts")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs and store here")
-    parser.add_argument("--json", metavar="FILE", help="write the figures; - is standard output")
+    measuring.add_rounds_argument(parser, 3, "rounds per length", ROUNDS_MIN)
+    measuring.add_model_argument(parser, "demo")
+    measuring.add_quick_argument(parser, "few and short contexts")
+    measuring.add_keep_argument(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure, write, predict; 0 if the predictions were right, else 1."""
-    if args.rounds < ROUNDS_MIN:
-        raise ConfigError(f"--rounds: {args.rounds} is fewer than {ROUNDS_MIN}; raise it")
+def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+    """Measure, write, and yield what was fitted and what it predicts."""
     if args.out.is_dir() or not args.out.absolute().parent.is_dir():
         raise ConfigError(f"--out {args.out}: is no file in a folder that is there; name another")
-    console = report.console(args.json)
-    need_engine()
     lengths, predicted = (QUICK_LENGTHS, QUICK_PREDICTED) if args.quick else (LENGTHS, PREDICTED)
-    with (
-        tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=PRIVATE_PARENT) as scratch,
-        ExitStack() as stack,
-        console.status("set-up: the model is made, the engines start ...") as status,
-    ):
+    with measuring.engines(args.keep) as folder, ExitStack() as stack:
         course = measure_plan.Course(
             model=args.model,
             made=model.make(args.model),
@@ -77,17 +60,12 @@ def run(args: argparse.Namespace) -> int:
             rounds=args.rounds,
             tell=status.update,
         )
-        bench = measure_plan.Bench(stack, (args.keep or Path(scratch)).absolute(), course)
-        measured = measure_engine.measure(bench, course)
+        measured = measure_engine.measure(measure_plan.Bench(stack, folder, course), course)
     data = _ladder(measured, lengths)
     _write(args.out, data)
-    rows = [*_fitted(data), *_predictions(data, measured, predicted)]
-    found = Report("bench calibrate", rows)
-    console.print(report.table(found, also=("tokens", "predicted_s", "measured_s")))
-    console.print(f"the ladder is in {args.out}: holdfast sim TRACE --ladder {args.out}")
-    if args.json:
-        report.write(found, args.json)
-    return 0 if found.ok else 1
+    status.console.print(f"the ladder is in {args.out}: holdfast sim TRACE --ladder {args.out}")
+    yield from _fitted(data)
+    yield from _predictions(data, measured, predicted)
 
 
 def _ladder(measured: Engine, lengths: tuple[int, ...]) -> dict[str, Any]:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from holdfast.cli import measuring
 from holdfast.errors import ConfigError
 from holdfast.policy.choice import BASELINE, DEFAULT, POLICIES
 from holdfast.rig import report
-from holdfast.rig.report import Report, Row
+from holdfast.rig.report import Row
 from holdfast.sim.belady import belady
 from holdfast.sim.formats.load import load
 from holdfast.sim.formats.rows import Reading
 from holdfast.sim.replay import RUN_BLOCKS, replay, returns
 from holdfast.sim.trace import Trace
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+ALSO = ("gap_closed",)
 
 TOLERANCE = 0.005
 GAP_GOAL = 0.5
@@ -88,14 +94,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="where the traces of Holdfast's source tree lie (default: %(default)s)",
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="leave out the trace of 42 million block accesses"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the figures; - is standard output")
+    measuring.add_quick_argument(parser, "leave out the trace of 42 million block accesses")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Replay; 0 if every goal was met, else 1."""
+def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+    """Yield the figures of every trace, replayed."""
     subjects = [each for each in SUBJECTS if not (args.quick and each.heavy)]
     for subject in subjects:
         if not (args.traces / subject.file).is_file():
@@ -103,20 +106,12 @@ def run(args: argparse.Namespace) -> int:
                 f"--traces: {str(args.traces)!r} has no {subject.file}; "
                 "name the folder traces of Holdfast's source tree"
             )
-    console = report.console(args.json)
-    rows: list[Row] = []
-    with console.status("") as status:
-        for subject in subjects:
-            status.update(f"reading {subject.file}")
-            trace = load(args.traces / subject.file, Reading(window_s=subject.window_s))
-            for row in _rows(subject, trace):
-                status.update(row.what)
-                rows.append(row)
-    found = Report("bench policies", rows)
-    console.print(report.table(found, also=("gap_closed",)))
-    if args.json:
-        report.write(found, args.json)
-    return 0 if found.ok else 1
+    for subject in subjects:
+        status.update(f"reading {subject.file}")
+        trace = load(args.traces / subject.file, Reading(window_s=subject.window_s))
+        for row in _rows(subject, trace):
+            status.update(row.what)
+            yield row
 
 
 def _rows(subject: Subject, trace: Trace) -> Iterator[Row]:

@@ -10,28 +10,31 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.blocks.world import World
-from holdfast.config import PRIVATE_PARENT
+from holdfast.cli import measuring
 from holdfast.errors import ConfigError
 from holdfast.limits import MIB
 from holdfast.node.threads import Threads
 from holdfast.policy.shares import Quota
-from holdfast.rig import report
-from holdfast.rig.report import Report, Row
+from holdfast.rig.report import Row
 from holdfast.store.fair_pool import Turn
 from holdfast.store.states import HOST
 from holdfast.store.store import Store
 from holdfast.tiers.disk import DiskTier
 from holdfast.tiers.disk_file import DiskConfig
 from holdfast.tiers.throttle import Throttled
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+ALSO = ("median_ratio", "flood_disk", "fetches")
 
 CLIENTS = 50
 """Clients of the domain that floods, each with one fetch under way all the time."""
@@ -151,38 +154,24 @@ class _Bench:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=5,
-        metavar="N",
-        help=f"rounds of {FETCHES_A_ROUND} fetches of the victim in peace and as many in the flood "
-        "(default: %(default)s)",
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the figures; - is standard output")
+    about = f"rounds of {FETCHES_A_ROUND} fetches of the victim in peace and as many in the flood"
+    measuring.add_rounds_argument(parser, 5, about, least=1)
+    measuring.add_folder_argument(parser, "scratch files, 1 GiB")
+    measuring.add_quick_argument(parser, "loads with a goal only")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure; 0 if a domain of moderate load hardly noticed the flood, else 1."""
-    if args.rounds < 1:
-        raise ConfigError(f"--rounds: {args.rounds} is below 1; raise it")
-    report.check_target(args.json)
-    console, rows = report.console(args.json), list[Row]()
-    for load in LOADS:
+def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+    """Yield the figures: how well a domain of moderate load fares in the flood."""
+    status.update(f"{CLIENTS} clients of one domain against one of another ...")
+    for load in [each for each in LOADS if each.goal is not None or not args.quick]:
         with (
-            tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=PRIVATE_PARENT) as folder,
-            contextlib.closing(_Bench(Path(folder), load.share)) as bench,
-            console.status(f"{CLIENTS} clients of one domain against one of another ..."),
+            measuring.scratch(args.folder) as folder,
+            contextlib.closing(_Bench(folder, load.share)) as bench,
         ):
-            rows.append(_measure(bench, load, args.rounds))
-    found = Report("bench quota", rows)
-    console.print(report.table(found, also=("median_ratio", "flood_disk", "fetches")))
-    if args.json:
-        report.write(found, args.json)
-    return 0 if found.ok else 1
+            yield _row(bench, load, args.rounds)
 
 
-def _measure(bench: _Bench, load: Load, rounds: int) -> Row:
+def _row(bench: _Bench, load: Load, rounds: int) -> Row:
     """Fetch in peace and in the flood by turns, so that whatever else runs here hits both."""
     numbers = itertools.count()
     peace, flood = list[float](), list[float]()

@@ -6,13 +6,15 @@ import argparse
 import resource
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from holdfast.cli import measuring
 from holdfast.plan.planner import BestCut, FetchHeld
 from holdfast.rig import report
-from holdfast.rig.report import Report, Row
+from holdfast.rig.report import Row
 from holdfast.sim.curve import curve
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.formats.load import load
@@ -34,14 +36,18 @@ from holdfast.sim.run import Setting, Simulation
 from holdfast.sim.shipped import find_trace
 from holdfast.sim.trace import Trace
 
+if TYPE_CHECKING:
+    from rich.status import Status
+
+ALSO = ("published",)
 TRACES = ("conversation", "synthetic")
+LONG_TRACE = "claude-code"
 SPEED_GOAL = 200_000.0
 """Block accesses a second of one core, through four tiers."""
 CONVERSATION_GOAL_S = 15.0
 MEMORY_GOAL_GB = 2.0
 EXACT = 1e-9
 CURVE_BLOCKS = (1_000, 5_860, 19_532)
-ROUNDS = 3
 
 _FOUR_TIERS = {
     "engine": {"gpu": "H100x8"},
@@ -56,46 +62,35 @@ _FOUR_TIERS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
-    parser.add_argument(
-        "--all", action="store_true", help="the agents' sessions too: 42 M block accesses, a minute"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the figures; - is standard output")
+    measuring.add_rounds_argument(parser, 3, "runs through four tiers", least=1)
+    measuring.add_quick_argument(parser, "leave out the trace of 42 million block accesses")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure; 0 if every goal was met, else 1."""
-    console = report.console(args.json)
-    rows: list[Row] = []
-    with console.status("") as status:
-        for name in (*TRACES, *(["claude-code"] if args.all else [])):
-            status.update(name)
-            trace = load(find_trace(name))
-            rows += _speed(trace, name)
-            if name in TOGETHER:
-                rows += _like_curve(trace, name)
-                rows.append(_near(f"{name}.together", together_over_apart(trace), TOGETHER[name]))
-        for tier, published_s in H20_FIRST_TOKEN_S.items():
-            row = _near(f"h20.{tier}", h20_first_token_s(tier), published_s, "s", H20_TOLERANCE)
-            rows.append(row)
-    found = Report("bench sim", rows)
-    console.print(report.table(found, also=("published",)))
-    if args.json:
-        report.write(found, args.json)
-    return 0 if found.ok else 1
+def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+    """Yield the figures."""
+    for name in TRACES if args.quick else (*TRACES, LONG_TRACE):
+        status.update(name)
+        trace = load(find_trace(name))
+        yield from _speed(trace, name, args.rounds)
+        if name in TOGETHER:
+            yield from _like_curve(trace, name)
+            yield _near(f"{name}.together", together_over_apart(trace), TOGETHER[name])
+    for tier, published_s in H20_FIRST_TOKEN_S.items():
+        yield _near(f"h20.{tier}", h20_first_token_s(tier), published_s, "s", H20_TOLERANCE)
 
 
-def _speed(trace: Trace, name: str) -> Iterator[Row]:
+def _speed(trace: Trace, name: str, rounds: int) -> Iterator[Row]:
     """Four tiers, one worker: seconds of this process's CPU, median of a few runs."""
     hardware = resolve(
         parse_ladder(_FOUR_TIERS), shipped(), trace.block_tokens, load_model("Llama-3.1-70B")
     )
     taken = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         began_s = time.process_time()
         fleet = Fleet(hardware, 1, rules_of(hardware))
         Simulation(trace, fleet, Setting(BestCut(), ROUTERS["least_queue"])).run()
         taken.append(time.process_time() - began_s)
-    spent_s = sorted(taken)[ROUNDS // 2]
+    spent_s = sorted(taken)[rounds // 2]
     yield report.at_least(f"{name}.speed", trace.blocks / spent_s, "blocks/s", SPEED_GOAL)
     if name == "conversation":
         yield report.at_most(f"{name}.cpu", spent_s, "s", CONVERSATION_GOAL_S)

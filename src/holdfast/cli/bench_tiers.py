@@ -3,79 +3,49 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from holdfast.errors import ConfigError
+from holdfast.cli import measuring
 from holdfast.limits import GIB
-from holdfast.rig import measure_disk, measure_index, measure_node, report
-from holdfast.rig.report import Report, Row
+from holdfast.rig import measure_disk, measure_index, measure_node
+from holdfast.rig.report import Row
 
-ROUNDS_MIN = 5
-"""Medians of fewer say little on a shared machine."""
+if TYPE_CHECKING:
+    from rich.status import Status
+
+ALSO = ("cpu_s_per_gb", "mixed_us")
 
 SCRATCH_BYTES = 5 * GIB
 RECOVERY_BYTES = 9 * GIB
+QUICK_RECOVERY_BYTES = 2 * GIB
 INDEX_BLOCKS = 1_000_000
+QUICK_INDEX_BLOCKS = 100_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
-    parser.add_argument(
-        "--rounds", type=int, default=15, metavar="N", help="paired rounds (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=Path("/var/tmp"),  # noqa: S108  # a scratch folder is made inside it
-        help="where to put scratch files, 16 GiB at most (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="a small disk and index: minutes become seconds"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the figures; - is standard output")
+    measuring.add_rounds_argument(parser, 15)
+    measuring.add_folder_argument(parser, "scratch files, 16 GiB at most")
+    measuring.add_quick_argument(parser, "a small disk and index: minutes become seconds")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure; 0 if every goal was met, else 1."""
-    if args.rounds < ROUNDS_MIN:
-        raise ConfigError(f"--rounds: {args.rounds} is fewer than {ROUNDS_MIN}; raise it")
-    console = report.console(args.json)
-    rows: list[Row] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=args.folder) as scratch,
-        console.status("") as status,
-    ):
-        for about, measure in _steps(Path(scratch), args):
-            status.update(about)
-            rows += measure()
-    found = Report("bench tiers", rows)
-    console.print(report.table(found, also=("cpu_s_per_gb", "mixed_us")))
-    if args.json:
-        report.write(found, args.json)
-    return 0 if found.ok else 1
-
-
-def _steps(
-    scratch: Path, args: argparse.Namespace
-) -> Sequence[tuple[str, Callable[[], list[Row]]]]:
-    rounds = args.rounds
-    disk_bytes, blocks = (
-        (2 * GIB, INDEX_BLOCKS // 10) if args.quick else (RECOVERY_BYTES, INDEX_BLOCKS)
-    )
-    return [
-        (
-            "names, coverage and a plan of 128K tokens",
-            lambda: [measure_index.coverage_row(rounds), measure_index.plan_row(rounds)],
-        ),
-        ("disk beside plain direct I/O", lambda: _disk(scratch / "disk", rounds)),
-        (
-            "a node: coverage, pages, kill -9",
-            lambda: measure_node.node_rows(scratch / "node", rounds, disk_bytes),
-        ),
-        (f"the index at {blocks:,} blocks", lambda: [measure_index.index_row(blocks)]),
-    ]
+def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+    """Yield the figures."""
+    rounds, disk_bytes, blocks = args.rounds, RECOVERY_BYTES, INDEX_BLOCKS
+    if args.quick:
+        disk_bytes, blocks = QUICK_RECOVERY_BYTES, QUICK_INDEX_BLOCKS
+    status.update("names, coverage and a plan of 128K tokens")
+    yield measure_index.coverage_row(rounds)
+    yield measure_index.plan_row(rounds)
+    with measuring.scratch(args.folder) as scratch:
+        status.update("disk beside plain direct I/O")
+        yield from _disk(scratch / "disk", rounds)
+        status.update("a node: coverage, pages, kill -9")
+        yield from measure_node.node_rows(scratch / "node", rounds, disk_bytes)
+    status.update(f"the index at {blocks:,} blocks")
+    yield measure_index.index_row(blocks)
 
 
 def _disk(folder: Path, rounds: int) -> list[Row]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from holdfast.cli import measuring
 from holdfast.rig import report
-from holdfast.rig.report import Report, Row
+from holdfast.rig.report import Row
 from holdfast.sim.belady import belady
 from holdfast.sim.curve import Curve, curve
 from holdfast.sim.formats.load import load
@@ -18,12 +19,16 @@ from holdfast.sim.shipped import SHIPPED, find_trace
 from holdfast.sim.statistics import statistics
 from holdfast.sim.trace import Trace
 
+if TYPE_CHECKING:
+    from rich.status import Status
+
+ALSO = ("published",)
+LONG_TRACE = "claude-code"
 TOLERANCE = 0.005
 SPEED_GOAL = 1.0
 """Million block accesses a second on one core, for all capacities at once."""
 SMALL = 100_000
 """A trace with fewer block accesses says nothing about speed."""
-ROUNDS = 3
 SHARES = (0.01, 0.05, 0.10, 0.25, 0.50)
 TTLS_S = (60.0, 300.0, 3600.0)
 OF_MAX = {"tenth": 0.1, "half": 0.5, "most": 0.95}
@@ -47,31 +52,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TRACE",
         help="files of any known format, or names of shipped traces (default: all of those)",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures; - is standard output")
+    measuring.add_rounds_argument(parser, 3, "how often speed is measured", least=1)
+    measuring.add_quick_argument(parser, "leave out the trace of 42 million block accesses")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure; 0 if every goal was met, else 1."""
+def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+    """Yield the figures."""
     names = {file: name for name, file in SHIPPED.items()}
-    paths = [find_trace(text) for text in args.traces or SHIPPED]
-    console = report.console(args.json)
-    rows: list[Row] = []
-    with console.status("") as status:
-        for path in paths:
-            status.update(path.name)
-            trace = load(path)
-            rows += _rows(trace, names.get(path.name, trace.name))
-    found = Report("bench traces", rows)
-    console.print(report.table(found, also=("published",)))
-    if args.json:
-        report.write(found, args.json)
-    return 0 if found.ok else 1
+    chosen = args.traces or [name for name in SHIPPED if not args.quick or name != LONG_TRACE]
+    for path in [find_trace(text) for text in chosen]:
+        status.update(path.name)
+        trace = load(path)
+        yield from _rows(trace, names.get(path.name, trace.name), args.rounds)
 
 
-def _rows(trace: Trace, name: str) -> Iterator[Row]:
+def _rows(trace: Trace, name: str, rounds: int) -> Iterator[Row]:
     """Every figure of one trace."""
-    runs, curve_s = _timed(lambda: reuse(trace))
-    found, count_s = _timed(lambda: curve(trace, runs))
+    runs, curve_s = _timed(lambda: reuse(trace), rounds)
+    found, count_s = _timed(lambda: curve(trace, runs), rounds)
     if trace.blocks >= SMALL:
         speed = trace.blocks / (curve_s + count_s) / 1e6
         yield report.at_least(f"{name}.curve", speed, "M/s", SPEED_GOAL)
@@ -118,11 +116,11 @@ def _hit(what: str, share: float) -> Row:
     return Row(what=what, value=share, unit="tokens")
 
 
-def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
+def _timed(work: Callable[[], Result], rounds: int) -> tuple[Result, float]:
     """The result, and the median seconds of this process's CPU over a few rounds."""
     taken = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         begin = time.process_time()
         result = work()
         taken.append(time.process_time() - begin)
-    return result, sorted(taken)[ROUNDS // 2]
+    return result, sorted(taken)[rounds // 2]

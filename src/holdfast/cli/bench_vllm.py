@@ -3,73 +3,65 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
-from holdfast.cli.demo import need_engine
-from holdfast.config import PRIVATE_PARENT
-from holdfast.errors import ConfigError
+from holdfast.cli import measuring
 from holdfast.rig import document, load, model, race, report
 from holdfast.rig.race import Times, Track
-from holdfast.rig.report import Report, Row
+from holdfast.rig.report import Row
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+ALSO = ("source", "cold_s", "warm_s", "missed")
 
 LENGTHS = (4096, 8192)
+QUICK_LENGTHS = (4096,)
 TAIL_TOKENS = 16
 GOALS = {(4096, "host"): 20.0, (4096, "disk"): 12.0, (8192, "host"): 35.0, (8192, "disk"): 18.0}
 OVERHEAD_GOAL = 2.0
 AS_FAST = 1.0
-ROUNDS_MIN = 5
-"""Medians of fewer say little on a shared machine."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=7,
-        metavar="N",
-        help=f"rounds per length, at least {ROUNDS_MIN} (default: %(default)s)",
-    )
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs and store here")
-    parser.add_argument("--json", metavar="FILE", help="write the figures; - is standard output")
+    measuring.add_rounds_argument(parser, 7, "rounds per length")
+    measuring.add_quick_argument(parser, "leave out the longest context")
+    measuring.add_keep_argument(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure; 0 if every goal was met, else 1."""
-    if args.rounds < ROUNDS_MIN:
-        raise ConfigError(f"--rounds: {args.rounds} is fewer than {ROUNDS_MIN}; raise it")
-    console = report.console(args.json)
-    need_engine()
-    with (
-        tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=PRIVATE_PARENT) as scratch,
-        ExitStack() as stack,
-        console.status("set-up: the model is made, the engines start ...") as status,
-    ):
-        folder = (args.keep or Path(scratch)).absolute()
+def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+    """Yield the figures."""
+    with measuring.engines(args.keep) as folder, ExitStack() as stack:
         made = model.make("demo")
-        track = race.lay_track(stack, folder, made, max(LENGTHS) + 1024)
-        rows = []
-        for row in _rows(track, made, args.rounds, status.update):
-            rows.append(row)
-            console.print(f"{row.what} {row.more.get('source', '')} {report.number(row.value)}")
-    found = Report("bench vllm", rows)
-    console.print(report.table(found, also=("source", "cold_s", "warm_s", "missed")))
-    if args.json:
-        report.write(found, args.json)
-    return 0 if found.ok else 1
+        lengths = QUICK_LENGTHS if args.quick else LENGTHS
+        track = race.lay_track(stack, folder, made, max(lengths) + 1024)
+        prompts = _prompts(made, lengths)
+        yield from measuring.aloud(_rows(track, prompts, args.rounds, status.update), status)
 
 
-def _rows(track: Track, made: Path, rounds: int, tell: Callable[[str], None]) -> Iterator[Row]:
-    tokenizer = document.tokenizer_of(made)
-    text = document.read_tokens(tokenizer, None, sum(LENGTHS) + len(LENGTHS) * TAIL_TOKENS)
-    for length in LENGTHS:
-        # Each length has a part of the text to itself, so that none finds another's blocks. The
-        # tail lies behind the last whole block and the last prefill step: see rig/street.py.
-        prompt, text = text[: length + TAIL_TOKENS], text[length + TAIL_TOKENS :]
+def _prompts(made: Path, lengths: Sequence[int]) -> dict[int, list[int]]:
+    """Give each length a part of the text to itself, so that none finds another's blocks.
+
+    The tail lies behind the last whole block and the last prefill step: see rig/street.py.
+    """
+    text = document.read_tokens(
+        document.tokenizer_of(made), None, sum(lengths) + len(lengths) * TAIL_TOKENS
+    )
+    prompts = {}
+    for length in lengths:
+        prompts[length], text = text[: length + TAIL_TOKENS], text[length + TAIL_TOKENS :]
+    return prompts
+
+
+def _rows(
+    track: Track, prompts: Mapping[int, list[int]], rounds: int, tell: Callable[[str], None]
+) -> Iterator[Row]:
+    for length, prompt in prompts.items():
         times = race.race(track, prompt, rounds, tell)
         yield _warm_row(length, "host", times, times.host)
         yield _warm_row(length, "disk", times, times.disk)

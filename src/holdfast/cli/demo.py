@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
-import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.cli import demo_pool
-from holdfast.config import PRIVATE_PARENT
-from holdfast.errors import ConfigError
+from holdfast.cli import demo_pool, demo_steps, measuring
+from holdfast.cli.options import add_json_argument
 from holdfast.rig import model, report, street
 from holdfast.rig.report import Report, Row
 from holdfast.rig.street import Setting, Step
@@ -34,6 +29,8 @@ SAID = {
     "follow_up": "the next turn",
 }
 """What had happened before each step."""
+
+PRAISE = "Every output equals the engine's own, bit for bit (tokens and log-probabilities)."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,37 +68,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "bfloat16", "float32"),
         help="arithmetic of the engine (default: the model's own)",
     )
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs and store here")
-    parser.add_argument("--json", metavar="FILE", help="write the figures; - is standard output")
+    measuring.add_keep_argument(parser)
+    add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; 0 if every output was right and every hit a hit, else 1."""
     console = report.console(args.json)
-    need_engine()
-    with tempfile.TemporaryDirectory(prefix="holdfast-demo-", dir=PRIVATE_PARENT) as scratch:
-        folder = (args.keep or Path(scratch)).absolute()
+    with measuring.engines(args.keep) as folder:
         steps = _run if args.pool is None else _run_pool
         found = steps(args, console, folder)
     if args.keep:
         console.print(f"logs and store: {folder}")
-    if args.json:
-        report.write(found, args.json)
-    return 0 if found.ok else 1
+    return measuring.finish(found, args.json)
 
 
 def _run(args: argparse.Namespace, console: Console, folder: Path) -> Report:
     with console.status("set-up: the model is made") as status:
         setting = _setting(args, folder, lambda text: status.update(f"{text} ..."))
-        started_s = time.monotonic()
-        steps: list[Step] = []
-        with closing(street.walk(setting)) as walk:
-            for step in walk:
-                steps.append(step)
-                console.print(_line(step, steps[0]), soft_wrap=True)
-    elapsed_s = time.monotonic() - started_s
+        steps, elapsed_s = demo_steps.follow(street.walk(setting), _line, console)
     console.print(_table(steps))
-    console.print(_verdict(steps, elapsed_s), soft_wrap=True)
+    console.print(demo_steps.verdict(steps, elapsed_s, PRAISE), soft_wrap=True)
     return Report("demo", [_row(step, steps[0]) for step in steps])
 
 
@@ -110,15 +97,6 @@ def _run_pool(args: argparse.Namespace, console: Console, folder: Path) -> Repor
     with console.status("set-up: the model is made"):
         path = _model(args.model or demo_pool.MODEL_DEFAULT)
     return demo_pool.run(args, console, folder, path)
-
-
-def need_engine() -> None:
-    """Raise ConfigError where vLLM is not installed."""
-    if find_spec("vllm") is None:
-        raise ConfigError(
-            "vLLM is not installed here: `make setup` brings its CPU build; "
-            "see docs/how-to/set-up.md"
-        )
 
 
 def _setting(args: argparse.Namespace, folder: Path, tell: Callable[[str], None]) -> Setting:
@@ -150,8 +128,9 @@ def _tier(step: Step) -> str:
     return "+".join(sorted(step.asked.tokens.fetched))
 
 
-def _line(step: Step, cold: Step) -> str:
-    """One finished step, as it scrolls by."""
+def _line(done: Sequence[Step]) -> str:
+    """The last finished step, as it scrolls by."""
+    cold, step = done[0], done[-1]
     answer, tokens = step.asked.answer, step.asked.tokens
     gain = "" if step is cold else f" ({cold.asked.answer.ttft_s / answer.ttft_s:.0f}x sooner)"
     origin = f", {tokens.fetched_total} from {_tier(step)}" if tokens.fetched else ""
@@ -168,16 +147,8 @@ def _judged(step: Step) -> str:
 
 
 def _table(steps: Sequence[Step]) -> Table:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    shown = Table(
-        title="the same context, each time", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0)
-    )
-    shown.add_column("step", no_wrap=True)
-    for heading in ("first token", "sooner", "computed", "fetched", "from", "GB/s"):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    shown.add_column("equal")
+    figures = ("first token", "sooner", "computed", "fetched", "from", "GB/s")
+    shown = demo_steps.table("the same context, each time", figures)
     cold_s = steps[0].asked.answer.ttft_s
     for step in steps:
         answer, tokens = step.asked.answer, step.asked.tokens
@@ -188,18 +159,3 @@ def _table(steps: Sequence[Step]) -> Table:
             report.mark(step.equal),
         )
     return shown
-
-
-def _verdict(steps: Sequence[Step], elapsed_s: float) -> str:
-    wrong = [step.name for step in steps if not step.equal]
-    missed = [step.name for step in steps if step.equal and not step.ok]
-    parts = [f"{len(steps)} steps in {elapsed_s:.0f} s."]
-    if wrong:
-        parts.append(f"[red]Output differs: {', '.join(wrong)}.[/]")
-    if missed:
-        parts.append(f"[red]Not from where it should have come: {', '.join(missed)}.[/]")
-    if not wrong and not missed:
-        parts.append(
-            "Every output equals the engine's own, bit for bit (tokens and log-probabilities)."
-        )
-    return " ".join(parts)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.cli import demo_steps
 from holdfast.rig import pool_street, report
 from holdfast.rig.pool_street import PoolSetting, PoolStep
 from holdfast.rig.report import Report, Row
@@ -28,6 +27,10 @@ SAID = {
 }
 """What had happened before each step."""
 
+PRAISE = (
+    "Every output equals the engine's own, bit for bit; what died with a target was computed again."
+)
+
 
 def check(args: argparse.Namespace) -> None:
     """Raise ConfigError for what can not be shown, before anything is made."""
@@ -44,14 +47,9 @@ def run(args: argparse.Namespace, console: Console, folder: Path, model: Path) -
             status.update(f"{text} ...")
 
         setting = PoolSetting(folder, model, args.dtype, prompts, args.pool, tell)
-        started_s = time.monotonic()
-        steps: list[PoolStep] = []
-        with closing(pool_street.walk(setting)) as walk:
-            for step in walk:
-                steps.append(step)
-                console.print(_line(step), soft_wrap=True)
+        steps, elapsed_s = demo_steps.follow(pool_street.walk(setting), _line, console)
     console.print(_table(steps))
-    console.print(_verdict(steps, time.monotonic() - started_s), soft_wrap=True)
+    console.print(demo_steps.verdict(steps, elapsed_s, PRAISE), soft_wrap=True)
     return Report("demo pool", [_row(step) for step in steps])
 
 
@@ -69,8 +67,9 @@ def _row(step: PoolStep) -> Row:
     return Row(what=step.name, value=step.ttft_s, unit="s", ok=step.ok, more=more)
 
 
-def _line(step: PoolStep) -> str:
-    """One finished step, as it scrolls by."""
+def _line(done: Sequence[PoolStep]) -> str:
+    """The last finished step, as it scrolls by."""
+    step = done[-1]
     origin = f", {step.fetched_tokens} from {'+'.join(step.tiers)}" if step.fetched_tokens else ""
     judged = "[green]outputs equal[/]" if step.equal else "[red]output differs[/]"
     if step.equal and not step.ok:
@@ -82,19 +81,8 @@ def _line(step: PoolStep) -> str:
 
 
 def _table(steps: Sequence[PoolStep]) -> Table:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    shown = Table(
-        title="contexts of one host on another; first token: mean of all",
-        title_justify="left",
-        box=SIMPLE,
-        padding=(0, 1, 0, 0),
-    )
-    shown.add_column("step", no_wrap=True)
-    for heading in ("first token", "computed", "fetched", "from", "GB/s"):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    shown.add_column("equal")
+    title = "contexts of one host on another; first token: mean of all"
+    shown = demo_steps.table(title, ("first token", "computed", "fetched", "from", "GB/s"))
     shown.add_column("by target", no_wrap=True)
     for step in steps:
         held = " ".join(map(str, step.spread.values()))
@@ -106,19 +94,3 @@ def _table(steps: Sequence[PoolStep]) -> Table:
             held,
         )
     return shown
-
-
-def _verdict(steps: Sequence[PoolStep], elapsed_s: float) -> str:
-    wrong = [step.name for step in steps if not step.equal]
-    missed = [step.name for step in steps if step.equal and not step.ok]
-    parts = [f"{len(steps)} steps in {elapsed_s:.0f} s."]
-    if wrong:
-        parts.append(f"[red]Output differs: {', '.join(wrong)}.[/]")
-    if missed:
-        parts.append(f"[red]Not from where it should have come: {', '.join(missed)}.[/]")
-    if not wrong and not missed:
-        parts.append(
-            "Every output equals the engine's own, bit for bit; what died with a target was "
-            "computed again."
-        )
-    return " ".join(parts)

@@ -6,12 +6,12 @@ import argparse
 import contextlib
 import logging
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from pathlib import Path
 
+from holdfast.cli import measuring
+from holdfast.cli.options import add_json_argument
 from holdfast.errors import ConfigError
 from holdfast.node.target import Entry, TargetServer, address_of, bind
 from holdfast.node.target_service import Service
@@ -39,13 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, default=1, help="the same seed does the same (default: %(default)s)"
     )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=Path("/var/tmp"),  # noqa: S108  # a scratch folder is made inside it
-        help="where to put scratch files, 100 MiB (default: %(default)s)",
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the figures; - is standard output")
+    measuring.add_folder_argument(parser, "scratch files, 100 MiB")
+    add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,12 +50,12 @@ def run(args: argparse.Namespace) -> int:
     sys.setswitchinterval(FORCED_SWITCH_S)
     logging.getLogger("holdfast").setLevel(logging.CRITICAL)  # every fault would be told
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="holdfast-soak-", dir=args.folder) as scratch:
+    with measuring.scratch(args.folder) as scratch:
         for number, campaign in enumerate(chosen):
             order = Order(
                 tries=args.faults or (campaign.tries if args.minutes is None else sys.maxsize),
                 seed=args.seed,
-                folder=Path(scratch),
+                folder=scratch,
                 target=open_target,
                 seconds=60 * (args.minutes or float("inf")) / len(chosen),
                 said=_Progress(f"{number + 1}/{len(chosen)}"),
@@ -72,9 +67,7 @@ def run(args: argparse.Namespace) -> int:
     for row in rows:
         for words in row.more.get("failures", []):  # type: ignore[attr-defined]
             print(f"{row.what}: {words}", file=sys.stderr)
-    if args.json:
-        report.write(found, args.json)
-    return 0 if found.ok else 1
+    return measuring.finish(found, args.json)
 
 
 @contextlib.contextmanager
