@@ -6,6 +6,7 @@ import re
 from urllib.parse import urlsplit
 
 from holdfast.config.check_quotas import check_quotas
+from holdfast.config.check_users import check_users
 from holdfast.config.options import (
     Config,
     CxlOptions,
@@ -50,6 +51,7 @@ def check(config: Config) -> None:
     for name, domain in config.domains.items():
         _check_domain(name, domain)
     _check_public(config)
+    check_users(config)
     check_quotas(config)
     _within("lease_s", config.lease_s, LEASE_S_MAX)
     _check_scrub(config)

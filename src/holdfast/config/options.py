@@ -151,7 +151,8 @@ class DomainOptions(_Section, frozen=True):
     `quota_bytes`: the most it may hold, by tier; `reserved_bytes`: memory that is never taken from
     it, by tier. `share` is its weight beside the other domains': of memory that nobody reserved, of
     every tier's speed and of the node's threads. None is 1, and divides nothing where no domain has
-    a share, a quota or a reservation.
+    a share, a quota or a reservation. `users`: names or numbers of those, and only those, who may
+    open a session in it; empty for the node's user and root.
     """
 
     key_file: str = ""
@@ -165,6 +166,7 @@ class DomainOptions(_Section, frozen=True):
     reserved_bytes: dict[str, Size] = {}
     write_budget_bytes_per_day: Size | None = None
     share: float | None = None
+    users: list[str | int] = []
 
     @property
     def divides(self) -> bool:
@@ -240,7 +242,8 @@ class Config(_Section, frozen=True):
     that has not copied by then has lost its claim. `keyring`: the file with the domains' data keys,
     shared by the nodes of a pool; empty for one beside the first disk tier. `audit`: the log of
     what was done to keys; beside it if empty. `record`: a file to append every request's length,
-    time and keys to; empty for none.
+    time and keys to; empty for none. `socket_group`: a group, by name or number, whose members may
+    open the node's socket too; empty for its user alone.
     """
 
     listen: str | list[str]
@@ -259,6 +262,7 @@ class Config(_Section, frozen=True):
     tokens: TokenOptions = TokenOptions()
     register: RegisterOptions | None = None
     transport: Literal["auto", "nixl", "tcp"] = "auto"
+    socket_group: str | int = ""
 
     @property
     def addresses(self) -> list[str]:

@@ -23,10 +23,11 @@ from holdfast.config import Config
 from holdfast.node.doorway import doorway, listen
 from holdfast.node.recorder import Recorder
 from holdfast.node.registered import Registered
-from holdfast.node.sessions import NodeSession
+from holdfast.node.sessions import House, NodeSession
 from holdfast.node.target import Entry, TargetServer, address_of, bind
 from holdfast.node.target_service import Service
 from holdfast.node.threads import Threads
+from holdfast.node.users import Users, group_of, users_of
 from holdfast.store.store import Store
 from holdfast.wire import nixl
 from holdfast.wire.credentials import TlsFiles, server_context
@@ -41,9 +42,10 @@ _log = logging.getLogger(__name__)
 
 
 class Door(NamedTuple):
-    """Where engines come in, and who writes down what they ask; None: nobody."""
+    """Where engines come in, which users may, and who writes down what they ask; None: nobody."""
 
     listener: socket.socket
+    users: Users
     recorder: Recorder | None
 
 
@@ -58,11 +60,11 @@ def serve(
     """
     sys.setswitchinterval(_SWITCH_S)
     _allow_descriptors()
-    entry = _entry(config)
+    entry, users = _entry(config), users_of(config)
     with contextlib.ExitStack() as undo:
         doors = [undo.enter_context(bind(address)) for address in config.target_addresses]
         local = config.node_address
-        listener = undo.enter_context(doorway(local)) if local else None
+        listener = undo.enter_context(doorway(local, group_of(config))) if local else None
         addresses = [*([local] if local else []), *map(address_of, doors)]
         store = open_store(config)
         undo.callback(store.close)
@@ -83,7 +85,7 @@ def serve(
             undo.callback(entry_in_pool.close)
             registered = Registered(store, entry_in_pool, config.register.drain_s)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            engines = Door(listener, recorder) if listener else None
+            engines = Door(listener, users, recorder) if listener else None
             runner.run(_run(store, engines, lambda: ready(addresses), parent_fd, registered))
     _log.info("closed")
 
@@ -123,9 +125,10 @@ async def _run(
         return
     loop = asyncio.get_running_loop()
     threads = Threads()
+    house = House(store, threads, door.users, door.recorder)
 
     def welcome(hello: Hello, peer: Peer) -> Answering:
-        return NodeSession(store, threads, hello, peer, door.recorder)
+        return NodeSession(house, hello, peer)
 
     server = Server(door.listener, welcome)
     listen(door.listener)

@@ -1,4 +1,4 @@
-"""The node's socket file: only its own user gets in, and only one node stands behind it."""
+"""The node's socket file: its own user gets in, perhaps a group, and one node stands behind it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ _PROBE_S = 1.0
 
 
 @contextlib.contextmanager
-def doorway(address: str) -> Iterator[socket.socket]:
+def doorway(address: str, group: int | None = None) -> Iterator[socket.socket]:
     """Lend a bound Unix socket, not yet listening; its file goes when the node goes.
 
-    Makes the folder, 0700, if it is missing. A file that a dead node left is replaced. Raises
+    The socket is for this user, 0600, or for a group as well, 0660. Makes the folder, 0700 or 0750,
+    if it is missing. A file that a dead node left is replaced. Raises
     BusyError if a live one is behind it, ConfigError if the place is not safe or not a socket.
     """
     path = Path(socket_path(address))
-    _prepare(path.parent)
+    _prepare(path.parent, group)
     with _locked(path), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         _clear(path)
         listener.bind(str(path))
-        path.chmod(0o600)
+        _open_to(path, group)
         inode = path.stat().st_ino
         listener.setblocking(False)
         try:
@@ -45,9 +46,28 @@ def listen(listener: socket.socket) -> None:
     listener.listen(_BACKLOG)
 
 
-def _prepare(folder: Path) -> None:
+def _open_to(path: Path, group: int | None) -> None:
+    """Let this user open the socket, and the group if there is one."""
+    path.chmod(0o600)
+    if group is None:
+        return
     try:
+        os.chown(path, -1, group)
+    except OSError as error:
+        raise ConfigError(
+            f'socket_group: "{path}" can not be given to group {group}: {error.strerror}; choose '
+            "one that the node's user is in"
+        ) from error
+    path.chmod(0o660)
+
+
+def _prepare(folder: Path, group: int | None) -> None:
+    try:
+        made = not folder.exists()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if made and group is not None:
+            os.chown(folder, -1, group)
+            folder.chmod(0o750)
         found = folder.stat()
     except OSError as error:
         raise ConfigError(
@@ -58,6 +78,14 @@ def _prepare(folder: Path) -> None:
         raise ConfigError(
             f'listen: other users may change folder "{folder}"; choose one of your own with '
             "mode 0700"
+        )
+    passes = found.st_mode & stat.S_IXOTH or (
+        found.st_gid == group and found.st_mode & stat.S_IXGRP
+    )
+    if group is not None and not passes:
+        raise ConfigError(
+            f'socket_group: group {group} can not enter folder "{folder}"; give it the folder, '
+            "with mode 0750"
         )
 
 

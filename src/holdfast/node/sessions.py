@@ -16,7 +16,7 @@ import select
 import time
 from collections.abc import Awaitable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.world import World
@@ -34,6 +34,7 @@ from holdfast.node.bounds import (
 )
 from holdfast.node.recorder import Asked, Recorder
 from holdfast.node.threads import OPERATOR, Threads, run, take_turn
+from holdfast.node.users import Users
 from holdfast.store.cover import Judged, Prompt
 from holdfast.store.fair_pool import Turn
 from holdfast.store.judgement import Ending, Engine, Step
@@ -46,26 +47,26 @@ _GONE_WITHIN_S = 1.0
 _log = logging.getLogger(__name__)
 
 
+class House(NamedTuple):
+    """What the sessions of a node share: its store and threads, who may come in, who notes it."""
+
+    store: Store
+    threads: Threads
+    users: Users
+    recorder: Recorder | None = None
+
+
 class NodeSession:
     """Answers one connection; see `holdfast.wire.server.Answering`."""
 
-    def __init__(
-        self,
-        store: Store,
-        threads: Threads,
-        hello: m.Hello,
-        peer: Peer,
-        recorder: Recorder | None = None,
-    ) -> None:
-        if peer.uid not in (os.geteuid(), 0):
-            store.audit.deny(f"user {peer.uid}", "is not the node's user")
-            raise RefusedError(
-                f"user {peer.uid} may not use this node, which belongs to user {os.geteuid()}; "
-                "start a node of your own"
-            )
+    def __init__(self, house: House, hello: m.Hello, peer: Peer) -> None:
+        store = house.store
         self._store = store
-        self._threads = threads
-        self._recorder = recorder
+        self._threads = house.threads
+        self._recorder = house.recorder
+        self._users = house.users
+        self._user = peer.uid
+        self._check_user(hello)
         self._leases: set[int] = set()
         self._tickets: dict[int, int] = {}
         self._ended = False
@@ -77,6 +78,18 @@ class NodeSession:
             self._enter(hello)
         self._process = _Process(peer.pid)
         _log.info("session peer=%r pid=%d %s", hello.peer[:80], peer.pid, hello.description[:200])
+
+    def _check_user(self, hello: m.Hello) -> None:
+        """Refuse a user who may not do what the peer means to."""
+        try:
+            self._users.check_known(self._user)
+            if hello.fingerprint or hello.payload_bytes:
+                self._users.check_enters(self._user, hello.domain)
+            else:
+                self._users.check_looks(self._user)
+        except RefusedError as error:
+            self._store.audit.deny(f"user {self._user}", str(error))
+            raise
 
     def _enter(self, hello: m.Hello) -> None:
         """Check the world that a peer names, and lend it its domain's arena."""
@@ -294,6 +307,7 @@ class NodeSession:
         return Turn(world.domain, blocks * world.record_bytes, self._store.share(world.domain))
 
     async def _look(self, request: m.Request) -> m.Report:
+        self._users.check_looks(self._user)
         store, data = self._store, dict[str, object]()
         looking = self._threads.looking
         match request:
