@@ -77,3 +77,14 @@ def test_errors_become_exit_codes_and_one_line(monkeypatch, capsys, error, code)
     assert cli.main(["doctor"]) == code
     expected = "" if isinstance(error, KeyboardInterrupt) else "holdfast doctor: x\n"
     assert capsys.readouterr().err == expected
+
+
+def test_what_the_system_refuses_is_one_line_too(monkeypatch, capsys):
+    from holdfast.cli import doctor
+
+    def fail(args):
+        raise PermissionError(13, "Permission denied", "/root/x")
+
+    monkeypatch.setattr(doctor, "run", fail)
+    assert cli.main(["doctor"]) == 1
+    assert capsys.readouterr().err == "holdfast doctor: /root/x: Permission denied\n"

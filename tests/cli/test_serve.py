@@ -88,7 +88,10 @@ def test_flags_beat_the_file(serving, tmp_path):
         (["--set", "tiers.0.capacity"], "--set tiers.0.capacity: not KEY=VALUE"),
         (["--set", "tiers.0.capacity=900 TiB"], "tiers.0.capacity: 900 TiB asked, "),
         (["--set", "lease=3"], "configuration: contains unknown field 'lease'; remove it"),
-        (["--config", "/none.yaml"], "/none.yaml: can not be read as YAML"),
+        (
+            ["--config", "/none.yaml"],
+            "/none.yaml: can not be read: No such file or directory; name",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named_and_nothing_starts(holdfast, arguments, words):

@@ -123,7 +123,7 @@ def test_what_model_and_gpu_do_not_say_is_asked_for():
 
 def test_a_file_that_is_no_yaml_is_named(tmp_path):
     file = tmp_path / "ladder.yaml"
-    with pytest.raises(ConfigError, match=r"ladder\.yaml: can not be read as YAML"):
+    with pytest.raises(ConfigError, match=r"ladder\.yaml: can not be read: No such"):
         read_ladder(str(file))
     file.write_text("tiers: [")
     with pytest.raises(ConfigError, match=r"ladder\.yaml: can not be read as YAML"):

@@ -92,7 +92,7 @@ BAD = [
     ("media: 3", "media: not name: figures"),
     ("media: {ddr5: 3}", r"media\.ddr5: 3"),
     ("date: yesterday", "date: 'yesterday'"),
-    ("- 3", "holds list"),
+    ("- 3", "holds a list"),
     ("{", "can not be read as YAML"),
 ]
 

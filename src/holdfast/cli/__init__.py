@@ -67,6 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has seen enough
         return OK
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"holdfast {name}: {where}{error.strerror or error}", file=sys.stderr)
+        return FAILED
     return status
 
 

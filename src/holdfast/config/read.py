@@ -37,6 +37,7 @@ from holdfast.config.options import (
     TokenOptions,
     ValkeyOptions,
 )
+from holdfast.config.yaml_file import read_mapping
 from holdfast.errors import ConfigError
 from holdfast.wire.address import UNIX
 
@@ -77,7 +78,7 @@ def load(
     What the file does not say is as this machine suggests; `private` names the folder of a node
     that listens and stores there. Raises ConfigError.
     """
-    data = _read(file) if file else {}
+    data = read_mapping(file) if file else {}
     if private:
         data["listen"] = f"{UNIX}{private}/node.sock"
     if "tiers" not in data:
@@ -104,21 +105,6 @@ def parse(data: Mapping[str, Any], folder: Path | None = None) -> Config:
 def as_data(config: Config) -> dict[str, Any]:
     """Return a configuration as plain data that `parse` accepts; sizes are bytes."""
     data: dict[str, Any] = msgspec.to_builtins(config, enc_hook=int)
-    return data
-
-
-def _read(file: str) -> dict[str, Any]:
-    import yaml
-
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-        data = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file}: can not be read as YAML: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{file}: nested too deep for a configuration; correct it") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{file}: holds {type(data).__name__}, not key: value lines")
     return data
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from holdfast.config.options import Size
+from holdfast.config.yaml_file import read_mapping
 from holdfast.errors import ConfigError
 
 Kind: TypeAlias = Literal["device", "host", "disk", "pool", "object"]
@@ -106,13 +107,7 @@ class Ladder(_Section, frozen=True):
 
 def read_ladder(file: str) -> Ladder:
     """Read and check a ladder file. Raises ConfigError."""
-    import yaml
-
-    try:
-        data = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file}: can not be read as YAML: {error}") from error
-    return parse_ladder(data, file)
+    return parse_ladder(read_mapping(file), file)
 
 
 def parse_ladder(data: object, file: str = "ladder") -> Ladder:

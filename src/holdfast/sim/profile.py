@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from datetime import date
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from holdfast.config.yaml_file import read_mapping
 from holdfast.errors import ConfigError
 
 _Amount = Annotated[float, msgspec.Meta(ge=0)]
@@ -140,7 +140,7 @@ def load_profile(file: str = "") -> Profile:
     """
     if not file:
         return shipped()
-    overrides = _read(file)
+    overrides = read_mapping(file)
     return _convert(_over(_shipped_data(), overrides, "", file), file)
 
 
@@ -149,18 +149,6 @@ def _shipped_data() -> dict[str, Any]:
 
     text = (resources.files("holdfast.sim") / "data" / "profile.yaml").read_text(encoding="utf-8")
     data: dict[str, Any] = yaml.safe_load(text)
-    return data
-
-
-def _read(file: str) -> dict[str, Any]:
-    import yaml
-
-    try:
-        data = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file}: can not be read as YAML: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{file}: holds {type(data).__name__}, not key: value lines")
     return data
 
 

@@ -1,0 +1,85 @@
+"""Read a YAML file that a person wrote: what is wrong with it is one line, with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import ConfigError
+from holdfast.limits import MIB
+
+FILE_BYTES_MAX = 4 * MIB
+
+_NAMES = {type(None): "nothing", list: "a list", str: "plain text"}
+
+
+def read_mapping(file: str) -> dict[str, Any]:
+    """Return what a file of `key: value` lines says. Raises ConfigError naming file and line."""
+    data = _parse(_text(file), file)
+    if not isinstance(data, dict):
+        held = _NAMES.get(type(data), "one value")
+        raise ConfigError(f"{file}: holds {held}; write key: value lines")
+    return data
+
+
+def _text(file: str) -> str:
+    try:
+        with Path(file).open("rb") as opened:
+            data = opened.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"{file}: can not be read: {error.strerror}; name another file"
+        ) from error
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"{file}: has more than {FILE_BYTES_MAX} bytes; name another file")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: is no text in UTF-8; name another file") from error
+
+
+def _parse(text: str, file: str) -> object:
+    import yaml
+
+    try:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _check_once(root, file)
+        return loader.construct_document(root)
+    except RecursionError as error:
+        raise ConfigError(f"{file}: nested too deep for a configuration; correct it") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        at = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        what = f"{at}{error.problem or error.context}"
+        raise ConfigError(f"{file}: can not be read as YAML: {what}; correct it") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, say
+        what = " ".join(str(error).split())
+        raise ConfigError(f"{file}: can not be read as YAML: {what}; correct it") from error
+
+
+def _check_once(root: Any, file: str) -> None:  # noqa: ANN401  # a node of an untyped library
+    """Refuse a key that stands twice in one mapping, of which YAML would drop the first."""
+    import yaml
+
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or isinstance(node, yaml.ScalarNode):
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+            continue
+        keys = set[str]()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in keys:
+                    line = key.start_mark.line + 1
+                    raise ConfigError(
+                        f"{file}: line {line}: {key.value!r} is there twice; remove one"
+                    )
+                keys.add(key.value)
+            waiting.append(value)
