@@ -2,9 +2,11 @@
 
 import threading
 
+import pytest
+
 from holdfast.errors import Outcome
 from holdfast.store.states import HOST
-from holdfast.testing.memory import MemoryTier
+from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 
 MIB = 1 << 20
 
@@ -47,3 +49,62 @@ def test_a_block_found_bad_while_it_is_written_is_not_published_below(rig) -> No
     one.settle()
     assert one.store.cover(one.world, chain.keys).blocks == 1
     assert one.save(chain) == 1, "so it is really written again"
+
+
+class RaisingTier(MemoryTier):
+    """Its first calls of one method end in an error, as no tier's should."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(64 * MIB)
+        self._method, self.raised = method, 0
+
+    def _raise(self, method: str) -> None:
+        if method == self._method and self.raised < 2:
+            self.raised += 1
+            raise RuntimeError(f"{method} failed")
+
+    def reserve(self, sizes):
+        self._raise("reserve")
+        return super().reserve(sizes)
+
+    def write(self, batch):
+        self._raise("write")
+        return super().write(batch)
+
+
+@pytest.mark.parametrize("method", ["reserve", "write"])
+def test_a_tier_that_raises_errors_is_written_to_again(rig, method) -> None:
+    one = rig(2 * MIB, RaisingTier(method))
+    for seed in (1, 2):
+        one.save(one.chain(seed, 2))
+        one.settle()
+    one.save(one.chain(3, 2))
+    one.settle()
+    assert one.tier.raised == 2
+    assert one.tier.usage().records == 2
+    assert sum(one.store.states.index.leases) == 0
+    assert one.store.states.writing == [0]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_copy_whose_header_is_damaged_is_not_written_and_does_not_end_the_writer(
+    rig, shared
+) -> None:
+    tier = SharedMemoryTier({}) if shared else MemoryTier(64 * MIB)
+    one = rig(2 * MIB, tier)
+    one.store.write_behind = False
+    chain, states = one.chain(1, 2), one.store.states
+    one.save(chain)
+    row = states.index.find(chain.keys[1])
+    one.store.arena(one.world.domain).view[states.index.places[HOST][row] + 40] ^= 1
+    with states.lock:
+        states.write_through([states.index.find(key) for key in chain.keys])
+    one.settle()
+    assert one.store.cover(one.world, chain.keys).blocks == 1, "it passes for held no longer"
+    assert one.save(chain) == 1
+    with states.lock:
+        states.write_through([states.index.find(key) for key in chain.keys])
+    one.settle()
+    with states.lock:
+        states.vacate(states.index.find(chain.keys[1]), HOST)
+    assert one.read(chain) == 2, "the writer goes on"

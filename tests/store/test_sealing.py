@@ -373,3 +373,18 @@ def test_a_record_that_goes_to_another_host_is_sealed(house):
         assert bytes(payload_of(name, PAYLOAD))[:64] not in bytes(record)
         assert key.open(record) is Outcome.OK
     one.store.release(fetched.lease)
+
+
+def test_a_host_copy_that_can_not_be_sealed_for_damage_does_not_pass_for_held():
+    house = House(MemoryTier(64 * MIB))
+    house.store.write_behind = False
+    world, keys, states = house.world(), house.chain(blocks=3), house.store.states
+    house.save(blocks=3)
+    row = states.index.find(keys[1])
+    house.store.arena(world.domain).view[states.index.places[0][row] + 500] ^= 1
+    with states.lock:
+        states.write_through([states.index.find(key) for key in keys])
+    house.settle()
+    assert house.store.cover(world, keys).blocks == 1
+    assert house.save(blocks=3) == 1, "the next save replaces it"
+    house.store.close()

@@ -7,15 +7,17 @@ are sealed into staging memory on the way: some are written while the next are s
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
 from holdfast.blocks.envelope import read_header
 from holdfast.buffers import aligned_buffer
-from holdfast.errors import Outcome
+from holdfast.codec.pack import verify
+from holdfast.errors import FormatError, Outcome
 from holdfast.failpoints import reach
 from holdfast.limits import MIB
 from holdfast.store.room import make_room_below
@@ -32,6 +34,8 @@ STAGES = 3
 """One is filled with sealed records while the others are written."""
 
 _LOOK_AGAIN_S = 0.5
+
+_log = logging.getLogger("holdfast.store")
 
 
 class _Load(NamedTuple):
@@ -87,7 +91,10 @@ class Descent:
             for host in list(self._states.hosts.values()):
                 host.prefault()
             while waiting:
-                self._write()
+                try:
+                    self._write()
+                except Exception:  # without this thread nothing would leave memory again
+                    _log.exception("blocks can not be written tier=%s", self._tier.name)
 
     def _write(self) -> None:
         states, number = self._states, self._number
@@ -96,8 +103,14 @@ class Descent:
             rows = [load.row for load in batch]
             states.pin(rows)
             states.writing[number - 1] = len(rows)
-        outcomes = self._send(batch)
+        try:
+            outcomes = self._send(batch)
+        except Exception:
+            _log.exception("writing failed tier=%s", self._tier.name)
+            outcomes = [Outcome.GONE] * len(batch)
+            self._tier.free([load.put.place for load in batch])
         reach("descent_written")
+        damaged = self._damaged(batch, outcomes)
         with states.lock:
             states.writing[number - 1] = 0
             for load, outcome in zip(batch, outcomes, strict=True):
@@ -105,9 +118,26 @@ class Descent:
                     self._tier.free([load.put.place])
                 elif outcome is Outcome.OK:
                     states.publish(load.row, number, load.put.place)
+                elif load.row in damaged:
+                    states.quarantine(load.row, HOST, Outcome.CORRUPT)
                 else:
                     states.unwanted.add(load.row)
             states.unpin(rows)
+
+    def _damaged(self, batch: Sequence[_Load], outcomes: Sequence[Outcome]) -> set[int]:
+        """Return the rows whose copy in memory is to blame for a write that was refused.
+
+        They would pass for held until somebody reads them, and could not be saved again.
+        """
+        damaged = set()
+        for load, outcome in zip(batch, outcomes, strict=True):
+            if outcome is Outcome.CORRUPT:
+                world, record = self._states.index.world(load.row), load.put.record
+                key = self._states.index.keys[load.row] or b""
+                whole = verify(record, key, world.fingerprint, world.payload_bytes)
+                if world.domain in self._states.hosts and whole is not Outcome.OK:
+                    damaged.add(load.row)
+        return damaged
 
     def _still(self, load: _Load) -> bool:
         """Whether a block is yet what was written: not dropped, erased or found bad meanwhile."""
@@ -121,13 +151,16 @@ class Descent:
             return self._tier.write([load.put for load in batch]) if batch else []
         outcomes: list[Outcome] = []
         writing: deque[Future[list[Outcome]]] = deque()
-        for turn, group in enumerate(_groups(batch)):
-            if len(writing) == STAGES - 1:
-                outcomes += writing.popleft().result()
-            puts, sealed = self._seal(group, turn % STAGES)
-            writing.append(self._writer.submit(self._write_sealed, puts, sealed))
-        for written in writing:
-            outcomes += written.result()
+        try:
+            for turn, group in enumerate(_groups(batch)):
+                if len(writing) == STAGES - 1:
+                    outcomes += writing.popleft().result()
+                puts, sealed = self._seal(group, turn % STAGES)
+                writing.append(self._writer.submit(self._write_sealed, puts, sealed))
+            for written in writing:
+                outcomes += written.result()
+        finally:
+            wait(writing)  # nobody may be reading a stage when it is filled again
         return outcomes
 
     def _seal(self, group: Sequence[_Load], stage: int) -> tuple[list[Put], list[Outcome]]:
@@ -163,7 +196,8 @@ class Descent:
         rows: list[int] = []
         while waiting and len(rows) < BATCH_BLOCKS:
             row = states.index.find(waiting.popitem(last=False)[0])
-            if row >= 0 and states.index.places[HOST][row] >= 0 and column[row] == NOWHERE:
+            here = row >= 0 and states.index.places[HOST][row] >= 0
+            if here and column[row] == NOWHERE and self._is_record(row):
                 rows.append(row)
         rows = self._within_quotas(rows)
         records = [self._record(row) for row in rows]
@@ -175,6 +209,15 @@ class Descent:
             domain, slot = states.index.world(row).domain, states.index.places[HOST][row]
             batch.append(_Load(row, slot, Put(place, record), domain, states.era(domain)))
         return batch
+
+    def _is_record(self, row: int) -> bool:
+        """Whether a block's slot holds a record yet: if its header is damaged, the block goes."""
+        try:
+            read_header(self._record(row))
+        except FormatError:
+            self._states.quarantine(row, HOST, Outcome.CORRUPT)
+            return False
+        return True
 
     def _within_quotas(self, rows: Sequence[int]) -> list[int]:
         """Make room for blocks in their domains' quotas on this tier; leave out what never fits."""
