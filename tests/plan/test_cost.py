@@ -1,6 +1,7 @@
 """Costs are learnt from observations, whatever the outliers, and never below zero."""
 
 import json
+import math
 import random
 
 import pytest
@@ -182,3 +183,39 @@ def test_small_reads_that_contradict_large_ones_are_heard():
     for _ in range(12):
         fit.observe(1 << 20, 2.0)
     assert fit.estimate().seconds(1 << 20) == pytest.approx(2.0, rel=0.15)
+
+
+ABSURD = [
+    0.0,
+    5e-324,
+    1e-300,
+    1e-9,
+    1.0,
+    1e12,
+    1e24,
+    1e100,
+    1e300,
+    float("inf"),
+    float("nan"),
+    -1.0,
+]
+
+
+@given(
+    steps=st.lists(st.tuples(*[st.sampled_from(ABSURD) | st.floats()] * 3), min_size=3, max_size=12)
+)
+def test_whatever_an_engine_says_the_fit_says_something_finite(steps):
+    prefill, tier = PrefillFit(), TierFit()
+    for new, context, seconds in steps:
+        prefill.observe(new, context, seconds)
+        tier.observe(new, seconds)
+    assert prefill.cost is None or all(0 <= each < math.inf for each in prefill.cost)
+    latency_s, bytes_per_s, _ = tier.estimate()
+    assert 0 <= latency_s < math.inf
+    assert 0 < bytes_per_s < math.inf
+
+
+def test_absurd_steps_that_were_kept_are_not_known_again():
+    data = {"count": 3, "seen": [[1.0, 1e9, 1e18, 1e-300, 3]]}
+    with pytest.raises(ValueError, match="not the memory of a fit"):
+        PrefillFit.from_data(data)

@@ -53,3 +53,12 @@ def test_a_store_weighs_for_a_policy_that_can(rig):
     compute(store.judgement, ord("f"), 1e-4)
     store.keep_house()
     assert store.states.eviction._worth is not None
+
+
+def test_a_world_whose_blocks_have_no_tokens_saves_nothing_and_harms_nobody(judgement):
+    index = Residency(1)
+    row = index.add(world(1, 100_000)._replace(block_tokens=0), b"k" * 16, b"", 0)
+    worth = Worth(index, judgement)
+    compute(judgement, 1, 1e-4)
+    worth.learn()
+    assert worth(row) == 1.0

@@ -26,6 +26,10 @@ AGED_MIN = 0.02
 LATEST = 3
 """So many in a row that say something else are heard on their own."""
 
+FEATURE_MAX = 1e24
+SECONDS_MIN, SECONDS_MAX = 1e-9, 1e9
+"""What is beyond was not measured: its squares would leave no room for what was."""
+
 _CONTRADICTION = 0.3
 _ROUNDS = 6
 _HUBER = 1.345
@@ -72,10 +76,7 @@ class Fit:
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
         """Take one observation in; what can not be (negative, endless, no time) is ignored."""
-        values = (*features, seconds)
-        if len(features) != len(self.belief.coefficients) or seconds <= 0:
-            return
-        if not all(math.isfinite(value) and value >= 0 for value in values):
+        if len(features) != len(self.belief.coefficients) or not _can_be(features, seconds):
             return
         self.count += 1
         self._keep(Observation(tuple(map(float, features)), float(seconds), self.count))
@@ -109,8 +110,7 @@ class Fit:
             raise ValueError("not the memory of a fit: count or number of rows")
         for row in rows:
             *features, seconds, number = row
-            fits = len(row) == width and all(math.isfinite(value) for value in row)
-            if not fits or min(features) < 0 or seconds <= 0 or not 0 < number <= count:
+            if len(row) != width or not _can_be(features, seconds) or not 0 < number <= count:
                 raise ValueError(f"not the memory of a fit: row {row}")
         self.count = count
         self._sizes.clear()
@@ -180,6 +180,11 @@ class Fit:
             weight * max(_TINY, median(one.features[k] / usual for one, usual in seen)) ** 2
             for k, weight in enumerate(self.belief.weights)
         )
+
+
+def _can_be(features: Sequence[float], seconds: float) -> bool:
+    """Whether this may have been measured; no comparison holds for what is not a number."""
+    return SECONDS_MIN <= seconds <= SECONDS_MAX and all(0 <= x <= FEATURE_MAX for x in features)
 
 
 def _errors(seen: Sequence[_Usual], found: Sequence[float]) -> Iterator[float]:

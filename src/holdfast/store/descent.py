@@ -93,7 +93,7 @@ class Descent:
             while waiting:
                 try:
                     self._write()
-                except Exception:  # without this thread nothing would leave memory again
+                except Exception:  # noqa: BLE001  # without this thread nothing would leave memory
                     _log.exception("blocks can not be written tier=%s", self._tier.name)
 
     def _write(self) -> None:
@@ -105,7 +105,7 @@ class Descent:
             states.writing[number - 1] = len(rows)
         try:
             outcomes = self._send(batch)
-        except Exception:
+        except Exception:  # noqa: BLE001  # a tier may be anybody's
             _log.exception("writing failed tier=%s", self._tier.name)
             outcomes = [Outcome.GONE] * len(batch)
             self._tier.free([load.put.place for load in batch])

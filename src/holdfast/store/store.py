@@ -7,6 +7,7 @@ socket. Threads: every method may be called from any thread. `cover`, `reserve`,
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,8 @@ from holdfast.tiers.base import Tier
 _HOUSEKEEPING_S = 0.5
 _LEARNT_S = 30.0
 
+_log = logging.getLogger("holdfast.store")
+
 
 class Store(Core):
     """Host arenas above `lower` tiers, fastest first. The store owns and closes the tiers."""
@@ -62,6 +65,9 @@ class Store(Core):
         )
         self._learnt = Learnt(self.judgement, None)
         self.scrubber = Scrubber(self)
+        self._met = set[int]()
+        self._cold = False
+        self._keep_at = self.clock.now() + _LEARNT_S
         self._closed = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="holdfast-keeper", daemon=True)
 
@@ -75,6 +81,7 @@ class Store(Core):
         self.recovery.start()
         if self.states.lower:
             self.ladder.start()
+        self._cold = bool(self.states.public and self.states.lower)
         self._keeper.start()
         self.scrubber.start()
 
@@ -233,18 +240,22 @@ class Store(Core):
             tier.close()
 
     def _keep(self) -> None:
-        keep_at, met = self.clock.now() + _LEARNT_S, set[int]()
-        cold = bool(self.states.public and self.states.lower)
         while not self._closed.wait(_HOUSEKEEPING_S):
-            self.keep_house()
-            if cold and self.recovery.seconds is not None:
-                cold = False
-                self.background.submit(commons.warm, self)
-            domain_street.follow(self)
-            hints.bring_up(self)
-            for number in set(strangers(self)) - met:
-                met.add(number)
-                self.background.submit(meet, self, number)
-            if self.clock.now() >= keep_at:
-                self._learnt.keep()
-                keep_at = self.clock.now() + _LEARNT_S
+            try:
+                self._keep_once()
+            except Exception:  # noqa: BLE001  # without this thread no lease would ever end
+                _log.exception("housekeeping failed; it goes on")
+
+    def _keep_once(self) -> None:
+        self.keep_house()
+        if self._cold and self.recovery.seconds is not None:
+            self._cold = False
+            self.background.submit(commons.warm, self)
+        domain_street.follow(self)
+        hints.bring_up(self)
+        for number in set(strangers(self)) - self._met:
+            self._met.add(number)
+            self.background.submit(meet, self, number)
+        if self.clock.now() >= self._keep_at:
+            self._learnt.keep()
+            self._keep_at = self.clock.now() + _LEARNT_S

@@ -34,7 +34,8 @@ class Worth:
         saved: dict[int, float] = {}
         for number, world in enumerate(list(self._index.worlds)):
             token_s = self._judgement.token_s(world.fingerprint.hex())
-            if token_s is not None:
-                saved[number] = token_s * world.block_tokens / world.record_bytes
+            each = (token_s or 0.0) * world.block_tokens / world.record_bytes
+            if 0.0 < each < math.inf:  # peers name worlds, too: one of no tokens saves nothing
+                saved[number] = each
         usual = math.exp(sum(map(math.log, saved.values())) / max(len(saved), 1))
         self._worths = {number: each / usual for number, each in saved.items()}
