@@ -68,3 +68,34 @@ def test_the_parent_row_is_found_by_key() -> None:
     index = Residency(1)
     rows = hold(index, range(3))
     assert [index.parent_row(row) for row in rows] == [-1, rows[0], rows[1]]
+
+
+def test_more_worlds_than_two_bytes_can_count_are_told_apart() -> None:
+    index, many = Residency(1), 70_000
+    worlds = [WORLD._replace(domain=number.to_bytes(16, "big")) for number in range(many)]
+    rows = [index.add(world, key(n), b"", 0) for n, world in enumerate(worlds)]
+    assert all(index.world(row) == world for row, world in zip(rows, worlds, strict=True))
+
+
+def test_a_world_without_a_block_leaves_nothing_behind() -> None:
+    index = Residency(1)
+    (kept,) = hold(index, range(1))
+    for number in range(1, 1_000):
+        world = WORLD._replace(domain=number.to_bytes(16, "big"))
+        row = index.add(world, key(number), b"", 0)
+        assert index.world(row) == world
+        index.places[0][row] = number
+        assert index.cover(world, [key(number)]).blocks == 1
+        index.places[0][row] = -1
+        index.drop(row)
+        assert index.cover(world, [key(number)]).blocks == 0
+    assert len(index.worlds) == 2
+    assert index.world(kept) == WORLD
+    assert index.cover(WORLD, [key(0)]).blocks == 1
+
+
+def test_a_block_that_names_one_behind_it_as_its_parent_has_none() -> None:
+    index = Residency(1)
+    rows = [index.add(WORLD, key(n), key((n + 1) % 3), n) for n in range(3)]
+    itself = index.add(WORLD, key(9), key(9), 0)
+    assert [index.parent_row(row) for row in [*rows, itself]] == [-1, -1, rows[0], -1]

@@ -185,20 +185,7 @@ def test_small_reads_that_contradict_large_ones_are_heard():
     assert fit.estimate().seconds(1 << 20) == pytest.approx(2.0, rel=0.15)
 
 
-ABSURD = [
-    0.0,
-    5e-324,
-    1e-300,
-    1e-9,
-    1.0,
-    1e12,
-    1e24,
-    1e100,
-    1e300,
-    float("inf"),
-    float("nan"),
-    -1.0,
-]
+ABSURD = [0.0, 5e-324, 1e-300, 1e-9, 1.0, 1e12, 1e24, 1e100, 1e300, math.inf, math.nan, -1.0]
 
 
 @given(

@@ -115,3 +115,15 @@ def test_a_key_that_another_world_bears_is_neither_held_nor_written_over(rig) ->
     assert one.store.cover(one.world, chain.keys).blocks == 1
     assert one.store.cover(liar, chain.keys[1:2]).blocks == 1
     assert one.store.states.host(one.world).usage().records == 3
+
+
+def test_blocks_that_claim_to_be_each_others_parents_can_leave_memory(rig) -> None:
+    one = rig(2 * MIB)
+    for seed in range(200):
+        keys = one.chain(seed, 2).keys
+        reserved = one.store.reserve(one.world, keys, keys[-1], 0)
+        one.fill(keys, reserved.places)
+        one.store.commit(reserved.ticket)
+    honest = one.chain(999, 4)
+    assert one.save(honest) == 4
+    assert one.read(honest) == 4

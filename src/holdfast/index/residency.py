@@ -42,8 +42,13 @@ class Residency:
         self.leases = array("I")
         self.places = [array("q") for _ in range(tiers)]
         self.worlds: list[World] = []
+        """By number; those without a block wait for another world to take theirs."""
+        self.worlds_named = 0
+        """How often a number was given: one that is given again names another world."""
         self._world_ids: dict[World, int] = {}
-        self._world_of = array("H")
+        self._world_rows: list[int] = []
+        self._worlds_free: list[int] = []
+        self._world_of = array("I")
         self._rows: dict[bytes, int] = {}
         self._free: list[int] = []
 
@@ -88,8 +93,12 @@ class Residency:
         return self._rows.get(key, NOT_HERE)
 
     def parent_row(self, row: int) -> int:
-        """Return the row of the block in front, or -1 if it is not held."""
-        return self._rows.get(self.parents[row], NOT_HERE)
+        """Return the row of the block in front, or -1 if it is not held.
+
+        Who names blocks may lie: one is in front only if it is less deep, so there are no rings.
+        """
+        front = self._rows.get(self.parents[row], NOT_HERE)
+        return front if front >= 0 and self.depths[front] < self.depths[row] else NOT_HERE
 
     def world(self, row: int) -> World:
         """Return the world of a row."""
@@ -111,16 +120,16 @@ class Residency:
         row = self._rows.get(key)
         if row is not None:
             return row
-        world_id = self._world_ids.get(world)
-        if world_id is None:
-            world_id = self._world_ids[world] = len(self.worlds)
-            self.worlds.append(world)
         held = self._rows.get(parent)
         if held is not None:
             parent = self.keys[held] or parent
         row = self._free.pop() if self._free else self._append()
         self.keys[row], self.parents[row] = key, parent
+        world_id = self._world_ids.get(world)
+        if world_id is None:
+            world_id = self._name(world)
         self.depths[row], self._world_of[row] = depth, world_id
+        self._world_rows[world_id] += 1
         self._rows[key] = row
         return row
 
@@ -132,10 +141,28 @@ class Residency:
         del self._rows[key]
         self.keys[row], self.parents[row] = None, b""
         self._free.append(row)
+        world_id = self._world_of[row]
+        self._world_rows[world_id] -= 1
+        if not self._world_rows[world_id]:
+            del self._world_ids[self.worlds[world_id]]
+            self._worlds_free.append(world_id)
 
     def rows(self) -> Iterator[int]:
         """Yield every row in use, in no order; the index must not change meanwhile."""
         return iter(self._rows.values())
+
+    def _name(self, world: World) -> int:
+        """Give a world a number, perhaps one whose world has no block here any more."""
+        self.worlds_named += 1
+        if self._worlds_free:
+            number = self._worlds_free.pop()
+            self.worlds[number] = world
+        else:
+            number = len(self.worlds)
+            self.worlds.append(world)
+            self._world_rows.append(0)
+        self._world_ids[world] = number
+        return number
 
     def _append(self) -> int:
         self.keys.append(None)

@@ -27,7 +27,7 @@ class Worth:
 
     def learn(self) -> None:
         """Take in what engines told since; cheap where they told nothing."""
-        known_at = hash((self._judgement.changes, len(self._index.worlds)))
+        known_at = hash((self._judgement.changes, self._index.worlds_named))
         if known_at == self._known_at:
             return
         self._known_at = known_at
