@@ -41,7 +41,7 @@ def test_a_sound_machine_without_a_node_is_well(holdfast, config, tmp_path):
     assert "made at the first start" in checks["tiers.1"]["why"]
     assert checks["tiers.1 direct I/O"]["found"]
     assert checks["node"]["found"] == "none answers"
-    assert "`holdfast serve` starts one" in checks["node"]["why"]
+    assert "`holdfast serve` starts a node" in checks["node"]["why"]
     assert not (tmp_path / "new").exists()
 
 

@@ -140,7 +140,7 @@ def test_the_audit_log_is_checked(holdfast, serving, config, tmp_path):
     serving("--config", config)
     done = holdfast("inspect", "audit", "--config", config)
     assert done.returncode == 0, done.stderr
-    assert "2 lines, the chain is whole, last hash" in done.stdout
+    assert "; the chain is whole" in done.stdout
     file = tmp_path / "disk" / "audit.jsonl"
     file.write_text(file.read_text().replace("globex", "nobody"))
     done = holdfast("inspect", "audit", "--config", config)

@@ -61,6 +61,7 @@ def test_minutes_bound_it(campaign, tmp_path):
         (["nothing"], "campaign 'nothing' is unknown; choose from: flips"),
         (["--faults", "0"], "--faults: 0 is not above 0; raise it"),
         (["--minutes", "-1"], "--minutes: -1 is not above 0; raise it"),
+        (["--minutes", "nan"], "--minutes: nan is not above 0; raise it"),
     ],
 )
 def test_unclear_wishes_are_wrong_usage(options, words, capsys):

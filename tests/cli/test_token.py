@@ -54,3 +54,10 @@ def test_without_a_key_it_asks_for_one(tmp_path, capsys):
     file.write_text("tiers: [{kind: host, capacity: 16 MiB}]")
     assert main(["token", "--config", str(file)]) == USAGE
     assert "no key; name one with --key-file" in capsys.readouterr().err
+
+
+def test_a_token_that_finds_no_place_is_left_nowhere(key_file, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    assert main(["token", "--key-file", key_file, "--out", str(tmp_path / "out")]) == USAGE
+    assert "can not be written: Is a directory" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "out"]

@@ -64,6 +64,13 @@ def test_without_a_node_the_folder_is_read(holdfast, configured, tmp_path):
     assert (code, answer["checked"]) == (0, len(keys) - 1)
 
 
+def test_a_folder_where_nothing_was_stored_is_not_made(holdfast, configured, tmp_path):
+    done = holdfast("verify", "--offline", "--config", configured)
+    assert done.returncode == 2
+    assert f'tiers.1.path: "{tmp_path}/disk" has no blocks.holdfast' in done.stderr
+    assert not (tmp_path / "disk").exists()
+
+
 def test_a_folder_in_use_is_left_alone(holdfast, configured):
     with open_store(load(configured)):
         done = holdfast("verify", "--offline", "--config", configured)

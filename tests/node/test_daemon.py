@@ -231,6 +231,7 @@ def test_a_file_that_is_no_socket_is_refused_and_stays(tmp_path):
     code, words = serve(config)
     assert code == 2
     assert "is there and is not a socket; choose another path" in words
+    assert not list(tmp_path.glob("*.lock"))
     assert path.read_text() == "precious"
 
 

@@ -68,6 +68,12 @@ def test_none_is_made_that_no_target_would_take(lifetime_s):
         token.issue(KEY, "host-a", ("read",), lifetime_s, NOW)
 
 
+@pytest.mark.parametrize("peer", ["", "a\nb", "x" * 257])
+def test_a_peer_has_a_name_that_fits_into_a_log(peer):
+    with pytest.raises(ConfigError, match=f"name of {len(peer)} characters is not 1 to 256"):
+        token.issue(KEY, peer, ("read",), 600, NOW)
+
+
 @given(st.text(max_size=80))
 def test_garbage_is_no_token(line):
     with pytest.raises(ConfigError, match="is no token; make one"):

@@ -183,7 +183,7 @@ def _node(config: Config) -> Iterator[Finding]:
     try:
         client = Client(config.node_address, Hello(PROTOCOL, "holdfast doctor"), ANSWER_S)
     except NodeGoneError as error:
-        yield Finding("node", "none answers", f"{error}; `holdfast serve` starts one")
+        yield Finding("node", "none answers", str(error))
         return
     except HoldfastError as error:
         yield problem("node", "refuses", str(error))

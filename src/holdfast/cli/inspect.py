@@ -92,8 +92,8 @@ def _audit(args: argparse.Namespace) -> int:
     if args.json:
         write_json({"file": config.audit_file, **found._asdict()}, args.json)
     if args.json != "-":
-        verdict = "the chain is whole" if not found.faults else "the chain is broken:"
-        first = f"{config.audit_file}: {found.lines} lines, {verdict}, last hash {found.head}"
+        verdict = "the chain is broken:" if found.faults else "the chain is whole"
+        first = f"{config.audit_file}: {found.lines} lines, last hash {found.head}; {verdict}"
         print("\n".join([first, *(f"  {fault}" for fault in found.faults)]))
     return FAILED if found.faults else OK
 

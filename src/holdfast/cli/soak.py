@@ -110,7 +110,7 @@ def _chosen(args: argparse.Namespace) -> Sequence[Campaign]:
         if name not in names:
             raise ConfigError(f"campaign {name!r} is unknown; choose from: {', '.join(names)}")
     for value, option in ((args.faults, "--faults"), (args.minutes, "--minutes")):
-        if value is not None and value <= 0:
+        if value is not None and not value > 0:
             raise ConfigError(f"{option}: {value:g} is not above 0; raise it")
     return [c for c in CAMPAIGNS if not args.campaigns or c.name in args.campaigns]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import socket
 import time
@@ -73,4 +74,6 @@ def _replace(file: Path, text: str) -> None:
             opened.write(text)
         made.rename(file)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            made.unlink()  # a token lies about nowhere
         raise ConfigError(f"--out: {str(file)!r} can not be written: {error.strerror}") from error

@@ -7,6 +7,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.assemble import open_store
@@ -18,10 +19,11 @@ from holdfast.cli.options import (
     read_fingerprint,
     write_json,
 )
-from holdfast.config import Config, Size
+from holdfast.config import Config, DiskOptions, Size
 from holdfast.errors import ConfigError, ProtocolError
 from holdfast.limits import MIB
 from holdfast.store.scrub import Wish
+from holdfast.tiers.disk_file import FILE_NAME
 from holdfast.wire.client import Client
 from holdfast.wire.messages import PROTOCOL, Hello, Report, Status, Verify
 
@@ -106,6 +108,12 @@ def _online(args: argparse.Namespace) -> Iterator[Look]:
 @contextlib.contextmanager
 def _offline(config: Config) -> Iterator[Look]:
     """Lend a store over the configuration's tiers, which no node may have open."""
+    for number, tier in enumerate(config.tiers):
+        if isinstance(tier, DiskOptions) and not Path(tier.path, FILE_NAME).exists():
+            raise ConfigError(
+                f'tiers.{number}.path: "{tier.path}" has no {FILE_NAME}, so no node has stored '
+                "there; name the folder of one"
+            )
     with open_store(config) as store:
         store.recovery.wait()
         yield store.verify

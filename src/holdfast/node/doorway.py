@@ -27,6 +27,7 @@ def doorway(address: str, group: int | None = None) -> Iterator[socket.socket]:
     """
     path = Path(socket_path(address))
     _prepare(path.parent, group)
+    _check_socket(path)
     with _locked(path), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         _clear(path)
         listener.bind(str(path))
@@ -106,14 +107,21 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _clear(path: Path) -> None:
-    """Remove what a dead node left."""
+def _check_socket(path: Path) -> bool:
+    """Return whether a socket is there; raise ConfigError for anything else."""
     try:
         kind = path.lstat().st_mode
     except FileNotFoundError:
-        return
+        return False
     if not stat.S_ISSOCK(kind):
         raise ConfigError(f'listen: "{path}" is there and is not a socket; choose another path')
+    return True
+
+
+def _clear(path: Path) -> None:
+    """Remove what a dead node left."""
+    if not _check_socket(path):
+        return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_S)
         try:

@@ -137,7 +137,8 @@ def console(json_target: str | None) -> Console:
         from rich.console import Console
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "the rich package is missing: pip install 'holdfast[bench]' brings it"
+            "the rich package is missing: pip install 'holdfast[bench]', or 'holdfast[demo]' for "
+            "the demo, brings it"
         ) from error
     return Console(stderr=json_target == "-", highlight=False)
 

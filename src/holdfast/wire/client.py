@@ -64,9 +64,12 @@ class Client:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.welcome = self._shake_hands(hello)
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            with self._turn:
+                self._end(f"no session: {error.strerror}; `holdfast serve` starts a node")
         except OSError as error:
             with self._turn:
-                self._end(f"no session: {error}")
+                self._end(f"no session: {error.strerror or error}")
         except BaseException:
             self._socket.close()
             raise

@@ -27,6 +27,7 @@ from holdfast.limits import TOKEN_S_MAX
 MARK = "hft1"
 NONCE_BYTES = 32
 TOKEN_CHARS_MAX = 4096
+PEER_CHARS_MAX = 256
 CLOCK_SKEW_S = 30.0
 """How far the clocks of two nodes may differ."""
 
@@ -54,11 +55,16 @@ class Token(NamedTuple):
 
 
 def issue(key: bytes, peer: str, may: Sequence[Verb], lifetime_s: float, now: float) -> str:
-    """Return a token; raise ConfigError for a lifetime that no target would accept."""
+    """Return a token; raise ConfigError for a name or lifetime that no target would accept."""
     if not 0 < lifetime_s <= TOKEN_S_MAX:
         raise ConfigError(
             f"token: a lifetime of {lifetime_s:g} s is not above 0 and at most {TOKEN_S_MAX:g} s; "
             "choose another"
+        )
+    if not 0 < len(peer) <= PEER_CHARS_MAX or not peer.isprintable():
+        raise ConfigError(
+            f"token: a peer's name of {len(peer)} characters is not 1 to {PEER_CHARS_MAX} that "
+            "can be printed; choose another with --peer"
         )
     text = _encode(msgspec.json.encode(Claims(peer, tuple(may), int(now + lifetime_s))))
     return f"{MARK}.{text}.{_encode(_secret(key, text))}"

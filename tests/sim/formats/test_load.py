@@ -263,6 +263,7 @@ WRONG = {
     "blank": (b" \n\n", "unknown format"),
     "unknown": (b'{"a": 1}\n', "unknown format (a); known by their fields: Mooncake JSONL"),
     "text": (b"hello\n", "unknown format (hello); known"),
+    "noise": (b"\x1b[2J" + b"a" * 999 + b"\n", f"unknown format (\\x1b[2J{'a' * 36}); known"),
     "binary": (bytes(range(256)), "unknown format"),
     "header only": (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests in it"),
     "cut line": (GOOD[:-20], "traffic:3: not JSON"),

@@ -58,6 +58,6 @@ def load(path: str | Path, reading: Reading | None = None) -> Trace:
     known = [form for form in FORMATS if fields >= form.FIELDS]
     if not known:
         names = "; ".join(f"{form.NAME} ({', '.join(sorted(form.FIELDS))})" for form in FORMATS)
-        found = ", ".join(sorted(fields)[:8]) or "no fields"
+        found = ", ".join(sorted(repr(field[:40])[1:-1] for field in fields)[:8]) or "no fields"
         raise source.fault(0, f"unknown format ({found}); known by their fields: {names}")
     return max(known, key=lambda form: len(form.FIELDS)).read(source, reading)
