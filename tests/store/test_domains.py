@@ -9,7 +9,7 @@ from holdfast.limits import RING_STALE_S
 from holdfast.store import domains
 from holdfast.store.audit import AuditLog
 from holdfast.store.keyring import KeyRing
-from holdfast.testing.memory import MemoryTier
+from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 
 MIB = 1 << 20
 
@@ -64,12 +64,51 @@ def test_a_ring_that_is_away_for_long_ends_serving_until_it_is_back(sealed, tmp_
     one.clock.advance(2)
     domains.follow(one.store)
     assert one.read(chain) == 0
+    assert one.save(one.chain(2, 3)) == 0, "nor is what is new"
+    assert one.store.verify()["checked"] == 0
     (tmp_path / "away").rename(ring)
     domains.follow(one.store)
-    again = saved(one)
+    assert one.read(chain) == 6, "nobody took what could not be opened for damaged"
+    again = saved(one, 3)
     domains.leave_memory(one.store, one.world.domain)
     assert one.read(again) == 6
     assert actions(tmp_path) == ["ring", "ring"]
+
+
+def test_while_a_ring_is_away_nothing_that_others_can_open_is_condemned(rig, tmp_path):
+    far = {}
+    one = rig(tier=SharedMemoryTier(far))
+    ring = KeyRing(tmp_path / "ring.json")
+    ring.enrol("default", b"s" * 32)
+    one.store.seal_with(ring)
+    chain = saved(one)
+    (tmp_path / "ring.json").rename(tmp_path / "away")
+    one.clock.advance(RING_STALE_S + 1)
+    domains.follow(one.store)
+    assert one.read(chain) == 0
+    one.store.verify()
+    assert len(far) == 6
+    with pytest.raises(RefusedError, match="put it back"):
+        one.store.rotate("default")
+    assert not (tmp_path / "ring.json").exists()
+
+
+def test_what_comes_up_while_its_domain_is_erased_does_not_outlive_it(rig, tmp_path, monkeypatch):
+    one = rig(tier=SharedMemoryTier({}))
+    ring = KeyRing(tmp_path / "ring.json")
+    ring.enrol("default", b"s" * 32)
+    one.store.seal_with(ring)
+    chain, forget = saved(one), domains.forget_domain
+
+    def forget_slowly(store, domain):
+        blocks = forget(store, domain)
+        one.store.look(one.world, chain.keys)
+        one.read(chain)
+        return blocks
+
+    monkeypatch.setattr(domains, "forget_domain", forget_slowly)
+    one.store.erase("default")
+    assert one.read(chain) == 0
 
 
 def test_a_damaged_ring_does_not_end_serving_at_once(sealed, tmp_path):

@@ -3,11 +3,12 @@
 import fcntl
 import json
 
+import msgspec
 import pytest
 
 from holdfast.blocks.world import domain_id
 from holdfast.errors import ConfigError, FormatError, RefusedError
-from holdfast.store import keyring
+from holdfast.store import keyring, keyring_lock
 from holdfast.store.keyring import EPOCHS_AHEAD, KeyRing
 
 SECRET, OTHER = b"a" * 32, b"b" * 32
@@ -207,7 +208,7 @@ def test_a_ring_that_can_not_be_written_changes_nothing(path):
 
 def test_a_lock_that_is_held_for_long_is_refused(path, monkeypatch):
     made = ring(path)
-    monkeypatch.setattr(keyring, "LOCK_S", 0.1)
+    monkeypatch.setattr(keyring_lock, "LOCK_S", 0.1)
     with path.with_name("keyring.json.lock").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(RefusedError, match=r"another process has held .*; nothing was changed"):
@@ -234,3 +235,29 @@ def test_the_listing_shows_no_key(path):
     entry = json.dumps(made.listing())
     assert bytes(made.current(DOMAIN)._secret).hex() not in entry
     assert "wrapped" not in entry
+
+
+def test_a_ring_never_grows_beyond_what_is_read_of_it(path, monkeypatch):
+    made = ring(path)
+    monkeypatch.setattr(keyring, "RING_BYTES_MAX", path.stat().st_size + 100)
+    with pytest.raises(RefusedError, match=r"the limit is \d+; nothing was changed; .*retire"):
+        made.rotate("acme")
+    assert names(ring(path)) == names(made)
+
+
+def test_a_ring_with_one_damaged_key_is_not_taken_for_read(path):
+    one, other = ring(path, "acme"), ring(path, "globex", OTHER)
+    one.enrol("globex", OTHER)
+    lost = one.current(domain_id(OTHER))
+    other.erase("globex")
+    data = json.loads(path.read_text())
+    epoch = data["domains"][DOMAIN.hex()]["epochs"][0]
+    epoch["wrapped"] = epoch["wrapped"][::-1]
+    domains = msgspec.convert(data["domains"], dict[str, keyring.RingDomain])
+    data["check"] = keyring._check(domains)
+    path.write_text(json.dumps(data))
+    for _ in range(2):
+        with pytest.raises(FormatError, match="damaged"):
+            one.look()
+    assert one.erased() == [domain_id(OTHER)]
+    assert one.find(domain_id(OTHER), lost.epoch, lost.key_id) is None

@@ -71,8 +71,9 @@ def erase(store: Core, name: str) -> dict[str, Any]:
         )
     domain = store.domain(name)[1]
     elsewhere = _elsewhere(store, domain)
-    blocks = forget_domain(store, domain)
+    # In this order: what comes up while blocks are forgotten can not be opened any more.
     epochs = ring.erase(name)
+    blocks = forget_domain(store, domain)
     store.audit.record("erase", domain=name, epochs=epochs, blocks=blocks)
     _condemn(store, elsewhere)
     return {"domain": name, "epochs": epochs, "blocks": blocks, "everywhere": not ring.derives}

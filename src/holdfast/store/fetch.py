@@ -129,7 +129,8 @@ def _verify_held(store: Core, coverage: Coverage, blocks: int) -> set[int]:
             good.add(row)
             continue
         with states.lock:
-            if states.index.places[HOST][row] == place:
+            # Whose lease ended meanwhile may find another block in the row.
+            if states.index.places[HOST][row] == place and states.index.keys[row] == key:
                 states.quarantine(row, HOST, outcome)
     store.judgement.verified(len(good) * size, store.clock.now() - started)
     return good

@@ -8,15 +8,12 @@ made under a lock on it, and everyone looks at it every few seconds.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import secrets
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,11 +25,10 @@ from holdfast.blocks.world import domain_id
 from holdfast.buffers import secret_memory
 from holdfast.codec.seal import DATA_KEY_BYTES, DataKey, derive, unwrap
 from holdfast.errors import ConfigError, FormatError, RefusedError
+from holdfast.store.keyring_lock import held_for_change, unwritable
 
 RING_FORMAT = 1
 RING_BYTES_MAX = 4 << 20
-LOCK_S = 10.0
-_LOCK_REST_S = 0.02
 EPOCHS_AHEAD = 64
 """How far beyond its own a node believes the epoch of another, where keys are derived."""
 
@@ -80,6 +76,8 @@ class KeyRing:
     def __init__(self, path: Path | None, *, derives: bool = False) -> None:
         self.path = path
         self.derives = derives
+        self.suspended = False
+        """Whether the keys were forgotten until the file can be read again."""
         self._lock = threading.RLock()
         self._owners: dict[bytes, _Owner] = {}
         self._domains: dict[str, RingDomain] = {}
@@ -161,14 +159,21 @@ class KeyRing:
         with self._lock:
             if _stamp(self.path) == self._seen:
                 return
-            before = self._domains
-            self._domains = self._read(self.path)
+            before, self._domains = self._domains, self._read(self.path)
+            seen, self._seen = self._seen, None  # until all of it is understood
+            damaged: FormatError | None = None
             for domain in self._owners:
                 was = before.get(domain.hex(), RingDomain(""))
                 now = self._domains.get(domain.hex(), RingDomain("", erasures=was.erasures + 1))
-                self._load(domain)
                 if now.erasures > was.erasures:
                     self._erased.add(domain)
+                try:
+                    self._load(domain)
+                except FormatError as error:
+                    damaged = error
+            if damaged is not None:
+                raise damaged
+            self._seen, self.suspended = seen, False
 
     def erased(self) -> list[bytes]:
         """Return the domains that other nodes were seen to have erased, each once."""
@@ -180,7 +185,7 @@ class KeyRing:
         """Forget every data key until `look` can read the file again: nothing opens meanwhile."""
         with self._lock:
             self._keys = {}
-            self._seen = None
+            self._seen, self.suspended = None, True
 
     def name(self, domain: bytes) -> str:
         """Return the configured name of a domain."""
@@ -215,7 +220,7 @@ class KeyRing:
     def _ahead(self, domain: bytes, epoch: int) -> DataKey | None:
         """Derive the key of an epoch that another node has begun, where keys are derived."""
         known, owner = self._domains.get(domain.hex()), self._owners.get(domain)
-        if not self.derives or known is None or owner is None:
+        if not self.derives or self.suspended or known is None or owner is None:
             return None
         if not known.last < epoch <= known.last + EPOCHS_AHEAD:
             return None
@@ -223,9 +228,9 @@ class KeyRing:
 
     def _change(self, domain: bytes, change: Change) -> RingDomain:
         """Change one domain, on the medium first. Raises RefusedError where that fails."""
-        with self._lock, self._locked():
-            if self.path is not None and self.path.exists():
-                self.look()
+        with self._lock, held_for_change(self.path):
+            if self.path is not None and (self._domains or self.path.exists()):
+                self._look_first(self.path)
             owner = self._owners[domain]
             known = self._domains.get(domain.hex(), RingDomain(owner.name))
             changed = change(known, owner, b"" if self.derives else domain)
@@ -237,6 +242,16 @@ class KeyRing:
                 if each.hex() in domains:
                     self._load(each)
             return changed
+
+    def _look_first(self, path: Path) -> None:
+        """Read what is there before it is changed: a ring that is away is not made anew."""
+        try:
+            self.look()
+        except OSError as error:
+            raise RefusedError(
+                f"keyring: {str(path)!r} can not be read: {error.strerror}; nothing was changed; "
+                "put it back, or restart the node to begin another"
+            ) from error
 
     def _load(self, domain: bytes) -> None:
         """Unwrap what is on the ring for one of our domains; forget what is not."""
@@ -262,23 +277,6 @@ class KeyRing:
         self._erasures[domain] = known.erasures
         self._keys[domain] = keys
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Keep other processes from changing the file meanwhile."""
-        if self.path is None:
-            yield
-            return
-        lock = self.path.with_name(self.path.name + ".lock")
-        try:
-            fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
-        try:
-            _lock(fd, lock)
-            yield
-        finally:
-            os.close(fd)
-
     def _read(self, path: Path) -> dict[str, RingDomain]:
         seen = _stamp(path)
         with path.open("rb") as file:
@@ -301,6 +299,11 @@ class KeyRing:
         """Replace the file in one step; the new one is on the medium before the old one goes."""
         ring = _Ring(RING_FORMAT, _check(domains), domains)
         data = msgspec.json.format(msgspec.json.encode(ring), indent=1) + b"\n"
+        if len(data) > RING_BYTES_MAX:
+            raise RefusedError(
+                f"keyring: {str(path)!r} would have {len(data)} bytes, the limit is "
+                f"{RING_BYTES_MAX}; nothing was changed; `holdfast domain retire` drops old epochs"
+            )
         made = path.with_name(path.name + ".new")
         try:
             made.unlink(missing_ok=True)
@@ -318,7 +321,7 @@ class KeyRing:
             finally:
                 os.close(folder)
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise unwritable(path, error) from error
         self._seen = _stamp(path)
 
 
@@ -350,23 +353,6 @@ def _erased(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
     return _begun(gone, owner, domain)
 
 
-def _lock(fd: int, lock: Path) -> None:
-    """Take a file's lock; raise RefusedError where somebody keeps it for long."""
-    until = time.monotonic() + LOCK_S
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise RefusedError(
-                    f"keyring: another process has held {str(lock)!r} for {LOCK_S:g} s; nothing "
-                    "was changed; see what it waits for"
-                ) from None
-            time.sleep(_LOCK_REST_S)
-        else:
-            return
-
-
 def _check(domains: dict[str, RingDomain]) -> str:
     return hashlib.blake2b(
         msgspec.json.encode(domains, order="deterministic"), digest_size=16, person=b"holdfast-ring"
@@ -376,10 +362,3 @@ def _check(domains: dict[str, RingDomain]) -> str:
 def _stamp(path: Path) -> tuple[int, int, int]:
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _unwritable(path: Path, error: OSError) -> RefusedError:
-    return RefusedError(
-        f"keyring: {str(path)!r} can not be written: {error.strerror}; nothing was changed; make "
-        "its folder writable for this user"
-    )

@@ -82,7 +82,7 @@ class Ladder:
         Stops at the first row without a slot: what lies behind a hole is of no use.
         """
         states, climbs = self._states, []
-        for row in rows:
+        for row in () if states.sealing.is_away(world.domain) else rows:
             if states.index.places[HOST][row] >= 0 or row in states.loading:
                 continue
             tier = states.index.fastest(row)
@@ -166,7 +166,7 @@ class Ladder:
             arrived = outcomes.count(Outcome.OK) * size
             self._judgement.arrived(tier, arrived, world.domain, of=len(wave) * size)
             promoted = self._land(world, wave, outcomes)
-        if bad and isinstance(lower, Shared):
+        if bad and isinstance(lower, Shared) and not states.sealing.is_away(world.domain):
             lower.condemn(bad)
         good = [get.key for get, o in zip(batch, outcomes, strict=True) if o is Outcome.OK]
         if rewrite_strays(states, tier, good, size) or promoted:
@@ -176,17 +176,17 @@ class Ladder:
         """Publish what came; return whether some of it now waits for a tier that it passed by."""
         states, promoted = self._states, False
         with states.lock:
-            landed = []
+            landed, away = [], states.sealing.is_away(world.domain)
             for climb, outcome in zip(wave, outcomes, strict=True):
                 known = states.index.keys[climb.row] == climb.key
-                known = known and states.era(world.domain) == climb.era
+                known = known and states.era(world.domain) == climb.era and not away
                 if outcome is Outcome.OK and known:
                     states.publish(climb.row, HOST, climb.slot)
                     landed.append(climb.row)
                     promoted |= states.came_up(climb.row, climb.tier)
                 else:
                     states.give_back(world, [climb.slot])
-                    if states.index.places[climb.tier][climb.row] == climb.source:
+                    if states.index.places[climb.tier][climb.row] == climb.source and not away:
                         states.quarantine(climb.row, climb.tier, outcome)
             states.enter_host(landed)
             self._settle(wave)

@@ -111,7 +111,7 @@ def _publish(store: Core, ticket: Ticket, parents: Sequence[bytes], retention: R
     states, world = store.states, ticket.world
     entered: list[int] = []
     with states.lock:
-        if states.era(world.domain) != ticket.era:
+        if states.era(world.domain) != ticket.era or states.sealing.is_away(world.domain):
             states.give_back(world, [place for place in ticket.places if place != NOWHERE])
             return 0
         for i, (key, place) in enumerate(zip(ticket.keys, ticket.places, strict=True)):

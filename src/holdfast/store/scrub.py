@@ -158,25 +158,28 @@ def _verify_copy(store: Core, row: int, tier: int) -> tuple[Outcome, int]:
         if key is None or place < 0:
             return Outcome.MISS, 0
         world = states.index.world(row)
+        if states.sealing.is_away(world.domain):
+            return Outcome.MISS, 0
         states.pin([row])
+    outcome = Outcome.OK
     try:
         if tier == HOST:
-            record, outcome = states.host(world).view(place, world.record_bytes), Outcome.OK
+            record = states.host(world).view(place, world.record_bytes)
         else:
             record = aligned_buffer(world.record_bytes)
             outcome = states.lower[tier - 1].read([Get(place, key, record, world)])[0]
         if outcome is Outcome.OK:
             outcome = _check(states, record, key, world, tier)
-            source = states.lower[tier - 1] if tier != HOST else None
+            away = states.sealing.is_away(world.domain)
+            source = states.lower[tier - 1] if tier != HOST and not away else None
             if outcome is not Outcome.OK and isinstance(source, Shared):
                 source.condemn([Get(place, key, record, world)])
     finally:
         with states.lock:
-            states.unpin([row])
-    if outcome is not Outcome.OK:
-        with states.lock:
-            if states.index.places[tier][row] == place:
+            there = states.index.places[tier][row] == place
+            if there and outcome is not Outcome.OK and not states.sealing.is_away(world.domain):
                 states.quarantine(row, tier, outcome)
+            states.unpin([row])
     return outcome, world.record_bytes
 
 

@@ -39,6 +39,10 @@ class Sealing:
         """Return whether blocks of a domain leave this host sealed."""
         return domain in self._sealed
 
+    def is_away(self, domain: bytes) -> bool:
+        """Return whether a domain's keys are away for now: nothing of it is served or judged."""
+        return domain in self._sealed and self.ring is not None and self.ring.suspended
+
     def seal(self, record: memoryview, into: memoryview, domain: bytes) -> Outcome:
         """Write the sealed twin of a plain record; CORRUPT if it is damaged, GONE without a key."""
         key = self.ring.current(domain) if self.ring else None
@@ -100,7 +104,7 @@ class Sealing:
 
     def may_open(self, header: Header) -> bool:
         """Return whether a record with this header could land here, going by its header alone."""
-        if header.domain not in self._ours:
+        if header.domain not in self._ours or self.is_away(header.domain):
             return True
         if header.seal == SEAL_NONE:
             return not self.seals(header.domain)
