@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import Outcome
 from holdfast.tiers.base import NOWHERE, Get, Place, Put
-from holdfast.tiers.host import NAMELESS, Arena, Budget, HostTier, PrivateArena
+from holdfast.tiers.host import AHEAD_CHUNKS, NAMELESS, Arena, Budget, HostTier, PrivateArena
 
 MIB = 1 << 20
 RECORD = 64 << 10
@@ -115,13 +115,57 @@ def test_a_freed_place_is_a_miss_and_a_closed_tier_gone(tier: HostTier) -> None:
     assert tier.write([Put(place, into)]) == [Outcome.GONE]
 
 
-def test_prefault_brings_in_the_next_chunk_only(tier: HostTier) -> None:
-    before = resident(tier)
-    tier.prefault()
-    tier.prefault()
-    assert resident(tier) - before == 4 * MIB // 16
-    fill(tier, RECORD)
-    tier.prefault()
+def test_prefault_brings_in_the_next_chunks_one_at_a_time(tier: HostTier) -> None:
+    chunk = 4 * MIB // 16
+    for chunks in range(1, AHEAD_CHUNKS + 1):
+        assert tier.prefault()
+        assert resident(tier) == chunks * chunk
+    assert not tier.prefault()
+    (place,) = tier.reserve([RECORD]).places
+    assert place < chunk
+    assert tier.prefault()
+    assert resident(tier) == (AHEAD_CHUNKS + 1) * chunk
+
+
+def test_prefault_brings_in_what_is_used_already_and_changes_no_byte(tier: HostTier) -> None:
+    places = fill(tier, RECORD)
+    for place in places[::2]:
+        tier.view(place, RECORD)[:] = place.to_bytes(8, "little") * (RECORD // 8)
+    while tier.prefault():
+        pass
+    assert resident(tier) == 4 * MIB
+    for number, place in enumerate(places):
+        sign = bytes(8) if number % 2 else place.to_bytes(8, "little")
+        assert bytes(tier.view(place, RECORD)) == sign * (RECORD // 8)
+    tier.free(places)
+    assert resident(tier) == 0
+
+
+def test_memory_brought_in_for_one_arena_goes_back_when_another_needs_it() -> None:
+    budget = Budget(4 * MIB)
+    idle, busy = HostTier(budget), HostTier(budget)
+    while idle.prefault():
+        pass
+    assert resident(idle) == budget.chunk_bytes * AHEAD_CHUNKS // 2
+    for place in fill(busy, RECORD):
+        busy.view(place, 1)[:] = b"x"
+    while idle.prefault() or busy.prefault():
+        pass
+    assert resident(idle) + resident(busy) == 4 * MIB
+    assert budget.ahead_chunks == 0
+
+
+def test_an_arena_is_on_huge_pages_where_the_kernel_has_them() -> None:
+    tier = HostTier(Budget(64 * MIB))
+    for place in tier.reserve([MIB] * 24).places[::3]:
+        tier.view(place, MIB)[:] = b"y" * MIB
+    while tier.prefault():
+        pass
+    huge = mapped_huge(tier)
+    if not huge:
+        pytest.skip("this kernel collapses no shared memory")
+    assert huge >= 32 * MIB
+    assert bytes(tier.view(Place(0), MIB)) == b"y" * MIB
 
 
 def test_a_run_tells_the_names_of_its_slots_once_all_in_use_have_one(tier: HostTier) -> None:
@@ -139,6 +183,16 @@ def test_a_run_tells_the_names_of_its_slots_once_all_in_use_have_one(tier: HostT
     again = tier.reserve([RECORD]).places[0]
     assert again in (places[3], places[5])
     assert tier.beside(places[0]) == []
+
+
+def mapped_huge(tier: HostTier) -> int:
+    start = np.frombuffer(tier.arena.view, np.uint8).ctypes.data
+    found = re.search(
+        rf"^{start:x}-.*?^ShmemPmdMapped: +(\d+) kB",
+        Path("/proc/self/smaps").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+    return 1024 * int(found[1]) if found else 0
 
 
 def resident(tier: HostTier) -> int:

@@ -88,8 +88,6 @@ class Descent:
                     if self._closing:
                         return
                     self._work.wait(_LOOK_AGAIN_S)
-            for host in list(self._states.hosts.values()):
-                host.prefault()
             while waiting:
                 try:
                     self._write()

@@ -36,6 +36,7 @@ from holdfast.store.fair_pool import Errand
 from holdfast.store.fetch import Fetched
 from holdfast.store.learnt import Learnt
 from holdfast.store.meet import meet, strangers
+from holdfast.store.prefault import Prefault
 from holdfast.store.save import Reserved
 from holdfast.store.scrub import EVERYTHING, Scrubber, Wish
 from holdfast.store.session import Session
@@ -68,6 +69,7 @@ class Store(Core):
         self._met = set[int]()
         self._cold = False
         self._keep_at = self.clock.now() + _LEARNT_S
+        self._prefault = Prefault(self.states)
         self._closed = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="holdfast-keeper", daemon=True)
 
@@ -77,7 +79,8 @@ class Store(Core):
         self._learnt.recall()
 
     def start(self) -> None:
-        """Start the store's threads: recovery, writing behind, housekeeping."""
+        """Start the store's threads: memory, recovery, writing behind, housekeeping."""
+        self._prefault.start()
         self.recovery.start()
         if self.states.lower:
             self.ladder.start()
@@ -232,6 +235,7 @@ class Store(Core):
         if self._keeper.is_alive():
             self._keeper.join()
         self.scrubber.close()
+        self._prefault.close()
         self.background.shutdown(wait=True, cancel_futures=True)
         self.recovery.close()
         self.ladder.close()

@@ -8,7 +8,6 @@ the kernel before another domain can be given memory.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
@@ -17,7 +16,14 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from holdfast.buffers import align_up, keep_from_dumps, prefer_huge_pages, private_memory
+from holdfast.buffers import (
+    SharedMapping,
+    align_up,
+    keep_from_dumps,
+    populate,
+    prefer_huge_pages,
+    private_memory,
+)
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
 from holdfast.tiers.base import NOWHERE, Get, Place, Put, Reserved, Survivor, Usage
@@ -26,18 +32,25 @@ CHUNK_BYTES = 64 * MIB
 NAMELESS = -1
 """The name of a slot that nobody named: it is free, being filled, or still read."""
 
+AHEAD_CHUNKS = 8
+"""Free chunks whose memory is brought in, for all arenas together; each may have one at least."""
+
 _SLOTS_PER_RUN = 8
-_MADV_POPULATE_WRITE = 23
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Budget:
-    """The bytes all arenas of a host may use together, counted in chunks."""
+    """The bytes all arenas of a host may use together, counted in chunks.
+
+    `ahead_chunks` are free, and their memory was brought in for one of the `arenas` all the same.
+    """
 
     def __init__(self, capacity_bytes: int) -> None:
         self.chunk_bytes = min(CHUNK_BYTES, align_up(max(capacity_bytes // 16, 1)))
         self.chunks = capacity_bytes // self.chunk_bytes
         self.free_chunks = self.chunks
+        self.ahead_chunks = 0
+        self.arenas = 0
         self.lock = threading.Lock()
 
     @property
@@ -76,15 +89,14 @@ class Arena:
         os.ftruncate(self.fd, nbytes)
         # Whoever could shrink it could end every process that has it mapped.
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
-        self._memory = mmap.mmap(self.fd, nbytes)
+        self._memory = SharedMapping(self.fd, nbytes)
         keep_from_dumps(self._memory)
-        self.huge_pages = prefer_huge_pages(self._memory)
-        self.view = memoryview(self._memory)
+        prefer_huge_pages(self._memory)
+        self.view = self._memory.view
 
     def populate(self, offset: int, nbytes: int) -> None:
-        """Bring pages in ahead of use, where the kernel knows how."""
-        with contextlib.suppress(OSError):
-            self._memory.madvise(_MADV_POPULATE_WRITE, offset, nbytes)
+        """Bring pages in, huge ones where they can be had."""
+        populate(self._memory, offset, nbytes)
 
     def give_back(self, offset: int, nbytes: int) -> None:
         """Return pages to the kernel; they read as zeros from now on."""
@@ -106,9 +118,8 @@ class PrivateArena:
         self.view = memoryview(self._memory)
 
     def populate(self, offset: int, nbytes: int) -> None:
-        """Bring pages in ahead of use, where the kernel knows how."""
-        with contextlib.suppress(OSError):
-            self._memory.madvise(_MADV_POPULATE_WRITE, offset, nbytes)
+        """Bring pages in, huge ones where they can be had."""
+        populate(self._memory, offset, nbytes)
 
     def give_back(self, offset: int, nbytes: int) -> None:
         """Return pages to the kernel; they read as zeros from now on."""
@@ -147,9 +158,13 @@ class HostTier:
         self._budget = budget
         self.arena: Ground = arena or Arena(budget.capacity_bytes)
         self._lock = threading.Lock()
+        with budget.lock:
+            budget.arenas += 1
         self._runs: dict[int, _Run] = {}
         self._taken = bytearray(budget.chunks)
         self._populated = bytearray(budget.chunks)
+        self._ahead = 0
+        self._faulted: set[int] = set()
         self._free: dict[int, list[int]] = {}
         self._live: set[int] = set()
         self._used_bytes = 0
@@ -220,15 +235,27 @@ class HostTier:
         """Return fill in bytes of slots in use; the capacity is shared by all domains."""
         return Usage(self._budget.capacity_bytes, self._used_bytes, len(self._live))
 
-    def prefault(self) -> None:
-        """Bring in the chunks that will be handed out next, so that no save pays for it."""
-        with self._lock:
-            chunk = self._taken.find(0)
-            if self._budget.free_chunks == 0 or chunk < 0 or self._populated[chunk]:
-                return
-            self._populated[chunk] = 1
+    def prefault(self) -> bool:
+        """Bring the memory of one chunk in, so that no save or fetch pays for it; False if all is.
+
+        A free one that will be handed out soon; else one in use, page by page so far, whose bytes
+        stay as they are. What was brought in and is another arena's by now goes back.
+        """
         size = self._budget.chunk_bytes
+        with self._lock:
+            if self._give_up_ahead():
+                return True
+            chunk = self._next_ahead()
+            if chunk is None:
+                if not self._faulted:
+                    return False
+                chunk = self._faulted.pop()
+            self._populated[chunk] = 1
         self.arena.populate(chunk * size, size)
+        with self._lock:
+            if not (self._populated[chunk] or self._taken[chunk]):
+                self.arena.give_back(chunk * size, size)  # its run was closed meanwhile
+        return True
 
     def close(self) -> None:
         """Close the arena; engines that still map it see its last contents."""
@@ -289,6 +316,9 @@ class HostTier:
         else:
             return False
         self._taken[first : first + chunks] = b"\1" * chunks
+        here = range(first, first + chunks)
+        self._count_ahead(-sum(self._populated[chunk] for chunk in here))
+        self._faulted.update(chunk for chunk in here if not self._populated[chunk])
         slots = chunks * size // slot_bytes
         self._runs[first] = _Run(first, chunks, slot_bytes, slots)
         base = first * size
@@ -302,6 +332,39 @@ class HostTier:
             self._budget.free_chunks -= chunks
             return True
 
+    def _next_ahead(self) -> int | None:
+        """Take on the next free chunk without memory; None if enough have theirs."""
+        budget = self._budget
+        with budget.lock:
+            most = max(1, AHEAD_CHUNKS // budget.arenas)
+            if self._ahead >= most or budget.ahead_chunks >= budget.free_chunks:
+                return None
+        chunk = self._taken.find(0)
+        while chunk >= 0 and self._populated[chunk]:
+            chunk = self._taken.find(0, chunk + 1)
+        if chunk < 0:
+            return None
+        self._count_ahead(1)
+        return chunk
+
+    def _give_up_ahead(self) -> bool:
+        """Return the memory of a free chunk that the budget has no room for any more."""
+        budget, size = self._budget, self._budget.chunk_bytes
+        with budget.lock:
+            if not self._ahead or budget.ahead_chunks <= budget.free_chunks:
+                return False
+        ahead = (c for c in range(budget.chunks) if self._populated[c] and not self._taken[c])
+        chunk = max(ahead)
+        self._populated[chunk] = 0
+        self._count_ahead(-1)
+        self.arena.give_back(chunk * size, size)
+        return True
+
+    def _count_ahead(self, chunks: int) -> None:
+        self._ahead += chunks
+        with self._budget.lock:
+            self._budget.ahead_chunks += chunks
+
     def _close_run(self, run: _Run) -> None:
         size = self._budget.chunk_bytes
         start, end = run.first * size, (run.first + run.chunks) * size
@@ -310,6 +373,7 @@ class HostTier:
         del self._runs[run.first]
         self._taken[run.first : run.first + run.chunks] = bytes(run.chunks)
         self._populated[run.first : run.first + run.chunks] = bytes(run.chunks)
+        self._faulted.difference_update(range(run.first, run.first + run.chunks))
         self.arena.give_back(start, end - start)
         with self._budget.lock:
             self._budget.free_chunks += run.chunks

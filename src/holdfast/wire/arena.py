@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
+
+from holdfast.buffers import SharedMapping
 
 
 class ArenaMap:
@@ -17,9 +17,9 @@ class ArenaMap:
 
     def __init__(self, fd: int, nbytes: int) -> None:
         try:
-            self._memory = mmap.mmap(fd, nbytes)
+            mapping = SharedMapping(fd, nbytes)
         finally:
             os.close(fd)
         self.nbytes = nbytes
-        self.view = memoryview(self._memory)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.view = mapping.view
+        self.address = mapping.address
