@@ -51,6 +51,7 @@ class FakeClient:
         self.answer = answer or (lambda _message: None)
         self.sent = []
         self.forgotten = []
+        self.expected = []
         self.gone = False
         self._pending = {}
 
@@ -71,6 +72,10 @@ class FakeClient:
         if reply is not None:
             del self._pending[request_id]
         return reply
+
+    def expect(self, request_id):
+        self.expected.append(request_id)
+        return self.poll(request_id)
 
     def call(self, message, timeout_s):
         reply = self.poll(self.send(message))

@@ -27,6 +27,20 @@ def test_until_the_node_answers_the_count_is_unknown(rig):
     assert rig.side.matched_tokens(request, 0) == (16, True)
 
 
+def test_an_answer_is_given_a_moment_only_where_nobody_else_would_wait_for_it(rig):
+    rig.answering = False
+    first = rig.request(20, request_id="first")
+    assert rig.side.matched_tokens(first, 0) == (None, False)
+    assert rig.client.expected == [1]
+    second = rig.request(20, request_id="second")
+    for request in (first, second):
+        assert rig.side.matched_tokens(request, 0) == (None, False)
+    assert rig.client.expected == [1]
+    rig.side.on_finished(first)
+    rig.side.matched_tokens(second, 0)
+    assert rig.client.expected == [1, 2]
+
+
 def test_after_the_deadline_it_is_a_miss(rig):
     rig.answering, rig.held = False, 2
     request = rig.request(20)

@@ -152,6 +152,15 @@ def record(first_token_s=0.1):
     return Record(ENGINE, 100, 0, 3, plan, MIB)
 
 
+def test_who_asks_for_a_cost_does_not_wait_for_the_fit(monkeypatch):
+    judgement = Judgement(["host", "disk"], ManualClock())
+    judgement.computed(ENGINE, [Step(n, 0, COST.seconds(n)) for n in (256, 512, 1024)])
+    monkeypatch.setattr("holdfast.plan.fit._least_squares", lambda *_: pytest.fail("fitted late"))
+    cost, _ = judgement.cost(ENGINE)
+    assert cost is not None
+    assert cost.b == pytest.approx(COST.b, rel=0.05)
+
+
 def test_plans_keep_what_was_expected_and_what_came():
     judgement = Judgement(["host", "disk"], ManualClock())
     number = judgement.planned(record())

@@ -125,6 +125,33 @@ def test_poll_never_waits_and_finds_the_reply_once_it_came(fake_node):
     client.close()
 
 
+def test_what_is_expected_is_waited_for_behind_answers_to_others(fake_node, monkeypatch):
+    go = threading.Event()
+
+    def script(peer):
+        peer.welcome()
+        first, second = peer.take(), peer.take()
+        peer.say(first.request_id, m.Done())
+        assert go.wait(5)
+        peer.say(second.request_id, m.Committed(7))
+        peer.take()
+
+    def a_moment(fd, milliseconds):
+        assert milliseconds == 1
+        go.set()
+        return select.select([fd], [], [], 5)[0]
+
+    client = Client(fake_node(script), HELLO, 5)
+    client.forget(client.send(m.Status()))
+    expected = client.send(m.Status())
+    assert select.select([client._socket], [], [], 5)[0]
+    monkeypatch.setattr("holdfast.wire.client.readable_within", lambda *_: False)
+    assert client.expect(expected) is None
+    monkeypatch.setattr("holdfast.wire.client.readable_within", a_moment)
+    assert client.expect(expected) == m.Committed(7)
+    client.close()
+
+
 def test_many_threads_share_one_connection(fake_node):
     client = Client(fake_node(counting), HELLO, 10)
     wrong = []

@@ -25,7 +25,7 @@ ROUNDS_MIN = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
-    measuring.add_rounds_argument(parser, 5, "rounds per length", ROUNDS_MIN)
+    measuring.add_rounds_argument(parser, 5, "rounds per length, 3 of long ones", ROUNDS_MIN)
     measuring.add_model_argument(parser, "small")
     measuring.add_quick_argument(parser, "few and short contexts")
     measuring.add_keep_argument(parser)

@@ -77,6 +77,10 @@ class PrefillFit:
             return self._default
         return PrefillCost(*self._fit.coefficients())
 
+    def settle(self) -> None:
+        """Fit what was observed now, so that who asks for the cost need not wait for it."""
+        self._fit.coefficients()
+
     @property
     def steps(self) -> int:
         """How many steps were observed."""
@@ -132,6 +136,10 @@ class TierFit:
         """Return the tier as it is, with so many bytes in line."""
         latency_s, per_byte = self._fit.coefficients()
         return TierEstimate(latency_s, 1.0 / max(per_byte, 1.0 / BYTES_PER_S_MAX), queued_bytes)
+
+    def settle(self) -> None:
+        """Fit what was observed now, so that who asks for the estimate need not wait for it."""
+        self._fit.coefficients()
 
     def as_data(self) -> dict[str, Any]:
         """Return what was learnt as plain data."""

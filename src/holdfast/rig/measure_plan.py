@@ -35,6 +35,10 @@ SLOW = 0.5
 TEACHING = (128, 256, 512, 1024, 2048)
 MEETING = (256, 512, 1024, 2048)
 CONNECTED_S = 30.0
+LONG_TOKENS = 4096
+LONG_ROUNDS = 3
+"""A long context takes seconds, of which a disturbance is a smaller share: fewer rounds will do."""
+
 HOST_BYTES = 3 * GIB
 DISK_BYTES = 8 * GIB
 
@@ -48,6 +52,10 @@ class Course(NamedTuple):
     cut_lengths: Sequence[int]
     rounds: int
     tell: Callable[[str], None]
+
+    def rounds_at(self, tokens: int) -> int:
+        """Return how many rounds a context of this length gets."""
+        return self.rounds if tokens < LONG_TOKENS else min(self.rounds, LONG_ROUNDS)
 
 
 class Bench:
@@ -144,8 +152,8 @@ def plan_rows(stack: ExitStack, folder: Path, course: Course) -> Iterator[Row]:
 
 
 def _against_recompute(bench: Bench, place: str, course: Course) -> Iterator[Row]:
-    texts = {n: [bench.text(n) for _ in range(course.rounds)] for n in course.lengths}
-    course.tell(f"{place}: {course.rounds} contexts of each length are saved")
+    texts = {n: [bench.text(n) for _ in range(course.rounds_at(n))] for n in course.lengths}
+    course.tell(f"{place}: contexts of each length are saved")
     for each in texts.values():
         bench.save(each)
     if place != "host":
@@ -188,7 +196,8 @@ def _against_cuts(bench: Bench, place: str, length: int, course: Course) -> Row:
     Then the plan's own cut, of contexts that are held whole.
     """
     cuts = sorted({round(share * length / BLOCK_TOKENS) for share in CUTS})
-    texts = {cut: [bench.text(length) for _ in range(course.rounds)] for cut in cuts}
+    rounds = course.rounds_at(length)
+    texts = {cut: [bench.text(length) for _ in range(rounds)] for cut in cuts}
     course.tell(f"{place}: {length} tokens, cut after {', '.join(map(str, cuts))} blocks")
     disk = "slow" if place == "slow" else "disk"
     if place == "host":
@@ -196,7 +205,7 @@ def _against_cuts(bench: Bench, place: str, length: int, course: Course) -> Row:
     for cut, prompts in texts.items():
         if cut:
             bench.save([prompt[: cut * BLOCK_TOKENS + TAIL_TOKENS] for prompt in prompts])
-    whole = [bench.text(length) for _ in range(course.rounds)]
+    whole = [bench.text(length) for _ in range(rounds)]
     bench.save(whole)
     if place != "host":
         bench.move(disk, "held")

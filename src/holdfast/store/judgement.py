@@ -182,6 +182,7 @@ class Judgement:
             learnt = self._learnt(engine)
             for step in steps:
                 learnt.prefill.observe(*step)
+            learnt.prefill.settle()
             self.changes += len(steps)
 
     # Plans
@@ -215,7 +216,9 @@ class Judgement:
             whole = record.landed is not None and record.landed * record.block_bytes
             if whole and ending.loaded_s > (record.fetched_s or 0.0):
                 handed_s = ending.loaded_s - (record.fetched_s or 0.0)
-                self._learnt(engine).delivery.observe(whole, handed_s)
+                delivery = self._learnt(engine).delivery
+                delivery.observe(whole, handed_s)
+                delivery.settle()
 
     def plans(self) -> dict[str, Any]:
         """Return the last plans, newest first, and what they were made from, as plain data."""

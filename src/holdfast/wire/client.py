@@ -96,6 +96,19 @@ class Client:
                 self._drain()
             return self._take(request_id)
 
+    def expect(self, request_id: int) -> Reply | None:
+        """Return the reply if it is here or comes within a millisecond, else None.
+
+        The interpreter is not given up meanwhile. Raises as `poll` does.
+        """
+        with self._turn:
+            self._check_open()
+            if request_id not in self._replies and not self._receiving:
+                self._drain()  # what is there already may answer others only
+            if request_id not in self._replies and not self._receiving:
+                self._glance()
+            return self._take(request_id)
+
     def wait(self, request_id: int, timeout_s: float) -> Reply:
         """Return the reply; if it does not come within `timeout_s` the client is closed."""
         deadline = time.monotonic() + timeout_s

@@ -1,7 +1,8 @@
 """The scheduler side: which tokens of a request are held, what to load, what to save.
 
 Everything here runs on vLLM's scheduler loop and delays every request, so nothing waits: coverage
-is asked for when a request arrives and read when vLLM wants to know.
+is asked for when a request arrives and read when vLLM wants to know. Only where the request is the
+only one may the answer take a millisecond to come.
 """
 
 from __future__ import annotations
@@ -273,7 +274,8 @@ class SchedulerSide:
     def _answered(self, tracked: Tracked, question: Question) -> bool:
         """Read the replies that are here; True once it is settled what is held."""
         try:
-            answer = question.answer()
+            # With nothing else to do, vLLM would make a whole step of waiting: that takes longer.
+            answer = question.answer(expected=len(self._tracked) == 1)
         except (NodeGoneError, RefusedError, ProtocolError):
             self.counts.add("gone_covers")
             tracked.forget()

@@ -26,14 +26,15 @@ class Question:
         self._waiting = list(asked)
         self._covered: list[Covered] = []
 
-    def answer(self) -> Covered | None:
+    def answer(self, *, expected: bool = False) -> Covered | None:
         """Return the least that is held and worth fetching, None while a reply is missing.
 
-        Raises NodeGoneError, RefusedError or ProtocolError.
+        What is `expected` is given a moment to come. Raises NodeGoneError, RefusedError or
+        ProtocolError.
         """
         missing = []
         for client, request_id in self._waiting:
-            reply = client.poll(request_id)
+            reply = client.expect(request_id) if expected else client.poll(request_id)
             if reply is None:
                 missing.append((client, request_id))
             elif isinstance(reply, Covered):
