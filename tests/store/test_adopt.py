@@ -193,3 +193,34 @@ def test_a_store_that_takes_nothing_foreign_has_no_place_for_it():
         own = World(WORLD.fingerprint, store.domain("default")[1], 20_000, 128)
         assert put(store, [header_of(own, KEYS[0])]) == [Outcome.OK]
         assert store.held(own, KEYS[:2]) == b"\1\0"
+
+
+def test_a_full_memory_makes_room_for_a_whole_message_at_once():
+    with Store(4 * MIB, [], {"default": b"s" * 32}) as store:
+        store.take_foreign()
+        store.start()
+        old = [header_of(WORLD, key_of(100 + i)) for i in range(300)]
+        for at in range(0, 300, 50):
+            put(store, old[at : at + 50])
+        held = store.held(WORLD, [header.key for header in old])
+        assert 0 < sum(held) < 300, "it is full"
+        used = store.states.foreign.usage().used_bytes
+        assert put(store, [old[-1], *HEADERS]) == [Outcome.OK] * 7
+        assert store.held(WORLD, [old[-1].key, *KEYS]) == b"\1" * 7
+        assert store.states.foreign.usage().used_bytes == used
+        assert store.states.fill.used[0][WORLD.domain] == used
+        left = store.held(WORLD, [header.key for header in old])
+        assert sum(held) - sum(left) == 6
+        oldest = held.find(1) // 50 * 50
+        assert left[oldest + 50 :] == held[oldest + 50 :], "those of the oldest message went"
+
+
+def test_records_of_another_size_make_room_too():
+    with Store(4 * MIB, [], {"default": b"s" * 32}) as store:
+        store.take_foreign()
+        store.start()
+        put(store, [header_of(WORLD, key_of(100 + i)) for i in range(300)])
+        large = world_of(200_000)
+        keys = [key_of(500 + i) for i in range(4)]
+        assert put(store, [header_of(large, key) for key in keys]) == [Outcome.OK] * 4
+        assert store.held(large, keys) == b"\1" * 4

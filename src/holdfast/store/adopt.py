@@ -9,6 +9,8 @@ not filled are abandoned. docs/decisions says why.
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,7 +19,7 @@ from holdfast.blocks.world import World
 from holdfast.codec.pack import is_announced
 from holdfast.errors import Outcome
 from holdfast.store.core import Core
-from holdfast.store.room import make_room, slots
+from holdfast.store.room import make_rooms, slots
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Place
 
@@ -39,25 +41,28 @@ def berth(store: Core, headers: Sequence[Header]) -> list[Berth]:
     The slots are the caller's until it adopts or abandons them; it must do one or the other.
     """
     states = store.states
+    worlds = [World(h.fingerprint, h.domain, h.payload_bytes, h.tokens) for h in headers]
     berths: list[Berth] = []
-    held: list[int] = []
     with states.lock:
-        room = True
-        for header in headers:
-            world = World(header.fingerprint, header.domain, header.payload_bytes, header.tokens)
-            row = states.index.find(header.key)
-            is_held, place = row >= 0 and states.holds(row, world), NOWHERE
+        rows = [states.index.find(header.key) for header in headers]
+        held = [row >= 0 and states.holds(row, of) for row, of in zip(rows, worlds, strict=True)]
+        for row, is_held in zip(rows, held, strict=True):
             if is_held:
-                held.append(row)
-            elif room and _acceptable(states, row, world):
-                place = make_room(states, world)
-                room = place != NOWHERE
+                states.touch([row])  # of any chain
+        possible = {world: slots(states, world) > 0 for world in set(worlds)}
+        wanted = [
+            not is_held and possible[world] and not _named_otherwise(states, row, world)
+            for row, world, is_held in zip(rows, worlds, held, strict=True)
+        ]
+        counts = Counter(itertools.compress(worlds, wanted))
+        found = {world: make_rooms(states, world, count) for world, count in counts.items()}
+        eras = {domain: states.era(domain) for domain in {world.domain for world in worlds}}
+        room = {world: iter(places) for world, places in found.items()}
+        for header, world, is_held, wants in zip(headers, worlds, held, wanted, strict=True):
+            place = next(room[world], NOWHERE) if wants else NOWHERE
             slot = None if place == NOWHERE else states.host(world).view(place, world.record_bytes)
-            era = states.era(world.domain)
-            berths.append(Berth(header, world, place, era, slot, is_held))
-        for row in held:  # of any chains
-            states.touch([row])
-    if not room:
+            berths.append(Berth(header, world, place, eras[world.domain], slot, is_held))
+    if any(len(found[world]) < count for world, count in counts.items()):
         store.ladder.wake()
     return berths
 
@@ -86,7 +91,7 @@ def adopt(store: Core, berths: Sequence[Berth]) -> list[Outcome]:
             states.publish(row, HOST, each.place)
             entered.append(row)
         states.enter_new(entered)
-        if store.write_behind:
+        if store.write_behind and states.lower:
             for row in entered:
                 states.line_up(row)
     if entered and states.lower:
@@ -117,10 +122,9 @@ def lease(store: Core, world: World, keys: Sequence[bytes], ttl_s: float) -> int
     return len(rows)
 
 
-def _acceptable(states: States, row: int, world: World) -> bool:
-    """Whether a record could ever lie here: it fits, and its name is no other world's."""
-    named_otherwise = row >= 0 and states.index.world(row) != world
-    return not named_otherwise and slots(states, world) > 0
+def _named_otherwise(states: States, row: int, world: World) -> bool:
+    """Whether a record's name is another world's: it could never lie here."""
+    return row >= 0 and states.index.world(row) != world
 
 
 def _here(states: States, row: int) -> bool:

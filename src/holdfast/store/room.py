@@ -53,6 +53,29 @@ def make_room(states: States, world: World) -> Place:
     return place
 
 
+def make_rooms(states: States, world: World, count: int) -> list[Place]:
+    """Reserve up to `count` host slots for blocks of a world, as `make_room` would one by one.
+
+    Where memory is not divided and all are of one size, victims are sought once for all of them.
+    """
+    size, host, places = world.record_bytes, states.host(world), list[Place]()
+    one_by_one = states.fill.divided or world.domain == states.public
+    if not one_by_one and states.fill.fits(HOST, world.domain, count * size):
+        places = [place for place in host.reserve([size] * count).places if place != NOWHERE]
+        for row in _may_go(states, ANYBODY) if len(places) < count else ():
+            other = states.index.world(row)
+            if states.host(other) is not host or other.record_bytes != size:
+                break
+            states.vacate(row, HOST)  # one, then its slot is taken: no run may empty meanwhile
+            places += [place for place in host.reserve([size]).places if place != NOWHERE]
+            if len(places) == count:
+                break
+        states.fill.take(HOST, world.domain, len(places) * size)
+    while len(places) < count and (place := make_room(states, world)) != NOWHERE:
+        places.append(place)
+    return places
+
+
 def make_room_below(states: States, world: World, tier: int, nbytes: int) -> bool:
     """Have a domain's oldest blocks on a lower tier leave it until `nbytes` are in its quota.
 
