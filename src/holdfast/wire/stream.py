@@ -1,7 +1,7 @@
 """Bytes over TCP between nodes: whole buffers in few, large calls, each with a limit on its time.
 
 The sockets block; the kernel's own time-outs end a call. A receive goes straight into the buffers
-it is given, with one hand-over of the interpreter for up to 2 MiB. Every error is an OSError:
+it is given, with one hand-over of the interpreter for up to 8 MiB. Every error is an OSError:
 TimeoutError where the time ran out, ConnectionError where the other side has gone. After either
 the stream is of no more use.
 """
@@ -20,7 +20,7 @@ from typing import Protocol, TypeAlias
 from holdfast.limits import KIB, MIB, PACE_BYTES, PACE_S
 from holdfast.wire.address import HostPort
 
-PIECE_BYTES = 2 * MIB
+PIECE_BYTES = 8 * MIB
 SEALED_PIECE_BYTES = 256 * KIB
 PARTS_MAX = 256
 """Buffers in one call; the kernel allows 1,024."""
@@ -148,7 +148,7 @@ class PlainStream:
             left = _behind(left, moved)
 
     def receive(self, parts: Sequence[memoryview], pace: Pace) -> None:
-        """Fill all parts, 2 MiB a call."""
+        """Fill all parts, 8 MiB a call."""
         moved = 0
         for piece in _pieces(parts, PIECE_BYTES):
             left = piece
