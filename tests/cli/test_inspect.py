@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from holdfast.cli.inspect import _merged
 from holdfast.wire import messages as m
 from holdfast.wire.client import Client
 
@@ -89,3 +90,18 @@ def test_plans_say_why_and_what_came_of_them(holdfast, node):
     assert "first token after 60 ms (expected " in text
     assert "us a token" in text
     client.close()
+
+
+@pytest.mark.parametrize("verb", [["inspect"], ["verify"], ["domain"]])
+def test_a_node_for_other_nodes_only_is_named(holdfast, verb, tmp_path):
+    config = tmp_path / "target.yaml"
+    config.write_text("listen: tcp://127.0.0.1:7441\ntiers: [{kind: host, capacity: 16 MiB}]\n")
+    done = holdfast(*verb, "--config", str(config))
+    assert done.returncode == 2
+    assert "listen: the node is at tcp://127.0.0.1:7441 for other nodes only; add" in done.stderr
+
+
+def test_memory_is_one_line_however_many_domains_share_it():
+    host = {"tier": "host", "used_bytes": 5, "capacity_bytes": 9, "records": 1, "failures": 0}
+    disk = {**host, "tier": "disk", "failures": 2}
+    assert _merged([host, host, disk]) == [{**host, "used_bytes": 10, "records": 2}, disk]

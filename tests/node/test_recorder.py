@@ -19,6 +19,7 @@ def test_a_running_node_records_what_sim_reads(start_node, engine, names, tmp_pa
         one.call(m.Cover(b"".join(keys[:tokens]), tokens=tokens * 16 + 3, session=f"s{turn % 2}"))
     one.close()
     assert node.stop() == 0
+    assert file.stat().st_mode & 0o777 == 0o600
     trace = load(file)
     assert trace.input_tokens.tolist() == [323, 483, 643]
     assert trace.block_tokens == 16

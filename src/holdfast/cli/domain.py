@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.cli import FAILED, OK
-from holdfast.cli.options import add_config_arguments, add_json_argument, load_config, write_json
+from holdfast.cli.options import add_config_arguments, add_json_argument, node_address, write_json
 from holdfast.errors import ConfigError, ProtocolError
 from holdfast.wire.client import Client
 from holdfast.wire.messages import PROTOCOL, Domains, Hello, Report
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if (args.action == "list") == bool(args.name):
         words = "shows all domains; name none" if args.name else "name one domain"
         raise ConfigError(f"{args.action}: {words}")
-    address = args.node or load_config(args).node_address
+    address = node_address(args)
     client = Client(address, Hello(PROTOCOL, "holdfast domain"), CONNECT_S)
     try:
         reply = client.call(Domains(args.action, args.name), ANSWER_S)

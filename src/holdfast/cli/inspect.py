@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from holdfast.cli.options import (
     add_config_arguments,
     add_json_argument,
     load_config,
+    node_address,
     read_fingerprint,
     write_json,
 )
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "audit":
         return _audit(args)
     request = _request(args)
-    address = args.node or load_config(args).node_address
+    address = node_address(args)
     client = Client(address, Hello(PROTOCOL, "holdfast inspect"), CONNECT_S)
     try:
         answer = _ask(client, request)
@@ -137,6 +138,18 @@ def _pool(pool: Mapping[str, Any]) -> list[str]:
     return lines + [line for member in members for line in _member(member)]
 
 
+def _merged(tiers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return one entry a tier: every domain has a host tier of its own in the same memory."""
+    merged: dict[str, dict[str, Any]] = {}
+    for tier in tiers:
+        known = merged.setdefault(tier["tier"], {**tier, "used_bytes": 0, "records": 0})
+        known["used_bytes"] += tier["used_bytes"]
+        known["records"] += tier["records"]
+        known["failures"] = max(known["failures"], tier["failures"])
+        known["capacity_bytes"] = max(known["capacity_bytes"], tier["capacity_bytes"])
+    return list(merged.values())
+
+
 def _member(member: Mapping[str, Any]) -> list[str]:
     latency = member.get("latency_s")
     judged = "ejected" if member.get("ejected") else f"breaker {member.get('phase', 'closed')}"
@@ -147,7 +160,7 @@ def _member(member: Mapping[str, Any]) -> list[str]:
     )
     fill = [
         f"    {tier['tier']:<8} {Size(tier['used_bytes'])} of {Size(tier['capacity_bytes'])} used"
-        for tier in member["tiers"]
+        for tier in _merged(member["tiers"])
     ]
     return [first, *fill]
 
@@ -157,7 +170,7 @@ def _tiers(status: Mapping[str, Any]) -> list[str]:
     lines += [
         f"  {tier['tier']:<8} {Size(tier['used_bytes'])} of {Size(tier['capacity_bytes'])} used, "
         f"{tier['records']} records, {tier['failures']} failures"
-        for tier in status["tiers"]
+        for tier in _merged(status["tiers"])
     ]
     lines += [_domain(domain) for domain in status["domains"]]
     hints, scrub = status["hints"], status["scrub"]

@@ -39,6 +39,19 @@ def load_config(
     return load(args.config or "", {**settings, **(flags or {})}, private=private)
 
 
+def node_address(args: argparse.Namespace) -> str:
+    """Return the node that `--node` or the configuration names. Raises ConfigError."""
+    if args.node:
+        return str(args.node)
+    config = load_config(args)
+    if not config.node_address:
+        raise ConfigError(
+            f"listen: the node is at {', '.join(config.addresses)} for other nodes only; add a "
+            "unix:///path to its listen, or ask a host with `holdfast inspect pool`"
+        )
+    return config.node_address
+
+
 def read_fingerprint(text: str) -> str:
     """Return a fingerprint as it was listed, empty for none. Raises ConfigError."""
     fingerprint = text.lower()

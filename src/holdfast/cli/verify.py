@@ -16,6 +16,7 @@ from holdfast.cli.options import (
     add_config_arguments,
     add_json_argument,
     load_config,
+    node_address,
     read_fingerprint,
     write_json,
 )
@@ -85,7 +86,7 @@ def _rate(text: str | None) -> int:
 @contextlib.contextmanager
 def _online(args: argparse.Namespace) -> Iterator[Look]:
     """Lend a way to ask a running node."""
-    address = args.node or load_config(args).node_address
+    address = node_address(args)
     client = Client(address, Hello(PROTOCOL, "holdfast verify"), CONNECT_S)
 
     def ask(request: Verify | Status) -> dict[str, Any]:

@@ -8,6 +8,7 @@ The form: docs/reference/traces.md.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 from pathlib import Path
@@ -40,7 +41,9 @@ class Recorder:
     def __init__(self, file: Path, most_bytes: int = BYTES_MAX) -> None:
         """Open the file, made if it is not there; raise ConfigError if it can not be written."""
         try:
-            self._file = file.open("ab")
+            # Users' names for their sessions are in it, so it is for nobody else.
+            fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = os.fdopen(fd, "ab")
         except OSError as error:
             raise ConfigError(
                 f"record: {str(file)!r} can not be written: {error.strerror}; name another file"
