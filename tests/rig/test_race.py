@@ -7,6 +7,7 @@ import pytest
 from holdfast.errors import HoldfastError
 from holdfast.rig import load, race
 from holdfast.rig.ask import Answer, Asked, Tokens
+from holdfast.rig.server import Rest
 
 PROMPT = [3] * 1040
 RIGHT = Answer((1, 2, 3, 4), (), 1.0, 1.1)
@@ -54,6 +55,7 @@ def track(log, monkeypatch):
         behind=FakeEngine("behind", log, node),
         lmcache=None,
         node=node,
+        rest=Rest(),
     )
 
     def ask(engine, prompt, _):
@@ -67,6 +69,7 @@ def track(log, monkeypatch):
 
     monkeypatch.setattr(race, "ask", ask)
     monkeypatch.setattr(race, "wait_fetching", lambda *_: None)
+    monkeypatch.setattr("holdfast.rig.server.time.sleep", lambda _: log.append("rest"))
     return track
 
 
@@ -79,9 +82,15 @@ def test_every_round_has_one_time_of_each_kind_and_no_miss(track):
 
 def test_the_order_changes_each_round_and_caches_are_emptied_first(track, log):
     race.race(track, PROMPT, 2, lambda _: None)
-    asked = [name for name in log if "forgets" not in name]
+    asked = [name for name in log if name in ("alone", "behind")]
     assert asked == ["alone", "behind", "alone", "behind", "behind", "behind", "behind", "alone"]
     assert log[-2:] == ["alone forgets", "alone"]
+
+
+def test_an_engine_is_asked_when_the_other_has_come_to_rest(track, log):
+    race.race(track, PROMPT, 2, lambda _: None)
+    order = " ".join(name for name in log if "forgets" not in name)
+    assert order == "alone rest behind rest alone rest behind behind behind behind rest alone"
 
 
 def test_a_miss_is_counted_and_its_time_kept(track, monkeypatch):

@@ -33,7 +33,7 @@ from holdfast.sim.published import (
 from holdfast.sim.route import ROUTERS
 from holdfast.sim.rules import rules_of
 from holdfast.sim.run import Setting, Simulation
-from holdfast.sim.shipped import find_trace
+from holdfast.sim.shipped import LONGEST, find_trace
 from holdfast.sim.trace import Trace
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 ALSO = ("published",)
 TRACES = ("conversation", "synthetic")
-LONG_TRACE = "claude-code"
 SPEED_GOAL = 200_000.0
 """Block accesses a second of one core, through four tiers."""
 CONVERSATION_GOAL_S = 15.0
@@ -68,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
     """Yield the figures."""
-    for name in TRACES if args.quick else (*TRACES, LONG_TRACE):
+    for name in TRACES if args.quick else (*TRACES, LONGEST):
         status.update(name)
         trace = load(find_trace(name))
         yield from _speed(trace, name, args.rounds)

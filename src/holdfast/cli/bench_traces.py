@@ -15,7 +15,7 @@ from holdfast.sim.curve import Curve, curve
 from holdfast.sim.formats.load import load
 from holdfast.sim.retention import retention
 from holdfast.sim.reuse import Reuse, reuse
-from holdfast.sim.shipped import SHIPPED, find_trace
+from holdfast.sim.shipped import LONGEST, SHIPPED, find_trace
 from holdfast.sim.statistics import statistics
 from holdfast.sim.trace import Trace
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 ALSO = ("published",)
-LONG_TRACE = "claude-code"
 TOLERANCE = 0.005
 SPEED_GOAL = 1.0
 """Million block accesses a second on one core, for all capacities at once."""
@@ -59,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
     """Yield the figures."""
     names = {file: name for name, file in SHIPPED.items()}
-    chosen = args.traces or [name for name in SHIPPED if not args.quick or name != LONG_TRACE]
+    chosen = args.traces or [name for name in SHIPPED if not args.quick or name != LONGEST]
     for path in [find_trace(text) for text in chosen]:
         status.update(path.name)
         trace = load(path)

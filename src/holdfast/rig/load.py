@@ -49,6 +49,7 @@ def measure(track: Track, vocabulary: int, pairs: int, tell: Callable[[str], Non
         tell(f"load without reuse, pair {turn} of {pairs} ...")
         runs = [(track.alone, found.alone), (track.behind, found.behind)]
         for engine, seconds in runs if turn % 2 == 0 else reversed(runs):
+            track.rest.before(engine)
             taken_s = _seconds(engine, source, vocabulary)
             track.node.wait_idle()  # what is still being written must not slow the other one
             if turn:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,9 +16,9 @@ from holdfast.rig.node import Node
 from holdfast.rig.process import wait_until
 from holdfast.rig.report import Row, at_most, with_more
 from holdfast.rig.server import (
-    SPIN_S,
     Engine,
     EngineOptions,
+    Rest,
     holdfast_kv_transfer,
     wait_all_ready,
 )
@@ -66,7 +65,7 @@ class Bench:
         self._course = course
         self._chance = random.Random(folder.name)  # noqa: S311  # texts that nobody has seen
         self._slow_bytes_per_s = 0
-        self._asked: Engine | None = None
+        self._rest = Rest()
         self.node = self._start("disk", "best")
         stack.callback(self._stop)
         tokens_max = max(course.lengths) + 1024
@@ -88,13 +87,8 @@ class Bench:
         return self._chance.choices(vocabulary, k=tokens + TAIL_TOKENS)
 
     def ttft_s(self, engine: Engine, prompt: Sequence[int]) -> tuple[float, int]:
-        """Ask without the engine's own cache: seconds to the first token, tokens fetched.
-
-        Not before the other engine's worker has stopped to spin for its next step.
-        """
-        if self._asked not in (None, engine):
-            time.sleep(SPIN_S)
-        self._asked = engine
+        """Ask without the engine's own cache: seconds to the first token, tokens fetched."""
+        self._rest.before(engine)
         engine.reset_prefix_cache()
         asked = ask(engine, prompt, 1)
         return asked.answer.ttft_s, asked.tokens.fetched_total

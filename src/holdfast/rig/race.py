@@ -14,7 +14,7 @@ from holdfast.limits import BLOCK_TOKENS
 from holdfast.rig import lmcache
 from holdfast.rig.ask import Answer, ask, wait_fetching
 from holdfast.rig.node import Node
-from holdfast.rig.server import Engine, EngineOptions, holdfast_kv_transfer, wait_all_ready
+from holdfast.rig.server import Engine, EngineOptions, Rest, holdfast_kv_transfer, wait_all_ready
 
 ANSWER_TOKENS = 4
 PROBE_TOKENS = BLOCK_TOKENS + 32
@@ -30,6 +30,7 @@ class Track(msgspec.Struct, frozen=True):
     behind: Engine
     lmcache: Engine | None
     node: Node
+    rest: Rest
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -63,8 +64,8 @@ def lay_track(stack: ExitStack, folder: Path, model: Path, tokens_max: int) -> T
         engines.append(Engine(name, options, folder / f"{name}.log"))
         stack.enter_context(engines[-1].process)
     wait_all_ready(engines)
-    alone, behind, *rest = engines
-    return Track(alone, behind, rest[0] if rest else None, node)
+    alone, behind, *peer = engines
+    return Track(alone, behind, peer[0] if peer else None, node, Rest())
 
 
 def race(track: Track, prompt: Sequence[int], rounds: int, tell: Callable[[str], None]) -> Times:
@@ -77,13 +78,13 @@ def race(track: Track, prompt: Sequence[int], rounds: int, tell: Callable[[str],
         tell(f"{len(prompt)} tokens, round {turn + 1} of {rounds} ...")
         runs: list[tuple[list[float], Callable[[], Answer]]] = [
             (times.cold, lambda: _cold(track, prompt)),
-            (times.host, lambda: _warm(track.behind, prompt, "host", times)),
+            (times.host, lambda: _warm(track, track.behind, prompt, "host", times)),
             (times.disk, lambda: _from_disk(track, prompt, probe, times)),
         ]
         for seconds, run in runs if turn % 2 == 0 else reversed(runs):
             seconds.append(_checked_s(run(), right))
         if track.lmcache is not None:
-            answer = _warm(track.lmcache, prompt, "external_unspecified", times)
+            answer = _warm(track, track.lmcache, prompt, "external_unspecified", times)
             times.lmcache.append(answer.ttft_s)
     return times
 
@@ -93,16 +94,19 @@ def _warm_up(track: Track, prompt: Sequence[int]) -> tuple[Times, Answer, list[i
     probe = list(reversed(prompt[:PROBE_TOKENS]))
     blocks = track.node.blocks_on_disk() + len(prompt) // BLOCK_TOKENS + len(probe) // BLOCK_TOKENS
     right = _cold(track, prompt)
+    track.rest.before(track.behind)
     ask(track.behind, prompt, ANSWER_TOKENS)
     ask(track.behind, probe, 1)
     track.node.wait_on_disk(blocks)
     if track.lmcache is not None:
+        track.rest.before(track.lmcache)
         ask(track.lmcache, prompt, ANSWER_TOKENS)
         wait_fetching(track.lmcache, prompt)
     return Times(), right, probe
 
 
 def _cold(track: Track, prompt: Sequence[int]) -> Answer:
+    track.rest.before(track.alone)
     track.alone.reset_prefix_cache()
     return ask(track.alone, prompt, ANSWER_TOKENS).answer
 
@@ -113,10 +117,11 @@ def _from_disk(track: Track, prompt: Sequence[int], probe: Sequence[int], times:
     track.node.restart()
     track.node.wait_on_disk(blocks)
     wait_fetching(track.behind, probe)
-    return _warm(track.behind, prompt, "disk", times)
+    return _warm(track, track.behind, prompt, "disk", times)
 
 
-def _warm(engine: Engine, prompt: Sequence[int], tier: str, times: Times) -> Answer:
+def _warm(track: Track, engine: Engine, prompt: Sequence[int], tier: str, times: Times) -> Answer:
+    track.rest.before(engine)
     engine.reset_prefix_cache()
     asked = ask(engine, prompt, ANSWER_TOKENS)
     whole = {tier: len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS}

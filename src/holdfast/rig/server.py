@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -103,6 +104,19 @@ class Engine:
             return response.status, response.read()
         finally:
             connection.close()
+
+
+class Rest:
+    """Has whoever asks engines by turns wait until the one asked last has come to rest."""
+
+    def __init__(self) -> None:
+        self._asked: Engine | None = None
+
+    def before(self, engine: Engine) -> None:
+        """Return when no other engine still spins; this one is asked next."""
+        if self._asked not in (None, engine):
+            time.sleep(SPIN_S)
+        self._asked = engine
 
 
 def wait_all_ready(engines: Sequence[Engine]) -> None:

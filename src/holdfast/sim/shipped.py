@@ -16,6 +16,9 @@ SHIPPED = {
     "azure-conv": "azure_llm_2023_conv.csv.gz",
 }
 
+LONGEST = "claude-code"
+"""42 million block accesses."""
+
 _FOLDERS = (Path("traces"), Path(__file__).resolve().parents[3] / "traces")
 
 
