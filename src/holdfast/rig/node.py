@@ -111,10 +111,10 @@ class Node:
         """Return once everything found on disk at the start is in the index again."""
         wait_until(self.process, lambda: self.status()["recovery_s"] is not None, DURABLE_S)
 
-    def wait_on_disk(self, blocks: int) -> None:
+    def wait_on_disk(self, blocks: int, within_s: float = DURABLE_S) -> None:
         """Return once the disk tier holds so many blocks, so that a crash loses none of them."""
         state = f"holding {blocks} blocks on disk"
-        wait_until(self.process, lambda: self.blocks_on_disk() >= blocks, DURABLE_S, state)
+        wait_until(self.process, lambda: self.blocks_on_disk() >= blocks, within_s, state)
 
     def blocks_on_disk(self) -> int:
         """Return how many blocks the disk tier holds."""
