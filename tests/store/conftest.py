@@ -24,12 +24,10 @@ MIB = 1 << 20
 class Rig:
     """One store and its clock, with a writer and a reader that check every byte."""
 
-    def __init__(self, host_bytes: int, tier: MemoryTier | None) -> None:
+    def __init__(self, host_bytes: int, *tiers: MemoryTier) -> None:
         self.clock = ManualClock()
-        self.tier = tier
-        self.store = Store(
-            host_bytes, [tier] if tier else [], {"default": SECRET}, clock=self.clock
-        )
+        self.tier = tiers[0] if tiers else None
+        self.store = Store(host_bytes, tiers, {"default": SECRET}, clock=self.clock)
         key, domain = self.store.domain("default")
         self.world = World(b"f" * 16, domain, PAYLOAD, BLOCK_TOKENS)
         self._key = key
@@ -89,8 +87,8 @@ def bytes_of(key: bytes) -> bytes:
 def rig() -> Iterator[Callable[..., Rig]]:
     made: list[Rig] = []
 
-    def make(host_bytes: int = 2 * MIB, tier: MemoryTier | None = None) -> Rig:
-        made.append(Rig(host_bytes, tier))
+    def make(host_bytes: int = 2 * MIB, *tiers: MemoryTier, tier: MemoryTier | None = None) -> Rig:
+        made.append(Rig(host_bytes, *tiers, *([tier] if tier else [])))
         return made[-1]
 
     yield make

@@ -1,6 +1,6 @@
 """Coverage asks shared tiers about what the index does not know, and hearsay may be wrong."""
 
-from holdfast.store import cover
+from holdfast.store import hearsay
 from holdfast.testing.memory import SharedMemoryTier
 from holdfast.tiers.base import segment_place
 
@@ -70,7 +70,7 @@ def test_a_damaged_record_is_condemned_by_its_first_reader_and_written_anew(rig)
 
 
 def test_only_so_much_hearsay_is_kept(rig, monkeypatch) -> None:
-    monkeypatch.setattr(cover, "HINTS_MAX", 5)
+    monkeypatch.setattr(hearsay, "HINTS_MAX", 5)
     by_key = {}
     one, other = (
         rig(MIB, SharedMemoryTier(by_key, "pool")),
@@ -82,6 +82,22 @@ def test_only_so_much_hearsay_is_kept(rig, monkeypatch) -> None:
     other.store.look(other.world, chain.keys)
     assert len(other.store.states.hints) == 5
     assert other.store.cover(other.world, chain.keys).blocks == 5
+
+
+def test_what_was_written_elsewhere_and_left_memory_is_hearsay_too(rig, monkeypatch) -> None:
+    monkeypatch.setattr(hearsay, "HINTS_MAX", 20)
+    by_key = {}
+    one = rig(MIB, SharedMemoryTier(by_key, "pool"))
+    for seed in range(40):
+        chain = one.chain(seed, 10)
+        one.save(chain)
+        one.settle_writes()
+        one.store.keep_house()
+    in_memory = one.store.states.host(one.world).usage().records
+    assert len(by_key) > 2 * in_memory
+    assert one.store.status()["blocks"] <= in_memory + 20, "what others may drop is not counted on"
+    assert one.store.look(one.world, one.chain(0, 10).keys).blocks == 10
+    assert one.read(one.chain(0, 10)) == 10
 
 
 def test_a_store_that_shares_nothing_asks_nobody(rig) -> None:

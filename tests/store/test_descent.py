@@ -108,3 +108,17 @@ def test_a_copy_whose_header_is_damaged_is_not_written_and_does_not_end_the_writ
     with states.lock:
         states.vacate(states.index.find(chain.keys[1]), HOST)
     assert one.read(chain) == 2, "the writer goes on"
+
+
+def test_what_left_memory_waits_for_no_tier_that_stands_still(rig) -> None:
+    slow = HeldTier()
+    one = rig(MIB, MemoryTier(64 * MIB), slow)
+    states = one.store.states
+    for seed in range(40):
+        one.save(one.chain(seed, 10))
+        while states.waiting[0] or states.writing[0]:
+            one.store.ladder.wake()
+    assert slow.reached.is_set()
+    assert len(states.waiting[1]) <= states.host(one.world).usage().records
+    slow.go_on.set()
+    one.settle()

@@ -17,6 +17,7 @@ from holdfast.policy.base import Eviction, Weighing
 from holdfast.policy.cost_aware import CostAware
 from holdfast.policy.shares import UNBOUNDED, Quota
 from holdfast.store.audit import AuditLog
+from holdfast.store.hearsay import forget_oldest
 from holdfast.store.judgement import Judgement
 from holdfast.store.keyring import KeyRing
 from holdfast.store.ladder import Ladder
@@ -187,6 +188,7 @@ class Core:
             self._resting = [(until, t) for until, t in self._resting if until > now]
             for ticket in over:
                 self._give_back(ticket)
+        forget_oldest(self.states)
         if rewrite_lost(self.states):
             self.ladder.wake()
 

@@ -15,15 +15,13 @@ from holdfast.index.residency import Coverage
 from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.plan.planner import Plan, Question
 from holdfast.store.core import Core
+from holdfast.store.hearsay import forget_oldest
 from holdfast.store.judgement import Engine, Record
 from holdfast.store.states import HOST, States
-from holdfast.tiers.base import NOWHERE, Shared, segment_place
+from holdfast.tiers.base import Shared, segment_place
 
 ASKING_S = 5.0
 """How long to wait for somebody else's answer: longer than any tier may take for its own."""
-
-HINTS_MAX = 1 << 18
-"""Blocks known only by hearsay; the oldest are forgotten beyond."""
 
 
 class Prompt(NamedTuple):
@@ -153,15 +151,4 @@ def _note(states: States, world: World, number: int, keys: Sequence[bytes], star
             row = states.index.add(world, keys[depth], parent, depth)
             states.publish(row, number, segment_place(head[:SEGMENT_BYTES]))
             states.hints[keys[depth]] = number
-        while len(states.hints) > HINTS_MAX:
-            key, tier = states.hints.popitem(last=False)
-            _forget(states, states.index.find(key), tier)
-
-
-def _forget(states: States, row: int, number: int) -> None:
-    """Drop a hint, unless the block has come to lie here meanwhile or is being read."""
-    if row < 0 or states.index.leases[row] or row in states.loading:
-        return
-    known = [tier for tier, column in enumerate(states.index.places) if column[row] != NOWHERE]
-    if known == [number]:
-        states.vacate(row, number)
+    forget_oldest(states)

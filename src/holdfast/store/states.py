@@ -22,7 +22,7 @@ from holdfast.policy.base import Eviction
 from holdfast.store.asking import Asking
 from holdfast.store.fill import Fill
 from holdfast.store.sealing import Sealing
-from holdfast.tiers.base import NOWHERE, Fleeting, Place, Tier
+from holdfast.tiers.base import NOWHERE, Fleeting, Place, Shared, Tier
 from holdfast.tiers.host import NAMELESS, HostTier
 
 HOST = 0
@@ -83,6 +83,7 @@ class States:
         """The domain whose blocks stay in memory; empty: there is none."""
         self.lower = lower
         self._fleeting = {n for n, tier in enumerate(lower, start=1) if isinstance(tier, Fleeting)}
+        self.shared = {n for n, tier in enumerate(lower, start=1) if isinstance(tier, Shared)}
         self.eviction = eviction
         self.index = Residency(1 + len(lower))
         self.fill = Fill(1 + len(lower))
@@ -252,6 +253,8 @@ class States:
         if tier == HOST:
             self.eviction.remove(row)
             self.unwanted.discard(row)
+            for line in self.waiting:  # a tier that stands still must not make it grow for ever
+                line.pop(self.index.keys[row] or b"", None)
             if self.index.leases[row]:
                 self.host(world).name_slot(place, NAMELESS)
                 self.leaving.setdefault(row, []).append(place)
@@ -381,13 +384,14 @@ class States:
         return self.index.world_number(row), self._uses[row] if row < len(self._uses) else 0
 
     def _settle(self, row: int) -> None:
-        if (
-            self.index.keys[row] is not None
-            and not self.index.leases[row]
-            and row not in self.loading
-            and self.index.fastest(row) == NOWHERE
-        ):
+        key, tier = self.index.keys[row], self.index.fastest(row)
+        if key is None or self.index.leases[row] or row in self.loading:
+            return
+        if tier == NOWHERE:
             self.index.drop(row)
             if row < len(self._uses):
                 self._uses[row] = 0
             self.eviction.forget(row)
+        elif tier in self.shared:  # nobody says when it goes from there
+            self.hints[key] = tier
+            self.hints.move_to_end(key)

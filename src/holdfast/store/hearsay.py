@@ -1,0 +1,34 @@
+"""Hearsay: blocks of which only shared tiers have a copy, as far as is known here.
+
+Some were asked about, some were written there from here and have left memory since. Nobody says
+when one goes, so what is remembered is bounded; who needs a block that was forgotten asks again.
+"""
+
+from __future__ import annotations
+
+from holdfast.store.states import States
+from holdfast.tiers.base import NOWHERE
+
+HINTS_MAX = 1 << 18
+"""Blocks known only by hearsay; the oldest are forgotten beyond."""
+
+_ROWS_AT_ONCE = 4_096
+
+
+def forget_oldest(states: States) -> None:
+    """Forget what is too much; the lock is held for moments only."""
+    while len(states.hints) > HINTS_MAX:
+        with states.lock:
+            for _ in range(min(_ROWS_AT_ONCE, len(states.hints) - HINTS_MAX)):
+                key, _ = states.hints.popitem(last=False)
+                _forget(states, states.index.find(key))
+
+
+def _forget(states: States, row: int) -> None:
+    """Drop a hint, unless the block has come to lie here meanwhile or is being read."""
+    if row < 0 or states.index.leases[row] or row in states.loading:
+        return
+    known = [tier for tier, column in enumerate(states.index.places) if column[row] != NOWHERE]
+    if states.shared.issuperset(known):
+        for tier in known:
+            states.vacate(row, tier)
