@@ -130,6 +130,26 @@ def test_pins_take_half_of_memory_at_most(laddered) -> None:
     assert one.save(one.chain(99, 8)) == 8, "there is room for others"
 
 
+def test_two_pins_at_once_are_not_given_the_same_room(laddered, monkeypatch) -> None:
+    one, lend, pinned = laddered, hints.lend, []
+    half = one.store.host_bytes // 2 // one.world.record_bytes
+    chains = [one.chain(seed, half) for seed in (1, 2)]
+    for chain in chains:
+        one.save(chain)
+        one.settle_writes()
+
+    def meanwhile(*asked):
+        if not pinned:
+            pinned.append(0)
+            pinned.append(one.store.pin(one.world, chains[1].keys, 100.0))
+        return lend(*asked)
+
+    monkeypatch.setattr(hints, "lend", meanwhile)
+    pinned.append(one.store.pin(one.world, chains[0].keys, 100.0))
+    assert sum(pinned) == half
+    assert one.store.status()["hints"]["pinned_bytes"] == half * one.world.record_bytes
+
+
 def test_ephemeral_contexts_never_leave_memory_and_go_first(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 8)
     one.save(chain, retention=Retention.EPHEMERAL)

@@ -34,3 +34,25 @@ def test_pins_count_until_they_end() -> None:
     known.pin(10.0, 100)
     known.pin(20.0, 10)
     assert [known.pinned_bytes(at_s) for at_s in (0.0, 10.0, 20.0)] == [110, 10, 0]
+
+
+def test_so_much_waits_and_so_many_are_begun_at_once(monkeypatch) -> None:
+    monkeypatch.setattr(wishes, "KEYS_BYTES_MAX", 160)
+    monkeypatch.setattr(wishes, "BEGUN_MAX", 2)
+    known = Wishes()
+    staging = wishes.Staging(wishes.Chain(WORLD, b"k" * 32), 9.0)
+    assert [known.wait(1.0, staging) for _ in range(6)] == [True] * 5 + [False]
+    assert len(known.due(2.0)) == 2
+    assert known.due(2.0) == []
+    assert known.wait(1.0, staging), "what has begun waits no longer"
+    known.done()
+    assert len(known.due(2.0)) == 1
+
+
+def test_a_pin_that_came_to_less_counts_for_less() -> None:
+    known = Wishes()
+    first, second = known.pin(10.0, 100), known.pin(10.0, 50)
+    known.repin(first, 20.0, 30)
+    known.repin(second, 20.0, 0)
+    assert known.pinned_bytes(15.0) == 30
+    assert len(known._pins) == 1

@@ -6,6 +6,7 @@ a wish: it may be late, wrong or about nothing that is here, and then it changes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from holdfast.blocks.world import World
@@ -69,17 +70,21 @@ def pin(store: Core, world: World, keys: Sequence[bytes], ttl_s: float) -> int:
     Reads from lower tiers, so it takes its time. What would exceed the room for pins is left out.
     """
     check_within("pin.ttl_s", ttl_s, PIN_S_MAX)
-    now_s = store.clock.now()
-    with store.states.lock:
-        open_bytes = store.host_bytes - store.states.fill.reserved_by_others(world.domain)
-        room = int(PIN_SHARE * open_bytes) - store.wishes.pinned_bytes(now_s)
-    lent = lend(store, world, keys[: max(0, room) // world.record_bytes], _CLIMB_S, Errand.AHEAD)
+    size, states, blocks = world.record_bytes, store.states, 0
+    with states.lock:
+        open_bytes = store.host_bytes - states.fill.reserved_by_others(world.domain)
+        room = int(PIN_SHARE * open_bytes) - store.wishes.pinned_bytes(store.clock.now())
+        keys = keys[: max(0, room) // size]
+        claim = store.wishes.pin(math.inf, len(keys) * size)  # or two would be given it at once
     try:
-        blocks = lease(store, world, keys[: len(lent.places)], ttl_s)
+        lent = lend(store, world, keys, _CLIMB_S, Errand.AHEAD)
+        try:
+            blocks = lease(store, world, keys[: len(lent.places)], ttl_s)
+        finally:
+            store.release(lent.lease)
     finally:
-        store.release(lent.lease)
-    with store.states.lock:
-        store.wishes.pin(store.clock.now() + ttl_s, blocks * world.record_bytes)
+        with states.lock:
+            store.wishes.repin(claim, store.clock.now() + ttl_s, blocks * size)
     return blocks
 
 
@@ -140,8 +145,12 @@ def _stage(store: Core, chain: Chain, in_s: float) -> int:
 def _climb(store: Core, staging: Staging) -> None:
     """Bring a chain up; that was no use of it, so what is expected of it still is."""
     world, keys = staging.chain.world, staging.chain.split()
-    store.release(lend(store, world, keys, _CLIMB_S, Errand.AHEAD).lease)
     states = store.states
+    try:
+        store.release(lend(store, world, keys, _CLIMB_S, Errand.AHEAD).lease)
+    finally:
+        with states.lock:
+            store.wishes.done()
     with states.lock:
         if staging.needed_s > store.clock.now():
             states.eviction.expect(states.index.cover(world, keys).rows, staging.needed_s)

@@ -19,7 +19,10 @@ KEYS_BYTES_MAX = 64 * MIB
 """Keys of followed sessions together; the session used longest ago is forgotten beyond."""
 
 WAITING_MAX = 4_096
-"""Contexts waiting to be brought up."""
+"""Contexts waiting to be brought up; their keys together are bounded by `KEYS_BYTES_MAX` too."""
+
+BEGUN_MAX = 64
+"""Contexts whose time has come and that are not up yet; the others wait a little longer."""
 
 
 class Chain(NamedTuple):
@@ -47,8 +50,10 @@ class Wishes:
         self._sessions: OrderedDict[tuple[bytes, str], Chain] = OrderedDict()
         self._keys_bytes = 0
         self._waiting: list[tuple[float, int, Staging]] = []
+        self._waiting_bytes = 0
+        self._begun = 0
         self._numbers = 0
-        self._pins: list[tuple[float, int]] = []
+        self._pins: dict[int, tuple[float, int]] = {}
 
     def follow(self, world: World, session: str, keys: Sequence[bytes]) -> None:
         """Note the chain that a session used last; a shorter beginning of it changes nothing."""
@@ -76,27 +81,43 @@ class Wishes:
 
     def wait(self, at_s: float, staging: Staging) -> bool:
         """Have a chain brought up at `at_s` of the store's clock; False if too many wait."""
-        if len(self._waiting) >= WAITING_MAX:
+        nbytes = self._waiting_bytes + len(staging.chain.keys)
+        if len(self._waiting) >= WAITING_MAX or nbytes > KEYS_BYTES_MAX:
             return False
+        self._waiting_bytes = nbytes
         self._numbers += 1
         heapq.heappush(self._waiting, (at_s, self._numbers, staging))
         return True
 
     def due(self, now_s: float) -> list[Staging]:
-        """Take the chains whose time has come."""
-        ready = []
-        while self._waiting and self._waiting[0][0] <= now_s:
+        """Take the chains whose time has come; the caller says of each when it is `done`."""
+        ready: list[Staging] = []
+        while self._waiting and self._waiting[0][0] <= now_s and self._begun < BEGUN_MAX:
             ready.append(heapq.heappop(self._waiting)[2])
+            self._waiting_bytes -= len(ready[-1].chain.keys)
+            self._begun += 1
         return ready
 
-    def pin(self, until_s: float, nbytes: int) -> None:
-        """Count bytes as pinned until then."""
-        self._pins.append((until_s, nbytes))
+    def done(self) -> None:
+        """Note that a chain that was due is up, or will not be."""
+        self._begun -= 1
+
+    def pin(self, until_s: float, nbytes: int) -> int:
+        """Count bytes as pinned until then; return a number for `repin`."""
+        self._numbers += 1
+        self._pins[self._numbers] = until_s, nbytes
+        return self._numbers
+
+    def repin(self, number: int, until_s: float, nbytes: int) -> None:
+        """Count other bytes instead, and until another time; none are not remembered."""
+        self._pins[number] = until_s, nbytes
+        if not nbytes:
+            del self._pins[number]
 
     def pinned_bytes(self, now_s: float) -> int:
         """Return how many bytes are pinned."""
-        self._pins = [pin for pin in self._pins if pin[0] > now_s]
-        return sum(nbytes for _, nbytes in self._pins)
+        self._pins = {number: pin for number, pin in self._pins.items() if pin[0] > now_s}
+        return sum(nbytes for _, nbytes in self._pins.values())
 
     def status(self, now_s: float) -> dict[str, int]:
         """Return how many sessions are followed, contexts wait, and bytes are pinned."""
