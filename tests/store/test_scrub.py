@@ -35,9 +35,30 @@ def test_it_goes_on_where_it_stopped(rig) -> None:
     one = rig()
     one.save(one.chain(1, 5))
     found = one.store.verify(Wish(seconds=0.0))
-    assert (found["checked"], found["next"]) == (0, 0)
+    assert (found["checked"], found["next"]) == (1, 1), "a step at least, or it would never end"
     found = one.store.verify(Wish(start=3))
     assert (found["checked"], found["next"]) == (2, -1)
+
+
+def test_a_pass_ends_even_if_every_step_takes_longer_than_it_may(rig, monkeypatch) -> None:
+    one = rig(MIB, MemoryTier(64 * MIB))
+    one.save(one.chain(1, 5))
+    one.settle()
+    with one.store.states.lock:
+        one.store.states.vacate(2, 0)
+        one.store.states.vacate(2, 1)
+    now_s = one.clock.now
+
+    def slow():
+        one.clock.advance(2.0)
+        return now_s()
+
+    monkeypatch.setattr(one.clock, "now", slow)
+    scrubber, steps = Scrubber(one.store), []
+    scrubber.every_s = 100.0
+    monkeypatch.setattr(scrubber, "_make_way", lambda: steps.append(1) or len(steps) < 9 or 1 / 0)
+    scrubber.go_over()
+    assert (scrubber.passes, scrubber.checked) == (1, 8)
 
 
 def test_the_rate_bounds_it_by_the_clock(rig, monkeypatch) -> None:

@@ -107,10 +107,11 @@ def shared(store: Core) -> dict[str, Any]:
 
 def drop(store: Core, fingerprint: str) -> dict[str, Any]:
     """Forget blocks; copies somebody reads go with their last reader."""
-    dropped = 0
+    dropped, index = 0, store.states.index
     for row in rows_of(store, fingerprint):
         with store.states.lock:
-            if store.states.index.keys[row] is None:
+            wanted = ("", EVERYTHING, index.world(row).fingerprint.hex())
+            if index.keys[row] is None or fingerprint not in wanted:  # another block's by now
                 continue
             dropped += 1
             for tier in range(1 + len(store.states.lower)):

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from holdfast.blocks.world import World
@@ -18,7 +19,7 @@ from holdfast.codec.pack import verify
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
 from holdfast.store.core import Core
-from holdfast.store.inspect import rows_of
+from holdfast.store.inspect import EVERYTHING as EVERY_FINGERPRINT
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import Get, Place, Shared
 
@@ -26,6 +27,7 @@ _RATE_MIN = MIB
 _HASTE = 0.8
 """A pass is paced to be over in this share of its time."""
 
+_ROWS_AT_ONCE = 4_096
 _NICE = 15
 _YIELD_S = 0.02
 _YIELDS_MAX = 50
@@ -58,9 +60,9 @@ def scrub(store: Core, wish: Wish, stop: threading.Event | None = None) -> dict[
     stop = stop or threading.Event()
     begun, nbytes, checked, following = store.clock.now(), 0, 0, -1
     bad: list[dict[str, str]] = []
-    for row in sorted(row for row in rows_of(store, wish.fingerprint) if row >= wish.start):
+    for row in _rows(store.states, wish):
         spent = store.clock.now() - begun
-        if stop.is_set() or spent >= wish.seconds:
+        if stop.is_set() or (spent >= wish.seconds and row > wish.start):
             following = row
             break
         if wish.rate and nbytes / wish.rate > spent:
@@ -148,6 +150,24 @@ class Scrubber:
             begun = self._store.clock.now()
             self.go_over()
             self._stop.wait(max(1.0, begun + self.every_s - self._store.clock.now()))
+
+
+def _rows(states: States, wish: Wish) -> Iterator[int]:
+    """Yield the rows wished for, in order; locks for moments, however many there are."""
+    index, at = states.index, max(0, wish.start)
+    while True:
+        with states.lock:
+            stretch = range(at, min(at + _ROWS_AT_ONCE, len(index.keys)))
+            rows = [
+                row
+                for row in stretch
+                if index.keys[row] is not None
+                and wish.fingerprint in ("", EVERY_FINGERPRINT, index.world(row).fingerprint.hex())
+            ]
+        yield from rows
+        at = stretch.stop
+        if not stretch:
+            return
 
 
 def _verify_copy(store: Core, row: int, tier: int) -> tuple[Outcome, int]:
