@@ -171,3 +171,58 @@ class CountingTier(MemoryTier):
     def read(self, batch):
         self.reads += len(batch)
         return super().read(batch)
+
+
+class RaisingTier(MemoryTier):
+    """Reads end in an error, as no tier's should, until told otherwise."""
+
+    broken = True
+
+    def read(self, batch):
+        if self.broken:
+            raise RuntimeError("read failed")
+        return super().read(batch)
+
+
+def nothing_is_left_over(one) -> bool:
+    states = one.store.states
+    with states.lock:
+        pinned = sum(states.index.leases)
+        return not (pinned or states.leases or states.loading or states.leaving)
+
+
+def below_only(one, chain) -> None:
+    one.settle()
+    with one.store.states.lock:
+        for key in chain.keys:
+            one.store.states.vacate(one.store.states.index.find(key), 0)
+
+
+def test_a_tier_that_raises_errors_is_a_miss_and_nobodys_error(rig) -> None:
+    one = rig(2 * MIB, RaisingTier(64 * MIB))
+    chain = one.chain(1, 20)
+    one.save(chain)
+    below_only(one, chain)
+    fetched = one.store.fetch(one.world, chain.keys, 5.0)
+    assert (fetched.places, fetched.outcome) == ([], Outcome.GONE)
+    assert one.store.release(fetched.lease)
+    assert nothing_is_left_over(one)
+    one.tier.broken = False
+    assert one.save(chain) == 20, "what could not be read is written again"
+    below_only(one, chain)
+    assert one.read(chain) == 20
+
+
+def test_after_the_end_what_lies_below_is_a_miss(rig) -> None:
+    one = rig(2 * MIB, MemoryTier(64 * MIB))
+    chain, here = one.chain(1, 20), one.chain(2, 3)
+    one.save(chain)
+    below_only(one, chain)
+    one.save(here)
+    one.store.close()
+    fetched = one.store.fetch(one.world, chain.keys, 5.0)
+    assert fetched.places == []
+    assert one.store.release(fetched.lease)
+    assert one.read(here) == 3
+    assert nothing_is_left_over(one)
+    assert one.store.states.host(one.world).usage().records == 3

@@ -79,3 +79,21 @@ def test_an_unknown_domain_is_named(store) -> None:
 def test_a_disk_needs_a_folder() -> None:
     with pytest.raises(ConfigError, match="disk and path go together"):
         holdfast.open(host="16 MiB", disk="1 GiB")
+
+
+@pytest.mark.parametrize("deadline_s", [float("inf"), float("nan"), -1.0, 1e300])
+def test_deadlines_out_of_range_are_refused_and_nothing_is_leased(store, deadline_s) -> None:
+    session = store.session(FINGERPRINT)
+    session.save(list(range(96)), blocks_for(3))
+    with pytest.raises(BlockError, match=r"deadline_s: .* is not from 0 to 86400 seconds"):
+        session.fetch(list(range(96)), into=blocks_for(3), deadline_s=deadline_s)
+    assert not store.states.leases
+
+
+def test_a_copy_that_breaks_off_keeps_neither_lease_nor_slots(store) -> None:
+    session, blocks = store.session(FINGERPRINT), blocks_for(3)
+    session.save(list(range(96)), blocks)
+    blocks.flags.writeable = False
+    with pytest.raises(TypeError, match="read-only"):
+        session.fetch(list(range(96)), into=blocks)
+    assert not store.states.leases

@@ -7,6 +7,7 @@ then releases the lease; if the lease ended meanwhile, what it copied does not c
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from typing import NamedTuple, TypeAlias
@@ -24,6 +25,8 @@ from holdfast.store.ladder import Wave
 from holdfast.store.room import slots
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import Place
+
+_log = logging.getLogger("holdfast.store")
 
 
 class Fetched(NamedTuple):
@@ -151,7 +154,8 @@ def _await(store: Core, waves: Sequence[Wave], late_at: float) -> None:
     if late:
         store.ladder.cancel(waves)
     for reading in done:
-        reading.result()
+        if (error := reading.exception()) is not None:
+            _log.error("what was being fetched is computed", exc_info=error)
 
 
 def _landed(

@@ -7,6 +7,7 @@ host slot and are verified before anybody is told of them. The way down is `stor
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -29,6 +30,9 @@ WAVE_BLOCKS = 8
 
 WAVES_AT_ONCE = 2
 """Per tier: one is read while the other is verified. A domain that has none may begin a third."""
+
+
+_log = logging.getLogger("holdfast.store")
 
 
 class Climb(NamedTuple):
@@ -113,19 +117,19 @@ class Ladder:
                 self._judgement.asked(tier, nbytes, domain)
                 work = partial(self._climb, world, tier, wave)
                 turn = Turn(domain, nbytes, share, errand)
-                reading = self._climbers[tier - 1].submit(turn, work)
-                started.append(Wave(world, tier, wave, reading))
+                try:
+                    reading = self._climbers[tier - 1].submit(turn, work)
+                except RuntimeError:  # closed meanwhile: what lies below is a miss
+                    self._drop(world, tier, wave)
+                else:
+                    started.append(Wave(world, tier, wave, reading))
         return started
 
     def cancel(self, waves: Sequence[Wave]) -> None:
         """Take waves back that nobody has begun to read; the others go on and land."""
         for wave in waves:
             if wave.reading.cancel():
-                self._judgement.dropped(wave.tier, wave.nbytes, wave.world.domain)
-                with self._states.lock:
-                    slots = [climb.slot for climb in wave.climbs]
-                    self._states.give_back(wave.world, slots)
-                    self._settle(wave.climbs)
+                self._drop(wave.world, wave.tier, wave.climbs)
 
     def wake(self) -> None:
         """Tell the writers that there are blocks to write."""
@@ -145,6 +149,13 @@ class Ladder:
             return 0.0
         return self._climbers[tier - 1].credit(Turn(domain, share=self._states.fill.share(domain)))
 
+    def _drop(self, world: World, tier: int, climbs: Sequence[Climb]) -> None:
+        """Take back what nobody has begun to read."""
+        self._judgement.dropped(tier, len(climbs) * world.record_bytes, world.domain)
+        with self._states.lock:
+            self._states.give_back(world, [climb.slot for climb in climbs])
+            self._settle(climbs)
+
     def _climb(self, world: World, tier: int, wave: Sequence[Climb]) -> None:
         """Read one wave from one tier into its slots, open and verify it, land it."""
         states, lower = self._states, self._states.lower[tier - 1]
@@ -162,6 +173,9 @@ class Ladder:
             came = zip(batch, found, outcomes, strict=True)
             # Only who has the key can tell: the tier is told what it served that did not verify.
             bad = [get for get, was, now in came if was is Outcome.OK and now is not was]
+        except Exception:  # noqa: BLE001  # a tier may be anybody's; nobody's request fails for it
+            _log.exception("reading failed tier=%s", lower.name)
+            outcomes = [Outcome.GONE] * len(wave)
         finally:
             arrived = outcomes.count(Outcome.OK) * size
             self._judgement.arrived(tier, arrived, world.domain, of=len(wave) * size)

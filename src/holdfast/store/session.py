@@ -90,10 +90,14 @@ class Session:
         chain = self.chain(tokens)
         rows = self._rows(blocks, len(chain))
         reserved = save.reserve(self._store, self.world, chain.keys, chain.fingerprint, 0, b"")
-        arena = self._store.arena(self.world.domain).view
-        for place, row in zip(reserved.places, rows, strict=True):
-            if place >= 0:
-                payload(arena[place:], self.world.payload_bytes)[:] = row
+        try:
+            arena = self._store.arena(self.world.domain).view
+            for place, row in zip(reserved.places, rows, strict=True):
+                if place >= 0:
+                    payload(arena[place:], self.world.payload_bytes)[:] = row
+        except BaseException:
+            save.abort(self._store, reserved.ticket)
+            raise
         return save.commit(self._store, reserved.ticket, retention)
 
     def fetch(self, tokens: Tokens, into: Blocks, deadline_s: float = DEADLINE_S) -> Landed:
@@ -101,14 +105,18 @@ class Session:
 
         `into` has one row per full block of `tokens`, contiguous and writable.
         """
+        hints.check_within("fetch: deadline_s", deadline_s, hints.AHEAD_S_MAX)
         chain = self.chain(tokens)
         rows = self._rows(into, len(chain))
         fetched = fetch.fetch(self._store, self.world, chain.keys, deadline_s)
         arena = self._store.arena(self.world.domain).view
-        for place, row in zip(fetched.places, rows, strict=False):
-            row[:] = payload(arena[place:], self.world.payload_bytes)
+        try:
+            for place, row in zip(fetched.places, rows, strict=False):
+                row[:] = payload(arena[place:], self.world.payload_bytes)
+        finally:
+            whole = self._store.release(fetched.lease)
         blocks = len(fetched.places)
-        if not self._store.release(fetched.lease):
+        if not whole:
             return Landed(0, 0, {}, Outcome.LATE, "the lease ended before the copy did")
         tokens_landed = blocks * self.world.block_tokens
         return Landed(tokens_landed, blocks, fetched.sources, fetched.outcome, fetched.reason)
