@@ -110,6 +110,12 @@ def test_an_unknown_seal_is_corrupt():
     assert verify(record) is Outcome.CORRUPT
 
 
+def test_a_payload_in_an_unknown_code_is_not_taken_for_a_plain_one():
+    record = record_of(WORLD, KEY)
+    pack.pack(record, header_of(WORLD, KEY)._replace(codec=1))
+    assert verify(record) is Outcome.CORRUPT
+
+
 def test_a_length_that_lies_is_corrupt():
     record = record_of(WORLD, KEY)
     write_header(record, header_of(WORLD, KEY)._replace(payload_bytes=2**32 - 1))

@@ -199,6 +199,22 @@ def test_a_plain_record_is_not_believed_in_a_sealed_domain(house):
     assert one.fetch() == (0, Outcome.CORRUPT)
 
 
+def test_a_sealed_payload_in_an_unknown_code_is_not_believed(house):
+    one = house()
+    one.save()
+    one.leave()
+    key = one.ring.current(one.world().domain)
+    for place, record in one.tier._records.items():
+        plain, coded = memoryview(bytearray(record)), memoryview(bytearray(record))
+        assert key.open(plain) is Outcome.OK
+        pack(plain, read_header(plain)[0]._replace(codec=1))
+        with pytest.MonkeyPatch.context() as trusting:
+            trusting.setattr("holdfast.codec.seal.verify", lambda *_: Outcome.OK)
+            assert key.seal(plain, coded, b"n" * 12) is Outcome.OK
+        one.tier._records[place] = bytes(coded)
+    assert one.fetch() == (0, Outcome.CORRUPT)
+
+
 def test_records_of_one_domain_put_in_the_place_of_anothers_are_misses(house):
     one = house()
     one.save("acme")

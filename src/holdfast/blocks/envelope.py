@@ -24,6 +24,9 @@ HEADER_BYTES = 128
 MARK_BYTES = 16
 TAG_BYTES = 16
 
+CODEC_NONE = 0
+"""The payload is as it is; this build reads no other."""
+
 SEAL_NONE = 0
 """Tag is xxh3-128 over identity and payload."""
 
@@ -53,7 +56,7 @@ class Header(NamedTuple):
     tokens: int
     payload_bytes: int
     raw_bytes: int
-    codec: int = 0
+    codec: int = CODEC_NONE
     seal: int = SEAL_NONE
     epoch: int = 0
     nonce: bytes = bytes(NONCE_BYTES)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import xxhash
 
 from holdfast.blocks.envelope import (
+    CODEC_NONE,
     HEADER_BYTES,
     MARK_BYTES,
     SEAL_NONE,
@@ -47,6 +48,8 @@ def verify(record: memoryview, key: bytes, fingerprint: bytes, payload_bytes: in
         return Outcome.MISS
     end = HEADER_BYTES + header.payload_bytes
     if header.payload_bytes != payload_bytes or len(record) < end + TAG_BYTES:
+        return Outcome.CORRUPT
+    if header.codec != CODEC_NONE:
         return Outcome.CORRUPT
     if header.seal != SEAL_NONE or _tag(record, end) != record[end : end + TAG_BYTES]:
         return Outcome.CORRUPT

@@ -11,7 +11,14 @@ import contextlib
 import secrets
 from collections.abc import Container, Sequence
 
-from holdfast.blocks.envelope import NONCE_BYTES, SEAL_AES_GCM, SEAL_NONE, Header, read_header
+from holdfast.blocks.envelope import (
+    CODEC_NONE,
+    NONCE_BYTES,
+    SEAL_AES_GCM,
+    SEAL_NONE,
+    Header,
+    read_header,
+)
 from holdfast.blocks.world import World
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import verify
@@ -116,4 +123,5 @@ def _named(header: Header, key: bytes, world: World) -> Outcome:
     """Return whether a header is that of the block wanted."""
     if (header.key, header.fingerprint, header.domain) != (key, world.fingerprint, world.domain):
         return Outcome.MISS
-    return Outcome.OK if header.payload_bytes == world.payload_bytes else Outcome.CORRUPT
+    readable = header.payload_bytes == world.payload_bytes and header.codec == CODEC_NONE
+    return Outcome.OK if readable else Outcome.CORRUPT
