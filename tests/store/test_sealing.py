@@ -171,7 +171,7 @@ def test_no_damage_is_served_and_the_next_save_repairs_it(house, at):
     assert one.fetch()[0] >= 1
 
 
-def test_damage_in_the_host_is_not_sealed(house):
+def test_damage_in_the_host_is_not_sealed_and_does_not_pass_for_held(house):
     one = house()
     one.store.write_behind = False
     one.save()
@@ -184,6 +184,7 @@ def test_damage_in_the_host_is_not_sealed(house):
     one.store.ladder.wake()
     one.settle()
     assert len(below(one.tier)) == 5
+    assert one.save() == 1, "the next save replaces it"
 
 
 def test_a_plain_record_is_not_believed_in_a_sealed_domain(house):
@@ -389,18 +390,3 @@ def test_a_record_that_goes_to_another_host_is_sealed(house):
         assert bytes(payload_of(name, PAYLOAD))[:64] not in bytes(record)
         assert key.open(record) is Outcome.OK
     one.store.release(fetched.lease)
-
-
-def test_a_host_copy_that_can_not_be_sealed_for_damage_does_not_pass_for_held():
-    house = House(MemoryTier(64 * MIB))
-    house.store.write_behind = False
-    world, keys, states = house.world(), house.chain(blocks=3), house.store.states
-    house.save(blocks=3)
-    row = states.index.find(keys[1])
-    house.store.arena(world.domain).view[states.index.places[0][row] + 500] ^= 1
-    with states.lock:
-        states.write_through([states.index.find(key) for key in keys])
-    house.settle()
-    assert house.store.cover(world, keys).blocks == 1
-    assert house.save(blocks=3) == 1, "the next save replaces it"
-    house.store.close()
