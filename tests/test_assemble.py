@@ -121,7 +121,7 @@ def test_the_policy_is_chosen_by_name(configured, policy, kind):
 def test_a_disk_tiers_rule_is_chosen_by_name(configured, tmp_path, options, kind):
     disk = {"kind": "disk", "path": str(tmp_path / "disk"), "capacity": 16 * MIB, **options}
     with open_store(configured(tiers=[{"kind": "host", "capacity": 16 * MIB}, disk])) as store:
-        (rule,) = store.states.admissions
+        (rule,) = store.states.rules.of
         assert type(rule) is kind
 
 
@@ -139,8 +139,8 @@ def test_domains_get_what_their_options_say(configured, tmp_path):
         assert store.share(domain) == 2
         assert store.states.fill.quota(0, domain).reserved_bytes == 2 * MIB
         assert type(store.states.eviction) is Apart
-        assert type(store.states.admissions[0]) is PerDomain
-        assert domain in store.states.budgets[0]
+        assert type(store.states.rules.of[0]) is PerDomain
+        assert domain in store.states.rules.budgets[0]
 
 
 @pytest.mark.parametrize("times", [0.0, -1.0, 1e9])

@@ -33,8 +33,8 @@ def test_a_domain_without_budget_left_takes_nothing_of_the_tiers():
     own = WriteBudget(Always(), 24 * 3 * MIB)
     rule = WriteBudget(PerDomain(SecondTouch(1_000), {b"poor": own}), 24 * 10 * MIB)
     for number in range(100):
-        rule.used(name(number), 0)
-        rule.used(name(number), 0)
+        rule.used(block(number, 0), 0.0)
+        rule.used(block(number, 0), 0.0)
     assert not rule.admit(block(500)._replace(domain=b"poor"), 0.0)
     poor = [rule.admit(block(n)._replace(domain=b"poor"), 0.0) for n in range(50)]
     assert sum(poor) == 3
@@ -44,20 +44,20 @@ def test_a_domain_without_budget_left_takes_nothing_of_the_tiers():
 def test_second_touch_takes_what_was_used_twice():
     rule = SecondTouch(1_000)
     for number in range(500):
-        rule.used(name(number), 0)
+        rule.used(block(number, 0), 0.0)
     assert not any(rule.admit(block(number), 0.0) for number in range(500))
     for number in range(100):
-        rule.used(name(number), 0)
+        rule.used(block(number, 0), 0.0)
     assert all(rule.admit(block(number), 0.0) for number in range(100))
     assert sum(rule.admit(block(number), 0.0) for number in range(100, 500)) <= 4
 
 
 def test_second_touch_forgets_in_time():
     rule = SecondTouch(100)
-    rule.used(name(0), 0)
+    rule.used(block(0, 0), 0.0)
     for number in range(1, 301):
-        rule.used(name(number), 0)
-    rule.used(name(0), 0)
+        rule.used(block(number, 0), 0.0)
+    rule.used(block(0, 0), 0.0)
     assert not rule.admit(block(0), 0.0)
 
 
@@ -65,7 +65,7 @@ def test_strangers_are_rarely_taken_for_known():
     rule = SecondTouch(4_096)
     taken = 0
     for number in range(8_192):
-        rule.used(name(number), 0)
+        rule.used(block(number, 0), 0.0)
         taken += rule.admit(block(number), 0.0)
     assert taken <= 8_192 / 200
 
@@ -73,8 +73,8 @@ def test_strangers_are_rarely_taken_for_known():
 def test_reuse_is_learnt_per_class():
     rule = ReusePrediction(least_chance=0.2, watched=64, sample=1)
     for number in range(1_000):
-        rule.used(name(number), "scan")
-        rule.used(name(number % 32 + 10_000), "chat")
+        rule.used(block(number, "scan"), 0.0)
+        rule.used(block(number % 32 + 10_000, "chat"), 0.0)
     assert rule.chance("scan") < 0.05
     assert rule.chance("chat") > 0.9
     assert not rule.admit(block(1, "scan"), 0.0)
@@ -88,18 +88,18 @@ def test_a_class_that_nobody_knows_gets_the_benefit_of_the_doubt():
 def test_classes_that_change_are_learnt_anew():
     rule = ReusePrediction(watched=16, sample=1)
     for number in range(5_000):
-        rule.used(name(number), "c")
+        rule.used(block(number, "c"), 0.0)
     assert not rule.admit(block(1, "c"), 0.0)
     for _ in range(600):
         for number in range(8):
-            rule.used(name(number), "c")
+            rule.used(block(number, "c"), 0.0)
     assert rule.admit(block(1, "c"), 0.0)
 
 
 def test_classes_without_end_are_bounded():
     rule = ReusePrediction(watched=4, sample=1)
     for number in range(10_000):
-        rule.used(name(number), number)
+        rule.used(block(number, number), 0.0)
     assert len(rule._classes) <= 4_096
     assert len(rule._watched) == 4
 
@@ -144,7 +144,7 @@ def test_a_block_larger_than_an_hours_worth_passes_alone():
 
 def test_the_budget_asks_its_rule_first():
     rule = WriteBudget(SecondTouch(10), 100 * MIB)
-    rule.used(name(1), 0)
+    rule.used(block(1, 0), 0.0)
     assert not rule.admit(block(1), 0.0)
-    rule.used(name(1), 0)
+    rule.used(block(1, 0), 0.0)
     assert rule.admit(block(1), 0.0)

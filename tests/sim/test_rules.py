@@ -92,3 +92,46 @@ def test_a_session_that_waits_already_is_expected_now():
     setting = SETTING._replace(returns_s=hints)
     Simulation(trace_of([[0, 1], [2, 3], [0, 1]]), fleet, setting).run()
     assert told == [10.0, 99.0, NEVER]
+
+
+CYCLE = [list(range(n, n + 4)) for n in range(0, 240, 4)] * 40
+"""60 contexts of 4 blocks, one after another, round and round."""
+
+
+def cycled(**more):
+    """Run the cycle over a host of 20 blocks, CXL of 80 and a disk for all; return the CXL."""
+    fleet = fleet_of(
+        [
+            tier("host", 20, read_bytes_per_s=5e10, latency_s=1e-5),
+            tier("cxl", 80, read_bytes_per_s=3e10, latency_s=1e-5, **more),
+            tier("disk", 1_000, read_bytes_per_s=6e9, latency_s=8e-5),
+        ]
+    )
+    served = Simulation(trace_of(CYCLE), fleet, SETTING).run()
+    hits = int(served.fetched[:, 1].sum())
+    return fleet.shelves(1)[0], hits
+
+
+def test_a_cycle_larger_than_cxl_is_moved_less_and_hits_more_under_the_guard():
+    open_door, none = cycled(admit="always", thrash_guard=False)
+    guarded, hits = cycled(admit="always")
+    assert none == 0, "least recently used, a cycle never hits"
+    assert hits > 0.1 * sum(map(len, CYCLE))
+    assert guarded.written < 0.4 * open_door.written
+    assert guarded.admission.figures()["pauses"] >= 1
+
+
+def test_a_cycle_larger_than_cxl_is_kept_in_part_by_its_interval():
+    open_door, _ = cycled(admit="always", thrash_guard=False)
+    by_interval, hits = cycled()
+    assert hits > 0.2 * sum(map(len, CYCLE)), "a third of it fits"
+    assert by_interval.written < 0.2 * open_door.written
+    assert by_interval.admission.figures()["pauses"] == 0
+
+
+def test_what_comes_up_from_the_disk_enters_cxl_and_what_leaves_it_is_there_still():
+    chains = [[0, 1, 2, 3], *([n, n + 1, n + 2, n + 3] for n in range(10, 60, 4)), [0, 1, 2, 3]]
+    fleet = fleet_of([tier("host", 4), tier("cxl", 8, admit="always"), tier("disk", 1_000)])
+    Simulation(trace_of(chains), fleet, SETTING).run()
+    memory = fleet.workers[0].memory
+    assert [column[0] >= 0 for column in memory.index.places] == [True, True, True]

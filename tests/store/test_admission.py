@@ -14,7 +14,7 @@ MIB = 1 << 20
 def choosy(rig):
     """A store whose lower tier takes blocks at their second use, and how many fit into memory."""
     one = rig(MIB, MemoryTier(64 * MIB))
-    one.store.states.choose(1, SecondTouch(1_000))
+    one.store.states.rules.choose(1, SecondTouch(1_000))
     return one, one.store.states.host(one.world).slots(one.world.record_bytes)
 
 
@@ -74,7 +74,7 @@ def test_without_a_rule_everything_is_written(rig):
 def test_a_block_that_another_tier_has_is_still_offered_at_its_second_use() -> None:
     disk, pool = MemoryTier(64 * MIB, name="disk"), SharedMemoryTier({})
     with Store(4 * MIB, [disk, pool], {"default": b"s" * 32}) as store:
-        store.states.choose(1, SecondTouch(1_000))
+        store.states.rules.choose(1, SecondTouch(1_000))
         store.start()
         contexts = Contexts(store, 16 << 10)
         once, twice = chain_of("once", 4), chain_of("twice", 4)

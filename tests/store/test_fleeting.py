@@ -40,7 +40,7 @@ class Ladder:
         self.cxl = CxlTier(CxlConfig(cxl_bytes))
         self.store = Store(MIB, [self.cxl, self.disk], {"default": b"s" * 32})
         if rule:
-            self.store.states.choose(2, rule)
+            self.store.states.rules.choose(2, rule)
         self.store.start()
         self.contexts = Contexts(self.store, BLOCK)
 

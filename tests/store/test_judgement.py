@@ -247,3 +247,17 @@ def test_a_store_starts_with_no_file_and_makes_one(tmp_path):
         teach(store.judgement)
     assert file.exists()
     assert file.stat().st_mode & 0o077 == 0
+
+
+def test_how_much_sooner_a_tier_gives_bytes_is_as_measured():
+    clock = ManualClock()
+    judgement = Judgement(["host", "cxl", "disk"], clock)
+    assert judgement.saved_s(1, 2 * MIB) == 2 * judgement.saved_s(1, MIB) > 0, "nothing is known"
+    for tier, bytes_per_s in ((1, 8e9), (2, 2e9)):
+        for nbytes in (MIB, 4 * MIB, 16 * MIB) * 8:
+            judgement.asked(tier, nbytes, b"d")
+            clock.advance(1e-3 * tier + nbytes / bytes_per_s)
+            judgement.arrived(tier, nbytes, b"d", of=nbytes)
+    saved = 1e-3 + MIB / 2e9 - MIB / 8e9
+    assert judgement.saved_s(1, MIB) == pytest.approx(saved, rel=0.1)
+    assert judgement.saved_s(2, MIB) > 0, "the last has none to be compared with"

@@ -249,8 +249,8 @@ def test_a_write_budget_is_a_domain_s_own_and_durable_does_not_get_around_it(two
     one = two(tier=MemoryTier(64 * MIB))
     budget = WriteBudget(Always(), 24 * 10 * SIZE)
     rules = {one.store.domain("flood")[1]: budget}
-    one.states.budgets[0] = rules
-    one.states.choose(1, PerDomain(Always(), rules))
+    one.states.rules.budgets[0] = rules
+    one.states.rules.choose(1, PerDomain(Always(), rules))
     for seed in range(8):
         one.save("flood", seed, 8, retention=list(Retention)[seed % 2 + 1])
         one.save("victim", seed, 2)

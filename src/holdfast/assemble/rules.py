@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from holdfast.config import Config, CxlOptions, DiskOptions, DomainOptions, HostOptions
 from holdfast.limits import MIB
@@ -15,6 +16,8 @@ from holdfast.policy.admit import (
     WriteBudget,
 )
 from holdfast.policy.choice import POLICIES
+from holdfast.policy.guard import ThrashGuard
+from holdfast.policy.reuse_interval import ReuseInterval
 from holdfast.policy.shares import UNBOUNDED, Quota
 from holdfast.store.store import Store
 
@@ -32,11 +35,13 @@ def choose_rules(store: Store, config: Config) -> None:
     below = [tier for tier in config.tiers if not isinstance(tier, HostOptions)]
     for number, options in enumerate(below, start=1):
         if isinstance(options, DiskOptions):
-            store.states.budgets[number - 1] = budgets
+            store.states.rules.budgets[number - 1] = budgets
         if isinstance(options, CxlOptions | DiskOptions):
-            rule = admission(options, budgets if isinstance(options, DiskOptions) else None)
+            saved_s = partial(store.judgement.saved_s, number)
+            own = budgets if isinstance(options, DiskOptions) else None
+            rule = admission(options, own, saved_s)
             if not isinstance(rule, Always):
-                store.states.choose(number, rule)
+                store.states.rules.choose(number, rule)
 
 
 def divide(store: Store, config: Config) -> None:
@@ -60,9 +65,14 @@ def _quotas(config: Config, domain: DomainOptions) -> dict[int, Quota]:
 
 
 def admission(
-    options: CxlOptions | DiskOptions, budgets: Mapping[bytes, Admission] | None = None
+    options: CxlOptions | DiskOptions,
+    budgets: Mapping[bytes, Admission] | None = None,
+    saved_s: Callable[[int], float] | None = None,
 ) -> Admission:
-    """Return the rule that a tier's options ask for, within the budgets of single domains."""
+    """Return the rule that a tier's options ask for, within the budgets of single domains.
+
+    `saved_s(nbytes)`: how much sooner so many bytes come from this tier than from the next one.
+    """
     rule: Admission
     match options.admit:
         case "always":
@@ -72,8 +82,10 @@ def admission(
             rule = SecondTouch(min(max(options.capacity // MIB, _NAMES_MIN), _NAMES_MAX))
         case "reuse":
             rule = ReusePrediction()
+        case "reuse_interval":
+            rule = ReuseInterval(options.capacity, saved_s)
     if budgets:
         rule = PerDomain(rule, budgets)
-    if isinstance(options, CxlOptions) or options.writes_per_day is None:
-        return rule
-    return WriteBudget(rule, options.writes_per_day * options.capacity)
+    if isinstance(options, DiskOptions) and options.writes_per_day is not None:
+        rule = WriteBudget(rule, options.writes_per_day * options.capacity)
+    return ThrashGuard(rule, options.capacity) if options.thrash_guard else rule

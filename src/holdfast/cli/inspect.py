@@ -172,6 +172,7 @@ def _tiers(status: Mapping[str, Any]) -> list[str]:
         f"{tier['records']} records, {tier['failures']} failures"
         for tier in _merged(status["tiers"])
     ]
+    lines += [_admission(rule) for rule in status["admission"]]
     lines += [_domain(domain) for domain in status["domains"]]
     hints, scrub = status["hints"], status["scrub"]
     lines.append(
@@ -186,6 +187,12 @@ def _tiers(status: Mapping[str, Any]) -> list[str]:
         for fault in status["faults"]
     ]
     return lines
+
+
+def _admission(rule: Mapping[str, Any]) -> str:
+    """Say what the rule of a tier goes by, and whether its door is shut."""
+    figures = [f"{name} {value:.4g}" for name, value in rule.items() if name != "tier"]
+    return f"  admit   {rule['tier']}: {', '.join(figures)}"
 
 
 def _domain(domain: Mapping[str, Any]) -> str:

@@ -18,6 +18,9 @@ _UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
+Admit = Literal["always", "second_touch", "reuse", "reuse_interval"]
+
+
 class Size(int):
     """A number of bytes, written as such or as text such as "64 GiB"."""
 
@@ -55,26 +58,30 @@ class CxlOptions(_Section, frozen=True, tag="cxl", tag_field="kind"):
     """A tier of CXL memory, in bytes; what lies there does not survive the node.
 
     `node`: the number of a NUMA node without processors, or "any": ordinary memory, to try it out;
-    or `device`: a DAX device, /dev/daxX.Y. `admit`: which blocks are copied to it.
+    or `device`: a DAX device, /dev/daxX.Y. `admit`: which blocks are copied to it. `thrash_guard`:
+    copy none for a while if they leave again unused.
     """
 
     capacity: Size
     node: int | Literal["any"] | None = None
     device: str = ""
-    admit: Literal["always", "second_touch", "reuse"] = "always"
+    admit: Admit = "reuse_interval"
+    thrash_guard: bool = True
 
 
 class DiskOptions(_Section, frozen=True, tag="disk", tag_field="kind"):
     """A disk tier: a folder of its own, the bytes it may use, and the size of its regions.
 
     `admit`: which blocks are written to it; `writes_per_day`: how often its capacity, at most.
+    `thrash_guard`: write none for a while if they leave again unused.
     `read_limit`: bytes a second that reading may take of the drive; all it gives if left out.
     """
 
     path: str
     capacity: Size
     region: Size | None = None
-    admit: Literal["always", "second_touch", "reuse"] = "always"
+    admit: Admit = "always"
+    thrash_guard: bool = False
     writes_per_day: float | None = None
     read_limit: Size | None = None
 

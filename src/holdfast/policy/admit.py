@@ -16,6 +16,8 @@ from collections.abc import Hashable, Mapping
 from typing import NamedTuple, Protocol
 
 DAY_S = 86_400.0
+USES_MAX = 4
+"""Uses of a block that make a difference: chances of another hardly change after that."""
 
 
 class Candidate(NamedTuple):
@@ -25,25 +27,38 @@ class Candidate(NamedTuple):
     group: Hashable
     nbytes: int
     domain: bytes = b""
+    uses: int = 1
+    """How often it was used since it came in, up to `USES_MAX`."""
 
 
 class Admission(Protocol):
-    """Whether blocks are worth a write; told of every use, asked before every write."""
+    """Whether blocks are worth a write; told of every use, asked before every write.
 
-    def used(self, name: bytes, group: Hashable) -> None:
-        """Note one use of a block, its first included; `group` is the class it is in from now."""
-        ...
+    A rule says what it minds; of the rest nothing is the answer.
+    """
+
+    def used(self, block: Candidate, now_s: float, *, at_hand: bool = False) -> None:
+        """Note one use of a block, its first included; its class is that from now on.
+
+        `at_hand`: a faster tier had it, so that this one could not have helped.
+        """
+        del block, now_s, at_hand
 
     def admit(self, block: Candidate, now_s: float) -> bool:
         """Return whether to write a block; True is taken for a write, False may be asked again."""
         ...
 
+    def gave_up(self, name: bytes, now_s: float) -> None:
+        """Note that the tier gave a block up to make room for others."""
+        del name, now_s
 
-class Always:
+    def figures(self) -> dict[str, float]:
+        """Return what people may want to know of the rule, by name."""
+        return {}
+
+
+class Always(Admission):
     """Take everything: right where space lasts and nothing wears, and where most comes back."""
-
-    def used(self, name: bytes, group: Hashable) -> None:
-        """Nothing: uses make no difference."""
 
     def admit(self, block: Candidate, now_s: float) -> bool:
         """Yes."""
@@ -51,7 +66,7 @@ class Always:
         return True
 
 
-class SecondTouch:
+class SecondTouch(Admission):
     """Take blocks at their second use within the last `names` to twice as many different ones.
 
     After the doorkeeper of Einziger et al., "TinyLFU: a highly efficient cache admission policy"
@@ -64,13 +79,13 @@ class SecondTouch:
         self._once = _Recent(names)
         self._twice = _Recent(names)
 
-    def used(self, name: bytes, group: Hashable) -> None:
+    def used(self, block: Candidate, now_s: float, *, at_hand: bool = False) -> None:
         """Note a use: the first that is known of, or a further one."""
-        del group
-        if name in self._once:
-            self._twice.add(name)
+        del now_s, at_hand
+        if block.name in self._once:
+            self._twice.add(block.name)
         else:
-            self._once.add(name)
+            self._once.add(block.name)
 
     def admit(self, block: Candidate, now_s: float) -> bool:
         """Whether the block was used twice."""
@@ -78,7 +93,7 @@ class SecondTouch:
         return block.name in self._twice
 
 
-class ReusePrediction:
+class ReusePrediction(Admission):
     """Take blocks of classes whose blocks come back: the chance is learnt per class.
 
     A sample of names is watched: used again before `watched` further ones came in, or not. A class
@@ -93,14 +108,16 @@ class ReusePrediction:
         self._watched: OrderedDict[bytes, Hashable] = OrderedDict()
         self._classes: dict[Hashable, _Class] = {}
 
-    def used(self, name: bytes, group: Hashable) -> None:
+    def used(self, block: Candidate, now_s: float, *, at_hand: bool = False) -> None:
         """Learn from one in `sample` names: it came back, and is watched anew."""
+        del now_s, at_hand
+        name = block.name
         if name[-1] % self._sample:
             return
         before = self._watched.pop(name, None)
         if before is not None:
             self._class(before).note(1.0)
-        self._watched[name] = group
+        self._watched[name] = block.group
         if len(self._watched) > self._watched_max:
             _, missed = self._watched.popitem(last=False)
             self._class(missed).note(0.0)
@@ -123,7 +140,7 @@ class ReusePrediction:
         return found
 
 
-class WriteBudget:
+class WriteBudget(Admission):
     """Let pass what another rule admits, thinned so that a day's writes stay within a budget.
 
     After the dynamic random admission of CacheLib's flash cache (Berg et al., "The CacheLib Caching
@@ -146,9 +163,17 @@ class WriteBudget:
         self.share = 1.0
         """Share of what the rule admits that is let through now."""
 
-    def used(self, name: bytes, group: Hashable) -> None:
+    def used(self, block: Candidate, now_s: float, *, at_hand: bool = False) -> None:
         """Tell the rule."""
-        self._rule.used(name, group)
+        self._rule.used(block, now_s, at_hand=at_hand)
+
+    def gave_up(self, name: bytes, now_s: float) -> None:
+        """Tell the rule."""
+        self._rule.gave_up(name, now_s)
+
+    def figures(self) -> dict[str, float]:
+        """Return the rule's, and the share of what it admits that is let through now."""
+        return {**self._rule.figures(), "share": self.share}
 
     def admit(self, block: Candidate, now_s: float) -> bool:
         """Whether the rule admits the block, the budget allows it, and the draw falls on it."""
@@ -184,7 +209,7 @@ class WriteBudget:
         self._turn += 1
 
 
-class PerDomain:
+class PerDomain(Admission):
     """Let pass what another rule admits, of some domains only as much as their own rule does.
 
     Inside the budget of a tier, not around it: a domain without budget left takes none of the
@@ -195,9 +220,17 @@ class PerDomain:
         self._rule = rule
         self._own = own
 
-    def used(self, name: bytes, group: Hashable) -> None:
+    def used(self, block: Candidate, now_s: float, *, at_hand: bool = False) -> None:
         """Tell the rule that all have in common."""
-        self._rule.used(name, group)
+        self._rule.used(block, now_s, at_hand=at_hand)
+
+    def gave_up(self, name: bytes, now_s: float) -> None:
+        """Tell the rule that all have in common."""
+        self._rule.gave_up(name, now_s)
+
+    def figures(self) -> dict[str, float]:
+        """Return those of the rule that all have in common."""
+        return self._rule.figures()
 
     def admit(self, block: Candidate, now_s: float) -> bool:
         """Whether the rule admits the block, and its domain's own does."""

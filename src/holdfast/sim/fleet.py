@@ -108,6 +108,8 @@ class Fleet:
                 entry = Entry.ON_EVICTION
             elif not rung.model.shared and above <= {"device"}:
                 entry = Entry.STORE
+            elif rung.kind == "cxl":
+                entry = Entry.RISING
             writer = Writer(rung.write_bytes_per_s, rung.model.write_wait_s)
             shelves.append(Shelf(rung.blocks, entry, self._rules(rung), writer))
         return shelves

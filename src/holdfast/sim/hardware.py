@@ -137,10 +137,11 @@ def _rung(tier: TierModel, profile: Profile, world: World, gpus: tuple[Gpu | Non
 
 def _medium(tier: TierModel, profile: Profile) -> Medium:
     medium = profile.medium(tier.medium or "")
-    if medium.tier != tier.kind:
+    wanted = "host" if tier.kind == "cxl" else tier.kind  # a tier of memory, both of them
+    if medium.tier != wanted:
         raise ConfigError(
             f"medium: {tier.medium!r} is for a {medium.tier} tier, not for {tier.kind}; "
-            f"use one of: {', '.join(n for n, m in profile.media.items() if m.tier == tier.kind)}"
+            f"use one of: {', '.join(n for n, m in profile.media.items() if m.tier == wanted)}"
         )
     return medium
 

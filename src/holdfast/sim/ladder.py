@@ -17,15 +17,15 @@ from holdfast.config.options import Size
 from holdfast.config.yaml_file import read_mapping
 from holdfast.errors import ConfigError
 
-Kind: TypeAlias = Literal["device", "host", "disk", "pool", "object"]
+Kind: TypeAlias = Literal["device", "host", "cxl", "disk", "pool", "object"]
 
-KINDS: tuple[Kind, ...] = ("device", "host", "disk", "pool", "object")
+KINDS: tuple[Kind, ...] = ("device", "host", "cxl", "disk", "pool", "object")
 SHARED: tuple[Kind, ...] = ("pool", "object")
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "kind": KINDS,
     "write": ("behind", "on_eviction"),
-    "admit": ("always", "second_touch", "reuse"),
+    "admit": ("always", "second_touch", "reuse", "reuse_interval"),
 }
 _AT = re.compile(r" - at `\$?\.?(.*)`$")
 
@@ -35,7 +35,7 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class TierModel(_Section, frozen=True):
-    """One modelled tier. A worker has its own device, host and disk; pool and object are shared.
+    """One modelled tier: a worker has its own device, host, cxl, disk; pool and object are shared.
 
     `medium` and `units` name what it is made of in the hardware profile; what is said beside them
     is as said. Speeds are bytes a second, shared fairly by all that is under way;
@@ -56,7 +56,10 @@ class TierModel(_Section, frozen=True):
     write: Literal["behind", "on_eviction"] = "behind"
     write_wait_s: float = 10.0
     policy: str | None = None
-    admit: Literal["always", "second_touch", "reuse"] = "always"
+    admit: Literal["always", "second_touch", "reuse", "reuse_interval"] | None = None
+    """None: as a node would, `reuse_interval` for cxl and `always` for the others."""
+    thrash_guard: bool | None = None
+    """None: as a node would, for cxl only."""
     writes_per_day: float | None = None
     """Times its capacity that may be written a day."""
 

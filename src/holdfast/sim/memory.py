@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from holdfast.blocks.world import World
 from holdfast.index.residency import NOT_HERE, Residency
-from holdfast.policy.admit import Admission, Candidate
+from holdfast.policy.admit import USES_MAX, Admission, Candidate
 from holdfast.policy.base import Eviction
 from holdfast.sim.link import Writer
 
@@ -32,6 +32,8 @@ class Entry(enum.Enum):
     """The store's first tier: what is saved, and what was brought from further down."""
     BEHIND = "behind"
     """What is saved, and what the tier above evicts and nobody below holds."""
+    RISING = "rising"
+    """What is saved, and what is brought from further down: memory, which does not wear."""
     ON_EVICTION = "on_eviction"
     """What the tier above evicts and nobody below holds."""
 
@@ -91,7 +93,7 @@ class Memory:
         self._parents: list[int] = []
         self._lengths: list[int] = []
         self._uses: list[int] = []
-        self._rules = [shelf.admission for shelf in shelves if shelf.admission]
+        self._rules = [(n, shelf.admission) for n, shelf in enumerate(shelves) if shelf.admission]
 
     def cover(self, keys: Sequence[bytes]) -> Reach:
         """Return how far the runs of these keys are held."""
@@ -140,7 +142,7 @@ class Memory:
         lengths = self._lengths
         self.pin(rows)
         if self._rules:
-            self._note_uses(rows)
+            self._note_uses(now_s, rows)
         for number, shelf in enumerate(self.shelves):
             column = self.index.places[number]
             shelf.eviction.touch(rows, now_s)
@@ -224,11 +226,13 @@ class Memory:
         shelf.held += fit
         shelf.peak = max(shelf.peak, shelf.held)
 
-    def _note_uses(self, rows: Sequence[int]) -> None:
+    def _note_uses(self, now_s: float, rows: Sequence[int]) -> None:
         for row in rows:
-            self._uses[row] += 1
-            for rule in self._rules:
-                rule.used(self._key(row), (0, self._uses[row]))
+            self._uses[row] = min(self._uses[row] + 1, USES_MAX)
+            block = self._candidate(row, self._lengths[row])
+            found = self.index.fastest(row)
+            for number, rule in self._rules:
+                rule.used(block, now_s, at_hand=NOT_HERE < found < number)
 
     def _admitted(
         self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]
@@ -238,13 +242,16 @@ class Memory:
         admitted = []
         for row, upto in wanted:
             blocks = upto - max(0, column[row])
-            group = (0, self._uses[row])
-            block = Candidate(self._key(row), group, blocks * self._world.record_bytes)
+            block = self._candidate(row, blocks)
             if shelf.admission is None or shelf.admission.admit(block, now_s):
                 admitted.append((row, upto))
             else:
                 shelf.declined += blocks
         return admitted
+
+    def _candidate(self, row: int, blocks: int) -> Candidate:
+        nbytes, uses = blocks * self._world.record_bytes, self._uses[row]
+        return Candidate(self._key(row), (0, uses), nbytes, uses=uses)
 
     def _make_room(self, now_s: float, number: int, blocks: int) -> int:
         """Evict until `blocks` fit; return how many do, since pinned rows stay."""
@@ -265,6 +272,8 @@ class Memory:
                 break
             shelf.eviction.remove(row)
             column[row] = NOT_HERE
+            if shelf.admission:
+                shelf.admission.gave_up(self._key(row), now_s)
             shelf.held -= held
             short -= held
             if falls:

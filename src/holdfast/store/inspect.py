@@ -32,6 +32,11 @@ def status(store: Core) -> dict[str, Any]:
             "incarnation": store.incarnation,
             "blocks": len(states.index),
             "tiers": [{"tier": name, **msgspec.to_builtins(usage)} for name, usage in usages],
+            "admission": [
+                {"tier": states.tier_name(tier), **figures}
+                for tier, rule in enumerate(states.rules.of, start=1)
+                if (figures := rule.figures())
+            ],
             "domains": _domains(store),
             "leases": len(states.leases),
             "tickets": len(states.tickets),

@@ -16,11 +16,11 @@ from typing import NamedTuple
 from holdfast.blocks.world import World
 from holdfast.clock import Clock
 from holdfast.errors import Outcome
-from holdfast.index.residency import Residency
-from holdfast.policy.admit import Admission, Always, Candidate
+from holdfast.index.residency import NOT_HERE, Residency
 from holdfast.policy.base import Eviction
 from holdfast.store.asking import Asking
 from holdfast.store.fill import Fill
+from holdfast.store.rules import Rules
 from holdfast.store.sealing import Sealing
 from holdfast.tiers.base import NOWHERE, Fleeting, Place, Shared, Tier
 from holdfast.tiers.host import NAMELESS, HostTier
@@ -29,10 +29,6 @@ HOST = 0
 QUARANTINE_NOTES = 256
 PUBLIC_SHARE = 0.25
 """The public domain may take this share of memory; what finds no room there is not published."""
-
-_SECOND = 2
-_USES_MAX = 4
-"""Uses of a block that make a difference: chances of another hardly change after that."""
 
 
 class Ticket(NamedTuple):
@@ -94,10 +90,7 @@ class States:
         self.loading: dict[int, threading.Event] = {}
         self.leaving: dict[int, list[Place]] = {}
         self.waiting: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in lower]
-        self.admissions: list[Admission] = [Always() for _ in lower]
-        self.budgets: list[dict[bytes, Admission]] = [{} for _ in lower]
-        self._uses = bytearray()
-        self._choosy = False
+        self.rules = Rules(self.index, clock, len(lower))
         self.hints: OrderedDict[bytes, int] = OrderedDict()
         self.asking = Asking()
         self.unwanted: set[int] = set()
@@ -215,32 +208,13 @@ class States:
     def enter_new(self, rows: list[int]) -> None:
         """Tell policy and rules of rows that were just saved into the host tier, chain order."""
         self.enter_host(rows)
-        self.note_uses(rows)
+        self._note_uses(rows, [NOT_HERE] * len(rows))
 
     def touch(self, rows: Sequence[int]) -> None:
         """Tell the eviction policy of one use of these rows, a chain's leading ones, in order."""
         self.eviction.touch(rows, self.clock.now())
-        self.note_uses(rows)
-
-    def note_uses(self, rows: Sequence[int]) -> None:
-        """Tell the rules of admission of a use of each row, its first included."""
-        if not self._choosy:
-            return
-        uses, missing = self._uses, len(self.index.keys) - len(self._uses)
-        uses.extend(bytes(max(missing, 0)))
-        for row in rows:
-            uses[row] = min(uses[row] + 1, _USES_MAX)
-            key, group = self.index.keys[row], self._group(row)
-            if key is not None:
-                for admission in self.admissions:
-                    admission.used(key, group)
-            if uses[row] == _SECOND and self.saved_below(row) and self.index.places[HOST][row] >= 0:
-                self.line_up(row)  # saved on one tier it leaves memory without asking the others
-
-    def choose(self, tier: int, admission: Admission) -> None:
-        """Have a rule asked before blocks are written to a lower tier; 1 is the first of them."""
-        self.admissions[tier - 1] = admission
-        self._choosy = True
+        if self.rules.choosy:
+            self._note_uses(rows, [self.index.fastest(row) for row in rows])
 
     def vacate(self, row: int, tier: int) -> None:
         """Take a row off one tier; its place there is free at once, or with its last reader."""
@@ -270,6 +244,7 @@ class States:
         row = self.index.find(key)
         if row >= 0 and self.index.places[tier][row] == place:
             world = self.index.world(row)
+            self.rules.gave_up(key, tier)
             self.fill.give(tier, world.domain, world.record_bytes)
             self.index.places[tier][row] = NOWHERE
             self._settle(row)
@@ -292,17 +267,17 @@ class States:
 
         None named are all below the host.
         """
-        if not tiers and not self._choosy:
+        if not tiers and not self.rules.choosy:
             self.write_through([row])
             return True
-        key, now_s = self.index.keys[row], self.clock.now()
+        key = self.index.keys[row]
         if key is None:
             return False
         wanted = False
         for tier in tiers or range(1, len(self.index.places)):
-            line, admission = self.waiting[tier - 1], self.admissions[tier - 1]
-            if key not in line and self.index.places[tier][row] == NOWHERE:
-                if not admission.admit(self._candidate(key, row), now_s):
+            line = self.waiting[tier - 1]
+            if key not in line and not self.lies(row, tier):
+                if not self.rules.admits(row, tier):
                     continue
                 line[key] = None
             wanted = True
@@ -313,15 +288,10 @@ class States:
 
         A domain's own write budget holds for these too.
         """
-        now_s = self.clock.now()
         for row in rows:
             key = self.index.keys[row]
-            if key is None:
-                continue
-            block = self._candidate(key, row)
-            for line, budgets in zip(self.waiting, self.budgets, strict=True):
-                budget = budgets.get(block.domain)
-                if budget is None or key in line or budget.admit(block, now_s):
+            for tier, line in enumerate(self.waiting, start=1):
+                if key is not None and (key in line or self.rules.affords(row, tier)):
                     line[key] = None
 
     def unwritten(self) -> int:
@@ -375,13 +345,10 @@ class States:
         self.host(world).free(places)
         self.fill.give(HOST, world.domain, len(places) * world.record_bytes)
 
-    def _candidate(self, key: bytes, row: int) -> Candidate:
-        world = self.index.world(row)
-        return Candidate(key, self._group(row), world.record_bytes, world.domain)
-
-    def _group(self, row: int) -> tuple[int, int]:
-        """Return the class of a block: its world, and how often it was used since it came in."""
-        return self.index.world_number(row), self._uses[row] if row < len(self._uses) else 0
+    def _note_uses(self, rows: Sequence[int], at: Sequence[int]) -> None:
+        for row in self.rules.note(rows, at):
+            if self.saved_below(row) and self.lies(row, HOST):
+                self.line_up(row)  # saved on one tier it leaves memory without asking the others
 
     def _settle(self, row: int) -> None:
         key, tier = self.index.keys[row], self.index.fastest(row)
@@ -389,8 +356,7 @@ class States:
             return
         if tier == NOWHERE:
             self.index.drop(row)
-            if row < len(self._uses):
-                self._uses[row] = 0
+            self.rules.forget(row)
             self.eviction.forget(row)
         elif tier in self.shared:  # nobody says when it goes from there
             self.hints[key] = tier
