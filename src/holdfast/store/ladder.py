@@ -17,6 +17,7 @@ from typing import NamedTuple
 from holdfast.blocks.world import World
 from holdfast.errors import Outcome
 from holdfast.failpoints import reach
+from holdfast.limits import MIB
 from holdfast.store.descent import Descent
 from holdfast.store.fair_pool import Errand, FairPool, Turn
 from holdfast.store.judgement import Judgement
@@ -25,11 +26,12 @@ from holdfast.store.room import make_room
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Get, Place, Shared
 
-WAVE_BLOCKS = 8
-"""Blocks that climb together: enough to fill the device's queue, few enough to overlap."""
+WAVE_BYTES = 8 * MIB
+"""Blocks that climb together make this up: few system calls, and soon one to verify or to open."""
 
-WAVES_AT_ONCE = 2
-"""Per tier: one is read while the other is verified. A domain that has none may begin a third."""
+WAVES_AT_ONCE = 4
+"""Per tier: the others fill the device's queue while one is verified or opened, which keeps the
+interpreter. A domain that has none may begin a fifth."""
 
 
 _log = logging.getLogger("holdfast.store")
@@ -109,10 +111,11 @@ class Ladder:
         """
         domain, share = world.domain, self._states.fill.share(world.domain)
         started: list[Wave] = []
+        blocks = -(-WAVE_BYTES // world.record_bytes)
         for tier, group in itertools.groupby(climbs, key=lambda climb: climb.tier):
             run = list(group)
-            for at in range(0, len(run), WAVE_BLOCKS):
-                wave = run[at : at + WAVE_BLOCKS]
+            for at in range(0, len(run), blocks):
+                wave = run[at : at + blocks]
                 nbytes = len(wave) * world.record_bytes
                 self._judgement.asked(tier, nbytes, domain)
                 work = partial(self._climb, world, tier, wave)
