@@ -30,7 +30,7 @@ def node():
         undo.callback(store.close)
         store.take_foreign()
         store.start()
-        service = Service(store, Limits(handshake_s=5.0, body_s=2.0))
+        service = Service(store, Limits(handshakes=16, handshake_s=5.0, body_s=2.0))
         undo.callback(service.close)
         listener = bind("tcp://127.0.0.1:0")
         address = address_of(listener)
@@ -69,6 +69,20 @@ def test_a_system_without_threads_to_spare_turns_one_away_and_the_next_is_served
     monkeypatch.undo()
     assert node.target.put(RECORDS[:1], 5) == [Outcome.OK]
     assert node.service.status()["turned_away"] == 1
+
+
+def test_one_host_does_not_keep_the_others_at_the_door(node):
+    silent = [socket.create_connection(tcp_endpoint(node.address)) for _ in range(13)]
+    until_s = time.monotonic() + 5
+    while node.service.status()["turned_away"] < 1 and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert node.service.status()["turned_away"] == 1
+    with socket.socket() as other:
+        other.bind(("127.0.0.2", 0))
+        other.connect(tcp_endpoint(node.address))
+        assert other.recv(16)
+    for raw in silent:
+        raw.close()
 
 
 @pytest.mark.parametrize("said", [{"type": "join\nFAKE"}, {"type": "status", "\n" + "a" * 9999: 1}])

@@ -15,7 +15,7 @@ from holdfast.limits import IN_FLIGHT_MAX
 from holdfast.wire import messages as m
 from holdfast.wire.client import Client
 from holdfast.wire.frame import encode, reply_reader
-from holdfast.wire.server import Server
+from holdfast.wire.server import Peer, Server
 
 HELLO = m.Hello(m.PROTOCOL, "test")
 
@@ -249,6 +249,34 @@ def test_too_many_connections_are_turned_away_until_one_ends(running):
     assert [client.call(m.Release(1), 5) for client in clients] == [m.Committed(1)] * 2
     for client in clients:
         client.close()
+
+
+def test_no_other_user_takes_all_connections(running, monkeypatch):
+    server = running(connections_max=8)
+    monkeypatch.setattr("holdfast.wire.server._peer", lambda _: Peer(1, 4321))
+    clients = [Client(server.address, HELLO, 5) for _ in range(2)]
+    with pytest.raises(RefusedError, match="2 connections of user 4321 are served already"):
+        Client(server.address, HELLO, 5)
+    monkeypatch.undo()
+    clients += [Client(server.address, HELLO, 5) for _ in range(6)]
+    for client in clients:
+        client.close()
+    until(lambda: server.server.counters.connections == 0)
+    assert not server.server._users
+
+
+def test_a_session_that_fails_to_open_is_told_so_and_takes_no_place(running):
+    def fail(_hello, _peer):
+        raise MemoryError("no arena")
+
+    server = running(connections_max=1)
+    server.server._welcoming, welcoming = fail, server.server._welcoming
+    for _ in range(3):
+        with pytest.raises(RefusedError, match="the node failed: MemoryError: no arena; see its"):
+            Client(server.address, HELLO, 5)
+    server.server._welcoming = welcoming
+    until(lambda: server.server.counters.connections == 0)
+    Client(server.address, HELLO, 5).close()
 
 
 def test_a_peer_that_asks_too_much_at_once_is_not_read_from(running):

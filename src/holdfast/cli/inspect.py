@@ -87,8 +87,8 @@ def _audit(args: argparse.Namespace) -> int:
         found = check(Path(config.audit_file))
     except OSError as error:
         raise ConfigError(
-            f"audit: {config.audit_file!r} can not be read: {error.strerror}; it is made with the "
-            "first domain that has a key of its own"
+            f"audit: {config.audit_file!r} can not be read: {error.strerror}; it begins when "
+            "the first domain gets a data key, or a peer is turned away"
         ) from error
     if args.json:
         write_json({"file": config.audit_file, **found._asdict()}, args.json)

@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from typing import NamedTuple
 
 from holdfast.errors import BusyError, ConfigError, ProtocolError, RefusedError
@@ -25,6 +26,9 @@ from holdfast.wire.messages import Refused
 from holdfast.wire.stream import Deadline, PlainStream, Stream, seal, tune
 from holdfast.wire.target_messages import TARGET_PROTOCOL, Challenge, Join, Joined
 from holdfast.wire.token import Claims, check, nonce, prove, proves
+
+HOST_SHARE = 0.75
+"""How many of the connections that have not joined yet one host may have."""
 
 _BACKLOG = 512
 _ACCEPT_REST_S = 0.1
@@ -77,7 +81,7 @@ class TargetServer:
         self._lock = threading.Lock()
         self._peers: dict[socket.socket, Stream | None] = {}
         self._threads: set[threading.Thread] = set()
-        self._joining = 0
+        self._joining = Counter[str]()
         self._closing = False
         self._acceptor = threading.Thread(target=self._accept, name="holdfast-accept", daemon=True)
 
@@ -122,26 +126,27 @@ class TargetServer:
         with self._lock:
             too_many = (
                 len(self._peers) >= self._limits.connections
-                or self._joining >= self._limits.handshakes
+                or self._joining.total() >= self._limits.handshakes
+                or self._joining[peer.host] >= HOST_SHARE * self._limits.handshakes
             )
             if self._closing or too_many:
                 return False
             self._peers[connected] = None
-            self._joining += 1
+            self._joining[peer.host] += 1
             self._service.counters.connections = len(self._peers)
             thread = threading.Thread(
                 target=self._serve, args=(connected, peer), name="holdfast-peer", daemon=True
             )
             self._threads.add(thread)
-        return self._begin(thread, connected)
+        return self._begin(thread, connected, peer)
 
-    def _begin(self, thread: threading.Thread, connected: socket.socket) -> bool:
+    def _begin(self, thread: threading.Thread, connected: socket.socket, peer: HostPort) -> bool:
         """Start a connection's thread; whether the system lets us have one more."""
         try:
             thread.start()
         except RuntimeError as error:  # the limit of processes, or of memory for stacks
             _log.warning("a connection is turned away: %s; raise the limit of threads", error)
-            self._left_the_door()
+            self._left_the_door(peer)
             self._forget(connected, thread)
             return False
         return True
@@ -157,7 +162,7 @@ class TargetServer:
                 self._peers[connected] = stream
             session = self._join(stream, deadline)
             joined = True
-            self._left_the_door()
+            self._left_the_door(peer)
             with contextlib.closing(session):
                 session.serve()
         except ConnectionError as error:
@@ -168,7 +173,7 @@ class TargetServer:
                 self._service.store.audit.deny(f"host {peer.host}", why)
         finally:
             if not joined:
-                self._left_the_door()
+                self._left_the_door(peer)
             if why:
                 self._service.counters.protocol_errors += 1
                 _log.warning("connection ended peer=%s:%d: %s", *peer, why)
@@ -177,9 +182,11 @@ class TargetServer:
                 stream.close()
             connected.close()
 
-    def _left_the_door(self) -> None:
+    def _left_the_door(self, peer: HostPort) -> None:
         with self._lock:
-            self._joining -= 1
+            self._joining[peer.host] -= 1
+            if not self._joining[peer.host]:
+                del self._joining[peer.host]
 
     def _forget(self, connected: socket.socket, thread: threading.Thread) -> None:
         with self._lock:

@@ -10,15 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import struct
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NamedTuple, Protocol, cast
 
 from holdfast.errors import HoldfastError, ProtocolError, RefusedError
 from holdfast.limits import CONNECTIONS_MAX, HANDSHAKE_S, IN_FLIGHT_MAX
 from holdfast.wire.frame import CONNECTION_ID, FrameReader, encode, request_reader
 from holdfast.wire.messages import PROTOCOL, Hello, Refused, Reply, Request, Welcome
+
+USER_SHARE = 0.25
+"""How many of the connections another user than the node's may have."""
 
 _UCRED = struct.Struct("=iII")
 _log = logging.getLogger(__name__)
@@ -83,6 +89,7 @@ class Server:
         self._handshake_s = handshake_s
         self._connections: set[Connection] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._users = Counter[int]()
 
     async def serve(self) -> None:
         """Accept until cancelled; a single bad connection never ends it."""
@@ -90,16 +97,18 @@ class Server:
         while True:
             try:
                 connected, _ = await loop.sock_accept(self._listener)
+                peer = _peer(connected)
             except OSError as error:
                 _log.warning("accept failed: %s", error)
                 await asyncio.sleep(0.1)  # out of descriptors: give sessions time to end
                 continue
             self.counters.accepted += 1
-            if self.counters.connections >= self._connections_max:
-                self._turn_away(connected)
+            if full := self._full(peer):
+                self._turn_away(connected, full)
                 continue
             self.counters.connections += 1
-            task = loop.create_task(self._shake_hands(connected))
+            self._users[peer.uid] += 1
+            task = loop.create_task(self._shake_hands(connected, peer))
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
 
@@ -111,30 +120,40 @@ class Server:
         for connection in list(self._connections):
             connection.end()
 
-    def _turn_away(self, connected: socket.socket) -> None:
+    def _full(self, peer: Peer) -> str:
+        """Return why there is no room for one more, empty if there is."""
+        most = int(USER_SHARE * self._connections_max)
+        if self.counters.connections >= self._connections_max:
+            return f"{self._connections_max} connections are served already; close some, or wait"
+        if peer.uid not in (os.geteuid(), 0) and self._users[peer.uid] >= most:
+            return f"{most} connections of user {peer.uid} are served already; close some, or wait"
+        return ""
+
+    def _turn_away(self, connected: socket.socket, message: str) -> None:
         self.counters.refused += 1
-        message = f"{self._connections_max} connections are served already; close some, or wait"
         with connected, contextlib.suppress(OSError, ProtocolError):
             _send_now(connected, CONNECTION_ID, Refused(message))
 
-    async def _shake_hands(self, connected: socket.socket) -> None:
+    async def _shake_hands(self, connected: socket.socket, peer: Peer) -> None:
         try:
             async with asyncio.timeout(self._handshake_s):
                 reader, hello_id, hello = await self._listen(connected)
-            session = self._open(hello, _peer(connected))
         except TimeoutError:
-            self._drop(connected, f"no hello within {self._handshake_s:g} s")
+            self._drop(connected, peer, f"no hello within {self._handshake_s:g} s")
             return
         except (ProtocolError, OSError) as error:
-            self._drop(connected, str(error))
+            self._drop(connected, peer, str(error))
             return
-        except HoldfastError as error:
+        try:
+            session = self._open(hello, peer)
+        except Exception as error:  # noqa: BLE001  # one bad hello never costs a connection's place
+            refused = _refusal(error)
             self.counters.refused += 1
             with contextlib.suppress(OSError, ProtocolError):
-                _send_now(connected, hello_id, Refused(str(error)))
-            self._drop(connected, f"{hello.peer[:80]!r} refused: {error}")
+                _send_now(connected, hello_id, refused)
+            self._drop(connected, peer, f"{hello.peer[:80]!r} refused: {refused.message}")
             return
-        connection = Connection(session, reader, self.counters, self._connections.discard)
+        connection = Connection(session, reader, self.counters, partial(self._ended, peer))
         self._connections.add(connection)
         try:
             _send_now(connected, hello_id, session.welcome, session.arena_fd)
@@ -144,8 +163,18 @@ class Server:
             connected.close()
             connection.connection_lost(None)
 
-    def _drop(self, connected: socket.socket, why: str) -> None:
+    def _ended(self, peer: Peer, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._leave(peer)
+
+    def _leave(self, peer: Peer) -> None:
         self.counters.connections -= 1
+        self._users[peer.uid] -= 1
+        if not self._users[peer.uid]:
+            del self._users[peer.uid]
+
+    def _drop(self, connected: socket.socket, peer: Peer, why: str) -> None:
+        self._leave(peer)
         self.counters.protocol_errors += 1
         _log.warning("no session: %s", why)
         connected.close()
@@ -204,7 +233,6 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
         self._transport = None
-        self._counters.connections -= 1
         self._ended(self)
         self._session.ended()
 
@@ -279,10 +307,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _refusal(self, error: Exception) -> Refused:
         self._counters.refused += 1
-        if isinstance(error, HoldfastError):
-            return Refused(str(error))
-        _log.error("request failed", exc_info=error)
-        return Refused(f"the node failed: {type(error).__name__}: {error}; see its log")
+        return _refusal(error)
 
     def _write(self, request_id: int, reply: Reply) -> None:
         if self._transport is None or self._transport.is_closing():
@@ -292,6 +317,14 @@ class Connection(asyncio.BufferedProtocol):
         except ProtocolError as error:
             frame = encode(request_id, self._refusal(error))
         self._transport.write(frame)
+
+
+def _refusal(error: Exception) -> Refused:
+    """Return what a peer is told; what is our own fault goes to the log, too."""
+    if isinstance(error, HoldfastError):
+        return Refused(str(error))
+    _log.error("request failed", exc_info=error)
+    return Refused(f"the node failed: {type(error).__name__}: {error}; see its log")
 
 
 def _peer(connected: socket.socket) -> Peer:
