@@ -7,7 +7,8 @@ from concurrent.futures import wait
 
 import pytest
 
-from holdfast.store.fair_pool import Errand, FairPool, Turn
+from holdfast.policy.turns import Errand, Turn
+from holdfast.store.fair_pool import FairPool
 
 FLOOD, VICTIM = b"flood", b"victim"
 

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from holdfast.wire.stream import Deadline, PlainStream, Progress
+from holdfast.wire.credentials import client_context, server_context
+from holdfast.wire.stream import Deadline, PlainStream, Progress, seal
 
 MIB = 1 << 20
 
@@ -63,6 +64,53 @@ def test_a_send_nobody_takes_ends_at_its_deadline(ends):
     with pytest.raises(TimeoutError):
         near.send([bytes(64 * MIB)], Deadline.within(0.2))
     assert 0.19 < time.monotonic() - start_s < 1.5
+
+
+class Short:
+    """A pace of many short calls, without an end; counts those in which nothing moved."""
+
+    def __init__(self):
+        self.stalls = -1
+
+    def seconds(self, moved):
+        self.stalls += not moved
+        return 0.01
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_send_cut_into_short_calls_loses_and_repeats_nothing(ends, tmp_path, sealed):
+    near, far = ends[0], PlainStream(ends[1])
+    if sealed:
+        near, far = sealed_ends(ends, tmp_path)
+    sent, pace = random.Random(2).randbytes(24 * MIB), Short()
+    parts = [memoryview(sent)[i : i + 5 * MIB] for i in range(0, len(sent), 5 * MIB)]
+    thread = beside(near.send, parts, pace)
+    end = time.monotonic() + 20
+    while pace.stalls < 3:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert not near.drains(0.0)
+    (into,) = parts_of([len(sent)])
+    far.receive([into], Deadline.within(60))
+    thread.join()
+    assert into == sent
+    assert near.drains(10.0)
+    if sealed:
+        near.close()
+        far.close()
+
+
+def sealed_ends(ends, folder):
+    pytest.importorskip("cryptography")
+    from holdfast.rig.certificates import Authority
+
+    files = Authority(folder).issue("peer", "127.0.0.1")
+    sealed = []
+    raw = ends[0]._socket
+    thread = beside(lambda: sealed.append(seal(raw, server_context(files), Deadline.within(20))))
+    far = seal(ends[1], client_context(files), Deadline.within(20), "127.0.0.1")
+    thread.join()
+    return sealed[0], far
 
 
 def test_a_trickle_is_given_up(ends):

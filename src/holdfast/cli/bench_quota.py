@@ -23,8 +23,8 @@ from holdfast.errors import ConfigError
 from holdfast.limits import MIB
 from holdfast.node.threads import Threads
 from holdfast.policy.shares import Quota
+from holdfast.policy.turns import Turn
 from holdfast.rig.report import Row
-from holdfast.store.fair_pool import Turn
 from holdfast.store.states import HOST
 from holdfast.store.store import Store
 from holdfast.tiers.disk import DiskTier

@@ -35,8 +35,8 @@ from holdfast.node.bounds import (
 from holdfast.node.recorder import Asked, Recorder
 from holdfast.node.threads import OPERATOR, Threads, run, take_turn
 from holdfast.node.users import Users
+from holdfast.policy.turns import Turn
 from holdfast.store.cover import Judged, Prompt
-from holdfast.store.fair_pool import Turn
 from holdfast.store.judgement import Ending, Engine, Step
 from holdfast.store.store import Store
 from holdfast.wire import messages as m

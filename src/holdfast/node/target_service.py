@@ -21,7 +21,9 @@ from holdfast.limits import (
     PACE_BYTES,
     PACE_S,
 )
-from holdfast.store.fair_pool import Errand, FairPool, Turn
+from holdfast.node.outgoing import Kept, Line
+from holdfast.policy.turns import Errand, Turn
+from holdfast.store.fair_pool import FairPool
 from holdfast.store.store import Store
 from holdfast.wire.nixl import Agent
 from holdfast.wire.stream import Progress
@@ -36,6 +38,7 @@ LEASED_SHARE = 0.25
 _STAGE_S = 60.0
 _DISCARD_BYTES = 2 * MIB
 _RECEIVING_SHARE = 0.5
+_SENDING_SHARE = 0.5
 _log = logging.getLogger(__name__)
 
 
@@ -86,6 +89,10 @@ class Service:
         self._receiving: Counter[bytes] = Counter()
         self._leased_most = int(LEASED_SHARE * store.host_bytes)
         self._leases: list[tuple[float, int]] = []
+        self.kept = Kept(int(_SENDING_SHARE * store.host_bytes))
+        """Memory of records on their way out."""
+        self.line = Line()
+        """The way out."""
         self._discard = memoryview(bytearray(_DISCARD_BYTES))
         self._stagers = FairPool(STAGE_THREADS, 1, "holdfast-stage")
         self._staged: Counter[bytes] = Counter()
@@ -159,8 +166,8 @@ class Service:
         return blocks
 
     def status(self) -> dict[str, int]:
-        """Return the counters."""
-        return dict(vars(self.counters))
+        """Return the counters, and the bytes in memory that are being sent."""
+        return {**vars(self.counters), "sending_bytes": self.kept.total()}
 
     def close(self) -> None:
         """Wait for what is being staged."""

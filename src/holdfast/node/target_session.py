@@ -29,7 +29,9 @@ from holdfast.limits import (
 )
 from holdfast.node.target_reach import Reach
 from holdfast.node.target_service import Service
+from holdfast.policy.turns import Turn
 from holdfast.store.adopt import Berth
+from holdfast.store.fetch import Fetched
 from holdfast.store.store import Store
 from holdfast.wire import target_messages as m
 from holdfast.wire.frame import HEADER_BYTES, Head, encode, plain, read_head
@@ -41,6 +43,7 @@ from holdfast.wire.token import CLOCK_SKEW_S, Claims, Verb
 LEASE_TTL_S_MAX = 300.0
 _CLIMB_S = 5.0
 _BODY_ROOM_BYTES = 64 << 10
+_TOO_MUCH = "as much of this domain is being sent as may be; take it, or ask later"
 
 T = TypeVar("T")
 _DECODER = msgspec.msgpack.Decoder(m.TargetRequest)
@@ -54,6 +57,16 @@ class Asked(NamedTuple):
     message: m.TargetRequest
     request_id: int
     payload_bytes: int
+
+
+class _Order(NamedTuple):
+    """Blocks that a peer wants: where their records go (empty: behind the answer), whose turn."""
+
+    asked: Asked
+    spans: bytes
+    world: World
+    keys: Sequence[bytes]
+    turn: Turn
 
 
 class Inbox:
@@ -186,35 +199,67 @@ class TargetSession:
             self._store.release(lent.lease)
 
     def _get(self, asked: Asked, request: m.Get) -> None:
+        store, kept = self._store, self._service.kept
         try:
             self._check_may(request)
-            world, keys = _named(request)
             if not 0 <= request.deadline_s <= DEADLINE_S_MAX:
                 raise ProtocolError(
                     f"get.deadline_s: {request.deadline_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
                 )
-            most = FRAME_PAYLOAD_BYTES_MAX // world.record_bytes
-            lent = self._store.lend(world, keys[:most], request.deadline_s)
+            order = self._order(asked, request)
         except Exception as error:  # noqa: BLE001  # one bad request never ends a target
             self._reply(asked, self._refusal(error))
             return
+        late_at = store.clock.now() + request.deadline_s
+        if not kept.take(order.turn, request.deadline_s):
+            self._reply(asked, m.Records(0, Outcome.LATE, _TOO_MUCH, self._service.epoch))
+            return
         try:
-            # A slow peer may take its time, at its pace: the slots are not reused under it.
-            places = lent.places if self._store.keep(lent.lease) else []
-            records = self._store.outgoing(world, places)
-            outcome = lent.outcome if len(records) == len(lent.places) else Outcome.LATE
-            reason = "" if outcome is Outcome.OK else lent.reason
-            reply = m.Records(len(records), outcome, reason, self._service.epoch)
-            nbytes = len(records) * world.record_bytes
-            if request.spans:
-                self._reached().deliver(request.spans, records)
-                self._reply(asked, reply)
-            else:
-                frame = self._frame(asked, reply, nbytes)
-                self._stream.send([frame, *records], self._service.pace())
-            self._service.counters.sent_bytes += nbytes
+            self._lend(order, max(0.0, late_at - store.clock.now()))
+        finally:
+            kept.give(order.turn)
+
+    def _order(self, asked: Asked, request: m.Get) -> _Order:
+        world, keys = _named(request)
+        held = self._store.cover(world, keys).blocks
+        blocks = min(FRAME_PAYLOAD_BYTES_MAX // world.record_bytes, held)
+        turn = Turn(world.domain, blocks * world.record_bytes, self._store.share(world.domain))
+        return _Order(asked, request.spans, world, keys[:blocks], turn)
+
+    def _lend(self, order: _Order, within_s: float) -> None:
+        """Send what of an order is there in time."""
+        try:
+            lent = self._store.lend(order.world, order.keys, within_s)
+        except Exception as error:  # noqa: BLE001  # one bad request never ends a target
+            self._reply(order.asked, self._refusal(error))
+            return
+        try:
+            self._send(order, lent)
         finally:
             self._store.release(lent.lease)
+
+    def _send(self, order: _Order, lent: Fetched) -> None:
+        """Send what was lent, which stays where it is meanwhile."""
+        asked, world, line = order.asked, order.world, self._service.line
+        # A slow peer may take its time, at its pace: the slots are not reused under it.
+        places = lent.places if self._store.keep(lent.lease) else []
+        records = self._store.outgoing(world, places)
+        outcome = lent.outcome if len(records) == len(lent.places) else Outcome.LATE
+        reason = "" if outcome is Outcome.OK else lent.reason
+        reply = m.Records(len(records), outcome, reason, self._service.epoch)
+        nbytes = len(records) * world.record_bytes
+        turn = order.turn._replace(cost=nbytes)
+        if order.spans:
+            line.enter(turn)
+            try:
+                self._reached().deliver(order.spans, records)
+            finally:
+                line.leave(turn)
+            self._reply(asked, reply)
+        else:
+            frame = self._frame(asked, reply, nbytes)
+            line.send(self._stream, [frame, *records], turn, self._service.pace())
+        self._service.counters.sent_bytes += nbytes
 
     def _put(self, request: m.Put, payload_bytes: int) -> m.TargetReply:
         headers = _headers(request.headers)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from holdfast.store.fair_pool import FairPool, Turn
+from holdfast.policy.turns import Turn
+from holdfast.store.fair_pool import FairPool
 
 FETCH_THREADS = 8
 SAVE_THREADS = 4

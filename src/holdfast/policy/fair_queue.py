@@ -102,20 +102,42 @@ class FairQueue(Generic[T]):
         flow = self._next(flows)
         line = self._waiting[flow]
         work = line.popleft()
-        self._position[flow] += work.cost / work.share
-        self._foremost = max(self._foremost, self._position[flow])
-        self._numbers += 1
-        self._last_turn[flow] = self._numbers
         if not line:
             del self._waiting[flow]
-            self._forget()
-        if not self._waiting:  # nobody waits, so nobody has to make up for anything
-            self._now = max(self._now, self._foremost)
-        self._past.note(self._now, work.cost)
+        self._numbers += 1
+        self._last_turn[flow] = self._numbers
+        self._serve(flow, work.cost, work.share)
         return flow, work.item
 
+    def pass_by(self, flow: Hashable, cost: float, terms: Terms = USUAL) -> None:
+        """Count work that is done at once, as nobody waits: `put` and `take` in one."""
+        self._position[flow] = start = self._start(flow, terms)
+        self._now = max(self._now, start)
+        self._serve(flow, cost, terms.share)
+
+    def _serve(self, flow: Hashable, cost: float, share: float) -> None:
+        self._position[flow] += cost / share
+        self._foremost = max(self._foremost, self._position[flow])
+        if not self._waiting:  # nobody waits, so nobody has to make up for anything
+            self._now = max(self._now, self._foremost)
+        self._past.note(self._now, cost)
+        self._forget()
+
+    def head(self, flow: Hashable) -> T:
+        """Return what a flow that waits has next."""
+        return self._waiting[flow][0].item
+
+    def withdraw(self, flow: Hashable, unwanted: Callable[[T], bool]) -> None:
+        """Take a flow's work off the line that nobody wants any more."""
+        line = self._waiting.get(flow, deque())
+        rest = deque(work for work in line if not unwanted(work.item))
+        if rest:
+            self._waiting[flow] = rest
+        else:
+            self._waiting.pop(flow, None)
+
     def refund(self, flow: Hashable, cost: float, share: float) -> None:
-        """Take work for not done that a flow was given last: it was of no use any more."""
+        """Take so much of the work that a flow was given for not done."""
         if flow in self._position:
             self._position[flow] -= cost / share
 

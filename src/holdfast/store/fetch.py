@@ -18,9 +18,9 @@ from holdfast.errors import Outcome
 from holdfast.index.residency import Coverage
 from holdfast.plan.cost import TierEstimate
 from holdfast.plan.planner import Question
+from holdfast.policy.turns import Errand
 from holdfast.store.core import Core
 from holdfast.store.cover import sources
-from holdfast.store.fair_pool import Errand
 from holdfast.store.ladder import Wave
 from holdfast.store.room import slots
 from holdfast.store.states import HOST, States

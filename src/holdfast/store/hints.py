@@ -14,9 +14,9 @@ from holdfast.errors import BlockError
 from holdfast.plan.planner import Question
 from holdfast.plan.prestage import begin_in_s
 from holdfast.policy.base import NEVER
+from holdfast.policy.turns import Errand
 from holdfast.store.adopt import lease
 from holdfast.store.core import Core
-from holdfast.store.fair_pool import Errand
 from holdfast.store.fetch import lend
 from holdfast.store.wishes import Chain, Staging
 

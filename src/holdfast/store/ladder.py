@@ -18,8 +18,9 @@ from holdfast.blocks.world import World
 from holdfast.errors import Outcome
 from holdfast.failpoints import reach
 from holdfast.limits import MIB
+from holdfast.policy.turns import Errand, Turn
 from holdfast.store.descent import Descent
-from holdfast.store.fair_pool import Errand, FairPool, Turn
+from holdfast.store.fair_pool import FairPool
 from holdfast.store.judgement import Judgement
 from holdfast.store.rewrite import rewrite_strays
 from holdfast.store.room import make_room

@@ -21,6 +21,7 @@ from holdfast.errors import Outcome
 from holdfast.plan.planner import Planner
 from holdfast.policy.base import Eviction
 from holdfast.policy.retention import Retention
+from holdfast.policy.turns import Errand
 from holdfast.store import adopt as adoption
 from holdfast.store import commons, hints
 from holdfast.store import cover as coverage
@@ -32,7 +33,6 @@ from holdfast.store import scrub as scrubbing
 from holdfast.store.adopt import Berth
 from holdfast.store.core import Core
 from holdfast.store.cover import Covered, Judged, Prompt
-from holdfast.store.fair_pool import Errand
 from holdfast.store.fetch import Fetched
 from holdfast.store.learnt import Learnt
 from holdfast.store.meet import meet, strangers

@@ -103,6 +103,10 @@ class Progress:
             )
         return left_s
 
+    def rest(self, seconds: float) -> None:
+        """Leave out time that the other side is not to blame for."""
+        self._since += seconds
+
 
 class Stream(Protocol):
     """One connection's bytes. One thread sends and receives at a time; `cut` is for any."""
@@ -117,6 +121,10 @@ class Stream(Protocol):
 
     def arrives(self, wait_s: float) -> bool:
         """Return whether there is something to receive, after waiting for it that long."""
+        ...
+
+    def drains(self, wait_s: float) -> bool:
+        """Return whether more can be sent without waiting, after waiting for it that long."""
         ...
 
     def cut(self) -> None:
@@ -150,7 +158,7 @@ class PlainStream:
     def receive(self, parts: Sequence[memoryview], pace: Pace) -> None:
         """Fill all parts, 8 MiB a call."""
         moved = 0
-        for piece in _pieces(parts, PIECE_BYTES):
+        for piece in pieces(parts, PIECE_BYTES):
             left = piece
             while left:
                 self._limit(socket.SO_RCVTIMEO, pace.seconds(moved))
@@ -160,6 +168,10 @@ class PlainStream:
     def arrives(self, wait_s: float) -> bool:
         """Ask the kernel."""
         return _readable(self._socket, wait_s)
+
+    def drains(self, wait_s: float) -> bool:
+        """Ask the kernel."""
+        return _writable(self._socket, wait_s)
 
     def cut(self) -> None:
         """Shut both directions down."""
@@ -202,16 +214,21 @@ class SealedStream:
     def send(self, parts: Sequence[Buffer], pace: Pace) -> None:
         """Send all parts, 256 KiB a call."""
         moved = 0
-        for piece in _pieces([memoryview(part) for part in parts], SEALED_PIECE_BYTES):
+        for piece in pieces([memoryview(part) for part in parts], SEALED_PIECE_BYTES):
             for part in piece:
-                self._limit(pace.seconds(moved))
-                self._socket.sendall(part)
-                moved = len(part)
+                left = part
+                while left:
+                    self._limit(pace.seconds(moved))
+                    try:
+                        moved = self._socket.send(left)
+                    except TimeoutError:  # some of it may be under way: said again as it was
+                        moved = 0
+                    left = left[moved:]
 
     def receive(self, parts: Sequence[memoryview], pace: Pace) -> None:
         """Fill all parts; a piece takes many calls, so each does as little as it can."""
         receive, now, moved = self._socket.recv_into, time.monotonic, 0
-        for piece in _pieces(parts, SEALED_PIECE_BYTES):
+        for piece in pieces(parts, SEALED_PIECE_BYTES):
             for part in piece:
                 at, size, stale_at = 0, len(part), 0.0
                 while at < size:
@@ -227,6 +244,10 @@ class SealedStream:
     def arrives(self, wait_s: float) -> bool:
         """Look into the library's own buffer, then ask the kernel."""
         return self._socket.pending() > 0 or _readable(self._socket, wait_s)
+
+    def drains(self, wait_s: float) -> bool:
+        """Ask the kernel."""
+        return _writable(self._socket, wait_s)
 
     def cut(self) -> None:
         """Shut both directions down."""
@@ -251,6 +272,12 @@ def _readable(connected: socket.socket, wait_s: float) -> bool:
         return True
     time.sleep(wait_s)  # polls wait whole milliseconds
     return bool(poll.poll(0))
+
+
+def _writable(connected: socket.socket, wait_s: float) -> bool:
+    poll = select.poll()
+    poll.register(connected, select.POLLOUT | select.POLLHUP | select.POLLERR)
+    return bool(poll.poll(1e3 * wait_s))
 
 
 def tune(connected: socket.socket, endpoint: HostPort) -> None:
@@ -285,7 +312,7 @@ def seal(
     return SealedStream(sealed)
 
 
-def _pieces(parts: Sequence[memoryview], nbytes: int) -> Iterator[list[memoryview]]:
+def pieces(parts: Sequence[memoryview], nbytes: int) -> Iterator[list[memoryview]]:
     """Group and cut parts into pieces of at most `nbytes` and a number of buffers."""
     if len(parts) <= PARTS_MAX and sum(map(len, parts)) <= nbytes:
         if whole := [part for part in parts if part]:

@@ -1,0 +1,98 @@
+"""A target's domains: one that floods, or reads nothing, holds up itself."""
+
+import contextlib
+import socket
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from holdfast.buffers import aligned_buffer
+from holdfast.errors import Outcome
+from holdfast.limits import MIB
+from holdfast.node.target import Entry, TargetServer, address_of, bind
+from holdfast.node.target_service import Limits, Service
+from holdfast.store.store import Store
+from holdfast.testing.payloads import is_right, key_of, record_of, world_of
+from holdfast.wire import target_messages as m
+from holdfast.wire.address import tcp_endpoint
+from holdfast.wire.frame import encode
+from holdfast.wire.target import Target
+
+FLOOD = world_of(MIB - 8192)._replace(domain=b"f" * 16)
+VICTIM = FLOOD._replace(domain=b"v" * 16)
+KEYS = {FLOOD: [key_of(i) for i in range(8)], VICTIM: [key_of(100 + i) for i in range(8)]}
+HOST_BYTES = 128 * MIB
+CONNECTIONS = 40
+
+
+@pytest.fixture
+def node():
+    """A target with eight blocks of each domain, and a client of it."""
+    with contextlib.ExitStack() as undo:
+        store = Store(HOST_BYTES, [], {"default": b"s" * 32})
+        undo.callback(store.close)
+        store.take_foreign()
+        store.start()
+        service = Service(store, Limits(pace_s=60.0))
+        undo.callback(service.close)
+        listener = bind("tcp://127.0.0.1:0")
+        address = address_of(listener)
+        server = TargetServer(listener, service, Entry())
+        server.start()
+        undo.callback(server.close)
+        target = Target(address)
+        undo.callback(target.close)
+        for world, keys in KEYS.items():
+            assert target.put([record_of(world, key) for key in keys], 20) == [Outcome.OK] * 8
+
+        def ask():
+            """Ask for all of the flood's blocks, and read nothing."""
+            raw = undo.enter_context(socket.create_connection(tcp_endpoint(address), 10))
+            raw.recv(4096)
+            raw.sendall(encode(1, m.Join(m.TARGET_PROTOCOL, "raw", b"n" * 32)))
+            assert b"joined" in raw.recv(4096)
+            keys = b"".join(KEYS[FLOOD])
+            raw.sendall(encode(2, m.Get(**FLOOD._asdict(), keys=keys, deadline_s=60.0)))
+            return raw
+
+        yield SimpleNamespace(target=target, service=service, ask=ask)
+
+
+def sending(node):
+    return node.service.status()["sending_bytes"]
+
+
+def test_connections_that_never_read_hold_up_their_own_domain_only(node):
+    """Forty of them ask for 8 MiB each, of 64 MiB that may be kept for sending."""
+    raws = [node.ask() for _ in range(CONNECTIONS)]
+    end = time.monotonic() + 20
+    while sending(node) < 7 * 8 * FLOOD.record_bytes:
+        assert time.monotonic() < end, node.service.status()
+        time.sleep(0.01)
+    into = [aligned_buffer(VICTIM.record_bytes) for _ in KEYS[VICTIM]]
+    for _ in range(10):
+        got = node.target.get(VICTIM, KEYS[VICTIM], into, 20)
+        assert got.blocks == 8
+    assert all(is_right(r, VICTIM, key) for r, key in zip(into, KEYS[VICTIM], strict=True))
+    assert sending(node) <= HOST_BYTES // 2
+    own = [aligned_buffer(FLOOD.record_bytes) for _ in KEYS[FLOOD]]
+    late = node.target.get(FLOOD, KEYS[FLOOD], own, 0.2)
+    assert (late.blocks, late.outcome) == (0, "late")
+    for raw in raws:
+        raw.close()
+    end = time.monotonic() + 20
+    while sending(node):
+        assert time.monotonic() < end, node.service.status()
+        time.sleep(0.01)
+    assert node.target.get(FLOOD, KEYS[FLOOD], own, 20).blocks == 8
+
+
+def test_what_waited_for_memory_comes_when_somebody_reads(node):
+    raws = [node.ask() for _ in range(12)]
+    for raw in raws:
+        left = 8 * FLOOD.record_bytes
+        raw.settimeout(20)
+        while left > 0:
+            left -= len(raw.recv(1 << 20))
+    assert node.service.counters.sent_bytes >= 12 * 8 * FLOOD.record_bytes
