@@ -2,7 +2,7 @@
 
 from holdfast.policy.base import NEVER
 from holdfast.policy.cost_aware import CostAware
-from holdfast.testing.policy_contract import EvictionContract, EvictionMachine
+from holdfast.testing.policy_contract import EvictionContract, EvictionMachine, enter, take
 
 
 class CostMachine(EvictionMachine):
@@ -26,25 +26,10 @@ class TestCostContract(EvictionContract):
         return CostAware()
 
 
-def chain(policy, rows, now_s):
-    for row, parent in reversed(list(zip(rows, [-1, *rows], strict=False))):
-        policy.insert(row, parent, row, now_s)
-
-
-def take(policy, count, now_s):
-    taken = []
-    for row in policy.victims(now_s):
-        policy.remove(row)
-        taken.append(row)
-        if len(taken) == count:
-            break
-    return taken
-
-
 def test_what_is_expected_never_goes_first_and_soon_last():
     policy = CostAware()
     for at, rows in enumerate(([0, 1], [2, 3], [4, 5], [6, 7])):
-        chain(policy, rows, float(at))
+        enter(policy, rows, float(at))
     policy.expect([0, 1], 11.0)
     policy.expect([4, 5], NEVER)
     policy.expect([6, 7], 500.0)
@@ -53,16 +38,16 @@ def test_what_is_expected_never_goes_first_and_soon_last():
 
 def test_a_hint_that_proved_wrong_ages_like_a_use_at_that_time():
     policy = CostAware()
-    chain(policy, [0], 0.0)
-    chain(policy, [1], 40.0)
+    enter(policy, [0], 0.0)
+    enter(policy, [1], 40.0)
     policy.expect([0], 30.0)
     assert take(policy, 2, 100.0) == [0, 1]
 
 
 def test_a_use_ends_what_was_expected():
     policy = CostAware()
-    chain(policy, [0], 0.0)
-    chain(policy, [1], 1.0)
+    enter(policy, [0], 0.0)
+    enter(policy, [1], 1.0)
     policy.expect([0], NEVER)
     policy.touch([0], 2.0)
     assert take(policy, 2, 3.0) == [1, 0]
@@ -70,9 +55,9 @@ def test_a_use_ends_what_was_expected():
 
 def test_a_closed_session_takes_a_shared_prefix_from_nobody():
     policy = CostAware()
-    chain(policy, [0, 1], 0.0)
+    enter(policy, [0, 1], 0.0)
     policy.insert(2, 0, 2, 1.0)
-    chain(policy, [3], 2.0)
+    enter(policy, [3], 2.0)
     policy.expect([0, 1], 12.0)
     policy.expect([0, 2], NEVER)
     assert take(policy, 4, 10.0) == [2, 3, 1, 0]
@@ -80,8 +65,8 @@ def test_a_closed_session_takes_a_shared_prefix_from_nobody():
 
 def test_what_chains_had_in_common_outlives_the_sessions_that_closed():
     policy = CostAware()
-    chain(policy, [3], 0.0)
-    chain(policy, [0, 1], 1.0)
+    enter(policy, [3], 0.0)
+    enter(policy, [0, 1], 1.0)
     policy.insert(2, 0, 2, 2.0)
     policy.expect([0, 1], NEVER)
     policy.expect([0, 2], NEVER)
@@ -91,8 +76,8 @@ def test_what_chains_had_in_common_outlives_the_sessions_that_closed():
 
 def test_what_is_used_long_before_it_was_expected_is_not_one_sessions_own():
     policy = CostAware()
-    chain(policy, [0], 0.0)
-    chain(policy, [1], 0.0)
+    enter(policy, [0], 0.0)
+    enter(policy, [1], 0.0)
     policy.expect([0], 100.0)
     policy.touch([0], 5.0)
     policy.expect([0], NEVER)
@@ -101,22 +86,22 @@ def test_what_is_used_long_before_it_was_expected_is_not_one_sessions_own():
 
 def test_a_row_that_names_another_block_begins_anew():
     policy = CostAware()
-    chain(policy, [0], 0.0)
+    enter(policy, [0], 0.0)
     policy.expect([0], 100.0)
     policy.touch([0], 5.0)
     policy.remove(0)
     policy.forget(0)
-    chain(policy, [1, 0], 6.0)
-    chain(policy, [2], 1.0)
+    enter(policy, [1, 0], 6.0)
+    enter(policy, [2], 1.0)
     policy.expect([1, 0], NEVER)
     assert take(policy, 3, 7.0) == [0, 1, 2]
 
 
 def test_a_shared_prefix_is_kept_for_the_session_that_returns():
     policy = CostAware()
-    chain(policy, [0, 1], 0.0)
+    enter(policy, [0, 1], 0.0)
     policy.insert(2, 0, 2, 1.0)
-    chain(policy, [3], 2.0)
+    enter(policy, [3], 2.0)
     policy.expect([0, 1], 12.0)
     policy.expect([0, 2], NEVER)
     policy.remove(1)
@@ -126,8 +111,8 @@ def test_a_shared_prefix_is_kept_for_the_session_that_returns():
 def test_what_is_worth_more_stays_longer():
     policy = CostAware()
     policy.weigh_by({0: 8.0, 1: 1.0}.__getitem__)
-    chain(policy, [0], 0.0)
-    chain(policy, [1], 70.0)
+    enter(policy, [0], 0.0)
+    enter(policy, [1], 70.0)
     assert take(policy, 1, 76.0) == [0], "76 s at 8 are more than 6 s at 1"
-    chain(policy, [0], 80.0)
+    enter(policy, [0], 80.0)
     assert take(policy, 1, 120.0) == [1], "40 s at 8 are less than 50 s at 1"

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.policy.leaf import LeafLru
-from holdfast.testing.policy_contract import EvictionContract, EvictionMachine
+from holdfast.testing.policy_contract import EvictionContract, EvictionMachine, enter, take
 
 
 class LeafMachine(EvictionMachine):
@@ -20,32 +20,17 @@ class TestLeafContract(EvictionContract):
         return LeafLru()
 
 
-def take(policy: LeafLru, count: int) -> list[int]:
-    taken = []
-    for row in policy.victims(0.0):
-        policy.remove(row)
-        taken.append(row)
-        if len(taken) == count:
-            break
-    return taken
-
-
-def chain(policy: LeafLru, rows: list[int]) -> None:
-    for row, parent in reversed(list(zip(rows, [-1, *rows], strict=False))):
-        policy.insert(row, parent, row, 0.0)
-
-
 def test_the_chain_used_longest_ago_leaves_first() -> None:
     policy = LeafLru()
-    chain(policy, [0, 1])
-    chain(policy, [2, 3])
+    enter(policy, [0, 1])
+    enter(policy, [2, 3])
     policy.touch([0, 1], 0.0)
     assert take(policy, 4) == [3, 2, 1, 0]
 
 
 def test_a_shared_prefix_stays_while_a_branch_is_used() -> None:
     policy = LeafLru()
-    chain(policy, [0, 1, 2])
+    enter(policy, [0, 1, 2])
     policy.insert(3, 1, 3, 0.0)
     policy.touch([0, 1, 3], 0.0)
     assert take(policy, 2) == [2, 3]
@@ -62,7 +47,7 @@ def test_victims_the_caller_keeps_stay_in_the_order() -> None:
 
 def test_a_recycled_row_leaves_although_its_old_children_are_still_here() -> None:
     policy = LeafLru()
-    chain(policy, [0, 1])
+    enter(policy, [0, 1])
     policy.remove(0)
     policy.forget(0)
     policy.insert(0, -1, "another block", 0.0)

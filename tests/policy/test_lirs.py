@@ -1,7 +1,7 @@
 """LIRS keeps what came back soon, and remembers the names of what did not stay."""
 
 from holdfast.policy.lirs import Lirs
-from holdfast.testing.policy_contract import EvictionContract, EvictionMachine
+from holdfast.testing.policy_contract import EvictionContract, EvictionMachine, take
 
 
 class LirsMachine(EvictionMachine):
@@ -15,16 +15,6 @@ TestLirsMachine = LirsMachine.TestCase
 class TestLirsContract(EvictionContract):
     def make(self):
         return Lirs()
-
-
-def take(policy, count):
-    taken = []
-    for row in policy.victims(0.0):
-        policy.remove(row)
-        taken.append(row)
-        if len(taken) == count:
-            break
-    return taken
 
 
 def full(count):

@@ -1,7 +1,7 @@
 """S3-FIFO lets pass what is used once and keeps what came back."""
 
 from holdfast.policy.s3fifo import S3Fifo
-from holdfast.testing.policy_contract import EvictionContract, EvictionMachine
+from holdfast.testing.policy_contract import EvictionContract, EvictionMachine, take
 
 
 class S3FifoMachine(EvictionMachine):
@@ -15,16 +15,6 @@ TestS3FifoMachine = S3FifoMachine.TestCase
 class TestS3FifoContract(EvictionContract):
     def make(self):
         return S3Fifo()
-
-
-def take(policy, count):
-    taken = []
-    for row in policy.victims(0.0):
-        policy.remove(row)
-        taken.append(row)
-        if len(taken) == count:
-            break
-    return taken
 
 
 def test_a_scan_passes_by_what_was_used_twice():

@@ -15,8 +15,9 @@ from holdfast.sim.formats.load import load
 from holdfast.sim.hardware import resolve
 from holdfast.sim.ladder import parse_ladder
 from holdfast.sim.memory import Rules
-from holdfast.sim.profile import shipped
+from holdfast.sim.profile import shipped as profile
 from holdfast.sim.route import ROUTERS
+from holdfast.sim.rules import rules_of
 from holdfast.sim.run import Setting, Simulation
 from holdfast.sim.trace import Requests, arrange
 
@@ -41,7 +42,7 @@ def trace_of(chains, times=None, block_tokens=4, think=None, session=None):
 
 def fleet_of(tiers, engine=AT_ONCE, workers=1, block_tokens=4, token_bytes=1_000):
     ladder = parse_ladder({"tiers": tiers, "engine": engine, "token_bytes": token_bytes})
-    return Fleet(resolve(ladder, shipped(), block_tokens), workers, lambda _: Rules(LeafLru()))
+    return Fleet(resolve(ladder, profile(), block_tokens), workers, lambda _: Rules(LeafLru()))
 
 
 def host(blocks, **more):
@@ -217,3 +218,43 @@ def test_routers_choose_as_they_say():
     assert chosen["least_queue"] == [0, 1, 0]
     assert chosen["longest_prefix"][2] == chosen["longest_prefix"][0]
     assert chosen["soonest"] == [0, 1, 0]
+
+
+def first(trace, requests):
+    """The first requests of a trace."""
+    starts = trace.starts[: requests + 1]
+    return trace._replace(
+        time_s=trace.time_s[:requests],
+        input_tokens=trace.input_tokens[:requests],
+        output_tokens=trace.output_tokens[:requests],
+        session=trace.session[:requests],
+        think_s=trace.think_s[:requests],
+        starts=starts,
+        ids=trace.ids[: starts[-1]],
+    )
+
+
+def test_what_makes_it_faster_changes_no_figure(shipped):
+    """Two workers, three tiers, all of them full: figures as they were before any of it."""
+    tiers = [
+        {"kind": "device", "capacity_tokens": 4e5},
+        {"kind": "host", "capacity_tokens": 1e6, "read_bytes_per_s": 1e11},
+        {
+            "kind": "disk",
+            "capacity_tokens": 4e6,
+            "read_bytes_per_s": 1e10,
+            "write_bytes_per_s": 5e9,
+        },
+    ]
+    engine = {"prefill": {"a": 0.02, "b": 1.1e-4, "c": 2.1e-9}}
+    hardware = resolve(
+        parse_ladder({"tiers": tiers, "engine": engine, "token_bytes": 327_680}), profile(), 512
+    )
+    fleet = Fleet(hardware, 2, rules_of(hardware))
+    setting = Setting(BestCut(), ROUTERS["least_queue"])
+    found = Simulation(first(shipped("conversation"), 1_500), fleet, setting).run()
+    assert found.fetched.sum(axis=0).tolist() == [1_574, 1_080, 3_572]
+    assert found.computed_tokens.sum() == 17_795_045
+    assert found.first_s.sum() == pytest.approx(1_042_675.0452077598, rel=1e-12)
+    written = [[shelf.written for shelf in fleet.shelves(tier)] for tier in range(3)]
+    assert written == [[20_690, 19_430], [20_122, 18_918], [18_326, 17_079]]

@@ -50,13 +50,16 @@ class _Shelf:
         self.past: list[tuple[float, int]] = []
         self.future: list[tuple[float, int]] = []
 
-    def furthest(self, now_s: float) -> tuple[float, list[tuple[float, int]] | None]:
-        """Return how far off the furthest leaf is, for its worth, and the heap it is on top of."""
-        ahead = -self.future[0][0] - now_s if self.future else -1.0
-        behind = abs(now_s - self.past[0][0]) if self.past else -1.0
-        if ahead > behind:
-            return ahead / self.worth, self.future
-        return behind / self.worth, self.past or None
+    def furthest(self, now_s: float) -> tuple[float, int]:
+        """Return how far off the furthest leaf is, for its worth, and its row; no row: -1."""
+        if not self.past:
+            return -1.0, -1
+        when, row = self.past[0]
+        far = abs(now_s - when)
+        if self.future and -self.future[0][0] - now_s > far:
+            when, row = self.future[0]
+            far = -when - now_s
+        return far / self.worth, row
 
 
 class CostAware:
@@ -140,27 +143,26 @@ class CostAware:
     def victims(self, now_s: float) -> Iterator[int]:
         """Yield leaves, the one whose expected use is furthest away for its worth first."""
         self._now_s = now_s = max(now_s, self._now_s)
-        here, shelves = self._tree.here, self._shelves
-        yielded: set[int] = set()
+        here, children, shelves = self._tree.here, self._tree.children, self._shelves
+        left: set[int] = set()
         try:
             while True:
-                far, heap = -1.0, None
+                far, row = -1.0, -1
                 for shelf in shelves.values():
-                    self._settle(shelf.past, yielded, 1.0)
-                    self._settle(shelf.future, yielded, -1.0)
+                    self._settle(shelf.past, left, 1.0)
+                    if shelf.future:
+                        self._settle(shelf.future, left, -1.0)
                     distance, furthest = shelf.furthest(now_s)
                     if distance > far:
-                        far, heap = distance, furthest
-                if heap is None:
+                        far, row = distance, furthest
+                if row < 0:
                     return
-                row = heapq.heappop(heap)[1]
-                yielded.add(row)
                 yield row
-                if not here[row]:
-                    yielded.discard(row)
+                if here[row]:
+                    left.add(row)
         finally:
-            for row in yielded:
-                if self._tree.is_leaf(row):
+            for row in left:
+                if here[row] and not children[row]:
                     self._push(row)
 
     def _note_use(self, row: int, stamp: float) -> None:
@@ -173,15 +175,15 @@ class CostAware:
 
     def _stamp(self, now_s: float) -> float:
         """Return now, or a hair more: no two uses have the same time."""
-        self._now_s = now_s if now_s > self._now_s else math.nextafter(self._now_s, math.inf)
-        return self._now_s
-
-    def _when(self, row: int) -> float:
-        hint = self._hint[row]
-        return self._used[row] if hint == _UNHINTED else hint
+        if now_s <= self._now_s:
+            now_s = math.nextafter(self._now_s, math.inf)
+        self._now_s = now_s
+        return now_s
 
     def _push(self, row: int) -> None:
-        when, shelf = self._when(row), self._shelf(row)
+        shelf, when = self._shelf(row), self._hint[row]
+        if when == _UNHINTED:
+            when = self._used[row]
         self._pushed += 1
         heapq.heappush(shelf.past, (when, row))
         if when > self._now_s:
@@ -209,20 +211,25 @@ class CostAware:
 
     def _settle(self, heap: list[tuple[float, int]], passed: set[int], sign: float) -> None:
         """Bring an entry that is true to the top of a heap."""
-        tree = self._tree
+        here, children = self._tree.here, self._tree.children
         while heap:
             key, row = heap[0]
-            if not tree.here[row] or tree.children[row] or row in passed:
+            if not here[row] or children[row] or row in passed:
                 heapq.heappop(heap)
                 continue
-            when = sign * self._when(row)
-            if key == when:
+            when = self._hint[row]
+            if when == _UNHINTED:
+                when = self._used[row]
+            if key == sign * when:
                 return
-            heapq.heapreplace(heap, (when, row))
+            heapq.heapreplace(heap, (sign * when, row))
 
     def _inherit(self, parent: int, child: int) -> None:
         """Hand on what is known of a child: the last use, and the nearest hint still ahead."""
         used, hint, now_s = self._used, self._hint, self._now_s
+        if hint[parent] == hint[child] == _UNHINTED:
+            used[parent] = max(used[parent], used[child])
+            return
         ahead = [h for h in (hint[parent], hint[child]) if now_s < h < math.inf]
         if used[child] >= used[parent]:
             used[parent] = used[child]

@@ -88,8 +88,10 @@ class Memory:
         self.index = Residency(max(1, len(shelves)))
         self.shelves = shelves
         self._world = world
+        self._block_bytes = world.record_bytes
         self._below = below
         self._gives = self._givers()
+        self._limits = [shelf.from_below(number) for number, shelf in enumerate(shelves)]
         self._parents: list[int] = []
         self._lengths: list[int] = []
         self._uses: list[int] = []
@@ -128,10 +130,12 @@ class Memory:
         self, keys: Sequence[bytes], lengths: Sequence[int], known: Sequence[int] = ()
     ) -> list[int]:
         """Return the rows of a chain of runs, made where they are new; `known` are the first."""
-        rows = list(known)
+        rows, find = list(known), self.index.find
         for depth in range(len(rows), len(keys)):
-            front = rows[-1] if rows else NOT_HERE
-            rows.append(self._row(keys[depth], front, depth, lengths[depth]))
+            row = find(keys[depth])
+            if row < 0:
+                row = self._row(keys[depth], rows[-1] if rows else NOT_HERE, depth, lengths[depth])
+            rows.append(row)
         return rows
 
     def save(self, now_s: float, rows: Sequence[int], sources: Sequence[int]) -> None:
@@ -146,7 +150,7 @@ class Memory:
         for number, shelf in enumerate(self.shelves):
             column = self.index.places[number]
             shelf.eviction.touch(rows, now_s)
-            limit = shelf.from_below(number)
+            limit = self._limits[number]
             wanted = [
                 (row, lengths[row])
                 for row, source in zip(rows, sources, strict=True)
@@ -205,14 +209,15 @@ class Memory:
     def _put(self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]) -> None:
         """Write pinned rows, parents first, up to so many blocks each, as far as there is room."""
         shelf, column = self.shelves[number], self.index.places[number]
-        size = self._world.record_bytes
+        size = self._block_bytes
         if shelf.admission:
             wanted = self._admitted(now_s, number, wanted)
         needed = 0
         for row, upto in wanted:
             held = column[row]
             needed += upto - held if held > 0 else upto
-        allowed = int(min(needed, shelf.writer.room(now_s) / size))
+        room = shelf.writer.room(now_s)
+        allowed = needed if needed * size <= room else int(room / size)
         shelf.refused += needed - allowed
         fit = self._make_room(now_s, number, allowed)
         entering = wanted if fit == needed else _first(column, wanted, fit)
@@ -250,7 +255,7 @@ class Memory:
         return admitted
 
     def _candidate(self, row: int, blocks: int) -> Candidate:
-        nbytes, uses = blocks * self._world.record_bytes, self._uses[row]
+        nbytes, uses = blocks * self._block_bytes, self._uses[row]
         return Candidate(self._key(row), (0, uses), nbytes, uses=uses)
 
     def _make_room(self, now_s: float, number: int, blocks: int) -> int:
@@ -260,11 +265,12 @@ class Memory:
         if short <= 0:
             return blocks
         lost: list[tuple[int, int]] = []
+        gives = self._gives[number]
         for row in shelf.eviction.victims(now_s):
             if leases[row]:
                 continue
             held = column[row]
-            falls = self._falls(number, row, held)
+            falls = gives and self._nobody_below_holds(number, row, held)
             if held > short and not falls:  # its tail goes, the rest keeps its place in the order
                 column[row] = held - short
                 shelf.held -= short
@@ -284,10 +290,7 @@ class Memory:
             self._fall(now_s, number, lost[::-1])
         return blocks - max(0, short)
 
-    def _falls(self, number: int, row: int, blocks: int) -> bool:
-        """Return whether the tier below takes a row that leaves: nobody further down holds it."""
-        if not self._gives[number]:
-            return False
+    def _nobody_below_holds(self, number: int, row: int, blocks: int) -> bool:
         for column in self.index.places[number + 1 :]:
             if column[row] >= blocks:
                 return False

@@ -45,9 +45,12 @@ class Setting(NamedTuple):
 class _Flight:
     """One request between its arrival and its first token."""
 
-    def __init__(self, worker: Worker, keys: list[bytes], covered: Covered) -> None:
+    def __init__(
+        self, worker: Worker, keys: list[bytes], lengths: list[int], covered: Covered
+    ) -> None:
         self.worker = worker
         self.keys = keys
+        self.lengths = lengths
         self.covered = covered
         self.blocks = 0
         """How many leading blocks are fetched."""
@@ -112,14 +115,16 @@ class Simulation:
 
     def _arrive(self, now_s: float, request: int) -> None:
         """Choose a worker and stand in its line; nothing is looked up for sure before its turn."""
-        names, chain = self._names, self._runs.chain(request)
+        names, lengths, chain = self._names, self._lengths, self._runs.chain(request)
         keys = [names[run] for run in chain]
         tokens = int(self.trace.input_tokens[request])
         number, covered = self._setting.router(self.fleet, Ask(self._arrivals, keys, tokens))
         self._arrivals += 1
         worker = self.fleet.workers[number]
         worker.requests += 1
-        flight = self._flights[request] = _Flight(worker, keys, covered)
+        flight = self._flights[request] = _Flight(
+            worker, keys, [lengths[run] for run in chain], covered
+        )
         flight.tokens, flight.blocks = tokens, covered.blocks
         self._expect(flight)
         self._result.arrived_s[request] = now_s
@@ -145,8 +150,9 @@ class Simulation:
 
     def _plan(self, now_s: float, flight: _Flight) -> None:
         fleet, covered, tokens = self.fleet, flight.covered, flight.tokens
-        hardware, flight.blocks = fleet.hardware, 0
-        if covered.blocks:
+        hardware, had = fleet.hardware, self._had(covered, tokens)
+        flight.blocks = had // self.trace.block_tokens
+        if covered.blocks > flight.blocks:  # else there is nothing to bring
             plan = self._setting.planner.plan(
                 Question(
                     tiers=covered.tiers,
@@ -157,7 +163,7 @@ class Simulation:
                     limit_s=hardware.engine.fetch_limit_s,
                     cost=hardware.prefill,
                     prompt_tokens=tokens,
-                    have_tokens=self._had(covered, tokens),
+                    have_tokens=had,
                 )
             )
             flight.blocks, flight.late_s = plan.blocks, now_s + plan.deadline_s
@@ -292,8 +298,7 @@ class Simulation:
     def _save(self, now_s: float, request: int, flight: _Flight) -> None:
         """Save the whole chain: in the worker's memory, and behind it what that did not hold."""
         covered, keys, fleet = flight.covered, flight.keys, self.fleet
-        lengths = [self._lengths[run] for run in self._runs.chain(request)]
-        sources = self._sources(flight, lengths)
+        lengths, sources = flight.lengths, self._sources(flight)
         memory = flight.worker.memory
         memory.unpin(covered.own)
         rows = memory.rows(keys, lengths, covered.own)
@@ -320,10 +325,10 @@ class Simulation:
         late_s = float(self._result.arrived_s[request] - self.trace.time_s[request])
         return None if math.isnan(again_s) else max(again_s + late_s, now_s)
 
-    def _sources(self, flight: _Flight, lengths: list[int]) -> list[int]:
+    def _sources(self, flight: _Flight) -> list[int]:
         """Return for each run the tier that its last block came from."""
         tiers, end, sources = flight.covered.tiers, 0, []
-        for length in lengths:
+        for length in flight.lengths:
             end += length
             sources.append(tiers[end - 1] if end <= flight.blocks else COMPUTED)
         return sources

@@ -173,15 +173,15 @@ class EvictionContract:
 
     def test_a_chain_leaves_from_its_end(self) -> None:
         policy = self.make()
-        _enter(policy, [0, 1, 2, 3], 0.0)
-        assert _take(policy, 4, 1.0) == [3, 2, 1, 0]
+        enter(policy, [0, 1, 2, 3], 0.0)
+        assert take(policy, 4, 1.0) == [3, 2, 1, 0]
 
     def test_a_chain_that_comes_back_is_whole_again(self) -> None:
         policy = self.make()
-        _enter(policy, [0, 1, 2, 3], 0.0)
-        _take(policy, 3, 1.0)
-        _enter(policy, [0, 1, 2, 3], 2.0)
-        assert _take(policy, 4, 3.0) == [3, 2, 1, 0]
+        enter(policy, [0, 1, 2, 3], 0.0)
+        take(policy, 3, 1.0)
+        enter(policy, [0, 1, 2, 3], 2.0)
+        assert take(policy, 4, 3.0) == [3, 2, 1, 0]
 
     def test_memory_follows_the_rows_and_not_the_calls(self) -> None:
         policy = self.make()
@@ -194,21 +194,23 @@ class EvictionContract:
 
     def _churn(self, policy: Eviction, turn: int) -> None:
         rows = list(range(8 * (turn % 16), 8 * (turn % 16) + 8))
-        _enter(policy, rows, float(turn), name=turn)
+        enter(policy, rows, float(turn), name=turn)
         for use in range(10):
             policy.touch(rows[:use], float(turn))
             policy.expect(rows[:use], float(turn + use))
         if turn >= _FULL:
-            for row in _take(policy, 8, float(turn)):
+            for row in take(policy, 8, float(turn)):
                 policy.forget(row)
 
 
-def _enter(policy: Eviction, rows: list[int], now_s: float, name: int = 0) -> None:
+def enter(policy: Eviction, rows: list[int], now_s: float = 0.0, name: int = 0) -> None:
+    """Insert a chain, head first, as a store does: from its end; `name` tells blocks apart."""
     for row, parent in reversed(list(zip(rows, [-1, *rows], strict=False))):
         policy.insert(row, parent, (name, row), now_s)
 
 
-def _take(policy: Eviction, count: int, now_s: float) -> list[int]:
+def take(policy: Eviction, count: int, now_s: float = 0.0) -> list[int]:
+    """Take up to so many victims out, as a store that needs room; return their rows in order."""
     taken: list[int] = []
     for row in policy.victims(now_s):
         policy.remove(row)
