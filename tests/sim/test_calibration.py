@@ -36,6 +36,20 @@ def test_a_length_that_was_not_measured_is_predicted(data):
     assert warm == pytest.approx(warm_s(4096), rel=0.10)
 
 
+@pytest.mark.parametrize("true", [TierEstimate(0.035, 1.05e9), TierEstimate(0.0, 0.8e9)])
+def test_what_an_engine_adds_to_every_fetch_makes_no_tier_look_slower(true):
+    """Latencies of 35 ms came out as a few, and bandwidth as little more than half."""
+    prefill = calibration.prefill_of({n: cold_s(n) for n in LENGTHS}, TAIL)
+    warm = {n: true.seconds(n * TOKEN_BYTES) + TRUE.seconds(TAIL, n) for n in LENGTHS}
+    noisy = {n: s * (1 + 0.03 * (-1) ** i) for i, (n, s) in enumerate(warm.items())}
+    for times in (warm, noisy):
+        tier = calibration.tier_of(times, prefill, TOKEN_BYTES, TAIL)
+        assert tier.bytes_per_s == pytest.approx(true.bytes_per_s, rel=0.15)
+        assert tier.seconds(4096 * TOKEN_BYTES) == pytest.approx(
+            true.seconds(4096 * TOKEN_BYTES), rel=0.12
+        )
+
+
 def test_the_ladder_is_one_that_sim_reads(data):
     ladder = parse_ladder(data)
     assert [tier.kind for tier in ladder.tiers] == ["disk"]
