@@ -1,10 +1,12 @@
 """`holdfast bench` finds its subject, and each subject judges by its goals."""
 
 import contextlib
+import json
 
 import pytest
 
 from holdfast.cli import bench, bench_seal, bench_tiers, bench_vllm, main, measuring
+from holdfast.rig import report
 from holdfast.rig.load import Pairs
 from holdfast.rig.race import Times
 
@@ -103,6 +105,19 @@ def test_a_folder_that_is_not_there_is_named(subject, tmp_path, monkeypatch, cap
     monkeypatch.setattr(bench_tiers.measure_index, "plan_row", lambda _: None)
     assert main(["bench", subject, "--folder", str(tmp_path / "nowhere")]) == 2
     assert "nowhere: No such file or directory; name a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("speed", "status"), [(9.0, 0), (7.0, 1)])
+def test_json_on_standard_output_stands_alone(speed, status, monkeypatch, capsys):
+    rows = [report.at_least("seal.core", speed, "GB/s", 8.0)]
+    monkeypatch.setattr(bench_seal.measure_seal, "need_cipher", lambda: None)
+    monkeypatch.setattr(bench_seal.measure_seal, "core_rows", lambda _: rows)
+    assert main(["bench", "seal", "--quick", "--json", "-"]) == status
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert document["name"] == "bench seal"
+    assert [row["ok"] for row in document["rows"]] == [status == 0]
+    assert "seal.core" in said.err
 
 
 @pytest.mark.parametrize("subject", ["calibrate", "plan", "vllm"])
