@@ -34,6 +34,7 @@ SLOW = 0.5
 
 TEACHING = (128, 256, 512, 1024, 2048)
 MEETING = (256, 512, 1024, 2048)
+CLEARED_S = 10.0
 CONNECTED_S = 30.0
 SAVED_S = (10.0, 20.0)
 """How long contexts may take to the disk after an engine was asked, and was asked again."""
@@ -111,6 +112,12 @@ class Bench:
                 return
         self.node.wait_on_disk(blocks)
 
+    def clear(self) -> None:
+        """Have the node hold nothing but the probe: contexts of every place would not fit."""
+        self.node.drop_all()
+        wait_until(self.node.process, lambda: not self.node.blocks_on_disk(), CLEARED_S, "empty")
+        self.save([self.probe])
+
     def teach(self) -> None:
         """Let the node see how fast the engine computes, and how fast its disk is."""
         taught = [self.text(tokens) for tokens in (*TEACHING, *TEACHING)]
@@ -151,6 +158,7 @@ def plan_rows(stack: ExitStack, folder: Path, course: Course) -> Iterator[Row]:
     """Yield what plans gain and cost at each length, from each place; then against other cuts."""
     bench = Bench(stack, folder, course)
     for place in PLACES:
+        bench.clear()
         yield from _against_recompute(bench, place, course)
         for length in course.cut_lengths:
             yield _against_cuts(bench, place, length, course)
