@@ -18,6 +18,9 @@ PAYLOAD_BYTES_MAX = 256 * MIB
 CHAIN_BLOCKS_MAX = 65_536
 """Most keys in one request: 8 M tokens at 128 a block."""
 
+RESERVE_BLOCKS_MAX = 4_096
+"""Most blocks that one request finds room for: all sessions wait while it does."""
+
 FRAME_BODY_BYTES_MAX = 2 * MIB
 """Largest message body on a connection (65,536 keys of 16 bytes, and room)."""
 

@@ -4,6 +4,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from holdfast.blocks.key import unpack_keys
+from holdfast.engines.vllm.scheduler import SAVE_BLOCKS
 from holdfast.errors import NodeGoneError, RefusedError
 from holdfast.wire.messages import Cover, Covered
 
@@ -17,6 +18,18 @@ def test_coverage_is_asked_for_when_a_request_arrives(rig):
     rig.request(20)
     (cover,) = rig.client.of(Cover)
     assert unpack_keys(cover.keys) == rig.chain(16).keys
+
+
+def test_a_long_save_goes_in_parts_that_follow_each_other(rig):
+    blocks = 2 * SAVE_BLOCKS + 5
+    request = rig.request(blocks * 8)
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    saves = rig.run(request, blocks * 8, list(range(blocks))).saves
+    assert [save.depth for save in saves] == [0, SAVE_BLOCKS, 2 * SAVE_BLOCKS]
+    keys = rig.chain(blocks * 8).keys
+    assert [key for save in saves for key in unpack_keys(save.keys[0])] == keys
+    assert [page for save in saves for page in save.pages] == list(range(blocks))
+    assert [save.parents[0] for save in saves[1:]] == [keys[save.depth - 1] for save in saves[1:]]
 
 
 def test_until_the_node_answers_the_count_is_unknown(rig):

@@ -149,6 +149,7 @@ def test_garbage_and_half_a_frame_harm_no_other_engine(start_node, engine, names
         (m.Reserve(b"", b"short", 0), r"reserve\.parent has 5 bytes, not 16"),
         (m.Reserve(b"k" * 16, b"p" * 16, 65_536), r"reserve\.depth: 65536 and 1 blocks more"),
         (m.Reserve(b"k" * 16, b"p" * 16, -1), r"reserve\.depth: -1"),
+        (m.Reserve(b"k" * 16 * 4_097, b"p" * 16, 0), r"reserve\.keys: 4097 blocks, the limit is"),
         (m.Reserve(b"k" * 16, b"p" * 16, 0, b"seg"), r"reserve\.segment has 3 bytes, not 8"),
         (m.Hello(m.PROTOCOL, "again"), "hello was said already"),
     ],

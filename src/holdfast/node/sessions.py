@@ -22,7 +22,7 @@ from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.world import World
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import BlockError, ConfigError, ProtocolError, RefusedError
-from holdfast.limits import CHAIN_BLOCKS_MAX, PAYLOAD_BYTES_MAX, RECLAIM_S
+from holdfast.limits import CHAIN_BLOCKS_MAX, PAYLOAD_BYTES_MAX, RECLAIM_S, RESERVE_BLOCKS_MAX
 from holdfast.node import hinted
 from holdfast.node.bounds import (
     BLOCK_TOKENS_MAX,
@@ -277,6 +277,11 @@ class NodeSession:
     def _reserve(self, request: m.Reserve) -> m.Reserved:
         world, keys = self._entered(), keys_of(request.keys)
         check_bytes("reserve.parent", request.parent)
+        if len(keys) > RESERVE_BLOCKS_MAX:
+            raise BlockError(
+                f"reserve.keys: {len(keys)} blocks, the limit is {RESERVE_BLOCKS_MAX}; send fewer "
+                "at once"
+            )
         if not 0 <= request.depth <= CHAIN_BLOCKS_MAX - len(keys):
             raise BlockError(
                 f"reserve.depth: {request.depth} and {len(keys)} blocks more are not from 0 to "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -29,6 +29,9 @@ from holdfast.wire.messages import Cover
 
 COVER_MIN_S = 0.05
 COVER_MAX_S = 1.0
+SAVE_BLOCKS = 1_024
+"""Blocks that one request to the node finds room for."""
+
 COVER_SHARE = 0.05
 """A request waits this share of what computing it would take to hear what is held of it."""
 
@@ -163,8 +166,7 @@ class SchedulerSide:
             full = min(tracked.extend(), computed // self._block_tokens, CHAIN_BLOCKS_MAX)
             if full > tracked.saved:
                 pages = output.kv_connector_block_state.get_block_ids(request_id)[0]
-                work.saves.append(self._save(tracked, full, pages))
-                tracked.saved = full
+                work.saves += self._saves(tracked, full, pages)
         return work
 
     def workers_said(self, output: Any) -> None:
@@ -293,6 +295,13 @@ class SchedulerSide:
         self.counts.add("late_covers")
         tracked.forget()
         return True
+
+    def _saves(self, tracked: Tracked, full: int, pages: Sequence[int]) -> Iterator[Save]:
+        """Yield what is to be saved, in parts: a node's other engines wait while it finds room."""
+        while tracked.saved < full:
+            stop = min(full, tracked.saved + SAVE_BLOCKS)
+            yield self._save(tracked, stop, pages)
+            tracked.saved = stop
 
     def _save(self, tracked: Tracked, full: int, pages: Sequence[int]) -> Save:
         start, per_block = tracked.saved, self._block_tokens // self._page_tokens
