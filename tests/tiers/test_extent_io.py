@@ -17,7 +17,7 @@ from holdfast.buffers import aligned_buffer
 from holdfast.errors import BusyError, ConfigError
 from holdfast.limits import KIB, MIB
 from holdfast.tiers import extent_io
-from holdfast.tiers.extent_io import FileExtents, Span, call_bytes_for, pieces, spread
+from holdfast.tiers.extent_io import FileExtents, Span, call_bytes_for, pieces, spread, workers
 
 
 @pytest.fixture
@@ -126,6 +126,72 @@ def test_refused_direct_io_falls_back_loudly(tmp_path, monkeypatch, caplog, at):
     extents.read(0, [found])
     assert found == view
     extents.close()
+
+
+def test_a_bad_first_sector_is_no_reason_to_go_through_the_page_cache(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(MIB))
+    lock = extent_io.lock_folder(tmp_path)
+    before = FileExtents(path, os.dup(lock))
+
+    def broken(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", broken)
+    after = FileExtents(path, lock)
+    assert after.direct is before.direct
+    before.close()
+    after.close()
+
+
+def test_a_full_disk_keeps_nobody_from_the_lock(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    fd = extent_io.lock_folder(tmp_path)
+    with pytest.raises(BusyError, match="process unknown"):
+        extent_io.lock_folder(tmp_path)
+    os.close(fd)
+
+
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(ConfigError, match="can not be locked: No locks available"):
+        extent_io.lock_folder(tmp_path)
+
+
+def test_no_thread_is_made_once_buffers_are_in_flight(monkeypatch):
+    pool = workers(3, "test")
+
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    seen = []
+    spans = [Span(i * MIB, memoryview(bytearray(MIB)), i) for i in range(16)]
+    for _ in range(20):
+        assert spread(pool, 4, spans, lambda offset, _: seen.append(offset)) == {}
+    pool.shutdown()
+    assert len(seen) == 20 * len(pieces(spans, call_bytes_for(16 * MIB, 4)))
+
+
+def test_threads_that_can_not_be_had_are_said_before_anything_begins(monkeypatch):
+    started, real = [], threading.Thread.start
+
+    def third_fails(thread):
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", third_fails)
+    with pytest.raises(ConfigError, match="4 threads are more than this process may start"):
+        workers(4, "disk-read")
+    assert not any(thread.is_alive() for thread in started)
 
 
 def test_one_bad_sector_fails_one_record():

@@ -246,6 +246,14 @@ def test_what_was_freed_stays_freed_and_is_remembered():
     assert log.freed() == [(1, 1)]
 
 
+def test_a_snapshot_is_told_of_no_more_dead_records_than_it_has_room_for():
+    log = RegionLog(Geometry.of(64 * SECTOR, 2), UUID, first_generation=1)
+    places = [put(log, n)[0] for n in range(100)]
+    seal_all(log)
+    log.free(places[1:60:2])
+    assert log.freed() == [(0, place) for place in places[1 : 2 * 16 + 1 : 2]]
+
+
 def test_an_unsealed_region_gets_its_footer_after_the_scan():
     log = new_log()
     [life] = log.adopt([0, 3, 0, 0])

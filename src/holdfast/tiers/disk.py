@@ -10,11 +10,11 @@ every read is checked for that and for its key.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.blocks.envelope import HEADER_BYTES, read_header, record_bytes, stamp
 from holdfast.buffers import aligned_buffer
@@ -23,7 +23,7 @@ from holdfast.errors import ConfigError, FormatError, Outcome
 from holdfast.failpoints import reach
 from holdfast.tiers.base import NOWHERE, Get, Place, Put, Reserved, Survivor, Usage
 from holdfast.tiers.disk_file import DiskConfig, check_superblock, open_file
-from holdfast.tiers.extent_io import Extents, Span, spread
+from holdfast.tiers.extent_io import Extents, Span, spread, workers
 from holdfast.tiers.gate import Gate
 from holdfast.tiers.region import (
     INCARNATION_SHIFT,
@@ -71,8 +71,12 @@ class DiskTier:
         self._failures = self._read_bytes = self._written_bytes = 0
         self._changed = False
         self._extents = open_extents(config)
-        self._readers = ThreadPoolExecutor(config.reader_threads, f"{self.name}-read")
-        self._writers = ThreadPoolExecutor(config.writer_threads, f"{self.name}-write")
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._extents.close)
+            self._readers = workers(config.reader_threads, f"{self.name}-read")
+            undo.callback(self._readers.shutdown)
+            self._writers = workers(config.writer_threads, f"{self.name}-write")
+            undo.pop_all()
         try:
             self._open()
         except BaseException:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -144,6 +146,28 @@ def pieces(spans: Sequence[Span], call_bytes: int) -> list[Piece]:
     return joined
 
 
+def workers(threads: int, name: str) -> ThreadPoolExecutor:
+    """Return a pool all of whose threads are running.
+
+    A pool that has to make one when work comes, and can not, raises with that work in its queue:
+    it would be done later, into buffers that are somebody else's by then. Raises ConfigError.
+    """
+    pool = ThreadPoolExecutor(threads, name)
+    met = threading.Barrier(threads + 1)
+    try:
+        for _ in range(threads):
+            pool.submit(met.wait)
+        met.wait()
+    except RuntimeError as error:
+        met.abort()
+        pool.shutdown()
+        raise ConfigError(
+            f"{name}: {threads} threads are more than this process may start ({error}); raise its "
+            "limit of processes"
+        ) from error
+    return pool
+
+
 def spread(
     pool: ThreadPoolExecutor, threads: int, spans: Sequence[Span],
     do: Callable[[int, Sequence[memoryview]], None],
@@ -156,14 +180,15 @@ def spread(
     work = pieces(spans, call_bytes_for(total, threads))
     failed: dict[int, OSError] = {}
     queue = iter(work)
+    others: list[Future[None]] = []
 
     def drain() -> None:
         # Taking the next of a shared list iterator is atomic under the interpreter's lock.
         for piece in queue:
             _do(piece, do, failed)
 
-    others = [pool.submit(drain) for _ in range(min(threads, len(work)) - 1)]
     try:
+        others += (pool.submit(drain) for _ in range(min(threads, len(work)) - 1))
         drain()
     finally:
         # Threads busy with other batches have not begun on this one: there is nothing left for
@@ -206,12 +231,18 @@ def lock_folder(folder: Path) -> int:
     except OSError as error:
         holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(fd)
+        if error.errno != errno.EWOULDBLOCK:
+            raise ConfigError(
+                f'disk tier "{folder}" can not be locked: {error.strerror}; give it a folder on a '
+                "local file system"
+            ) from error
         raise BusyError(
             f'disk tier "{folder}" is in use by process {holder}; '
             "stop that, or give this node another folder"
         ) from error
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # on a full disk whoever comes next is not told our number
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
 
 
@@ -250,7 +281,10 @@ def _too_large(path: Path, asked: int, free: int, setting: str) -> ConfigError:
 
 
 def _open(path: Path) -> tuple[int, bool, str]:
-    """Return descriptor, whether I/O is direct, and why; one sector is read to be sure."""
+    """Return descriptor, whether I/O is direct, and why; one sector is read to be sure.
+
+    A sector that can not be read says nothing of direct I/O: there are two superblocks.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_DIRECT)
     except OSError as error:
@@ -260,6 +294,8 @@ def _open(path: Path) -> tuple[int, bool, str]:
     try:
         os.preadv(fd, [aligned_buffer(ALIGNMENT)], 0)
     except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.EOPNOTSUPP}:
+            return fd, True, "direct I/O"
         os.close(fd)
         return os.open(path, os.O_RDWR), False, f"direct read refused: {error.strerror}"
     return fd, True, "direct I/O"

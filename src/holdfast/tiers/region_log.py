@@ -10,6 +10,7 @@ it counts toward the store's budget per block; headers are kept until the footer
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,16 @@ from typing import NamedTuple
 
 from holdfast.blocks.key import KEY_BYTES
 from holdfast.tiers.base import NOWHERE, Dropped, Place, Reserved, Survivor
-from holdfast.tiers.region import SECTOR, Entry, Geometry, Life, Listed, Row, footer_bytes
+from holdfast.tiers.region import (
+    FREED_PER_REGION,
+    SECTOR,
+    Entry,
+    Geometry,
+    Life,
+    Listed,
+    Row,
+    footer_bytes,
+)
 from holdfast.tiers.region_table import UNNAMED, Region, State
 
 
@@ -185,14 +195,20 @@ class RegionLog:
         ]
 
     def freed(self) -> list[tuple[int, int]]:
-        """Return the dead records of sealed regions, youngest region first."""
-        return [
+        """Return the dead records of sealed regions, youngest region first.
+
+        As many as a snapshot has room for, and without looking into regions that are all alive:
+        nobody reads or writes meanwhile.
+        """
+        dead = (
             (index, region.starts[n])
             for index in reversed(self._taken)
             if (region := self._regions[index]).state is State.SEALED
+            and region.live < len(region.starts)
             for n in range(len(region.starts))
             if not region.sectors[n]
-        ]
+        )
+        return list(itertools.islice(dead, FREED_PER_REGION * self.geometry.region_count))
 
     # Recovery.
 
