@@ -379,6 +379,13 @@ def test_listening_everywhere_is_fine_with_the_address_that_others_use():
     assert parse(config).register.address == "tcp://flash-1:7441"
 
 
+@pytest.mark.parametrize("ask_s", [0, -1, 61])
+def test_a_question_to_a_pool_has_its_limits(ask_s):
+    pool = {"kind": "pool", "members": "m.yaml", "ask_s": ask_s}
+    with pytest.raises(ConfigError, match=r"tiers\.1\.ask_s: .* above 0 and at most 60 s"):
+        parse(data(HOST, pool, domains={"default": {"key_file": "k"}}))
+
+
 @pytest.mark.parametrize("ramp_s", [0, -1, 86_401])
 def test_a_ramp_has_its_limits(ramp_s):
     pool = {"kind": "pool", "members": "m.yaml", "ramp_s": ramp_s}

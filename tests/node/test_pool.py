@@ -42,12 +42,13 @@ class Pool:
         fresh.write_text(json.dumps({"members": members}))
         fresh.rename(self.members)
 
-    def start_host(self, name, **more):
+    def start_host(self, name, deadline_s=1.0, ask_s=0.25, **more):
+        times = {"deadline_s": deadline_s, "ask_s": ask_s}
         return self.start_node(
             self.folder / name,
             tiers=[
                 {"kind": "host", "capacity": "64 MiB"},
-                {"kind": "pool", "members": str(self.members), "deadline_s": 1.0},
+                {"kind": "pool", "members": str(self.members), **times},
             ],
             domains={"default": {"key_file": str(self.key)}},
             **more,
@@ -109,17 +110,39 @@ def test_a_dead_target_costs_what_it_held_and_no_more(pool, engine, names):
     assert again == [3] * 16, "the host that saved them still has them"
 
 
+def members(engine):
+    """What a host knows of its pool, by target."""
+    [known] = engine.call(m.Members()).data["shared"]
+    return {member["id"]: member for member in known["members"]}
+
+
+def until_members(engine, count):
+    end = time.monotonic() + 30
+    while len(members(engine)) < count:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def test_a_target_that_joins_takes_its_share(pool, engine, names):
-    a = engine(pool.start_host("a").address)
-    until_covered(a, names("none", 1), within_s=0.5)
+    """Whom it knows as warming up, another host sees as warm: what that writes is found.
+
+    A host that took a target for dead would write to another, and hosts do not share what they
+    think of targets: on a machine with more to do than it can, they must not get impatient.
+    """
+    patient = {"deadline_s": 20.0, "ask_s": 20.0}
+    a = engine(pool.start_host("a", **patient).address)
+    until_members(a, 2)
     pool.start_target("t2")
     pool.announce()
-    b = engine(pool.start_host("b").address)
+    b = engine(pool.start_host("b", **patient).address)
+    for host in (a, b):
+        until_members(host, 3)
+    assert members(a)["t2"]["share"] < members(b)["t2"]["share"] == pytest.approx(1 / 3)
     contexts = [names(f"late {i}", 2) for i in range(64)]
-    time.sleep(1.5)
     for keys in contexts:
         b.save(keys)
     written(b)
+    assert {member["phase"] for member in members(b).values()} == {"closed"}
     assert all(until_covered(a, keys) == 2 for keys in contexts)
     assert all(a.read(keys)[0] == 2 for keys in contexts)
 

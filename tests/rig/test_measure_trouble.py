@@ -11,7 +11,8 @@ def _small(monkeypatch):
     monkeypatch.setattr(measure_pool, "HOST_BYTES", 64 << 20)
     for name, value in [("CHAINS", 40), ("HOT_CHAINS", 2), ("READS", 40), ("SETTLE_S", 0.2)]:
         monkeypatch.setattr(measure_trouble, name, value)
-    monkeypatch.setattr(measure_trouble, "MUTE_S", 0.2)
+    for name, value in [("MUTE_S", 0.2), ("LATE_READS", 40), ("TRIES", 1)]:
+        monkeypatch.setattr(measure_trouble, name, value)
 
 
 def test_a_join_a_late_target_and_mute_ones_have_their_rows(tmp_path):

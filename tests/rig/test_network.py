@@ -71,6 +71,16 @@ def test_hosts_in_namespaces_reach_each_other_under_their_own_addresses(spaced, 
     assert answer(b, a, tmp_path) == place(b)[0]
 
 
+def test_a_host_that_is_cut_off_hears_nothing_until_it_is_mended(spaced, tmp_path):
+    a, b = spaced.host(), spaced.host()
+    spaced.cut(b.address)
+    ask = [*a.inside, sys.executable, "-c", ASK.replace(", 5)", ", 1)"), *place(b)]
+    told = subprocess.run(ask, capture_output=True, text=True, check=False)
+    assert "TimeoutError" in told.stderr or "No route" in told.stderr, told
+    spaced.mend(b.address)
+    assert answer(a, b, tmp_path) == place(a)[0]
+
+
 def test_this_machines_own_network_is_left_as_it_was(tmp_path):
     if shutil.which("ip") is None:
         pytest.skip("no ip here to look with")

@@ -180,6 +180,7 @@ def _check_tiers(config: Config) -> None:
                     )
             case PoolOptions():
                 _within(f"tiers.{number}.deadline_s", tier.deadline_s, DEADLINE_S_MAX)
+                _within(f"tiers.{number}.ask_s", tier.ask_s, DEADLINE_S_MAX)
                 _within(f"tiers.{number}.ramp_s", tier.ramp_s, RAMP_S_MAX)
                 _check_key(config, f"tiers.{number}", "pool")
             case ValkeyOptions():

@@ -87,7 +87,9 @@ class DiskOptions(_Section, frozen=True, tag="disk", tag_field="kind"):
 
 
 class PoolOptions(_Section, frozen=True, tag="pool", tag_field="kind"):
-    """A pool of targets. `members` says who they are; `deadline_s` bounds one call to one of them.
+    """A pool of targets. `members` says who they are; times in seconds.
+
+    `deadline_s` bounds one call to one of them, `ask_s` a question what it holds.
 
     `members`: a YAML file, or dns://NAME:PORT, dns://_SERVICE._tcp.NAME,
     kubernetes://[NAMESPACE/]SERVICE[:PORT] or etcd://HOST:PORT[,HOST:PORT][/PREFIX], behind which
@@ -97,6 +99,7 @@ class PoolOptions(_Section, frozen=True, tag="pool", tag_field="kind"):
 
     members: str
     deadline_s: float = 2.0
+    ask_s: float = 0.25
     ramp_s: float = 300.0
 
 

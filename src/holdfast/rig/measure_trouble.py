@@ -42,7 +42,11 @@ CHAINS = 240
 HOT_CHAINS = 12
 LATE_S = 0.1
 SETTLE_S = 5.0
-READS = 400
+READS = 2_000
+LATE_READS = 400
+"""Each that a late target answers takes a tenth of a second."""
+
+TRIES = 3
 LATE_GOAL = 1.3
 DIP_GOAL = 0.5
 ASKERS = 4
@@ -177,22 +181,25 @@ def _dip(addresses: Sequence[str], overlap_s: float) -> float:
 
 
 def _late_row(addresses: Sequence[str]) -> Row:
-    healthy, careful = _late(addresses, HealthOptions(), hedge=True)
+    tries = [_late(addresses, HealthOptions(), hedge=True) for _ in range(TRIES)]
     _, careless = _late(addresses, _UNJUDGED, hedge=False)
-    row = at_most("pool.late.p99", careful.p99_ms / healthy.p99_ms, "x healthy", LATE_GOAL)
+    ratios = [careful.p99_ms / healthy.p99_ms for healthy, careful in tries]
+    row = at_most("pool.late.p99", statistics.median(ratios), "x healthy", LATE_GOAL)
     more: dict[str, object] = {
-        "healthy_ms": healthy.p99_ms,
-        "with_ms": careful.p99_ms,
+        "healthy_ms": statistics.median(healthy.p99_ms for healthy, _ in tries),
+        "with_ms": statistics.median(careful.p99_ms for _, careful in tries),
         "without_ms": careless.p99_ms,
-        "hits_with": careful.share,
+        "hits_with": min(careful.share for _, careful in tries),
         "hits_without": careless.share,
-        "hedged_share": careful.hedged,
+        "hedged_share": max(careful.hedged for _, careful in tries),
+        "tries": ratios,
     }
     return with_more(row, more)
 
 
 def _late(addresses: Sequence[str], health: HealthOptions, *, hedge: bool) -> tuple[Paced, Paced]:
     """Read hot heads from healthy targets, then with one of them late, after five seconds of it."""
+    reads = READS if hedge else LATE_READS
     with _scene(addresses, PoolOptions(health=health), TARGETS) as scene:
         keys, dice = _keys(HOT_CHAINS), random.Random(_SEED)  # noqa: S311  # an order, not a secret
         scene.save(keys)
@@ -200,12 +207,12 @@ def _late(addresses: Sequence[str], health: HealthOptions, *, hedge: bool) -> tu
             for key in keys * 70:
                 scene.read(key)
             scene.save(keys)
-        healthy = _paced(scene, keys, dice)
+        healthy = _paced(scene, keys, dice, reads)
         scene.owner(keys[0]).late_s = LATE_S
         until_s = time.monotonic() + SETTLE_S
         while time.monotonic() < until_s:
             scene.read(dice.choice(keys))
-        return healthy, _paced(scene, keys, dice)
+        return healthy, _paced(scene, keys, dice, reads)
 
 
 def _mute_rows(targets: Sequence[TargetProcess]) -> list[Row]:
@@ -243,14 +250,14 @@ def _until(seconds: float) -> Iterator[None]:
         yield
 
 
-def _paced(scene: Scene, keys: Sequence[bytes], dice: random.Random) -> Paced:
+def _paced(scene: Scene, keys: Sequence[bytes], dice: random.Random, reads: int) -> Paced:
     hedges, times_ms, came = scene.tier.hedging.hedges, list[float](), 0
-    for _ in range(READS):
+    for _ in range(reads):
         key, start_s = dice.choice(keys), time.perf_counter()
         came += scene.read(key)
         times_ms.append(1e3 * (time.perf_counter() - start_s))
     hedged = scene.tier.hedging.hedges - hedges
-    return Paced(statistics.quantiles(times_ms, n=100)[-1], came / READS, hedged / READS)
+    return Paced(statistics.quantiles(times_ms, n=100)[-1], came / reads, hedged / reads)
 
 
 @contextmanager

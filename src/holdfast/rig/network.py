@@ -42,8 +42,19 @@ class Network(Protocol):
     kind: str
     """In words, for people: what makes the hosts."""
 
+    cuts: bool
+    """Whether hosts can be cut off."""
+
     def host(self) -> Host:
         """Return a new host; it lasts as long as the network."""
+        ...
+
+    def cut(self, address: str) -> None:
+        """Lose every packet to and from the host at an address. HoldfastError where it can not."""
+        ...
+
+    def mend(self, address: str) -> None:
+        """Undo `cut`."""
         ...
 
 
@@ -51,21 +62,30 @@ class LoopbackNetwork:
     """Hosts that differ in their port only."""
 
     kind = "loopback ports"
+    cuts = False
 
     def host(self) -> Host:
         return Host(f"tcp://{LOOPBACK}:{free_port()}")
+
+    def cut(self, address: str) -> None:
+        raise HoldfastError(f"{address} is a port of this machine, it can not be cut off; be root")
+
+    def mend(self, address: str) -> None:
+        pass
 
 
 class NamespaceNetwork:
     """Hosts in network namespaces; needs root, and ends with its processes."""
 
     kind = "network namespaces"
+    cuts = True
 
     def __init__(self, stack: ExitStack, log: Path) -> None:
         """Make the bridge; what is started ends with `stack`. Raises HoldfastError."""
         self._stack = stack
         self._log = log
         self._hosts = 0
+        self._cables: dict[str, str] = {}
         self._switch = self._hold("the switch")
         self._in(self._switch, "link", "add", "bridge", "type", "bridge")
         self._in(self._switch, "link", "set", "bridge", "up")
@@ -82,7 +102,15 @@ class NamespaceNetwork:
         self._in(held, "addr", "add", f"{address}/{_BITS}", "dev", "eth0")
         for device in ("lo", "eth0"):
             self._in(held, "link", "set", device, "up")
-        return Host(f"tcp://{address}:{PORT}", _inside(held))
+        host = Host(f"tcp://{address}:{PORT}", _inside(held))
+        self._cables[host.address] = name
+        return host
+
+    def cut(self, address: str) -> None:
+        self._in(self._switch, "link", "set", self._cables[address], "down")
+
+    def mend(self, address: str) -> None:
+        self._in(self._switch, "link", "set", self._cables[address], "up")
 
     def _hold(self, name: str) -> Process:
         """Start the process that a new namespace lives as long as."""

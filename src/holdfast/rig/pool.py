@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import enum
+import os
 import secrets
+import signal
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +35,13 @@ EVEN = 0.99
 SETTLED_S = 60.0
 _OWNER_ONLY = 0o600
 _KEY_BYTES = 32
+
+
+class Silence(enum.StrEnum):
+    """How targets fall silent: connections are accepted and nothing answered, or packets lost."""
+
+    STOPPED = "stopped"
+    CUT = "cut"
 
 
 class Pool:
@@ -91,6 +102,26 @@ class Pool:
         """End a target as a crash would; it stays among the members."""
         self.targets.pop(name).kill()
 
+    def silences(self) -> list[Silence]:
+        """Return the ways in which targets can fall silent on this network."""
+        return [Silence.STOPPED, *([Silence.CUT] if self._network.cuts else [])]
+
+    @contextmanager
+    def silent(self, silence: Silence) -> Iterator[None]:
+        """Let no target answer meanwhile, and none refuse."""
+        addresses = [self._addresses[name] for name in self.targets]
+        try:
+            if silence is Silence.CUT:
+                for address in addresses:
+                    self._network.cut(address)
+            else:
+                self._signal(signal.SIGSTOP)
+            yield
+        finally:
+            self._signal(signal.SIGCONT)
+            for address in addresses:
+                self._network.mend(address)
+
     def replace_target(self, dead: str) -> str:
         """Start another target instead of a dead one; return its name once it has its share."""
         del self._addresses[dead]
@@ -126,6 +157,10 @@ class Pool:
     def blocks(self) -> dict[str, int]:
         """Return how many blocks each living target holds."""
         return {name: int(node.status()["blocks"]) for name, node in self.targets.items()}
+
+    def _signal(self, number: int) -> None:
+        for node in self.targets.values():
+            os.killpg(node.process.pid, number)
 
     def _list(self) -> None:
         members = [{"id": name, "address": at} for name, at in self._addresses.items()]

@@ -14,7 +14,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
 from holdfast.limits import KIB, MIB, PACE_BYTES, PACE_S
@@ -227,7 +227,9 @@ class SealedStream:
 
     def receive(self, parts: Sequence[memoryview], pace: Pace) -> None:
         """Fill all parts; a piece takes many calls, so each does as little as it can."""
-        receive, now, moved = self._socket.recv_into, time.monotonic, 0
+        # What `recv_into` calls: one Python call less for every 16 KiB.
+        receive: Callable[[int, memoryview], int] = self._socket.read  # type: ignore[assignment]
+        now, moved = time.monotonic, 0
         for piece in pieces(parts, SEALED_PIECE_BYTES):
             for part in piece:
                 at, size, stale_at = 0, len(part), 0.0
@@ -235,7 +237,7 @@ class SealedStream:
                     if now() >= stale_at:
                         self._limit(pace.seconds(moved))
                         moved, stale_at = 0, now() + _SHORTEST_WAIT_S
-                    nbytes = receive(part[at:], size - at)
+                    nbytes = receive(size - at, part[at:])
                     if not nbytes:
                         raise ConnectionResetError("the other side closed the connection")
                     at += nbytes

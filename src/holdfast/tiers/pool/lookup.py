@@ -22,13 +22,16 @@ from holdfast.tiers.pool.placement import Placement
 class Route(NamedTuple):
     """Members for one segment, best first, and the epoch and digest they were found under.
 
-    `write` is shorter than asked where too few are available; `read` holds nobody twice.
+    `write` is shorter than asked where too few are available; its first `owners` are whom the
+    ranking names, behind them are stand-ins, who hold only what was written lately. `read` begins
+    with `write` and holds nobody twice.
     """
 
     write: tuple[Member, ...]
     read: tuple[Member, ...]
     epoch: int
     digest: int
+    owners: int
 
 
 class _Known(NamedTuple):
@@ -61,6 +64,7 @@ class Lookup:
         known = self._refresh()
         ranked = known.current.rank(segment_id)
         write = self._first(ranked, copies)
+        owners = sum(member in ranked[:copies] for member in write)
         read = dict.fromkeys(write)
         if any(self._unsure(member.id) for member in ranked[:copies]):
             read |= dict.fromkeys(self._first(ranked, copies + 1))
@@ -75,7 +79,7 @@ class Lookup:
                 self._first((current.get(member.id, member) for member in ranked), copies)
             )
         view = known.views.current.view
-        return Route(write, tuple(read), view.epoch, view.digest)
+        return Route(write, tuple(read), view.epoch, view.digest, owners)
 
     def placement(self) -> Placement:
         """Return who gets which segment now."""

@@ -30,7 +30,7 @@ from holdfast.tiers.base import Get, Place, Put, Reserved, Survivor, Usage, segm
 from holdfast.tiers.pool.health import HealthOptions, PoolHealth
 from holdfast.tiers.pool.hedge import HedgeBudget
 from holdfast.tiers.pool.hot import HotSegments
-from holdfast.tiers.pool.lookup import Lookup
+from holdfast.tiers.pool.lookup import Lookup, Route
 from holdfast.tiers.pool.members import Member
 from holdfast.tiers.pool.membership import Membership, MembershipOptions, MembershipSource
 from holdfast.tiers.pool.moves import Losses, Strays
@@ -42,6 +42,8 @@ HOT_COPIES = 2
 """Copies of a segment that many ask for."""
 
 RACERS = 8
+RACED_BYTES = 64 * MIB
+"""Most that is read in a race, which takes memory of its own for each racer."""
 
 ASKED_BYTES = 1 * MIB
 """From here on a member is asked what it has of a batch before the batch is sent."""
@@ -204,7 +206,10 @@ class PoolTier:
             for part in parts if not self._closed else ():
                 act(part)
             return
-        for done in [self._threads.submit(act, part) for part in parts]:
+        begun = [(part, self._threads.submit(act, part)) for part in parts]
+        for part, done in begun:
+            if not wait([done], part.left_s).done and done.cancel():
+                continue  # every thread is busy, with calls that may take longer than this may
             done.result()
 
     def _write(self, part: Part, batch: Sequence[Put], outcomes: list[Outcome]) -> None:
@@ -242,11 +247,12 @@ class PoolTier:
         copies = HOT_COPIES if self.hot.hit(part.segment) else 1
         route = self.lookup.route(part.segment, copies)
         left = list(part.indices)
-        members = self._order(route.read, len(route.write))
-        if copies > 1 and len(members) > 1:
-            left = self._race(members, part, batch, outcomes, route.digest)
+        members, asked = self._order(route), set[Member]()
+        nbytes = sum(len(batch[index].into) for index in left)
+        if copies > 1 and len(members) > 1 and nbytes <= RACED_BYTES:
+            left, asked = self._race(members, part, batch, outcomes, route.digest)
         for member in members:
-            if left and part.left_s:
+            if left and part.left_s and member not in asked:
                 before = left
                 rest = part._replace(indices=left)
                 left = self._receive(member, rest, batch, outcomes, route.digest)
@@ -256,12 +262,12 @@ class PoolTier:
         done = sum(len(batch[i].into) for i in part.indices if outcomes[i] is Outcome.OK)
         self._count(0, done)
 
-    def _order(self, members: Sequence[Member], copies: int) -> list[Member]:
-        """Put the less busy of two copies first."""
-        if copies < HOT_COPIES:
-            return list(members)
-        first = self.health.choose([member.id for member in members[:copies]])
-        return sorted(members, key=lambda member: member.id != first)
+    def _order(self, route: Route) -> list[Member]:
+        """Put the less busy of two owners first; a stand-in may not have the copy."""
+        if route.owners < HOT_COPIES:
+            return list(route.read)
+        first = self.health.choose([member.id for member in route.write[: route.owners]])
+        return sorted(route.read, key=lambda member: member.id != first)
 
     def _receive(
         self,
@@ -299,26 +305,29 @@ class PoolTier:
         batch: Sequence[Get],
         outcomes: list[Outcome],
         digest: int,
-    ) -> list[int]:
+    ) -> tuple[list[int], set[Member]]:
         """Read a hot segment from one copy and, if that is late, from the other; first wins.
 
-        Each reads into memory of its own, so that the loser has nothing of the caller's.
+        Each reads into memory of its own, so that the loser has nothing of the caller's. Returns
+        what is left, and who need not be asked for it: those who answered.
         """
-        left = part.indices
+        left, asked = part.indices, set[Member]()
         self.hedging.request()
         first = self._racers.submit(self._scratch, members[0], part, batch, digest)
         late_s = self.health.hedge_after_s()
-        racing = [first]
+        racing = {first: members[0]}
         if late_s is not None and not wait([first], late_s).done and self.hedging.take():
-            racing.append(self._racers.submit(self._scratch, members[1], part, batch, digest))
+            second = self._racers.submit(self._scratch, members[1], part, batch, digest)
+            racing[second] = members[1]
         for done in as_completed(racing):
             landed = done.result()
+            asked.add(racing[done])
             if landed:
                 for index, record in zip(left, landed, strict=False):
                     batch[index].into[:] = record
                     outcomes[index] = Outcome.OK
-                return left[len(landed) :]
-        return left
+                return left[len(landed) :], asked
+        return left, asked
 
     def _scratch(
         self, member: Member, part: Part, batch: Sequence[Get], digest: int

@@ -1,0 +1,151 @@
+"""Measure a real engine's time to the first token while no target of its pool says anything.
+
+Two engines of one model: one without Holdfast, one behind a node whose pool was well and then fell
+silent. Both compute the same new prompts by turns, so nothing is ever fetched: what differs is
+what a dead pool costs.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from holdfast.errors import HoldfastError
+from holdfast.limits import BLOCK_TOKENS
+from holdfast.rig.ask import complete
+from holdfast.rig.network import open_network
+from holdfast.rig.node import Node
+from holdfast.rig.pool import Pool, Silence
+from holdfast.rig.process import wait_until
+from holdfast.rig.report import Row, at_most, with_more
+from holdfast.rig.server import (
+    COVER_DEADLINE_MS,
+    SPIN_S,
+    Engine,
+    EngineOptions,
+    holdfast_kv_transfer,
+    wait_all_ready,
+)
+
+TARGETS = 4
+PROMPT_TOKENS = 2048
+TTFT_GOAL = 1.05
+OPEN_S = 10.0
+RECOVERED_S = 90.0
+SEED = 20_26
+
+
+class Course(NamedTuple):
+    """What is measured: a made model's folder and vocabulary, rounds, and whom to tell of it."""
+
+    made: Path
+    vocabulary: int
+    rounds: int
+    tell: Callable[[str], None]
+
+
+class Engines(NamedTuple):
+    """One without Holdfast, and one behind a node with a pool."""
+
+    alone: Engine
+    behind: Engine
+
+
+class Bench:
+    """The engines, the node and its pool; prompts that nobody has seen."""
+
+    def __init__(self, engines: Engines, node: Node, pool: Pool, course: Course) -> None:
+        self._engines, self._node, self._pool, self._course = engines, node, pool, course
+        self._chance = random.Random(SEED)  # noqa: S311  # prompts, not secrets
+
+    def rows(self) -> Iterator[Row]:
+        """Warm up, then let the targets fall silent in every way that there is."""
+        before = sum(self._pool.blocks().values())
+        self._course.tell("both engines warm up, and the pool is written to")
+        for engine in self._engines:
+            self._ttft_s(engine, self._prompt())
+        self._pool.wait_holding(before + PROMPT_TOKENS // BLOCK_TOKENS)
+        for silence in self._pool.silences():
+            with self._pool.silent(silence):
+                yield from self._silent_rows(silence)
+            wait_until(self._node.process, self._all_closed, RECOVERED_S, "sure of its pool again")
+
+    def _silent_rows(self, silence: Silence) -> Iterator[Row]:
+        course = self._course
+        course.tell(f"all targets {silence}: the first request that meets them")
+        prompt = self._prompt()
+        first_s = self._ttft_s(self._engines.behind, prompt)
+        late_s = first_s - self._ttft_s(self._engines.alone, prompt)
+        row = at_most(f"pool.{silence}.first", late_s, "s late", COVER_DEADLINE_MS / 1000)
+        yield with_more(row, {"first_s": first_s})
+        wait_until(self._node.process, self._all_open, OPEN_S, "sure that its pool is silent")
+        times: tuple[list[float], list[float]] = ([], [])
+        for turn in range(course.rounds):
+            course.tell(f"all targets {silence}: round {turn + 1} of {course.rounds}")
+            prompt = self._prompt()
+            for which in (0, 1) if turn % 2 == 0 else (1, 0):
+                times[which].append(self._ttft_s(self._engines[which], prompt))
+        yield _ttft_row(silence, *times)
+
+    def _ttft_s(self, engine: Engine, prompt: Sequence[int]) -> float:
+        """Ask for one token; the other engine's worker has stopped spinning by then."""
+        time.sleep(SPIN_S)
+        return complete(engine, prompt, 1).ttft_s
+
+    def _prompt(self) -> list[int]:
+        return [self._chance.randrange(2, self._course.vocabulary) for _ in range(PROMPT_TOKENS)]
+
+    def _phases(self) -> list[str]:
+        return [str(member["phase"]) for member in self._node.members()]
+
+    def _all_open(self) -> bool:
+        return "closed" not in self._phases()
+
+    def _all_closed(self) -> bool:
+        return set(self._phases()) == {"closed"}
+
+
+def mute_rows(folder: Path, course: Course) -> Iterator[Row]:
+    """Start everything and measure; processes and network end with the iteration."""
+    with ExitStack() as stack:
+        network = stack.enter_context(open_network(folder / "network.log"))
+        pool = Pool(stack, folder, network)
+        course.tell(f"{TARGETS} targets, a host and two engines start, on {network.kind}")
+        pool.start_targets(TARGETS)
+        node = pool.start_host("host")
+        engines = Engines(
+            _start(stack, folder, course, "alone", {}),
+            _start(stack, folder, course, "behind", holdfast_kv_transfer(node.address)),
+        )
+        wait_all_ready(engines)
+        yield from Bench(engines, node, pool, course).rows()
+
+
+def _start(
+    stack: ExitStack, folder: Path, course: Course, name: str, flag: dict[str, object]
+) -> Engine:
+    options = EngineOptions(
+        model=course.made, kv_transfer=flag, model_tokens_max=PROMPT_TOKENS + BLOCK_TOKENS
+    )
+    engine = Engine(name, options, folder / f"{name}.log")
+    stack.enter_context(engine.process)
+    return engine
+
+
+def _ttft_row(silence: Silence, alone: Sequence[float], behind: Sequence[float]) -> Row:
+    if not alone:
+        raise HoldfastError("no round was measured; raise --rounds")
+    ratio = median(with_pool / without for with_pool, without in zip(behind, alone, strict=True))
+    row = at_most(f"pool.{silence}.ttft", ratio, "x without", TTFT_GOAL)
+    more: dict[str, object] = {
+        "alone_s": median(alone),
+        "behind_s": median(behind),
+        "worst": max(with_pool / without for with_pool, without in zip(behind, alone, strict=True)),
+        "rounds": len(alone),
+    }
+    return with_more(row, more)

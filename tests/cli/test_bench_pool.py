@@ -1,0 +1,51 @@
+"""`holdfast bench pool` measures the parts it is asked for, all of them if it is not asked."""
+
+import pytest
+
+from holdfast.cli import bench_pool, main
+from holdfast.rig.report import Row
+
+pytest.importorskip("rich")
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path, reported):
+    """Run `bench pool` with parts that only say their name; return the status and these names."""
+
+    def run(*options, installed=True):
+        for module, name in (
+            ("measure_pool", "pool_rows"),
+            ("measure_pool", "sealed_rows"),
+            ("measure_pool", "nixl_rows"),
+            ("measure_trouble", "trouble_rows"),
+            ("measure_mute", "mute_rows"),
+            ("measure_peers", "peer_rows"),
+        ):
+            row = Row(what=name, value=1.0, unit="x")
+            monkeypatch.setattr(getattr(bench_pool, module), name, lambda *_, row=row: [row])
+        monkeypatch.setattr(bench_pool, "find_spec", lambda _: installed)
+        monkeypatch.setattr(bench_pool.model, "make", lambda _: tmp_path)
+        status, rows = reported("bench", "pool", "--folder", tmp_path, *options)
+        return status, [row["what"] for row in rows]
+
+    return run
+
+
+def test_all_parts_are_measured_if_none_is_named(measured):
+    rows = ["pool_rows", "sealed_rows", "nixl_rows", "trouble_rows", "mute_rows", "peer_rows"]
+    assert measured() == (0, rows)
+
+
+def test_only_the_parts_named_are_measured_in_their_order(measured):
+    assert measured("--only", "engine", "tls") == (0, ["sealed_rows", "mute_rows"])
+    assert measured("--quick") == (0, ["pool_rows", "sealed_rows"])
+
+
+def test_without_vllm_there_is_no_engine_part(measured):
+    assert measured("--only", "engine", "tls", installed=None) == (0, ["sealed_rows"])
+
+
+def test_a_part_nobody_knows_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "pool", "--only", "everything"])
+    assert "everything" in capsys.readouterr().err

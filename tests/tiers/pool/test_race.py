@@ -1,0 +1,87 @@
+"""Hot segments have two copies: who is asked first, and who when that is late."""
+
+import time
+
+from holdfast.errors import Outcome
+from holdfast.testing.payloads import world_of
+from holdfast.tiers.pool import tier
+
+WORLD = world_of(8_000)
+
+
+def test_a_hot_segment_gets_a_second_copy_and_outlives_its_owner(fleet) -> None:
+    one = fleet()
+    chain = one.chain(1, 4)
+    one.write(chain)
+    for _ in range(80):
+        one.read(chain)
+    one.write(chain)
+    holders = [t for t in one.targets.values() if chain.keys[0] in t.records]
+    assert len(holders) == 2
+    holders[0].mood = "dead"
+    assert set(one.read(chain)) == {Outcome.OK}
+
+
+def hot(one):
+    """Write a segment that is hot, and return its chain and the two targets that hold it."""
+    chain = one.chain(1, 4)
+    for _ in range(80):
+        one.read(chain)
+    one.write(chain)
+    return chain, {name: t for name, t in one.targets.items() if chain.keys[0] in t.records}
+
+
+def test_who_stands_in_for_one_of_two_owners_is_not_asked_first(fleet) -> None:
+    one = fleet()
+    chain, owners = hot(one)
+    assert len(owners) == 2
+    dead, alive = owners
+    one.targets[dead].mood = "dead"
+    for _ in range(20):
+        one.read(chain)
+    assert not one.pool.health.trusted(dead)
+    before = {name: target.calls for name, target in one.targets.items()}
+    for _ in range(40):
+        assert set(one.read(chain)) == {Outcome.OK}
+    asked = {name for name, target in one.targets.items() if target.calls > before[name]}
+    assert asked == {alive}
+
+
+def test_who_answered_in_a_race_is_not_asked_again(fleet) -> None:
+    one = fleet()
+    chain, owners = hot(one)
+    empty, full = owners
+    one.targets[empty].records.clear()
+    before = {name: one.targets[name].calls for name in owners}
+    for _ in range(40):
+        assert set(one.read(chain)) == {Outcome.OK}
+    assert one.targets[empty].calls - before[empty] <= 40
+    assert one.targets[full].calls - before[full] <= 40 + one.pool.hedging.hedges
+
+
+def test_what_is_too_large_for_a_race_is_read_into_the_callers_memory_at_once(fleet, monkeypatch):
+    one = fleet()
+    chain, _ = hot(one)
+    monkeypatch.setattr(tier, "RACED_BYTES", WORLD.record_bytes)
+    raced = one.pool.hedging.requests
+    assert set(one.read(chain)) == {Outcome.OK}
+    assert one.pool.hedging.requests == raced
+
+
+def test_a_late_copy_is_overtaken_by_the_other_within_the_budget(fleet) -> None:
+    one = fleet()
+    chain = one.chain(1, 4)
+    for _ in range(80):
+        one.read(chain)
+    one.write(chain)
+    for _ in range(200):
+        one.read(chain)
+    slow = next(t for t in one.targets.values() if chain.keys[0] in t.records)
+    slow.mood = "slow"
+    times = []
+    for _ in range(6):
+        start = time.monotonic()
+        assert set(one.read(chain)) == {Outcome.OK}
+        times.append(time.monotonic() - start)
+    assert min(times) < 0.1
+    assert one.pool.hedging.hedges <= one.pool.hedging.requests * 0.05 + 10
