@@ -71,6 +71,16 @@ def test_a_system_without_threads_to_spare_turns_one_away_and_the_next_is_served
     assert node.service.status()["turned_away"] == 1
 
 
+def test_a_stranger_is_given_little_memory(node, caplog):
+    with socket.create_connection(tcp_endpoint(node.address)) as raw:
+        raw.sendall(struct.pack("<IIQ", 1 << 20, 1, 0))
+        assert ended(raw, within_s=1.0)
+    until_s = time.monotonic() + 5
+    while "the limit is 131072" not in caplog.text and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert "request 1 announces 1048576 bytes, the limit is 131072" in caplog.text
+
+
 def test_one_host_does_not_keep_the_others_at_the_door(node):
     silent = [socket.create_connection(tcp_endpoint(node.address)) for _ in range(13)]
     until_s = time.monotonic() + 5

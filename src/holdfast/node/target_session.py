@@ -24,6 +24,7 @@ from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import FormatError, HoldfastError, Outcome, ProtocolError, RefusedError
 from holdfast.limits import (
     CHAIN_BLOCKS_MAX,
+    FRAME_BODY_BYTES_MAX,
     FRAME_PAYLOAD_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
 )
@@ -39,6 +40,9 @@ from holdfast.wire.messages import List, Refused, Report, Status
 from holdfast.wire.nixl import MoveLostError
 from holdfast.wire.stream import Deadline, Idle, Stream
 from holdfast.wire.token import CLOCK_SKEW_S, Claims, Verb
+
+STRANGER_BYTES_MAX = 128 << 10
+"""Most bytes of a message from who has not joined: a token, and what NIXL tells of itself."""
 
 LEASE_TTL_S_MAX = 300.0
 _CLIMB_S = 5.0
@@ -73,6 +77,8 @@ class Inbox:
     """Receives requests; their ids must count up from 1, so nothing can be said twice."""
 
     def __init__(self, stream: Stream) -> None:
+        self.body_bytes_max = STRANGER_BYTES_MAX
+        """More for those who have joined: what a stranger says takes memory, too."""
         self._stream = stream
         self._last_id = 0
         self._head = memoryview(bytearray(HEADER_BYTES))
@@ -88,6 +94,11 @@ class Inbox:
         if head.request_id != self._last_id + 1:
             raise ProtocolError(f"request {head.request_id} follows request {self._last_id}")
         self._last_id = head.request_id
+        if head.body_bytes > self.body_bytes_max:
+            raise ProtocolError(
+                f"request {head.request_id} announces {head.body_bytes} bytes, the limit is "
+                f"{self.body_bytes_max}"
+            )
         if head.body_bytes > len(self._body):
             self._body = memoryview(bytearray(head.body_bytes))
         body = self._body[: head.body_bytes]
@@ -120,6 +131,7 @@ class TargetSession:
         self._store: Store = service.store
         self._stream = stream
         self._inbox = inbox
+        inbox.body_bytes_max = FRAME_BODY_BYTES_MAX
         self._claims = claims
         self._reach = reach
 
