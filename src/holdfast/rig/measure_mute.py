@@ -34,8 +34,9 @@ from holdfast.rig.server import (
 
 TARGETS = 4
 PROMPT_TOKENS = 2048
+SHORT_TOKENS = BLOCK_TOKENS + 16
 TTFT_GOAL = 1.05
-OPEN_S = 10.0
+OPEN_S = 30.0
 RECOVERED_S = 90.0
 SEED = 20_26
 
@@ -97,13 +98,16 @@ class Bench:
         time.sleep(SPIN_S)
         return complete(engine, prompt, 1).ttft_s
 
-    def _prompt(self) -> list[int]:
-        return [self._chance.randrange(2, self._course.vocabulary) for _ in range(PROMPT_TOKENS)]
+    def _prompt(self, tokens: int = PROMPT_TOKENS) -> list[int]:
+        return [self._chance.randrange(2, self._course.vocabulary) for _ in range(tokens)]
 
     def _phases(self) -> list[str]:
         return [str(member["phase"]) for member in self._node.members()]
 
     def _all_open(self) -> bool:
+        """Send short prompts, each of which meets one target, until none is asked any more."""
+        if "closed" in self._phases():
+            complete(self._engines.behind, self._prompt(SHORT_TOKENS), 1)
         return "closed" not in self._phases()
 
     def _all_closed(self) -> bool:
