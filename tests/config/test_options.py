@@ -44,3 +44,22 @@ def test_a_scrub_must_be_able_to_read_everything_in_its_time():
         parse(data(listen=HERE, scrub={"every_s": 60, "rate": 1000}))
     with pytest.raises(ConfigError, match=r"scrub.every_s: -1 s is not above 0"):
         parse(data(listen=HERE, scrub={"every_s": -1}))
+
+
+HOST = {"kind": "host", "capacity": "64 MiB"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"capacity": 10**30}, r"tiers\.1\.capacity: .* is more than 1024 TiB; lower it"),
+        ({"path": ""}, r"tiers\.1\.path: is empty; name a folder"),
+        ({"path": "a\0b"}, r"can not name a file; correct it"),
+        ({"path": "a\ud800"}, r"can not name a file; correct it"),
+        ({"writes_per_day": "\udc80"}, r"is not UTF-8 text; correct it"),
+    ],
+)
+def test_what_a_disk_can_not_be_is_said_before_it_is_opened(changed, words) -> None:
+    disk = {"kind": "disk", "path": "/data", "capacity": "1 GiB", **changed}
+    with pytest.raises(ConfigError, match=words):
+        parse({"listen": HERE, "tiers": [HOST, disk]})

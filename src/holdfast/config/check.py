@@ -27,6 +27,8 @@ from holdfast.wire.address import exposed_addresses, tcp_endpoint
 
 HOST_BYTES_MIN = 16 * MIB
 DISK_BYTES_MIN = 16 * MIB
+DISK_BYTES_MAX = 1 << 50
+"""A table of more regions takes longer to lay out than anybody waits."""
 READ_LIMIT_MIN = MIB
 LANE_BYTES_MIN = MIB
 DEADLINE_S_MAX = 60.0
@@ -238,6 +240,13 @@ def _check_cxl(config: Config, tier: CxlOptions, number: int) -> None:
 
 def _check_disk(tier: DiskOptions, at: str) -> None:
     _at_least(tier.capacity, DISK_BYTES_MIN, f"{at}.capacity")
+    if tier.capacity > DISK_BYTES_MAX:
+        raise ConfigError(
+            f"{at}.capacity: {tier.capacity} is more than {Size(DISK_BYTES_MAX)}; lower it to what "
+            "the drive has"
+        )
+    if not tier.path:
+        raise ConfigError(f"{at}.path: is empty; name a folder for the blocks")
     if tier.read_limit is not None:
         _at_least(tier.read_limit, READ_LIMIT_MIN, f"{at}.read_limit")
     if tier.writes_per_day is not None:

@@ -44,6 +44,8 @@ from holdfast.wire.address import UNIX
 S = TypeVar("S", bound=msgspec.Struct)
 
 _AT = re.compile(r" - at `\$?(.*)`$")
+_LONE = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
+"""Halves of characters that no file's name has, in whatever encoding."""
 _KEY = re.compile(r"[A-Za-z0-9_-]+|\.{3}")
 
 _SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -97,6 +99,11 @@ def parse(data: Mapping[str, Any], folder: Path | None = None) -> Config:
         config = msgspec.convert(data, Config, strict=False, dec_hook=_custom)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(error, data)) from error
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"configuration: {error.object!a:.60} is not UTF-8 text; correct it in the file, the "
+            "environment or the flags"
+        ) from error
     config = _absolute(config, folder or Path.cwd())
     check(config)
     return config
@@ -192,6 +199,8 @@ def _keys(section: type[msgspec.Struct]) -> tuple[str, ...]:
 
 def _absolute(config: Config, folder: Path) -> Config:
     def resolved(path: str) -> str:
+        if "\0" in path or _LONE.search(path):
+            raise ConfigError(f"configuration: {path!a:.60} can not name a file; correct it")
         return str((folder / Path(path).expanduser()).absolute())
 
     replace = msgspec.structs.replace
@@ -216,7 +225,7 @@ def _absolute(config: Config, folder: Path) -> Config:
 
 def _absolute_tier(tier: TierOptions, resolved: Callable[[str], str]) -> TierOptions:
     match tier:
-        case DiskOptions():
+        case DiskOptions() if tier.path:
             return msgspec.structs.replace(tier, path=resolved(tier.path))
         case PoolOptions() if "://" not in tier.members:
             return msgspec.structs.replace(tier, members=resolved(tier.members))
