@@ -7,7 +7,7 @@ from concurrent.futures import wait
 
 import pytest
 
-from holdfast.policy.turns import Errand, Turn
+from holdfast.policy.turns import SEEN_S, Errand, Turn
 from holdfast.store.fair_pool import FairPool
 
 FLOOD, VICTIM = b"flood", b"victim"
@@ -108,6 +108,19 @@ def test_several_light_domains_find_spare_threads_and_one_never_takes_them_all(p
             assert time.monotonic() < deadline, started
             time.sleep(0.001)
     assert Counter(started) == {FLOOD: 4, b"one": 2, b"two": 1, b"three": 1}
+
+
+def test_a_pool_is_shared_while_another_domain_had_work_lately():
+    now = [0.0]
+    pool = FairPool(1, 0, "test", lambda: now[0])
+    pool.submit(Turn(FLOOD), lambda: None).result(5)
+    assert not pool.shared(FLOOD)
+    assert pool.shared(VICTIM)
+    pool.submit(Turn(VICTIM), lambda: None).result(5)
+    assert pool.shared(FLOOD)
+    now[0] += SEEN_S
+    assert not pool.shared(FLOOD)
+    pool.shutdown()
 
 
 def test_what_was_cancelled_costs_nobody_a_turn(pools):

@@ -309,3 +309,30 @@ def test_whatever_happens_counts_are_exact_and_quotas_hold(two, seed):
         if name == "flood":
             assert one.used("victim") >= min(before, MIB)
     one.settle()
+
+
+def test_waves_are_short_where_another_domain_reads_too(two, monkeypatch):
+    """On a slow tier what is under way of one would be what the other waits for."""
+    one = two(tier=MemoryTier(64 * MIB))
+    kept = {name: one.save(name, 1, 30)[0] for name in ("flood", "victim")}
+    one.settle()
+    sizes = []
+
+    def submit(turn, work, submit=one.store.ladder._climbers[0].submit):
+        sizes.append(turn.cost)
+        return submit(turn, work)
+
+    monkeypatch.setattr(one.store.ladder._climbers[0], "submit", submit)
+    monkeypatch.setattr(one.store.judgement, "speed", lambda tier: 100.0 * MIB * tier)
+
+    def read(name):
+        sizes.clear()
+        with one.states.lock:
+            for row in map(one.states.index.find, kept[name]):
+                one.states.vacate(row, 0)
+        assert one.read(name, kept[name]) == 30
+        return [size / SIZE for size in sizes]
+
+    assert read("flood") == [30]
+    assert read("victim") == [13, 13, 4]  # 2.5 ms each
+    assert read("flood") == [13, 13, 4]

@@ -13,6 +13,11 @@ from typing import Generic, NamedTuple, TypeVar
 
 from holdfast.policy.fair_queue import FairQueue, Terms
 
+SEEN_S = 60.0
+"""A domain that had work so lately may have some again at any moment."""
+
+_SEEN_MAX = 1_024
+
 T = TypeVar("T")
 
 
@@ -63,6 +68,7 @@ class Turns(Generic[T]):
         self._most = usual + spare
         self._queue: FairQueue[tuple[Turn, T]] = FairQueue()
         self._under_way: Counter[bytes] = Counter()
+        self._seen: dict[bytes, float] = {}
 
     def __len__(self) -> int:
         """Return how much waits."""
@@ -75,6 +81,9 @@ class Turns(Generic[T]):
 
     def put(self, turn: Turn, item: T, now: float) -> None:
         """Queue work."""
+        self._seen[turn.domain] = now
+        if len(self._seen) > _SEEN_MAX:
+            self._seen = {d: at for d, at in self._seen.items() if now - at < SEEN_S}
         self._queue.advance(now)
         self._queue.put(turn.flow, turn.cost, (turn, item), turn.terms)
 
@@ -128,6 +137,10 @@ class Turns(Generic[T]):
         """Return how much work, by its cost, would be done for a domain before that of others."""
         self._queue.advance(now)
         return self._queue.credit(turn.flow, turn.terms)
+
+    def shared(self, domain: bytes, now: float) -> bool:
+        """Return whether other domains had work here lately."""
+        return any(now - at < SEEN_S for other, at in self._seen.items() if other != domain)
 
     def clear(self) -> list[T]:
         """Take off what waits, and return it."""

@@ -66,6 +66,11 @@ class FairPool:
         with self._changed:
             return self._turns.credit(turn, self._now())
 
+    def shared(self, domain: bytes) -> bool:
+        """Return whether other domains had work here lately."""
+        with self._changed:
+            return self._turns.shared(domain, self._now())
+
     def shutdown(self, *, cancel_futures: bool = False) -> None:
         """Take no more, and wait for the end of what is here; what has not begun may be dropped."""
         with self._changed:

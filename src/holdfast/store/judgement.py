@@ -119,6 +119,11 @@ class Judgement:
                 for meter, line, credit in zip(self._meters, self._lines, ahead, strict=True)
             ]
 
+    def speed(self, tier: int) -> float:
+        """Return what a tier gives, in bytes a second, whoever waits for it."""
+        with self._lock:
+            return self._meters[tier].fit.estimate(0).bytes_per_s
+
     def reads(self, tier: int) -> int:
         """Return how many reads of a tier the estimate is made from."""
         with self._lock:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -29,6 +30,10 @@ from holdfast.tiers.base import NOWHERE, Get, Place, Shared
 
 WAVE_BYTES = 8 * MIB
 """Blocks that climb together make this up: few system calls, and soon one to verify or to open."""
+
+WAVE_S = 0.0025
+"""Where other domains read as well a wave takes no longer than this, if that is a block at least:
+what is under way of one is what another waits for, whatever its turn."""
 
 WAVES_AT_ONCE = 4
 """Per tier: the others fill the device's queue while one is verified or opened, which keeps the
@@ -112,9 +117,8 @@ class Ladder:
         """
         domain, share = world.domain, self._states.fill.share(world.domain)
         started: list[Wave] = []
-        blocks = -(-WAVE_BYTES // world.record_bytes)
         for tier, group in itertools.groupby(climbs, key=lambda climb: climb.tier):
-            run = list(group)
+            run, blocks = list(group), self._wave_blocks(world, tier)
             for at in range(0, len(run), blocks):
                 wave = run[at : at + blocks]
                 nbytes = len(wave) * world.record_bytes
@@ -146,6 +150,13 @@ class Ladder:
             descent.close()
         for climbers in self._climbers:
             climbers.shutdown()
+
+    def _wave_blocks(self, world: World, tier: int) -> int:
+        """Return how many blocks climb together."""
+        most = float(WAVE_BYTES)
+        if self._climbers[tier - 1].shared(world.domain):
+            most = min(most, WAVE_S * self._judgement.speed(tier))
+        return max(1, math.ceil(most / world.record_bytes))
 
     def _credit(self, tier: int, domain: bytes) -> float:
         """Return how many bytes of a tier a domain would be read before others."""
