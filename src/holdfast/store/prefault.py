@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from holdfast.store.states import States
 
 _LOOK_AGAIN_S = 0.1
+_log = logging.getLogger("holdfast.store")
 
 
 class Prefault:
@@ -30,5 +32,9 @@ class Prefault:
     def _run(self) -> None:
         pause_s = 0.0
         while not self._closed.wait(pause_s):
-            brought = [host.prefault() for host in self._states.all_hosts()]
+            try:
+                brought = [host.prefault() for host in self._states.all_hosts()]
+            except OSError:
+                _log.exception("memory can not be brought in; it comes page by page")
+                brought = []
             pause_s = 0.0 if any(brought) else _LOOK_AGAIN_S

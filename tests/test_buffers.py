@@ -1,0 +1,76 @@
+"""Shared files of memory are mapped where huge pages can lie, and for as long as they are seen."""
+
+import gc
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from holdfast.buffers import HUGE_PAGE, SharedMapping, populate
+
+
+@pytest.fixture
+def fd():
+    made = os.memfd_create("holdfast-test-buffers")
+    os.ftruncate(made, 3 * HUGE_PAGE)
+    yield made
+    os.close(made)
+
+
+def mappings() -> int:
+    return len(re.findall("memfd:holdfast-test-buffers", Path("/proc/self/maps").read_text()))
+
+
+def test_a_file_lies_where_huge_pages_can(fd):
+    mapped = SharedMapping(fd, 2 * HUGE_PAGE + 5)
+    assert mapped.address % HUGE_PAGE == 0
+    assert len(mapped.view) == 2 * HUGE_PAGE + 5
+    mapped.view[-5:] = b"bytes"
+    assert os.pread(fd, 5, 2 * HUGE_PAGE) == b"bytes"
+
+
+def test_it_stays_mapped_until_the_last_view_is_gone(fd):
+    mapped = SharedMapping(fd, HUGE_PAGE)
+    part = mapped.view[4096:8192]
+    del mapped
+    gc.collect()
+    part[:4] = b"here"
+    assert mappings() == 1
+    del part
+    gc.collect()
+    assert mappings() == 0
+
+
+@pytest.mark.parametrize("nbytes", [0, -1, 3 * HUGE_PAGE + 1, 1 << 62])
+def test_a_length_that_the_file_has_not_is_refused(fd, nbytes):
+    with pytest.raises(ValueError, match=f"{nbytes} bytes of a file that has {3 * HUGE_PAGE}"):
+        SharedMapping(fd, nbytes)
+    assert mappings() == 0
+
+
+def test_what_can_not_be_mapped_leaves_nothing_behind(fd):
+    before = Path("/proc/self/maps").read_text().count("\n")
+    read_only = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    with pytest.raises(PermissionError):
+        SharedMapping(read_only, HUGE_PAGE)
+    os.close(read_only)
+    assert mappings() == 0
+    assert Path("/proc/self/maps").read_text().count("\n") <= before + 1
+
+
+def test_memory_brought_in_keeps_its_bytes(fd):
+    os.pwrite(fd, b"first", 0)
+    os.pwrite(fd, b"last", 3 * HUGE_PAGE - 4)
+    mapped = SharedMapping(fd, 3 * HUGE_PAGE)
+    populate(mapped, 4096, 3 * HUGE_PAGE - 4096)
+    assert os.fstat(fd).st_blocks * 512 == 3 * HUGE_PAGE
+    assert bytes(mapped.view[:5]) == b"first"
+    assert bytes(mapped.view[-4:]) == b"last"
+
+
+def test_where_the_kernel_makes_no_huge_pages_small_ones_are_brought_in(fd, monkeypatch):
+    monkeypatch.setattr("holdfast.buffers._MADV_COLLAPSE", 9_999)
+    mapped = SharedMapping(fd, 2 * HUGE_PAGE)
+    assert not populate(mapped, 0, 2 * HUGE_PAGE)
+    assert os.fstat(fd).st_blocks * 512 == 2 * HUGE_PAGE
