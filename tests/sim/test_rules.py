@@ -135,3 +135,24 @@ def test_what_comes_up_from_the_disk_enters_cxl_and_what_leaves_it_is_there_stil
     Simulation(trace_of(chains), fleet, SETTING).run()
     memory = fleet.workers[0].memory
     assert [column[0] >= 0 for column in memory.index.places] == [True, True, True]
+
+
+def test_what_returns_is_staged_from_disk_ahead_of_its_request():
+    chains = [[0, 1], [2, 3], [4, 5], [0, 1]]
+    times = np.array([0.0, 1.0, 2.0, 30.0])
+    found = {}
+    for prestage in (False, True):
+        ladder = parse_ladder(
+            {
+                "tiers": [tier("host", 4), tier("disk", 40, read_bytes_per_s=1e6)],
+                "engine": {"prefill": {"b": 0.1}},
+                "token_bytes": 1_000,
+            }
+        )
+        fleet = Fleet(resolve(ladder, shipped(), 4), 1, lambda _: Rules(LeafLru()))
+        trace = trace_of(chains)._replace(time_s=times)
+        returns = np.array([30.0, NEVER, NEVER, NEVER])
+        setting = SETTING._replace(returns_s=returns, prestage=prestage)
+        served = Simulation(trace, fleet, setting).run()
+        found[prestage] = served.fetched[3].tolist()
+    assert found == {False: [0, 2], True: [2, 0]}

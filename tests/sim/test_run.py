@@ -258,3 +258,11 @@ def test_what_makes_it_faster_changes_no_figure(shipped):
     assert found.first_s.sum() == pytest.approx(1_042_675.0452077598, rel=1e-12)
     written = [[shelf.written for shelf in fleet.shelves(tier)] for tier in range(3)]
     assert written == [[20_690, 19_430], [20_122, 18_918], [18_326, 17_079]]
+
+
+def test_engines_without_a_tier_compute_everything():
+    fleet = fleet_of([host(4)])
+    bare = Fleet(fleet.hardware._replace(rungs=[]), 1, rules_of(fleet.hardware))
+    trace = trace_of([[0, 1], [0, 1]])
+    found = Simulation(trace, bare, HELD).run()
+    assert found.computed_tokens.sum() == trace.input_tokens.sum()

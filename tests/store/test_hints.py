@@ -90,6 +90,17 @@ def test_what_returns_is_up_in_time_and_not_before(laddered) -> None:
     assert one.read(chain) == 8
 
 
+def test_what_goes_down_after_the_hint_is_up_in_time_too(laddered) -> None:
+    one, chain = laddered, laddered.chain(1, 8)
+    one.save(chain)
+    one.store.follow(one.world, "chat-1", chain.keys)
+    one.store.returns(one.world.domain, "chat-1", 60.0)
+    below_only(one, chain)
+    one.clock.advance(59.6)
+    hints.bring_up(one.store)
+    until_up(one, chain)
+
+
 def test_prestage_brings_up_what_is_held_and_counts_it(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 8)
     one.save(chain, 0, 5)

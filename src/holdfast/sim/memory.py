@@ -165,6 +165,11 @@ class Memory:
         for shelf in self.shelves:
             shelf.eviction.expect(rows, at_s)
 
+    def bring_up(self, now_s: float, number: int, brought: Sequence[tuple[int, int]]) -> None:
+        """Hold on tier `number` rows, a chain, and so many blocks of each; that is no use."""
+        column = self.index.places[number]
+        self._put_pinned(now_s, number, [each for each in brought if column[each[0]] < each[1]])
+
     def take(self, now_s: float, upper: Memory, gone: Sequence[tuple[int, int]]) -> None:
         """Take rows of `upper`, and so many blocks of each, that its last tier evicted."""
         mine = [(self._counterpart(upper, row), blocks) for row, blocks in gone]

@@ -16,8 +16,11 @@ from typing import NamedTuple
 
 from holdfast.blocks.key import KEY_BYTES
 from holdfast.plan.planner import Planner, Question
+from holdfast.plan.prestage import begin_in_s
+from holdfast.policy.base import NEVER
 from holdfast.sim.closed_loop import followers
 from holdfast.sim.fleet import Covered, Fleet
+from holdfast.sim.flight import Flight, Staging
 from holdfast.sim.memory import COMPUTED
 from holdfast.sim.route import Ask, Router
 from holdfast.sim.runs import LONGEST, runs_of
@@ -25,7 +28,7 @@ from holdfast.sim.served import Served, nothing_yet
 from holdfast.sim.trace import Floats, Trace
 from holdfast.sim.worker import Worker
 
-_MOVED, _FETCHED, _COMPUTED, _LATE, _ARRIVED = range(5)
+_MOVED, _FETCHED, _COMPUTED, _LATE, _ARRIVED, _DUE = range(6)
 
 _PROGRESS_REQUESTS = 256
 
@@ -38,29 +41,10 @@ class Setting(NamedTuple):
     closed_loop: bool = False
     returns_s: Floats | None = None
     """[n] when the chain of each request is expected again, in the trace's time: hints."""
+    prestage: bool = True
+    """Whether what is expected again is also brought to the worker's memory in time."""
     longest_run: int = LONGEST
     """Blocks that move as one, at most; 1 simulates every block for itself."""
-
-
-class _Flight:
-    """One request between its arrival and its first token."""
-
-    def __init__(
-        self, worker: Worker, keys: list[bytes], lengths: list[int], covered: Covered
-    ) -> None:
-        self.worker = worker
-        self.keys = keys
-        self.lengths = lengths
-        self.covered = covered
-        self.blocks = 0
-        """How many leading blocks are fetched."""
-        self.moving = 0
-        """Transfers under way."""
-        self.ready_s = 0.0
-        self.late_s = math.inf
-        self.tokens = 0
-        self.computed_tokens = 0
-        self.compute_s = 0.0
 
 
 class Simulation:
@@ -73,12 +57,17 @@ class Simulation:
         self._result = nothing_yet(trace.requests, len(fleet.names))
         self._events: list[tuple[float, int, int, int, int]] = []
         self._events_ever = 0
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, Flight] = {}
         self._runs = runs_of(trace, setting.longest_run)
         self._lengths: list[int] = self._runs.lengths.tolist()
         self._names = [_name(run) for run in range(len(self._lengths))]
         self._after = followers(trace) if setting.closed_loop else {}
         self._arrivals = 0
+        names = fleet.names
+        self._host = names.index("host") if "host" in names[:-1] else None
+        """The tier that is staged to, if there are tiers below it."""
+        self._due: dict[int, tuple[int, float]] = {}
+        """By number of a staging: the request whose chain it is, and when it is needed."""
 
     def run(self, progress: Callable[[int], object] | None = None) -> Served:
         """Run to the last first token; `progress` is told now and then how many have arrived."""
@@ -106,6 +95,8 @@ class Simulation:
                 self._computed(at_s, number)
             elif kind == _LATE:
                 self._late(at_s, number)
+            elif kind == _DUE:
+                self._stage(at_s, number)
             else:
                 self._arrive(at_s, number)
 
@@ -115,16 +106,13 @@ class Simulation:
 
     def _arrive(self, now_s: float, request: int) -> None:
         """Choose a worker and stand in its line; nothing is looked up for sure before its turn."""
-        names, lengths, chain = self._names, self._lengths, self._runs.chain(request)
-        keys = [names[run] for run in chain]
+        keys, lengths = self._chain(request)
         tokens = int(self.trace.input_tokens[request])
         number, covered = self._setting.router(self.fleet, Ask(self._arrivals, keys, tokens))
         self._arrivals += 1
         worker = self.fleet.workers[number]
         worker.requests += 1
-        flight = self._flights[request] = _Flight(
-            worker, keys, [lengths[run] for run in chain], covered
-        )
+        flight = self._flights[request] = Flight(worker, keys, lengths, covered)
         flight.tokens, flight.blocks = tokens, covered.blocks
         self._expect(flight)
         self._result.arrived_s[request] = now_s
@@ -148,7 +136,7 @@ class Simulation:
             self._result.held[request] = flight.covered.blocks
             self._fetch(now_s, request, flight)
 
-    def _plan(self, now_s: float, flight: _Flight) -> None:
+    def _plan(self, now_s: float, flight: Flight) -> None:
         fleet, covered, tokens = self.fleet, flight.covered, flight.tokens
         hardware, had = fleet.hardware, self._had(covered, tokens)
         flight.blocks = had // self.trace.block_tokens
@@ -171,13 +159,13 @@ class Simulation:
 
     def _had(self, covered: Covered, tokens: int) -> int:
         """Return the tokens of leading blocks that the engine has, short of the whole prompt."""
-        if self.fleet.names[0] != "device":
+        if self.fleet.names[:1] != ["device"]:
             return 0
         blocks = len(covered.tiers) - len(bytes(covered.tiers).lstrip(b"\0"))
         size = self.trace.block_tokens
         return min(blocks, (tokens - 1) // size) * size
 
-    def _expect(self, flight: _Flight) -> None:
+    def _expect(self, flight: Flight) -> None:
         """Work out what is left to compute, and let the engine's queue know.
 
         At least one token is computed: the one whose answer is the first token out.
@@ -189,12 +177,19 @@ class Simulation:
         flight.compute_s = cost.seconds(tokens - reused, reused)
         flight.worker.engine.expect(flight.compute_s - before_s)
 
-    def _fetch(self, now_s: float, request: int, flight: _Flight) -> None:
-        """Set the planned blocks in motion over every link on their way."""
+    def _fetch(self, now_s: float, request: int, flight: Flight) -> None:
+        """Set the planned blocks in motion."""
+        self._set_out(now_s, request, flight, flight.counts(len(self.fleet.names)))
+        if flight.moving and flight.late_s < math.inf:
+            self._at(flight.late_s, _LATE, request)
+        self._settle(now_s, request, flight)
+
+    def _set_out(self, now_s: float, request: int, flight: Flight, counts: list[int]) -> None:
+        """Start so many blocks from each tier over every link on their way."""
         fleet = self.fleet
         rungs, nbytes = fleet.hardware.rungs, fleet.hardware.world.record_bytes
         flight.ready_s = now_s
-        for tier, count in enumerate(self._counts(flight)):
+        for tier, count in enumerate(counts):
             if not count:
                 continue
             flight.ready_s = max(flight.ready_s, now_s + rungs[tier].latency_s)
@@ -203,20 +198,12 @@ class Simulation:
                 link.start(now_s, count * nbytes, request * len(rungs) + tier)
                 self._watch(number)
                 flight.moving += 1
-        if flight.moving and flight.late_s < math.inf:
-            self._at(flight.late_s, _LATE, request)
-        self._settle(now_s, request, flight)
 
     def _watch(self, number: int) -> None:
         """Set an event for the next end of a transfer on this link, as things are."""
         link = self.fleet.links[number]
         if len(link):
             self._at(link.next_end(), _MOVED, number, link.version)
-
-    def _counts(self, flight: _Flight) -> list[int]:
-        """Return how many blocks are fetched from each tier."""
-        taken = flight.covered.tiers[: flight.blocks]
-        return [taken.count(tier) if taken else 0 for tier in range(len(self.fleet.names))]
 
     def _moved(self, now_s: float, number: int, version: int) -> None:
         """End a transfer, unless the link's pace has changed since the event was set."""
@@ -236,7 +223,7 @@ class Simulation:
         if flight is None or not flight.moving:
             return
         nbytes = self.fleet.hardware.world.record_bytes
-        landed = self._counts(flight)
+        landed = flight.counts(len(self.fleet.names))
         for tier, count in enumerate(list(landed)):
             for number in flight.worker.links[tier] if count else ():
                 link = self.fleet.links[number]
@@ -254,7 +241,7 @@ class Simulation:
         self._expect(flight)
         self._settle(now_s, request, flight)
 
-    def _settle(self, now_s: float, request: int, flight: _Flight) -> None:
+    def _settle(self, now_s: float, request: int, flight: Flight) -> None:
         """Go on once nothing moves any more."""
         if flight.moving:
             return
@@ -265,9 +252,12 @@ class Simulation:
 
     def _fetched(self, now_s: float, request: int) -> None:
         flight = self._flights[request]
+        if isinstance(flight, Staging):
+            self._staged(now_s, request, flight)
+            return
         worker = flight.worker
         self._result.fetched_s[request] = now_s
-        self._result.fetched[request] = self._counts(flight)
+        self._result.fetched[request] = flight.counts(len(self.fleet.names))
         self._begin(now_s, worker, worker.engine.arrive(request, flight.compute_s))
 
     def _begin(self, now_s: float, worker: Worker, started: list[tuple[int, float]]) -> None:
@@ -295,10 +285,10 @@ class Simulation:
             answered_s = now_s + float(self.trace.output_tokens[request]) / rate
             self._at(answered_s + float(self.trace.think_s[after]), _ARRIVED, after)
 
-    def _save(self, now_s: float, request: int, flight: _Flight) -> None:
+    def _save(self, now_s: float, request: int, flight: Flight) -> None:
         """Save the whole chain: in the worker's memory, and behind it what that did not hold."""
         covered, keys, fleet = flight.covered, flight.keys, self.fleet
-        lengths, sources = flight.lengths, self._sources(flight)
+        lengths, sources = flight.lengths, flight.sources()
         memory = flight.worker.memory
         memory.unpin(covered.own)
         rows = memory.rows(keys, lengths, covered.own)
@@ -306,6 +296,7 @@ class Simulation:
         again_s = self._again_s(now_s, request)
         if again_s is not None:
             memory.expect(rows, again_s)
+            self._wish(now_s, request, flight, again_s)
         if fleet.shared:
             fleet.shared.unpin(covered.shared)
             rows = fleet.shared.rows(keys, lengths)[covered.whole :]
@@ -313,6 +304,62 @@ class Simulation:
             fleet.shared.save(now_s, rows, behind)
             if again_s is not None:
                 fleet.shared.expect(rows, again_s)
+
+    def _wish(self, now_s: float, request: int, flight: Flight, again_s: float) -> None:
+        """Have a chain in memory again by then: read from the next tier it could fall to."""
+        host, hardware = self._host, self.fleet.hardware
+        if host is None or again_s == NEVER or not self._setting.prestage:
+            return
+        tiers = [host + 1] * sum(flight.lengths)
+        question = Question(
+            tiers=tiers,
+            block_bytes=hardware.world.record_bytes,
+            block_tokens=self.trace.block_tokens,
+            estimates=self.fleet.estimates(flight.worker, tiers[:1], now_s),
+            names=self.fleet.names,
+            limit_s=math.inf,
+        )
+        fetch_s = self._setting.planner.plan(question).fetch_s
+        number = self.trace.requests + request
+        self._due[number] = request, again_s
+        self._at(now_s + begin_in_s(again_s - now_s, fetch_s), _DUE, number)
+
+    def _stage(self, now_s: float, number: int) -> None:
+        """Bring up what lies below memory of a chain whose time comes."""
+        request, needed_s = self._due.pop(number)
+        worker = self.fleet.workers[self._result.worker[request]]
+        keys, lengths = self._chain(request)
+        covered = self.fleet.cover(worker, keys)
+        flight = Staging(worker, keys, lengths, covered)
+        flight.needed_s, flight.blocks = needed_s, covered.blocks
+        counts = flight.counts(len(self.fleet.names))
+        host = self._host or 0
+        if not any(counts[host + 1 :]):
+            return
+        self._flights[number] = flight
+        worker.memory.pin(covered.own)
+        if self.fleet.shared:
+            self.fleet.shared.pin(covered.shared)
+        self._set_out(now_s, number, flight, [0] * (host + 1) + counts[host + 1 :])
+        self._settle(now_s, number, flight)
+
+    def _staged(self, now_s: float, number: int, flight: Staging) -> None:
+        """Hold in memory what has come; that was no use of it, so it is expected as before."""
+        del self._flights[number]
+        covered, memory = flight.covered, flight.worker.memory
+        memory.unpin(covered.own)
+        if self.fleet.shared:
+            self.fleet.shared.unpin(covered.shared)
+        rows = memory.rows(flight.keys, flight.lengths, covered.own)
+        brought = flight.brought(rows)
+        memory.bring_up(now_s, self._host or 0, brought)
+        if flight.needed_s > now_s:
+            memory.expect([row for row, _ in brought], flight.needed_s)
+
+    def _chain(self, request: int) -> tuple[list[bytes], list[int]]:
+        """Return the keys of a request's runs, and their blocks."""
+        names, lengths, chain = self._names, self._lengths, self._runs.chain(request)
+        return [names[run] for run in chain], [lengths[run] for run in chain]
 
     def _again_s(self, now_s: float, request: int) -> float | None:
         """Return when the chain is expected again, if anybody says so.
@@ -324,14 +371,6 @@ class Simulation:
         again_s = float(self._setting.returns_s[request])
         late_s = float(self._result.arrived_s[request] - self.trace.time_s[request])
         return None if math.isnan(again_s) else max(again_s + late_s, now_s)
-
-    def _sources(self, flight: _Flight) -> list[int]:
-        """Return for each run the tier that its last block came from."""
-        tiers, end, sources = flight.covered.tiers, 0, []
-        for length in flight.lengths:
-            end += length
-            sources.append(tiers[end - 1] if end <= flight.blocks else COMPUTED)
-        return sources
 
 
 def _name(run: int) -> bytes:

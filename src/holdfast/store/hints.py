@@ -122,18 +122,22 @@ def _expect(store: Core, domain: bytes, session: str, at_s: float) -> int:
 
 
 def _stage(store: Core, chain: Chain, in_s: float) -> int:
-    """Queue a chain for its time, by what it takes to read it."""
+    """Queue a chain for its time, by what it takes to read it.
+
+    What is up now may have gone down by then: it is counted as on the tier below.
+    """
     states, world = store.states, chain.world
     with states.lock:
         tiers = states.index.cover(world, chain.split()).tiers
-        if not any(tiers):
+        names = states.tier_names()
+        if not tiers or len(names) == 1:
             return len(tiers)
         question = Question(
-            tiers=tiers,
+            tiers=[max(1, tier) for tier in tiers],
             block_bytes=world.record_bytes,
             block_tokens=world.block_tokens,
             estimates=store.judgement.estimates(world.domain),
-            names=states.tier_names(),
+            names=names,
             limit_s=AHEAD_S_MAX,
         )
         fetch_s = store.planner.plan(question).fetch_s
