@@ -135,7 +135,7 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path):
 @pytest.mark.parametrize("file", sorted((ROOT / "examples" / "ladders").glob("*.yaml")))
 def test_the_examples_are_ladders(file):
     found = resolve(read_ladder(str(file)), shipped(), 512, load_model("Llama-3.1-70B"))
-    assert all(rung.blocks > 1_000 for rung in found.rungs)
+    assert all(rung.blocks > 900 for rung in found.rungs)
 
 
 @pytest.mark.parametrize("page", ["docs/how-to/simulate.md", "docs/reference/sim.md"])
