@@ -28,6 +28,7 @@ from holdfast.limits import (
     FRAME_PAYLOAD_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
 )
+from holdfast.node.outgoing import SMALL_BYTES
 from holdfast.node.target_reach import Reach
 from holdfast.node.target_service import Service
 from holdfast.policy.turns import Turn
@@ -233,8 +234,9 @@ class TargetSession:
 
     def _order(self, asked: Asked, request: m.Get) -> _Order:
         world, keys = _named(request)
-        held = self._store.cover(world, keys).blocks
-        blocks = min(FRAME_PAYLOAD_BYTES_MAX // world.record_bytes, held)
+        blocks = min(FRAME_PAYLOAD_BYTES_MAX // world.record_bytes, len(keys))
+        if blocks * world.record_bytes > SMALL_BYTES:
+            blocks = min(blocks, self._store.cover(world, keys[:blocks]).blocks)
         turn = Turn(world.domain, blocks * world.record_bytes, self._store.share(world.domain))
         return _Order(asked, request.spans, world, keys[:blocks], turn)
 
