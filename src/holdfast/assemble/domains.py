@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 from pathlib import Path
@@ -17,8 +16,6 @@ from holdfast.store.keyring import KeyRing
 
 DEFAULT_DOMAIN = "default"
 DEFAULT_KEY_FILE = "default.key"
-
-_log = logging.getLogger(__name__)
 
 
 def domain_keys(config: Config) -> dict[str, bytes]:
@@ -45,17 +42,20 @@ def domain_keys(config: Config) -> dict[str, bytes]:
 def sealed_domains(config: Config) -> list[str]:
     """Return the domains whose blocks are sealed: those with a key of their own, unless told else.
 
-    Raises ConfigError where sealing is asked for and not installed. A key that lies beside the
-    blocks would protect them from nobody, so the key that we make ourselves seals nothing.
+    Raises ConfigError where that is not installed and blocks would leave memory: what is to be
+    sealed is never written otherwise. A key that lies beside the blocks would protect them from
+    nobody, so the key that we make ourselves seals nothing.
     """
     wanted = [name for name, domain in config.domains.items() if domain.seal is not False]
     lack = missing() if wanted else ""
     if not lack:
         return wanted
     for name in wanted:
-        if config.domains[name].seal:
-            raise ConfigError(f"domains.{name}.seal: {lack}")
-    _log.warning("domains are not sealed below the host domains=%s: %s", ",".join(wanted), lack)
+        if config.domains[name].seal or len(config.tiers) > 1:
+            raise ConfigError(
+                f"domains.{name}: has a key of its own, so its blocks are sealed below the host; "
+                f"{lack}, or say domains.{name}.seal: false to have them written as they are"
+            )
     return []
 
 

@@ -176,7 +176,7 @@ def _ring(store: Core, name: str) -> KeyRing:
     if ring is None or not store.states.sealing.seals(domain):
         raise RefusedError(
             f"domain {name!r} is not sealed, so it has no data keys: its blocks can be dropped "
-            "(`holdfast inspect drop`); give it a key of its own, and install holdfast[secure]"
+            "(`holdfast inspect drop`); one with a key of its own and no `seal: false` is sealed"
         )
     return ring
 
