@@ -125,6 +125,25 @@ def test_never_more_than_the_cap_are_ejected(count, asks, later_count):
     assert len(scene.ejected) <= ejected_max(later_count)
 
 
+def test_a_mild_outlier_makes_room_for_one_that_is_far_worse_and_for_no_other():
+    scene = Scene(4)
+    scene.run(3, {"n2": 0.03})
+    assert scene.ejected == {"n2"}
+    scene.run(3, {"n1": 0.06})
+    assert scene.ejected == {"n2"}, "no more may go, and it is not worth the change"
+    scene.run(5, {"n1": 0.2})
+    assert scene.ejected == {"n1"}
+    scene.run(3, {"n1": 0.2, "n2": 0.03})
+    assert scene.ejected == {"n1"}
+
+
+def test_one_that_fails_makes_room_for_nobody():
+    scene = Scene(5)
+    scene.run(5, {}, failing={"n1": 5})
+    scene.run(5, {"n2": 1.0})
+    assert scene.ejected == {"n1"}
+
+
 def test_open_breakers_count_towards_the_cap():
     scene = Scene(4)
     for _ in range(3):

@@ -31,6 +31,9 @@ EJECTED_SHARE_MAX = 0.3
 COMPARED_MIN = 3
 """With fewer targets there is no telling who is the odd one out."""
 
+FAR_WORSE = 3.0
+"""How much slower than one that is out another must be to take its place, where no more may go."""
+
 _LATENCY_GAIN = 1 / 8
 _FAILURE_GAIN = 1 / 32
 
@@ -88,6 +91,7 @@ class _Target:
         self.in_flight_bytes = 0
         self.ejected_until_s = 0.0
         self.ejection_s = 0.0
+        self.ejected_for_s = 0.0
         self.ejections = 0
         self.latency_s: float | None = None
         self.failure_share = 0.0
@@ -274,10 +278,19 @@ class PoolHealth:
         )
         room = ejected_max(len(self._targets)) - out
         for target in self._outliers():
-            if room <= 0:
+            if room <= 0 and not self._gives_way(target):
                 return
             self._eject(target, now_s)
-            room -= 1
+            room = max(0, room - 1)
+
+    def _gives_way(self, worse: _Target) -> bool:
+        """Take the mildest outlier back, early, for one that is far worse; False: none is."""
+        ejected = [target for target in self._targets.values() if self._ejected(target)]
+        mildest = min(ejected, key=lambda target: target.ejected_for_s, default=None)
+        if mildest is None or (worse.latency_s or 0.0) < FAR_WORSE * mildest.ejected_for_s:
+            return False
+        mildest.ejected_until_s = self._clock.now()
+        return True
 
     def _outliers(self) -> list[_Target]:
         """Return the targets that stand out among those with enough answers, the worst first."""
@@ -310,6 +323,8 @@ class PoolHealth:
         target.ejection_s = again_s if relapsed else self._options.ejection_s
         target.ejected_until_s = now_s + target.ejection_s
         target.ejections += 1
+        failing = target.failure_share > self._options.failure_share_max
+        target.ejected_for_s = math.inf if failing else target.latency_s or 0.0
         target.forget()
 
     def _stay_below_cap(self) -> None:
