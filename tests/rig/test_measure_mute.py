@@ -11,6 +11,9 @@ from holdfast.rig.measure_mute import PROMPT_TOKENS, Bench, Course, Engines
 from holdfast.rig.network import LoopbackNetwork
 from holdfast.rig.pool import Silence
 
+LEFT_OUT = 4
+"""A member that is too slow to be asked, whose breaker may stay closed."""
+
 
 class FakePool:
     """A pool that says when it is silent."""
@@ -51,8 +54,11 @@ def bench(monkeypatch):
         monkeypatch.setattr(measure_mute, "complete", complete)
         node = SimpleNamespace(
             members=lambda: [
-                {"phase": "closed" if pool.now is None or pool.met <= number else "open"}
-                for number in range(4)
+                {
+                    "phase": "closed" if pool.now is None or pool.met <= number else "open",
+                    "ejected": pool.now is not None and number == LEFT_OUT,
+                }
+                for number in range(5)
             ],
             process=SimpleNamespace(check=lambda: None),
         )
@@ -95,7 +101,7 @@ def test_a_pool_that_is_not_known_to_be_silent_is_no_measurement(bench, monkeypa
     pool = FakePool(Silence.STOPPED)
     made, _ = bench(pool, lambda *_: 1.0)
     node = SimpleNamespace(
-        members=lambda: [{"phase": "closed"}, {"phase": "open"}],
+        members=lambda: [{"phase": phase, "ejected": False} for phase in ("closed", "open")],
         process=SimpleNamespace(
             name="node", check=lambda: None, log="x", tail=lambda: "", running=True
         ),

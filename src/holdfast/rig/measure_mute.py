@@ -72,9 +72,9 @@ class Bench:
             self._ttft_s(engine, self._prompt())
         self._pool.wait_holding(before + PROMPT_TOKENS // BLOCK_TOKENS)
         for silence in self._pool.silences():
+            wait_until(self._node.process, self._all_closed, RECOVERED_S, "sure of its pool")
             with self._pool.silent(silence):
                 yield from self._silent_rows(silence)
-            wait_until(self._node.process, self._all_closed, RECOVERED_S, "sure of its pool again")
 
     def _silent_rows(self, silence: Silence) -> Iterator[Row]:
         course = self._course
@@ -101,17 +101,19 @@ class Bench:
     def _prompt(self, tokens: int = PROMPT_TOKENS) -> list[int]:
         return [self._chance.randrange(2, self._course.vocabulary) for _ in range(tokens)]
 
-    def _phases(self) -> list[str]:
-        return [str(member["phase"]) for member in self._node.members()]
+    def _asked(self) -> int:
+        """Return how many members users' requests still go to; who is slow may be left out too."""
+        members = self._node.members()
+        return sum(each["phase"] == "closed" and not each["ejected"] for each in members)
 
     def _all_open(self) -> bool:
         """Send short prompts, each of which meets one target, until none is asked any more."""
-        if "closed" in self._phases():
+        if self._asked():
             complete(self._engines.behind, self._prompt(SHORT_TOKENS), 1)
-        return "closed" not in self._phases()
+        return not self._asked()
 
     def _all_closed(self) -> bool:
-        return set(self._phases()) == {"closed"}
+        return self._asked() == len(self._node.members())
 
 
 def mute_rows(folder: Path, course: Course) -> Iterator[Row]:
