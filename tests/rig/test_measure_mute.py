@@ -101,7 +101,7 @@ def test_a_pool_that_is_not_known_to_be_silent_is_no_measurement(bench, monkeypa
     pool = FakePool(Silence.STOPPED)
     made, _ = bench(pool, lambda *_: 1.0)
     node = SimpleNamespace(
-        members=lambda: [{"phase": phase, "ejected": False} for phase in ("closed", "open")],
+        members=lambda: [{"phase": phase, "ejected": False} for phase in ("closed", "closed")],
         process=SimpleNamespace(
             name="node", check=lambda: None, log="x", tail=lambda: "", running=True
         ),
