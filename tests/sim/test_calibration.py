@@ -50,6 +50,12 @@ def test_what_an_engine_adds_to_every_fetch_makes_no_tier_look_slower(true):
         )
 
 
+def test_times_that_are_all_alike_make_no_endless_bandwidth():
+    prefill = calibration.prefill_of({n: cold_s(n) for n in LENGTHS}, TAIL)
+    alike = {n: 0.2 - 0.01 * i for i, n in enumerate((256, 512, 1024))}
+    assert calibration.tier_of(alike, prefill, TOKEN_BYTES, TAIL).bytes_per_s < 1e11
+
+
 def test_the_ladder_is_one_that_sim_reads(data):
     ladder = parse_ladder(data)
     assert [tier.kind for tier in ladder.tiers] == ["disk"]

@@ -15,13 +15,13 @@ import numpy as np
 
 from holdfast.errors import ConfigError
 from holdfast.plan.cost import (
-    BYTES_PER_S_MAX,
     LOWER_DEFAULT,
     PREFILL_HALF_LIFE,
     PREFILL_KEPT,
     PrefillCost,
     PrefillFit,
     TierEstimate,
+    TierFit,
 )
 from holdfast.plan.fit import Belief, Fit
 from holdfast.plan.planner import BestCut
@@ -59,17 +59,20 @@ def tier_of(
     """Fit a tier to times of contexts fetched whole from it.
 
     Its latency is whatever the times say: the engine's own share of a warm request is in it, a
-    hundred times what a tier needs to its first byte, which `plan.cost.TierFit` is held to.
+    hundred times what a tier needs to its first byte, which `plan.cost.TierFit` is held to. Only
+    where the times do not grow with the bytes, by noise, that fit is taken after all.
     """
     if len(warm) < POINTS_MIN:
         raise ConfigError(f"{len(warm)} lengths are too few for a fit; measure {POINTS_MIN}")
-    believed = Belief((0.0, 1.0 / LOWER_DEFAULT.bytes_per_s), (1e-6, 1e-6))
+    believed = Belief((0.0, 1.0 / LOWER_DEFAULT.bytes_per_s), (1e-6, 0.05))
+    cautious = TierFit()
     fit = Fit(believed, half_life=PREFILL_HALF_LIFE, most=PREFILL_KEPT)
     for tokens, seconds in warm.items():
         left_s = max(1e-6, seconds - prefill.seconds(tail, tokens))
         fit.observe((1.0, tokens * token_bytes), left_s)
+        cautious.observe(tokens * token_bytes, left_s)
     latency_s, per_byte = fit.coefficients()
-    return TierEstimate(latency_s, 1.0 / max(per_byte, 1.0 / BYTES_PER_S_MAX))
+    return TierEstimate(latency_s, 1.0 / per_byte) if per_byte else cautious.estimate()
 
 
 def ladder_data(
