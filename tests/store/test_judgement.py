@@ -10,6 +10,7 @@ from holdfast.errors import Outcome
 from holdfast.plan.cost import PrefillCost
 from holdfast.plan.planner import Plan
 from holdfast.policy.fair_queue import LEAST
+from holdfast.store import ladder
 from holdfast.store.cover import Prompt
 from holdfast.store.judgement import (
     PLANS_KEPT,
@@ -29,6 +30,13 @@ MIB = 1 << 20
 ENGINE = Engine("vllm", "f" * 32)
 COST = PrefillCost(1e-3, 1e-4, 0.0)
 SLOW_READ_S = 0.3
+
+
+@pytest.fixture
+def small_waves(monkeypatch):
+    """Eight of the rig's blocks climb together, and two such waves at once."""
+    monkeypatch.setattr(ladder, "WAVE_BYTES", 8 * 20_480)
+    monkeypatch.setattr(ladder, "WAVES_AT_ONCE", 2)
 
 
 class SlowTier(MemoryTier):
@@ -82,7 +90,9 @@ def test_an_engine_that_told_nothing_is_given_what_is_held(rig):
     assert found.plan.recompute_s == 0
 
 
-def test_a_tier_that_turned_out_slow_is_recomputed_and_probed_until_it_is_fast_again(rig):
+def test_a_tier_that_turned_out_slow_is_recomputed_and_probed_until_it_is_fast_again(
+    rig, small_waves
+):
     one, chain = demoted(rig, SLOW_READ_S)
     teach(one.store.judgement)
     assert judged(one, chain, 330).plan.blocks == 20  # nobody knows better yet
@@ -117,7 +127,7 @@ def test_what_the_engine_has_does_not_count_as_fetched(rig):
     assert judged(one, chain, 330, have=320).number == 0
 
 
-def test_a_late_fetch_takes_back_what_nobody_has_begun_to_read(rig):
+def test_a_late_fetch_takes_back_what_nobody_has_begun_to_read(rig, small_waves):
     one, chain = demoted(rig, 0.0)
     one.tier.gate.clear()
     fetched = one.store.fetch(one.world, chain.keys, 0.05)
@@ -196,7 +206,7 @@ def test_the_hand_over_is_learnt_from_what_the_engine_saw():
     assert delivery.seconds(3 * MIB) == pytest.approx(0.03, rel=0.1)
 
 
-def test_what_was_learnt_outlives_the_store(tmp_path, rig):
+def test_what_was_learnt_outlives_the_store(tmp_path, rig, small_waves):
     one, chain = demoted(rig, SLOW_READ_S)
     file = tmp_path / "learnt.json"
     one.store.keep_learnt(file)
