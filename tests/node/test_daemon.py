@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import NodeGoneError, RefusedError
+from holdfast.node.bounds import JUDGED_HERE_BLOCKS
 from holdfast.wire import messages as m
 from holdfast.wire.client import Client
 from holdfast.wire.frame import encode
@@ -36,6 +37,13 @@ def test_what_one_engine_saved_another_reads(start_node, engine, names):
     assert two.cover(keys) == 20
     assert two.read(keys) == (20, {"host": 20})
     assert two.save(keys) == 0
+
+
+def test_a_chain_too_long_to_judge_in_between_is_judged_in_a_thread(start_node, engine, names):
+    one = engine(start_node().address)
+    keys = names("long", JUDGED_HERE_BLOCKS + 1)
+    assert one.save(keys[:20]) == 20
+    assert one.cover(keys[:-1]) == one.cover(keys) == 20
 
 
 def test_two_engines_at_once_keep_their_own(start_node, engine, names):

@@ -15,6 +15,9 @@ BLOCK_TOKENS_MAX = 1 << 20
 TOKENS_MAX = CHAIN_BLOCKS_MAX * BLOCK_TOKENS_MAX
 VERIFY_S_MAX = 30.0
 
+JUDGED_HERE_BLOCKS = 4096
+"""A longer chain is looked up and judged in a thread: some 10 us a block, and others wait."""
+
 
 def keys_of(packed: bytes) -> list[bytes]:
     """Split keys, of which there may be so many."""

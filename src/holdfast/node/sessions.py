@@ -26,6 +26,7 @@ from holdfast.limits import CHAIN_BLOCKS_MAX, PAYLOAD_BYTES_MAX, RECLAIM_S, RESE
 from holdfast.node import hinted
 from holdfast.node.bounds import (
     BLOCK_TOKENS_MAX,
+    JUDGED_HERE_BLOCKS,
     check_bytes,
     check_within,
     keys_of,
@@ -165,7 +166,7 @@ class NodeSession:
                 return self._change(request)
 
     def _cover(self, request: m.Cover) -> m.Reply | Awaitable[m.Reply]:
-        """Answer from the index; ask shared tiers, in a thread, where that leaves a rest."""
+        """Answer from the index; in a thread where it takes long, or shared tiers know the rest."""
         world, keys = self._entered(), keys_of(request.keys)
         prompt = prompt_of(self._engine, request)
         self._store.follow(world, request.session, keys)
@@ -174,7 +175,9 @@ class NodeSession:
         common = keys_of(request.common)
         if common and self._store.states.public and self._store.borrowable(world, keys, common):
             return self._borrow(world, keys, common, prompt)
-        if self._store.shares and self._store.cover(world, keys).blocks < len(keys):
+        if len(keys) > JUDGED_HERE_BLOCKS or (
+            self._store.shares and self._store.cover(world, keys).blocks < len(keys)
+        ):
             return self._look_further(world, keys, prompt)
         return _covered(self._store.judge(world, keys, prompt))
 
@@ -194,9 +197,12 @@ class NodeSession:
         return _covered(self._store.judge(world, keys, prompt))
 
     async def _look_further(self, world: World, keys: list[bytes], prompt: Prompt) -> m.Reply:
+        def look_and_judge() -> Judged:
+            self._store.look(world, keys)
+            return self._store.judge(world, keys, prompt)
+
         turn = self._turn(len(keys))
-        await take_turn(self._threads.asking, turn, partial(self._store.look, world, keys))
-        return _covered(self._store.judge(world, keys, prompt))
+        return _covered(await take_turn(self._threads.asking, turn, look_and_judge))
 
     def _change(self, request: m.Request) -> m.Reply:
         match request:
