@@ -9,9 +9,9 @@ https://github.com/kvcache-ai/Mooncake/issues/2246
 
 from holdfast.testing.contexts import Contexts, chain_of
 from holdfast.testing.extents import MemoryExtents
-from holdfast.tiers.disk import DiskTier
-from holdfast.tiers.disk_file import DiskConfig
-from holdfast.tiers.region import SECTOR
+from holdfast.tiers.disk.file import DiskConfig
+from holdfast.tiers.disk.region import SECTOR
+from holdfast.tiers.disk.tier import DiskTier
 
 CHAIN = chain_of("on flash", 6)
 

@@ -12,9 +12,9 @@ from holdfast.testing.contexts import Contexts, chain_of
 from holdfast.testing.extents import MemoryExtents
 from holdfast.testing.payloads import key_of, record_of, world_of
 from holdfast.tiers.base import Get, Put
-from holdfast.tiers.disk import DiskTier
-from holdfast.tiers.disk_file import DiskConfig
-from holdfast.tiers.region import SECTOR
+from holdfast.tiers.disk.file import DiskConfig
+from holdfast.tiers.disk.region import SECTOR
+from holdfast.tiers.disk.tier import DiskTier
 
 CHAIN = chain_of("read slowly", 4)
 

@@ -6,18 +6,19 @@ import sys
 import pytest
 
 from holdfast.errors import HoldfastError
-from holdfast.rig import lmcache_peer, measure_peers, mooncake_server, valkey_server
-from holdfast.rig.measure_peers import Ring, peer_rows
+from holdfast.rig import lmcache_peer, mooncake_server, valkey_server
+from holdfast.rig.measure import peers
+from holdfast.rig.measure.peers import Ring, peer_rows
 
 KIB = 1 << 10
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(measure_peers, "POOL_BYTES", 4 << 20)
-    monkeypatch.setattr(measure_peers, "LENT_BYTES", 64 << 20)
-    monkeypatch.setattr(measure_peers, "SIZES", (4 * KIB, 64 * KIB))
-    monkeypatch.setattr(measure_peers, "EXIST_KEYS", 100)
+    monkeypatch.setattr(peers, "POOL_BYTES", 4 << 20)
+    monkeypatch.setattr(peers, "LENT_BYTES", 64 << 20)
+    monkeypatch.setattr(peers, "SIZES", (4 * KIB, 64 * KIB))
+    monkeypatch.setattr(peers, "EXIST_KEYS", 100)
 
 
 def loads(module):
@@ -67,4 +68,4 @@ def test_a_peer_that_returns_something_else_has_no_figure():
                 place[:] = bytes(len(place))
 
     with pytest.raises(HoldfastError, match="a record that was got is"):
-        measure_peers._get(Liar(), ring, 4)
+        peers._get(Liar(), ring, 4)

@@ -11,8 +11,8 @@ from holdfast.errors import Outcome
 from holdfast.store.keyring import KeyRing
 from holdfast.store.store import Store
 from holdfast.testing.payloads import key_of, payload_of
-from holdfast.tiers.disk import DiskTier
-from holdfast.tiers.disk_file import DiskConfig
+from holdfast.tiers.disk.file import DiskConfig
+from holdfast.tiers.disk.tier import DiskTier
 
 MIB = 1 << 20
 PAYLOAD = 30_000

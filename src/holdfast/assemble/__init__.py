@@ -26,8 +26,8 @@ from holdfast.policy.choice import POLICIES
 from holdfast.store.audit import AuditLog
 from holdfast.store.store import Store
 from holdfast.tiers.base import Tier
-from holdfast.tiers.disk import DiskTier
-from holdfast.tiers.disk_file import DiskConfig
+from holdfast.tiers.disk.file import DiskConfig
+from holdfast.tiers.disk.tier import DiskTier
 from holdfast.tiers.throttle import Throttled
 
 LEARNT_FILE = "learnt.json"

@@ -24,7 +24,7 @@ from holdfast.config import Config, DiskOptions, Size
 from holdfast.errors import ConfigError, ProtocolError
 from holdfast.limits import MIB
 from holdfast.store.scrub import Wish
-from holdfast.tiers.disk_file import FILE_NAME
+from holdfast.tiers.disk.file import FILE_NAME
 from holdfast.wire.client import Client
 from holdfast.wire.messages import PROTOCOL, Hello, Report, Status, Verify
 

@@ -24,8 +24,8 @@ from holdfast.store.store import Store
 from holdfast.testing import crash_node
 from holdfast.testing.campaign import FORCED_SWITCH_S, Order, Tally
 from holdfast.testing.contexts import Contexts, chain_of
-from holdfast.tiers.disk import DiskTier
-from holdfast.tiers.disk_file import DiskConfig
+from holdfast.tiers.disk.file import DiskConfig
+from holdfast.tiers.disk.tier import DiskTier
 
 CHAIN_BLOCKS = 8
 CHAINS_KEPT = 24

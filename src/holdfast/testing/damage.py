@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.blocks.envelope import HEADER_BYTES, TAG_BYTES, read_header, stamp, write_header
 from holdfast.codec import pack
-from holdfast.tiers.region import SECTOR
+from holdfast.tiers.disk.region import SECTOR
 
 
 class Damage(enum.StrEnum):

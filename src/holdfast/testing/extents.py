@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from holdfast.testing.payloads import key_of
-from holdfast.tiers.region import SUPERBLOCKS, Geometry, Superblock, pack_superblock
+from holdfast.tiers.disk.region import SUPERBLOCKS, Geometry, Superblock, pack_superblock
 
 Fails = Callable[[str, int, int], bool]
 """Says whether a `read` or `write` at an offset, of so many bytes, fails with EIO."""

@@ -28,9 +28,9 @@ from holdfast.testing.damage import EVERY_DAMAGE, WITHOUT_GENERATION, Damage, sp
 from holdfast.testing.extents import MemoryExtents
 from holdfast.testing.loopback import near_and_far
 from holdfast.testing.noise import NoisyLine
-from holdfast.tiers.disk import DiskTier
-from holdfast.tiers.disk_file import DiskConfig
-from holdfast.tiers.region import SECTOR, Geometry
+from holdfast.tiers.disk.file import DiskConfig
+from holdfast.tiers.disk.region import SECTOR, Geometry
+from holdfast.tiers.disk.tier import DiskTier
 
 PAYLOAD_BYTES = 9_000
 CHAIN_BLOCKS = 5

@@ -26,7 +26,7 @@ from holdfast.limits import KIB, MIB
 from holdfast.testing.campaign import Order, Tally
 from holdfast.testing.payloads import key_of, record_of, world_of
 from holdfast.testing.workload import GEOMETRY, live
-from holdfast.tiers import region
+from holdfast.tiers.disk import region
 from holdfast.tiers.pool.member_file import MemberFile
 from holdfast.wire import messages as m
 from holdfast.wire import target_messages as t

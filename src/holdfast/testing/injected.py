@@ -25,9 +25,9 @@ from holdfast.testing.contexts import Contexts, chain_of
 from holdfast.testing.extents import MemoryExtents
 from holdfast.testing.faulty import EVERY_FAULT, Fault, FaultyTier
 from holdfast.testing.memory import MemoryTier
-from holdfast.tiers.disk import DiskTier
-from holdfast.tiers.disk_file import DiskConfig
-from holdfast.tiers.region import SECTOR
+from holdfast.tiers.disk.file import DiskConfig
+from holdfast.tiers.disk.region import SECTOR
+from holdfast.tiers.disk.tier import DiskTier
 
 PAYLOAD_BYTES = 9_000
 CHAIN_BLOCKS = 6

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from holdfast.errors import FormatError
 from holdfast.testing.campaign import Order, Tally
 from holdfast.testing.workload import GEOMETRY, REGION_BYTES, REGIONS, Life, check, live
-from holdfast.tiers.region import SECTOR
+from holdfast.tiers.disk.region import SECTOR
 
 LIVES = 4
 STRIKES_MAX = 3

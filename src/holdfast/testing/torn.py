@@ -15,7 +15,7 @@ from holdfast.errors import FormatError
 from holdfast.testing.campaign import Order, Tally
 from holdfast.testing.extents import Write, crash_image
 from holdfast.testing.workload import Life, check, live
-from holdfast.tiers.region import SECTOR
+from holdfast.tiers.disk.region import SECTOR
 
 SUBSET_SECTORS = 8
 """Sectors of which every subset is tried: 256 states, with or without each of them."""

@@ -13,9 +13,9 @@ from holdfast.testing.damage import covered_bytes
 from holdfast.testing.extents import MemoryExtents
 from holdfast.testing.payloads import key_of, record_of, world_of
 from holdfast.tiers.base import Get, Place, Put
-from holdfast.tiers.disk import DiskTier
-from holdfast.tiers.disk_file import DiskConfig
-from holdfast.tiers.region import SECTOR, Geometry
+from holdfast.tiers.disk.file import DiskConfig
+from holdfast.tiers.disk.region import SECTOR, Geometry
+from holdfast.tiers.disk.tier import DiskTier
 
 REGION_BYTES = 16 * SECTOR
 REGIONS = 4

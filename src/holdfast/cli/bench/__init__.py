@@ -1,0 +1,50 @@
+"""`holdfast bench`: measure this machine, and Holdfast as a share of what it can do."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+
+from holdfast.cli.measuring import finish
+from holdfast.cli.options import add_json_argument
+from holdfast.rig import report
+from holdfast.rig.report import Report
+
+SUBJECTS = {
+    "quota": "a domain's fetches from a disk, with and without a flood by another domain",
+    "policies": "what eviction policies hit on public traces, beside the oracle's bound",
+    "tiers": "host and disk tier, names, index and recovery, each beside its plain limit",
+    "seal": "what sealing costs: a core beside plain AES-256-GCM, a disk beside one not sealed",
+    "pool": "a target over loopback TCP, beside plain sockets, with and without TLS",
+    "plan": "a real engine: plans against recomputing, and against every other cut",
+    "calibrate": "this machine's engine and tiers, as a ladder for `holdfast sim`",
+    "vllm": "a real engine: time to first token cold and warm, and the cost without reuse",
+    "sim": "the simulator: its speed through four tiers, and how near it is to published figures",
+    "traces": "published traffic: exact LRU curves, oracle bounds, retention, and their speed",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the subjects; each one's own options are read when it is chosen."""
+    lines = "\n".join(f"  {name:<11}{about}" for name, about in SUBJECTS.items())
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    about = f"subjects:\n{lines}\n\n`holdfast bench SUBJECT --help` lists its options."
+    parser.epilog = f"{about}\n\n{parser.epilog}" if parser.epilog else about
+    parser.add_argument("subject", choices=SUBJECTS, metavar="SUBJECT")
+    parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load the subject, let it read its options and measure; 0 if every goal was met, else 1."""
+    subject = import_module(f"holdfast.cli.bench.{args.subject}")
+    parser = argparse.ArgumentParser(
+        prog=f"holdfast bench {args.subject}", description=SUBJECTS[args.subject]
+    )
+    subject.add_arguments(parser)
+    add_json_argument(parser)
+    options = parser.parse_args(args.options)
+    console = report.console(options.json)
+    with console.status("set-up ...") as status:
+        found = Report(f"bench {args.subject}", list(subject.measure(options, status)))
+    console.print(report.table(found, also=subject.ALSO))
+    return finish(found, options.json)

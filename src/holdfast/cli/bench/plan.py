@@ -1,0 +1,46 @@
+"""`holdfast bench plan`: plans on a real engine, against recomputing and every other cut."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from holdfast.cli import measuring
+from holdfast.rig import model
+from holdfast.rig.measure import plan
+from holdfast.rig.report import Row
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+ALSO = ("source", "tokens", "planned_s", "recompute_s", "best_s")
+
+LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
+CUT_LENGTHS = (512, 2048, 8192)
+QUICK_LENGTHS = (128, 512, 2048)
+QUICK_CUT_LENGTHS = (512,)
+ROUNDS_MIN = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subject."""
+    measuring.add_rounds_argument(parser, 5, "rounds per length, 3 of long ones", ROUNDS_MIN)
+    measuring.add_model_argument(parser, "small")
+    measuring.add_quick_argument(parser, "few and short contexts")
+    measuring.add_keep_argument(parser)
+
+
+def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+    """Yield the figures."""
+    with measuring.engines(args.keep) as folder, ExitStack() as stack:
+        course = plan.Course(
+            model=args.model,
+            made=model.make(args.model),
+            lengths=QUICK_LENGTHS if args.quick else LENGTHS,
+            cut_lengths=QUICK_CUT_LENGTHS if args.quick else CUT_LENGTHS,
+            rounds=args.rounds,
+            tell=status.update,
+        )
+        yield from measuring.aloud(plan.plan_rows(stack, folder, course), status)

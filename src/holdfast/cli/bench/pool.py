@@ -1,0 +1,68 @@
+"""`holdfast bench pool`: a target over loopback TCP, beside plain sockets and other stores."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from holdfast.cli import measuring
+from holdfast.rig import model
+from holdfast.rig.measure import mute, peers, pool, trouble
+from holdfast.rig.measure.mute import Course
+from holdfast.rig.report import Row
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+ALSO = ("near_s_per_gb", "far_s_per_gb", "plain_us", "alone_s")
+
+MODEL = "demo"
+PARTS = {
+    "sockets": "a target beside plain sockets",
+    "tls": "the same under TLS",
+    "nixl": "the same over NIXL, where it is installed",
+    "trouble": "a join, a target that is late, and all of them mute",
+    "engine": "a real engine while all targets are mute, where vLLM is installed",
+    "peers": "other stores, those that are installed",
+}
+QUICK = ("sockets", "tls")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subject."""
+    lines = "\n".join(f"  {name:<9}{about}" for name, about in PARTS.items())
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"parts:\n{lines}"
+    measuring.add_rounds_argument(parser, 15)
+    measuring.add_folder_argument(parser, "logs and certificates")
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, metavar="PART", help="measure these parts alone"
+    )
+    measuring.add_quick_argument(parser, f"the same as --only {' '.join(QUICK)}")
+
+
+def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+    """Yield the figures. Takes 6 GiB of memory."""
+    parts = args.only or (QUICK if args.quick else PARTS)
+    fewer = max(measuring.ROUNDS_MIN, args.rounds // 3)
+    with measuring.scratch(args.folder) as scratch:
+        for part in (name for name in PARTS if name in parts):
+            status.update(PARTS[part])
+            match part:
+                case "sockets":
+                    yield from pool.pool_rows(scratch, args.rounds)
+                case "tls":
+                    yield from pool.sealed_rows(scratch, args.rounds)
+                case "nixl":
+                    yield from pool.nixl_rows(scratch, args.rounds)
+                case "trouble":
+                    yield from trouble.trouble_rows(scratch)
+                case "engine" if find_spec("vllm") is not None:
+                    course = Course(
+                        model.make(MODEL), model.SHAPES[MODEL].vocabulary, fewer, status.update
+                    )
+                    yield from mute.mute_rows(scratch / "engine", course)
+                case "peers":
+                    yield from peers.peer_rows(scratch, fewer, status.update)

@@ -1,0 +1,35 @@
+"""`holdfast bench seal`: what sealing costs a core, and a disk tier."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from holdfast.cli import measuring
+from holdfast.rig.measure import seal
+from holdfast.rig.report import Row
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+ALSO = ("cpu_s_per_gb",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subject."""
+    measuring.add_rounds_argument(parser, 15)
+    measuring.add_folder_argument(parser, "scratch files, 4 GiB")
+    measuring.add_quick_argument(parser, "a core only, no disk")
+
+
+def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+    """Yield the figures."""
+    seal.need_cipher()
+    status.update("a core beside plain AES-256-GCM")
+    yield from seal.core_rows(args.rounds)
+    if args.quick:
+        return
+    status.update("a disk tier, sealed beside not sealed")
+    with measuring.scratch(args.folder) as scratch:
+        yield from seal.disk_rows(scratch, args.rounds)

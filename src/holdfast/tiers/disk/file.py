@@ -1,0 +1,121 @@
+"""Open the disk tier's file: lock the folder, format it once, refuse what is not ours."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from holdfast.errors import ConfigError, FormatError
+from holdfast.limits import GIB, MIB
+from holdfast.tiers.disk.extent_io import Extents, FileExtents, lock_folder, preallocate
+from holdfast.tiers.disk.recovery import read_superblock
+from holdfast.tiers.disk.region import (
+    REGION_BYTES_MAX,
+    REGION_BYTES_MIN,
+    SECTOR,
+    Geometry,
+    Superblock,
+    pack_superblock,
+    region_bytes_for,
+)
+
+FILE_NAME = "blocks.holdfast"
+
+
+class DiskConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of one disk tier. Sizes in bytes, times in seconds.
+
+    `capacity_bytes` bounds the whole file. `region_bytes` None: 64 MiB, or an eighth of a small
+    capacity. `setting` is the tier's key path in the configuration, for messages.
+    """
+
+    path: str
+    capacity_bytes: int
+    region_bytes: int | None = None
+    reader_threads: int = 4
+    writer_threads: int = 4
+    snapshot_s: float = 30.0
+    setting: str = "disk"
+    name: str = "disk"
+
+
+def open_file(config: DiskConfig) -> Extents:
+    """Lock the folder and open its file, formatted if there is none yet.
+
+    Raises ConfigError, BusyError or FormatError; a file that is there is not changed.
+    """
+    _check(config)
+    folder = Path(config.path)
+    path = folder / FILE_NAME
+    lock_fd = lock_folder(folder)
+    try:
+        if not path.exists():
+            fresh = Superblock(secrets.token_bytes(16), 0, _fresh_geometry(config))
+            first = pack_superblock(fresh)
+            preallocate(path, fresh.geometry.file_bytes, config.setting, first + first)
+        return FileExtents(path, lock_fd)
+    except OSError as error:
+        os.close(lock_fd)
+        raise ConfigError(f'{config.setting}.path: "{path}": {error.strerror}') from error
+    except BaseException:
+        os.close(lock_fd)
+        raise
+
+
+def check_superblock(extents: Extents, config: DiskConfig) -> Superblock:
+    """Return what the file says of itself; raise FormatError or ConfigError if it does not fit.
+
+    A changed capacity is refused: to follow it would cost every block the file holds.
+    """
+    path = Path(config.path) / FILE_NAME
+    try:
+        superblock = read_superblock(extents)
+    except FormatError as error:
+        raise FormatError(
+            f'"{path}" is not a region log of this build: {error}; '
+            "it was left untouched, move it away or choose another folder"
+        ) from error
+    geometry = superblock.geometry
+    asked = Geometry.within(config.capacity_bytes, config.region_bytes or geometry.region_bytes)
+    if asked != geometry:
+        was = f"{geometry.file_bytes / GIB:.2f} GiB in regions of {geometry.region_bytes} bytes"
+        raise ConfigError(
+            f'{config.setting}.capacity: "{path}" was made with {was}, now '
+            f"{config.capacity_bytes / GIB:.2f} GiB in regions of {asked.region_bytes} bytes are "
+            "asked; set it back, or delete the file and lose its blocks"
+        )
+    if extents.size < geometry.file_bytes:
+        raise FormatError(
+            f'"{path}" has {extents.size} bytes, its superblock says {geometry.file_bytes}; '
+            "it was cut short: delete it, its blocks will be recomputed"
+        )
+    return superblock
+
+
+def _check(config: DiskConfig) -> None:
+    for field in ("reader_threads", "writer_threads"):
+        value = getattr(config, field)
+        if not 1 <= value <= 64:  # noqa: PLR2004 - the message says it
+            raise ConfigError(f"{config.setting}.{field} is {value}; it must be from 1 to 64")
+    if config.snapshot_s <= 0:
+        raise ConfigError(f"{config.setting}.snapshot_s is {config.snapshot_s}; it must be > 0")
+    size = config.region_bytes
+    if size is not None and (size % SECTOR or not REGION_BYTES_MIN <= size <= REGION_BYTES_MAX):
+        raise ConfigError(
+            f"{config.setting}.region is {size}; it must be a multiple of {SECTOR} from "
+            f"{REGION_BYTES_MIN} to {REGION_BYTES_MAX}"
+        )
+
+
+def _fresh_geometry(config: DiskConfig) -> Geometry:
+    region_bytes = config.region_bytes or region_bytes_for(config.capacity_bytes)
+    geometry = Geometry.within(config.capacity_bytes, region_bytes)
+    if not geometry.region_count:
+        raise ConfigError(
+            f"{config.setting}.capacity is {config.capacity_bytes} bytes, less than one region of "
+            f"{region_bytes / MIB:.2f} MiB; raise it to {8 * region_bytes} bytes or more"
+        )
+    return geometry

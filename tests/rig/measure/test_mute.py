@@ -1,0 +1,116 @@
+"""A silent pool is measured in pairs, on prompts nobody has seen, once it is known to be silent."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from holdfast.errors import HoldfastError
+from holdfast.rig.measure import mute
+from holdfast.rig.measure.mute import PROMPT_TOKENS, Bench, Course, Engines
+from holdfast.rig.network import LoopbackNetwork
+from holdfast.rig.pool import Silence
+
+LEFT_OUT = 4
+"""A member that is too slow to be asked, whose breaker may stay closed."""
+
+
+class FakePool:
+    """A pool that says when it is silent."""
+
+    def __init__(self, *ways):
+        self.ways, self.now, self.told, self.met = ways, None, [], 0
+
+    def blocks(self):
+        return {"t0": 3}
+
+    def wait_holding(self, blocks):
+        self.told.append(blocks)
+
+    def silences(self):
+        return list(self.ways)
+
+    @contextmanager
+    def silent(self, way):
+        self.now, self.met = way, 0
+        yield
+        self.now = None
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """Call with a pool and the seconds that each engine takes, by silence."""
+    monkeypatch.setattr(mute, "SPIN_S", 0.0)
+
+    def make(pool, seconds):
+        asked = []
+
+        def complete(engine, prompt, _):
+            asked.append((engine.name, pool.now, tuple(prompt)))
+            pool.met += engine.name == "behind"
+            taken = seconds(engine.name, pool.now, len(asked))
+            return SimpleNamespace(ttft_s=taken)
+
+        monkeypatch.setattr(mute, "complete", complete)
+        node = SimpleNamespace(
+            members=lambda: [
+                {
+                    "phase": "closed" if pool.now is None or pool.met <= number else "open",
+                    "ejected": pool.now is not None and number == LEFT_OUT,
+                }
+                for number in range(5)
+            ],
+            process=SimpleNamespace(check=lambda: None),
+        )
+        engines = Engines(SimpleNamespace(name="alone"), SimpleNamespace(name="behind"))
+        return Bench(engines, node, pool, Course(None, 1000, 4, lambda _: None)), asked
+
+    return make
+
+
+def test_each_silence_has_its_first_request_and_its_pairs(bench):
+    pool = FakePool(Silence.STOPPED, Silence.CUT)
+
+    def seconds(name, silence, number):
+        if silence is Silence.CUT and name == "behind":
+            return 2.2
+        return 2.0
+
+    made, asked = bench(pool, seconds)
+    rows = {row.what: row for row in made.rows()}
+    assert list(rows) == [
+        "pool.stopped.first",
+        "pool.stopped.ttft",
+        "pool.cut.first",
+        "pool.cut.ttft",
+    ]
+    assert (rows["pool.stopped.ttft"].value, rows["pool.stopped.ttft"].ok) == (1.0, True)
+    assert rows["pool.cut.ttft"].value == pytest.approx(1.1)
+    assert rows["pool.cut.ttft"].ok is False
+    assert rows["pool.cut.first"].value == pytest.approx(0.2)
+    prompts = [prompt for name, silence, prompt in asked if name == "behind"]
+    assert len(set(prompts)) == len(prompts) == 11 + 2 * 3, "all are new"
+    assert [len(prompt) for prompt in prompts].count(PROMPT_TOKENS) == 11
+    first = [name for name, silence, _ in asked if silence is Silence.STOPPED][-8::2]
+    assert first == ["alone", "behind", "alone", "behind"], "each goes first in turn"
+    assert len(pool.told) == 1, "the pool was written to before"
+
+
+def test_a_pool_that_is_not_known_to_be_silent_is_no_measurement(bench, monkeypatch):
+    monkeypatch.setattr(mute, "OPEN_S", 0.05)
+    pool = FakePool(Silence.STOPPED)
+    made, _ = bench(pool, lambda *_: 1.0)
+    node = SimpleNamespace(
+        members=lambda: [{"phase": phase, "ejected": False} for phase in ("closed", "closed")],
+        process=SimpleNamespace(
+            name="node", check=lambda: None, log="x", tail=lambda: "", running=True
+        ),
+    )
+    monkeypatch.setattr(made, "_node", node)
+    with pytest.raises(HoldfastError, match="sure that its pool is silent"):
+        list(made.rows())
+
+
+def test_ports_of_one_machine_can_not_be_cut_off():
+    with pytest.raises(HoldfastError, match="be root"):
+        LoopbackNetwork().cut("tcp://127.0.0.1:1")

@@ -1,0 +1,31 @@
+"""The figures of sealing have the shape of all figures, and come from blocks really sealed."""
+
+import pytest
+
+from holdfast.limits import MIB
+from holdfast.rig.measure import seal
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    for name, value in {"BLOCKS": 2, "BATCH": 2, "CONTEXTS": 8, "DISK_BYTES": 96 * MIB}.items():
+        monkeypatch.setattr(seal, name, value)
+
+
+def test_a_core_is_measured_beside_the_cipher_alone():
+    rows = seal.core_rows(1)
+    assert [row.what for row in rows] == ["seal.seal", "seal.open", "seal.core"]
+    for row in rows[:2]:
+        assert row.value > 0
+        assert row.ratio == pytest.approx(row.value / row.limit)
+    assert rows[2].value == min(row.value for row in rows[:2])
+    assert rows[2].ok is (rows[2].value >= seal.CORE_GOAL)
+
+
+def test_a_disk_is_measured_beside_one_that_is_not_sealed(tmp_path):
+    rows = seal.disk_rows(tmp_path, 1)
+    assert [row.what for row in rows] == ["seal.disk.write", "seal.disk.fetch"]
+    assert all(row.value > 0 and row.goal == seal.DISK_GOAL for row in rows)
+    images = [(tmp_path / name / "blocks.holdfast").read_bytes() for name in ("sealed", "plain")]
+    key = seal.chain_of(1, 2).keys[0]
+    assert [key * 64 in image for image in images] == [False, True]

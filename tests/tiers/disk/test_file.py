@@ -1,0 +1,127 @@
+"""Opening the disk tier's file: made once, refused by name if it is not ours, never changed."""
+
+import pytest
+
+from holdfast.errors import BusyError, ConfigError, FormatError
+from holdfast.limits import MIB
+from holdfast.tiers.disk.file import FILE_NAME, DiskConfig
+from holdfast.tiers.disk.tier import DiskTier
+
+
+def config_for(folder, **changes):
+    options = {"path": str(folder), "capacity_bytes": 8 * MIB, "setting": "tiers.1"}
+    return DiskConfig(**options | changes)
+
+
+def refused(folder, error, **changes):
+    """The message of opening a tier that must be refused, with everything left as it was."""
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "lock"}
+    with pytest.raises(error) as caught:
+        DiskTier(config_for(folder, **changes))
+    after = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "lock"}
+    assert after == before
+    return str(caught.value)
+
+
+@pytest.fixture
+def made(tmp_path):
+    DiskTier(config_for(tmp_path)).close()
+    return tmp_path
+
+
+def test_the_file_is_preallocated_and_within_its_capacity(tmp_path):
+    tier = DiskTier(config_for(tmp_path / "new" / "folder"))
+    stat = (tmp_path / "new" / "folder" / FILE_NAME).stat()
+    assert stat.st_size <= 8 * MIB
+    assert stat.st_blocks * 512 >= stat.st_size
+    assert tier.usage().capacity_bytes >= 6 * MIB
+    tier.close()
+
+
+def test_a_foreign_file_is_refused_by_name(tmp_path):
+    (tmp_path / FILE_NAME).write_bytes(b"some photograph" * 10_000)
+    message = refused(tmp_path, FormatError)
+    assert str(tmp_path / FILE_NAME) in message
+    assert "some pho" in message
+    assert "move it away" in message
+
+
+@pytest.mark.parametrize("nbytes", [0, 100, 4096])
+def test_a_file_too_short_to_be_ours_is_refused(tmp_path, nbytes):
+    (tmp_path / FILE_NAME).write_bytes(bytes(nbytes))
+    assert str(tmp_path / FILE_NAME) in refused(tmp_path, FormatError)
+
+
+def test_another_version_is_refused_by_name(made):
+    path = made / FILE_NAME
+    image = bytearray(path.read_bytes())
+    image[8] = image[4096 + 8] = 2
+    path.write_bytes(image)
+    assert "format 2, this build reads 1" in refused(made, FormatError)
+
+
+def test_two_damaged_superblocks_are_refused(made):
+    path = made / FILE_NAME
+    image = bytearray(path.read_bytes())
+    image[20] ^= 1
+    image[4096 + 20] ^= 1
+    path.write_bytes(image)
+    assert "fails the CRC" in refused(made, FormatError)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_superblock_is_enough(made, which):
+    path = made / FILE_NAME
+    image = bytearray(path.read_bytes())
+    image[4096 * which : 4096 * which + 4096] = bytes(4096)
+    path.write_bytes(image)
+    DiskTier(config_for(made)).close()
+
+
+def test_a_file_cut_short_is_refused(made):
+    path = made / FILE_NAME
+    path.write_bytes(path.read_bytes()[: 4 * MIB])
+    assert "cut short" in refused(made, FormatError)
+
+
+def test_a_changed_capacity_is_refused_with_the_remedy(made):
+    for changes in ({"capacity_bytes": 16 * MIB}, {"region_bytes": 2 * MIB}):
+        message = refused(made, ConfigError, **changes)
+        assert message.startswith("tiers.1.capacity")
+        assert "set it back, or delete the file" in message
+
+
+def test_less_than_one_region_is_refused(tmp_path):
+    message = refused(tmp_path, ConfigError, region_bytes=64 * MIB)
+    assert message.startswith("tiers.1.capacity is 8388608 bytes, less than one region")
+    assert "raise it to" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"region_bytes": 5_000}, "tiers.1.region is 5000"),
+        ({"region_bytes": 4096}, "tiers.1.region is 4096"),
+        ({"reader_threads": 0}, "tiers.1.reader_threads is 0"),
+        ({"writer_threads": 65}, "tiers.1.writer_threads is 65"),
+        ({"snapshot_s": 0}, "tiers.1.snapshot_s is 0"),
+    ],
+)
+def test_options_out_of_range_name_value_and_limit(tmp_path, changes, expected):
+    assert expected in refused(tmp_path, ConfigError, **changes)
+
+
+def test_two_tiers_on_one_folder_are_refused_and_the_first_lives_on(tmp_path):
+    first = DiskTier(config_for(tmp_path))
+    with pytest.raises(BusyError, match="in use by process"):
+        DiskTier(config_for(tmp_path))
+    assert first.reserve([4096]).places != [-1]
+    first.close()
+    DiskTier(config_for(tmp_path)).close()
+
+
+def test_a_refused_file_is_not_kept_locked(tmp_path):
+    (tmp_path / FILE_NAME).write_bytes(b"x" * 10_000)
+    refused(tmp_path, FormatError)
+    (tmp_path / FILE_NAME).unlink()
+    DiskTier(config_for(tmp_path)).close()

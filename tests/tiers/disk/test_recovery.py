@@ -1,0 +1,249 @@
+"""Coming back after a close or a crash: what is warm, in which order, and serving meanwhile."""
+
+from holdfast.clock import ManualClock
+from holdfast.errors import Outcome
+from holdfast.testing.extents import MemoryExtents
+from holdfast.testing.payloads import is_right
+from holdfast.testing.tier_contract import Blocks
+from holdfast.tiers.base import NOWHERE, Get, Put
+from holdfast.tiers.disk.file import DiskConfig
+from holdfast.tiers.disk.region import SECTOR
+from holdfast.tiers.disk.tier import DiskTier
+
+REGION_BYTES = 16 * SECTOR
+BLOCKS = Blocks(3 * SECTOR - 144)
+"""Four records of three sectors fit into a region."""
+
+
+def tier_on(medium, clock=None, **changes):
+    config = DiskConfig(path="memory", capacity_bytes=medium.size, **changes)
+    return DiskTier(config, clock, lambda _: medium)
+
+
+def new_medium(regions=4):
+    return MemoryExtents.formatted(REGION_BYTES, regions)
+
+
+def reopened(medium):
+    """A tier on what the medium holds now, as after kill -9."""
+    return tier_on(MemoryExtents(medium.image))
+
+
+def numbers_of(survivors):
+    known = {BLOCKS.key(n): n for n in range(200)}
+    return [known[survivor.header.key] for survivor in survivors]
+
+
+# What comes back.
+
+
+def test_after_a_close_everything_comes_back_oldest_first():
+    medium = new_medium()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(10))
+    tier.close()
+    assert numbers_of(reopened(medium).survivors()) == list(range(10))
+
+
+def test_after_a_crash_sealed_and_open_regions_come_back():
+    medium = new_medium()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(10))
+    again = reopened(medium)
+    assert numbers_of(again.survivors()) == list(range(10))
+
+
+def test_a_second_crash_loses_nothing_more():
+    medium = new_medium(8)
+    for turn in range(4):
+        tier = tier_on(medium)
+        assert numbers_of(tier.survivors()) == list(range(5 * turn))
+        BLOCKS.save(tier, range(5 * turn, 5 * turn + 5))
+
+
+def test_a_scan_skips_torn_records_and_unwritten_gaps():
+    medium = new_medium()
+    tier = tier_on(medium)
+    places = tier.reserve([BLOCKS.world.record_bytes] * 4).places
+    puts = [Put(places[n], BLOCKS.record(n)) for n in (0, 2, 3)]
+    assert tier.write(puts) == [Outcome.OK] * 3
+    torn = tier._regions.offset(places[2]) + 2 * SECTOR
+    medium.image[torn : torn + SECTOR] = bytes(SECTOR)
+    assert numbers_of(reopened(medium).survivors()) == [0, 3]
+
+
+def test_a_scanned_region_is_sealed_by_the_next_write():
+    medium = new_medium()
+    BLOCKS.save(tier_on(medium), range(3))
+    tier = tier_on(medium)
+    assert numbers_of(tier.survivors()) == [0, 1, 2]
+    BLOCKS.save(tier, [3])
+    medium.fails = lambda what, at, nbytes: what == "read" and nbytes == REGION_BYTES
+    assert numbers_of(reopened(medium).survivors()) == [0, 1, 2, 3]
+    assert tier._regions.rows()[0].footer_bytes == SECTOR
+
+
+def test_records_of_an_earlier_life_do_not_come_back():
+    medium = new_medium(1)
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(4))
+    BLOCKS.save(tier, [4])
+    assert numbers_of(reopened(medium).survivors()) == [4]
+
+
+def test_what_was_freed_before_a_close_stays_freed():
+    medium = new_medium()
+    tier = tier_on(medium)
+    places = BLOCKS.save(tier, range(10))
+    tier.free([places[1], places[5], *places[8:]])
+    tier.close()
+    for _ in range(2):
+        tier = tier_on(medium)
+        assert numbers_of(tier.survivors()) == [0, 2, 3, 4, 6, 7]
+        tier.close()
+
+
+def test_a_region_freed_as_a_whole_stays_free_after_a_close():
+    medium = new_medium()
+    tier = tier_on(medium)
+    places = BLOCKS.save(tier, range(10))
+    tier.free(places[:4])
+    tier.close()
+    tier = tier_on(medium)
+    assert tier.usage().records == 0
+    assert numbers_of(tier.survivors()) == [4, 5, 6, 7, 8, 9]
+
+
+def test_freed_is_bound_to_a_life():
+    medium, clock = new_medium(2), ManualClock()
+    tier = tier_on(medium, clock)
+    places = BLOCKS.save(tier, range(8))
+    tier.free(places[:1])
+    clock.advance(100)
+    BLOCKS.save(tier, [8])
+    assert BLOCKS.save(tier, range(9, 12))[0] == places[1]
+    found = numbers_of(reopened(medium).survivors())
+    assert found == [4, 5, 6, 7, 8, 9, 10, 11]
+
+
+def test_a_snapshot_before_the_scan_would_forget_so_there_is_none():
+    medium = new_medium()
+    tier = tier_on(medium)
+    places = BLOCKS.save(tier, range(8))
+    tier.free(places[:1])
+    tier.close()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, [20])
+    tier.close()
+    assert numbers_of(reopened(medium).survivors()) == [1, 2, 3, 4, 5, 6, 7, 20]
+
+
+def test_incarnations_never_repeat_a_generation():
+    medium = new_medium()
+    seen = set()
+    for _ in range(5):
+        tier = tier_on(medium)
+        BLOCKS.save(tier, range(5))
+        generations = {row.generation for row in tier._regions.rows() if row.generation}
+        fresh = {generation for generation in generations if generation not in seen}
+        assert len(fresh) == 2
+        assert not seen or min(fresh) > max(seen)
+        seen |= fresh
+
+
+def test_a_lost_superblock_does_not_bring_a_generation_back():
+    medium = new_medium()
+    for _ in range(3):
+        last = tier_on(medium)
+        BLOCKS.save(last, range(2))
+    newest = last._superblock.incarnation
+    medium.image[newest % 2 * SECTOR] ^= 1
+    assert tier_on(medium)._superblock.incarnation == newest + 1
+
+
+# Serving while recovering.
+
+
+def test_a_region_reused_before_its_scan_is_left_out():
+    medium = new_medium()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(16))
+    tier.close()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(100, 104))
+    assert numbers_of(tier.survivors()) == list(range(4, 16))
+    assert tier.usage().records == 16
+
+
+def test_a_region_is_not_reused_while_its_survivors_are_taken_in():
+    medium = new_medium()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(16))
+    tier.close()
+    tier = tier_on(medium)
+    survivors, held = tier.survivors(), {}
+    for turn, survivor in enumerate(survivors):
+        held[survivor.place] = survivor.header.key
+        found = BLOCKS.reserve(tier)
+        for key, place in found.dropped:
+            assert held.pop(place, key) == key
+        assert found.places != [NOWHERE]
+        put = Put(found.places[0], BLOCKS.record(100 + turn))
+        assert tier.write([put]) == [Outcome.OK]
+        assert found.places[0] not in held
+        held[found.places[0]] = BLOCKS.key(100 + turn)
+    assert tier.usage().records == len(held)
+    for place, key in held.items():
+        into = memoryview(bytearray(BLOCKS.world.record_bytes))
+        assert tier.read([Get(place, key, into)]) == [Outcome.OK]
+        assert is_right(into, BLOCKS.world, key)
+
+
+def test_survivors_that_nobody_takes_in_do_not_block_the_tier():
+    medium = new_medium()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(16))
+    tier.close()
+    tier = tier_on(medium)
+    survivors = tier.survivors()
+    next(survivors)
+    survivors.close()
+    for number in range(100, 140):
+        BLOCKS.save(tier, [number])
+
+
+def test_closing_ends_the_survivors():
+    medium = new_medium()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(16))
+    tier.close()
+    tier = tier_on(medium)
+    survivors = tier.survivors()
+    next(survivors)
+    tier.close()
+    assert len(list(survivors)) <= 3
+
+
+def test_an_unreadable_region_is_lost_alone():
+    medium = new_medium()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(16))
+    tier.close()
+    start = tier._superblock.geometry.region_at(1)
+    medium.fails = lambda what, at, nbytes: start <= at < start + REGION_BYTES
+    tier = tier_on(medium)
+    assert numbers_of(tier.survivors()) == [0, 1, 2, 3, *range(8, 16)]
+    for number in range(100, 130):
+        BLOCKS.save(tier, [number])
+    assert not tier.read_only
+
+
+def test_an_unreadable_footer_region_is_lost_alone():
+    medium = new_medium()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(16))
+    tier.close()
+    start = tier._superblock.geometry.region_at(1)
+    medium.fails = lambda what, at, nbytes: what == "read" and start < at < start + REGION_BYTES
+    tier = tier_on(medium)
+    assert numbers_of(tier.survivors()) == [0, 1, 2, 3, *range(8, 16)]

@@ -1,0 +1,330 @@
+"""The disk tier keeps the tier contract, on a real file; and what is its own: errors, sealing."""
+
+import logging
+import threading
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.errors import ConfigError, Outcome
+from holdfast.testing.extents import MemoryExtents
+from holdfast.testing.tier_contract import Blocks, TierContract
+from holdfast.tiers.base import NOWHERE, Get, Put
+from holdfast.tiers.disk.file import DiskConfig
+from holdfast.tiers.disk.region import SECTOR, parse_footer, parse_snapshot
+from holdfast.tiers.disk.tier import FAILURES_MAX, FAILURES_WITHIN_S, DiskTier
+
+REGION_BYTES = 32 * SECTOR
+BLOCKS = Blocks(5 * SECTOR - 144)
+"""Six records of five sectors fit into a region."""
+
+
+class TestDiskTier(TierContract):
+    durable = True
+
+    def make_tier(self, folder, capacity_bytes):
+        return DiskTier(DiskConfig(path=str(folder), capacity_bytes=capacity_bytes))
+
+
+class TestOneRegionOfMany(TierContract):
+    """Records of one size fill regions of another, and one thread has to do."""
+
+    durable = True
+
+    def make_tier(self, folder, capacity_bytes):
+        config = DiskConfig(
+            path=str(folder),
+            capacity_bytes=capacity_bytes,
+            region_bytes=432 * SECTOR,
+            reader_threads=1,
+            writer_threads=1,
+            snapshot_s=0.001,
+        )
+        return DiskTier(config)
+
+
+@pytest.fixture
+def medium():
+    return MemoryExtents.formatted(REGION_BYTES, 4)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+def tier_on(medium, clock=None, **changes):
+    config = DiskConfig(path="memory", capacity_bytes=medium.size, **changes)
+    return DiskTier(config, clock, lambda _: medium)
+
+
+def write(tier, numbers):
+    """Places and outcomes; CORRUPT stands for no place."""
+    puts = [Put(BLOCKS.reserve(tier).places[0], BLOCKS.record(n)) for n in numbers]
+    return [put.place for put in puts], tier.write(puts)
+
+
+# Order on the medium.
+
+
+def test_a_regions_header_is_written_before_its_records(medium):
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(8))
+    geometry = tier._superblock.geometry
+    offsets = [write.offset for write in medium.log if write.data][1:]
+    for region in range(2):
+        start = geometry.region_at(region)
+        inside = [o for o in offsets if start <= o < start + REGION_BYTES]
+        assert inside[0] == start
+        assert inside.count(start) == 1
+
+
+def test_neighbours_are_written_in_one_call(medium):
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(6))
+    records = [write for write in medium.log if len(write.data) > SECTOR]
+    assert [len(write.data) for write in records] == [6 * 5 * SECTOR]
+
+
+def test_only_superblocks_are_flushed(medium):
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(20))
+    tier.close()
+    assert [i for i, write in enumerate(medium.log) if not write.data] == [1]
+
+
+def test_a_full_region_gets_its_footer_when_the_last_write_ended(medium):
+    tier = tier_on(medium)
+    [late] = BLOCKS.reserve(tier).places
+    BLOCKS.save(tier, range(10))
+    life = tier._regions._life(0)
+    end = tier._superblock.geometry.region_at(1)
+
+    def footer():
+        return parse_footer(medium.image[end - SECTOR : end], life, REGION_BYTES // SECTOR)
+
+    assert footer() is None
+    assert tier.write([Put(late, BLOCKS.record(99))]) == [Outcome.OK]
+    assert [header.key for header, _ in footer()] == [BLOCKS.key(n) for n in (99, 0, 1, 2, 3, 4)]
+
+
+def test_snapshots_alternate_and_come_when_due(medium, clock):
+    tier = tier_on(medium, clock, snapshot_s=30.0)
+    geometry, uuid = tier._superblock.geometry, tier._superblock.uuid
+
+    def sequences():
+        return [
+            snapshot and snapshot.sequence
+            for which in range(2)
+            for at in [geometry.snapshot_at(which)]
+            for snapshot in [parse_snapshot(medium.image[at : at + 4096], uuid, 4)]
+        ]
+
+    BLOCKS.save(tier, range(8))
+    assert sequences() == [None, None]
+    clock.advance(31)
+    BLOCKS.save(tier, [8])
+    assert sequences() == [None, 1]
+    clock.advance(31)
+    BLOCKS.save(tier, [9])
+    assert sequences() == [None, 1], "nothing was sealed or freed"
+    BLOCKS.save(tier, range(10, 20))
+    clock.advance(31)
+    BLOCKS.save(tier, [20])
+    assert sequences() == [2, 1]
+    tier.close()
+    assert sequences() == [2, 3]
+
+
+# Reuse.
+
+
+@pytest.mark.parametrize("sectors", [5, 7])
+def test_a_reader_that_outstays_its_region_misses(medium, sectors):
+    """It finds another record, or the middle of one, which is no corruption."""
+    tier, others = tier_on(medium), Blocks(sectors * SECTOR - 144)
+    _, place = BLOCKS.save(tier, range(2))
+    real = medium.read
+
+    def slow_read(offset, views):
+        for turn in range(8):
+            others.save(tier, range(100 + 4 * turn, 104 + 4 * turn))
+        real(offset, views)
+
+    medium.read = slow_read
+    assert BLOCKS.load(tier, [1], [place]) == [Outcome.MISS]
+
+
+def test_a_write_that_never_arrived_is_a_miss(medium):
+    """The drive says OK and keeps the older life's record of the very same block."""
+    tier = tier_on(medium)
+    numbers = list(range(24))
+    places = BLOCKS.save(tier, numbers)
+    before = bytes(medium.image)
+    again, _ = write(tier, [0])
+    assert again == places[:1]
+    offset = tier._regions.offset(places[0])
+    medium.image[offset : offset + 5 * SECTOR] = before[offset : offset + 5 * SECTOR]
+    assert BLOCKS.load(tier, [0], again) == [Outcome.MISS]
+
+
+def test_damage_is_handed_on_for_the_caller_to_find(medium):
+    tier = tier_on(medium)
+    places = BLOCKS.save(tier, range(3))
+    for number, at in enumerate((0, 200, 5 * SECTOR - 10)):
+        medium.image[tier._regions.offset(places[number]) + at] ^= 1
+    assert BLOCKS.load(tier, range(3), places) == [Outcome.CORRUPT] * 3
+
+
+def test_a_buffer_shorter_than_the_record_is_a_miss(medium):
+    tier = tier_on(medium)
+    [place] = BLOCKS.save(tier, [0])
+    short = BLOCKS.record(9)[: 4 * SECTOR]
+    assert tier.read([Get(place, BLOCKS.key(0), short)]) == [Outcome.MISS]
+
+
+@pytest.mark.parametrize("nbytes", [4 * SECTOR, 6 * SECTOR])
+def test_a_record_of_another_length_than_reserved_is_refused(medium, nbytes):
+    tier = tier_on(medium)
+    [place] = tier.reserve([nbytes]).places
+    assert tier.write([Put(place, BLOCKS.record(0))]) == [Outcome.CORRUPT]
+    BLOCKS.expect_nothing(tier, [0], [place])
+    assert tier.usage().records == 0
+
+
+def test_what_is_no_record_is_refused(medium):
+    tier = tier_on(medium)
+    [place] = tier.reserve([SECTOR]).places
+    assert tier.write([Put(place, memoryview(bytearray(SECTOR)))]) == [Outcome.CORRUPT]
+
+
+# Errors of the medium.
+
+
+def test_a_failed_write_fails_its_record_only(medium):
+    tier = tier_on(medium)
+    bad = tier._superblock.geometry.region_at(0) + 11 * SECTOR
+    medium.fails = lambda what, at, nbytes: what == "write" and at <= bad < at + nbytes
+    places, outcomes = write(tier, range(5))
+    assert outcomes == [Outcome.OK, Outcome.OK, Outcome.GONE, Outcome.OK, Outcome.OK]
+    medium.fails = None
+    outcomes = BLOCKS.load(tier, range(5), places)
+    assert outcomes == [Outcome.OK, Outcome.OK, Outcome.MISS, Outcome.OK, Outcome.OK]
+    assert (tier.usage().records, tier.usage().failures) == (4, 1)
+
+
+def test_a_failed_read_is_gone_for_its_record_only(medium):
+    tier = tier_on(medium)
+    places = BLOCKS.save(tier, range(5))
+    bad = tier._regions.offset(places[3])
+    medium.fails = lambda what, at, nbytes: what == "read" and at <= bad < at + nbytes
+    outcomes = BLOCKS.load(tier, range(5), places)
+    assert outcomes == [*[Outcome.OK] * 3, Outcome.GONE, Outcome.OK]
+    assert tier.usage().failures == 1
+
+
+def test_a_region_without_header_holds_nothing_and_another_is_taken(medium):
+    tier = tier_on(medium)
+    start = tier._superblock.geometry.region_at(0)
+    medium.fails = lambda what, at, nbytes: what == "write" and at == start
+    _, outcomes = write(tier, range(2))
+    assert outcomes == [Outcome.GONE] * 2
+    places, outcomes = write(tier, range(2))
+    assert outcomes == [Outcome.OK] * 2
+    assert BLOCKS.load(tier, range(2), places) == [Outcome.OK] * 2
+
+
+def test_a_failed_footer_costs_nothing_but_a_scan(medium):
+    tier = tier_on(medium)
+    end = tier._superblock.geometry.region_at(1)
+    medium.fails = lambda what, at, nbytes: what == "write" and at + nbytes == end
+    BLOCKS.save(tier, range(8))
+    tier.close()
+    medium.fails = None
+    again = tier_on(medium)
+    assert [s.header.key for s in again.survivors()] == [BLOCKS.key(n) for n in range(8)]
+
+
+def test_too_many_failures_make_it_read_only_and_it_reads_on(medium, clock, caplog):
+    tier = tier_on(medium, clock)
+    places = BLOCKS.save(tier, range(3))
+    waiting = BLOCKS.reserve(tier).places[0]
+    medium.fails = lambda what, at, nbytes: what == "write"
+    with caplog.at_level(logging.ERROR):
+        for _ in range(FAILURES_MAX - 1):
+            assert write(tier, [9])[1] == [Outcome.GONE]
+        assert not tier.read_only
+        assert write(tier, [9])[1] == [Outcome.GONE]
+    assert tier.read_only
+    assert "read-only" in caplog.text
+    medium.fails = None
+    assert tier.write([Put(waiting, BLOCKS.record(5))]) == [Outcome.FULL]
+    assert BLOCKS.reserve(tier).places == [NOWHERE]
+    assert BLOCKS.load(tier, range(3), places) == [Outcome.OK] * 3
+    tier.close()
+
+
+def test_failures_far_apart_do_not_add_up(medium, clock):
+    tier = tier_on(medium, clock)
+    medium.fails = lambda what, at, nbytes: what == "write"
+    for _ in range(3 * FAILURES_MAX):
+        write(tier, [9])
+        clock.advance(FAILURES_WITHIN_S / (FAILURES_MAX - 2))
+    assert not tier.read_only
+
+
+def test_a_medium_that_can_not_be_written_is_refused_at_start(medium):
+    medium.fails = lambda what, at, nbytes: what == "write"
+    with pytest.raises(ConfigError, match="can not be written"):
+        tier_on(medium)
+
+
+def test_an_unexpected_error_frees_what_was_claimed(medium):
+    tier = tier_on(medium)
+    medium.write = lambda offset, views: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        write(tier, [0])
+    del medium.write
+    assert (tier.usage().records, tier.usage().used_bytes) == (0, 0)
+    numbers = range(1, 40)
+    for number in numbers:
+        assert write(tier, [number])[1] == [Outcome.OK]
+
+
+# The end.
+
+
+def test_close_waits_for_what_is_under_way(medium):
+    tier = tier_on(medium)
+    entered, released, outcomes = threading.Event(), threading.Event(), []
+    real = medium.write
+
+    def slow_write(offset, views):
+        entered.set()
+        assert released.wait(30)
+        real(offset, views)
+
+    medium.write = slow_write
+    writer = threading.Thread(target=lambda: outcomes.extend(write(tier, range(3))[1]))
+    writer.start()
+    assert entered.wait(30)
+    closer = threading.Thread(target=tier.close)
+    closer.start()
+    assert closer.is_alive()
+    released.set()
+    writer.join()
+    closer.join()
+    assert outcomes == [Outcome.OK] * 3
+    again = tier_on(medium)
+    assert len(list(again.survivors())) == 3
+
+
+def test_close_seals_nothing_half_done(medium):
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(3))
+    BLOCKS.reserve(tier)
+    tier.close()
+    end = tier._superblock.geometry.region_at(1)
+    assert medium.image[end - SECTOR : end] == bytes(SECTOR)
+    again = tier_on(medium)
+    assert [s.header.key for s in again.survivors()] == [BLOCKS.key(n) for n in range(3)]
