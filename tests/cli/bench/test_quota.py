@@ -30,7 +30,9 @@ class Measured:
         assert name == "victim"
         flooded = self.turns.endswith("F")
         self.flood_bytes += flooded
-        return 0.1 * (self.slow if flooded and number % 20 == 15 else 1.0)
+        if flooded and number % 21 == 10:  # the first one in each flood
+            return 0.9
+        return 0.1 * (self.slow if flooded and number % 21 == 15 else 1.0)
 
     def close(self):
         assert self.turns == "F.F."
@@ -44,6 +46,7 @@ def test_the_worst_fetch_in_the_flood_is_held_against_the_worst_in_peace(
     monkeypatch.setattr(Measured, "slow", slow)
     pauses = []
     monkeypatch.setattr(quota.time, "sleep", pauses.append)
+    monkeypatch.setattr(quota, "WINDOW_S", 0.0)
     ended, found = reported("bench", "quota", "--rounds", "2")
     rows = {row["what"]: row for row in found}
     assert ended == status
@@ -52,6 +55,7 @@ def test_the_worst_fetch_in_the_flood_is_held_against_the_worst_in_peace(
         assert rows[name]["goal"] == 1.2
         assert rows[name]["ok"] is (status == 0)
         assert rows[name]["fetches"] == 20
+        assert rows[name]["onset_ms"] == pytest.approx(900)
         assert rows[name]["flood_disk"] > 0
     assert rows["quota.saturating.share1"]["ok"] is None
-    assert pauses == [0.48] * 80 + [0.0] * 40
+    assert pauses == [0.48] * 84 + [0.0] * 42
