@@ -58,6 +58,8 @@ COVER_GOAL_MS = 1.0
 SERVING_GOAL_S = 2.0
 WARM_GOAL = 0.99
 ANSWER_S = 30.0
+SETTLED_S = 2.0
+"""A new arena's memory is brought in by then, and no thread of the node's is busy any more."""
 
 
 class Pool(NamedTuple):
@@ -185,9 +187,13 @@ def _cover_row(address: str, rounds: int) -> Row:
 
 
 def _host_rows(engine: Engine, copy: CopyLimit, rounds: int) -> list[Row]:
-    """Arena to pages: blocks already fetched and leased, scattered by the device."""
+    """Arena to pages: blocks already fetched and leased, scattered by the device.
+
+    Begins when the arena's memory has been brought in behind the first save.
+    """
     chain = engine.chain(2 << 20, 4 * BATCH)
     engine.save(chain)
+    time.sleep(SETTLED_S)
     request = Fetch(chain.packed(), ANSWER_S)
     leased = _expect(engine.client.call(request, ANSWER_S), Fetched)
     turn = itertools.count()
