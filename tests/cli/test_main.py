@@ -83,8 +83,8 @@ def test_what_the_system_refuses_is_one_line_too(monkeypatch, capsys):
     from holdfast.cli import doctor
 
     def fail(args):
-        raise PermissionError(13, "Permission denied", "/root/x")
+        raise PermissionError(13, "Permission denied", "/srv/x")
 
     monkeypatch.setattr(doctor, "run", fail)
     assert cli.main(["doctor"]) == 1
-    assert capsys.readouterr().err == "holdfast doctor: /root/x: Permission denied\n"
+    assert capsys.readouterr().err == "holdfast doctor: /srv/x: Permission denied\n"
