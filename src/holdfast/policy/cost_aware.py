@@ -28,7 +28,7 @@ from holdfast.policy.tree import Tree
 
 _UNHINTED = -math.inf
 _SPARE = 64
-"""Pushes that are always allowed before heaps are tidied."""
+"""Entries that heaps may always have beyond three a row before they are tidied."""
 
 _EARLY = 0.5
 """A use before this share of the time until it was expected is another session's."""
@@ -78,7 +78,7 @@ class CostAware:
         self._in_front = -1
         self._worth: Callable[[int], float] | None = None
         self._shelves: dict[int, _Shelf] = {}
-        self._pushed = 0
+        self._entries = 0
 
     def insert(self, row: int, parent: int, name: Hashable, now_s: float) -> None:
         """Add a row, just used and expected at no time known."""
@@ -184,9 +184,10 @@ class CostAware:
         shelf, when = self._shelf(row), self._hint[row]
         if when == _UNHINTED:
             when = self._used[row]
-        self._pushed += 1
+        self._entries += 1
         heapq.heappush(shelf.past, (when, row))
         if when > self._now_s:
+            self._entries += 1
             heapq.heappush(shelf.future, (-when, row))
 
     def _shelf(self, row: int) -> _Shelf:
@@ -201,8 +202,8 @@ class CostAware:
     def _line_up(self, row: int) -> None:
         """Push a leaf; drop what is stale if that has become more than the leaves can be."""
         self._push(row)
-        if self._pushed > 2 * self._tree.rows + _SPARE:
-            self._pushed = 0
+        if self._entries > 3 * self._tree.rows + _SPARE:
+            self._entries = 0
             pasts = [shelf.past for shelf in self._shelves.values()]
             rows = {each for past in pasts for _, each in past if self._tree.is_leaf(each)}
             self._shelves.clear()
@@ -216,6 +217,7 @@ class CostAware:
             key, row = heap[0]
             if not here[row] or children[row] or row in passed:
                 heapq.heappop(heap)
+                self._entries -= 1
                 continue
             when = self._hint[row]
             if when == _UNHINTED:
