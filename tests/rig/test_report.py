@@ -1,6 +1,8 @@
 """Reports have one shape, in JSON and on screen."""
 
+import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -11,11 +13,10 @@ from holdfast.rig import report
 from holdfast.rig.report import Report, Row
 
 
-def rendered(shown):
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    with console.file:
-        console.print(shown)
-    return console.export_text()
+def rendered(found, also=(), width=200):
+    shown = io.StringIO()
+    report.show(Console(width=width, file=shown), found, also)
+    return shown.getvalue()
 
 
 def test_json_has_name_version_machine_and_flat_rows():
@@ -89,7 +90,7 @@ def test_the_table_shows_figures_verdicts_and_asked_fields():
         report.with_more(report.share("disk.read", 1.614, "GB/s", 1.7, 0.9), {"tier": "disk"}),
         report.at_most("index.block", 251234.0, "bytes", 250.0),
     ]
-    text = rendered(report.table(Report("bench tiers", rows), also=("tier",)))
+    text = rendered(Report("bench tiers", rows), also=("tier",))
     assert "holdfast bench tiers" in text
     for shown in ("disk.read", "1.61", "0.949", "disk", "yes", "251,000", "no"):
         assert shown in text
@@ -102,9 +103,46 @@ def test_progress_goes_to_standard_error_while_json_takes_the_output(tmp_path):
 
 
 def test_a_column_that_would_be_empty_is_left_out():
-    text = rendered(
-        report.table(Report("x", [report.at_least("a", 2.0, "x", 1.0)]), also=("tier",))
-    )
+    text = rendered(Report("x", [report.at_least("a", 2.0, "x", 1.0)]), also=("tier",))
     assert "goal" in text
     assert "limit" not in text
     assert "tier" not in text
+
+
+WIDE = Report(
+    "bench pool",
+    [
+        report.with_more(
+            report.share(f"pool.get.2MiBx32.{number}", 5.94 + number, "GB/s", 6.38, 0.9),
+            {"near_s_per_gb": 0.146, "far_s_per_gb": 0.149, "plain_us": 36.6},
+        )
+        for number in range(3)
+    ],
+)
+ALSO = ("near_s_per_gb", "far_s_per_gb", "plain_us")
+
+
+@pytest.mark.parametrize("width", range(24, 130))
+def test_no_figure_is_cut_however_narrow_the_terminal(width):
+    text = rendered(WIDE, ALSO, width)
+    assert "…" not in text
+    assert max(map(len, re.split(r"\nleft out", text)[0].splitlines())) <= width
+    assert all(figure in text for figure in ("5.94", "6.94", "7.94"))
+
+
+def test_on_a_narrow_terminal_the_columns_that_are_missed_least_are_left_out():
+    text = rendered(WIDE, ALSO, 80)
+    assert "near_s_per_gb" in text.splitlines()[2]
+    assert "left out for want of width, and in --json: far_s_per_gb, plain_us" in text
+    assert text.count("0.146") == 3
+    assert "36.6" not in text
+    assert "left out" not in rendered(WIDE, ALSO, 130)
+
+
+def test_a_pipe_gets_every_column_at_its_full_width(capsys):
+    report.show(report.console(None), WIDE, ALSO)
+    text = capsys.readouterr().out
+    assert "…" not in text
+    assert all(name in text for name in ("limit", "ratio", "goal", *ALSO, "ok"))
+    assert all(text.count(figure) == 3 for figure in ("0.146", "0.149", "36.6"))
+    assert max(map(len, text.splitlines())) < 130

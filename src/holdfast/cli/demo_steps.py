@@ -50,9 +50,9 @@ def table(title: str, figures: Sequence[str]) -> Table:
     from rich.table import Table
 
     shown = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    shown.add_column("step", no_wrap=True)
+    shown.add_column("step", overflow="fold")
     for heading in figures:
-        shown.add_column(heading, justify="right", no_wrap=True)
+        shown.add_column(heading, justify="right", overflow="fold")
     shown.add_column("equal")
     return shown
 

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             rows += _rows(campaign, order)
     sys.stderr.write("\r\x1b[K" if sys.stderr.isatty() else "")
     found = Report("soak", rows)
-    console.print(report.table(found, also=("tried", "of")))
+    report.show(console, found, also=("tried", "of"))
     for row in rows:
         for words in row.more.get("failures", []):  # type: ignore[attr-defined]
             print(f"{row.what}: {words}", file=sys.stderr)

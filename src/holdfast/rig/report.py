@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+PIPE_COLUMNS = 10_000
+"""Where no terminal sets a width: a table is as wide as what it holds."""
+
+_SPARE = ("ratio", "goal", "limit")
+"""Columns that a table can do without, the last first."""
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One figure.
 
@@ -140,29 +147,48 @@ def console(json_target: str | None) -> Console:
             "the rich package is missing: pip install 'holdfast[bench]', or 'holdfast[demo]' for "
             "the demo, brings it"
         ) from error
-    return Console(stderr=json_target == "-", highlight=False)
+    shown = Console(stderr=json_target == "-", highlight=False)
+    if not shown.is_terminal:
+        shown.width = PIPE_COLUMNS
+    return shown
 
 
-def table(report: Report, also: Sequence[str] = ()) -> Table:
-    """Render the rows for a terminal, with columns for the named fields of `more` in `also`.
+def show(console: Console, report: Report, also: Sequence[str] = ()) -> None:
+    """Print the rows as a table, with columns for the named fields of `more` in `also`.
 
-    A column that would be empty is left out.
+    A column that would be empty is left out. So are, on a narrow terminal, those that are missed
+    least: the last of `also` first. What is too wide even then is folded: no figure is ever cut.
     """
+    rows = [{**msgspec.structs.asdict(row), **row.more} for row in report.rows]
+    wanted = ("value", "unit", "limit", "ratio", "goal", *also, "ok")
+    names = [name for name in wanted if any(row.get(name) is not None for row in rows)]
+    spare = [name for name in (*_SPARE, *also) if name in names]
+    left_out: list[str] = []
+    while not _fits(console, shown := _table(report.name, names, rows)) and spare:
+        left_out.append(spare.pop())
+        names.remove(left_out[-1])
+    console.print(shown)
+    if left_out:
+        words = ", ".join(reversed(left_out))
+        console.print(f"left out for want of width, and in --json: {words}", soft_wrap=True)
+
+
+def _table(name: str, names: Sequence[str], rows: Sequence[dict[str, object]]) -> Table:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    shown = Table(
-        title=f"holdfast {report.name}", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0)
-    )
-    rows = [{**msgspec.structs.asdict(row), **row.more} for row in report.rows]
-    names = ("value", "unit", "limit", "ratio", "goal", *also, "ok")
-    filled = [name for name in names if any(row.get(name) is not None for row in rows)]
-    shown.add_column("what", no_wrap=True)
-    for name in filled:
-        shown.add_column(name, justify="right", no_wrap=True)
+    shown = Table(title=f"holdfast {name}", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    shown.add_column("what", overflow="fold")
+    for heading in names:
+        shown.add_column(heading, justify="right", overflow="fold")
     for row in rows:
-        shown.add_row(row["what"], *(cell(row.get(name)) for name in filled))
+        shown.add_row(str(row["what"]), *(cell(row.get(heading)) for heading in names))
     return shown
+
+
+def _fits(console: Console, shown: Table) -> bool:
+    unbounded = console.options.update_width(PIPE_COLUMNS)
+    return console.measure(shown, options=unbounded).maximum <= console.width
 
 
 def number(value: float | None) -> str:

@@ -46,5 +46,5 @@ def run(args: argparse.Namespace) -> int:
     console = report.console(options.json)
     with console.status("set-up ...") as status:
         found = Report(f"bench {args.subject}", list(subject.measure(options, status)))
-    console.print(report.table(found, also=subject.ALSO))
+    report.show(console, found, also=subject.ALSO)
     return finish(found, options.json)
