@@ -8,7 +8,8 @@ import pytest
 from holdfast.errors import HoldfastError
 from holdfast.rig import lmcache_peer, mooncake_server, valkey_server
 from holdfast.rig.measure import peers
-from holdfast.rig.measure.peers import Ring, peer_rows
+from holdfast.rig.measure.peers import Ring, beside_rows, peer_rows
+from holdfast.rig.report import Row, share
 
 KIB = 1 << 10
 
@@ -69,3 +70,22 @@ def test_a_peer_that_returns_something_else_has_no_figure():
 
     with pytest.raises(HoldfastError, match="a record that was got is"):
         peers._get(Liar(), ring, 4)
+
+
+def test_ours_is_held_against_every_peer_of_the_same_run():
+    rows = [
+        share("pool.get.2MiBx32", 6.0, "GB/s", 6.4, 0.9),
+        share("pool.put.2MiBx32", 6.0, "GB/s", 6.4, 0.9),
+        Row(what="peer.redis.get.2MiBx32", value=1.0, unit="GB/s"),
+        Row(what="peer.mooncake.get.2MiBx32", value=2.4, unit="GB/s"),
+        Row(what="peer.lmcache", value=None, unit=""),
+    ]
+    mooncake, redis = beside_rows(rows)
+    assert (mooncake.what, redis.what) == (
+        "pool.get.2MiBx32.over_mooncake",
+        "pool.get.2MiBx32.over_redis",
+    )
+    assert (mooncake.value, mooncake.goal, mooncake.ok) == (2.5, 3.0, False)
+    assert (redis.value, redis.goal, redis.ok) == (6.0, 6.0, True)
+    assert redis.more == {"plain": 6.4}
+    assert list(beside_rows(rows[2:])) == []

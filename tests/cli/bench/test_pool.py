@@ -18,6 +18,7 @@ def measured(monkeypatch, tmp_path, reported):
             ("pool", "pool_rows"),
             ("pool", "sealed_rows"),
             ("pool", "nixl_rows"),
+            ("placement", "placement_rows"),
             ("trouble", "trouble_rows"),
             ("mute", "mute_rows"),
             ("peers", "peer_rows"),
@@ -33,8 +34,8 @@ def measured(monkeypatch, tmp_path, reported):
 
 
 def test_all_parts_are_measured_if_none_is_named(measured):
-    rows = ["pool_rows", "sealed_rows", "nixl_rows", "trouble_rows", "mute_rows", "peer_rows"]
-    assert measured() == (0, rows)
+    rows = ["pool_rows", "sealed_rows", "nixl_rows", "placement_rows", "trouble_rows"]
+    assert measured() == (0, [*rows, "mute_rows", "peer_rows"])
 
 
 def test_only_the_parts_named_are_measured_in_their_order(measured):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.cli import measuring
 from holdfast.rig import model
-from holdfast.rig.measure import mute, peers, pool, trouble
+from holdfast.rig.measure import mute, peers, placement, pool, trouble
 from holdfast.rig.measure.mute import Course
 from holdfast.rig.report import Row
 
@@ -23,6 +23,7 @@ PARTS = {
     "sockets": "a target beside plain sockets",
     "tls": "the same under TLS",
     "nixl": "the same over NIXL, where it is installed",
+    "placement": "what moves with a member, what a loss leaves, what a crowd asks; no timing",
     "trouble": "a join, a target that is late, and all of them mute",
     "engine": "a real engine while all targets are mute, where vLLM is installed",
     "peers": "other stores, those that are installed",
@@ -32,7 +33,7 @@ QUICK = ("sockets", "tls")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
-    lines = "\n".join(f"  {name:<9}{about}" for name, about in PARTS.items())
+    lines = "\n".join(f"  {name:<11}{about}" for name, about in PARTS.items())
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"parts:\n{lines}"
     measuring.add_rounds_argument(parser, 15)
@@ -45,6 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
     """Yield the figures. Takes 6 GiB of memory."""
+    rows: list[Row] = []
+    for row in _parts(args, status):
+        rows.append(row)
+        yield row
+    yield from peers.beside_rows(rows)
+
+
+def _parts(args: argparse.Namespace, status: Status) -> Iterator[Row]:
     parts = args.only or (QUICK if args.quick else PARTS)
     fewer = max(measuring.ROUNDS_MIN, args.rounds // 3)
     with measuring.scratch(args.folder) as scratch:
@@ -57,6 +66,8 @@ def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
                     yield from pool.sealed_rows(scratch, args.rounds)
                 case "nixl":
                     yield from pool.nixl_rows(scratch, args.rounds)
+                case "placement":
+                    yield from placement.placement_rows(scratch)
                 case "trouble":
                     yield from trouble.trouble_rows(scratch)
                 case "engine" if find_spec("vllm") is not None:

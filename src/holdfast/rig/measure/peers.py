@@ -1,4 +1,4 @@
-"""Measure Redis, Mooncake Store and LMCache with the records and sizes of `bench pool`: no goals.
+"""Measure Redis, Mooncake Store and LMCache with the records and sizes of `bench pool`.
 
 Each over TCP to a process beside this one, between two pools too large for a cache. Every record
 got is verified once the clock has stopped.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +26,7 @@ from holdfast.rig import lmcache_peer, mooncake_server, valkey_server
 from holdfast.rig.limits import GB
 from holdfast.rig.mooncake_server import MooncakeServers
 from holdfast.rig.peers import MooncakePeer, Peer, RedisPeer, TierPeer
-from holdfast.rig.report import Row
+from holdfast.rig.report import Row, at_least, with_more
 from holdfast.rig.valkey_server import ValkeyServers
 from holdfast.tiers.mooncake.tier import MooncakeOptions, MooncakeTier
 from holdfast.tiers.valkey.tier import ValkeyOptions, ValkeyTier
@@ -39,6 +39,10 @@ EXIST_KEYS = 1_000
 SINGLES = 20
 CALL_S = 30.0
 SEED = 20_26
+
+BESIDE_BYTES = 2 * MIB
+BESIDE_GOALS = {"mooncake": 3.0, "redis": 6.0}
+"""How many times their GB/s ours has to be, 32 blocks of 2 MiB a call."""
 
 
 class Cost(NamedTuple):
@@ -120,6 +124,21 @@ def peer_rows(folder: Path, rounds: int, tell: Callable[[str], None]) -> list[Ro
             Row(what="peer.lmcache", value=None, unit="", more={"why": lmcache_peer.WHY_NOT})
         )
     return rows
+
+
+def beside_rows(rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield how many times a peer's speed ours is, for what one run measured of both.
+
+    `plain` says the same of plain sockets: no store over TCP can do better than that here.
+    """
+    found = {row.what: row for row in rows}
+    for peer, goal in BESIDE_GOALS.items():
+        for verb in ("get", "put"):
+            way = f"{verb}.{_label(BESIDE_BYTES)}x{BATCH}"
+            ours, theirs = found.get(f"pool.{way}"), found.get(f"peer.{peer}.{way}")
+            if ours and theirs and ours.value and theirs.value and ours.limit:
+                row = at_least(f"pool.{way}.over_{peer}", ours.value / theirs.value, "x", goal)
+                yield with_more(row, {"plain": ours.limit / theirs.value})
 
 
 def _redis(folder: Path, ring: Ring, stack: ExitStack) -> dict[str, Peer]:
