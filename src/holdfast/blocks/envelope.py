@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from functools import lru_cache
 from typing import NamedTuple
 
 from holdfast.blocks.key import SEGMENT_BYTES
@@ -64,6 +65,7 @@ class Header(NamedTuple):
     key_id: bytes = bytes(KEY_ID_BYTES)
 
 
+@lru_cache(maxsize=64)
 def record_bytes(payload_bytes: int) -> int:
     """Return the bytes one record takes in a slot or on a device: header, payload, tag, padding."""
     return align_up(HEADER_BYTES + payload_bytes + TAG_BYTES)

@@ -21,8 +21,8 @@ _SEEN_MAX = 1_024
 T = TypeVar("T")
 
 
-class Errand(enum.Enum):
-    """Why something is read: somebody waits for it, or may want it later."""
+class Errand(float, enum.Enum):
+    """Why something is read: somebody waits for it, or may want it later. Hashed as a number."""
 
     DEMAND = 1.0
     AHEAD = 1 / 16
@@ -30,7 +30,7 @@ class Errand(enum.Enum):
     @property
     def weight(self) -> float:
         """Its weight beside what else is read for the same domain."""
-        return self.value
+        return float(self)
 
     @property
     def credit(self) -> float:

@@ -10,7 +10,6 @@ not filled are abandoned. docs/decisions says why.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -40,31 +39,18 @@ def berth(store: Core, headers: Sequence[Header]) -> list[Berth]:
 
     The slots are the caller's until it adopts or abandons them; it must do one or the other.
     """
-    states = store.states
-    worlds = [World(h.fingerprint, h.domain, h.payload_bytes, h.tokens) for h in headers]
-    berths: list[Berth] = []
-    with states.lock:
-        rows = [states.index.find(header.key) for header in headers]
-        held = [row >= 0 and states.holds(row, of) for row, of in zip(rows, worlds, strict=True)]
-        for row, is_held in zip(rows, held, strict=True):
-            if is_held:
-                states.touch([row])  # of any chain
-        possible = {world: slots(states, world) > 0 for world in set(worlds)}
-        wanted = [
-            not is_held and possible[world] and not _named_otherwise(states, row, world)
-            for row, world, is_held in zip(rows, worlds, held, strict=True)
-        ]
-        counts = Counter(itertools.compress(worlds, wanted))
-        found = {world: make_rooms(states, world, count) for world, count in counts.items()}
-        eras = {domain: states.era(domain) for domain in {world.domain for world in worlds}}
-        room = {world: iter(places) for world, places in found.items()}
-        for header, world, is_held, wants in zip(headers, worlds, held, wanted, strict=True):
-            place = next(room[world], NOWHERE) if wants else NOWHERE
-            slot = None if place == NOWHERE else states.host(world).view(place, world.record_bytes)
-            berths.append(Berth(header, world, place, eras[world.domain], slot, is_held))
-    if any(len(found[world]) < count for world, count in counts.items()):
-        store.ladder.wake()
-    return berths
+    of_world: dict[World, list[int]] = {}
+    for i, header in enumerate(headers):
+        world = World(header.fingerprint, header.domain, header.payload_bytes, header.tokens)
+        of_world.setdefault(world, []).append(i)
+    berths: dict[int, Berth] = {}
+    with store.states.lock:
+        for world, numbers in of_world.items():
+            found = _berths(store.states, world, [headers[i] for i in numbers])
+            berths.update(zip(numbers, found, strict=True))
+    if any(each.slot is None and not each.held for each in berths.values()):
+        store.ladder.wake()  # to make what is saved below ready to go
+    return [berths[i] for i in range(len(headers))]
 
 
 def adopt(store: Core, berths: Sequence[Berth]) -> list[Outcome]:
@@ -73,21 +59,23 @@ def adopt(store: Core, berths: Sequence[Berth]) -> list[Outcome]:
     CORRUPT is what does not begin with the header announced, or bears another world's name. A
     record of a domain that this node seals is opened, and CORRUPT if that fails.
     """
-    states = store.states
+    states, index = store.states, store.states.index
     outcomes = [_outcome(states, each) for each in berths]
     entered: list[int] = []
     with states.lock:
-        for i, (each, outcome) in enumerate(zip(berths, outcomes, strict=True)):
+        eras = {domain: states.era(domain) for domain in {each.world.domain for each in berths}}
+        for i, each in enumerate(berths):
             if each.slot is None:
                 continue
-            header, row = each.header, states.index.find(each.header.key)
-            renamed = row >= 0 and states.index.world(row) != each.world
-            if outcome is Outcome.OK and (renamed or _erased(states, each)):
+            header, world = each.header, each.world
+            row = index.find(header.key)
+            # Since the slot was handed out, the domain may have been erased, the name taken.
+            if eras[world.domain] != each.era or _named_otherwise(states, row, world):
                 outcomes[i] = Outcome.CORRUPT
             if outcomes[i] is not Outcome.OK or _here(states, row):
-                states.give_back(each.world, [each.place])
+                states.give_back(world, [each.place])
                 continue
-            row = states.index.add(each.world, header.key, header.parent, header.depth)
+            row = index.add(world, header.key, header.parent, header.depth)
             states.publish(row, HOST, each.place)
             entered.append(row)
         states.enter_new(entered)
@@ -132,9 +120,26 @@ def _here(states: States, row: int) -> bool:
     return row >= 0 and (states.index.places[HOST][row] >= 0 or row in states.loading)
 
 
-def _erased(states: States, each: Berth) -> bool:
-    """Whether the domain was erased since the slot was handed out."""
-    return states.era(each.world.domain) != each.era
+def _berths(states: States, world: World, headers: Sequence[Header]) -> list[Berth]:
+    """Find a berth for each of a world's records; under the lock."""
+    find = states.index.find
+    rows = [find(header.key) for header in headers]
+    held = [row >= 0 and states.holds(row, world) for row in rows]
+    for row in itertools.compress(rows, held):
+        states.touch([row])  # of any chain
+    possible = slots(states, world) > 0
+    wanted = [
+        possible and not is_held and not _named_otherwise(states, row, world)
+        for row, is_held in zip(rows, held, strict=True)
+    ]
+    places = make_rooms(states, world, wanted.count(True))
+    room, era, size = iter(places), states.era(world.domain), world.record_bytes
+    view, berths = states.host(world).view, list[Berth]()
+    for header, is_held, wants in zip(headers, held, wanted, strict=True):
+        place = next(room, NOWHERE) if wants else NOWHERE
+        slot = None if place == NOWHERE else view(place, size)
+        berths.append(Berth(header, world, place, era, slot, is_held))
+    return berths
 
 
 def _outcome(states: States, each: Berth) -> Outcome:

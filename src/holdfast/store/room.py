@@ -62,18 +62,23 @@ def make_rooms(states: States, world: World, count: int) -> list[Place]:
     one_by_one = states.fill.divided or world.domain == states.public
     if not one_by_one and states.fill.fits(HOST, world.domain, count * size):
         places = [place for place in host.reserve([size] * count).places if place != NOWHERE]
-        for row in _may_go(states, ANYBODY) if len(places) < count else ():
-            other = states.index.world(row)
-            if states.host(other) is not host or other.record_bytes != size:
-                break
-            states.vacate(row, HOST)  # one, then its slot is taken: no run may empty meanwhile
-            places += [place for place in host.reserve([size]).places if place != NOWHERE]
-            if len(places) == count:
-                break
+        if missing := count - len(places):
+            places += states.take_over(host, islice(_like(states, world), missing))
         states.fill.take(HOST, world.domain, len(places) * size)
     while len(places) < count and (place := make_room(states, world)) != NOWHERE:
         places.append(place)
     return places
+
+
+def _like(states: States, world: World) -> Iterator[int]:
+    """Yield rows that may go and leave just the slots that a world needs, up to the first other."""
+    host, size, like = states.host(world), world.record_bytes, world
+    for row in _may_go(states, ANYBODY):
+        other = states.index.world(row)
+        if other is not like and (states.host(other) is not host or other.record_bytes != size):
+            return
+        like = other
+        yield row
 
 
 def make_room_below(states: States, world: World, tier: int, nbytes: int) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from holdfast.blocks.world import World
@@ -186,12 +186,13 @@ class States:
     def publish(self, row: int, tier: int, place: Place) -> None:
         """Note that a row now also lies on `tier`; the copy there is whole."""
         column, world = self.index.places[tier], self.index.world(row)
+        known, column[row] = Place(column[row]), place
         if tier == HOST:
             self.host(world).name_slot(place, row)
-        elif column[row] == NOWHERE:
+            return
+        if known == NOWHERE:
             self.fill.take(tier, world.domain, world.record_bytes)
-        known, column[row] = column[row] == place, place
-        if tier and not known:
+        if known != place:
             self.fill.came(tier, world.domain, row, column)
 
     def enter_host(self, rows: list[int]) -> None:
@@ -225,10 +226,7 @@ class States:
         column[row] = NOWHERE
         world = self.index.world(row)
         if tier == HOST:
-            self.eviction.remove(row)
-            self.unwanted.discard(row)
-            for line in self.waiting:  # a tier that stands still must not make it grow for ever
-                line.pop(self.index.keys[row] or b"", None)
+            self._left_memory(row)
             if self.index.leases[row]:
                 self.host(world).name_slot(place, NAMELESS)
                 self.leaving.setdefault(row, []).append(place)
@@ -238,6 +236,22 @@ class States:
             self.fill.give(tier, world.domain, world.record_bytes)
             self.lower[tier - 1].free([place])
         self._settle(row)
+
+    def take_over(self, host: HostTier, rows: Iterable[int]) -> list[Place]:
+        """Have evictable rows leave this host tier, one by one; return their slots, nameless now.
+
+        The slots are the caller's, who counts the bytes anew.
+        """
+        column, places = self.index.places[HOST], list[Place]()
+        for row in rows:
+            world = self.index.world(row)
+            places.append(Place(column[row]))
+            column[row] = NOWHERE
+            self._left_memory(row)
+            self.fill.give(HOST, world.domain, world.record_bytes)
+            self._settle(row)
+        host.name_slots(places, [NAMELESS] * len(places))
+        return places
 
     def forget(self, key: bytes, tier: int, place: Place) -> None:
         """Note that a lower tier gave up a block by itself, if it is still known to lie there."""
@@ -349,6 +363,12 @@ class States:
         for row in self.rules.note(rows, at):
             if self.saved_below(row) and self.lies(row, HOST):
                 self.line_up(row)  # saved on one tier it leaves memory without asking the others
+
+    def _left_memory(self, row: int) -> None:
+        self.eviction.remove(row)
+        self.unwanted.discard(row)
+        for line in self.waiting:  # a tier that stands still must not make it grow for ever
+            line.pop(self.index.keys[row] or b"", None)
 
     def _settle(self, row: int) -> None:
         key, tier = self.index.keys[row], self.index.fastest(row)

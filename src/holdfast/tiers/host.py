@@ -172,8 +172,13 @@ class HostTier:
 
     def reserve(self, sizes: Sequence[int]) -> Reserved:
         """Find a slot for each size; drops nothing by itself, the store evicts."""
+        places, none_of = list[Place](), 0
         with self._lock:
-            return Reserved([self._take(size) for size in sizes], [])
+            for size in sizes:
+                place = NOWHERE if size == none_of else self._take(size)
+                none_of = size if place == NOWHERE else none_of
+                places.append(place)
+        return Reserved(places, [])
 
     def slots(self, record_bytes: int) -> int:
         """Return how many records of this size could lie here at once, were nothing else here."""
@@ -185,9 +190,14 @@ class HostTier:
 
     def name_slot(self, place: Place, number: int) -> None:
         """Name a slot by the caller's number (>= 0) until it is freed, or `NAMELESS` again."""
+        self.name_slots([place], [number])
+
+    def name_slots(self, places: Sequence[Place], numbers: Sequence[int]) -> None:
+        """Name slots as `name_slot` does."""
         with self._lock:
-            run, slot = self._slot(place)
-            run.name(slot, number)
+            for place, number in zip(places, numbers, strict=True):
+                run, slot = self._slot(place)
+                run.name(slot, number)
 
     def beside(self, place: Place) -> list[int]:
         """Return the names of all slots in use in the run of a place, as they lie there.

@@ -14,7 +14,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from holdfast.limits import KIB, MIB, PACE_BYTES, PACE_S
@@ -314,12 +314,12 @@ def seal(
     return SealedStream(sealed)
 
 
-def pieces(parts: Sequence[memoryview], nbytes: int) -> Iterator[list[memoryview]]:
+def pieces(parts: Sequence[memoryview], nbytes: int) -> list[list[memoryview]]:
     """Group and cut parts into pieces of at most `nbytes` and a number of buffers."""
     if len(parts) <= PARTS_MAX and sum(map(len, parts)) <= nbytes:
-        if whole := [part for part in parts if part]:
-            yield whole
-        return
+        whole = [part for part in parts if part]
+        return [whole] if whole else []
+    found: list[list[memoryview]] = []
     piece: list[memoryview] = []
     room = nbytes
     for part in parts:
@@ -329,10 +329,9 @@ def pieces(parts: Sequence[memoryview], nbytes: int) -> Iterator[list[memoryview
             piece.append(taken)
             room -= len(taken)
             if not room or len(piece) == PARTS_MAX:
-                yield piece
+                found.append(piece)
                 piece, room = [], nbytes
-    if piece:
-        yield piece
+    return [*found, piece] if piece else found
 
 
 def _behind(parts: list[memoryview], moved: int) -> list[memoryview]:
