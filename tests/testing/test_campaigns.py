@@ -10,7 +10,7 @@ from holdfast.cli import main
 from holdfast.cli.soak import open_target
 from holdfast.errors import Outcome
 from holdfast.store import fetch, sealing
-from holdfast.testing import flips, reopened, torn, workload
+from holdfast.testing import chaos, flips, payloads, reopened, torn, workload
 from holdfast.testing.campaign import CAMPAIGNS, Order
 
 pytest.importorskip("rich")
@@ -24,7 +24,7 @@ SLICES = {
     "forged": 200_000,
     "timing": 20_000,
     "fuzz": 8_000,
-    "chaos": 9,
+    "chaos": len(chaos.FAULTS),
 }
 
 
@@ -66,3 +66,11 @@ def test_a_disk_that_trusts_its_footers_is_found_out(tmp_path, monkeypatch):
     monkeypatch.setattr(workload.pack, "verify", lambda *_: Outcome.OK)
     order = Order(tries=300, seed=1, folder=tmp_path, target=open_target)
     assert any(tally.failed for tally in (*reopened.run(order), *torn.run(order)))
+
+
+def test_a_user_who_believes_whatever_comes_is_found_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(payloads.pack, "verify", lambda *_: Outcome.OK)
+    lies = tuple(fault for fault in chaos.FAULTS if fault.name == "garbage")
+    monkeypatch.setattr(chaos, "FAULTS", lies)
+    *_, blocks = chaos.run(Order(tries=2, seed=1, folder=tmp_path, target=open_target))
+    assert any("a wrong byte" in words for words in blocks.failures)

@@ -113,6 +113,8 @@ CAMPAIGNS = (
     Campaign(
         "fuzz", "mutated frames, messages, envelopes, regions and settings", 2_000_000, "inputs"
     ),
-    Campaign("chaos", "targets of a pool killed, stopped, slow, mute, cut, drained", 900, "faults"),
+    Campaign(
+        "chaos", "targets of a pool killed, stopped, late, mute, cut off, lying", 900, "faults"
+    ),
 )
 """Every campaign, in the order they run; `holdfast.testing.NAME` holds each."""

@@ -16,17 +16,23 @@ from pathlib import Path
 
 import yaml
 
-from holdfast.errors import HoldfastError, Outcome
-from holdfast.limits import MIB
+from holdfast.errors import HoldfastError, Outcome, ProtocolError
+from holdfast.limits import MIB, TOKEN_S_MAX
 from holdfast.testing.campaign import Tally
 from holdfast.testing.chained import Chained
-from holdfast.testing.chaos_proxy import ChaosProxy, Mood
+from holdfast.testing.chaos_proxy import ANEW, ChaosProxy, Mood
+from holdfast.testing.payloads import is_right
 from holdfast.tiers.pool.breaker import BreakerOptions
 from holdfast.tiers.pool.health import HealthOptions
 from holdfast.tiers.pool.members import Member, State
 from holdfast.tiers.pool.membership import MembershipOptions
 from holdfast.tiers.pool.tier import PoolOptions, PoolTier
+from holdfast.wire.credentials import Credentials
+from holdfast.wire.stream import Deadline
 from holdfast.wire.target import Target
+from holdfast.wire.target_connection import connect
+from holdfast.wire.target_messages import Put
+from holdfast.wire.token import VERBS, issue
 
 PAYLOAD_BYTES = 60_000
 CHAIN_BLOCKS = 6
@@ -38,6 +44,11 @@ SLACK_S = 1.0
 USERS = 3
 KEPT = 60
 _READY_S = 60.0
+_OWNER_ONLY = 0o600
+_NOISE = (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, bytes(64), b"\x10")
+"""What strangers say, and wait; the first says nothing at all."""
+
+_OVERSIZE_HEADERS = 9_000
 _OPTIONS = PoolOptions(
     deadline_s=DEADLINE_S,
     ask_s=ASK_S,
@@ -47,16 +58,17 @@ _OPTIONS = PoolOptions(
 
 
 class ChaosTarget:
-    """`holdfast serve` with memory only, behind a proxy."""
+    """`holdfast serve` with memory only, behind a proxy; it lets in who has a token."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, key_file: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
         self._file, self._log = folder / "target.yaml", folder / "target.log"
         tiers = [{"kind": "host", "capacity": 64 * MIB}]
         listen = f"tcp://127.0.0.1:{self._port}"
-        self._file.write_text(yaml.safe_dump({"listen": listen, "tiers": tiers}))
+        tokens = {"key_file": str(key_file)}
+        self._file.write_text(yaml.safe_dump({"listen": listen, "tiers": tiers, "tokens": tokens}))
         self.proxy = ChaosProxy(self._port)
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = os.pipe()
@@ -84,6 +96,23 @@ class ChaosTarget:
             time.sleep(0.05)
         raise HoldfastError(f"a target did not start within {_READY_S:.0f} s; see {self._log}")
 
+    def pester(self, token: Credentials) -> list[socket.socket]:
+        """Send what no peer sends, as strangers, and as a peer a batch over every limit.
+
+        Returns the strangers' ends, most of which will never say more.
+        """
+        strangers = []
+        for said in _NOISE:
+            with contextlib.suppress(OSError):
+                strangers.append(socket.create_connection(("127.0.0.1", self._port), 1.0))
+                strangers[-1].sendall(said)
+        address, deadline = f"tcp://127.0.0.1:{self._port}", Deadline.within(DEADLINE_S)
+        with contextlib.suppress(OSError, ProtocolError):
+            connection = connect(address, token, deadline)
+            with contextlib.closing(connection):
+                connection.ask(Put(bytes(128) * _OVERSIZE_HEADERS), [bytes(4096)], (), deadline)
+        return strangers
+
     def send(self, number: signal.Signals) -> None:
         """Send its process a signal; after SIGKILL, wait for its end."""
         if self._process is not None:
@@ -104,13 +133,27 @@ class ChaosPool:
     """Targets by name, and the pool tier of one host in this process."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        self.targets = {f"t{number}": ChaosTarget(folder / f"t{number}") for number in range(count)}
+        folder.mkdir(parents=True, exist_ok=True)
+        key_file, token = folder / "token.key", folder / "token"
+        self._signing = os.urandom(32)
+        for file in (key_file, token):
+            file.touch(_OWNER_ONLY)
+        key_file.write_bytes(self._signing)
+        self.credentials = Credentials(token_file=str(token))
+        self.renew_token()
+        self.targets = {
+            f"t{number}": ChaosTarget(folder / f"t{number}", key_file) for number in range(count)
+        }
         for target in self.targets.values():
             target.start()
         for target in self.targets.values():
             target.wait()
         self._tell: Callable[[Sequence[Member]], None] = lambda _: None
-        self.tier = PoolTier(self, lambda member: Target(member.address), _OPTIONS)
+        self.tier = PoolTier(
+            self, lambda member: Target(member.address, self.credentials), _OPTIONS
+        )
+        self.flapped = 0
+        self._strangers: list[socket.socket] = []
         self.list_all()
 
     def watch(self, told: Callable[[Sequence[Member]], None]) -> None:
@@ -139,8 +182,26 @@ class ChaosPool:
         """Let the network before some targets be like that."""
         for name in names:
             self.targets[name].proxy.mood = mood
-            if mood == "cut":
+            if mood in ANEW:
                 self.targets[name].proxy.cut()
+
+    def renew_token(self, age_s: float = 0.0) -> None:
+        """Write the token that connections made from now on show, `age_s` seconds old."""
+        line = issue(self._signing, "chaos", VERBS, TOKEN_S_MAX, time.time() - age_s)
+        file = Path(self.credentials.token_file)
+        fresh = file.with_suffix(".new")
+        fresh.touch(_OWNER_ONLY)
+        fresh.write_text(f"{line}\n")
+        fresh.rename(file)
+
+    def pester(self, name: str) -> None:
+        """Let strangers come to a target, past its proxy, and stay."""
+        self._strangers += self.targets[name].pester(self.credentials)
+
+    def send_strangers_away(self) -> None:
+        """Let those who came by `pester` go."""
+        while self._strangers:
+            self._strangers.pop().close()
 
     def closed(self) -> set[str]:
         """Return the members that users' requests go to."""
@@ -151,6 +212,7 @@ class ChaosPool:
 
     def end(self) -> None:
         """Close the tier and end the targets."""
+        self.send_strangers_away()
         self.tier.close()
         for target in self.targets.values():
             target.close()
@@ -166,6 +228,8 @@ class Users:
         self._kept: list[Chained] = []
         self._lock = threading.Lock()
         self._ending = False
+        self.lied_to = False
+        """Whether answers may be other than the targets': then a record may fail its check."""
         self._threads = [
             threading.Thread(target=self._run, args=(random.Random(f"{seed}/{number}"),))  # noqa: S311 - replayed
             for number in range(USERS)
@@ -202,21 +266,27 @@ class Users:
         self._timed("write", DEADLINE_S, lambda: self._pool.tier.write(puts))
 
     def _load(self, chain: Chained) -> int:
-        """Ask, read and check; return how many blocks came."""
-        tier, keys = self._pool.tier, chain.keys(CHAIN_BLOCKS)
+        """Ask, read and check as a store does; return how many blocks came and are right."""
+        tier, keys, lied_to = self._pool.tier, chain.keys(CHAIN_BLOCKS), self.lied_to
         self._timed("held", ASK_S, lambda: tier.held(chain.world, keys, 0))
         gets = chain.gets(range(CHAIN_BLOCKS))
         outcomes: list[Outcome] = []
         self._timed("read", DEADLINE_S, lambda: outcomes.extend(tier.read(gets)))
-        came = outcomes.count(Outcome.OK)
+        came = [get for get, told in zip(gets, outcomes, strict=True) if told is Outcome.OK]
         try:
-            chain.check(gets, outcomes)
+            right = sum(is_right(get.into, chain.world, get.key) for get in came)
         except AssertionError:
             self._blocks.fail(f"a wrong byte in a block of {CHAIN_BLOCKS} that were read")
+            return 0
+        refused = len(came) - right
         with self._lock:
-            self._blocks.tried += came
+            self._blocks.tried += right
             self._blocks.counts.update(str(outcome) for outcome in outcomes)
-        return came
+            self._blocks.counts["refused"] += refused
+            honest = not (lied_to or self.lied_to)
+            if honest and refused:
+                self._blocks.fail(f"{refused} damaged records that nobody damaged")
+        return right
 
     def _timed(self, verb: str, most_s: float, call: Callable[[], object]) -> None:
         begun_s = time.monotonic()
