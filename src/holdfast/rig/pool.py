@@ -59,11 +59,11 @@ class Pool:
         self._domain_key = self._secret("domain.key", secrets.token_bytes(_KEY_BYTES))
         self._signing = secrets.token_bytes(_KEY_BYTES)
         self._token_key = self._secret("token.key", self._signing)
-        self._token = self._renew_token()
+        self._token = self.renew_token()
 
     def start_targets(self, count: int) -> list[str]:
         """Start targets, list them as members, and return their names."""
-        self._renew_token()
+        self.renew_token()
         names = [f"target-{self._started + number}" for number in range(1, count + 1)]
         self._started += count
         for name in names:
@@ -158,6 +158,11 @@ class Pool:
         """Return how many blocks each living target holds."""
         return {name: int(node.status()["blocks"]) for name, node in self.targets.items()}
 
+    def renew_token(self) -> str:
+        """Write a fresh token, as a timer would: one lasts ten minutes. Return its file."""
+        line = issue(self._signing, "the hosts", VERBS, TOKEN_S_MAX, time.time())
+        return self._secret("token", f"{line}\n".encode())
+
     def _signal(self, number: int) -> None:
         for node in self.targets.values():
             os.killpg(node.process.pid, number)
@@ -167,11 +172,6 @@ class Pool:
         fresh = self._members.with_suffix(".new")
         fresh.write_text(yaml.safe_dump({"members": members}))
         fresh.rename(self._members)
-
-    def _renew_token(self) -> str:
-        """Write a fresh token, as a timer would: one lasts ten minutes. Return its file."""
-        line = issue(self._signing, "the hosts", VERBS, TOKEN_S_MAX, time.time())
-        return self._secret("token", f"{line}\n".encode())
 
     def _secret(self, name: str, content: bytes) -> str:
         file = self._folder / name
