@@ -24,9 +24,9 @@ from holdfast.store.descent import Descent
 from holdfast.store.fair_pool import FairPool
 from holdfast.store.judgement import Judgement
 from holdfast.store.rewrite import rewrite_strays
-from holdfast.store.room import make_room
+from holdfast.store.room import make_rooms
 from holdfast.store.states import HOST, States
-from holdfast.tiers.base import NOWHERE, Get, Place, Shared
+from holdfast.tiers.base import Get, Place, Shared
 
 WAVE_BYTES = 8 * MIB
 """Blocks that climb together make this up: few system calls, and soon one to verify or to open."""
@@ -93,18 +93,22 @@ class Ladder:
 
         Stops at the first row without a slot: what lies behind a hole is of no use.
         """
-        states, climbs = self._states, []
-        for row in () if states.sealing.is_away(world.domain) else rows:
-            if states.index.places[HOST][row] >= 0 or row in states.loading:
+        states, index = self._states, self._states.index
+        if states.sealing.is_away(world.domain):
+            return []
+        below: list[tuple[int, bytes, int]] = []
+        for row in rows:
+            if index.places[HOST][row] >= 0 or row in states.loading:
                 continue
-            tier = states.index.fastest(row)
-            key = states.index.keys[row]
-            slot = make_room(states, world) if tier > HOST else NOWHERE
-            if slot == NOWHERE or key is None:
+            key, tier = index.keys[row], index.fastest(row)
+            if key is None or tier <= HOST:
                 break
+            below.append((row, key, tier))
+        era, climbs = states.era(world.domain), list[Climb]()
+        slots = make_rooms(states, world, len(below))
+        for (row, key, tier), slot in zip(below, slots, strict=False):
             states.loading[row] = threading.Event()
-            source = Place(states.index.places[tier][row])
-            climbs.append(Climb(row, key, tier, source, slot, states.era(world.domain)))
+            climbs.append(Climb(row, key, tier, Place(index.places[tier][row]), slot, era))
         states.pin([climb.row for climb in climbs])
         return climbs
 

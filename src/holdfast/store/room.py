@@ -32,11 +32,28 @@ def slots(states: States, world: World) -> int:
     return int(min(states.host(world).slots(world.record_bytes), most // world.record_bytes))
 
 
-def make_room(states: States, world: World) -> Place:
+def make_rooms(states: States, world: World, count: int) -> list[Place]:
+    """Reserve up to `count` host slots for blocks of a world, evicting what is least valuable.
+
+    Where memory is not divided and all are of one size, victims are sought once for all of them.
+    Whoever gets slots gives them back by `give_back`, or publishes them.
+    """
+    size, host, places = world.record_bytes, states.host(world), list[Place]()
+    one_by_one = states.fill.divided or world.domain == states.public
+    if not one_by_one and states.fill.fits(HOST, world.domain, count * size):
+        places = [place for place in host.reserve([size] * count).places if place != NOWHERE]
+        if missing := count - len(places):
+            places += states.take_over(host, islice(_like(states, world), missing))
+        states.fill.take(HOST, world.domain, len(places) * size)
+    while len(places) < count and (place := _make_room(states, world)) != NOWHERE:
+        places.append(place)
+    return places
+
+
+def _make_room(states: States, world: World) -> Place:
     """Reserve one host slot, evicting what is least valuable; NOWHERE if nothing may go.
 
-    Where memory is divided, first it is found which domain has to give way. Whoever gets a slot
-    gives it back by `give_back`, or publishes it.
+    Where memory is divided, first it is found which domain has to give way.
     """
     domain, size, place = world.domain, world.record_bytes, NOWHERE
     if domain == states.public and _public_is_full(states, size):
@@ -51,23 +68,6 @@ def make_room(states: States, world: World) -> Place:
     if place != NOWHERE:
         states.fill.take(HOST, domain, size)
     return place
-
-
-def make_rooms(states: States, world: World, count: int) -> list[Place]:
-    """Reserve up to `count` host slots for blocks of a world, as `make_room` would one by one.
-
-    Where memory is not divided and all are of one size, victims are sought once for all of them.
-    """
-    size, host, places = world.record_bytes, states.host(world), list[Place]()
-    one_by_one = states.fill.divided or world.domain == states.public
-    if not one_by_one and states.fill.fits(HOST, world.domain, count * size):
-        places = [place for place in host.reserve([size] * count).places if place != NOWHERE]
-        if missing := count - len(places):
-            places += states.take_over(host, islice(_like(states, world), missing))
-        states.fill.take(HOST, world.domain, len(places) * size)
-    while len(places) < count and (place := make_room(states, world)) != NOWHERE:
-        places.append(place)
-    return places
 
 
 def _like(states: States, world: World) -> Iterator[int]:

@@ -7,6 +7,7 @@ Whoever commits a key first wins; a second copy's slot is simply freed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.policy.base import NEVER
 from holdfast.policy.retention import Retention
 from holdfast.store.core import Core
-from holdfast.store.room import make_room
+from holdfast.store.room import make_rooms
 from holdfast.store.states import HOST, States, Ticket
 from holdfast.tiers.base import NOWHERE, Place
 
@@ -42,22 +43,23 @@ def reserve(
     """Hand out slots for consecutive blocks, the first at `depth` behind `parent`; state only."""
     states = store.states
     with states.lock:
-        places: list[Place] = []
-        outcome = Outcome.OK
-        for key in keys:
-            row = states.index.find(key)
-            if row >= 0 and (states.holds(row, world) or _named_otherwise(states, row, world)):
-                places.append(NOWHERE)
-                continue
-            place = make_room(states, world) if outcome is Outcome.OK else NOWHERE
-            if place == NOWHERE:
-                outcome = Outcome.FULL
-            places.append(place)
+        rows = [states.index.find(key) for key in keys]
+        there = [
+            row >= 0 and (states.holds(row, world) or _named_otherwise(states, row, world))
+            for row in rows
+        ]
+        held = list(itertools.compress(rows, there))
+        states.pin(held)  # they must not go to make room for what builds upon them
+        room = iter(make_rooms(states, world, there.count(False)))
+        states.unpin(held)
+        places = [NOWHERE if is_there else next(room, NOWHERE) for is_there in there]
+        full = places.count(NOWHERE) > len(held)
+        outcome = Outcome.FULL if full else Outcome.OK
         ticket = states.number()
         states.tickets[ticket] = Ticket(
             world, list(keys), parent, depth, segment, places, states.era(world.domain)
         )
-    if outcome is Outcome.FULL:
+    if full:
         store.ladder.wake()
     return Reserved(ticket, [int(place) for place in places], outcome)
 
