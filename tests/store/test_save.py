@@ -127,3 +127,14 @@ def test_blocks_that_claim_to_be_each_others_parents_can_leave_memory(rig) -> No
     honest = one.chain(999, 4)
     assert one.save(honest) == 4
     assert one.read(honest) == 4
+
+
+def test_what_a_chain_builds_upon_does_not_go_to_make_room_for_it(rig) -> None:
+    made = rig(64 << 10)
+    slots = made.store.states.host(made.world).slots(made.world.record_bytes)
+    chain = made.chain(1, slots + 2)
+    assert made.save(chain, 0, slots) == slots
+    reserved = made.store.reserve(made.world, chain.keys, chain.parent(0), 0)
+    assert (reserved.places, reserved.outcome) == ([-1] * (slots + 2), Outcome.FULL)
+    assert made.store.commit(reserved.ticket) == 0
+    assert made.read(chain) == slots

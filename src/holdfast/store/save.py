@@ -23,7 +23,7 @@ from holdfast.policy.retention import Retention
 from holdfast.store.core import Core
 from holdfast.store.room import make_rooms
 from holdfast.store.states import HOST, States, Ticket
-from holdfast.tiers.base import NOWHERE, Place
+from holdfast.tiers.base import NOWHERE
 
 
 class Reserved(NamedTuple):
