@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,8 +14,17 @@ import time
 import pytest
 
 from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.buffers import aligned_buffer
+from holdfast.node.target import Entry, TargetServer, address_of, bind
+from holdfast.node.target_service import Limits, Service
+from holdfast.store.store import Store
+from holdfast.testing.payloads import is_right
 from holdfast.wire import messages as m
+from holdfast.wire import target_messages
+from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.client import Client
+from holdfast.wire.frame import encode
+from holdfast.wire.target import Target
 
 FINGERPRINT = b"fingerprint-16-b"
 PAYLOAD_BYTES = 20_000
@@ -161,6 +171,86 @@ class Engine:
 
     def close(self):
         self.client.close()
+
+
+class TargetHere:
+    """A target in this process, its parts, and a client in front of it."""
+
+    def __init__(self, world, limits, tiers, host_bytes, road):
+        self.world = world
+        self._undo = undo = contextlib.ExitStack()
+        self.store = Store(host_bytes, tiers, {"default": b"s" * 32})
+        undo.callback(self.store.close)
+        self.store.take_foreign()
+        self.store.start()
+        self.service = Service(self.store, limits)
+        undo.callback(self.service.close)
+        listener = bind("tcp://127.0.0.1:0")
+        self.address = address_of(listener)
+        server = TargetServer(listener, self.service, Entry())
+        server.start()
+        undo.callback(server.close)
+        self.target = Target(self.address, road=road)
+        undo.callback(self.target.close)
+
+    def close(self):
+        """Close it all, once."""
+        self._undo.close()
+
+    def connect(self):
+        """Return a plain socket that has joined."""
+        raw = socket.create_connection(tcp_endpoint(self.address), 10)
+        raw.recv(4096)
+        join = target_messages.Join(target_messages.TARGET_PROTOCOL, "raw", b"n" * 32)
+        raw.sendall(encode(1, join))
+        assert b"joined" in raw.recv(4096)
+        return raw
+
+    def get(self, keys, world=None):
+        """Get blocks; return how many there were, every byte checked."""
+        world = world or self.world
+        into = [aligned_buffer(world.record_bytes) for _ in keys]
+        got = self.target.get(world, keys, into, 10)
+        for key, record in zip(keys[: got.blocks], into, strict=False):
+            assert is_right(record, world, key)
+        return got.blocks
+
+    def until(self, condition):
+        end = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < end, self.service.status()
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def serve_here():
+    """Call to serve a target in this process; all are closed with the test."""
+    with contextlib.ExitStack() as undo:
+
+        def serve(world, limits=None, tiers=(), host_bytes=16 * MIB, road=None):
+            made = TargetHere(world, limits or Limits(), list(tiers), host_bytes, road)
+            undo.callback(made.close)
+            return made
+
+        yield serve
+
+
+@pytest.fixture
+def ended():
+    """Return the function that says whether the other side ends a connection in time."""
+
+    def drain(raw, within_s=5.0):
+        raw.settimeout(within_s)
+        try:
+            while raw.recv(1 << 16):
+                pass
+        except ConnectionError:
+            return True
+        except TimeoutError:
+            return False
+        return True
+
+    return drain
 
 
 @pytest.fixture

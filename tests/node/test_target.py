@@ -12,16 +12,14 @@ from holdfast.buffers import aligned_buffer
 from holdfast.clock import ManualClock
 from holdfast.errors import BusyError, ConfigError, Outcome
 from holdfast.limits import MIB
-from holdfast.node.target import Entry, TargetServer, address_of, bind
-from holdfast.node.target_service import Limits, Service
-from holdfast.store.store import Store
+from holdfast.node.target import address_of, bind
+from holdfast.node.target_service import Limits
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import is_right, key_of, record_of, world_of
 from holdfast.tiers.base import Tier
 from holdfast.wire import target_messages as m
 from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.frame import encode
-from holdfast.wire.target import Target
 
 WORLD = world_of(30_000)
 KEYS = [key_of(i) for i in range(40)]
@@ -29,73 +27,19 @@ RECORDS = [record_of(WORLD, key) for key in KEYS]
 QUICK = Limits(handshake_s=0.3, idle_s=30, body_s=0.3, pace_s=0.3, pace_bytes=4096)
 
 
-class Served:
-    """A target in this process, and a client in front of it."""
-
-    def __init__(self, undo, limits, tier, host_bytes):
-        self.store = Store(host_bytes, [tier] if tier else [], {"default": b"s" * 32})
-        undo.callback(self.store.close)
-        self.store.take_foreign()
-        self.store.start()
-        self.service = Service(self.store, limits)
-        undo.callback(self.service.close)
-        listener = bind("tcp://127.0.0.1:0")
-        self.address = address_of(listener)
-        server = TargetServer(listener, self.service, Entry())
-        server.start()
-        undo.callback(server.close)
-        self.target = Target(self.address)
-        undo.callback(self.target.close)
-
-    def connect(self):
-        """Return a plain socket that has joined."""
-        raw = socket.create_connection(tcp_endpoint(self.address), 10)
-        raw.recv(4096)
-        raw.sendall(encode(1, m.Join(m.TARGET_PROTOCOL, "raw", b"n" * 32)))
-        assert b"joined" in raw.recv(4096)
-        return raw
-
-    def get(self, keys, world=WORLD):
-        """Get blocks; return how many there were, every byte checked."""
-        into = [aligned_buffer(world.record_bytes) for _ in keys]
-        got = self.target.get(world, keys, into, 10)
-        for key, record in zip(keys[: got.blocks], into, strict=False):
-            assert is_right(record, world, key)
-        return got.blocks
-
-    def until(self, condition):
-        end = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < end, self.service.status()
-            time.sleep(0.01)
-
-
 @pytest.fixture
-def served():
-    with contextlib.ExitStack() as undo:
+def served(serve_here):
+    """Call to serve a target whose patience is short."""
 
-        def start(limits=QUICK, tier: Tier | None = None, host_bytes=16 * MIB):
-            return Served(undo, limits, tier, host_bytes)
+    def start(limits=QUICK, tier: Tier | None = None, host_bytes=16 * MIB):
+        return serve_here(WORLD, limits, [tier] if tier else [], host_bytes)
 
-        yield start
+    return start
 
 
 @pytest.fixture
 def node(served):
     return served()
-
-
-def ended(raw, within_s=5.0):
-    """Whether the other side ends the connection in time; what it still says is dropped."""
-    raw.settimeout(within_s)
-    try:
-        while raw.recv(1 << 16):
-            pass
-    except ConnectionError:
-        return True
-    except TimeoutError:
-        return False
-    return True
 
 
 def test_blocks_of_a_domain_nobody_knows_come_back_as_they_were(node):
@@ -272,7 +216,7 @@ def test_it_says_how_it_is(node):
         "payload to a question", "a reply", "half a message",
     ],
 )  # fmt: skip
-def test_garbage_ends_the_connection_and_nothing_else(node, data):
+def test_garbage_ends_the_connection_and_nothing_else(node, data, ended):
     node.target.put(RECORDS[:2], 10)
     with node.connect() as raw:
         with contextlib.suppress(ConnectionError):  # it may end the connection while we send
@@ -304,7 +248,7 @@ def test_a_request_that_makes_no_sense_is_refused_and_the_next_one_served(node, 
         assert bytes(encode(3, m.Existing(b"\0"))) == raw.recv(4096)
 
 
-def test_who_says_nothing_is_sent_away(node):
+def test_who_says_nothing_is_sent_away(node, ended):
     silent = [socket.create_connection(tcp_endpoint(node.address)) for _ in range(20)]
     assert node.target.put(RECORDS[:1], 5) == [Outcome.OK]
     assert all(ended(raw) for raw in silent)
@@ -349,16 +293,15 @@ def test_connections_have_a_limit(served):
     node.until(lambda: node.target.exist(WORLD, KEYS[:1], 2).outcome is Outcome.OK)
 
 
-def test_half_open_connections_are_closed_in_the_end(served):
+def test_half_open_connections_are_closed_in_the_end(served, ended):
     node = served(QUICK._replace(idle_s=0.2))
     with node.connect() as raw:
         assert ended(raw)
 
 
-def test_closing_cuts_everybody():
-    with contextlib.ExitStack() as undo:
-        node = Served(undo, QUICK, None, 16 * MIB)
-        raw = node.connect()
+def test_closing_cuts_everybody(node, ended):
+    raw = node.connect()
+    node.close()
     assert ended(raw)
     raw.close()
     assert node.target.exist(WORLD, KEYS, 5).outcome is Outcome.GONE

@@ -1,23 +1,17 @@
 """A target's domains: one that floods, or reads nothing, holds up itself."""
 
 import contextlib
-import socket
 import time
-from types import SimpleNamespace
 
 import pytest
 
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
-from holdfast.node.target import Entry, TargetServer, address_of, bind
-from holdfast.node.target_service import Limits, Service
-from holdfast.store.store import Store
+from holdfast.node.target_service import Limits
 from holdfast.testing.payloads import is_right, key_of, record_of, world_of
 from holdfast.wire import target_messages as m
-from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.frame import encode
-from holdfast.wire.target import Target
 
 FLOOD = world_of(MIB - 8192)._replace(domain=b"f" * 16)
 VICTIM = FLOOD._replace(domain=b"v" * 16)
@@ -27,45 +21,35 @@ CONNECTIONS = 40
 
 
 @pytest.fixture
-def node():
+def node(serve_here):
     """A target with eight blocks of each domain, and a client of it."""
-    with contextlib.ExitStack() as undo:
-        store = Store(HOST_BYTES, [], {"default": b"s" * 32})
-        undo.callback(store.close)
-        store.take_foreign()
-        store.start()
-        service = Service(store, Limits(pace_s=60.0))
-        undo.callback(service.close)
-        listener = bind("tcp://127.0.0.1:0")
-        address = address_of(listener)
-        server = TargetServer(listener, service, Entry())
-        server.start()
-        undo.callback(server.close)
-        target = Target(address)
-        undo.callback(target.close)
-        for world, keys in KEYS.items():
-            assert target.put([record_of(world, key) for key in keys], 20) == [Outcome.OK] * 8
+    node = serve_here(FLOOD, Limits(pace_s=60.0), host_bytes=HOST_BYTES)
+    for world, keys in KEYS.items():
+        assert node.target.put([record_of(world, key) for key in keys], 20) == [Outcome.OK] * 8
+    return node
 
-        def ask():
-            """Ask for all of the flood's blocks, and read nothing."""
-            raw = undo.enter_context(socket.create_connection(tcp_endpoint(address), 10))
-            raw.recv(4096)
-            raw.sendall(encode(1, m.Join(m.TARGET_PROTOCOL, "raw", b"n" * 32)))
-            assert b"joined" in raw.recv(4096)
+
+@pytest.fixture
+def ask(node):
+    """Return what asks for all of the flood's blocks, and reads nothing."""
+    with contextlib.ExitStack() as undo:
+
+        def send():
+            raw = undo.enter_context(node.connect())
             keys = b"".join(KEYS[FLOOD])
             raw.sendall(encode(2, m.Get(**FLOOD._asdict(), keys=keys, deadline_s=60.0)))
             return raw
 
-        yield SimpleNamespace(target=target, service=service, ask=ask)
+        yield send
 
 
 def sending(node):
     return node.service.status()["sending_bytes"]
 
 
-def test_connections_that_never_read_hold_up_their_own_domain_only(node):
+def test_connections_that_never_read_hold_up_their_own_domain_only(node, ask):
     """Forty of them ask for 8 MiB each, of 64 MiB that may be kept for sending."""
-    raws = [node.ask() for _ in range(CONNECTIONS)]
+    raws = [ask() for _ in range(CONNECTIONS)]
     end = time.monotonic() + 20
     while sending(node) < 7 * 8 * FLOOD.record_bytes:
         assert time.monotonic() < end, node.service.status()
@@ -88,8 +72,8 @@ def test_connections_that_never_read_hold_up_their_own_domain_only(node):
     assert node.target.get(FLOOD, KEYS[FLOOD], own, 20).blocks == 8
 
 
-def test_what_waited_for_memory_comes_when_somebody_reads(node):
-    raws = [node.ask() for _ in range(12)]
+def test_what_waited_for_memory_comes_when_somebody_reads(node, ask):
+    raws = [ask() for _ in range(12)]
     for raw in raws:
         left = 8 * FLOOD.record_bytes
         raw.settimeout(20)

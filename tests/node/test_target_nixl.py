@@ -1,20 +1,14 @@
 """Records over NIXL between a node and a target, where both have it; over TCP where one has not."""
 
-import contextlib
 import logging
 
 import pytest
 
-from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
-from holdfast.node.target import Entry, TargetServer, address_of, bind
-from holdfast.node.target_service import Service
-from holdfast.store.store import Store
-from holdfast.testing.payloads import is_right, key_of, record_of, world_of
+from holdfast.testing.payloads import key_of, record_of, world_of
 from holdfast.wire import nixl
 from holdfast.wire.nixl import Agent
-from holdfast.wire.target import Target
 from holdfast.wire.window import Lane, Road
 
 pytestmark = pytest.mark.skipif(not nixl.installed(), reason="NIXL is not installed")
@@ -31,37 +25,17 @@ def road():
     return road
 
 
-class Served:
-    """A target in this process, its service, and a client with a window."""
-
-    def __init__(self, undo, road, *, offer):
-        store = Store(32 * MIB, [], {"default": b"s" * 32})
-        undo.callback(store.close)
-        store.take_foreign()
-        store.start()
-        self.service = Service(store)
-        undo.callback(self.service.close)
-        if offer:
-            self.service.offer_nixl()
-        listener = bind("tcp://127.0.0.1:0")
-        server = TargetServer(listener, self.service, Entry())
-        server.start()
-        undo.callback(server.close)
-        self.target = Target(address_of(listener), road=road)
-        undo.callback(self.target.close)
-
-    def get(self, keys):
-        into = [aligned_buffer(WORLD.record_bytes) for _ in keys]
-        got = self.target.get(WORLD, keys, into, 10)
-        for key, record in zip(keys[: got.blocks], into, strict=False):
-            assert is_right(record, WORLD, key)
-        return got.blocks
-
-
 @pytest.fixture
-def served(road):
-    with contextlib.ExitStack() as undo:
-        yield lambda offer=True: Served(undo, road, offer=offer)
+def served(serve_here, road):
+    """Call to serve a target, over NIXL if it `offer`s it, and a client with a window."""
+
+    def start(offer=True):
+        node = serve_here(WORLD, host_bytes=32 * MIB, road=road)
+        if offer:
+            node.service.offer_nixl()
+        return node
+
+    return start
 
 
 def test_records_come_back_and_none_crosses_the_socket(served):

@@ -1,61 +1,31 @@
 """The target before anybody has joined: what a stranger may say, and what it costs."""
 
-import contextlib
 import socket
 import struct
 import threading
 import time
-from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from holdfast.errors import Outcome
-from holdfast.limits import MIB
-from holdfast.node.target import Entry, TargetServer, address_of, bind
-from holdfast.node.target_service import Limits, Service
-from holdfast.store.store import Store
+from holdfast.node.target_service import Limits
 from holdfast.testing.payloads import key_of, record_of, world_of
 from holdfast.wire.address import tcp_endpoint
-from holdfast.wire.target import Target
 
-RECORDS = [record_of(world_of(30_000), key_of(1))]
+WORLD = world_of(30_000)
+RECORDS = [record_of(WORLD, key_of(1))]
 
 
 @pytest.fixture
-def node():
+def node(serve_here):
     """A target in this process and a client of it."""
-    with contextlib.ExitStack() as undo:
-        store = Store(16 * MIB, [], {"default": b"s" * 32})
-        undo.callback(store.close)
-        store.take_foreign()
-        store.start()
-        service = Service(store, Limits(handshakes=16, handshake_s=5.0, body_s=2.0))
-        undo.callback(service.close)
-        listener = bind("tcp://127.0.0.1:0")
-        address = address_of(listener)
-        server = TargetServer(listener, service, Entry())
-        server.start()
-        undo.callback(server.close)
-        target = Target(address)
-        undo.callback(target.close)
-        yield SimpleNamespace(address=address, target=target, service=service)
+    return serve_here(WORLD, Limits(handshakes=16, handshake_s=5.0, body_s=2.0))
 
 
-def ended(raw, within_s=5.0):
-    """Whether the other side ends the connection in time; what it still says is dropped."""
-    raw.settimeout(within_s)
-    try:
-        while raw.recv(1 << 16):
-            pass
-    except ConnectionError:
-        return True
-    except TimeoutError:
-        return False
-    return True
-
-
-def test_a_system_without_threads_to_spare_turns_one_away_and_the_next_is_served(node, monkeypatch):
+def test_a_system_without_threads_to_spare_turns_one_away_and_the_next_is_served(
+    node, monkeypatch, ended
+):
     start = threading.Thread.start
 
     def refuse(thread):
@@ -71,7 +41,7 @@ def test_a_system_without_threads_to_spare_turns_one_away_and_the_next_is_served
     assert node.service.status()["turned_away"] == 1
 
 
-def test_a_stranger_is_given_little_memory(node, caplog):
+def test_a_stranger_is_given_little_memory(node, caplog, ended):
     with socket.create_connection(tcp_endpoint(node.address)) as raw:
         raw.sendall(struct.pack("<IIQ", 1 << 20, 1, 0))
         assert ended(raw, within_s=1.0)
@@ -96,7 +66,7 @@ def test_one_host_does_not_keep_the_others_at_the_door(node):
 
 
 @pytest.mark.parametrize("said", [{"type": "join\nFAKE"}, {"type": "status", "\n" + "a" * 9999: 1}])
-def test_a_stranger_writes_no_lines_of_its_own_into_the_log(node, caplog, said):
+def test_a_stranger_writes_no_lines_of_its_own_into_the_log(node, caplog, said, ended):
     body = msgspec.msgpack.encode(said)
     with socket.create_connection(tcp_endpoint(node.address)) as raw:
         raw.sendall(struct.pack("<IIQ", len(body), 1, 0) + body)

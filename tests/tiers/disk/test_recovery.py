@@ -24,6 +24,15 @@ def new_medium(regions=4):
     return MemoryExtents.formatted(REGION_BYTES, regions)
 
 
+def filled():
+    """A medium whose four regions are full, and the tier that filled them, closed."""
+    medium = new_medium()
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(16))
+    tier.close()
+    return medium, tier
+
+
 def reopened(medium):
     """A tier on what the medium holds now, as after kill -9."""
     return tier_on(MemoryExtents(medium.image))
@@ -165,22 +174,14 @@ def test_a_lost_superblock_does_not_bring_a_generation_back():
 
 
 def test_a_region_reused_before_its_scan_is_left_out():
-    medium = new_medium()
-    tier = tier_on(medium)
-    BLOCKS.save(tier, range(16))
-    tier.close()
-    tier = tier_on(medium)
+    tier = tier_on(filled()[0])
     BLOCKS.save(tier, range(100, 104))
     assert numbers_of(tier.survivors()) == list(range(4, 16))
     assert tier.usage().records == 16
 
 
 def test_a_region_is_not_reused_while_its_survivors_are_taken_in():
-    medium = new_medium()
-    tier = tier_on(medium)
-    BLOCKS.save(tier, range(16))
-    tier.close()
-    tier = tier_on(medium)
+    tier = tier_on(filled()[0])
     survivors, held = tier.survivors(), {}
     for turn, survivor in enumerate(survivors):
         held[survivor.place] = survivor.header.key
@@ -200,11 +201,7 @@ def test_a_region_is_not_reused_while_its_survivors_are_taken_in():
 
 
 def test_survivors_that_nobody_takes_in_do_not_block_the_tier():
-    medium = new_medium()
-    tier = tier_on(medium)
-    BLOCKS.save(tier, range(16))
-    tier.close()
-    tier = tier_on(medium)
+    tier = tier_on(filled()[0])
     survivors = tier.survivors()
     next(survivors)
     survivors.close()
@@ -213,11 +210,7 @@ def test_survivors_that_nobody_takes_in_do_not_block_the_tier():
 
 
 def test_closing_ends_the_survivors():
-    medium = new_medium()
-    tier = tier_on(medium)
-    BLOCKS.save(tier, range(16))
-    tier.close()
-    tier = tier_on(medium)
+    tier = tier_on(filled()[0])
     survivors = tier.survivors()
     next(survivors)
     tier.close()
@@ -225,10 +218,7 @@ def test_closing_ends_the_survivors():
 
 
 def test_an_unreadable_region_is_lost_alone():
-    medium = new_medium()
-    tier = tier_on(medium)
-    BLOCKS.save(tier, range(16))
-    tier.close()
+    medium, tier = filled()
     start = tier._superblock.geometry.region_at(1)
     medium.fails = lambda what, at, nbytes: start <= at < start + REGION_BYTES
     tier = tier_on(medium)
@@ -239,10 +229,7 @@ def test_an_unreadable_region_is_lost_alone():
 
 
 def test_an_unreadable_footer_region_is_lost_alone():
-    medium = new_medium()
-    tier = tier_on(medium)
-    BLOCKS.save(tier, range(16))
-    tier.close()
+    medium, tier = filled()
     start = tier._superblock.geometry.region_at(1)
     medium.fails = lambda what, at, nbytes: what == "read" and start < at < start + REGION_BYTES
     tier = tier_on(medium)
