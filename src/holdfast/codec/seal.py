@@ -6,8 +6,8 @@
 Every record has a key of its own, derived from the data key and the record's whole identity with
 its random nonce in it; the identity is the associated data as well. So no counter has to survive a
 restart or be agreed upon between nodes, and a record under another name, domain, epoch or place in
-its chain never opens. AES-GCM is NIST SP 800-38D, by OpenSSL through `cryptography`; it keeps the
-interpreter while it runs. The exact bytes are in docs/reference/format.md.
+its chain never opens. AES-GCM is NIST SP 800-38D, by OpenSSL through `cryptography`, which lets
+go of the interpreter while it runs. The exact bytes are in docs/reference/format.md.
 """
 
 from __future__ import annotations

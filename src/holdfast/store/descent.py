@@ -2,16 +2,17 @@
 
 Decide under the lock, move bytes without it, publish under it again. Each tier has a line of its
 own and a thread of its own, so that a slow pool never holds up the disk. Blocks of a sealed domain
-are sealed into staging memory on the way: some are written while the next are sealed.
+are sealed into staging memory on the way, group by group and a few groups at once: the cipher lets
+go of the interpreter, so some are sealed while others are written.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import NamedTuple
 
 from holdfast.blocks.envelope import read_header
@@ -23,15 +24,24 @@ from holdfast.limits import MIB
 from holdfast.store.room import make_room_below
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Place, Put, Shared, segment_place
+from holdfast.tiers.disk.extent_io import workers
 
 BATCH_BLOCKS = 32
 """Blocks that go down together."""
 
-STAGE_BYTES = 8 * MIB
-"""Sealed records that are written together, or one that is larger."""
 
-STAGES = 3
-"""One is filled with sealed records while the others are written."""
+class Abreast(NamedTuple):
+    """How a batch is sealed: so many groups at once, each of so many bytes, or of one record."""
+
+    groups: int
+    group_bytes: int
+
+
+NEAR = Abreast(4, MIB)
+"""Writes begin soon, and a device always has some to do while other records are sealed."""
+
+FAR = Abreast(2, 16 * MIB)
+"""Every message to a shared tier costs a round trip."""
 
 _LOOK_AGAIN_S = 0.5
 
@@ -59,8 +69,9 @@ class Descent:
         self._closing = False
         name = f"holdfast-to-{self._tier.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._writer = ThreadPoolExecutor(STAGES - 1, f"{name}-sealed")
-        self._stages = [aligned_buffer(0) for _ in range(STAGES)]
+        self._abreast = FAR if isinstance(self._tier, Shared) else NEAR
+        self._sealers: ThreadPoolExecutor | None = None
+        self._stages = [aligned_buffer(0) for _ in range(self._abreast.groups)]
 
     def start(self) -> None:
         """Start writing."""
@@ -78,7 +89,8 @@ class Descent:
             self._work.notify()
         if self._thread.is_alive():
             self._thread.join()
-        self._writer.shutdown()
+        if self._sealers:
+            self._sealers.shutdown()
 
     def _run(self) -> None:
         waiting = self._states.waiting[self._number - 1]
@@ -144,29 +156,30 @@ class Descent:
         return here and load.era == states.era(load.domain)
 
     def _send(self, batch: Sequence[_Load]) -> list[Outcome]:
-        """Write a batch: as it lies where nothing is sealed, else group by group."""
+        """Write a batch: as it lies where nothing is sealed, else a few groups at once."""
         if not any(self._states.sealing.seals(load.domain) for load in batch):
             return self._tier.write([load.put for load in batch]) if batch else []
-        outcomes: list[Outcome] = []
-        writing: deque[Future[list[Outcome]]] = deque()
-        try:
-            for turn, group in enumerate(_groups(batch)):
-                if len(writing) == STAGES - 1:
-                    outcomes += writing.popleft().result()
-                puts, sealed = self._seal(group, turn % STAGES)
-                writing.append(self._writer.submit(self._write_sealed, puts, sealed))
-            for written in writing:
-                outcomes += written.result()
-        finally:
-            wait(writing)  # nobody may be reading a stage when it is filled again
-        return outcomes
+        if self._sealers is None:
+            self._sealers = workers(self._abreast.groups, f"{self._thread.name}-sealed")
+        groups = _groups(batch, self._abreast.group_bytes)
+        sent = [self._sealers.submit(self._send_sealed, group) for group in groups]
+        wait(sent)  # nobody may be reading a slot when it is somebody else's
+        return [outcome for each in sent for outcome in each.result()]
 
-    def _seal(self, group: Sequence[_Load], stage: int) -> tuple[list[Put], list[Outcome]]:
-        """Return what to write of a group, and for each block whether it could be sealed."""
+    def _send_sealed(self, group: Sequence[_Load]) -> list[Outcome]:
+        """Seal a group and write it. There is a stage for each thread."""
         size = sum(len(load.put.record) for load in group)
-        if len(self._stages[stage]) < size:
-            self._stages[stage] = aligned_buffer(size)
-        memory, sealing = self._stages[stage], self._states.sealing
+        stage = self._stages.pop()
+        try:
+            if len(stage) < size:
+                stage = aligned_buffer(size)
+            return self._write_sealed(*self._seal(group, stage))
+        finally:
+            self._stages.append(stage)
+
+    def _seal(self, group: Sequence[_Load], memory: memoryview) -> tuple[list[Put], list[Outcome]]:
+        """Return what to write of a group, and for each block whether it could be sealed."""
+        sealing = self._states.sealing
         puts, outcomes = [], []
         for load in group:
             put, outcome = load.put, Outcome.OK
@@ -244,13 +257,13 @@ class Descent:
         return reserved.places
 
 
-def _groups(batch: Sequence[_Load]) -> Iterator[list[_Load]]:
-    """Cut a batch into groups of at most `STAGE_BYTES`, or of one record."""
+def _groups(batch: Sequence[_Load], most: int) -> Iterator[list[_Load]]:
+    """Cut a batch into groups of at most so many bytes, or of one record."""
     group: list[_Load] = []
     nbytes = 0
     for load in batch:
         size = len(load.put.record)
-        if group and nbytes + size > STAGE_BYTES:
+        if group and nbytes + size > most:
             yield group
             group, nbytes = [], 0
         group.append(load)

@@ -36,8 +36,8 @@ WAVE_S = 0.0025
 what is under way of one is what another waits for, whatever its turn."""
 
 WAVES_AT_ONCE = 4
-"""Per tier: the others fill the device's queue while one is verified or opened, which keeps the
-interpreter. A domain that has none may begin a fifth."""
+"""Per tier: the others fill the device's queue while one is verified or opened. A domain that has
+none may begin a fifth."""
 
 
 _log = logging.getLogger("holdfast.store")

@@ -8,7 +8,8 @@ from holdfast.rig.measure import seal
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    for name, value in {"BLOCKS": 2, "BATCH": 2, "CONTEXTS": 8, "DISK_BYTES": 96 * MIB}.items():
+    sizes = {"BLOCKS": 2, "BATCH": 2, "DISK_CONTEXTS": 8, "DISK_BYTES": 96 * MIB}
+    for name, value in sizes.items():
         monkeypatch.setattr(seal, name, value)
 
 
@@ -25,7 +26,26 @@ def test_a_core_is_measured_beside_the_cipher_alone():
 def test_a_disk_is_measured_beside_one_that_is_not_sealed(tmp_path):
     rows = seal.disk_rows(tmp_path, 1)
     assert [row.what for row in rows] == ["seal.disk.write", "seal.disk.fetch"]
-    assert all(row.value > 0 and row.goal == seal.DISK_GOAL for row in rows)
+    assert all(row.value > 0 and row.goal == seal.TIER_GOAL for row in rows)
     images = [(tmp_path / name / "blocks.holdfast").read_bytes() for name in ("sealed", "plain")]
     key = seal.chain_of(1, 2).keys[0]
     assert [key * 64 in image for image in images] == [False, True]
+
+
+def test_a_pool_is_measured_beside_one_that_is_not_sealed(tmp_path, monkeypatch):
+    targets = []
+
+    class Kept(seal.TargetProcess):
+        def __exit__(self, *error):
+            targets.append({**self.client.stats(5)[0]})
+            super().__exit__(*error)
+
+    monkeypatch.setattr(seal, "TargetProcess", Kept)
+    rows = seal.pool_rows(tmp_path, 1)
+    assert [row.what for row in rows] == ["seal.pool.write", "seal.pool.fetch"]
+    assert all(row.value > 0 and row.goal == seal.TIER_GOAL for row in rows)
+    assert all(row.more["plain_cpu_s_per_gb"] > 0 for row in rows)
+    writes = seal.PASSES + seal.POOL_CONTEXTS
+    assert targets[0]["blocks"] == 2 * writes * seal.BATCH, (
+        "of both stores, under names of their own"
+    )

@@ -1,4 +1,4 @@
-"""`holdfast bench seal`: what sealing costs a core, and a disk tier."""
+"""`holdfast bench seal`: what sealing costs a core, a disk and a pool."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from holdfast.rig.report import Row
 if TYPE_CHECKING:
     from rich.status import Status
 
-ALSO = ("cpu_s_per_gb",)
+ALSO = ("cpu_s_per_gb", "plain_cpu_s_per_gb")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
     measuring.add_rounds_argument(parser, 15)
     measuring.add_folder_argument(parser, "scratch files, 4 GiB")
-    measuring.add_quick_argument(parser, "a core only, no disk")
+    measuring.add_quick_argument(parser, "a core only")
 
 
 def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
@@ -33,3 +33,5 @@ def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
     status.update("a disk tier, sealed beside not sealed")
     with measuring.scratch(args.folder) as scratch:
         yield from seal.disk_rows(scratch, args.rounds)
+        status.update("a target over TCP, sealed beside not sealed")
+        yield from seal.pool_rows(scratch, args.rounds)

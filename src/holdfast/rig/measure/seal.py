@@ -1,4 +1,4 @@
-"""Measure what sealing costs: a core beside plain AES-256-GCM, a disk beside one not sealed."""
+"""Measure what sealing costs a core, beside plain AES-256-GCM, and a disk and a pool, unsealed."""
 
 from __future__ import annotations
 
@@ -29,21 +29,34 @@ from holdfast.rig.measure.disk import (
     chain_of,
     fill,
 )
+from holdfast.rig.measure.pool import TargetProcess
+from holdfast.rig.measure.trouble import Known
 from holdfast.rig.pace import Speed, paired, speed_row, timed
 from holdfast.rig.report import Row, at_least, share
+from holdfast.store.descent import NEAR
 from holdfast.store.keyring import KeyRing
 from holdfast.store.store import Store
+from holdfast.tiers.base import Tier
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
+from holdfast.tiers.pool.members import Member
+from holdfast.tiers.pool.tier import PoolTier
+from holdfast.wire.target import Target
 
 CORE_GOAL = 5.0
 """GB/s that one core must seal, and open."""
 
-DISK_GOAL = 0.90
-"""Share of the unsealed throughput that is left."""
+TIER_GOAL = 0.90
+"""Share of the unsealed throughput of a disk or a pool that is left."""
 
 DISK_BYTES = 2 * GIB
-CONTEXTS = 16
+DISK_CONTEXTS = 16
+POOL_CONTEXTS = 7
+"""Of each of two stores: what one target's memory holds, and more than either of theirs."""
+
+APART = 1 << 14
+"""Contexts of two stores over one target have names that far from each other."""
+
 BLOCKS = 32
 
 
@@ -54,7 +67,10 @@ def need_cipher() -> None:
 
 
 def core_rows(rounds: int) -> list[Row]:
-    """Seal and open blocks on one core, beside the cipher alone; in processor time."""
+    """Seal and open blocks on one core, beside the cipher alone; in processor time.
+
+    Sealed into as many buffers in turn as a disk's blocks are, and opened where each came to lie.
+    """
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     size = WORLD.record_bytes
@@ -67,14 +83,23 @@ def core_rows(rounds: int) -> list[Row]:
     cipher, about = AESGCM(os.urandom(DOMAIN_KEY_BYTES)), bytes(112)
     texts = [aligned_buffer(size)[:PAYLOAD_BYTES] for _ in range(BLOCKS)]
     ciphered = [aligned_buffer(size)[: PAYLOAD_BYTES + TAG_BYTES] for _ in range(BLOCKS)]
+    stages = [aligned_buffer(size) for _ in range(NEAR.groups)]
+    staged = [stage[: PAYLOAD_BYTES + TAG_BYTES] for stage in stages]
+
+    def stage(i: int) -> int:
+        return i % NEAR.groups
+
     pairs: dict[str, list[tuple[float, float]]] = {"seal.seal": [], "seal.open": []}
     for _ in range(rounds):
         pairs["seal.seal"].append(
             (
-                _per_core(lambda i: key.seal(plain[i], sealed[i], nonce)),
-                _per_core(lambda i: cipher.encrypt_into(nonce, texts[i], about, ciphered[i])),
+                _per_core(lambda i: key.seal(plain[i], stages[stage(i)], nonce)),
+                _per_core(lambda i: cipher.encrypt_into(nonce, texts[i], about, staged[stage(i)])),
             )
         )
+        for i in range(BLOCKS):
+            key.seal(plain[i], sealed[i], nonce)
+            cipher.encrypt_into(nonce, texts[i], about, ciphered[i])
         pairs["seal.open"].append(
             (
                 _per_core(lambda i: key.open(sealed[i])),
@@ -91,73 +116,109 @@ def _core_row(what: str, speeds: list[tuple[float, float]]) -> Row:
     return share(what, value, "GB/s", statistics.median(limit for _, limit in speeds))
 
 
+class _Side:
+    """A store over one tier whose arena is far smaller than what it holds, so every fetch climbs.
+
+    `first` is the number of the first context that it writes.
+    """
+
+    def __init__(self, store: Store, first: int = 1) -> None:
+        self._store = store
+        self._tier = store.states.lower[0].name
+        self._numbers = itertools.count(first)
+        self._held: list[list[bytes]] = []
+        self._turn = itertools.count()
+
+    def write(self) -> Speed:
+        """Save a context; time from its commit until all of it is written below."""
+        store, keys = self._store, chain_of(next(self._numbers), BATCH).keys
+        reserved = store.reserve(WORLD, keys, FINGERPRINT, 0)
+        fill(store, keys, reserved.places)
+        self._held.append(keys)
+        return timed(BATCH * PAYLOAD_BYTES, lambda: self._commit(reserved.ticket))
+
+    def hold(self, contexts: int) -> None:
+        """Save what will be fetched."""
+        self._held.clear()
+        for _ in range(contexts):
+            self.write()
+
+    def fetch(self) -> Speed:
+        """Fetch the context that was not for the longest time; time until all of it is here."""
+        keys = self._held[next(self._turn) % len(self._held)]
+        leases = []
+        speed = timed(
+            BATCH * PAYLOAD_BYTES, lambda: leases.append(self._store.fetch(WORLD, keys, FETCH_S))
+        )
+        for lease in leases:
+            self._store.release(lease.lease)
+            if lease.sources != {self._tier: BATCH}:
+                raise RuntimeError(f"expected {BATCH} blocks from {self._tier}, got {lease}")
+        return speed
+
+    def _commit(self, ticket: int) -> None:
+        if self._store.commit(ticket) != BATCH:
+            raise RuntimeError("a block found no room in memory")
+        while self._store.states.unwritten():
+            time.sleep(0.0005)
+
+
 def disk_rows(folder: Path, rounds: int) -> list[Row]:
     """Write behind saves and fetch from a disk tier, sealed and not, in turns."""
-    with (
-        _store(folder / "sealed", KeyRing(None)) as sealed,
-        _store(folder / "plain", None) as plain,
-    ):
-        rows = [_pair("seal.disk.write", rounds, _writing(sealed), _writing(plain))]
-        for store in (sealed, plain):
-            for context in range(CONTEXTS):
-                _write(store, -2 - context)
-        rows.append(_pair("seal.disk.fetch", rounds, _fetching(sealed), _fetching(plain)))
-    return rows
+
+    def disk(name: str) -> DiskTier:
+        return DiskTier(DiskConfig(path=str(folder / name), capacity_bytes=DISK_BYTES))
+
+    with _store(disk("sealed"), KeyRing(None)) as sealed, _store(disk("plain"), None) as plain:
+        return _rows("seal.disk", rounds, (_Side(sealed), _Side(plain)), DISK_CONTEXTS)
+
+
+def pool_rows(folder: Path, rounds: int) -> list[Row]:
+    """Write behind saves to a target over TCP and fetch from it, sealed and not, in turns."""
+    with TargetProcess(folder) as target:
+
+        def pool() -> PoolTier:
+            source = Known()
+            tier = PoolTier(source, lambda member: Target(member.address))
+            source.told([Member(id="target", address=target.address)])
+            return tier
+
+        with _store(pool(), KeyRing(None)) as sealed, _store(pool(), None) as plain:
+            return _rows("seal.pool", rounds, (_Side(sealed), _Side(plain, APART)), POOL_CONTEXTS)
+
+
+def _rows(what: str, rounds: int, sides: tuple[_Side, _Side], contexts: int) -> list[Row]:
+    sealed, plain = sides
+    rows = [_pair(f"{what}.write", rounds, sealed.write, plain.write)]
+    for side in sides:
+        side.hold(contexts)
+    return [*rows, _pair(f"{what}.fetch", rounds, sealed.fetch, plain.fetch)]
 
 
 def _pair(what: str, rounds: int, ours: Callable[[], Speed], plain: Callable[[], Speed]) -> Row:
-    pairs = paired(PASSES * rounds, ours, lambda: plain().gb_per_s)
-    return speed_row(what, pairs, DISK_GOAL, limit_is="the same, not sealed")
+    plain_cpu_s = []
+
+    def limit() -> float:
+        speed = plain()
+        plain_cpu_s.append(speed.cpu_s_per_gb)
+        return speed.gb_per_s
+
+    pairs = paired(PASSES * rounds, ours, limit)
+    cpu_s = statistics.median(plain_cpu_s)
+    return speed_row(
+        what, pairs, TIER_GOAL, limit_is="the same, not sealed", plain_cpu_s_per_gb=cpu_s
+    )
 
 
 @contextlib.contextmanager
-def _store(folder: Path, ring: KeyRing | None) -> Iterator[Store]:
-    """A store whose arena is far smaller than what it holds, so that every fetch climbs."""
-    tier = DiskTier(DiskConfig(path=str(folder), capacity_bytes=DISK_BYTES))
+def _store(tier: Tier, ring: KeyRing | None) -> Iterator[Store]:
+    """Make a store over one tier, sealed with a ring if there is one."""
     with Store(4 * BATCH * PAYLOAD_BYTES, [tier], {"bench": SECRET}) as store:
         if ring is not None:
             ring.enrol("bench", SECRET)
             store.seal_with(ring)
         store.start()
         yield store
-
-
-def _writing(store: Store) -> Callable[[], Speed]:
-    seeds = itertools.count(1)
-    return lambda: _write(store, next(seeds))
-
-
-def _write(store: Store, seed: int) -> Speed:
-    """Save a context; time from its commit until all of it is written below."""
-    keys = chain_of(seed & 0xFFFF, BATCH).keys
-    reserved = store.reserve(WORLD, keys, FINGERPRINT, 0)
-    fill(store, keys, reserved.places)
-    return timed(BATCH * PAYLOAD_BYTES, lambda: _commit(store, reserved.ticket))
-
-
-def _commit(store: Store, ticket: int) -> None:
-    if store.commit(ticket) != BATCH:
-        raise RuntimeError("a block found no room in memory")
-    while store.states.unwritten():
-        time.sleep(0.0005)
-
-
-def _fetching(store: Store) -> Callable[[], Speed]:
-    turn = itertools.count()
-
-    def fetch() -> Speed:
-        keys = chain_of(-2 - next(turn) % CONTEXTS & 0xFFFF, BATCH).keys
-        leases = []
-        speed = timed(
-            BATCH * PAYLOAD_BYTES, lambda: leases.append(store.fetch(WORLD, keys, FETCH_S))
-        )
-        for lease in leases:
-            store.release(lease.lease)
-            if lease.sources != {"disk": BATCH}:
-                raise RuntimeError(f"expected {BATCH} blocks from disk, got {lease}")
-        return speed
-
-    return fetch
 
 
 def _per_core(work: Callable[[int], object]) -> float:

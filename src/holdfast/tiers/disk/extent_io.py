@@ -125,8 +125,9 @@ class FileExtents:
 
 
 def call_bytes_for(total: int, threads: int) -> int:
-    """Return how much of `total` bytes one system call should move."""
-    return min(max(align_up(total // (2 * threads)), CALL_BYTES_MIN), CALL_BYTES_MAX)
+    """Return how much of `total` bytes one system call should move: equal parts, no scrap."""
+    parts = min(max(total // CALL_BYTES_MIN, 1), 2 * threads)
+    return min(max(align_up(-(-total // parts)), CALL_BYTES_MIN), CALL_BYTES_MAX)
 
 
 def pieces(spans: Sequence[Span], call_bytes: int) -> list[Piece]:
