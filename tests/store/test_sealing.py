@@ -1,6 +1,5 @@
 """Sealed domains: sealed when it leaves the host, opened on the way back, nothing else believed."""
 
-import threading
 import time
 
 import pytest
@@ -162,53 +161,6 @@ def test_records_larger_than_the_staging_memory_go_down_too(house, tier, abreast
     assert one.save(blocks=2) == 2
     one.leave()
     assert one.fetch(blocks=2) == (2, Outcome.OK)
-
-
-class AbreastTier(MemoryTier):
-    """A write ends once so many are under way."""
-
-    def __init__(self, writes):
-        super().__init__(64 * MIB)
-        self.met = threading.Barrier(writes)
-
-    def write(self, batch):
-        self.met.wait(20)
-        return super().write(batch)
-
-
-def test_blocks_are_sealed_while_others_are_written(house):
-    tier = AbreastTier(NEAR.groups)
-    one = house(tier, nbytes=NEAR.group_bytes)
-    blocks = 2 * NEAR.groups
-    one.store.write_behind = False
-    assert one.save(blocks=blocks) == blocks
-    with one.store.states.lock:
-        for key in one.chain(blocks=blocks):
-            one.store.states.line_up(one.store.states.index.find(key))
-    one.store.ladder.wake()
-    one.settle()
-    assert not tier.met.broken
-    one.leave()
-    assert one.fetch(blocks=blocks) == (blocks, Outcome.OK)
-
-
-def test_a_group_that_can_not_be_written_costs_its_batch_and_no_more(house):
-    class FailsOnce(MemoryTier):
-        failed = False
-
-        def write(self, batch):
-            if not self.failed:
-                self.failed = True
-                raise RuntimeError("the first write fails")
-            return super().write(batch)
-
-    one = house(FailsOnce(64 * MIB), nbytes=NEAR.group_bytes)
-    assert one.save(blocks=4) == 4
-    assert one.tier.failed
-    assert not any(one.store.states.index.leases)
-    assert one.save("globex", blocks=4) == 4
-    one.leave("globex")
-    assert one.fetch("globex", blocks=4) == (4, Outcome.OK)
 
 
 @pytest.mark.parametrize("at", [33, 49, 65, 85, 100, 113, 125, 128, 5_000, 128 + PAYLOAD + 3])

@@ -1,0 +1,94 @@
+"""Blocks of a sealed domain on their way down: group by group, a few groups at once."""
+
+import threading
+
+import pytest
+
+from holdfast.store import descent
+from holdfast.store.descent import Abreast
+from holdfast.store.keyring import KeyRing
+from holdfast.testing.memory import MemoryTier
+
+MIB = 1 << 20
+AT_ONCE = 4
+BLOCKS = 2 * AT_ONCE
+
+
+class TogetherTier(MemoryTier):
+    """A write ends once so many are under way."""
+
+    def __init__(self) -> None:
+        super().__init__(64 * MIB)
+        self.met = threading.Barrier(AT_ONCE)
+
+    def write(self, batch):
+        self.met.wait(20)
+        return super().write(batch)
+
+
+class FailsOnceTier(MemoryTier):
+    """Its first write ends in an error, as no tier's should."""
+
+    failed = False
+
+    def write(self, batch):
+        if not self.failed:
+            self.failed = True
+            raise RuntimeError("the first write fails")
+        return super().write(batch)
+
+
+@pytest.fixture
+def sealed(rig, monkeypatch):
+    """Make a store whose blocks go down sealed, each a group of its own."""
+    monkeypatch.setattr(descent, "NEAR", Abreast(AT_ONCE, 1))
+
+    def make(tier):
+        one = rig(2 * MIB, tier)
+        ring = KeyRing(None)
+        ring.enrol("default", one.store.domain("default")[0])
+        one.store.seal_with(ring)
+        one.store.write_behind = False
+        return one
+
+    return make
+
+
+def save(one, chain):
+    """Save blocks, and have all of them written in one batch."""
+    assert one.save(chain) == BLOCKS
+    states = one.store.states
+    with states.lock:
+        for key in chain.keys:
+            states.line_up(states.index.find(key))
+    one.store.ladder.wake()
+    one.settle()
+
+
+def leave_memory(one):
+    states = one.store.states
+    with states.lock:
+        for row in list(states.index.rows()):
+            states.vacate(row, 0)
+
+
+def test_groups_are_written_while_others_are_sealed(sealed):
+    one = sealed(TogetherTier())
+    chain = one.chain(1, BLOCKS)
+    save(one, chain)
+    assert not one.tier.met.broken
+    leave_memory(one)
+    assert one.read(chain) == BLOCKS
+
+
+def test_a_group_that_can_not_be_written_costs_its_batch_and_no_more(sealed):
+    one = sealed(FailsOnceTier(64 * MIB))
+    first, second = one.chain(1, BLOCKS), one.chain(2, BLOCKS)
+    save(one, first)
+    assert one.tier.failed
+    assert one.tier.usage().records == 0, "what was written of it is free again"
+    assert one.read(first) == BLOCKS, "and memory still has it"
+    save(one, second)
+    assert one.tier.usage().records == BLOCKS
+    leave_memory(one)
+    assert one.read(second) == BLOCKS
