@@ -1,4 +1,4 @@
-"""The chart of the pool's figures: every store that was measured, and none that was not."""
+"""The charts of the page: every store and policy that was measured, and none that was not."""
 
 import importlib.util
 import xml.etree.ElementTree as ET
@@ -7,11 +7,15 @@ from pathlib import Path
 TOOL = Path(__file__).resolve().parent.parent / "tools" / "benchmarks.py"
 
 
-def chart(rows):
+def drawn(name, rows):
     spec = importlib.util.spec_from_file_location("benchmarks_tool", TOOL)
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    return tool.chart({"rows": rows})
+    return getattr(tool, name)({"rows": rows})
+
+
+def words_of(svg):
+    return {text.text for text in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
 
 
 def test_bars_are_as_long_as_what_was_measured():
@@ -23,7 +27,7 @@ def test_bars_are_as_long_as_what_was_measured():
         {"what": "pool.get.2MiBx32.tls", "value": 9.0, "limit": 9.0},
         {"what": "peer.lmcache", "value": None},
     ]
-    svg = ET.fromstring(chart(rows))
+    svg = ET.fromstring(drawn("pool_chart", rows))
     words = [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]
     assert {"plain sockets", "Holdfast", "Redis"} <= set(words)
     assert "LMCache server" not in words
@@ -35,4 +39,17 @@ def test_bars_are_as_long_as_what_was_measured():
 
 
 def test_nothing_measured_is_a_chart_of_nothing():
-    assert "Holdfast" not in chart([])
+    assert "Holdfast" not in drawn("pool_chart", [])
+
+
+def test_policies_are_drawn_by_trace_and_capacity_beside_the_bound():
+    rows = [
+        {"what": "agents.12500.belady", "value": 0.635},
+        {"what": "agents.12500.leaf_lru", "value": 0.329},
+        {"what": "agents.12500.cost_aware.hinted", "value": 0.564},
+        {"what": "agents.12500.random", "value": 0.1},
+    ]
+    words = words_of(drawn("policies_chart", rows))
+    assert {"agents, 12,500", "the oracle's bound", "cost-aware, with hints"} <= words
+    assert {"0.635", "0.329", "0.564"} <= words
+    assert not words & {"LIRS", "0.1"}

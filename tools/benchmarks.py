@@ -1,7 +1,7 @@
 """Render docs/benchmarks.md from the reports in docs/benchmarks/: what was measured, and where."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 from xml.sax.saxutils import escape
@@ -23,14 +23,21 @@ there is no limit) has to reach; a missed goal is printed like a met one.
 DIGITS = 3
 KNOWN = ("what", "value", "unit", "limit", "ratio", "goal", "ok")
 
-CHART = REPORTS / "pool.svg"
-CHART_SIZES = ("64KiBx32", "512KiBx32", "2MiBx32", "8MiBx32")
-CHART_STORES = {
+POOL_SIZES = ("64KiBx32", "512KiBx32", "2MiBx32", "8MiBx32")
+POOL_STORES = {
     "plain": ("plain sockets", "#9aa5b1"),
     "pool": ("Holdfast", "#1f6feb"),
     "peer.mooncake": ("Mooncake Store, TCP", "#d98324"),
     "peer.redis": ("Redis", "#b3423a"),
     "peer.lmcache": ("LMCache server", "#5b8c5a"),
+}
+POLICIES = {
+    "belady": ("the oracle's bound", "#9aa5b1"),
+    "cost_aware.hinted": ("cost-aware, with hints", "#1f6feb"),
+    "cost_aware": ("cost-aware", "#7fb0f5"),
+    "leaf_lru": ("leaf-first LRU", "#5b8c5a"),
+    "s3fifo": ("S3-FIFO", "#d98324"),
+    "lirs": ("LIRS", "#b3423a"),
 }
 BAR, GAP, LEFT, WIDTH = 13, 18, 150, 430
 
@@ -57,55 +64,83 @@ def list_of(fields: dict[str, object]) -> list[object]:
     return [fields.get(name) for name in KNOWN[1:]]
 
 
-Speeds: TypeAlias = dict[tuple[str, str, str], float]
-"""GB/s by store, verb and size."""
+Series: TypeAlias = dict[str, tuple[str, str]]
+"""What bars stand for: words and a colour by name."""
+
+Groups: TypeAlias = dict[str, dict[str, float]]
+"""Figures by the group of bars they stand in, and by series."""
 
 
-def chart(report: dict[str, Any]) -> str:
+def pool_chart(report: dict[str, Any]) -> str:
     """Return an SVG of GB/s, 32 blocks a call; stores that were not measured are left out."""
-    speeds: Speeds = {}
+    groups: Groups = {
+        f"{verb}, 32 x {size[:-3]}": {} for verb in ("get", "put") for size in POOL_SIZES
+    }
     for row in report["rows"]:
-        store, _, rest = str(row["what"]).rpartition(".")[0].rpartition(".")
+        store, _, verb = str(row["what"]).rpartition(".")[0].rpartition(".")
         size = str(row["what"]).rpartition(".")[2]
-        if size in CHART_SIZES and store in CHART_STORES:
-            speeds[store, rest, size] = row["value"]
+        if size in POOL_SIZES and store in POOL_STORES:
+            bars = groups[f"{verb}, 32 x {size[:-3]}"]
+            bars[store] = row["value"]
             if row.get("limit") is not None:
-                speeds["plain", rest, size] = row["limit"]
-    stores = [name for name in CHART_STORES if any(key[0] == name for key in speeds)]
-    top = 30 + 16 * len(stores)
-    lines = [*legend(stores), *bars(speeds, stores, top)]
+                bars["plain"] = row["limit"]
+    return chart("GB/s over loopback TCP, one client (more is better)", POOL_STORES, groups)
+
+
+def policies_chart(report: dict[str, Any]) -> str:
+    """Return an SVG of token hits by policy, for each trace and size of the store."""
+    groups: Groups = {}
+    for row in report["rows"]:
+        trace, blocks, policy = str(row["what"]).split(".", 2)
+        if policy in POLICIES:
+            groups.setdefault(f"{trace}, {int(blocks):,}", {})[policy] = row["value"]
+    title = "share of input tokens hit, by trace and blocks of the store (more is better)"
+    return chart(title, POLICIES, groups)
+
+
+CHARTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {
+    "bench pool": ("pool.svg", "GB/s by store and size", pool_chart),
+    "bench policies": ("policies.svg", "Token hits by policy, trace and capacity", policies_chart),
+}
+"""By report: the chart's file, its words, and what draws it."""
+
+
+def chart(title: str, series: Series, groups: Groups) -> str:
+    """Return an SVG of groups of bars; series and bars without a figure are left out."""
+    series = {
+        name: series[name] for name in series if any(name in bars for bars in groups.values())
+    }
+    top = 30 + 16 * len(series)
+    lines = [*_legend(series), *_bars(series, groups, top)]
     wide = LEFT + WIDTH + 50
-    high = top + 2 * len(CHART_SIZES) * (BAR * len(stores) + GAP)
+    high = top + sum(BAR * len(bars) + GAP for bars in groups.values())
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" '
     head += f'height="{high}" font-family="sans-serif" font-size="11">'
     back = '<rect width="100%" height="100%" fill="white"/>'
-    title = '<text x="10" y="12">GB/s over loopback TCP, one client (more is better)</text>'
-    return "\n".join([head, back, title, *lines, "</svg>", ""])
+    return "\n".join(
+        [head, back, f'<text x="10" y="12">{escape(title)}</text>', *lines, "</svg>", ""]
+    )
 
 
-def legend(stores: list[str]) -> Iterator[str]:
-    """The stores' names beside their colours."""
-    for number, name in enumerate(stores):
-        words, colour = CHART_STORES[name]
+def _legend(series: Series) -> Iterator[str]:
+    for number, (words, colour) in enumerate(series.values()):
         y = 18 + 16 * number
         yield f'<rect x="{LEFT}" y="{y}" width="10" height="10" fill="{colour}"/>'
         yield f'<text x="{LEFT + 16}" y="{y + 9}">{escape(words)}</text>'
 
 
-def bars(speeds: Speeds, stores: list[str], y: int) -> Iterator[str]:
-    """A group of bars for each verb and size."""
-    most = max(speeds.values(), default=1.0)
-    for verb in ("get", "put"):
-        for size in CHART_SIZES:
-            yield f'<text x="10" y="{y + BAR}">{verb}, 32 x {size[:-3]}</text>'
-            for name in stores:
-                speed, (_, colour) = speeds.get((name, verb, size), 0.0), CHART_STORES[name]
-                wide = f"{WIDTH * speed / most:.1f}"
-                at = f'x="{LEFT}" y="{y}" width="{wide}" height="{BAR - 2}"'
-                yield f'<rect {at} fill="{colour}"/>'
-                yield f'<text x="{LEFT + 5 + float(wide):.1f}" y="{y + BAR - 3}">{speed:.2g}</text>'
-                y += BAR
-            y += GAP
+def _bars(series: Series, groups: Groups, y: int) -> Iterator[str]:
+    most = max((value for bars in groups.values() for value in bars.values()), default=1.0)
+    for label, bars in groups.items():
+        yield f'<text x="10" y="{y + BAR}">{escape(label)}</text>'
+        for name in (name for name in series if name in bars):
+            wide = f"{WIDTH * bars[name] / most:.1f}"
+            at = f'x="{LEFT}" y="{y}" width="{wide}" height="{BAR - 2}"'
+            yield f'<rect {at} fill="{series[name][1]}"/>'
+            figures = f"{bars[name]:.{DIGITS if most < 1 else 2}g}"
+            yield f'<text x="{LEFT + 5 + float(wide):.1f}" y="{y + BAR - 3}">{figures}</text>'
+            y += BAR
+        y += GAP
 
 
 def section(report: dict[str, Any]) -> Iterator[str]:
@@ -128,9 +163,10 @@ def main() -> None:
     lines: list[str] = []
     for report in reports:
         lines += section(report)
-        if report["name"] == "bench pool":
-            CHART.write_text(chart(report))
-            lines += ["", f"![GB/s by store and size]({CHART.relative_to(PAGE.parent)})"]
+        if report["name"] in CHARTS:
+            file, words, drawn = CHARTS[report["name"]]
+            (REPORTS / file).write_text(drawn(report))
+            lines += ["", f"![{words}]({REPORTS.name}/{file})"]
     PAGE.write_text(INTRO + "\n".join(lines or ["\nNothing is measured yet."]) + "\n")
 
 
