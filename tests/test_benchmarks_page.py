@@ -7,11 +7,15 @@ from pathlib import Path
 TOOL = Path(__file__).resolve().parent.parent / "tools" / "benchmarks.py"
 
 
-def drawn(name, rows):
+def loaded():
     spec = importlib.util.spec_from_file_location("benchmarks_tool", TOOL)
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    return getattr(tool, name)({"rows": rows})
+    return tool
+
+
+def drawn(name, rows):
+    return getattr(loaded(), name)({"rows": rows})
 
 
 def words_of(svg):
@@ -53,3 +57,10 @@ def test_policies_are_drawn_by_trace_and_capacity_beside_the_bound():
     assert {"agents, 12,500", "the oracle's bound", "cost-aware, with hints"} <= words
     assert {"0.635", "0.329", "0.564"} <= words
     assert not words & {"LIRS", "0.1"}
+
+
+def test_figures_in_lists_and_mappings_have_three_digits_too():
+    line = loaded().row({"what": "a", "value": 1.23456, "cuts_s": {"0": 0.22289, "1": 0.1}})
+    assert line.startswith("| `a` | 1.23 |")
+    assert "cuts_s 0: 0.223, 1: 0.1" in line
+    assert loaded().figure([1.23456, 2.0]) == "1.23, 2"

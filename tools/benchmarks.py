@@ -43,13 +43,17 @@ BAR, GAP, LEFT, WIDTH = 13, 18, 150, 430
 
 
 def figure(value: object) -> str:
-    """Three significant digits for numbers; nothing for None."""
+    """Three significant digits for numbers, those in lists and mappings too; nothing for None."""
     if value is None:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "**no**"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 10**DIGITS else f"{value:.{DIGITS}g}"
+    if isinstance(value, list):
+        return ", ".join(map(figure, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {figure(each)}" for name, each in value.items())
     return str(value)
 
 

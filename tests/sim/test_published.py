@@ -4,10 +4,13 @@ import pytest
 
 from holdfast.sim.formats.load import load
 from holdfast.sim.published import (
+    FETCH_RULE_GB_PER_S,
+    FETCH_RULE_TOLERANCE,
     H20_FIRST_TOKEN_S,
     H20_TOLERANCE,
     TOGETHER,
     TOGETHER_TOLERANCE,
+    fetch_rule_gb_per_s,
     h20_first_token_s,
     together_over_apart,
 )
@@ -23,3 +26,9 @@ def test_a_shared_cache_gains_what_mooncake_published(name):
 @pytest.mark.parametrize("tier", H20_FIRST_TOKEN_S)
 def test_the_tiers_of_an_h20_host_answer_when_they_were_seen_to(tier):
     assert h20_first_token_s(tier) == pytest.approx(H20_FIRST_TOKEN_S[tier], rel=H20_TOLERANCE)
+
+
+@pytest.mark.parametrize("gpu", FETCH_RULE_GB_PER_S)
+def test_a_prefix_is_worth_fetching_where_mooncake_says(gpu):
+    published = FETCH_RULE_GB_PER_S[gpu]
+    assert fetch_rule_gb_per_s(gpu) == pytest.approx(published, rel=FETCH_RULE_TOLERANCE)

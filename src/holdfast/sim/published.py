@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.plan.planner import BestCut, FetchHeld
+from holdfast.sim.explain import find_claim
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.hardware import prefill_cost, resolve
 from holdfast.sim.ladder import parse_ladder
@@ -19,6 +20,11 @@ from holdfast.sim.trace import UNKNOWN, Requests, Trace, arrange
 
 TOGETHER = {"conversation": 2.22, "synthetic": 2.36}
 """Mooncake (FAST'25), figure 10: hits of one cache of 30 M tokens over those of ten of 3 M."""
+
+FETCH_RULE_GB_PER_S = {"a800": 5.9, "h800": 18.6}
+"""The same paper, equation 2: above so much a prefix is worth fetching, with eight of these."""
+
+FETCH_RULE_TOLERANCE = 0.01
 
 NODES, NODE_TOKENS = 10, 3e6
 TOGETHER_TOLERANCE = 0.15
@@ -51,6 +57,11 @@ def together_over_apart(trace: Trace, draws: int = 3) -> float:
     apart = {"kind": "host", "capacity_tokens": NODE_TOKENS}
     hits = [_hit(trace, apart, two_choices(draw)) for draw in range(draws)]
     return _hit(trace, together, ROUTERS["round_robin"]) / float(np.mean(hits))
+
+
+def fetch_rule_gb_per_s(gpu: str) -> float:
+    """Work the rule out for an 8K prefix of a 70B, as `holdfast size --explain fetch-rule` does."""
+    return find_claim("fetch-rule").work_out().figures[f"{gpu}_gb_per_s"]
 
 
 def h20_first_token_s(tier: str) -> float:

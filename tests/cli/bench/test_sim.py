@@ -16,4 +16,5 @@ def test_every_figure_has_a_row_and_a_verdict(reported, monkeypatch):
     assert rows["synthetic.one_tier_5860"]["value"] == pytest.approx(0.315, abs=0.001)
     assert rows["synthetic.together"]["published"] == 2.36
     assert rows["h20.pool"]["ok"] is True
+    assert rows["fetch_rule.h800"]["published"] == 18.6
     assert rows["synthetic.speed"]["value"] > 0

@@ -23,10 +23,13 @@ from holdfast.sim.ladder import parse_ladder
 from holdfast.sim.model import load_model
 from holdfast.sim.profile import shipped
 from holdfast.sim.published import (
+    FETCH_RULE_GB_PER_S,
+    FETCH_RULE_TOLERANCE,
     H20_FIRST_TOKEN_S,
     H20_TOLERANCE,
     TOGETHER,
     TOGETHER_TOLERANCE,
+    fetch_rule_gb_per_s,
     h20_first_token_s,
     together_over_apart,
 )
@@ -76,6 +79,9 @@ def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
             yield _near(f"{name}.together", together_over_apart(trace), TOGETHER[name])
     for tier, published_s in H20_FIRST_TOKEN_S.items():
         yield _near(f"h20.{tier}", h20_first_token_s(tier), published_s, "s", H20_TOLERANCE)
+    for gpu, published in FETCH_RULE_GB_PER_S.items():
+        found = fetch_rule_gb_per_s(gpu)
+        yield _near(f"fetch_rule.{gpu}", found, published, "GB/s", FETCH_RULE_TOLERANCE)
 
 
 def _speed(trace: Trace, name: str, rounds: int) -> Iterator[Row]:
