@@ -4,7 +4,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from holdfast.blocks.key import unpack_keys
-from holdfast.engines.vllm.scheduler import SAVE_BLOCKS
+from holdfast.engines.vllm.scheduler import NODE_SHARE, SAVE_BLOCKS
 from holdfast.errors import NodeGoneError, RefusedError
 from holdfast.wire.messages import Cover, Covered
 
@@ -65,6 +65,15 @@ def test_after_the_deadline_it_is_a_miss(rig):
     assert rig.side.counts.data == {"late_covers": 1}
     rig.answering = True
     assert rig.side.matched_tokens(request, 0) == (0, False)
+
+
+def test_the_node_is_told_how_long_it_may_ask_others(rig):
+    rig.answering = False
+    for limit_s in (0.05, 0.025):
+        request = rig.request(20, request_id=f"r{limit_s}")
+        assert rig.client.of(Cover)[-1].deadline_s == pytest.approx(NODE_SHARE * limit_s)
+        rig.now += limit_s
+        assert rig.side.matched_tokens(request, 0) == (0, False)
 
 
 def test_a_silent_node_costs_less_and_less(rig):

@@ -1,11 +1,13 @@
 """Two engine hosts over one pool of real targets: what one saved, the other serves."""
 
 import json
+import signal
 import socket
 import time
 
 import pytest
 
+from holdfast.errors import RefusedError
 from holdfast.wire import messages as m
 
 TARGET_TIERS = [{"kind": "host", "capacity": "32 MiB"}]
@@ -178,3 +180,27 @@ def test_a_domain_that_one_host_erases_is_gone_for_all_and_on_the_targets(pool, 
     written(a)
     assert until_covered(b, keys) == 12
     assert b.read(keys) == (12, {"pool": 12})
+
+
+def test_a_silent_pool_costs_no_hit_here_and_no_more_than_the_engine_waits(pool, engine, names):
+    """Asked for longer than this test's client waits for anything: only the deadline ends it."""
+    a = engine(pool.start_host("a", deadline_s=60.0, ask_s=60.0).address)
+    until_members(a, 2)
+    keys = names("half here", 8)
+    a.save(keys[:3])
+    written(a)
+    for target in pool.targets.values():
+        target.process.send_signal(signal.SIGSTOP)
+    try:
+        told = a.call(m.Cover(b"".join(keys), deadline_s=0.2))
+        assert (told.blocks, told.worth) == (3, 3)
+        assert a.read(keys[:3]) == (3, {"host": 3})
+    finally:
+        for target in pool.targets.values():
+            target.process.send_signal(signal.SIGCONT)
+
+
+def test_a_deadline_out_of_bounds_is_refused(pool, engine, names):
+    a = engine(pool.start_host("a").address)
+    with pytest.raises(RefusedError, match=r"cover\.deadline_s: -1 is not from 0"):
+        a.call(m.Cover(names("x", 1)[0], deadline_s=-1.0))

@@ -1,5 +1,6 @@
 """A thousand who miss the same segment at once are one question, and one read."""
 
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,10 +17,10 @@ class CountingTier(SharedMemoryTier):
         super().__init__(records)
         self.questions, self.reads, self._lock = 0, {}, threading.Lock()
 
-    def held(self, world, keys, start):
+    def held(self, world, keys, start, within_s=math.inf):
         with self._lock:
             self.questions += 1
-        return super().held(world, keys, start)
+        return super().held(world, keys, start, within_s)
 
     def read(self, batch):
         with self._lock:

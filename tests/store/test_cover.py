@@ -1,10 +1,46 @@
 """Coverage asks shared tiers about what the index does not know, and hearsay may be wrong."""
 
-from holdfast.store import hearsay
+import math
+
+import pytest
+
+from holdfast.store import cover, hearsay
+from holdfast.store.cover import LOOK_S, Prompt
+from holdfast.store.judgement import Engine
 from holdfast.testing.memory import SharedMemoryTier
 from holdfast.tiers.base import segment_place
 
 MIB = 1 << 20
+ENGINE = Engine("test", "f")
+
+
+class Timed(SharedMemoryTier):
+    """A shared tier that takes as long as it may, on a clock of the test's."""
+
+    def __init__(self, clock, name):
+        super().__init__({}, name)
+        self.clock, self.told, self.there = clock, [], True
+
+    def held(self, world, keys, start, within_s=math.inf):
+        self.told.append(within_s)
+        self.clock.now_s += min(within_s, 0.7)
+        return super().held(world, keys, start, within_s)
+
+    def strayed(self, keys, record_bytes):
+        return set()
+
+    def lost(self):
+        return None
+
+    def reachable(self):
+        return self.there
+
+
+class Clock:
+    now_s = 0.0
+
+    def monotonic(self):
+        return self.now_s
 
 
 def test_what_one_store_saved_another_finds_and_fetches(rig) -> None:
@@ -104,5 +140,46 @@ def test_a_store_that_shares_nothing_asks_nobody(rig) -> None:
     one = rig(MIB)
     chain = one.chain(1, 3)
     one.save(chain, 0, 2)
-    assert not one.store.shares
+    assert not one.store.asks(one.world, chain.keys)
     assert one.store.look(one.world, chain.keys).blocks == 2
+
+
+def test_however_many_are_asked_it_is_one_deadline(rig, monkeypatch) -> None:
+    monkeypatch.setattr(cover, "time", clock := Clock())
+    tiers = [Timed(clock, f"pool {number}") for number in range(3)]
+    one = rig(MIB, *tiers)
+    one.store.look(one.world, one.chain(1, 3).keys)
+    assert tiers[0].told == [LOOK_S]
+    assert tiers[1].told == [pytest.approx(LOOK_S - 0.7)]
+    assert tiers[2].told == [], "the time was over"
+    assert clock.now_s <= LOOK_S
+
+
+def test_who_waits_for_another_waits_no_longer_either(rig, monkeypatch) -> None:
+    monkeypatch.setattr(cover, "LOOK_S", 0.01)
+    one = rig(MIB, SharedMemoryTier({}, "pool"))
+    chain = one.chain(1, 3)
+    assert one.store.states.asking.begin((1, chain.keys[0]), 0.0) is None
+    assert one.store.look(one.world, chain.keys).blocks == 0, "whoever asks never ends"
+
+
+def test_a_pool_where_nobody_is_is_not_asked_and_not_planned_with(rig) -> None:
+    one = rig(MIB, tier := Timed(Clock(), "pool"))
+    other = rig(MIB, again := Timed(Clock(), "pool"))
+    again.records = tier.records
+    chain = one.chain(1, 10)
+    one.save(chain)
+    one.settle()
+    other.save(chain, 0, 4)
+    other.store.look(other.world, chain.keys)
+    prompt = Prompt(ENGINE, 0, 0, 60.0)
+    assert other.store.judge(other.world, chain.keys, prompt).held == 10
+    again.there, told = False, len(again.told)
+    assert other.store.judge(other.world, chain.keys, prompt).held == 4
+    longer = one.chain(1, 20)
+    assert longer.keys[:10] == chain.keys
+    assert not other.store.asks(other.world, longer.keys)
+    assert other.store.look(other.world, longer.keys).blocks == 10
+    assert len(again.told) == told
+    again.there = True
+    assert other.store.judge(other.world, chain.keys, prompt).held == 10

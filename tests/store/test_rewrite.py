@@ -1,6 +1,9 @@
 """What a shared tier lost or has out of place is written there again, from memory."""
 
-from holdfast.testing.memory import SharedMemoryTier
+import threading
+
+from holdfast.store.rewrite import put_off
+from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.tiers.base import Moving, segment_place
 
 MIB = 1 << 20
@@ -13,6 +16,15 @@ class Shifting(SharedMemoryTier):
         super().__init__(records, "pool")
         self.astray = set()
         self.gone = None
+        self.there = True
+        self.batches = 0
+
+    def write(self, batch):
+        self.batches += 1
+        return super().write(batch)
+
+    def reachable(self):
+        return self.there
 
     def strayed(self, keys, record_bytes):
         found = self.astray.intersection(keys)
@@ -22,6 +34,19 @@ class Shifting(SharedMemoryTier):
     def lost(self):
         gone, self.gone = self.gone, None
         return gone
+
+
+class Slow(MemoryTier):
+    """A tier that is written to when the test lets it."""
+
+    def __init__(self, capacity):
+        super().__init__(capacity)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def write(self, batch):
+        self.begun.set()
+        assert self.go_on.wait(10)
+        return super().write(batch)
 
 
 def test_what_was_lost_and_is_still_in_memory_is_written_again(rig):
@@ -86,3 +111,49 @@ def test_strays_are_written_again_once_they_have_landed(rig):
     assert tier.usage().written_bytes == 2 * size
     assert other.store.states.saved_below(other.store.states.index.find(chain.keys[3]))
     assert other.read(chain) == 5
+
+
+def test_for_a_pool_where_nobody_is_nothing_is_made_ready_and_all_is_written_once_it_heals(rig):
+    by_key = {}
+    one = rig(MIB, tier := Shifting(by_key))
+    tier.there = False
+    chain = one.chain(1, 5)
+    one.save(chain)
+    one.settle()
+    assert tier.batches == 0, "nothing was sealed, copied or sent"
+    states = one.store.states
+    assert states.put_off == [set(chain.keys)]
+    assert all(states.evictable(row) for row in states.index.rows()), "memory is not held for it"
+    one.store.keep_house()
+    assert not by_key
+    tier.there = True
+    one.store.keep_house()
+    one.settle()
+    assert set(by_key) == set(chain.keys)
+    assert states.put_off == [set()]
+
+
+def test_what_left_memory_meanwhile_is_not_waited_for(rig):
+    one = rig(MIB, tier := Shifting({}))
+    tier.there = False
+    for seed in range(30):
+        one.save(one.chain(seed, 5))
+    one.settle()
+    states = one.store.states
+    here = {key for key in states.index.keys if key is not None}
+    assert len(here) < 150
+    assert states.put_off[0] <= here
+
+
+def test_what_waits_for_the_disk_stays_in_memory_though_the_pool_is_away(rig):
+    one = rig(MIB, disk := Slow(4 * MIB), tier := Shifting({}))
+    tier.there = False
+    chain = one.chain(1, 2)
+    one.save(chain)
+    states = one.store.states
+    assert disk.begun.wait(10)
+    put_off(states, 2)
+    assert not any(states.evictable(row) for row in states.index.rows())
+    disk.go_on.set()
+    one.settle()
+    assert all(states.saved_below(row) for row in states.index.rows())

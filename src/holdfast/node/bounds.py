@@ -39,6 +39,10 @@ def prompt_of(engine: Engine, request: m.Cover) -> Prompt:
         raise ProtocolError(
             f"cover.limit_s: {request.limit_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
         )
+    if not 0 <= request.deadline_s <= DEADLINE_S_MAX:
+        raise ProtocolError(
+            f"cover.deadline_s: {request.deadline_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
+        )
     return Prompt(engine, request.tokens, request.have, request.limit_s, request.plan)
 
 

@@ -11,12 +11,15 @@ import logging
 import os
 import queue
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from holdfast.blocks.world import World
 from holdfast.errors import ConfigError
 from holdfast.limits import GIB
+from holdfast.wire.messages import Cover
 
 BYTES_MAX = 8 * GIB
 """Where a record ends: some millions of requests."""
@@ -33,6 +36,13 @@ class Asked(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens: int
     keys: list[str]
     session: str = ""
+
+
+def asked_of(request: Cover, world: World, keys: Sequence[bytes], at_s: float) -> Asked:
+    """Return what to write down of a request that came at `at_s`, in Unix seconds."""
+    tokens = request.tokens or len(keys) * world.block_tokens
+    named = [key.hex() for key in keys]
+    return Asked(at_s, world.fingerprint.hex(), tokens, named, request.session)
 
 
 class Recorder:

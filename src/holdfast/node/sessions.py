@@ -33,7 +33,7 @@ from holdfast.node.bounds import (
     prompt_of,
     wish_of,
 )
-from holdfast.node.recorder import Asked, Recorder
+from holdfast.node.recorder import Recorder, asked_of
 from holdfast.node.threads import OPERATOR, Threads, run, take_turn
 from holdfast.node.users import Users
 from holdfast.policy.turns import Turn
@@ -171,23 +171,13 @@ class NodeSession:
         prompt = prompt_of(self._engine, request)
         self._store.follow(world, request.session, keys)
         if self._recorder is not None and not request.plan:
-            self._record(self._recorder, world, keys, request)
+            self._recorder.note(asked_of(request, world, keys, time.time()))
         common = keys_of(request.common)
         if common and self._store.states.public and self._store.borrowable(world, keys, common):
             return self._borrow(world, keys, common, prompt)
-        if len(keys) > JUDGED_HERE_BLOCKS or (
-            self._store.shares and self._store.cover(world, keys).blocks < len(keys)
-        ):
-            return self._look_further(world, keys, prompt)
+        if len(keys) > JUDGED_HERE_BLOCKS or self._store.asks(world, keys):
+            return self._look_further(world, keys, prompt, request.deadline_s)
         return _covered(self._store.judge(world, keys, prompt))
-
-    def _record(
-        self, recorder: Recorder, world: World, keys: list[bytes], request: m.Cover
-    ) -> None:
-        tokens = request.tokens or len(keys) * world.block_tokens
-        named = [key.hex() for key in keys]
-        fingerprint = world.fingerprint.hex()
-        recorder.note(Asked(time.time(), fingerprint, tokens, named, request.session))
 
     async def _borrow(
         self, world: World, keys: list[bytes], common: list[bytes], prompt: Prompt
@@ -196,13 +186,19 @@ class NodeSession:
         await take_turn(self._threads.saving, self._turn(len(common)), borrow)
         return _covered(self._store.judge(world, keys, prompt))
 
-    async def _look_further(self, world: World, keys: list[bytes], prompt: Prompt) -> m.Reply:
-        def look_and_judge() -> Judged:
-            self._store.look(world, keys)
-            return self._store.judge(world, keys, prompt)
-
-        turn = self._turn(len(keys))
-        return _covered(await take_turn(self._threads.asking, turn, look_and_judge))
+    async def _look_further(
+        self, world: World, keys: list[bytes], prompt: Prompt, within_s: float
+    ) -> m.Reply:
+        """Wait for the shared tiers as long as the engine does; they may answer for others yet."""
+        turn, look = self._turn(len(keys)), partial(self._store.look, world, keys)
+        looking = self._threads.asking.submit(turn, look)
+        await asyncio.wait([asyncio.wrap_future(looking)], timeout=within_s or None)
+        if not looking.cancel() and looking.done():
+            looking.result()
+        judge = partial(self._store.judge, world, keys, prompt)
+        if len(keys) > JUDGED_HERE_BLOCKS:
+            return _covered(await take_turn(self._threads.asking, turn, judge))
+        return _covered(judge())
 
     def _change(self, request: m.Request) -> m.Reply:
         match request:

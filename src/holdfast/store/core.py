@@ -22,11 +22,11 @@ from holdfast.store.judgement import Judgement
 from holdfast.store.keyring import KeyRing
 from holdfast.store.ladder import Ladder
 from holdfast.store.recover import Recovery
-from holdfast.store.rewrite import rewrite_lost
+from holdfast.store.rewrite import resume, rewrite_lost
 from holdfast.store.states import States, Ticket
 from holdfast.store.wishes import Wishes
 from holdfast.store.worth import Worth
-from holdfast.tiers.base import NOWHERE, Place, Shared, Tier
+from holdfast.tiers.base import NOWHERE, Place, Tier
 from holdfast.tiers.host import Arena, Budget, HostTier, PrivateArena
 
 
@@ -66,7 +66,6 @@ class Core:
         if isinstance(self.states.eviction, Weighing):
             self.states.eviction.weigh_by(self._worth)
         self.ladder = Ladder(self.states, self.judgement)
-        self.shares = any(isinstance(tier, Shared) for tier in lower)
         self.recovery = Recovery(self.states, self.clock)
         self.wishes = Wishes()
         self.background = ThreadPoolExecutor(1, "holdfast-prestage")
@@ -189,7 +188,8 @@ class Core:
             for ticket in over:
                 self._give_back(ticket)
         forget_oldest(self.states)
-        if rewrite_lost(self.states):
+        lost, late = rewrite_lost(self.states), resume(self.states)
+        if lost or late:
             self.ladder.wake()
 
     def _give_back(self, ticket: Ticket) -> None:

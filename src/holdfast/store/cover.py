@@ -6,6 +6,7 @@ Then the fetch finds a miss, the hint goes, and the block is computed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,10 +19,10 @@ from holdfast.store.core import Core
 from holdfast.store.hearsay import forget_oldest
 from holdfast.store.judgement import Engine, Record
 from holdfast.store.states import HOST, States
-from holdfast.tiers.base import Shared, segment_place
+from holdfast.tiers.base import Moving, Shared, Tier, segment_place
 
-ASKING_S = 5.0
-"""How long to wait for somebody else's answer: longer than any tier may take for its own."""
+LOOK_S = 1.0
+"""How long all questions about one chain may take, other people's answers included."""
 
 
 class Prompt(NamedTuple):
@@ -57,6 +58,14 @@ class Covered(NamedTuple):
     sources: dict[str, int]
 
 
+class _Wanted(NamedTuple):
+    """A question: a chain's keys, the block from which on they are asked about, and how long."""
+
+    keys: Sequence[bytes]
+    start: int
+    within_s: float
+
+
 def cover(states: States, world: World, keys: Sequence[bytes]) -> Covered:
     """Count the leading blocks that the index knows of; state only."""
     with states.lock:
@@ -67,28 +76,41 @@ def cover(states: States, world: World, keys: Sequence[bytes]) -> Covered:
 def look(states: States, world: World, keys: Sequence[bytes]) -> Covered:
     """Count the leading blocks, asking the shared tiers about those the index does not know.
 
-    `keys` starts with the first block of the chain. Waits for an answer, a bounded time; if
-    somebody else is asking the same, for theirs.
+    `keys` starts with the first block of the chain. Waits for an answer, or for somebody else's who
+    asks the same: `LOOK_S` in all, however many are asked.
     """
-    covered = cover(states, world, keys)
+    covered, until = cover(states, world, keys), time.monotonic() + LOOK_S
     for number, tier in enumerate(states.lower, start=1):
-        if isinstance(tier, Shared) and covered.blocks < len(keys):
-            _ask(states, world, number, keys, covered.blocks)
+        left_s = until - time.monotonic()
+        if covered.blocks < len(keys) and left_s > 0 and isinstance(tier, Shared) and asked(tier):
+            _ask(states, world, number, _Wanted(keys, covered.blocks, left_s))
             covered = cover(states, world, keys)
     return covered
 
 
-def _ask(states: States, world: World, number: int, keys: Sequence[bytes], start: int) -> None:
+def asks(states: States, world: World, keys: Sequence[bytes]) -> bool:
+    """Return whether `look` would ask anybody."""
+    there = any(asked(tier) for tier in states.lower)
+    return there and cover(states, world, keys).blocks < len(keys)
+
+
+def asked(tier: Tier) -> bool:
+    """Return whether a tier is one to ask, and anybody is there who would be."""
+    return isinstance(tier, Shared) and (not isinstance(tier, Moving) or tier.reachable())
+
+
+def _ask(states: States, world: World, number: int, wanted: _Wanted) -> None:
     """Ask one shared tier about the blocks from `start` on, unless somebody does or just did."""
+    keys, start, within_s = wanted
     tier, name, found = states.lower[number - 1], (number, keys[start]), 0
     with states.lock:
         other = states.asking.begin(name, states.clock.now())
     if other is not None:
-        other.wait(ASKING_S)
+        other.wait(within_s)
         return
     try:
         if isinstance(tier, Shared):
-            found = tier.held(world, keys, start)
+            found = tier.held(world, keys, start, within_s)
         _note(states, world, number, keys[: start + found], start)
     finally:
         with states.lock:
@@ -99,7 +121,7 @@ def judge(store: Core, world: World, keys: Sequence[bytes], prompt: Prompt) -> J
     """Decide what of the leading blocks that the index knows of is worth fetching."""
     states, judgement = store.states, store.judgement
     with states.lock:
-        coverage = states.index.cover(world, keys)
+        coverage = _within_reach(states, states.index.cover(world, keys))
     cost, delivery = judgement.cost(prompt.engine)
     question = Question(
         tiers=coverage.tiers,
@@ -124,6 +146,15 @@ def judge(store: Core, world: World, keys: Sequence[bytes], prompt: Prompt) -> J
     wanted = coverage._replace(tiers=coverage.tiers[question.first :])
     taken = sources(states, wanted, plan.blocks - question.first)
     return Judged(coverage.blocks, taken, plan, number)
+
+
+def _within_reach(states: States, coverage: Coverage) -> Coverage:
+    """Leave out what lies behind a block that only a tier has whose every member is silent."""
+    away = {number for number in states.shared if not asked(states.lower[number - 1])}
+    if away.isdisjoint(coverage.tiers):
+        return coverage
+    blocks = next(at for at, tier in enumerate(coverage.tiers) if tier in away)
+    return coverage._replace(rows=coverage.rows[:blocks], tiers=coverage.tiers[:blocks])
 
 
 def _probe(store: Core, world: World, tier: int, key: bytes) -> None:

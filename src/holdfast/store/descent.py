@@ -21,9 +21,10 @@ from holdfast.codec.pack import verify
 from holdfast.errors import FormatError, Outcome
 from holdfast.failpoints import reach
 from holdfast.limits import MIB
+from holdfast.store.rewrite import put_off
 from holdfast.store.room import make_room_below
 from holdfast.store.states import HOST, States
-from holdfast.tiers.base import NOWHERE, Place, Put, Shared, segment_place
+from holdfast.tiers.base import NOWHERE, Moving, Place, Put, Shared, segment_place
 from holdfast.tiers.disk.extent_io import workers
 
 BATCH_BLOCKS = 32
@@ -102,6 +103,9 @@ class Descent:
                     self._work.wait(_LOOK_AGAIN_S)
             while waiting:
                 try:
+                    if isinstance(self._tier, Moving) and not self._tier.reachable():
+                        put_off(self._states, self._number)
+                        break
                     self._write()
                 except Exception:  # noqa: BLE001  # without this thread nothing would leave memory
                     _log.exception("blocks can not be written tier=%s", self._tier.name)

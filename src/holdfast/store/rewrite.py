@@ -38,6 +38,34 @@ def rewrite_lost(states: States) -> bool:
     return found
 
 
+def put_off(states: States, number: int) -> None:
+    """Take all of a tier's line that is still in memory for later: nobody is there to write to."""
+    with states.lock:
+        keys = list(states.waiting[number - 1])
+        states.waiting[number - 1].clear()
+        for key in keys:
+            row = states.index.find(key)
+            if row >= 0 and states.index.places[HOST][row] >= 0:
+                states.put_off[number - 1].add(key)
+                if not any(key in line for line in states.waiting):
+                    states.unwanted.add(row)
+
+
+def resume(states: States) -> bool:
+    """Line up what was put off for tiers where somebody is again; return whether any was."""
+    found = False
+    for number, tier in enumerate(states.lower, start=1):
+        late = states.put_off[number - 1]
+        if late and isinstance(tier, Moving) and tier.reachable():
+            found = True
+            with states.lock:
+                for key in late:
+                    states.unwanted.discard(states.index.find(key))
+                    states.waiting[number - 1][key] = None
+                late.clear()
+    return found
+
+
 def _forget_lost(states: States, number: int, lost: Callable[[Place], bool]) -> None:
     """Take the places out of the index, some at a time: the lock is held for moments only."""
     with states.lock:

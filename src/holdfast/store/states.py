@@ -94,6 +94,8 @@ class States:
         self.hints: OrderedDict[bytes, int] = OrderedDict()
         self.asking = Asking()
         self.unwanted: set[int] = set()
+        self.put_off: list[set[bytes]] = [set() for _ in lower]
+        """Blocks that would be written to a tier were anybody there; free to leave memory."""
         self.writing = [0] * len(lower)
         self.faults: deque[Fault] = deque(maxlen=QUARANTINE_NOTES)
         self._numbers = 0
@@ -369,6 +371,8 @@ class States:
         self.unwanted.discard(row)
         for line in self.waiting:  # a tier that stands still must not make it grow for ever
             line.pop(self.index.keys[row] or b"", None)
+        for late in self.put_off:
+            late.discard(self.index.keys[row] or b"")
 
     def _settle(self, row: int) -> None:
         key, tier = self.index.keys[row], self.index.fastest(row)

@@ -100,6 +100,10 @@ class Store(Core):
         """Like `cover`, and ask shared tiers about the rest; waits for them, a bounded time."""
         return coverage.look(self.states, world, keys)
 
+    def asks(self, world: World, keys: Sequence[bytes]) -> bool:
+        """Return whether `look` would ask anybody: about blocks that the index does not know."""
+        return coverage.asks(self.states, world, keys)
+
     def judge(self, world: World, keys: Sequence[bytes], prompt: Prompt) -> Judged:
         """Say what of a prompt is worth fetching; see `holdfast.store.cover`."""
         return coverage.judge(self, world, keys, prompt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -142,9 +143,11 @@ class SharedMemoryTier:
         """Yield nothing."""
         return iter(())
 
-    def held(self, world: World, keys: Sequence[bytes], start: int) -> int:
+    def held(
+        self, world: World, keys: Sequence[bytes], start: int, within_s: float = math.inf
+    ) -> int:
         """Count the leading run."""
-        del world
+        del world, within_s
         found = 0
         if self._is_there():
             while start + found < len(keys) and keys[start + found] in self.records:

@@ -12,6 +12,7 @@ Threads: every method may be called from any thread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, NewType, Protocol, runtime_checkable
 
@@ -146,10 +147,13 @@ class Shared(Tier, Protocol):
     behind it in the batch may be a MISS too.
     """
 
-    def held(self, world: World, keys: Sequence[bytes], start: int) -> int:
+    def held(
+        self, world: World, keys: Sequence[bytes], start: int, within_s: float = math.inf
+    ) -> int:
         """Return how many blocks of a chain are held in a row, from block `start` on.
 
-        `keys` starts with the first block of the chain. Bounded in time; not answered is 0.
+        `keys` starts with the first block of the chain. Bounded in time, by the tier's own limit
+        or `within_s` if that is less; not answered is 0.
         """
         ...
 
@@ -180,6 +184,13 @@ class Moving(Shared, Protocol):
         """Return which places lost what lay there since this was last asked; None where none did.
 
         It may say so of a place that lost nothing: what is written again costs a question.
+        """
+        ...
+
+    def reachable(self) -> bool:
+        """Return whether anybody would be asked or written to just now; quick, changes nothing.
+
+        While nobody would, a store neither asks nor prepares what it would write.
         """
         ...
 

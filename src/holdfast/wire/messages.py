@@ -58,7 +58,8 @@ class Cover(_Message, frozen=True, tag="cover"):
     `tokens`: of the whole prompt; 0, not known, makes everything held worth fetching that can be
     there within `limit_s`. `have`: leading tokens that the engine has already. `plan`: number of
     an earlier answer for the same prompt, which this one replaces. `session`: whose chain it is,
-    for later hints.
+    for later hints. `deadline_s`: how long to wait for shared tiers; then the answer is what is
+    known without them. 0: as long as they may take.
     """
 
     keys: bytes
@@ -69,6 +70,7 @@ class Cover(_Message, frozen=True, tag="cover"):
     session: str = ""
     common: bytes = b""
     """Names of the leading blocks in the public domain, where a peer wants them looked for."""
+    deadline_s: float = 0.0
 
 
 class Covered(_Message, frozen=True, tag="covered"):

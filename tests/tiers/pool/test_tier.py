@@ -231,3 +231,28 @@ def test_a_record_without_a_segment_is_found_again(fleet) -> None:
     got = one.pool.read([Get(segment_place(bytes(8)), b"q" * 16, into, WORLD)])
     assert got == [Outcome.OK]
     assert into == record
+
+
+def test_while_all_breakers_are_open_nobody_is_asked_read_or_written_to(fleet) -> None:
+    one = fleet()
+    chains = [one.chain(seed, 5) for seed in range(20)]
+    assert one.pool.reachable()
+    for target in one.targets.values():
+        target.mood = "dead"
+    while one.pool.reachable():
+        for chain in chains:
+            one.pool.held(WORLD, chain.keys, 0)
+    before = sum(target.calls for target in one.targets.values())
+    for chain in chains:
+        assert one.pool.held(WORLD, chain.keys, 0) == 0
+        assert set(one.write(chain)) == {Outcome.GONE}
+        assert Outcome.OK not in one.read(chain)
+    assert sum(target.calls for target in one.targets.values()) == before
+
+
+def test_who_is_asked_when_the_time_is_over_is_not_blamed_for_it(fleet) -> None:
+    one = fleet()
+    chain = one.chain(1, 5)
+    assert one.pool.held(WORLD, chain.keys, 0, within_s=0.0) == 0
+    assert sum(target.calls for target in one.targets.values()) == 0
+    assert all(report.failure_share == 0 for report in one.pool.health.reports())

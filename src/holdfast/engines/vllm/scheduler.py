@@ -32,6 +32,9 @@ COVER_MAX_S = 1.0
 SAVE_BLOCKS = 1_024
 """Blocks that one request to the node finds room for."""
 
+NODE_SHARE = 0.8
+"""How much of that time the node may spend on asking others; the rest is for the way."""
+
 COVER_SHARE = 0.05
 """A request waits this share of what computing it would take to hear what is held of it."""
 
@@ -222,8 +225,9 @@ class SchedulerSide:
         try:
             replaced = tracked.plan if local_tokens else 0
             prompt = tracked.request.num_tokens, local_tokens, self._setting.fetch_deadline_s
+            name, limit_s = tracked.hint.session, NODE_SHARE * self._limit_s(tracked)
             asked = [
-                (client, client.send(Cover(keys, *prompt, replaced, tracked.hint.session, common)))
+                (client, client.send(Cover(keys, *prompt, replaced, name, common, limit_s)))
                 for client, keys, common in zip(
                     clients, tracked.keys(0, blocks), tracked.common_keys(), strict=True
                 )
@@ -242,12 +246,12 @@ class SchedulerSide:
         self._ask(tracked, self._clients(), local_tokens)
         return tracked.question is not None and not self._answered(tracked, tracked.question)
 
-    def _cover_limit_s(self, tracked: Tracked) -> float:
-        """Return how long this prompt may wait for an answer, if the node has always answered."""
+    def _limit_s(self, tracked: Tracked) -> float:
+        """Return how long this prompt may wait for an answer: less, the longer none has come."""
         if self._setting.cover_deadline_s is not None:
-            return self._setting.cover_deadline_s
+            return self._patience.of(self._setting.cover_deadline_s)
         share_s: float = COVER_SHARE * self._token_s * tracked.request.num_tokens
-        return min(max(COVER_MIN_S, share_s), COVER_MAX_S)
+        return self._patience.of(min(max(COVER_MIN_S, share_s), COVER_MAX_S))
 
     def _time(self, output: Any) -> None:
         """Note what a step computes, to learn from how long it takes."""
@@ -289,7 +293,7 @@ class SchedulerSide:
                 computed = tracked.request.num_tokens - tracked.told_tokens
                 self._token_s = answer.recompute_s / max(1, computed)
             return True
-        if self._now() - question.at_s < self._patience.of(self._cover_limit_s(tracked)):
+        if self._now() - question.at_s < self._limit_s(tracked):
             return False
         self._patience.lost()
         self.counts.add("late_covers")

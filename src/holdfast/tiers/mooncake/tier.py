@@ -6,6 +6,7 @@ way, so that a call that ends late leaves nothing of the caller's in anybody's h
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -129,10 +130,12 @@ class MooncakeTier:
         """Yield nothing: whoever needs a block asks for it."""
         return iter(())
 
-    def held(self, world: World, keys: Sequence[bytes], start: int) -> int:
+    def held(
+        self, world: World, keys: Sequence[bytes], start: int, within_s: float = math.inf
+    ) -> int:
         """Ask for some at a time, up to the first hole."""
         del world  # a key is of one world only
-        deadline = Deadline.within(self.options.ask_s)
+        deadline = Deadline.within(min(self.options.ask_s, within_s))
         found = 0
         while start + found < len(keys) and self._gate.enter():
             some = keys[start + found : start + found + KEYS_AT_ONCE]

@@ -11,6 +11,7 @@ segments go to the next in rank, and what it held is recomputed.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -119,10 +120,12 @@ class PoolTier:
         """Yield nothing: whoever needs a block asks for it."""
         return iter(())
 
-    def held(self, world: World, keys: Sequence[bytes], start: int) -> int:
+    def held(
+        self, world: World, keys: Sequence[bytes], start: int, within_s: float = math.inf
+    ) -> int:
         """Ask the members about blocks `start` on; return how many are held in a row."""
         found = bytearray(len(keys))
-        parts, until = [], time.monotonic() + self.options.ask_s
+        parts, until = [], time.monotonic() + min(self.options.ask_s, within_s)
         for head in range(start - start % SEGMENT_BLOCKS, len(keys), SEGMENT_BLOCKS):
             place = segment_place(keys[head][:SEGMENT_BYTES])
             stop = min(head + SEGMENT_BLOCKS, len(keys))
@@ -144,6 +147,10 @@ class PoolTier:
         """Return which places belonged to members that left, or have been down for long."""
         down = self.health.down(self.options.membership.dead_after_s)
         return self._losses.since(self.lookup.placement(), down)
+
+    def reachable(self) -> bool:
+        """Return whether any member is one that users' requests go to."""
+        return any(self.health.trusted(member.id) for member in self.lookup.members())
 
     def describe(self) -> dict[str, Any]:
         """Return epoch, trouble with the source, and for each member what is known and asked."""
@@ -216,7 +223,7 @@ class PoolTier:
         records = [batch[index].record for index in part.indices]
         copies = HOT_COPIES if self.hot.is_hot(part.segment) else 1
         route = self.lookup.route(part.segment, copies)
-        for member in route.write:
+        for member in route.write if part.left_s else ():
             held = self._known(member, records, route.digest)
             new = [record for record, there in zip(records, held, strict=True) if not there]
             call = self.reach.begin(member, sum(map(len, new)), route.digest) if new else None
@@ -348,6 +355,8 @@ class PoolTier:
         wanted = [keys[index] for index in part.indices]
         route = self.lookup.route(part.segment)
         for member in route.read:
+            if not part.left_s:
+                return  # another took all of the time: nothing to hold against this one
             call = self.reach.begin(member, 0, route.digest)
             held = self.reach.tell(call, lambda far: far.exist(world, wanted, part.left_s))
             for index, there in zip(part.indices, held.held if held else (), strict=False):

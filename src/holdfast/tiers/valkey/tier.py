@@ -7,6 +7,7 @@ its segments, not a block of every chain. What is kept, and for how long, is the
 
 from __future__ import annotations
 
+import math
 import re
 import ssl
 import threading
@@ -172,10 +173,12 @@ class ValkeyTier:
         """Yield nothing: whoever needs a block asks for it."""
         return iter(())
 
-    def held(self, world: World, keys: Sequence[bytes], start: int) -> int:
+    def held(
+        self, world: World, keys: Sequence[bytes], start: int, within_s: float = math.inf
+    ) -> int:
         """Count a segment at a time, all at once; then look where the first one has a hole."""
         del world  # a key is of one world only
-        deadline = Deadline.within(self.options.ask_s)
+        deadline = Deadline.within(min(self.options.ask_s, within_s))
         spans = []
         for head in range(start - start % SEGMENT_BLOCKS, len(keys), SEGMENT_BLOCKS):
             place = segment_place(keys[head][:SEGMENT_BYTES])
