@@ -29,11 +29,12 @@ def test_bars_are_as_long_as_what_was_measured():
         {"what": "peer.redis.get.2MiBx32", "value": 1.0},
         {"what": "pool.get.2MiBx32.cpu", "value": 1.1, "limit": None},
         {"what": "pool.get.2MiBx32.tls", "value": 9.0, "limit": 9.0},
+        {"what": "pool.get.2MiBx32.nixl", "value": 3.0, "limit": 5.0},
         {"what": "peer.lmcache", "value": None},
     ]
     svg = ET.fromstring(drawn("pool_chart", rows))
     words = [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"plain sockets", "Holdfast", "Redis"} <= set(words)
+    assert {"plain sockets", "Holdfast", "Holdfast over NIXL (UCX)", "Redis"} <= set(words)
     assert "LMCache server" not in words
     widths = [float(r.get("width")) for r in svg.iter("{http://www.w3.org/2000/svg}rect")
               if r.get("height") == "11"]  # fmt: skip

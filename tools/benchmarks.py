@@ -1,6 +1,7 @@
 """Render docs/benchmarks.md from the reports in docs/benchmarks/: what was measured, and where."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,6 +28,7 @@ POOL_SIZES = ("64KiBx32", "512KiBx32", "2MiBx32", "8MiBx32")
 POOL_STORES = {
     "plain": ("plain sockets", "#9aa5b1"),
     "pool": ("Holdfast", "#1f6feb"),
+    "nixl": ("Holdfast over NIXL (UCX)", "#7fb0f5"),
     "peer.mooncake": ("Mooncake Store, TCP", "#d98324"),
     "peer.redis": ("Redis", "#b3423a"),
     "peer.lmcache": ("LMCache server", "#5b8c5a"),
@@ -81,8 +83,9 @@ def pool_chart(report: dict[str, Any]) -> str:
         f"{verb}, 32 x {size[:-3]}": {} for verb in ("get", "put") for size in POOL_SIZES
     }
     for row in report["rows"]:
-        store, _, verb = str(row["what"]).rpartition(".")[0].rpartition(".")
-        size = str(row["what"]).rpartition(".")[2]
+        what = re.sub(r"^pool\.(.*)\.nixl$", r"nixl.\1", row["what"])
+        way, _, size = what.rpartition(".")
+        store, _, verb = way.rpartition(".")
         if size in POOL_SIZES and store in POOL_STORES:
             bars = groups[f"{verb}, 32 x {size[:-3]}"]
             bars[store] = row["value"]

@@ -22,7 +22,7 @@ MODEL = "demo"
 PARTS = {
     "sockets": "a target beside plain sockets",
     "tls": "the same under TLS",
-    "nixl": "the same over NIXL, where it is installed",
+    "nixl": "the first over NIXL, where it is installed",
     "placement": "what moves with a member, what a loss leaves, what a crowd asks; no timing",
     "trouble": "a join, a target that is late, and all of them mute",
     "engine": "a real engine while all targets are mute, where vLLM is installed",

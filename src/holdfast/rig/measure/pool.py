@@ -233,6 +233,17 @@ class Bench(NamedTuple):
     suffix: str = ""
     goal: float | None = SPEED_GOAL
 
+    def every_size(self) -> list[Row]:
+        """Get and put, 32 blocks and one at a time, and ask what is held."""
+        memory, rows = aligned_buffer(RECORDS_BYTES), list[Row]()
+        for nbytes in SIZES:
+            records = Records(nbytes, memory)
+            records.fill(self.target.client)
+            if nbytes == SIZES[0]:
+                rows.append(self.exist(records))
+            rows += self.batches(records, nbytes) + self.singles(records, nbytes)
+        return rows
+
     def batches(self, records: Records, nbytes: int) -> list[Row]:
         """Get, then put, 32 blocks a time."""
         rows = []
@@ -261,7 +272,7 @@ class Bench(NamedTuple):
                 ours_us += [_microseconds(each.run) for each in trips]
                 for each in trips[-1:]:
                     each.check()
-            goal = SMALL_GOAL_US if (verb, nbytes) == ("get", SIZES[0]) else None
+            goal = SMALL_GOAL_US if self.goal and (verb, nbytes) == ("get", SIZES[0]) else None
             what = f"pool.{verb}.{_label(nbytes)}{self.suffix}"
             row = at_most(what, statistics.median(ours_us), "us", goal)
             rows.append(with_more(row, {"plain_us": statistics.median(plain_us)}))
@@ -277,7 +288,9 @@ class Bench(NamedTuple):
             times_ms.append(1e3 * (time.perf_counter() - start_s))
             if found.held != b"\1" * EXIST_KEYS:
                 raise HoldfastError(f"{sum(found.held)} of {EXIST_KEYS} exist: {found.outcome}")
-        return at_most("pool.exist.1000", statistics.median(times_ms), "ms", EXIST_GOAL_MS)
+        goal = EXIST_GOAL_MS if self.goal else None
+        what = f"pool.exist.{EXIST_KEYS}{self.suffix}"
+        return at_most(what, statistics.median(times_ms), "ms", goal)
 
     def _ways(
         self, records: Records, nbytes: int, count: int
@@ -291,16 +304,9 @@ class Bench(NamedTuple):
 
 def pool_rows(folder: Path, rounds: int) -> list[Row]:
     """Measure get, put and exist at every size, one block and 32 at a time."""
-    pool, memory, rows = Pool(), aligned_buffer(RECORDS_BYTES), list[Row]()
+    pool = Pool()
     with TargetProcess(folder) as target, PlainPeer(folder, pool) as plain:
-        bench = Bench(target, plain, pool, rounds)
-        for nbytes in SIZES:
-            records = Records(nbytes, memory)
-            records.fill(target.client)
-            if nbytes == SIZES[0]:
-                rows.append(bench.exist(records))
-            rows += bench.batches(records, nbytes) + bench.singles(records, nbytes)
-    return rows
+        return Bench(target, plain, pool, rounds).every_size()
 
 
 def sealed_rows(folder: Path, rounds: int) -> list[Row]:
@@ -315,18 +321,17 @@ def sealed_rows(folder: Path, rounds: int) -> list[Row]:
 
 
 def nixl_rows(folder: Path, rounds: int) -> list[Row]:
-    """Measure get and put of 32 blocks of 2 MiB over NIXL, beside plain sockets; no rows without.
+    """Measure get, put and exist at every size over NIXL, beside plain sockets; no rows without.
 
     No goal: on one host, and without RDMA, it has no advantage.
     """
     road = Road()
     if road.wait(READY_S) is None:
         return []
-    pool, records = Pool(), Records(MAIN_BYTES, aligned_buffer(RECORDS_BYTES))
+    pool = Pool()
     with TargetProcess(folder, road=road) as target, PlainPeer(folder, pool) as plain:
         wait_until(target.process, target.over_nixl, READY_S)
-        records.fill(target.client)
-        return Bench(target, plain, pool, rounds, ".nixl", None).batches(records, MAIN_BYTES)
+        return Bench(target, plain, pool, rounds, ".nixl", None).every_size()
 
 
 def _label(nbytes: int) -> str:
