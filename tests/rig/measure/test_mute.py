@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.errors import HoldfastError
 from holdfast.rig.measure import mute
-from holdfast.rig.measure.mute import PROMPT_TOKENS, Bench, Course, Engines
+from holdfast.rig.measure.mute import FALLS, PROMPT_TOKENS, Bench, Course, Engines
 from holdfast.rig.network import LoopbackNetwork
 from holdfast.rig.pool import Silence
 
@@ -88,12 +88,38 @@ def test_each_silence_has_its_first_request_and_its_pairs(bench):
     assert rows["pool.cut.ttft"].value == pytest.approx(1.1)
     assert rows["pool.cut.ttft"].ok is False
     assert rows["pool.cut.first"].value == pytest.approx(0.2)
+    assert rows["pool.cut.ttft"].more["rounds"] == 4
     prompts = [prompt for name, silence, prompt in asked if name == "behind"]
-    assert len(set(prompts)) == len(prompts) == 11 + 2 * 3, "all are new"
-    assert [len(prompt) for prompt in prompts].count(PROMPT_TOKENS) == 11
-    first = [name for name, silence, _ in asked if silence is Silence.STOPPED][-8::2]
-    assert first == ["alone", "behind", "alone", "behind"], "each goes first in turn"
+    assert len(set(prompts)) == len(prompts) == 1 + 2 * (FALLS + 4) + 2 * FALLS * 3, "all are new"
+    assert [len(prompt) for prompt in prompts].count(PROMPT_TOKENS) == 1 + 2 * (FALLS + 4)
+    alone = [prompt for name, silence, prompt in asked if name == "alone"]
+    assert len(set(alone)) == len(alone), "its own cache has none of them"
     assert len(pool.told) == 1, "the pool was written to before"
+
+
+def test_each_engine_goes_first_in_turn_and_rounds_are_shared_out(bench):
+    made, asked = bench(FakePool(Silence.STOPPED), lambda *_: 2.0)
+    list(made.rows())
+    names = [name for name, _, prompt in asked if len(prompt) == PROMPT_TOKENS]
+    fall = ["alone", "behind", "alone"]
+    pair, other = ["alone", "behind"], ["behind", "alone"]
+    assert names == [*pair, *fall, *pair, *other, *fall, *other, *fall, *pair]
+
+
+def test_one_moment_of_a_busy_machine_makes_no_late_first_request(bench):
+    waits = iter([0.3, 9.0, 0.2])
+
+    def seconds(name, silence, number):
+        return 2.0 + (next(waits, 0.0) if first(number) else 0.0)
+
+    def first(number):
+        return number > 2 and pool.met == 1
+
+    pool = FakePool(Silence.STOPPED)
+    made, _ = bench(pool, seconds)
+    row = next(made.rows())
+    assert row.value == pytest.approx(0.3)
+    assert row.more["worst_s"] == pytest.approx(9.0)
 
 
 def test_a_pool_that_is_not_known_to_be_silent_is_no_measurement(bench, monkeypatch):

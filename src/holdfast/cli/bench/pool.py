@@ -72,7 +72,10 @@ def _parts(args: argparse.Namespace, status: Status) -> Iterator[Row]:
                     yield from trouble.trouble_rows(scratch)
                 case "engine" if find_spec("vllm") is not None:
                     course = Course(
-                        model.make(MODEL), model.SHAPES[MODEL].vocabulary, fewer, status.update
+                        model.make(MODEL),
+                        model.SHAPES[MODEL].vocabulary,
+                        args.rounds,
+                        status.update,
                     )
                     yield from mute.mute_rows(scratch / "engine", course)
                 case "peers":

@@ -3,6 +3,10 @@
 Two engines of one model: one without Holdfast, one behind a node whose pool was well and then fell
 silent. Both compute the same new prompts by turns, so nothing is ever fetched: what differs is
 what a dead pool costs.
+
+The pool falls silent several times. The first request that meets each silence is asked between two
+requests of the engine alone, and the median of the falls counts: a moment of a busy machine is as
+long as what is looked for. The rounds behind it are shared out among the falls.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ SHORT_TOKENS = BLOCK_TOKENS + 16
 TTFT_GOAL = 1.05
 OPEN_S = 30.0
 RECOVERED_S = 90.0
+FALLS = 3
 SEED = 20_26
 
 
@@ -57,6 +62,21 @@ class Engines(NamedTuple):
     behind: Engine
 
 
+class Pair(NamedTuple):
+    """Seconds to the first token of one prompt, without Holdfast and behind the pool."""
+
+    alone_s: float
+    behind_s: float
+
+
+class Fall(NamedTuple):
+    """One silence: the first request's seconds, how much later that was than alone, the rounds."""
+
+    first_s: float
+    late_s: float
+    pairs: Sequence[Pair]
+
+
 class Bench:
     """The engines, the node and its pool; prompts that nobody has seen."""
 
@@ -72,26 +92,30 @@ class Bench:
             self._ttft_s(engine, self._prompt())
         self._pool.wait_holding(before + PROMPT_TOKENS // BLOCK_TOKENS)
         for silence in self._pool.silences():
-            wait_until(self._node.process, self._all_closed, RECOVERED_S, "sure of its pool")
-            with self._pool.silent(silence):
-                yield from self._silent_rows(silence)
+            falls = [self._fall(silence, number) for number in range(FALLS)]
+            yield _first_row(silence, falls)
+            yield _ttft_row(silence, [pair for fall in falls for pair in fall.pairs])
 
-    def _silent_rows(self, silence: Silence) -> Iterator[Row]:
-        course = self._course
-        course.tell(f"all targets {silence}: the first request that meets them")
-        prompt = self._prompt()
-        first_s = self._ttft_s(self._engines.behind, prompt)
-        late_s = first_s - self._ttft_s(self._engines.alone, prompt)
-        row = at_most(f"pool.{silence}.first", late_s, "s late", COVER_DEADLINE_MS / 1000)
-        yield with_more(row, {"first_s": first_s})
-        wait_until(self._node.process, self._all_open, OPEN_S, "sure that its pool is silent")
-        times: tuple[list[float], list[float]] = ([], [])
-        for turn in range(course.rounds):
-            course.tell(f"all targets {silence}: round {turn + 1} of {course.rounds}")
+    def _fall(self, silence: Silence, number: int) -> Fall:
+        """Let the targets fall silent once."""
+        course, name = self._course, f"all targets {silence}, {number + 1} of {FALLS}"
+        wait_until(self._node.process, self._all_closed, RECOVERED_S, "sure of its pool")
+        rounds = course.rounds // FALLS + (number < course.rounds % FALLS)
+        with self._pool.silent(silence):
+            course.tell(f"{name}: the first request that meets them")
             prompt = self._prompt()
-            for which in (0, 1) if turn % 2 == 0 else (1, 0):
-                times[which].append(self._ttft_s(self._engines[which], prompt))
-        yield _ttft_row(silence, *times)
+            before_s = self._ttft_s(self._engines.alone, prompt)
+            first_s = self._ttft_s(self._engines.behind, prompt)
+            after_s = self._ttft_s(self._engines.alone, self._prompt())
+            wait_until(self._node.process, self._all_open, OPEN_S, "sure that its pool is silent")
+            pairs = []
+            for turn in range(number, number + rounds):
+                course.tell(f"{name}: round {turn - number + 1} of {rounds}")
+                prompt, times = self._prompt(), {}
+                for which in (0, 1) if turn % 2 == 0 else (1, 0):
+                    times[which] = self._ttft_s(self._engines[which], prompt)
+                pairs.append(Pair(times[0], times[1]))
+        return Fall(first_s, first_s - (before_s + after_s) / 2, pairs)
 
     def _ttft_s(self, engine: Engine, prompt: Sequence[int]) -> float:
         """Ask for one token; the other engine's worker has stopped spinning by then."""
@@ -143,15 +167,26 @@ def _start(
     return engine
 
 
-def _ttft_row(silence: Silence, alone: Sequence[float], behind: Sequence[float]) -> Row:
-    if not alone:
-        raise HoldfastError("no round was measured; raise --rounds")
-    ratio = median(with_pool / without for with_pool, without in zip(behind, alone, strict=True))
-    row = at_most(f"pool.{silence}.ttft", ratio, "x without", TTFT_GOAL)
+def _first_row(silence: Silence, falls: Sequence[Fall]) -> Row:
+    late_s = median(fall.late_s for fall in falls)
+    row = at_most(f"pool.{silence}.first", late_s, "s late", COVER_DEADLINE_MS / 1000)
     more: dict[str, object] = {
-        "alone_s": median(alone),
-        "behind_s": median(behind),
-        "worst": max(with_pool / without for with_pool, without in zip(behind, alone, strict=True)),
-        "rounds": len(alone),
+        "first_s": median(fall.first_s for fall in falls),
+        "worst_s": max(fall.late_s for fall in falls),
+        "falls": len(falls),
+    }
+    return with_more(row, more)
+
+
+def _ttft_row(silence: Silence, pairs: Sequence[Pair]) -> Row:
+    if not pairs:
+        raise HoldfastError("no round was measured; raise --rounds")
+    ratios = [pair.behind_s / pair.alone_s for pair in pairs]
+    row = at_most(f"pool.{silence}.ttft", median(ratios), "x without", TTFT_GOAL)
+    more: dict[str, object] = {
+        "alone_s": median(pair.alone_s for pair in pairs),
+        "behind_s": median(pair.behind_s for pair in pairs),
+        "worst": max(ratios),
+        "rounds": len(pairs),
     }
     return with_more(row, more)
