@@ -31,7 +31,7 @@ from holdfast.tiers.base import Get, Place, Shared
 WAVE_BYTES = 8 * MIB
 """Blocks that climb together make this up: few system calls, and soon one to verify or to open."""
 
-WAVE_S = 0.0025
+WAVE_S = 0.00125
 """Where other domains read as well a wave takes no longer than this, if that is a block at least:
 what is under way of one is what another waits for, whatever its turn."""
 
@@ -157,10 +157,10 @@ class Ladder:
 
     def _wave_blocks(self, world: World, tier: int) -> int:
         """Return how many blocks climb together."""
-        most = float(WAVE_BYTES)
+        size, blocks = world.record_bytes, math.ceil(WAVE_BYTES / world.record_bytes)
         if self._climbers[tier - 1].shared(world.domain):
-            most = min(most, WAVE_S * self._judgement.speed(tier))
-        return max(1, math.ceil(most / world.record_bytes))
+            blocks = int(min(blocks, WAVE_S * self._judgement.speed(tier) / size))
+        return max(1, blocks)
 
     def _credit(self, tier: int, domain: bytes) -> float:
         """Return how many bytes of a tier a domain would be read before others."""

@@ -1,12 +1,18 @@
-"""`holdfast bench quota` judges what it measured: by turns, worst against worst."""
+"""`holdfast bench quota` judges what it measured: by turns, one p99 against the other."""
 
+import argparse
 import contextlib
 
 import pytest
 
 from holdfast.cli.bench import quota
+from holdfast.errors import ConfigError
 
 pytest.importorskip("rich")
+
+
+WORST = (30, 80)
+"""One fetch of each kind that stood still: not what a hundred are like."""
 
 
 class Measured:
@@ -30,16 +36,19 @@ class Measured:
         assert name == "victim"
         flooded = self.turns.endswith("F")
         self.flood_bytes += flooded
-        if flooded and number % 21 == 10:  # the first one in each flood
+        at = number % 101  # 50 in peace, one that comes first in the flood, 50 more
+        if at == 50:
             return 0.9
-        return 0.1 * (self.slow if flooded and number % 21 == 15 else 1.0)
+        if number in WORST:
+            return 5.0
+        return 0.1 * (self.slow if flooded and at == 90 else 1.0)
 
     def close(self):
         assert self.turns == "F.F."
 
 
 @pytest.mark.parametrize(("slow", "status"), [(1.1, 0), (1.5, 1)])
-def test_the_worst_fetch_in_the_flood_is_held_against_the_worst_in_peace(
+def test_the_99th_percentile_in_the_flood_is_held_against_that_in_peace(
     monkeypatch, reported, slow, status
 ):
     monkeypatch.setattr(quota, "_Bench", Measured)
@@ -54,8 +63,17 @@ def test_the_worst_fetch_in_the_flood_is_held_against_the_worst_in_peace(
         assert rows[name]["ratio"] == pytest.approx(slow)
         assert rows[name]["goal"] == 1.2
         assert rows[name]["ok"] is (status == 0)
-        assert rows[name]["fetches"] == 20
+        assert rows[name]["fetches"] == 100
         assert rows[name]["onset_ms"] == pytest.approx(900)
         assert rows[name]["flood_disk"] > 0
     assert rows["quota.saturating.share1"]["ok"] is None
-    assert pauses == [0.48] * 84 + [0.0] * 42
+    assert [round(pause, 6) for pause in pauses] == [0.12] * 404 + [0.0] * 202
+
+
+def test_the_worst_of_few_is_no_percentile():
+    with pytest.raises(ConfigError, match="--rounds: 1 is fewer than 2; raise it"):
+        quota.add_arguments(parser := argparse.ArgumentParser()) or parser.parse_args(
+            ["--rounds", "1"]
+        )
+    fetches = [0.1] * (quota.QUICK_ROUNDS * quota.FETCHES_A_PHASE - 1)
+    assert quota._p99([*fetches, 9.0]) == 0.1
