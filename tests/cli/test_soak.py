@@ -1,12 +1,13 @@
 """`holdfast soak`: what it runs, for how long, and what it says of it."""
 
 import logging
+import signal
 import sys
 
 import pytest
 
 from holdfast.cli import main, soak
-from holdfast.testing.campaign import Campaign, Tally
+from holdfast.testing.campaign import Campaign, Order, Tally
 
 pytest.importorskip("rich")
 
@@ -53,6 +54,26 @@ def test_one_wrong_answer_fails_it_and_is_told(campaign, tmp_path, capsys):
 
 def test_minutes_bound_it(campaign, tmp_path):
     assert main(["soak", "--minutes", "0.001", "--seed", "0", "--folder", str(tmp_path)]) == 0
+
+
+def test_an_interrupt_ends_it_after_the_round_and_what_was_done_is_told(
+    campaign, tmp_path, reported, monkeypatch, capsys
+):
+    """Hours of a campaign are not lost with Ctrl-C."""
+    rounds = Order.rounds
+
+    def interrupted(self, tally):
+        for dice in rounds(self, tally):
+            yield dice
+            if tally.tried == 3:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Order, "rounds", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    status, (row,) = reported("soak", "--seed", "0", "--folder", tmp_path)
+    assert (status, row["tried"]) == (130, 3)
+    assert "stops after this round" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from typing import Any, Self
 
-from holdfast.cli import measuring
+from holdfast.cli import INTERRUPTED, measuring
 from holdfast.cli.options import add_json_argument
 from holdfast.errors import ConfigError
 from holdfast.node.target import Entry, TargetServer, address_of, bind
@@ -50,8 +52,10 @@ def run(args: argparse.Namespace) -> int:
     sys.setswitchinterval(FORCED_SWITCH_S)
     logging.getLogger("holdfast").setLevel(logging.CRITICAL)  # every fault would be told
     rows: list[Row] = []
-    with measuring.scratch(args.folder) as scratch:
+    with measuring.scratch(args.folder) as scratch, _Stop() as stop:
         for number, campaign in enumerate(chosen):
+            if stop.wanted:
+                break
             order = Order(
                 tries=args.faults or (campaign.tries if args.minutes is None else sys.maxsize),
                 seed=args.seed,
@@ -59,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
                 target=open_target,
                 seconds=60 * (args.minutes or float("inf")) / len(chosen),
                 said=_Progress(f"{number + 1}/{len(chosen)}"),
+                stopped=lambda: stop.wanted,
             )
             rows += _rows(campaign, order)
     sys.stderr.write("\r\x1b[K" if sys.stderr.isatty() else "")
@@ -67,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
     for row in rows:
         for words in row.more.get("failures", []):  # type: ignore[attr-defined]
             print(f"{row.what}: {words}", file=sys.stderr)
-    return measuring.finish(found, args.json)
+    status = measuring.finish(found, args.json)
+    return INTERRUPTED if stop.wanted else status
 
 
 @contextlib.contextmanager
@@ -120,7 +126,28 @@ def _rows(campaign: Campaign, order: Order) -> Iterator[Row]:
     start = time.monotonic()
     for tally in module.run(order):
         seconds, start = time.monotonic() - start, time.monotonic()
-        yield row_of(tally, order.seed, seconds)
+        if tally.tried or not order.stopped():
+            yield row_of(tally, order.seed, seconds)
+
+
+class _Stop:
+    """Within it the first interrupt lets the round under way end, so that its count is told."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._heard)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _heard(self, *_: object) -> None:
+        self.wanted = True
+        signal.signal(signal.SIGINT, self._before)
+        print("\nsoak: stops after this round; once more, and at once", file=sys.stderr)
 
 
 class _Progress:

@@ -57,7 +57,7 @@ class Order(NamedTuple):
     """What was ordered: how many tries of a tally or for how long, and the seed of all of it.
 
     `seconds` count from the first round of each tally. `folder` is for files, `target` opens a
-    target; `said` is told how far it is.
+    target; `said` is told how far it is; once `stopped`, no round begins.
     """
 
     tries: int
@@ -66,6 +66,7 @@ class Order(NamedTuple):
     target: OpenTarget
     seconds: float = float("inf")
     said: Callable[[Tally], None] = lambda _: None
+    stopped: Callable[[], bool] = lambda: False
 
     def rounds(self, tally: Tally) -> Iterator[random.Random]:
         """Yield the dice of one round after the other until there was enough of it.
@@ -74,7 +75,7 @@ class Order(NamedTuple):
         """
         number = 0
         until = time.monotonic() + self.seconds
-        while tally.tried < self.tries and time.monotonic() < until:
+        while tally.tried < self.tries and time.monotonic() < until and not self.stopped():
             yield self.dice(tally.what, number)
             number += 1
             self.said(tally)
