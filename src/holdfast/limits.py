@@ -10,7 +10,7 @@ BLOCK_TOKENS = 128
 """Default tokens per block, where the engine's page allows it."""
 
 SEGMENT_BLOCKS = 512
-"""Blocks of a chain that are placed together on a pool node: 64K tokens at 128 a block."""
+"""Blocks of a chain that are placed together on a pool node, where nobody says otherwise."""
 
 PAYLOAD_BYTES_MAX = 256 * MIB
 """Largest payload of one block."""

@@ -122,6 +122,21 @@ def test_a_segment_is_named_by_its_first_block():
     assert chain.segment(1_024) == chain.keys[1_024][:8]
 
 
+@given(st.integers(1, 60), st.integers(1, 70))
+def test_segments_have_the_length_that_is_asked_for(blocks, segment_blocks):
+    chain = Chain(DOMAIN_KEY, FINGERPRINT, 1, segment_blocks=segment_blocks)
+    chain.extend(range(blocks))
+    heads = [index for index in range(blocks) if chain.segment(index) == chain.keys[index][:8]]
+    assert heads == list(range(0, blocks, segment_blocks))
+
+
+def test_chains_that_share_a_prefix_share_the_segments_that_begin_in_it():
+    one, other = (Chain(DOMAIN_KEY, FINGERPRINT, 1, segment_blocks=4) for _ in range(2))
+    one.extend(range(12))
+    other.extend([*range(5), *range(100, 107)])
+    assert [one.segment(i) == other.segment(i) for i in (0, 4, 8)] == [True, True, False]
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

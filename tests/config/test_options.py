@@ -46,6 +46,14 @@ def test_a_scrub_must_be_able_to_read_everything_in_its_time():
         parse(data(listen=HERE, scrub={"every_s": -1}))
 
 
+def test_how_many_blocks_lie_together_is_an_option():
+    assert parse(data(listen=HERE)).segment_blocks == 512
+    assert parse(data(listen=HERE, segment_blocks=64)).segment_blocks == 64
+    for wrong in (0, -1, 65_537):
+        with pytest.raises(ConfigError, match=rf"segment_blocks: {wrong} is not 1 to 65536"):
+            parse(data(listen=HERE, segment_blocks=wrong))
+
+
 HOST = {"kind": "host", "capacity": "64 MiB"}
 
 

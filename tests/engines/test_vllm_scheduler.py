@@ -32,6 +32,16 @@ def test_a_long_save_goes_in_parts_that_follow_each_other(rig):
     assert [save.parents[0] for save in saves[1:]] == [keys[save.depth - 1] for save in saves[1:]]
 
 
+def test_saves_name_the_segments_that_the_node_places_by(rig):
+    rig.client.welcome = msgspec.structs.replace(rig.client.welcome, segment_blocks=24)
+    blocks = SAVE_BLOCKS + 40
+    saves = rig.run(rig.request(blocks * 8), blocks * 8, list(range(blocks))).saves
+    keys = rig.chain(blocks * 8).keys
+    heads = [save.depth - save.depth % 24 for save in saves]
+    assert [save.segments[0] for save in saves] == [keys[head][:8] for head in heads]
+    assert 0 < heads[-1] < saves[-1].depth
+
+
 def test_until_the_node_answers_the_count_is_unknown(rig):
     rig.answering, rig.held = False, 2
     request = rig.request(20)

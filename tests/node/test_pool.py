@@ -1,5 +1,6 @@
 """Two engine hosts over one pool of real targets: what one saved, the other serves."""
 
+import contextlib
 import json
 import signal
 import socket
@@ -9,6 +10,7 @@ import pytest
 
 from holdfast.errors import RefusedError
 from holdfast.wire import messages as m
+from holdfast.wire.target import Target
 
 TARGET_TIERS = [{"kind": "host", "capacity": "32 MiB"}]
 
@@ -61,6 +63,12 @@ def written(engine):
     engine.until(lambda status: status["waiting_to_write"] == 0)
 
 
+def held_by(address):
+    """How many blocks a target holds."""
+    with contextlib.closing(Target(address)) as target:
+        return target.stats(10)[0]["blocks"]
+
+
 def until_covered(engine, keys, within_s=10):
     """Ask until the pool's members are known and hold the chain."""
     end = time.monotonic() + within_s
@@ -93,6 +101,26 @@ def test_a_context_saved_in_steps_lies_together(pool, engine, names):
         written(a)
         assert until_covered(b, keys) == 6
         assert b.read(keys) == (6, {"pool": 6})
+
+
+def test_a_chain_is_spread_by_segments_of_the_length_that_is_configured(pool, engine, names):
+    a = engine(pool.start_host("a", segment_blocks=2).address)
+    b = engine(pool.start_host("b", segment_blocks=2).address)
+    assert a.client.welcome.segment_blocks == 2
+    keys, size = names("long", 40), a.client.welcome.segment_blocks
+    until_covered(a, names("none", 1), within_s=0.5)
+    for first in range(0, 40, 5):  # in parts that segments do not end with
+        parent = keys[first - 1] if first else a.fingerprint
+        head = keys[first - first % size][:8]
+        reserved = a.call(m.Reserve(b"".join(keys[first : first + 5]), parent, first, head))
+        a.fill(keys[first : first + 5], reserved)
+        assert a.call(m.Commit(reserved.ticket)).blocks == 5
+    written(a)
+    held = [held_by(node.address) for node in pool.targets.values()]
+    assert sum(held) == 40
+    assert min(held) > 0  # of one segment, all 40 would lie on one target
+    assert until_covered(b, keys) == 40
+    assert b.read(keys) == (40, {"pool": 40})
 
 
 def test_a_dead_target_costs_what_it_held_and_no_more(pool, engine, names):

@@ -52,6 +52,7 @@ def open_store(config: Config) -> Store:
         planner = BestCut() if config.plan == "best" else FetchHeld()
         store = Store(host_bytes, lower, keys, eviction=eviction, planner=planner)
         store.audit = audit
+        store.states.segment_blocks = config.segment_blocks
         if ring is not None:
             store.seal_with(ring)
         for name, domain in config.domains.items():
@@ -127,7 +128,7 @@ def _tier(
         case ValkeyOptions():
             from holdfast.assemble.existing import open_valkey
 
-            return open_valkey(options, f"tiers.{number}", name)
+            return open_valkey(options, f"tiers.{number}", name, config.segment_blocks)
         case MooncakeOptions():
             from holdfast.assemble.existing import open_mooncake
 

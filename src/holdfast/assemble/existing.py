@@ -11,7 +11,7 @@ from holdfast.errors import ConfigError
 from holdfast.tiers.base import Shared
 
 
-def open_valkey(options: ValkeyOptions, at: str, name: str) -> Shared:
+def open_valkey(options: ValkeyOptions, at: str, name: str, segment_blocks: int) -> Shared:
     """Open the tier, whether or not a server answers; `at` is the tier's key path."""
     from holdfast.tiers.valkey import tier
 
@@ -19,6 +19,7 @@ def open_valkey(options: ValkeyOptions, at: str, name: str) -> Shared:
     known = {
         **_known(options, tier.ValkeyOptions),
         "addresses": tuple(options.addresses),
+        "segment_blocks": segment_blocks,
         "tls": tier.ValkeyTls(tls, options.tls_cert, options.tls_key) if tls else None,
     }
     try:

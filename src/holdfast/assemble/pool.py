@@ -36,8 +36,13 @@ def open_pool(config: Config, options: PoolOptions, at: str, name: str) -> PoolT
         return Target(member.address, credentials, road=road)
 
     membership = MembershipOptions(ramp_s=options.ramp_s)
-    times = TierOptions(deadline_s=options.deadline_s, ask_s=options.ask_s, membership=membership)
-    return PoolTier(_source(options.members, f"{at}.members"), reach, times, name=name)
+    known = TierOptions(
+        deadline_s=options.deadline_s,
+        ask_s=options.ask_s,
+        segment_blocks=config.segment_blocks,
+        membership=membership,
+    )
+    return PoolTier(_source(options.members, f"{at}.members"), reach, known, name=name)
 
 
 def _source(members: str, at: str) -> MembershipSource:

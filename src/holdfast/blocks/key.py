@@ -38,10 +38,11 @@ class Chain:
     """The keys of one context, in order; grows as tokens arrive.
 
     `extras[i]` are byte strings that change the meaning of block `i` beyond its tokens
-    (hashes of images, salts). They must be given before block `i` is full.
+    (hashes of images, salts). They must be given before block `i` is full. `segment_blocks` of them
+    are placed together.
     """
 
-    __slots__ = ("_base", "_extras", "block_tokens", "fingerprint", "keys")
+    __slots__ = ("_base", "_extras", "block_tokens", "fingerprint", "keys", "segment_blocks")
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class Chain:
         fingerprint: bytes,
         block_tokens: int,
         extras: Mapping[int, Sequence[bytes]] | None = None,
+        segment_blocks: int = SEGMENT_BLOCKS,
     ) -> None:
         if len(domain_key) != DOMAIN_KEY_BYTES:
             raise BlockError(f"domain key has {len(domain_key)} bytes, not {DOMAIN_KEY_BYTES}")
@@ -58,6 +60,7 @@ class Chain:
             raise BlockError(f"block_tokens is {block_tokens}; it must be at least 1")
         self.block_tokens = block_tokens
         self.fingerprint = fingerprint
+        self.segment_blocks = segment_blocks
         self.keys: list[bytes] = []
         self._base = hashlib.blake2b(fingerprint, key=domain_key, digest_size=KEY_BYTES)
         self._extras = {index: list(found) for index, found in (extras or {}).items() if found}
@@ -99,7 +102,7 @@ class Chain:
 
     def segment(self, index: int) -> bytes:
         """Return the 8 bytes naming block `index`'s segment: the start of its first block's key."""
-        return self.keys[index - index % SEGMENT_BLOCKS][:SEGMENT_BYTES]
+        return self.keys[index - index % self.segment_blocks][:SEGMENT_BYTES]
 
 
 def unpack_keys(packed: bytes) -> list[bytes]:

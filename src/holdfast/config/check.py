@@ -21,7 +21,7 @@ from holdfast.config.options import (
     ValkeyOptions,
 )
 from holdfast.errors import ConfigError, MembershipError
-from holdfast.limits import MIB
+from holdfast.limits import CHAIN_BLOCKS_MAX, MIB
 from holdfast.probe import memory
 from holdfast.wire.address import exposed_addresses, tcp_endpoint
 
@@ -57,6 +57,11 @@ def check(config: Config) -> None:
     check_quotas(config)
     _within("lease_s", config.lease_s, LEASE_S_MAX)
     _check_scrub(config)
+    if not 1 <= config.segment_blocks <= CHAIN_BLOCKS_MAX:
+        raise ConfigError(
+            f"segment_blocks: {config.segment_blocks} is not 1 to {CHAIN_BLOCKS_MAX}; choose "
+            "another, the same on all nodes that share a pool"
+        )
     _within("engine.deadline_s", config.engine.deadline_s, DEADLINE_S_MAX)
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.limits import GIB, KIB, LEASE_S, MIB, WEEK_S
+from holdfast.limits import GIB, KIB, LEASE_S, MIB, SEGMENT_BLOCKS, WEEK_S
 from holdfast.wire.address import is_tcp
 
 KEYRING_NAME = "keyring.json"
@@ -252,8 +252,10 @@ class Config(_Section, frozen=True):
     that has not copied by then has lost its claim. `keyring`: the file with the domains' data keys,
     shared by the nodes of a pool; empty for one beside the first disk tier. `audit`: the log of
     what was done to keys; beside it if empty. `record`: a file to append every request's length,
-    time and keys to; empty for none. `socket_group`: a group, by name or number, whose members may
-    open the node's socket too; empty for its user alone.
+    time and keys to; empty for none. `segment_blocks`: how many blocks of a chain lie together on
+    one target of a pool, or server of a cluster; the same for all who share. `socket_group`: a
+    group, by name or number, whose members may open the node's socket too; empty for its user
+    alone.
     """
 
     listen: str | list[str]
@@ -272,6 +274,7 @@ class Config(_Section, frozen=True):
     tokens: TokenOptions = TokenOptions()
     register: RegisterOptions | None = None
     transport: Literal["auto", "nixl", "tcp"] = "auto"
+    segment_blocks: int = SEGMENT_BLOCKS
     socket_group: str | int = ""
 
     @property

@@ -115,7 +115,9 @@ class NodeSession:
         self.arena_fd = arena.fd
         incarnation = self._store.incarnation
         self.welcome = m.Welcome(
-            m.PROTOCOL, incarnation, domain_key, arena.nbytes, common_key=common_key
+            *(m.PROTOCOL, incarnation, domain_key, arena.nbytes),
+            common_key=common_key,
+            segment_blocks=self._store.states.segment_blocks,
         )
 
     def _check_publisher(self, hello: m.Hello, domain: bytes) -> bytes:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.world import World
 from holdfast.codec.pack import payload
-from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.policy.retention import Retention
 from holdfast.store import save
 from holdfast.store.core import Core
@@ -65,7 +64,7 @@ def _copy(store: Core, world: World, keys: Sequence[bytes], theirs: Sequence[int
     """Copy public slots to new ones for the last of `keys`; return the ticket, to be committed."""
     public, own = _public(store, world), len(keys) - len(theirs)
     parent = keys[own - 1] if own else world.fingerprint
-    head = keys[own - own % SEGMENT_BLOCKS][:SEGMENT_BYTES]
+    head = keys[own - own % store.states.segment_blocks][:SEGMENT_BYTES]
     reserved = save.reserve(store, world, keys[own:], parent, own, head)
     try:
         for place, source in zip(reserved.places, theirs, strict=True):

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.world import World
 from holdfast.index.residency import Coverage
-from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.plan.planner import Plan, Question
 from holdfast.store.core import Core
 from holdfast.store.hearsay import forget_oldest
@@ -177,7 +176,7 @@ def sources(states: States, coverage: Coverage, blocks: int) -> dict[str, int]:
 def _note(states: States, world: World, number: int, keys: Sequence[bytes], start: int) -> None:
     with states.lock:
         for depth in reversed(range(start, len(keys))):  # the oldest hints go first: the tail
-            head = keys[depth - depth % SEGMENT_BLOCKS]
+            head = keys[depth - depth % states.segment_blocks]
             parent = keys[depth - 1] if depth else world.fingerprint
             row = states.index.add(world, keys[depth], parent, depth)
             states.publish(row, number, segment_place(head[:SEGMENT_BYTES]))

@@ -17,7 +17,6 @@ from holdfast.blocks.world import World
 from holdfast.codec.pack import pack
 from holdfast.errors import Outcome
 from holdfast.failpoints import reach
-from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.policy.base import NEVER
 from holdfast.policy.retention import Retention
 from holdfast.store.core import Core
@@ -90,7 +89,7 @@ def commit(store: Core, number: int, retention: Retention = Retention.SESSION) -
                 tokens=world.block_tokens,
                 payload_bytes=world.payload_bytes,
                 raw_bytes=world.payload_bytes,
-                segment=_segment(ticket, i),
+                segment=_segment(ticket, i, states.segment_blocks),
             )
             pack(host.view(place, world.record_bytes), header)
     reach("commit_packed")
@@ -153,8 +152,8 @@ def _named_otherwise(states: States, row: int, world: World) -> bool:
     return states.index.world(row) != world
 
 
-def _segment(ticket: Ticket, index: int) -> bytes:
+def _segment(ticket: Ticket, index: int, segment_blocks: int) -> bytes:
     """Return the segment of the ticket's block `index`: its head may be among the ticket's keys."""
-    head = index - (ticket.depth + index) % SEGMENT_BLOCKS
+    head = index - (ticket.depth + index) % segment_blocks
     known = ticket.keys[head] if head >= 0 else ticket.segment
     return known[:SEGMENT_BYTES].ljust(SEGMENT_BYTES, b"\0")

@@ -17,6 +17,7 @@ from holdfast.blocks.world import World
 from holdfast.clock import Clock
 from holdfast.errors import Outcome
 from holdfast.index.residency import NOT_HERE, Residency
+from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.policy.base import Eviction
 from holdfast.store.asking import Asking
 from holdfast.store.fill import Fill
@@ -78,6 +79,8 @@ class States:
         self.public = b""
         """The domain whose blocks stay in memory; empty: there is none."""
         self.lower = lower
+        self.segment_blocks = SEGMENT_BLOCKS
+        """How many blocks of a chain a shared tier places together."""
         self._fleeting = {n for n, tier in enumerate(lower, start=1) if isinstance(tier, Fleeting)}
         self.shared = {n for n, tier in enumerate(lower, start=1) if isinstance(tier, Shared)}
         self.eviction = eviction

@@ -11,6 +11,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from holdfast.limits import SEGMENT_BLOCKS
+
 PROTOCOL = 1
 
 
@@ -44,6 +46,8 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     arena_bytes: int
     common_key: bytes = b""
     """The key of the public domain, which all may read; empty: there is none, or this is it."""
+    segment_blocks: int = SEGMENT_BLOCKS
+    """How many blocks of a chain are placed together."""
 
 
 class Refused(_Message, frozen=True, tag="refused"):

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from holdfast.tiers.pool.members import Member, State, View
 from holdfast.tiers.pool.placement import (
     RANKED_MAX,
-    SEGMENT_BLOCKS,
     Placement,
     ramp_share,
-    segments,
 )
 
 SEGMENTS = [hashlib.blake2b(str(i).encode(), digest_size=8).digest() for i in range(40_000)]
@@ -145,25 +143,6 @@ GOLDEN_ORDERS = {
     "00000000000000ff": "4231",
 }
 GOLDEN_DIGEST = 0xBF4CCD424EB53949
-
-
-@given(st.integers(0, 2_000), st.integers(1, 600))
-def test_segments_cover_a_chain_without_gaps(blocks, segment_blocks):
-    keys = [i.to_bytes(16, "big") for i in range(blocks)]
-    cut = segments(keys, segment_blocks)
-    assert [i for each in cut for i in range(each.start, each.stop)] == list(range(blocks))
-    assert all(each.id == keys[each.start][:8] for each in cut)
-    assert all(each.stop - each.start == segment_blocks for each in cut[:-1])
-
-
-def test_chains_that_share_a_prefix_share_the_segments_that_begin_in_it():
-    keys = [random.Random(i).randbytes(16) for i in range(3 * SEGMENT_BLOCKS)]
-    other = keys[: SEGMENT_BLOCKS + 1] + [b"x" * 16] * (2 * SEGMENT_BLOCKS)
-    assert [a.id == b.id for a, b in zip(segments(keys), segments(other), strict=False)] == [
-        True,
-        True,
-        False,
-    ]
 
 
 @given(st.floats(0, 1_000), st.floats(0, 1_000))

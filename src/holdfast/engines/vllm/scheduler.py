@@ -89,7 +89,10 @@ class SchedulerSide:
             return
         extras = {0: extras_of(request, self._epoch)}
         chains = [
-            Chain(client.welcome.domain_key, world.fingerprint, self._block_tokens, extras)
+            Chain(
+                *(client.welcome.domain_key, world.fingerprint, self._block_tokens, extras),
+                client.welcome.segment_blocks,
+            )
             for client, world in zip(clients, self._worlds, strict=True)
         ]
         hint = hint_of(request)

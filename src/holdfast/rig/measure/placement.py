@@ -21,13 +21,13 @@ from holdfast.blocks.key import KEY_BYTES, SEGMENT_BYTES, Chain
 from holdfast.blocks.world import World
 from holdfast.codec.pack import payload
 from holdfast.errors import HoldfastError
-from holdfast.limits import KIB, MIB
+from holdfast.limits import KIB, MIB, SEGMENT_BLOCKS
 from holdfast.rig.measure.pool import TargetProcess
 from holdfast.rig.measure.trouble import Known
 from holdfast.rig.report import Row, at_least, at_most, with_more
 from holdfast.store.store import Store
 from holdfast.tiers.pool.members import Member
-from holdfast.tiers.pool.placement import SEGMENT_BLOCKS, Placement
+from holdfast.tiers.pool.placement import Placement
 from holdfast.tiers.pool.tier import PoolOptions, PoolTier
 from holdfast.wire.target import Got, Held, Target
 

@@ -15,14 +15,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import xxhash
 
 from holdfast.tiers.pool.members import Member
-
-SEGMENT_BLOCKS = 512
-SEGMENT_ID_BYTES = 8
 
 RANKED_MAX = 8
 """Members kept per segment: the owner, a second copy, and those that stand in for them."""
@@ -35,25 +31,6 @@ RAMP_STEPS = 16
 
 _HASH_BITS_DROPPED = 12
 _STEP = 2.0**-52
-
-
-class Segment(NamedTuple):
-    """Blocks `start` up to `stop` of a chain; `id` starts the key of the first of them."""
-
-    id: bytes
-    start: int
-    stop: int
-
-
-def segments(keys: Sequence[bytes], segment_blocks: int = SEGMENT_BLOCKS) -> list[Segment]:
-    """Cut a chain into segments; `keys` must start with the chain's first block.
-
-    Chains that share a prefix share the segments that begin in it.
-    """
-    return [
-        Segment(keys[start][:SEGMENT_ID_BYTES], start, min(start + segment_blocks, len(keys)))
-        for start in range(0, len(keys), segment_blocks)
-    ]
 
 
 def draw(segment_id: bytes, name: bytes, weight: float) -> float:

@@ -53,10 +53,14 @@ _log = logging.getLogger(__name__)
 
 
 class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a call may take, in seconds, and the options of what judges the members."""
+    """How long a call may take, in seconds, and the options of what judges the members.
+
+    `segment_blocks` of a chain are placed together: the same for all who use the pool.
+    """
 
     deadline_s: float = 2.0
     ask_s: float = 0.25
+    segment_blocks: int = SEGMENT_BLOCKS
     threads: int = 16
     membership: MembershipOptions = MembershipOptions()
     health: HealthOptions = HealthOptions()
@@ -126,9 +130,10 @@ class PoolTier:
         """Ask the members about blocks `start` on; return how many are held in a row."""
         found = bytearray(len(keys))
         parts, until = [], time.monotonic() + min(self.options.ask_s, within_s)
-        for head in range(start - start % SEGMENT_BLOCKS, len(keys), SEGMENT_BLOCKS):
+        size = self.options.segment_blocks
+        for head in range(start - start % size, len(keys), size):
             place = segment_place(keys[head][:SEGMENT_BYTES])
-            stop = min(head + SEGMENT_BLOCKS, len(keys))
+            stop = min(head + size, len(keys))
             parts.append(Part(segment_of(place), list(range(max(head, start), stop)), until))
         self._each(parts, lambda part: self._ask(part, world, keys, found))
         missing = found.find(0, start)

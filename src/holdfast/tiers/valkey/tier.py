@@ -51,7 +51,7 @@ class ValkeyOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where the server is and how to get in; times in seconds.
 
     `cluster`: the addresses are of some servers of a cluster. `ttl_s`: a record is dropped so long
-    after it was written; 0 leaves it to the server.
+    after it was written; 0 leaves it to the server. `segment_blocks` of a chain lie together.
     """
 
     addresses: tuple[str, ...]
@@ -64,6 +64,7 @@ class ValkeyOptions(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""
     password_file: str = ""
     tls: ValkeyTls | None = None
+    segment_blocks: int = SEGMENT_BLOCKS
 
 
 class _Call:
@@ -179,10 +180,10 @@ class ValkeyTier:
         """Count a segment at a time, all at once; then look where the first one has a hole."""
         del world  # a key is of one world only
         deadline = Deadline.within(min(self.options.ask_s, within_s))
-        spans = []
-        for head in range(start - start % SEGMENT_BLOCKS, len(keys), SEGMENT_BLOCKS):
+        spans, size = [], self.options.segment_blocks
+        for head in range(start - start % size, len(keys), size):
             place = segment_place(keys[head][:SEGMENT_BYTES])
-            span = keys[max(head, start) : head + SEGMENT_BLOCKS]
+            span = keys[max(head, start) : head + size]
             spans.append((place, [self._name(place, key) for key in span]))
         counts = self._exist([(place, [names]) for place, names in spans], deadline)
         found = 0
