@@ -110,10 +110,8 @@ def test_one_moment_of_a_busy_machine_makes_no_late_first_request(bench):
     waits = iter([0.3, 9.0, 0.2])
 
     def seconds(name, silence, number):
-        return 2.0 + (next(waits, 0.0) if first(number) else 0.0)
-
-    def first(number):
-        return number > 2 and pool.met == 1
+        meets = silence is not None and name == "behind" and pool.met == 1
+        return 2.0 + (next(waits) if meets else 0.0)
 
     pool = FakePool(Silence.STOPPED)
     made, _ = bench(pool, seconds)
