@@ -8,20 +8,21 @@ whole way from the tier into the engine's pages.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.plan.cost import (
+    HOST_DEFAULT,
     LOWER_DEFAULT,
     PREFILL_HALF_LIFE,
     PREFILL_KEPT,
     PrefillCost,
     PrefillFit,
     TierEstimate,
-    TierFit,
 )
 from holdfast.plan.fit import Belief, Fit
 from holdfast.plan.planner import BestCut
@@ -37,6 +38,9 @@ from holdfast.sim.trace import Trace
 POINTS_MIN = 3
 """Lengths that a fit needs."""
 
+MISFIT = 0.25
+"""How far a fit may be from any of the times it was made from."""
+
 _APART_S = 10_000.0
 
 
@@ -50,6 +54,8 @@ def prefill_of(cold: Mapping[int, float], tail: int) -> PrefillCost:
     cost = fit.cost
     if cost is None:
         raise ConfigError("the times measured make no cost of prefill; measure again")
+    for tokens, seconds in cold.items():
+        _check_fit(f"{tokens} tokens computed", cost.seconds(tokens + tail), seconds)
     return cost
 
 
@@ -59,20 +65,42 @@ def tier_of(
     """Fit a tier to times of contexts fetched whole from it.
 
     Its latency is whatever the times say: the engine's own share of a warm request is in it, a
-    hundred times what a tier needs to its first byte, which `plan.cost.TierFit` is held to. Only
-    where the times do not grow with the bytes, by noise, that fit is taken after all.
+    hundred times what a tier needs to its first byte, which `plan.cost.TierFit` is held to. Where
+    the times do not grow with the bytes, as these are few beside the rest, the bytes are taken to
+    come as fast as memory gives them, and all else is latency.
     """
     if len(warm) < POINTS_MIN:
         raise ConfigError(f"{len(warm)} lengths are too few for a fit; measure {POINTS_MIN}")
     believed = Belief((0.0, 1.0 / LOWER_DEFAULT.bytes_per_s), (1e-6, 0.05))
-    cautious = TierFit()
     fit = Fit(believed, half_life=PREFILL_HALF_LIFE, most=PREFILL_KEPT)
     for tokens, seconds in warm.items():
-        left_s = max(1e-6, seconds - prefill.seconds(tail, tokens))
-        fit.observe((1.0, tokens * token_bytes), left_s)
-        cautious.observe(tokens * token_bytes, left_s)
+        fit.observe((1.0, tokens * token_bytes), _left_s(tokens, seconds, prefill, tail))
     latency_s, per_byte = fit.coefficients()
-    return TierEstimate(latency_s, 1.0 / per_byte) if per_byte else cautious.estimate()
+    if per_byte:
+        tier = TierEstimate(latency_s, 1.0 / per_byte)
+    else:
+        rests = [
+            _left_s(n, s, prefill, tail) - n * token_bytes / HOST_DEFAULT.bytes_per_s
+            for n, s in warm.items()
+        ]
+        tier = TierEstimate(max(0.0, median(rests)), HOST_DEFAULT.bytes_per_s)
+    for tokens, seconds in warm.items():
+        said_s = tier.seconds(tokens * token_bytes) + prefill.seconds(tail, tokens)
+        _check_fit(f"{tokens} tokens fetched", said_s, seconds)
+    return tier
+
+
+def _left_s(tokens: int, seconds: float, prefill: PrefillCost, tail: int) -> float:
+    return max(1e-6, seconds - prefill.seconds(tail, tokens))
+
+
+def _check_fit(what: str, said_s: float, measured_s: float) -> None:
+    """Refuse a fit that is far from what it was made from: something disturbed a length."""
+    if abs(said_s - measured_s) > MISFIT * measured_s:
+        raise HoldfastError(
+            f"{what}: {measured_s:.3f} s measured, {said_s:.3f} s by the fit to all lengths, more "
+            f"than {MISFIT:.0%} apart; nothing is written: let the machine rest, or raise --rounds"
+        )
 
 
 def ladder_data(

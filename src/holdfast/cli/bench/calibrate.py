@@ -30,6 +30,8 @@ QUICK_LENGTHS = (256, 512, 1024)
 QUICK_PREDICTED = 2048
 WITHIN = 0.25
 ROUNDS_MIN = 3
+ROUNDS = 7
+"""Of seven rounds three may be disturbed: the median is one of the others."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the ladder file to write, for `holdfast sim --ladder` (default: %(default)s)",
     )
-    measuring.add_rounds_argument(parser, 3, "rounds per length", ROUNDS_MIN)
+    measuring.add_rounds_argument(parser, ROUNDS, "rounds per length", ROUNDS_MIN)
     measuring.add_model_argument(parser, "demo")
     measuring.add_quick_argument(parser, "few and short contexts")
     measuring.add_keep_argument(parser)
@@ -72,12 +74,10 @@ def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
 def _ladder(measured: Engine, lengths: tuple[int, ...]) -> dict[str, Any]:
     """Fit to all lengths but the one to be predicted."""
     prefill = calibration.prefill_of({n: measured.cold[n] for n in lengths}, measured.tail)
-    tiers = {
-        tier: calibration.tier_of(
-            {n: warm[n] for n in lengths}, prefill, measured.token_bytes, measured.tail
-        )
-        for tier, warm in measured.warm.items()
-    }
+    tiers = {}
+    for tier in sorted(measured.warm, key=("host", "disk").index):
+        warm = {n: measured.warm[tier][n] for n in lengths}
+        tiers[tier] = calibration.tier_of(warm, prefill, measured.token_bytes, measured.tail)
     capacities = {"host": plan.HOST_BYTES, "disk": plan.DISK_BYTES}
     return calibration.ladder_data(prefill, tiers, measured.token_bytes, capacities)
 
@@ -104,9 +104,10 @@ def _fitted(data: dict[str, Any]) -> Iterator[Row]:
 
 def _predictions(data: dict[str, Any], measured: Engine, tokens: int) -> Iterator[Row]:
     """Compare the length that was left out of the fits: predicted over measured."""
-    for tier in engine.PLACES:
+    kinds = [tier["kind"] for tier in data["tiers"]]
+    for tier in kinds:
         cold_s, warm_s = calibration.predict(data, tier, tokens, measured.tail, BLOCK_TOKENS)
-        if tier == engine.PLACES[0]:
+        if tier == kinds[0]:
             yield _row("cold", cold_s, measured.cold[tokens], tokens)
         yield _row(tier, warm_s, measured.warm[tier][tokens], tokens)
 

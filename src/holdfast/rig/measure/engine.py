@@ -1,16 +1,35 @@
-"""Measure what a simulation has to know of this machine: an engine, and what it gets from tiers."""
+"""Measure what a simulation has to know of this machine: an engine, and what it gets from tiers.
+
+In every round each length is computed, fetched from disk and fetched from memory, one after the
+other: so what disturbs the machine for a minute meets one sample in `rounds` of everything, instead
+of all samples of one length or tier. Medians of the rounds count, and only where the rounds agree.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
+from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
-from holdfast.rig import server
 from holdfast.rig.measure.plan import TAIL_TOKENS, Bench, Course
 
-PLACES = ("host", "disk")
+COLD = "cold"
+PLACES = ("disk", "host")
+"""In this order: what was fetched from disk is in memory."""
+
+WHOLE_MIN = 3
+"""Rounds of a length that must have come whole."""
+
+APART = 0.25
+"""How much longer than the fastest the median of the rounds may be.
+
+What disturbs a machine makes it slower, so a median far from the fastest was disturbed itself.
+"""
+
+Times: TypeAlias = Mapping[str, Mapping[int, Sequence[float]]]
+"""Seconds to the first token: `COLD` or a tier, tokens of the context, a figure a round."""
 
 
 class Engine(NamedTuple):
@@ -27,44 +46,56 @@ class Engine(NamedTuple):
 
 
 def measure(bench: Bench, course: Course) -> Engine:
-    """Ask for contexts of each length: for the first time, again, and after the node's restart.
+    """Save contexts of each length, then ask for them in rounds.
 
-    One of each length in every round, so that no length has the machine at its best or worst to
-    itself.
+    Raises HoldfastError where the rounds disagree, or where contexts did not come whole.
     """
     texts = {n: [bench.text(n) for _ in range(course.rounds)] for n in course.lengths}
-    alone = _asked(bench, bench.alone, texts, course)
-    cold = {n: median(seconds for seconds, _ in asked) for n, asked in alone.items()}
     course.tell("every context is saved")
     for prompts in texts.values():
         bench.save(prompts)
-    warm = {"host": _warm(bench, texts, course)}
     bench.move("disk", "held")
-    warm["disk"] = _warm(bench, texts, course)
-    return Engine(bench.node.token_bytes(), TAIL_TOKENS, cold, warm)
-
-
-_Texts: TypeAlias = Mapping[int, Sequence[Sequence[int]]]
-"""Prompts by the length of their contexts."""
-
-
-def _asked(
-    bench: Bench, engine: server.Engine, texts: _Texts, course: Course
-) -> dict[int, list[tuple[float, int]]]:
-    """Return seconds and tokens fetched, for each length in the order of the rounds."""
-    asked: dict[int, list[tuple[float, int]]] = {length: [] for length in texts}
+    times: dict[str, dict[int, list[float]]] = {
+        what: {n: [] for n in texts} for what in (COLD, *PLACES)
+    }
     for turn in range(course.rounds):
         for length, prompts in texts.items():
-            course.tell(f"{engine.name}: {length} tokens, round {turn + 1} of {course.rounds}")
-            asked[length].append(bench.ttft_s(engine, prompts[turn]))
-    return asked
+            course.tell(f"{length} tokens, round {turn + 1} of {course.rounds}")
+            for what, seconds in _round(bench, prompts[turn], length):
+                times[what][length].append(seconds)
+    settled = medians(times, course.rounds)
+    return Engine(bench.node.token_bytes(), TAIL_TOKENS, settled.pop(COLD), settled)
 
 
-def _warm(bench: Bench, texts: _Texts, course: Course) -> dict[int, float]:
-    """Return for each length the median of contexts that came whole; of all, if none did."""
-    medians = {}
-    for length, asked in _asked(bench, bench.behind, texts, course).items():
-        context = length // BLOCK_TOKENS * BLOCK_TOKENS
-        whole = [seconds for seconds, tokens in asked if tokens == context]
-        medians[length] = median(whole or [seconds for seconds, _ in asked])
-    return medians
+def medians(times: Times, rounds: int) -> dict[str, dict[int, float]]:
+    """Return the median of each length's rounds; raise HoldfastError where they disagree."""
+    return {
+        what: {n: _settled(f"{n} tokens, {what}", each, rounds) for n, each in by_length.items()}
+        for what, by_length in times.items()
+    }
+
+
+def _round(bench: Bench, prompt: Sequence[int], length: int) -> Iterator[tuple[str, float]]:
+    """Ask for one context, computed and from each tier; what did not come whole is left out."""
+    seconds, _ = bench.ttft_s(bench.alone, prompt)
+    yield COLD, seconds
+    for place in PLACES:
+        seconds, tokens = bench.ttft_s(bench.behind, prompt)
+        if tokens == length // BLOCK_TOKENS * BLOCK_TOKENS:
+            yield place, seconds
+
+
+def _settled(what: str, seconds: Sequence[float], rounds: int) -> float:
+    if len(seconds) < WHOLE_MIN:
+        raise HoldfastError(
+            f"{what}: {len(seconds)} of {rounds} contexts came whole, {WHOLE_MIN} must; nothing is "
+            "written: let the machine rest, or raise --rounds"
+        )
+    fastest, middle = min(seconds), median(seconds)
+    if middle > (1.0 + APART) * fastest:
+        raise HoldfastError(
+            f"{what}: the fastest of {len(seconds)} rounds took {fastest:.3f} s, the median "
+            f"{middle:.3f} s, more than {APART:.0%} longer; nothing is written: let the machine "
+            "rest, or raise --rounds"
+        )
+    return middle
