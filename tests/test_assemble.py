@@ -2,6 +2,7 @@
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -65,9 +66,11 @@ def test_a_domains_key_file_holds_bytes_or_hex(configured, tmp_path, encode):
     ("content", "mode", "words"),
     [
         (None, 0, r"can not be read: No such file.*; make it with: \(umask 077; head -c 32"),
-        (b"short", 0o600, "holds no key; it must hold 32 bytes or 64 hex digits"),
-        (b"x" * 64, 0o600, "holds no key"),
-        (b"k" * 33, 0o600, "holds no key"),
+        (b"", 0o600, "holds no key but 0 bytes; it must hold 32 bytes or 64 hex digits"),
+        (b"short", 0o600, "holds no key but 5 bytes; it must hold 32 bytes or 64 hex digits"),
+        (b"x" * 64, 0o600, "holds no key but 64 bytes;"),
+        (b"k" * 33, 0o600, "holds no key but 33 bytes;"),
+        (b"k" * 9999, 0o600, "holds no key but 66 bytes or more;"),
         (b"k" * 32, 0o644, "is open to other users; chmod 600 it"),
     ],
 )
@@ -81,6 +84,29 @@ def test_a_key_file_that_can_not_be_used_is_refused_by_name(
     config = configured(disk=False, domains={"team": {"key_file": str(file)}})
     with pytest.raises(ConfigError, match=rf"^domains\.team\.key_file: '{file}' {words}"):
         open_store(config)
+
+
+@pytest.mark.parametrize("error", [PermissionError, IsADirectoryError])
+def test_a_key_file_that_is_there_but_not_for_us_is_never_to_be_made_anew(
+    configured, tmp_path, monkeypatch, error
+):
+    file = tmp_path / "team.key"
+    file.write_bytes(b"k" * 32)
+    file.chmod(0o600)
+
+    def refuse(path, *_, opened=Path.open, **__):
+        if path == file:
+            raise error(1, "not for you")
+        return opened(path, *_, **__)
+
+    config = configured(disk=False, domains={"team": {"key_file": str(file)}})
+    monkeypatch.setattr(Path, "open", refuse)
+    told = rf"^domains\.team\.key_file: '{file}' can not be read: not for you; name a file that"
+    with pytest.raises(ConfigError, match=told) as refused:
+        open_store(config)
+    assert "make it" not in str(refused.value)
+    monkeypatch.undo()
+    assert file.read_bytes() == b"k" * 32
 
 
 def test_what_refuses_to_start_lets_go_of_the_disk(configured, tmp_path):

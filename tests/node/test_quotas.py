@@ -1,10 +1,14 @@
 """A real node with two domains: one floods, the other keeps what it has."""
 
+import contextlib
 import os
 
 import pytest
 
-from holdfast.errors import RefusedError
+from holdfast.errors import Outcome, RefusedError
+from holdfast.rig.process import free_port
+from holdfast.testing.payloads import key_of, record_of, world_of
+from holdfast.wire.target import Target
 
 MIB = 1 << 20
 HOST = {"kind": "host", "capacity": 64 * MIB}
@@ -56,3 +60,22 @@ def test_an_engine_whose_blocks_exceed_the_quota_is_told_so_at_once(
     told = r"takes 20480 bytes, the quota of domain 'small' on disk is 8192; raise domains\.small"
     with pytest.raises(RefusedError, match=told):
         engine(node.address, domain="small")
+
+
+def test_a_target_divided_between_domains_keeps_what_it_has_no_key_of_as_well(
+    start_node, engine, names, keyed, tmp_path
+):
+    listen = [f"unix://{tmp_path}/node.sock", f"tcp://127.0.0.1:{free_port()}"]
+    ours = keyed("ours", reserved_bytes={"host": 16 * MIB}, quota_bytes={"host": 32 * MIB})
+    node = start_node(listen=listen, tiers=[HOST], domains={"ours": ours})
+    one, kept, world = engine(node.address, domain="ours"), names("kept", 100), world_of(MIB)
+    assert one.save(kept) == 100
+    with contextlib.closing(Target(node.addresses[1])) as target:
+        for number in range(80):
+            record = record_of(world, key_of(number))
+            assert target.put([record], 10) == [Outcome.OK], target.refusal
+        held = target.exist(world, [key_of(number) for number in range(80)], 10).held
+        assert not held[0], "more than there is memory"
+        assert held[79]
+    assert one.read(kept) == (100, {"host": 100})
+    assert "request failed" not in node.said()

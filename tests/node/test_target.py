@@ -131,6 +131,20 @@ def test_a_record_larger_than_the_memory_is_refused_and_evicts_nothing(served):
     assert node.get(KEYS[:4]) == 4
 
 
+def test_a_domain_that_has_no_place_here_is_refused_by_name_and_the_next_request_served(
+    node, caplog
+):
+    states = node.store.states
+    states.foreign, foreign = None, states.foreign
+    assert node.target.put(RECORDS[:4], 10) == [Outcome.GONE] * 4
+    assert f"domain {WORLD.domain.hex()}: there is no key of it here" in node.target.refusal
+    assert "name the domain and its key under `domains`" in node.target.refusal
+    assert "request failed" not in caplog.text
+    states.foreign = foreign
+    assert node.target.put(RECORDS[:4], 10) == [Outcome.OK] * 4
+    assert node.get(KEYS[:4]) == 4
+
+
 def test_staged_blocks_climb_while_nobody_waits(served):
     tier = MemoryTier(64 * MIB)
     node = served(tier=tier, host_bytes=MIB)

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.blocks.envelope import record_bytes, write_header
 from holdfast.blocks.world import World
-from holdfast.errors import Outcome
+from holdfast.errors import Outcome, RefusedError
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import header_of, is_right, key_of, record_of, world_of
@@ -188,7 +188,8 @@ def test_forgotten_blocks_are_gone_from_every_tier(store):
 
 def test_a_store_that_takes_nothing_foreign_has_no_place_for_it():
     with Store(MIB, [], {"default": b"s" * 32}) as store:
-        with pytest.raises(KeyError):
+        told = rf"domain {WORLD.domain.hex()}: there is no key of it here, .*under `domains`"
+        with pytest.raises(RefusedError, match=told):
             store.berth(HEADERS)
         own = World(WORLD.fingerprint, store.domain("default")[1], 20_000, 128)
         assert put(store, [header_of(own, KEYS[0])]) == [Outcome.OK]

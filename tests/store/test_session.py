@@ -72,7 +72,7 @@ def test_rows_that_do_not_fit_are_refused_with_both_numbers(store) -> None:
 
 
 def test_an_unknown_domain_is_named(store) -> None:
-    with pytest.raises(ConfigError, match="'acme' is not configured; known: default"):
+    with pytest.raises(ConfigError, match="'acme' is not configured; known: default; ask for"):
         store.session(FINGERPRINT, domain="acme")
 
 

@@ -33,14 +33,20 @@ def read_key(file: Path, setting: str) -> bytes:
         with file.open("rb") as opened:
             exposed = os.fstat(opened.fileno()).st_mode & 0o077
             data = opened.read(_READ_BYTES)
-    except OSError as error:
+    except FileNotFoundError as error:
         raise ConfigError(
             f"{setting}: {str(file)!r} can not be read: {error.strerror}; "
             f"make it with: (umask 077; head -c {DOMAIN_KEY_BYTES} /dev/urandom > FILE)"
         ) from error
+    except OSError as error:  # a key that is there must not be written over
+        raise ConfigError(
+            f"{setting}: {str(file)!r} can not be read: {error.strerror}; "
+            "name a file that belongs to the node's user"
+        ) from error
     if exposed:
         raise ConfigError(f"{setting}: {str(file)!r} is open to other users; chmod 600 it")
-    return _key(data, f"{setting}: {str(file)!r} holds no key; it must hold {_FORM}")
+    nbytes = f"{len(data)} bytes{' or more' * (len(data) == _READ_BYTES)}"
+    return _key(data, f"{setting}: {str(file)!r} holds no key but {nbytes}; it must hold {_FORM}")
 
 
 def _from_descriptor(fd: int, setting: str) -> bytes:

@@ -110,7 +110,8 @@ class Core:
         key = self._domain_keys.get(name)
         if key is None:
             raise ConfigError(
-                f"domains: {name!r} is not configured; known: {', '.join(self._domain_keys)}"
+                f"domains: {name!r} is not configured; known: {', '.join(self._domain_keys)}; "
+                "ask for one of them, or add it to the node's configuration"
             )
         return key, domain_id(key)
 

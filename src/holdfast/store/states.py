@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from holdfast.blocks.world import World
 from holdfast.clock import Clock
-from holdfast.errors import Outcome
+from holdfast.errors import Outcome, RefusedError
 from holdfast.index.residency import NOT_HERE, Residency
 from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.policy.base import Eviction
@@ -118,11 +118,15 @@ class States:
     def host(self, world: World) -> HostTier:
         """Return the host tier of a world's domain; one for all whose keys are not ours.
 
-        Raises KeyError for such a domain where the store takes no records from other nodes.
+        Raises RefusedError for such a domain where the store takes no records from other nodes.
         """
         host = self.hosts.get(world.domain) or self.foreign
         if host is None:
-            raise KeyError(world.domain)
+            raise RefusedError(
+                f"domain {world.domain.hex()}: there is no key of it here, and records of others "
+                "are taken only where `listen` names a tcp:// address; name the domain and its "
+                "key under `domains`, or such an address"
+            )
         return host
 
     def all_hosts(self) -> list[HostTier]:

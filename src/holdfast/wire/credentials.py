@@ -36,11 +36,13 @@ class Credentials(NamedTuple):
         """Read the token, if one is to be shown; raise ConfigError naming the file."""
         if not self.token_file:
             return None
+        line = read_secret(self.token_file, "token file", TOKEN_CHARS_MAX + 1)
         try:
-            return read(read_secret(self.token_file, "token file", TOKEN_CHARS_MAX + 1).decode())
-        except UnicodeDecodeError as error:
+            return read(line.decode())
+        except (UnicodeDecodeError, ConfigError) as error:
             raise ConfigError(
-                f"token file {self.token_file!r} is no text; make one with `holdfast token`"
+                f"token file {self.token_file!r} holds no token but {len(line)} other bytes; "
+                "make one with `holdfast token`"
             ) from error
 
 
@@ -61,7 +63,10 @@ def read_secret(file: str, what: str, nbytes_max: int) -> bytes:
             exposed = os.fstat(opened.fileno()).st_mode & _GROUP_AND_OTHERS
             data = opened.read(nbytes_max + 1)
     except OSError as error:
-        raise ConfigError(f"{what} {file!r} can not be read: {error.strerror}") from error
+        raise ConfigError(
+            f"{what} {file!r} can not be read: {error.strerror}; name a file that is there and "
+            "belongs to the user who runs this"
+        ) from error
     if exposed:
         raise ConfigError(f"{what} {file!r} is open to other users; chmod 600 it")
     if len(data) > nbytes_max:
@@ -80,13 +85,14 @@ def _context(files: TlsFiles, protocol: int) -> ssl.SSLContext:
     except OSError as error:
         raise ConfigError(
             f"tls.cert, tls.key: {files.cert!r} and {files.key!r} are no certificate and its key "
-            f"in PEM: {error.strerror or error}"
+            f"in PEM: {error.strerror or error}; name a pair that the user who runs this can read"
         ) from error
     try:
         context.load_verify_locations(files.ca)
     except OSError as error:
         raise ConfigError(
-            f"tls.ca: {files.ca!r} holds no certificates in PEM: {error.strerror or error}"
+            f"tls.ca: {files.ca!r} holds no certificates in PEM: {error.strerror or error}; name "
+            "the file of who signs the other side's"
         ) from error
     return context
 

@@ -80,7 +80,7 @@ def read(line: str) -> Token:
         return Token(text, _claims(text), _decode(secret))
     except ValueError as error:
         raise ConfigError(
-            f"token: {line[:12]!r}... is no token; make one with `holdfast token`"
+            f"token: a line of {len(line)} characters is no token; make one with `holdfast token`"
         ) from error
 
 
@@ -97,7 +97,8 @@ def check(key: bytes, text: str, now: float) -> Token:
         ) from error
     if claims.expires <= now - CLOCK_SKEW_S:
         raise RefusedError(
-            f"token: expired {now - claims.expires:.0f} s ago; make a new one with `holdfast token`"
+            f"token: expired {now - claims.expires:.0f} s ago; make a new one with "
+            "`holdfast token`, or, if this one is new, compare the clocks"
         )
     if claims.expires > now + TOKEN_S_MAX + CLOCK_SKEW_S:
         raise RefusedError(
