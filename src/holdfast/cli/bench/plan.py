@@ -26,7 +26,8 @@ ROUNDS_MIN = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
-    measuring.add_rounds_argument(parser, 5, "rounds per length, 3 of long ones", ROUNDS_MIN)
+    about = "rounds per length, 3 of long ones, three times as many of short ones"
+    measuring.add_rounds_argument(parser, 5, about, ROUNDS_MIN)
     measuring.add_model_argument(parser, "small")
     measuring.add_quick_argument(parser, "few and short contexts")
     measuring.add_keep_argument(parser)
