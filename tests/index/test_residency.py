@@ -67,7 +67,7 @@ def test_dropped_rows_are_used_again_and_known_under_their_new_key_only() -> Non
 def test_the_parent_row_is_found_by_key() -> None:
     index = Residency(1)
     rows = hold(index, range(3))
-    assert [index.parent_row(row) for row in rows] == [-1, rows[0], rows[1]]
+    assert index.parent_rows(rows) == [-1, rows[0], rows[1]]
 
 
 def test_more_worlds_than_two_bytes_can_count_are_told_apart() -> None:
@@ -98,4 +98,4 @@ def test_a_block_that_names_one_behind_it_as_its_parent_has_none() -> None:
     index = Residency(1)
     rows = [index.add(WORLD, key(n), key((n + 1) % 3), n) for n in range(3)]
     itself = index.add(WORLD, key(9), key(9), 0)
-    assert [index.parent_row(row) for row in [*rows, itself]] == [-1, -1, rows[0], -1]
+    assert index.parent_rows([*rows, itself]) == [-1, -1, rows[0], -1]

@@ -32,7 +32,7 @@ class TestApart(EvictionContract):
 def test_a_domain_is_asked_for_its_own() -> None:
     apart = Apart(LeafLru, lambda row: bytes([row % 3]))
     for row in range(300):
-        apart.insert(row, -1, row, float(row))
+        apart.insert([row], [-1], [row], float(row))
     assert list(apart.victims_of(bytes([1]), 300.0)) == list(range(1, 300, 3))
     assert list(apart.victims_of(b"nobody", 300.0)) == []
     assert sorted(apart.victims(300.0)) == list(range(300))
@@ -50,7 +50,7 @@ def test_each_domain_is_ordered_as_if_it_were_alone(ops: list[tuple[str, int]]) 
         for policy in (apart, alone[row // 6]):
             match op:
                 case "i":
-                    policy.insert(row, row - 1 if row % 6 else -1, row, 0.0)
+                    policy.insert([row], [row - 1 if row % 6 else -1], [row], 0.0)
                 case "t":
                     policy.touch([row], 0.0)
                 case "r":
@@ -65,7 +65,7 @@ def test_each_domain_is_ordered_as_if_it_were_alone(ops: list[tuple[str, int]]) 
 def test_what_is_forgotten_leaves_its_number_to_others() -> None:
     apart = Apart(LeafLru, one_domain)
     for row in range(1_000):
-        apart.insert(row, -1, row, 0.0)
+        apart.insert([row], [-1], [row], 0.0)
         apart.remove(row)
         apart.forget(row)
     assert len(apart._orders[b"one"].rows) == 1
@@ -79,8 +79,8 @@ def test_worth_is_asked_of_the_rows_of_the_index() -> None:
         asked.append(row)
         return 1.0
 
-    apart.insert(0, -1, 0, 0.0)
+    apart.insert([0], [-1], [0], 0.0)
     apart.weigh_by(worth)
     for row in (7, 9, 4):
-        apart.insert(row, -1, row, 0.0)
+        apart.insert([row], [-1], [row], 0.0)
     assert {7, 9, 4} <= set(asked)

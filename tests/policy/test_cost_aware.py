@@ -56,7 +56,7 @@ def test_a_use_ends_what_was_expected():
 def test_a_closed_session_takes_a_shared_prefix_from_nobody():
     policy = CostAware()
     enter(policy, [0, 1], 0.0)
-    policy.insert(2, 0, 2, 1.0)
+    policy.insert([2], [0], [2], 1.0)
     enter(policy, [3], 2.0)
     policy.expect([0, 1], 12.0)
     policy.expect([0, 2], NEVER)
@@ -67,7 +67,7 @@ def test_what_chains_had_in_common_outlives_the_sessions_that_closed():
     policy = CostAware()
     enter(policy, [3], 0.0)
     enter(policy, [0, 1], 1.0)
-    policy.insert(2, 0, 2, 2.0)
+    policy.insert([2], [0], [2], 2.0)
     policy.expect([0, 1], NEVER)
     policy.expect([0, 2], NEVER)
     assert sorted(take(policy, 2, 10.0)) == [1, 2]
@@ -100,7 +100,7 @@ def test_a_row_that_names_another_block_begins_anew():
 def test_a_shared_prefix_is_kept_for_the_session_that_returns():
     policy = CostAware()
     enter(policy, [0, 1], 0.0)
-    policy.insert(2, 0, 2, 1.0)
+    policy.insert([2], [0], [2], 1.0)
     enter(policy, [3], 2.0)
     policy.expect([0, 1], 12.0)
     policy.expect([0, 2], NEVER)
@@ -116,3 +116,13 @@ def test_what_is_worth_more_stays_longer():
     assert take(policy, 1, 76.0) == [0], "76 s at 8 are more than 6 s at 1"
     enter(policy, [0], 80.0)
     assert take(policy, 1, 120.0) == [1], "40 s at 8 are less than 50 s at 1"
+
+
+def test_what_was_used_sooner_than_expected_ages_from_that_use():
+    policy = CostAware()
+    enter(policy, [0], 0.0)
+    policy.expect([0], 1_000.0)
+    assert list(policy.victims(5.0)) == [0]
+    policy.touch([0], 10.0)
+    enter(policy, [1], 20.0)
+    assert take(policy, 2, 30.0) == [0, 1]

@@ -31,7 +31,7 @@ def test_the_chain_used_longest_ago_leaves_first() -> None:
 def test_a_shared_prefix_stays_while_a_branch_is_used() -> None:
     policy = LeafLru()
     enter(policy, [0, 1, 2])
-    policy.insert(3, 1, 3, 0.0)
+    policy.insert([3], [1], [3], 0.0)
     policy.touch([0, 1, 3], 0.0)
     assert take(policy, 2) == [2, 3]
     assert take(policy, 2) == [1, 0]
@@ -40,7 +40,7 @@ def test_a_shared_prefix_stays_while_a_branch_is_used() -> None:
 def test_victims_the_caller_keeps_stay_in_the_order() -> None:
     policy = LeafLru()
     for row in range(4):
-        policy.insert(row, -1, row, 0.0)
+        policy.insert([row], [-1], [row], 0.0)
     assert [row for row, _ in zip(policy.victims(0.0), range(3), strict=False)] == [0, 1, 2]
     assert take(policy, 4) == [0, 1, 2, 3]
 
@@ -50,7 +50,7 @@ def test_a_recycled_row_leaves_although_its_old_children_are_still_here() -> Non
     enter(policy, [0, 1])
     policy.remove(0)
     policy.forget(0)
-    policy.insert(0, -1, "another block", 0.0)
+    policy.insert([0], [-1], ["another block"], 0.0)
     assert take(policy, 2) == [1, 0]
 
 
@@ -64,7 +64,7 @@ def test_is_exactly_lru_of_leaves(steps: list[tuple[int, int, int]]) -> None:
     for tick, (row, candidate, evict) in enumerate(steps):
         if row not in parents:
             parents[row] = candidate if candidate in parents else -1
-            policy.insert(row, parents[row], row, 0.0)
+            policy.insert([row], [parents[row]], [row], 0.0)
         rows = [row]
         while parents[rows[-1]] >= 0:
             rows.append(parents[rows[-1]])

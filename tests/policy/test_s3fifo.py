@@ -20,7 +20,7 @@ class TestS3FifoContract(EvictionContract):
 def test_a_scan_passes_by_what_was_used_twice():
     policy = S3Fifo()
     for row in range(20):
-        policy.insert(row, -1, row, 0.0)
+        policy.insert([row], [-1], [row], 0.0)
     for _ in range(2):
         policy.touch([3], 0.0)
         policy.touch([7], 0.0)
@@ -30,16 +30,16 @@ def test_a_scan_passes_by_what_was_used_twice():
 def test_a_name_that_left_lately_enters_the_main_queue():
     policy = S3Fifo()
     for row in range(20):
-        policy.insert(row, -1, f"name {row}", 0.0)
+        policy.insert([row], [-1], [f"name {row}"], 0.0)
     assert take(policy, 1) == [0]
-    policy.insert(0, -1, "name 0", 0.0)
+    policy.insert([0], [-1], ["name 0"], 0.0)
     assert take(policy, 18) == list(range(1, 19))
 
 
 def test_a_block_that_waited_for_its_children_follows_the_last_of_them():
     policy = S3Fifo()
-    policy.insert(0, -1, 0, 0.0)
-    policy.insert(5, -1, 5, 0.0)
-    policy.insert(1, 0, 1, 0.0)
-    policy.insert(2, 0, 2, 0.0)
+    policy.insert([0], [-1], [0], 0.0)
+    policy.insert([5], [-1], [5], 0.0)
+    policy.insert([1], [0], [1], 0.0)
+    policy.insert([2], [0], [2], 0.0)
     assert take(policy, 4) == [5, 1, 2, 0]

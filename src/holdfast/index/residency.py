@@ -92,13 +92,17 @@ class Residency:
         """Return the row of a key, or -1."""
         return self._rows.get(key, NOT_HERE)
 
-    def parent_row(self, row: int) -> int:
-        """Return the row of the block in front, or -1 if it is not held.
+    def parent_rows(self, rows: Sequence[int]) -> list[int]:
+        """Return for each row that of the block in front, or -1 if it is not held.
 
         Who names blocks may lie: one is in front only if it is less deep, so there are no rings.
         """
-        front = self._rows.get(self.parents[row], NOT_HERE)
-        return front if front >= 0 and self.depths[front] < self.depths[row] else NOT_HERE
+        find, parents, depths = self._rows.get, self.parents, self.depths
+        fronts = [find(parents[row], NOT_HERE) for row in rows]
+        return [
+            front if front >= 0 and depths[front] < depths[row] else NOT_HERE
+            for row, front in zip(rows, fronts, strict=True)
+        ]
 
     def world(self, row: int) -> World:
         """Return the world of a row."""

@@ -34,11 +34,24 @@ class Apart:
         self._numbers = array("i")
         self._worth: Callable[[int], float] | None = None
 
-    def insert(self, row: int, parent: int, name: Hashable, now_s: float) -> None:
-        """Add a row to its domain's order; a chain has one domain."""
-        order = self._order(row)
-        front = self._number(order, parent) if parent >= 0 else _NOT_KNOWN
-        order.policy.insert(self._number(order, row), front, name, now_s)
+    def insert(
+        self, rows: Sequence[int], parents: Sequence[int], names: Sequence[Hashable], now_s: float
+    ) -> None:
+        """Add rows to their domain's order; what is in front of a row is of its domain."""
+        end = len(rows)
+        while end:  # mostly one domain; from the last one's to the first one's
+            whose = self._whose(rows[end - 1])
+            begin = end - 1
+            while begin and self._whose(rows[begin - 1]) == whose:
+                begin -= 1
+            order, number = self._order(rows[begin]), self._number
+            mine: list[int] = []
+            fronts: list[int] = []
+            for each in range(end - 1, begin - 1, -1):
+                fronts.append(number(order, parents[each]) if parents[each] >= 0 else _NOT_KNOWN)
+                mine.append(number(order, rows[each]))
+            order.policy.insert(mine[::-1], fronts[::-1], names[begin:end], now_s)
+            end = begin
 
     def touch(self, rows: Sequence[int], now_s: float) -> None:
         """Note one use of a chain's leading rows."""

@@ -21,12 +21,15 @@ class Eviction(Protocol):
     builds upon it.
     """
 
-    def insert(self, row: int, parent: int, name: Hashable, now_s: float) -> None:
-        """Add a row, just used; one that is here already counts as used.
+    def insert(
+        self, rows: Sequence[int], parents: Sequence[int], names: Sequence[Hashable], now_s: float
+    ) -> None:
+        """Add the rows of a chain, in order, just used; one that is here already counts as used.
 
-        `parent` is the row of the block in front, -1 if unknown; it may come later, or not at all.
-        `name` is the block's key: the same block has the same name when it comes back, perhaps in
-        another row.
+        `parents[i]` is the row of the block in front of row `i`, -1 if unknown; it may come later,
+        or not at all. `names[i]` is the block's key: the same block has the same name when it comes
+        back, perhaps in another row. A chain may come in parts, the last one first: that is the
+        same as at once, down to the order of `victims`.
         """
         ...
 

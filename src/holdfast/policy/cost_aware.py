@@ -77,33 +77,41 @@ class CostAware:
         self._now_s = -math.inf
         self._in_front = -1
         self._worth: Callable[[int], float] | None = None
-        self._shelves: dict[int, _Shelf] = {}
+        self._usual = _Shelf(1.0)
+        self._shelves = {0: self._usual}
         self._entries = 0
 
-    def insert(self, row: int, parent: int, name: Hashable, now_s: float) -> None:
-        """Add a row, just used and expected at no time known."""
-        del name
-        tree = self._tree
-        tree.add(row, parent)
-        missing = len(tree.here) - len(self._used)
+    def insert(
+        self, rows: Sequence[int], parents: Sequence[int], names: Sequence[Hashable], now_s: float
+    ) -> None:
+        """Add the rows of a chain, just used and expected at no time known."""
+        del names
+        tree, used, hint, shared = self._tree, self._used, self._hint, self._shared
+        tree.add(rows, parents)
+        missing = len(tree.here) - len(used)
         if missing:
-            self._used.frombytes(bytes(8 * missing))
-            self._hint.frombytes(bytes(8 * missing))
-            self._shared.extend(bytes(missing))
-        # A chain comes in from its end, and was used once: its blocks have one stamp.
-        self._used[row] = self._now_s if row == self._in_front else self._stamp(now_s)
-        self._in_front = parent
-        self._hint[row] = _UNHINTED
-        if parent >= 0 and tree.children[parent] > 1:
-            self._shared[parent] = 1
-        if not tree.children[row]:
-            self._line_up(row)
+            used.frombytes(bytes(8 * missing))
+            hint.frombytes(bytes(8 * missing))
+            shared.extend(bytes(missing))
+        children, front, stamp = tree.children, self._in_front, self._now_s
+        for row, parent in zip(reversed(rows), reversed(parents), strict=True):
+            if row != front:  # a chain was used once: its blocks have one stamp
+                stamp = self._stamp(now_s)
+            front = parent
+            used[row] = stamp
+            hint[row] = _UNHINTED
+            if parent >= 0 and children[parent] > 1:
+                shared[parent] = 1
+            if not children[row]:
+                self._line_up(row)
+        self._in_front = front
 
     def touch(self, rows: Sequence[int], now_s: float) -> None:
         """Note one use of a chain's leading rows; what was expected of its last has happened."""
         tree, stamp = self._tree, self._stamp(now_s)
+        here, known = tree.here, len(tree.here)
         for row in reversed(rows):
-            if tree.is_here(row):
+            if 0 <= row < known and here[row]:
                 self._note_use(row, stamp)
                 if not tree.holes:
                     return
@@ -121,14 +129,18 @@ class CostAware:
 
     def remove(self, row: int) -> None:
         """Take a row out; its parent is needed when it was, and may become a leaf."""
-        tree = self._tree
+        tree, used, hint = self._tree, self._used, self._hint
         if not tree.is_here(row):
             return
         parent = tree.take(row)
-        if parent >= 0:
+        if parent < 0:
+            return
+        if hint[parent] == hint[row] == _UNHINTED:
+            used[parent] = max(used[parent], used[row])
+        else:
             self._inherit(parent, row)
-            if not tree.children[parent]:
-                self._push(parent)
+        if not tree.children[parent]:
+            self._push(parent)
 
     def forget(self, row: int) -> None:
         """Cut a row off from its children."""
@@ -143,18 +155,15 @@ class CostAware:
     def victims(self, now_s: float) -> Iterator[int]:
         """Yield leaves, the one whose expected use is furthest away for its worth first."""
         self._now_s = now_s = max(now_s, self._now_s)
-        here, children, shelves = self._tree.here, self._tree.children, self._shelves
+        here, children = self._tree.here, self._tree.children
         left: set[int] = set()
         try:
             while True:
-                far, row = -1.0, -1
-                for shelf in shelves.values():
-                    self._settle(shelf.past, left, 1.0)
-                    if shelf.future:
-                        self._settle(shelf.future, left, -1.0)
-                    distance, furthest = shelf.furthest(now_s)
-                    if distance > far:
-                        far, row = distance, furthest
+                usual = self._usual
+                if len(self._shelves) == 1 and not usual.future:
+                    row = self._settle(usual.past, left, 1.0)
+                else:
+                    row = self._furthest(now_s, left)
                 if row < 0:
                     return
                 yield row
@@ -165,13 +174,32 @@ class CostAware:
                 if here[row] and not children[row]:
                     self._push(row)
 
+    def _furthest(self, now_s: float, left: set[int]) -> int:
+        """Return the row that is furthest off for its worth, of those not in `left`; -1: none.
+
+        Of equals that of the least worth.
+        """
+        far, least, row = -1.0, 0.0, -1
+        for shelf in self._shelves.values():
+            self._settle(shelf.past, left, 1.0)
+            if shelf.future:
+                self._settle(shelf.future, left, -1.0)
+            distance, furthest = shelf.furthest(now_s)
+            if distance > far or (distance == far and shelf.worth < least):
+                far, least, row = distance, shelf.worth, furthest
+        return row
+
     def _note_use(self, row: int, stamp: float) -> None:
         """Stamp a row; used long before it was expected, it serves more than one session."""
         used, hint = self._used[row], self._hint[row]
+        self._used[row] = stamp
+        if hint == _UNHINTED:
+            return
         if stamp - used < _EARLY * (hint - used):
             self._shared[row] = 1
-        self._used[row] = stamp
         self._hint[row] = _UNHINTED
+        if not self._tree.children[row]:  # perhaps it stands where it was expected
+            self._line_up(row)
 
     def _stamp(self, now_s: float) -> float:
         """Return now, or a hair more: no two uses have the same time."""
@@ -181,7 +209,8 @@ class CostAware:
         return now_s
 
     def _push(self, row: int) -> None:
-        shelf, when = self._shelf(row), self._hint[row]
+        shelf = self._usual if self._worth is None else self._shelf(self._worth(row))
+        when = self._hint[row]
         if when == _UNHINTED:
             when = self._used[row]
         self._entries += 1
@@ -190,10 +219,8 @@ class CostAware:
             self._entries += 1
             heapq.heappush(shelf.future, (-when, row))
 
-    def _shelf(self, row: int) -> _Shelf:
-        step = 0
-        if self._worth is not None:
-            step = round(_STEPS * math.log2(min(max(self._worth(row), _WORTH_MIN), _WORTH_MAX)))
+    def _shelf(self, worth: float) -> _Shelf:
+        step = round(_STEPS * math.log2(min(max(worth, _WORTH_MIN), _WORTH_MAX)))
         shelf = self._shelves.get(step)
         if shelf is None:
             shelf = self._shelves[step] = _Shelf(2.0 ** (step / _STEPS))
@@ -206,12 +233,13 @@ class CostAware:
             self._entries = 0
             pasts = [shelf.past for shelf in self._shelves.values()]
             rows = {each for past in pasts for _, each in past if self._tree.is_leaf(each)}
-            self._shelves.clear()
+            self._usual = _Shelf(1.0)
+            self._shelves = {0: self._usual}
             for each in rows:
                 self._push(each)
 
-    def _settle(self, heap: list[tuple[float, int]], passed: set[int], sign: float) -> None:
-        """Bring an entry that is true to the top of a heap."""
+    def _settle(self, heap: list[tuple[float, int]], passed: set[int], sign: float) -> int:
+        """Bring an entry that is true to the top of a heap; return its row, -1 if there is none."""
         here, children = self._tree.here, self._tree.children
         while heap:
             key, row = heap[0]
@@ -223,15 +251,13 @@ class CostAware:
             if when == _UNHINTED:
                 when = self._used[row]
             if key == sign * when:
-                return
+                return row
             heapq.heapreplace(heap, (sign * when, row))
+        return -1
 
     def _inherit(self, parent: int, child: int) -> None:
         """Hand on what is known of a child: the last use, and the nearest hint still ahead."""
         used, hint, now_s = self._used, self._hint, self._now_s
-        if hint[parent] == hint[child] == _UNHINTED:
-            used[parent] = max(used[parent], used[child])
-            return
         ahead = [h for h in (hint[parent], hint[child]) if now_s < h < math.inf]
         if used[child] >= used[parent]:
             used[parent] = used[child]

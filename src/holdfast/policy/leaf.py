@@ -33,19 +33,24 @@ class LeafLru:
         self._used = array("Q")
         self._leaves: list[int] = []
 
-    def insert(self, row: int, parent: int, name: Hashable, now_s: float) -> None:
-        """Add a row, just used."""
-        del name, now_s
-        tree, used = self._tree, self._used
-        tree.add(row, parent)
+    def insert(
+        self, rows: Sequence[int], parents: Sequence[int], names: Sequence[Hashable], now_s: float
+    ) -> None:
+        """Add the rows of a chain, just used."""
+        del names, now_s
+        tree, used, tick = self._tree, self._used, self._tick
+        tree.add(rows, parents)
         if len(used) < len(tree.here):
             used.frombytes(bytes(8 * (len(tree.here) - len(used))))
-        self._tick += 1
-        used[row] = self._tick
-        if not tree.children[row]:
-            heapq.heappush(self._leaves, self._tick << 32 | row)
-            if len(self._leaves) > 2 * tree.rows + _SPARE:
-                self._tidy()
+        children = tree.children
+        for row in reversed(rows):
+            tick += 1
+            used[row] = tick
+            if not children[row]:
+                heapq.heappush(self._leaves, tick << 32 | row)
+        self._tick = tick
+        if len(self._leaves) > 2 * tree.rows + _SPARE:
+            self._tidy()
 
     def touch(self, rows: Sequence[int], now_s: float) -> None:
         """Note one use of a chain's leading rows."""

@@ -35,20 +35,21 @@ class Lirs(Queues):
         self._ghosts: OrderedDict[Hashable, int] = OrderedDict()
         self._was_full = False
 
-    def insert(self, row: int, parent: int, name: Hashable, now_s: float) -> None:
-        """Add a row: to the low set if its name came back soon, or if the store never was full."""
-        if not self._tree.add(row, parent):
-            self.touch([row], now_s)
-            return
-        missing = len(self._tree.here) - len(self._used)
-        if missing:
-            self._used.frombytes(bytes(8 * missing))
-            self._names.extend([None] * missing)
-        self._tick += 1
-        soon = self._ghosts.pop(name, -1) > self._oldest()
-        self._lines.append(_LOW if soon or not self._was_full else _HIGH, row)
-        self._used[row] = self._tick
-        self._names[row] = name
+    def insert(
+        self, rows: Sequence[int], parents: Sequence[int], names: Sequence[Hashable], now_s: float
+    ) -> None:
+        """Add rows: to the low set if the name came back soon, or if the store never was full."""
+        used, ghosts, append = self._used, self._ghosts, self._lines.append
+        for row, name, is_new in self._enter(rows, parents, names):
+            if not is_new:
+                self.touch([row], now_s)
+                continue
+            if row >= len(used):
+                used.frombytes(bytes(8 * (len(self._tree.here) - len(used))))
+            self._tick += 1
+            soon = ghosts.pop(name, -1) > self._oldest()
+            append(_LOW if soon or not self._was_full else _HIGH, row)
+            used[row] = self._tick
 
     def touch(self, rows: Sequence[int], now_s: float) -> None:
         """Note a use of each row; one that came back soon enters the low set."""

@@ -39,6 +39,19 @@ class Queues:
         """Cut a row off from its children."""
         self._tree.forget(row)
 
+    def _enter(
+        self, rows: Sequence[int], parents: Sequence[int], names: Sequence[Hashable]
+    ) -> Iterator[tuple[int, Hashable, bool]]:
+        """Add a chain to the tree; yield, from its end, rows, names, and whether they are new."""
+        here = self._tree.here
+        new = [row >= len(here) or not here[row] for row in rows]
+        self._tree.add(rows, parents)
+        self._names.extend([None] * (len(here) - len(self._names)))
+        for row, name, is_new in zip(reversed(rows), reversed(names), reversed(new), strict=True):
+            if is_new:
+                self._names[row] = name
+            yield row, name, is_new
+
     def _offer(
         self, following: Callable[[], int], left: Callable[[int, int, Hashable], None]
     ) -> Iterator[int]:

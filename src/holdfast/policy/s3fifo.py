@@ -34,21 +34,22 @@ class S3Fifo(Queues):
         self._uses = bytearray()
         self._ghosts: OrderedDict[Hashable, None] = OrderedDict()
 
-    def insert(self, row: int, parent: int, name: Hashable, now_s: float) -> None:
-        """Add a row: to the main queue if its name left the small one lately, else to the small."""
-        if not self._tree.add(row, parent):
-            self.touch([row], now_s)
-            return
-        missing = len(self._tree.here) - len(self._uses)
-        if missing:
-            self._uses.extend(bytes(missing))
-            self._names.extend([None] * missing)
-        self._uses[row] = 0
-        self._names[row] = name
-        known = name in self._ghosts
-        if known:
-            del self._ghosts[name]
-        self._lines.append(_MAIN if known else _SMALL, row)
+    def insert(
+        self, rows: Sequence[int], parents: Sequence[int], names: Sequence[Hashable], now_s: float
+    ) -> None:
+        """Add rows: to the main queue those whose names left the small one lately, else to it."""
+        uses, ghosts, append = self._uses, self._ghosts, self._lines.append
+        for row, name, is_new in self._enter(rows, parents, names):
+            if not is_new:
+                self.touch([row], now_s)
+                continue
+            if row >= len(uses):
+                uses.extend(bytes(len(self._tree.here) - len(uses)))
+            uses[row] = 0
+            known = name in ghosts
+            if known:
+                del ghosts[name]
+            append(_MAIN if known else _SMALL, row)
 
     def touch(self, rows: Sequence[int], now_s: float) -> None:
         """Count one use of each row; one that had been judged already is in the main queue."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 _NO_PARENT = -1
 _ROW_BITS = 32
@@ -28,25 +29,31 @@ class Tree:
         self._parent = array("q")
         self._life = array("I")
 
-    def add(self, row: int, parent: int) -> bool:
-        """Add a row behind `parent` (-1: none); False if it was here."""
-        here, children = self.here, self.children
-        if row >= len(here) or parent >= len(here):
-            self._grow(max(row, parent))
-        elif here[row]:
-            return False
-        here[row] = 1
-        self.rows += 1
-        if children[row]:
-            self.holes -= 1
-        if parent < 0:
-            self._parent[row] = _NO_PARENT
-            return True
-        if not children[parent] and not here[parent]:
-            self.holes += 1
-        children[parent] += 1
-        self._parent[row] = self._life[parent] << _ROW_BITS | parent
-        return True
+    def add(self, rows: Sequence[int], parents: Sequence[int]) -> None:
+        """Add the rows of a chain, from its end, each behind its parent (-1: none).
+
+        Those that are here stay as they are.
+        """
+        here, children, links, lives = self.here, self.children, self._parent, self._life
+        known, added, holes = len(here), 0, 0
+        for row, parent in zip(reversed(rows), reversed(parents), strict=True):
+            if row >= known or parent >= known:
+                known = self._grow(max(row, parent))
+            if here[row]:
+                continue
+            here[row] = 1
+            added += 1
+            if children[row]:
+                holes -= 1
+            if parent < 0:
+                links[row] = _NO_PARENT
+                continue
+            if not children[parent] and not here[parent]:
+                holes += 1
+            children[parent] += 1
+            links[row] = lives[parent] << _ROW_BITS | parent
+        self.rows += added
+        self.holes += holes
 
     def take(self, row: int) -> int:
         """Take out a row that is here; return the row of its parent if that is here, else -1."""
@@ -85,10 +92,14 @@ class Tree:
         """Whether a row is here and no row here builds upon it."""
         return self.is_here(row) and not self.children[row]
 
-    def _grow(self, row: int) -> None:
+    def _grow(self, row: int) -> int:
+        """Make the columns long enough for a row that they are too short for; return their length.
+
+        In place: who has them at hand keeps them.
+        """
         missing = row + 1 - len(self.here)
-        if missing > 0:
-            missing += len(self.here) >> 3
-            self.here.extend(bytes(missing))
-            for column in (self.children, self._parent, self._life):
-                column.frombytes(bytes(missing * column.itemsize))
+        missing += len(self.here) >> 3
+        self.here.extend(bytes(missing))
+        for column in (self.children, self._parent, self._life):
+            column.frombytes(bytes(missing * column.itemsize))
+        return len(self.here)

@@ -226,10 +226,13 @@ class Memory:
         shelf.refused += needed - allowed
         fit = self._make_room(now_s, number, allowed)
         entering = wanted if fit == needed else _first(column, wanted, fit)
-        parents, names, insert = self._parents, self.index.keys, shelf.eviction.insert
-        for row, upto in reversed(entering):
-            if column[row] < 0:
-                insert(row, parents[row], names[row], now_s)
+        parents, names = self._parents, self.index.keys
+        new = [row for row, _ in entering if column[row] < 0]
+        if new:
+            shelf.eviction.insert(
+                new, [parents[row] for row in new], [names[row] for row in new], now_s
+            )
+        for row, upto in entering:
             column[row] = upto
         shelf.writer.write(now_s, fit * size)
         shelf.written += fit

@@ -158,9 +158,8 @@ class _Shelf:
         wanted = int(lengths.sum()) - hit
         if wanted > 0:
             self._evict(wanted, chain, now_s)
-            insert, parents = policy.insert, self._parents
-            for run in chain[used:][::-1].tolist():
-                insert(run, parents[run], run, now_s)
+            parents, new = self._parents, chain[used:].tolist()
+            policy.insert(new, [parents[run] for run in new], new, now_s)
             self._held[chain] = lengths
             self._room -= wanted
         if again_s == again_s:  # noqa: PLR0124  # not nan

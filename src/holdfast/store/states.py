@@ -205,15 +205,12 @@ class States:
             self.fill.came(tier, world.domain, row, column)
 
     def enter_host(self, rows: list[int]) -> None:
-        """Tell the eviction policy of rows that now lie in the host tier, chain order.
-
-        Children first: then a parent is never taken for a leaf, not even for a moment.
-        """
-        index, now_s = self.index, self.clock.now()
-        for row in reversed(rows):
-            if self.public and index.world(row).domain == self.public:
-                continue  # it stays
-            self.eviction.insert(row, index.parent_row(row), index.keys[row], now_s)
+        """Tell the eviction policy of rows that now lie in the host tier, chain order."""
+        index, keys = self.index, self.index.keys
+        if self.public:  # its blocks stay
+            rows = [row for row in rows if index.world(row).domain != self.public]
+        fronts, names = index.parent_rows(rows), [keys[row] for row in rows]
+        self.eviction.insert(rows, fronts, names, self.clock.now())
 
     def enter_new(self, rows: list[int]) -> None:
         """Tell policy and rules of rows that were just saved into the host tier, chain order."""

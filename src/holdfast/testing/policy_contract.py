@@ -8,13 +8,16 @@
     class TestMyPolicy(EvictionContract):
         def make(self): return MyPolicy()
 
-The machine plays a store against a model: chains come in whole or in part, from either end, are
-used, expected, removed, forgotten and come back in other rows; victims are taken or left.
+The machine plays a store against a model: chains come in whole or in part, are used, expected,
+removed, forgotten and come back in other rows; victims are taken or left. A second policy has
+everything happen to it that the first has, but that chains come to it block by block, from the end:
+it must give up the same rows in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
+from itertools import zip_longest
 from typing import NamedTuple
 
 from hypothesis import strategies as st
@@ -57,6 +60,7 @@ class EvictionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.policy = self.make()
+        self.stepwise = self.make()
         self.now_s = 0.0
         self.row_of: dict[int, int] = {}
         self.here: dict[int, _Here] = {}
@@ -64,28 +68,31 @@ class EvictionMachine(RuleBasedStateMachine):
 
     @rule(block=_blocks, start=st.integers(0, 8))
     def come_in(self, block: int, start: int) -> None:
-        """Insert a chain from its end to block number `start`; the rest may stay away."""
+        """Insert a chain from block number `start` on; the rest may stay away."""
         chain = chain_of(block)
         for each in chain:
             if each not in self.row_of:
                 self.row_of[each] = self.free.pop()
-        for each in reversed(chain[start:]):
-            row = self.row_of[each]
-            front = self.row_of.get(PARENT[each], -1)
-            self.policy.insert(row, front, each, self.now_s)
+        names = chain[start:]
+        rows = [self.row_of[each] for each in names]
+        fronts = [self.row_of.get(PARENT[each], -1) for each in names]
+        self.policy.insert(rows, fronts, names, self.now_s)
+        for each, row, front in reversed(list(zip(names, rows, fronts, strict=True))):
+            self.stepwise.insert([row], [front], [each], self.now_s)
             if row not in self.here:
                 self.here[row] = _Here(each, PARENT[each] if front >= 0 else -1)
-        self.policy.touch([self.row_of[each] for each in chain], self.now_s)
+        self._touch([self.row_of[each] for each in chain])
 
     @rule(block=_blocks)
     def use(self, block: int) -> None:
         """Touch the leading rows that the store knows of, here or not."""
-        self.policy.touch(self._known(block), self.now_s)
+        self._touch(self._known(block))
 
     @rule(block=_blocks, in_s=st.sampled_from([-1.0, 0.0, 1.0, 50.0, NEVER]))
     def hint(self, block: int, in_s: float) -> None:
         """Expect a chain soon, late, never, or before now."""
-        self.policy.expect(self._known(block), self.now_s + in_s)
+        for policy in (self.policy, self.stepwise):
+            policy.expect(self._known(block), self.now_s + in_s)
 
     @rule(seconds=st.sampled_from([0.5, 10.0, 100.0]))
     def wait(self, seconds: float) -> None:
@@ -96,10 +103,10 @@ class EvictionMachine(RuleBasedStateMachine):
     def make_room(self, taken: list[bool]) -> None:
         """Take some victims and leave others."""
         seen: set[int] = set()
-        for row, take in zip(self.policy.victims(self.now_s), taken, strict=False):
-            self._check(row, seen)
+        for take, rows in zip(taken, self._victims(), strict=False):
+            self._check(rows, seen)
             if take:
-                self._leave(row)
+                self._leave(rows[0])
 
     @rule(block=_blocks)
     def quarantine(self, block: int) -> None:
@@ -116,6 +123,7 @@ class EvictionMachine(RuleBasedStateMachine):
             return
         self._leave(row)
         self.policy.forget(row)
+        self.stepwise.forget(row)
         self.free.append(row)
         for at, (each, front) in self.here.items():
             if front == block:
@@ -125,18 +133,29 @@ class EvictionMachine(RuleBasedStateMachine):
     def yields_leaves_once(self) -> None:
         """A pass in which nothing is taken yields rows that nothing here builds upon, once each."""
         seen: set[int] = set()
-        for row in self.policy.victims(self.now_s):
-            self._check(row, seen)
+        for rows in self._victims():
+            self._check(rows, seen)
 
     def teardown(self) -> None:
         """Every row that is here is a victim in the end, and no other."""
         seen: set[int] = set()
-        for row in self.policy.victims(self.now_s):
-            self._check(row, seen)
-            self._leave(row)
+        for rows in self._victims():
+            self._check(rows, seen)
+            self._leave(rows[0])
         assert not self.here, f"never offered: {self.here}"
 
-    def _check(self, row: int, seen: set[int]) -> None:
+    def _victims(self) -> Iterator[tuple[int, int]]:
+        """Yield the next victim of both policies; of one that has none left, -1."""
+        stepwise = self.stepwise.victims(self.now_s)
+        return zip_longest(self.policy.victims(self.now_s), stepwise, fillvalue=-1)
+
+    def _touch(self, rows: list[int]) -> None:
+        self.policy.touch(rows, self.now_s)
+        self.stepwise.touch(rows, self.now_s)
+
+    def _check(self, rows: tuple[int, int], seen: set[int]) -> None:
+        row, stepwise = rows
+        assert row == stepwise, f"row {row}; chains come in block by block: {stepwise}"
         assert row in self.here, f"row {row} is not here"
         assert row not in seen, f"row {row} came twice"
         seen.add(row)
@@ -145,6 +164,7 @@ class EvictionMachine(RuleBasedStateMachine):
 
     def _leave(self, row: int) -> None:
         self.policy.remove(row)
+        self.stepwise.remove(row)
         self.here.pop(row, None)
 
     def _known(self, block: int) -> list[int]:
@@ -204,9 +224,8 @@ class EvictionContract:
 
 
 def enter(policy: Eviction, rows: list[int], now_s: float = 0.0, name: int = 0) -> None:
-    """Insert a chain, head first, as a store does: from its end; `name` tells blocks apart."""
-    for row, parent in reversed(list(zip(rows, [-1, *rows], strict=False))):
-        policy.insert(row, parent, (name, row), now_s)
+    """Insert a chain, head first, as a store does; `name` tells blocks apart."""
+    policy.insert(rows, [-1, *rows][: len(rows)], [(name, row) for row in rows], now_s)
 
 
 def take(policy: Eviction, count: int, now_s: float = 0.0) -> list[int]:

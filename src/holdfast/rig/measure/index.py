@@ -81,8 +81,7 @@ def index_row(blocks: int) -> Row:
         before, _ = tracemalloc.get_traced_memory()
         for _ in range(blocks // CHAIN_BLOCKS):
             rows = _hold(index, _random_keys())
-            for row in reversed(rows):
-                policy.insert(row, index.parent_row(row), index.keys[row], 0.0)
+            policy.insert(rows, index.parent_rows(rows), [index.keys[row] for row in rows], 0.0)
             del rows
         after, _ = tracemalloc.get_traced_memory()
     finally:
