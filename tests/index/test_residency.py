@@ -64,6 +64,19 @@ def test_dropped_rows_are_used_again_and_known_under_their_new_key_only() -> Non
     assert len(index) == 1
 
 
+def test_a_chain_at_once_is_its_blocks_one_after_the_other() -> None:
+    apart, together = Residency(2), Residency(2)
+    for index in (apart, together):
+        index.add(WORLD, key(3), key(2), 3)  # is known already, out of its turn
+        index.drop(index.add(WORLD, key(9), key(8), 9))
+    one_by_one = [apart.add(WORLD, key(n), key(n - 1), n) for n in range(1, 6)]
+    assert together.extend(WORLD, [key(n) for n in range(1, 6)], key(0), 1) == one_by_one
+    assert together.keys == apart.keys
+    assert together.parents == apart.parents
+    assert together.depths == apart.depths
+    assert together.extend(WORLD, [], key(5), 6) == []
+
+
 def test_the_parent_row_is_found_by_key() -> None:
     index = Residency(1)
     rows = hold(index, range(3))

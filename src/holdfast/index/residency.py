@@ -79,18 +79,22 @@ class Residency:
         world_id = self._world_ids.get(world)
         if world_id is None:
             return bytes(len(keys))
-        find, worlds, host = self._rows.get, self._world_of, self.places[0]
-        rows = [find(key, NOT_HERE) for key in keys]
+        worlds, host = self._world_of, self.places[0]
         return bytes(
             [
                 row >= 0 and worlds[row] == world_id and (host[row] >= 0 or self.fastest(row) >= 0)
-                for row in rows
+                for row in self.find_all(keys)
             ]
         )
 
     def find(self, key: bytes) -> int:
         """Return the row of a key, or -1."""
         return self._rows.get(key, NOT_HERE)
+
+    def find_all(self, keys: Sequence[bytes]) -> list[int]:
+        """Return the row of each key, or -1."""
+        find = self._rows.get
+        return [find(key, NOT_HERE) for key in keys]
 
     def parent_rows(self, rows: Sequence[int]) -> list[int]:
         """Return for each row that of the block in front, or -1 if it is not held.
@@ -127,15 +131,17 @@ class Residency:
         held = self._rows.get(parent)
         if held is not None:
             parent = self.keys[held] or parent
-        row = self._free.pop() if self._free else self._append()
-        self.keys[row], self.parents[row] = key, parent
-        world_id = self._world_ids.get(world)
-        if world_id is None:
-            world_id = self._name(world)
-        self.depths[row], self._world_of[row] = depth, world_id
-        self._world_rows[world_id] += 1
-        self._rows[key] = row
-        return row
+        return self._make(world, key, parent, depth)
+
+    def extend(self, world: World, keys: Sequence[bytes], parent: bytes, depth: int) -> list[int]:
+        """Return the rows of consecutive blocks, the first behind `parent`: `add` for a chain."""
+        rows = self.find_all(keys)
+        for number, key in enumerate(keys):
+            if rows[number] < 0:
+                front = rows[number - 1] if number else self.find(parent)
+                before = self.keys[front] if front >= 0 else None
+                rows[number] = self._make(world, key, before or parent, depth + number)
+        return rows
 
     def drop(self, row: int) -> None:
         """Forget a row that has no place and no lease left."""
@@ -155,6 +161,17 @@ class Residency:
         """Yield every row in use, in no order; the index must not change meanwhile."""
         return iter(self._rows.values())
 
+    def _make(self, world: World, key: bytes, parent: bytes, depth: int) -> int:
+        row = self._free.pop() if self._free else self._append()
+        self.keys[row], self.parents[row] = key, parent
+        world_id = self._world_ids.get(world)
+        if world_id is None:
+            world_id = self._name(world)
+        self.depths[row], self._world_of[row] = depth, world_id
+        self._world_rows[world_id] += 1
+        self._rows[key] = row
+        return row
+
     def _name(self, world: World) -> int:
         """Give a world a number, perhaps one whose world has no block here any more."""
         self.worlds_named += 1
@@ -171,8 +188,9 @@ class Residency:
     def _append(self) -> int:
         self.keys.append(None)
         self.parents.append(b"")
-        for column in (self.depths, self.leases, self._world_of):
-            column.append(0)
+        self.depths.append(0)
+        self.leases.append(0)
+        self._world_of.append(0)
         for places in self.places:
             places.append(NOT_HERE)
         return len(self.keys) - 1

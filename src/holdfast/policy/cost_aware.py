@@ -70,10 +70,10 @@ class CostAware:
     """
 
     def __init__(self) -> None:
-        self._tree = Tree()
         self._used = array("d")
         self._hint = array("d")
         self._shared = bytearray()
+        self._tree = Tree(self._used, self._hint, self._shared)
         self._now_s = -math.inf
         self._in_front = -1
         self._worth: Callable[[int], float] | None = None
@@ -88,11 +88,6 @@ class CostAware:
         del names
         tree, used, hint, shared = self._tree, self._used, self._hint, self._shared
         tree.add(rows, parents)
-        missing = len(tree.here) - len(used)
-        if missing:
-            used.frombytes(bytes(8 * missing))
-            hint.frombytes(bytes(8 * missing))
-            shared.extend(bytes(missing))
         children, front, stamp = tree.children, self._in_front, self._now_s
         for row, parent in zip(reversed(rows), reversed(parents), strict=True):
             if row != front:  # a chain was used once: its blocks have one stamp
@@ -130,8 +125,6 @@ class CostAware:
     def remove(self, row: int) -> None:
         """Take a row out; its parent is needed when it was, and may become a leaf."""
         tree, used, hint = self._tree, self._used, self._hint
-        if not tree.is_here(row):
-            return
         parent = tree.take(row)
         if parent < 0:
             return
@@ -155,15 +148,18 @@ class CostAware:
     def victims(self, now_s: float) -> Iterator[int]:
         """Yield leaves, the one whose expected use is furthest away for its worth first."""
         self._now_s = now_s = max(now_s, self._now_s)
-        here, children = self._tree.here, self._tree.children
+        here, children, used, hint = self._tree.here, self._tree.children, self._used, self._hint
         left: set[int] = set()
         try:
             while True:
-                usual = self._usual
-                if len(self._shelves) == 1 and not usual.future:
-                    row = self._settle(usual.past, left, 1.0)
-                else:
+                past, row = self._usual.past, -1
+                if self._usual.future or len(self._shelves) > 1:
                     row = self._furthest(now_s, left)
+                elif past:
+                    when, row = past[0]
+                    stays = here[row] and not children[row] and row not in left
+                    if not stays or when != used[row] or hint[row] != _UNHINTED:
+                        row = self._settle(past, left, 1.0)
                 if row < 0:
                     return
                 yield row

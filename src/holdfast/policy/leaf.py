@@ -29,8 +29,8 @@ class LeafLru:
 
     def __init__(self) -> None:
         self._tick = 0
-        self._tree = Tree()
         self._used = array("Q")
+        self._tree = Tree(self._used)
         self._leaves: list[int] = []
 
     def insert(
@@ -40,8 +40,6 @@ class LeafLru:
         del names, now_s
         tree, used, tick = self._tree, self._used, self._tick
         tree.add(rows, parents)
-        if len(used) < len(tree.here):
-            used.frombytes(bytes(8 * (len(tree.here) - len(used))))
         children = tree.children
         for row in reversed(rows):
             tick += 1
@@ -69,8 +67,6 @@ class LeafLru:
     def remove(self, row: int) -> None:
         """Take a row out; its parent was used no earlier, and may become a leaf."""
         tree, used = self._tree, self._used
-        if not tree.is_here(row):
-            return
         parent = tree.take(row)
         if parent >= 0:
             used[parent] = max(used[parent], used[row])

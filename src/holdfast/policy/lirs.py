@@ -29,8 +29,8 @@ class Lirs(Queues):
     """A low set in order of use, a queue of the others, and names that left it; 34 bytes a row."""
 
     def __init__(self) -> None:
-        super().__init__(4)
         self._used = array("q")
+        super().__init__(4, self._used)
         self._tick = 0
         self._ghosts: OrderedDict[Hashable, int] = OrderedDict()
         self._was_full = False
@@ -44,8 +44,6 @@ class Lirs(Queues):
             if not is_new:
                 self.touch([row], now_s)
                 continue
-            if row >= len(used):
-                used.frombytes(bytes(8 * (len(self._tree.here) - len(used))))
             self._tick += 1
             soon = ghosts.pop(name, -1) > self._oldest()
             append(_LOW if soon or not self._was_full else _HIGH, row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from holdfast.policy.lines import Lines
@@ -11,11 +12,12 @@ from holdfast.policy.tree import Tree
 class Queues:
     """Rows of a tree in `count` lines; the last two are for parents that wait for their children.
 
+    `beside` are the policy's own columns, one item a row: they grow with the tree.
     `aside`: a parent whose turn came while its children were here; `ready`: they have left.
     """
 
-    def __init__(self, count: int) -> None:
-        self._tree = Tree()
+    def __init__(self, count: int, *beside: array[int] | bytearray) -> None:
+        self._tree = Tree(*beside)
         self._lines = Lines(count)
         self._names: list[Hashable] = []
         self._aside, self._ready = count - 2, count - 1

@@ -30,8 +30,8 @@ class S3Fifo(Queues):
     """Two queues of rows and one of names that left the small one; 19 bytes a row beside names."""
 
     def __init__(self) -> None:
-        super().__init__(4)
         self._uses = bytearray()
+        super().__init__(4, self._uses)
         self._ghosts: OrderedDict[Hashable, None] = OrderedDict()
 
     def insert(
@@ -43,8 +43,6 @@ class S3Fifo(Queues):
             if not is_new:
                 self.touch([row], now_s)
                 continue
-            if row >= len(uses):
-                uses.extend(bytes(len(self._tree.here) - len(uses)))
             uses[row] = 0
             known = name in ghosts
             if known:

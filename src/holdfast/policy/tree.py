@@ -14,10 +14,12 @@ class Tree:
     """Rows and their parents' rows; 17 bytes a row.
 
     A row's children count while it is away too: a chain may come in from its end. `forget` cuts
-    them off, because then the row's number is another block's.
+    them off, because then the row's number is another block's. `beside` are a policy's own columns,
+    which grow with those here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *beside: array[int] | array[float] | bytearray) -> None:
+        self._beside = beside
         self.here = bytearray()
         """[row] 1 if the row is here; grown by `add`."""
         self.children = array("I")
@@ -30,34 +32,31 @@ class Tree:
         self._life = array("I")
 
     def add(self, rows: Sequence[int], parents: Sequence[int]) -> None:
-        """Add the rows of a chain, from its end, each behind its parent (-1: none).
-
-        Those that are here stay as they are.
-        """
-        here, children, links, lives = self.here, self.children, self._parent, self._life
-        known, added, holes = len(here), 0, 0
-        for row, parent in zip(reversed(rows), reversed(parents), strict=True):
+        """Add the rows of a chain, each behind its parent (-1: none); what is here stays."""
+        here, children, links = self.here, self.children, self._parent
+        known = len(here)
+        for row, parent in zip(rows, parents, strict=True):
             if row >= known or parent >= known:
                 known = self._grow(max(row, parent))
             if here[row]:
                 continue
             here[row] = 1
-            added += 1
+            self.rows += 1
             if children[row]:
-                holes -= 1
+                self.holes -= 1
             if parent < 0:
                 links[row] = _NO_PARENT
                 continue
-            if not children[parent] and not here[parent]:
-                holes += 1
+            if not here[parent] and not children[parent]:
+                self.holes += 1
             children[parent] += 1
-            links[row] = lives[parent] << _ROW_BITS | parent
-        self.rows += added
-        self.holes += holes
+            links[row] = self._life[parent] << _ROW_BITS | parent
 
     def take(self, row: int) -> int:
-        """Take out a row that is here; return the row of its parent if that is here, else -1."""
+        """Take out a row, if it is here; return the row of its parent if that is here, else -1."""
         here, children = self.here, self.children
+        if not 0 <= row < len(here) or not here[row]:
+            return _NO_PARENT
         here[row] = 0
         self.rows -= 1
         if children[row]:
@@ -100,6 +99,6 @@ class Tree:
         missing = row + 1 - len(self.here)
         missing += len(self.here) >> 3
         self.here.extend(bytes(missing))
-        for column in (self.children, self._parent, self._life):
-            column.frombytes(bytes(missing * column.itemsize))
+        for column in (self.children, self._parent, self._life, *self._beside):
+            column.extend(bytes(missing))
         return len(self.here)

@@ -27,7 +27,7 @@ class Covered(NamedTuple):
 
     own: list[int]
     shared: list[int]
-    tiers: list[int]
+    tiers: bytes
     whole: int
 
     @property
@@ -45,6 +45,8 @@ class Fleet:
         self.own = sum(not rung.model.shared for rung in hardware.rungs)
         """How many tiers each worker has of its own: the first ones of the ladder."""
         self.names = [rung.kind for rung in hardware.rungs]
+        self._behind = bytes((tier + self.own) % 256 for tier in range(256))
+        """What number each shared tier has on the ladder."""
         self._rules = rules
         common = [self._link(rung) for rung in hardware.rungs[self.own :]]
         shelves = self._shelves(hardware.rungs[self.own :])
@@ -57,14 +59,13 @@ class Fleet:
         if self.shared is None or own.whole == len(keys):
             return Covered(own.rows, [], own.tiers, own.whole)
         common = self.shared.cover(keys[own.whole :] if own.whole else keys)
-        behind = [tier + self.own for tier in common.tiers[own.part :]]
+        behind = common.tiers[own.part :].translate(self._behind)
         return Covered(own.rows, common.rows, own.tiers + behind, own.whole)
 
     def estimates(self, worker: Worker, tiers: Sequence[int], now_s: float) -> list[TierEstimate]:
         """Return what the tiers named would need now, by the slowest link on the way of each."""
-        asked = set(tiers)
         return [
-            self._estimate(rung.latency_s, worker.links[tier], now_s) if tier in asked else AT_ONCE
+            self._estimate(rung.latency_s, worker.links[tier], now_s) if tier in tiers else AT_ONCE
             for tier, rung in enumerate(self.hardware.rungs)
         ]
 

@@ -34,7 +34,7 @@ class Flight:
     def counts(self, tiers: int) -> list[int]:
         """Return how many blocks are fetched from each of so many tiers."""
         taken = self.covered.tiers[: self.blocks]
-        return [taken.count(tier) if taken else 0 for tier in range(tiers)]
+        return [taken.count(tier) for tier in range(tiers)] if taken else [0] * tiers
 
     def sources(self) -> list[int]:
         """Return for each run the tier that its last block came from."""

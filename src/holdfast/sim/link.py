@@ -86,16 +86,16 @@ class Writer:
 
     def __init__(self, bytes_per_s: float, wait_max_s: float) -> None:
         self.bytes_per_s = bytes_per_s
-        self.moved_bytes = 0.0
         self._wait_max_s = wait_max_s
         self._busy_until_s = 0.0
 
     def room(self, now_s: float) -> float:
         """Return how many more bytes may line up now."""
-        waiting_s = max(0.0, self._busy_until_s - now_s)
+        waiting_s = self._busy_until_s - now_s
+        if waiting_s <= 0.0:
+            return self._wait_max_s * self.bytes_per_s
         return max(0.0, self._wait_max_s - waiting_s) * self.bytes_per_s
 
     def write(self, now_s: float, nbytes: float) -> None:
         """Line up `nbytes`."""
         self._busy_until_s = max(self._busy_until_s, now_s) + nbytes / self.bytes_per_s
-        self.moved_bytes += nbytes

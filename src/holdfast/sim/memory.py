@@ -9,6 +9,7 @@ one more. A row stays with its run for as long as the simulation lasts.
 from __future__ import annotations
 
 import enum
+from array import array
 from collections.abc import Iterable, MutableSequence, Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from holdfast.sim.link import Writer
 
 COMPUTED = 99
 """Where a block comes from that no tier gave: further down than any tier."""
+
+_MARKS = [bytes([tier]) for tier in range(COMPUTED)]
 
 
 class Entry(enum.Enum):
@@ -76,7 +79,7 @@ class Reach(NamedTuple):
     """
 
     rows: list[int]
-    tiers: list[int]
+    tiers: bytes
     whole: int
     part: int = 0
 
@@ -90,8 +93,9 @@ class Memory:
         self._world = world
         self._block_bytes = world.record_bytes
         self._below = below
-        self._gives = self._givers()
+        self._lower = self._columns_below()
         self._limits = [shelf.from_below(number) for number, shelf in enumerate(shelves)]
+        self._saving: frozenset[int] = frozenset()
         self._parents: list[int] = []
         self._lengths: list[int] = []
         self._uses: list[int] = []
@@ -99,20 +103,22 @@ class Memory:
 
     def cover(self, keys: Sequence[bytes]) -> Reach:
         """Return how far the runs of these keys are held."""
-        found = self.index.cover(self._world, keys)
-        places, lengths = self.index.places, self._lengths
-        tiers: list[int] = []
-        for whole, (row, tier) in enumerate(zip(found.rows, found.tiers, strict=True)):
+        _, rows, fastest = self.index.cover(self._world, keys)
+        places, lengths, whole = self.index.places, self._lengths, 0
+        tiers: list[bytes] = []
+        for row, tier in zip(rows, fastest, strict=True):
             length, held = lengths[row], places[tier][row]
-            tiers += [tier] * held
-            for lower in range(tier + 1, len(places)) if held < length else ():
-                more = places[lower][row] - held
-                if more > 0:
-                    tiers += [lower] * more
-                    held += more
+            tiers.append(_MARKS[tier] * held)
             if held < length:
-                return Reach(found.rows[: whole + 1], tiers, whole, held)
-        return Reach(found.rows, tiers, len(found.rows))
+                for lower in range(tier + 1, len(places)):
+                    more = places[lower][row] - held
+                    if more > 0:
+                        tiers.append(_MARKS[lower] * more)
+                        held += more
+                if held < length:
+                    return Reach(rows[: whole + 1], b"".join(tiers), whole, held)
+            whole += 1
+        return Reach(rows, b"".join(tiers), whole)
 
     def pin(self, rows: Iterable[int]) -> None:
         """Keep rows where they are until `unpin`."""
@@ -130,12 +136,12 @@ class Memory:
         self, keys: Sequence[bytes], lengths: Sequence[int], known: Sequence[int] = ()
     ) -> list[int]:
         """Return the rows of a chain of runs, made where they are new; `known` are the first."""
-        rows, find = list(known), self.index.find
-        for depth in range(len(rows), len(keys)):
-            row = find(keys[depth])
-            if row < 0:
-                row = self._row(keys[depth], rows[-1] if rows else NOT_HERE, depth, lengths[depth])
-            rows.append(row)
+        rows = [*known, *self.index.find_all(keys[len(known) :])]
+        if rows and rows[-1] < 0:  # a row is made behind its front only: no known one follows
+            known_rows = rows.index(NOT_HERE)
+            del rows[known_rows:]
+            front = rows[-1] if rows else NOT_HERE
+            rows += self._make(keys[known_rows:], front, known_rows, lengths[known_rows:])
         return rows
 
     def save(self, now_s: float, rows: Sequence[int], sources: Sequence[int]) -> None:
@@ -143,22 +149,20 @@ class Memory:
 
         They are used now, on every tier that holds them, and enter those that take them.
         """
-        lengths = self._lengths
-        self.pin(rows)
+        lengths, places = self._lengths, self.index.places
+        chain = [(row, lengths[row], source) for row, source in zip(rows, sources, strict=True)]
+        self._saving = frozenset(rows)
         if self._rules:
             self._note_uses(now_s, rows)
         for number, shelf in enumerate(self.shelves):
-            column = self.index.places[number]
             shelf.eviction.touch(rows, now_s)
-            limit = self._limits[number]
+            column, limit = places[number], self._limits[number]
             wanted = [
-                (row, lengths[row])
-                for row, source in zip(rows, sources, strict=True)
-                if source > limit and column[row] < lengths[row]
+                (row, upto) for row, upto, source in chain if source > limit and column[row] < upto
             ]
             if wanted:
                 self._put(now_s, number, wanted)
-        self.unpin(rows)
+        self._saving = frozenset()
 
     def expect(self, rows: Sequence[int], at_s: float) -> None:
         """Tell every tier when this chain is needed again."""
@@ -178,25 +182,34 @@ class Memory:
     def holds(self, key: bytes, blocks: int) -> bool:
         """Return whether some tier holds the first `blocks` blocks of a run."""
         row = self.index.find(key)
-        return row >= 0 and any(column[row] >= blocks for column in self.index.places)
+        if row >= 0:
+            for column in self.index.places:
+                if column[row] >= blocks:
+                    return True
+        return False
 
-    def _givers(self) -> list[bool]:
-        """Return for each tier whether what leaves it may go further down."""
+    def _columns_below(self) -> list[list[array[int]] | None]:
+        """Return for each tier, if what leaves it may go further down, the places on those below.
+
+        None where it may not.
+        """
         after = [*self.shelves[1:], *(self._below.shelves[:1] if self._below else ())]
-        gives = [
-            shelf.entry is not Entry.ENGINE or lower.entry is Entry.ON_EVICTION
-            for shelf, lower in zip(self.shelves, after, strict=False)
-        ]
-        return gives + [False] * (len(self.shelves) - len(gives))
+        columns: list[list[array[int]] | None] = [None] * len(self.shelves)
+        for number, (shelf, lower) in enumerate(zip(self.shelves, after, strict=False)):
+            if shelf.entry is not Entry.ENGINE or lower.entry is Entry.ON_EVICTION:
+                columns[number] = self.index.places[number + 1 :]
+        return columns
 
-    def _row(self, key: bytes, front: int, depth: int, length: int) -> int:
+    def _make(
+        self, keys: Sequence[bytes], front: int, depth: int, lengths: Sequence[int]
+    ) -> list[int]:
+        """Return the rows of new runs, the first at `depth` behind row `front` (-1: none)."""
         parent = self._world.fingerprint if front < 0 else self._key(front)
-        row = self.index.add(self._world, key, parent, depth)
-        if row == len(self._parents):
-            self._parents.append(front)
-            self._lengths.append(length)
-            self._uses.append(0)
-        return row
+        rows = self.index.extend(self._world, keys, parent, depth)
+        self._parents += [front, *rows[:-1]]
+        self._lengths += lengths
+        self._uses += [0] * len(rows)
+        return rows
 
     def _counterpart(self, upper: Memory, row: int) -> int:
         """Return my row for a row of `upper`, made with all in front of it where it is new."""
@@ -207,34 +220,38 @@ class Memory:
             if mine < 0:
                 unknown.append(row)
                 row = upper._parents[row]
-        for new in reversed(unknown):
-            mine = self._row(upper._key(new), mine, upper.index.depths[new], upper._lengths[new])
-        return mine
+        if not unknown:
+            return mine
+        new = unknown[::-1]
+        keys, lengths = [upper._key(row) for row in new], [upper._lengths[row] for row in new]
+        return self._make(keys, mine, upper.index.depths[new[0]], lengths)[-1]
 
     def _put(self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]) -> None:
         """Write pinned rows, parents first, up to so many blocks each, as far as there is room."""
         shelf, column = self.shelves[number], self.index.places[number]
-        size = self._block_bytes
+        size, writer = self._block_bytes, shelf.writer
         if shelf.admission:
             wanted = self._admitted(now_s, number, wanted)
         needed = 0
         for row, upto in wanted:
             held = column[row]
             needed += upto - held if held > 0 else upto
-        room = shelf.writer.room(now_s)
-        allowed = needed if needed * size <= room else int(room / size)
-        shelf.refused += needed - allowed
-        fit = self._make_room(now_s, number, allowed)
-        entering = wanted if fit == needed else _first(column, wanted, fit)
-        parents, names = self._parents, self.index.keys
-        new = [row for row, _ in entering if column[row] < 0]
-        if new:
-            shelf.eviction.insert(
-                new, [parents[row] for row in new], [names[row] for row in new], now_s
-            )
-        for row, upto in entering:
+        room, fit = writer.room(now_s), needed
+        if needed * size > room:
+            fit = int(room / size)
+            shelf.refused += needed - fit
+        if fit > shelf.capacity - shelf.held:
+            fit = self._make_room(now_s, number, fit)
+        new: list[int] = []
+        for row, upto in wanted if fit == needed else _first(column, wanted, fit):
+            if column[row] < 0:
+                new.append(row)
             column[row] = upto
-        shelf.writer.write(now_s, fit * size)
+        if new:
+            parents, keys = self._parents, self.index.keys
+            fronts, names = [parents[row] for row in new], [keys[row] for row in new]
+            shelf.eviction.insert(new, fronts, names, now_s)
+        writer.write(now_s, fit * size)
         shelf.written += fit
         shelf.held += fit
         shelf.peak = max(shelf.peak, shelf.held)
@@ -267,24 +284,25 @@ class Memory:
         return Candidate(self._key(row), (0, uses), nbytes, uses=uses)
 
     def _make_room(self, now_s: float, number: int, blocks: int) -> int:
-        """Evict until `blocks` fit; return how many do, since pinned rows stay."""
+        """Evict until `blocks`, more than there is room for, fit; return how many do.
+
+        Pinned rows stay, and those that are being saved.
+        """
         shelf, column, leases = self.shelves[number], self.index.places[number], self.index.leases
+        remove, saving, lower = shelf.eviction.remove, self._saving, self._lower[number]
         short = blocks - (shelf.capacity - shelf.held)
-        if short <= 0:
-            return blocks
         lost: list[tuple[int, int]] = []
-        gives = self._gives[number]
         for row in shelf.eviction.victims(now_s):
-            if leases[row]:
+            if leases[row] or row in saving:
                 continue
             held = column[row]
-            falls = gives and self._nobody_below_holds(number, row, held)
+            falls = lower is not None and self._nobody_below_holds(lower, row, held)
             if held > short and not falls:  # its tail goes, the rest keeps its place in the order
                 column[row] = held - short
                 shelf.held -= short
                 short = 0
                 break
-            shelf.eviction.remove(row)
+            remove(row)
             column[row] = NOT_HERE
             if shelf.admission:
                 shelf.admission.gave_up(self._key(row), now_s)
@@ -298,8 +316,10 @@ class Memory:
             self._fall(now_s, number, lost[::-1])
         return blocks - max(0, short)
 
-    def _nobody_below_holds(self, number: int, row: int, blocks: int) -> bool:
-        for column in self.index.places[number + 1 :]:
+    def _nobody_below_holds(
+        self, lower: Iterable[MutableSequence[int]], row: int, blocks: int
+    ) -> bool:
+        for column in lower:
             if column[row] >= blocks:
                 return False
         return self._below is None or not self._below.holds(self._key(row), blocks)

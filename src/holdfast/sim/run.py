@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
+from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from holdfast.sim.flight import Flight, Staging
 from holdfast.sim.memory import COMPUTED
 from holdfast.sim.route import Ask, Router
 from holdfast.sim.runs import LONGEST, runs_of
-from holdfast.sim.served import Served, nothing_yet
+from holdfast.sim.served import Ledger, Served
 from holdfast.sim.trace import Floats, Trace
 from holdfast.sim.worker import Worker
 
@@ -54,7 +55,9 @@ class Simulation:
         self.trace = trace
         self.fleet = fleet
         self._setting = setting
-        self._result = nothing_yet(trace.requests, len(fleet.names))
+        self._ledger = Ledger(trace.requests, len(fleet.names))
+        self._times_s: list[float] = trace.time_s.tolist()
+        self._tokens: list[int] = trace.input_tokens.tolist()
         self._events: list[tuple[float, int, int, int, int]] = []
         self._events_ever = 0
         self._flights: dict[int, Flight] = {}
@@ -64,6 +67,7 @@ class Simulation:
         self._after = followers(trace) if setting.closed_loop else {}
         self._arrivals = 0
         names = fleet.names
+        self._device = names[:1] == ["device"]
         self._host = names.index("host") if "host" in names[:-1] else None
         """The tier that is staged to, if there are tiers below it."""
         self._due: dict[int, tuple[int, float]] = {}
@@ -74,13 +78,13 @@ class Simulation:
         waits = {number for numbers in self._after.values() for number in numbers}
         heads = (n for n in range(self.trace.requests) if n not in waits)
         for number in heads:
-            at_s = float(self.trace.time_s[number])
+            at_s = self._times_s[number]
             self._turn(at_s)
             self._arrive(at_s, number)
             if progress and self._arrivals % _PROGRESS_REQUESTS == 0:
                 progress(self._arrivals)
         self._turn(math.inf)
-        return self._result
+        return self._ledger.served()
 
     def _turn(self, until_s: float) -> None:
         """Turn the clock until then; what happens at the same moment happens first."""
@@ -107,7 +111,7 @@ class Simulation:
     def _arrive(self, now_s: float, request: int) -> None:
         """Choose a worker and stand in its line; nothing is looked up for sure before its turn."""
         keys, lengths = self._chain(request)
-        tokens = int(self.trace.input_tokens[request])
+        tokens = self._tokens[request]
         number, covered = self._setting.router(self.fleet, Ask(self._arrivals, keys, tokens))
         self._arrivals += 1
         worker = self.fleet.workers[number]
@@ -115,8 +119,8 @@ class Simulation:
         flight = self._flights[request] = Flight(worker, keys, lengths, covered)
         flight.tokens, flight.blocks = tokens, covered.blocks
         self._expect(flight)
-        self._result.arrived_s[request] = now_s
-        self._result.worker[request] = number
+        self._ledger.arrived_s[request] = now_s
+        self._ledger.worker[request] = number
         worker.line.append(request)
         self._look_up(now_s, worker)
 
@@ -126,14 +130,14 @@ class Simulation:
             request = worker.line.popleft()
             flight = self._flights[request]
             worker.ahead += 1
-            if now_s > self._result.arrived_s[request]:
+            if now_s > self._ledger.arrived_s[request]:
                 flight.covered = self.fleet.cover(worker, flight.keys)
             self._plan(now_s, flight)
             worker.memory.pin(flight.covered.own)
             if self.fleet.shared:
                 self.fleet.shared.pin(flight.covered.shared)
-            self._result.looked_s[request] = now_s
-            self._result.held[request] = flight.covered.blocks
+            self._ledger.looked_s[request] = now_s
+            self._ledger.held[request] = flight.covered.blocks
             self._fetch(now_s, request, flight)
 
     def _plan(self, now_s: float, flight: Flight) -> None:
@@ -159,9 +163,9 @@ class Simulation:
 
     def _had(self, covered: Covered, tokens: int) -> int:
         """Return the tokens of leading blocks that the engine has, short of the whole prompt."""
-        if self.fleet.names[:1] != ["device"]:
+        if not self._device:
             return 0
-        blocks = len(covered.tiers) - len(bytes(covered.tiers).lstrip(b"\0"))
+        blocks = len(covered.tiers) - len(covered.tiers.lstrip(b"\0"))
         size = self.trace.block_tokens
         return min(blocks, (tokens - 1) // size) * size
 
@@ -237,7 +241,7 @@ class Simulation:
                 break
             whole += 1
         flight.blocks, flight.moving, flight.ready_s = whole, 0, now_s
-        self._result.late[request] = 1
+        self._ledger.late[request] = 1
         self._expect(flight)
         self._settle(now_s, request, flight)
 
@@ -256,13 +260,15 @@ class Simulation:
             self._staged(now_s, request, flight)
             return
         worker = flight.worker
-        self._result.fetched_s[request] = now_s
-        self._result.fetched[request] = flight.counts(len(self.fleet.names))
+        self._ledger.fetched_s[request] = now_s
+        tiers = len(self.fleet.names)
+        at = request * tiers
+        self._ledger.fetched[at : at + tiers] = array("q", flight.counts(tiers))
         self._begin(now_s, worker, worker.engine.arrive(request, flight.compute_s))
 
     def _begin(self, now_s: float, worker: Worker, started: list[tuple[int, float]]) -> None:
         for request, seconds in started:
-            self._result.started_s[request] = now_s
+            self._ledger.started_s[request] = now_s
             self._at(now_s + seconds, _COMPUTED, request)
             worker.ahead -= 1
         if started:
@@ -270,14 +276,14 @@ class Simulation:
 
     def _computed(self, now_s: float, request: int) -> None:
         """The first token is there: save the chain, let the next prefill begin."""
-        flight, result = self._flights.pop(request), self._result
+        flight, ledger = self._flights.pop(request), self._ledger
         self._save(now_s, request, flight)
         flight.worker.requests -= 1
-        result.first_s[request] = now_s
-        result.computed_tokens[request] = flight.computed_tokens
-        result.computed_s[request] = flight.compute_s
+        ledger.first_s[request] = now_s
+        ledger.computed_tokens[request] = flight.computed_tokens
+        ledger.computed_s[request] = flight.compute_s
         saved_s = self.fleet.hardware.prefill.seconds(flight.tokens) - flight.compute_s
-        result.saved_s[request] = saved_s
+        ledger.saved_s[request] = saved_s
         worker = flight.worker
         self._begin(now_s, worker, worker.engine.leave(flight.compute_s))
         for after in self._after.get(request, ()):
@@ -310,7 +316,7 @@ class Simulation:
         host, hardware = self._host, self.fleet.hardware
         if host is None or again_s == NEVER or not self._setting.prestage:
             return
-        tiers = [host + 1] * sum(flight.lengths)
+        tiers = bytes([host + 1]) * sum(flight.lengths)
         question = Question(
             tiers=tiers,
             block_bytes=hardware.world.record_bytes,
@@ -327,7 +333,7 @@ class Simulation:
     def _stage(self, now_s: float, number: int) -> None:
         """Bring up what lies below memory of a chain whose time comes."""
         request, needed_s = self._due.pop(number)
-        worker = self.fleet.workers[self._result.worker[request]]
+        worker = self.fleet.workers[self._ledger.worker[request]]
         keys, lengths = self._chain(request)
         covered = self.fleet.cover(worker, keys)
         flight = Staging(worker, keys, lengths, covered)
@@ -369,7 +375,7 @@ class Simulation:
         if self._setting.returns_s is None:
             return None
         again_s = float(self._setting.returns_s[request])
-        late_s = float(self._result.arrived_s[request] - self.trace.time_s[request])
+        late_s = self._ledger.arrived_s[request] - self._times_s[request]
         return None if math.isnan(again_s) else max(again_s + late_s, now_s)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import NamedTuple
 
 import numpy as np
@@ -38,23 +39,41 @@ class Served(NamedTuple):
     """[n] 1 where a fetch passed its deadline and was cut short."""
 
 
-def nothing_yet(requests: int, tiers: int) -> Served:
-    """Return the columns of so many requests and tiers, all zero."""
+class Ledger:
+    """`Served` in the making: a few columns at hand, whose items are set far sooner than numpy's.
 
-    def times() -> Floats:
-        return np.zeros(requests, np.float64)
+    What nobody notes is 0.
+    """
 
-    return Served(
-        arrived_s=times(),
-        looked_s=times(),
-        fetched_s=times(),
-        started_s=times(),
-        first_s=times(),
-        worker=np.zeros(requests, np.int32),
-        held=np.zeros(requests, np.int32),
-        fetched=np.zeros((requests, tiers), np.int64),
-        computed_tokens=np.zeros(requests, np.int64),
-        computed_s=times(),
-        saved_s=times(),
-        late=np.zeros(requests, np.int32),
-    )
+    def __init__(self, requests: int, tiers: int) -> None:
+        self.arrived_s = array("d", bytes(8 * requests))
+        self.looked_s = array("d", bytes(8 * requests))
+        self.fetched_s = array("d", bytes(8 * requests))
+        self.started_s = array("d", bytes(8 * requests))
+        self.first_s = array("d", bytes(8 * requests))
+        self.worker = array("i", bytes(4 * requests))
+        self.held = array("i", bytes(4 * requests))
+        self.fetched = array("q", bytes(8 * requests * tiers))
+        """The counts of one request after the other."""
+        self.computed_tokens = array("q", bytes(8 * requests))
+        self.computed_s = array("d", bytes(8 * requests))
+        self.saved_s = array("d", bytes(8 * requests))
+        self.late = array("i", bytes(4 * requests))
+        self._shape = requests, tiers
+
+    def served(self) -> Served:
+        """Return what was noted until now; a copy."""
+        return Served(
+            arrived_s=np.array(self.arrived_s),
+            looked_s=np.array(self.looked_s),
+            fetched_s=np.array(self.fetched_s),
+            started_s=np.array(self.started_s),
+            first_s=np.array(self.first_s),
+            worker=np.array(self.worker),
+            held=np.array(self.held),
+            fetched=np.array(self.fetched).reshape(self._shape),
+            computed_tokens=np.array(self.computed_tokens),
+            computed_s=np.array(self.computed_s),
+            saved_s=np.array(self.saved_s),
+            late=np.array(self.late),
+        )
