@@ -270,3 +270,46 @@ def test_who_is_down_for_how_long_is_counted_from_when_it_was_last_up():
     assert scene.health.down(15) == set()
     scene.clock.advance(6)
     assert scene.health.down(15) == {"n1"}
+
+
+def ejected_scene():
+    """A pool whose n2 has just come back from an ejection."""
+    scene, options = Scene(4), HealthOptions()
+    scene.run(2, {"n2": 0.101})
+    assert scene.ejected == {"n2"}
+    assert scene.health.untried() == []
+    scene.clock.advance(options.ejection_s + 1)
+    assert scene.ejected == set()
+    return scene, options
+
+
+def test_one_that_was_ejected_is_tried_before_users_requests_go_there():
+    scene, options = ejected_scene()
+    assert scene.health.untried() == ["n2"]
+    assert not scene.health.trusted("n2")
+    for _ in range(options.samples):
+        assert scene.ask("n2", 0.001)
+    assert scene.health.untried() == [], "enough was asked to judge it"
+    assert not scene.health.trusted("n2")
+    scene.clock.advance(options.review_s)
+    assert scene.health.trusted("n2")
+
+
+def test_one_that_is_no_better_is_ejected_again_at_no_users_cost():
+    scene, options = ejected_scene()
+    for name in ("n0", "n1", "n3"):
+        scene.ask(name, 0.001)
+    for _ in range(options.samples):
+        assert not scene.health.trusted("n2")
+        scene.ask("n2", 0.101)
+    scene.clock.advance(options.review_s)
+    assert not scene.health.trusted("n2")
+    assert scene.ejected == {"n2"}
+    assert scene.health.untried() == []
+
+
+def test_in_a_smaller_pool_one_that_is_taken_back_needs_no_trial():
+    scene = Scene(4)
+    scene.run(2, {"n2": 0.101})
+    scene.health.keep(["n1", "n2"])
+    assert scene.health.trusted("n2")

@@ -44,6 +44,7 @@ class HealthOptions(msgspec.Struct, frozen=True, kw_only=True):
     Judged every `review_s` on at least `samples` new answers: one slower than `slow_factor` times
     the median and `slow_margin_s` above it, or failing in more than `failure_share_max` of its
     last answers, is left alone for `ejection_s`, twice as long each time it comes back no better.
+    Whether it does is found out by trials, as many as `samples`, before users' requests go there.
     The margin is wide because an ejected target's blocks are recomputed: a slow hit beats that.
     For `doubt_s` after it was left alone, those who stood in for it are asked too.
     """
@@ -93,6 +94,8 @@ class _Target:
         self.ejection_s = 0.0
         self.ejected_for_s = 0.0
         self.ejections = 0
+        self.on_trial = False
+        """Back from an ejection, and not known yet to be any better."""
         self.latency_s: float | None = None
         self.failure_share = 0.0
         self.fresh = 0
@@ -173,7 +176,7 @@ class PoolHealth:
             return [
                 name
                 for name, target in self._targets.items()
-                if target.breaker.phase() is Phase.HALF_OPEN and not self._ejected(target)
+                if self._needs_trial(target) and not self._ejected(target)
             ]
 
     def down(self, for_s: float) -> set[str]:
@@ -257,7 +260,13 @@ class PoolHealth:
         return target
 
     def _is_well(self, target: _Target) -> bool:
-        return not self._ejected(target) and target.breaker.phase() is Phase.CLOSED
+        out = self._ejected(target) or target.on_trial
+        return not out and target.breaker.phase() is Phase.CLOSED
+
+    def _needs_trial(self, target: _Target) -> bool:
+        phase = target.breaker.phase()
+        unproven = target.on_trial and target.fresh < self._options.samples
+        return phase is Phase.HALF_OPEN or (unproven and phase is Phase.CLOSED)
 
     def _in_flight(self, name: str) -> int:
         target = self._targets.get(name)
@@ -277,11 +286,18 @@ class PoolHealth:
             for target in self._targets.values()
         )
         room = ejected_max(len(self._targets)) - out
+        tried = [target for target in self._targets.values() if self._is_tried(target)]
         for target in self._outliers():
             if room <= 0 and not self._gives_way(target):
-                return
+                break
             self._eject(target, now_s)
             room = max(0, room - 1)
+        for target in tried:
+            target.on_trial = self._ejected(target)
+
+    def _is_tried(self, target: _Target) -> bool:
+        enough = target.fresh >= self._options.samples
+        return target.on_trial and enough and not self._ejected(target)
 
     def _gives_way(self, worse: _Target) -> bool:
         """Take the mildest outlier back, early, for one that is far worse; False: none is."""
@@ -322,6 +338,7 @@ class PoolHealth:
         again_s = min(2 * target.ejection_s, longest_s)
         target.ejection_s = again_s if relapsed else self._options.ejection_s
         target.ejected_until_s = now_s + target.ejection_s
+        target.on_trial = True
         target.ejections += 1
         failing = target.failure_share > self._options.failure_share_max
         target.ejected_for_s = math.inf if failing else target.latency_s or 0.0
@@ -332,4 +349,4 @@ class PoolHealth:
         ejected = [target for target in self._targets.values() if self._ejected(target)]
         ejected.sort(key=lambda target: target.ejected_until_s)
         for target in ejected[: max(0, len(ejected) - ejected_max(len(self._targets)))]:
-            target.ejected_until_s = self._clock.now()
+            target.ejected_until_s, target.on_trial = self._clock.now(), False

@@ -1,4 +1,4 @@
-"""Tries members whose breaker's pause is over, so that no user's request has to."""
+"""Tries members that are half open or back from an ejection, so that no user's request has to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRIAL_S = 0.25
 
 
 class Trials:
-    """A thread that asks members how they are while they are half open."""
+    """A thread that asks members how they are while they are half open or back from an ejection."""
 
     def __init__(self, lookup: Lookup, health: PoolHealth, reach: Reach, ask_s: float) -> None:
         self._lookup = lookup
