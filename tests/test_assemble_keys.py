@@ -8,6 +8,8 @@ import pytest
 from holdfast.assemble import open_store
 from holdfast.config import parse
 from holdfast.errors import ConfigError
+from holdfast.testing.contexts import Contexts
+from holdfast.testing.payloads import key_of as key_of_block
 
 KEY = bytes(range(32))
 
@@ -138,6 +140,25 @@ def test_a_replaced_key_is_refused(tmp_path):
     open_store(config(tmp_path, {"acme": write_key(tmp_path)})).close()
     with pytest.raises(ConfigError, match=r"domains\.acme: .*under another key"):
         open_store(config(tmp_path, {"acme": write_key(tmp_path, key=b"n" * 32)}))
+
+
+def test_a_renamed_domain_finds_its_sealed_blocks_under_the_new_name(tmp_path):
+    keys = [key_of_block(number) for number in range(12)]
+    key = write_key(tmp_path)
+    with open_store(config(tmp_path, {"acme": key})) as store:
+        assert Contexts(store, 20_000, "acme").save(keys) == 12
+        old = store.domains()["domains"]
+    with open_store(config(tmp_path, {"acme-eu": key})) as store:
+        renamed = Contexts(store, 20_000, "acme-eu")
+        renamed.await_recovery()
+        assert renamed.read(keys) == 12
+        assert store.domains()["domains"] != old
+        with pytest.raises(ConfigError, match="'acme' is not configured; known: acme-eu"):
+            store.domain("acme")
+    with open_store(config(tmp_path, {"acme": key})) as store:  # and back
+        again = Contexts(store, 20_000, "acme")
+        again.await_recovery()
+        assert again.read(keys) == 12
 
 
 def test_a_pool_without_a_common_ring_derives_its_keys(tmp_path):

@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.blocks.world import World
-from holdfast.errors import Outcome, ProtocolError
+from holdfast.errors import ConfigError, Outcome, ProtocolError
 from holdfast.limits import FRAME_PAYLOAD_BYTES_MAX, MIB
 from holdfast.wire import target_messages as m
 from holdfast.wire.address import tcp_endpoint
@@ -269,10 +269,24 @@ class Target:
                 except BaseException:
                     self._drop(connection)
                     raise
+                if isinstance(answer.message, Refused) and self._renewed(connection):
+                    connection.close()
+                    continue
                 kept = connection
                 return answer
         finally:
             self._give_back(kept)
+
+    def _renewed(self, connection: Connection) -> bool:
+        """Whether a connection that was refused shows an older token than there is by now.
+
+        By the target's clock that one may be over long before it is by ours.
+        """
+        try:
+            token = self._credentials.token()
+        except ConfigError:
+            return False
+        return token is not None and token.text != connection.claims
 
     def _claim(self, deadline: Deadline) -> Connection | None:
         """Wait for the right to use one connection; return an idle one, if there is any."""

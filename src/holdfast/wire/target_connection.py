@@ -62,6 +62,8 @@ class Connection:
         """What records go through; None where they go over this connection."""
         self.used = False
         """Whether a request was answered on it."""
+        self.claims = ""
+        """Those of the token that it was made with, if there was one."""
         self.good_until = float("inf")
         """When the target will end it, in Unix seconds."""
         self._stream = stream
@@ -146,6 +148,7 @@ class Connection:
                     "the target does not know the key that the token was made with; "
                     "give it that tokens.key_file, or check its address"
                 )
+            self.claims = token.text
             self.good_until = token.claims.expires - _EXPIRY_MARGIN_S
         if not joined.nixl:
             self.window = None
