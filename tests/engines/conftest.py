@@ -17,8 +17,18 @@ import pytest
 
 from holdfast.blocks.key import Chain
 from holdfast.errors import NodeGoneError
+from holdfast.wire.client import Client
 from holdfast.wire.frame import encode, request_reader
-from holdfast.wire.messages import Cover, Covered, Done, Observed, Welcome
+from holdfast.wire.messages import (
+    PROTOCOL,
+    Cover,
+    Covered,
+    Done,
+    Hello,
+    List,
+    Observed,
+    Welcome,
+)
 
 DOMAIN_KEY = bytes(range(32))
 DRIVER = Path(__file__).with_name("vllm_driver.py")
@@ -226,7 +236,7 @@ def fakes():
 
 @pytest.fixture(scope="session")
 def real():
-    return SimpleNamespace(Engine=Engine, Between=Between)
+    return SimpleNamespace(Engine=Engine, Between=Between, arena=arena)
 
 
 class Engine:
@@ -275,6 +285,17 @@ class Engine:
         self.process.wait()
         self.process.stdin.close()
         self.process.stdout.close()
+
+
+@contextlib.contextmanager
+def arena(node):
+    """Lend the memory that engines and a node share, of the one world that has blocks there."""
+    with contextlib.closing(Client(node.address, Hello(PROTOCOL, "test"), 5.0)) as client:
+        (world,) = [w for w in client.call(List(), 5.0).data["blocks"] if w["blocks"]]
+    fingerprint = bytes.fromhex(world["fingerprint"])
+    hello = Hello(PROTOCOL, "test", fingerprint, world["payload_bytes"], world["block_tokens"])
+    with contextlib.closing(Client(node.address, hello, 5.0)) as client:
+        yield client.arena.view
 
 
 class Between:

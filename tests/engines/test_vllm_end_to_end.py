@@ -16,8 +16,7 @@ pytest.importorskip("vllm")
 from holdfast.limits import MIB
 from holdfast.rig.model import make
 from holdfast.rig.node import Node
-from holdfast.wire.client import Client
-from holdfast.wire.messages import PROTOCOL, Fetch, Hello, List, Release, Reserve
+from holdfast.wire.messages import Fetch, Release, Reserve
 
 pytestmark = pytest.mark.vllm
 
@@ -124,22 +123,6 @@ class Rig:
         until(lambda: self.node.status()["recovery_s"] is not None)
         until(self["first"].connected)
 
-    def world(self):
-        client = Client(self.node.address, Hello(PROTOCOL, "test"), 5.0)
-        (world,) = [w for w in client.call(List(), 5.0).data["blocks"] if w["blocks"]]
-        client.close()
-        return world
-
-    @contextlib.contextmanager
-    def arena(self):
-        """Lend the memory that engines and node share."""
-        world = self.world()
-        fingerprint = bytes.fromhex(world["fingerprint"])
-        hello = Hello(PROTOCOL, "test", fingerprint, world["payload_bytes"], world["block_tokens"])
-        client = Client(self.node.address, hello, 5.0)
-        yield client.arena.view
-        client.close()
-
     def close(self):
         for name in list(self._engines):
             self[name].close()
@@ -236,10 +219,10 @@ def test_an_aborted_request_leaves_nothing_behind(rig, steps):
     assert (answer["tokens"], answer["cached"]) == (rig.right(prompt), HELD)
 
 
-def test_damaged_memory_is_computed_again(rig):
+def test_damaged_memory_is_computed_again(rig, real):
     prompt = prompt_of("damaged memory")
     rig.save(prompt)
-    with rig.arena() as memory:
+    with real.arena(rig.node) as memory:
         for at in range(0, len(memory), 64 << 10):
             memory[at] ^= 0xFF
             memory[at + 30_000] ^= 0x01

@@ -1,0 +1,19 @@
+"""The simulator decides by the code that serves: the same objects, imported and never copied."""
+
+from importlib import import_module
+
+import pytest
+
+SHARED = {
+    ("holdfast.plan.planner", "BestCut"): ("holdfast.store.core", "holdfast.cli.sim"),
+    ("holdfast.plan.planner", "Question"): ("holdfast.store.cover", "holdfast.sim.run"),
+    ("holdfast.plan.prestage", "begin_in_s"): ("holdfast.store.hints", "holdfast.sim.run"),
+    ("holdfast.policy.choice", "POLICIES"): ("holdfast.assemble", "holdfast.sim.rules"),
+    ("holdfast.index.residency", "Residency"): ("holdfast.store.states", "holdfast.sim.memory"),
+}
+
+
+@pytest.mark.parametrize(("home", "name"), SHARED)
+def test_store_and_simulator_use_one_object(home, name):
+    one = getattr(import_module(home), name)
+    assert [getattr(import_module(user), name) for user in SHARED[home, name]] == [one, one]
