@@ -24,9 +24,10 @@ SECRET = {"default": b"s" * 32}
 FAR_SECRET = {"default": b"f" * 32}
 
 _NEVER_JUDGED = HealthOptions(
-    breaker=BreakerOptions(stall_s=1e9), samples=1 << 30, failure_share_max=1.0
+    breaker=BreakerOptions(stall_s=1e9, failures=1 << 30), samples=1 << 30, failure_share_max=1.0
 )
-"""A target that is damaged all the time must be asked again all the same."""
+"""A target that is damaged all the time must be asked again all the same, however often it was
+late on a busy machine: the pool's clock stands still, so no pause would ever end."""
 
 
 class OneMember:

@@ -74,9 +74,13 @@ class NoisyLine:
         while True:
             try:
                 near = self._listener.accept()[0]
+            except OSError:
+                return  # closed
+            try:
                 far = socket.create_connection(self._to)
             except OSError:
-                return
+                near.close()
+                continue
             for each in (near, far):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
