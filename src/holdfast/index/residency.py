@@ -1,6 +1,6 @@
 """Which blocks this store holds, and on which tiers: one row of flat columns per block.
 
-One dict from key to row and flat arrays: under 250 bytes a block at a million blocks. Chained keys
+One dict from key to row and flat columns: under 250 bytes a block at a million blocks. Chained keys
 make a radix tree unnecessary: the longest held prefix is a walk over dict look-ups. Not
 thread-safe: the store calls it under its lock.
 """
@@ -39,7 +39,7 @@ class Residency:
         self.keys: list[bytes | None] = []
         self.parents: list[bytes] = []
         self.depths = array("I")
-        self.leases = array("I")
+        self.leases: list[int] = []
         self.places = [array("q") for _ in range(tiers)]
         self.worlds: list[World] = []
         """By number; those without a block wait for another world to take theirs."""
@@ -48,7 +48,7 @@ class Residency:
         self._world_ids: dict[World, int] = {}
         self._world_rows: list[int] = []
         self._worlds_free: list[int] = []
-        self._world_of = array("I")
+        self._world_of: list[int] = []
         self._rows: dict[bytes, int] = {}
         self._free: list[int] = []
 

@@ -20,7 +20,7 @@ _SPARE = 64
 
 
 class LeafLru:
-    """Exact leaf-first LRU: 25 bytes a row, a lazy heap of leaves, O(log leaves) an eviction.
+    """Exact leaf-first LRU: 29 bytes a row, a lazy heap of leaves, O(log leaves) an eviction.
 
     A use is noted at the last row of its chain only, and handed on to the parent with the removal
     of the last child: a row's children were never used later than the row itself. So a use costs

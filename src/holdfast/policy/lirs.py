@@ -26,7 +26,7 @@ _HIGH_SHARE = 100
 
 
 class Lirs(Queues):
-    """A low set in order of use, a queue of the others, and names that left it; 34 bytes a row."""
+    """A low set in order of use, a queue of the others, and names that left it; 38 bytes a row."""
 
     def __init__(self) -> None:
         self._used = array("q")

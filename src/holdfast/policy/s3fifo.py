@@ -27,7 +27,7 @@ _USES_TO_STAY = 2
 
 
 class S3Fifo(Queues):
-    """Two queues of rows and one of names that left the small one; 19 bytes a row beside names."""
+    """Two queues of rows and one of names that left the small one; 31 bytes a row beside names."""
 
     def __init__(self) -> None:
         self._uses = bytearray()

@@ -11,18 +11,18 @@ _ROW_MASK = (1 << _ROW_BITS) - 1
 
 
 class Tree:
-    """Rows and their parents' rows; 17 bytes a row.
+    """Rows and their parents' rows; 21 bytes a row.
 
     A row's children count while it is away too: a chain may come in from its end. `forget` cuts
     them off, because then the row's number is another block's. `beside` are a policy's own columns,
     which grow with those here.
     """
 
-    def __init__(self, *beside: array[int] | array[float] | bytearray) -> None:
+    def __init__(self, *beside: array[int] | list[float] | bytearray) -> None:
         self._beside = beside
         self.here = bytearray()
         """[row] 1 if the row is here; grown by `add`."""
-        self.children = array("I")
+        self.children: list[int] = []
         """[row] how many rows here build upon it; grown by `add`."""
         self.rows = 0
         """How many rows are here."""
