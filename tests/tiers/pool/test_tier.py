@@ -256,3 +256,14 @@ def test_who_is_asked_when_the_time_is_over_is_not_blamed_for_it(fleet) -> None:
     assert one.pool.held(WORLD, chain.keys, 0, within_s=0.0) == 0
     assert sum(target.calls for target in one.targets.values()) == 0
     assert all(report.failure_share == 0 for report in one.pool.health.reports())
+
+
+def test_a_second_copy_is_not_sent_when_the_first_took_all_of_the_time(fleet, monkeypatch) -> None:
+    one = fleet(2, deadline_s=0.1)
+    monkeypatch.setattr(one.pool.hot, "is_hot", lambda _: True)
+    for target in one.targets.values():
+        target.mood = "slow"
+    chain = one.chain(1, 3)
+    assert one.write(chain) == [Outcome.OK] * 3
+    assert sorted(target.calls for target in one.targets.values()) == [0, 1]
+    assert all(report.failure_share == 0 for report in one.pool.health.reports())

@@ -228,7 +228,9 @@ class PoolTier:
         records = [batch[index].record for index in part.indices]
         copies = HOT_COPIES if self.hot.is_hot(part.segment) else 1
         route = self.lookup.route(part.segment, copies)
-        for member in route.write if part.left_s else ():
+        for member in route.write:
+            if not part.left_s:
+                break
             held = self._known(member, records, route.digest)
             new = [record for record, there in zip(records, held, strict=True) if not there]
             call = self.reach.begin(member, sum(map(len, new)), route.digest) if new else None
