@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from holdfast import config as configuration
 from holdfast.cli.options import add_config_arguments, load_config
+from holdfast.cli.settled import settled
 from holdfast.config import Config
 from holdfast.node.daemon import NO_PARENT, notify, serve
 from holdfast.node.private import private_folder
@@ -45,9 +46,10 @@ def run(args: argparse.Namespace) -> int:
     )
     configuration.arm_failpoint()
     notify_address = configuration.notify_address()
-    with _configured(args) as config:
+    with _configured(args) as config, contextlib.ExitStack() as stack:
 
         def ready(addresses: Sequence[str]) -> None:
+            stack.enter_context(settled())
             print("READY", *addresses, flush=True)
             notify(notify_address, "READY=1")
 

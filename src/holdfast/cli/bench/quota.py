@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.blocks.world import World
 from holdfast.cli import measuring
+from holdfast.cli.settled import settled
 from holdfast.errors import ConfigError
 from holdfast.limits import MIB
 from holdfast.node.threads import Threads
@@ -175,6 +176,7 @@ def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
         with (
             measuring.scratch(args.folder) as folder,
             contextlib.closing(_Bench(folder, load.share)) as bench,
+            settled(),  # as a node is
         ):
             yield _row(bench, load, rounds)
 
