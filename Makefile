@@ -10,7 +10,7 @@ BIN     := $(VENV)/bin
 DONE    := $(VENV)/done
 EXTRAS  := dev,demo,bench,secure,mooncake,nixl,peers
 MINUTES ?=
-BENCH   ?= tiers seal quota vllm traces policies
+BENCH   ?= tiers seal quota pool plan calibrate vllm traces policies sim
 
 # $(call quietly,what,command): a line on screen; the command's output only if it fails.
 quietly = echo "set-up: $(1)"; mkdir -p $(DONE); \

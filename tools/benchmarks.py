@@ -19,7 +19,8 @@ is a median. Where a figure has a *limit*, the limit was measured in the same ru
 ours, by the plainest code that moves the same bytes into as much memory; *ratio* is ours over the
 limit, taken in each round where rounds are short. The machines are shared and noisy: compare
 ratios, not seconds. *goal* is what the ratio (or the value, where
-there is no limit) has to reach; a missed goal is printed like a met one.
+there is no limit) has to reach; a missed goal is printed like a met one. `make bench BENCH=pool`
+measures one subject anew.
 """
 DIGITS = 3
 KNOWN = ("what", "value", "unit", "limit", "ratio", "goal", "ok")
