@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.cli import measuring
 from holdfast.rig.measure import seal
+from holdfast.rig.measure.seal_link import GBIT_PER_S, link_rows
 from holdfast.rig.report import Row
 
 if TYPE_CHECKING:
@@ -35,3 +36,5 @@ def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
         yield from seal.disk_rows(scratch, args.rounds)
         status.update("a target over TCP, sealed beside not sealed")
         yield from seal.pool_rows(scratch, args.rounds)
+        status.update(f"a target behind {GBIT_PER_S} Gbit/s, sealed beside not sealed")
+        yield from link_rows(scratch, args.rounds)

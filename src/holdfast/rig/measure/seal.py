@@ -173,7 +173,7 @@ def disk_rows(folder: Path, rounds: int) -> list[Row]:
         return _rows("seal.disk", rounds, (_Side(sealed), _Side(plain)), DISK_CONTEXTS)
 
 
-def pool_rows(folder: Path, rounds: int) -> list[Row]:
+def pool_rows(folder: Path, rounds: int, what: str = "seal.pool") -> list[Row]:
     """Write behind saves to a target over TCP and fetch from it, sealed and not, in turns."""
     with TargetProcess(folder) as target:
 
@@ -184,7 +184,7 @@ def pool_rows(folder: Path, rounds: int) -> list[Row]:
             return tier
 
         with _store(pool(), KeyRing(None)) as sealed, _store(pool(), None) as plain:
-            return _rows("seal.pool", rounds, (_Side(sealed), _Side(plain, APART)), POOL_CONTEXTS)
+            return _rows(what, rounds, (_Side(sealed), _Side(plain, APART)), POOL_CONTEXTS)
 
 
 def _rows(what: str, rounds: int, sides: tuple[_Side, _Side], contexts: int) -> list[Row]:
