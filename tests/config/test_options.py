@@ -60,7 +60,7 @@ HOST = {"kind": "host", "capacity": "64 MiB"}
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"capacity": 10**30}, r"tiers\.1\.capacity: .* is more than 1024 TiB; lower it"),
+        ({"capacity": 1 << 51}, r"tiers\.1\.capacity: .* is more than 1024 TiB; lower it"),
         ({"path": ""}, r"tiers\.1\.path: is empty; name a folder"),
         ({"path": "a\0b"}, r"can not name a file; correct it"),
         ({"path": "a\ud800"}, r"can not name a file; correct it"),
@@ -71,3 +71,11 @@ def test_what_a_disk_can_not_be_is_said_before_it_is_opened(changed, words) -> N
     disk = {"kind": "disk", "path": "/data", "capacity": "1 GiB", **changed}
     with pytest.raises(ConfigError, match=words):
         parse({"listen": HERE, "tiers": [HOST, disk]})
+
+
+@pytest.mark.parametrize("huge", [10**330, 1 << 60, f"{10**29} TiB", "2e9 TiB", f"{'9' * 30} B"])
+def test_a_size_of_nothing_there_is_is_refused_by_its_key(huge):
+    tiers = [{"kind": "host", "capacity": huge}]
+    with pytest.raises(ConfigError, match=r"^tiers\.0\.capacity: ") as refused:
+        parse({"tiers": tiers})
+    assert len(str(refused.value)) < 250

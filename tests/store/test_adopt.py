@@ -225,3 +225,15 @@ def test_records_of_another_size_make_room_too():
         keys = [key_of(500 + i) for i in range(4)]
         assert put(store, [header_of(large, key) for key in keys]) == [Outcome.OK] * 4
         assert store.held(large, keys) == b"\1" * 4
+
+
+def test_what_is_at_hand_or_nowhere_is_lent_without_a_plan(store, monkeypatch):
+    put(store)
+    monkeypatch.setattr(store, "planner", None)  # whoever asks it fails
+    lent = store.lend(WORLD, KEYS, 5)
+    assert (len(lent.places), lent.outcome, lent.sources) == (6, Outcome.OK, {"host": 6})
+    missed = store.lend(WORLD, [key_of(99)], 5)
+    assert (missed.places, missed.outcome, missed.sources) == ([], Outcome.MISS, {})
+    assert store.release(lent.lease)
+    assert store.release(missed.lease)
+    assert not store.status()["leases"]

@@ -18,6 +18,9 @@ _UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
+SIZE_LIMIT = 1 << 60
+"""1 EiB: no tier comes near it, and below it arithmetic with floats is safe."""
+
 Admit = Literal["always", "second_touch", "reuse", "reuse_interval"]
 
 
@@ -30,11 +33,17 @@ class Size(int):
     def of(cls, value: object) -> Size:
         """Read a size; raise ValueError saying how to write one."""
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return cls(value)
+            return cls._within(value)
         found = _SIZE.fullmatch(value) if isinstance(value, str) else None
         if found is None or found[2].lower() not in _UNITS:
             raise ValueError('not a size; write bytes, or a number and a unit such as "64 GiB"')
-        return cls(float(found[1]) * _UNITS[found[2].lower()])
+        return cls._within(float(found[1]) * _UNITS[found[2].lower()])
+
+    @classmethod
+    def _within(cls, nbytes: float) -> Size:
+        if nbytes >= SIZE_LIMIT:
+            raise ValueError("more than there is of anything; write less than 1 EiB")
+        return cls(nbytes)
 
     def __str__(self) -> str:
         """Return the size in the largest unit that leaves a readable number."""

@@ -157,7 +157,7 @@ def _explain(error: msgspec.ValidationError, data: Mapping[str, Any]) -> str:
             value = value.get(key) if isinstance(value, dict) else None
     what = _AT.sub("", str(error)).replace("`", "'").replace("Object ", "")
     plain = isinstance(value, str | int | float) and keys
-    shown = f"{value!r}: " if plain else ""
+    shown = f"{value!r:.80}: " if plain else ""
     path = ".".join("*" if key == "..." else key for key in keys) or "configuration"
     return f"{path}: {shown}{what}; {_remedy(what, keys, value)}"
 

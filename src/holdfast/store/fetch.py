@@ -78,16 +78,18 @@ def lend(
 
 
 def _at_hand(store: Core, world: World, keys: Sequence[bytes], late_at: float) -> Fetched | None:
-    """Lease a chain that lies in the arena whole: nothing to plan, nothing to wait for."""
+    """Lease a chain that lies in the arena whole, or not at all: nothing to plan or to wait for."""
     states = store.states
     with states.lock:
         _, rows, tiers = states.index.cover(world, keys)
-        if not rows or len(rows) < len(keys) or any(tiers):
+        if any(tiers) or 0 < len(rows) < len(keys):
             return None
         column = states.index.places[HOST]
         places = [column[row] for row in rows]
         lease = states.lease(rows, late_at + store.lease_s)
         states.touch(rows)
+    if not rows:
+        return Fetched(lease, places, {}, Outcome.MISS, "nothing is held")
     return Fetched(lease, places, {HostTier.name: len(rows)}, Outcome.OK, "all is at hand")
 
 
