@@ -113,13 +113,15 @@ def test_two_worlds_that_claim_one_name_at_once_leave_the_first(store):
     assert store.states.foreign.usage().records == 1
 
 
+@pytest.mark.parametrize("said", [True, False])
 @pytest.mark.parametrize("at", [0, 5, 15, 20, 100, 127])
-def test_a_record_that_does_not_begin_as_announced_is_not_published(store, at):
+def test_a_record_that_does_not_begin_as_announced_is_not_published(store, at, said):
     berths = store.berth(HEADERS[:2])
     damaged = record_of(WORLD, KEYS[0])
     damaged[at] ^= 0x10
     receive(berths, {KEYS[0]: damaged})
-    assert store.adopt(berths) == [Outcome.CORRUPT, Outcome.OK]
+    announced = b"".join(record_of(WORLD, key)[:128] for key in KEYS[:2]) if said else b""
+    assert store.adopt(berths, announced) == [Outcome.CORRUPT, Outcome.OK]
     assert store.held(WORLD, KEYS[:2]) == b"\0\1"
     assert put(store, HEADERS[:2]) == [Outcome.OK] * 2
 

@@ -289,7 +289,7 @@ class TargetSession:
                 parts += self._service.discarding(size) if slot is None else [slot]
             self._stream.receive(parts, self._service.pace())
             self._service.counters.received_bytes += payload_bytes
-        return self._adopted(berths, refusal, len(headers))
+        return self._adopted(berths, refusal, request.headers)
 
     def _fetch_put(self, request: m.Put, headers: Sequence[Header], nbytes: int) -> m.TargetReply:
         """Take records out of the peer's memory, those for which there is a slot."""
@@ -299,7 +299,7 @@ class TargetSession:
                 reach.bring(request.spans, [each.slot for each in berths])
             brought = sum(len(each.slot) for each in berths if each.slot is not None)
             self._service.counters.received_bytes += brought
-        return self._adopted(berths, refusal, len(headers))
+        return self._adopted(berths, refusal, request.headers)
 
     def _reached(self) -> Reach:
         if self._reach is None:
@@ -307,18 +307,19 @@ class TargetSession:
         return self._reach
 
     def _adopted(
-        self, berths: Sequence[Berth], refusal: Refused | None, records: int
+        self, berths: Sequence[Berth], refusal: Refused | None, announced: bytes
     ) -> m.TargetReply:
         """Publish what arrived and say of each record whether it is held now."""
         if refusal is not None:
             return refusal
         try:
-            outcomes = self._store.adopt(berths)
+            outcomes = self._store.adopt(berths, announced)
         except Exception as error:  # noqa: BLE001  # one bad request never ends a target
             return self._refusal(error)
         if berths and Outcome.CORRUPT in outcomes:
             self._service.counters.corrupt += outcomes.count(Outcome.CORRUPT)
-        held = bytes(outcome is Outcome.OK for outcome in outcomes) or bytes(records)
+        held = bytes(outcome is Outcome.OK for outcome in outcomes)
+        held = held or bytes(len(announced) // RECORD_HEADER_BYTES)
         return m.Stored(held, self._service.epoch)
 
     @contextmanager

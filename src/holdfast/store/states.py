@@ -248,14 +248,15 @@ class States:
 
         The slots are the caller's, who counts the bytes anew.
         """
-        column, places = self.index.places[HOST], list[Place]()
+        column, places, worlds = self.index.places[HOST], list[Place](), Counter[World]()
         for row in rows:
-            world = self.index.world(row)
+            worlds[self.index.world(row)] += 1
             places.append(Place(column[row]))
             column[row] = NOWHERE
             self._left_memory(row)
-            self.fill.give(HOST, world.domain, world.record_bytes)
             self._settle(row)
+        for world, blocks in worlds.items():
+            self.fill.give(HOST, world.domain, blocks * world.record_bytes)
         host.name_slots(places, [NAMELESS] * len(places))
         return places
 

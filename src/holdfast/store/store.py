@@ -173,9 +173,9 @@ class Store(Core):
         """Hand out slots for records from another node; see `holdfast.store.adopt`."""
         return adoption.berth(self, headers)
 
-    def adopt(self, berths: Sequence[Berth]) -> list[Outcome]:
+    def adopt(self, berths: Sequence[Berth], announced: bytes = b"") -> list[Outcome]:
         """Verify and publish the records received; see `holdfast.store.adopt`."""
-        return adoption.adopt(self, berths)
+        return adoption.adopt(self, berths, announced)
 
     def abandon(self, berths: Sequence[Berth]) -> None:
         """Give slots back that were not filled, and that nobody writes to any more."""
