@@ -198,6 +198,14 @@ def test_a_store_that_takes_nothing_foreign_has_no_place_for_it():
         assert store.held(own, KEYS[:2]) == b"\1\0"
 
 
+def test_a_message_with_one_world_that_is_refused_takes_no_slot():
+    with Store(MIB, [], {"default": b"s" * 32}) as store:
+        own = World(WORLD.fingerprint, store.domain("default")[1], 20_000, 128)
+        with pytest.raises(RefusedError):
+            store.berth([header_of(own, KEYS[0]), HEADERS[1]])
+        assert store.states.host(own).usage().records == 0
+
+
 def test_a_full_memory_makes_room_for_a_whole_message_at_once():
     with Store(4 * MIB, [], {"default": b"s" * 32}) as store:
         store.take_foreign()

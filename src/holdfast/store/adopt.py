@@ -45,6 +45,8 @@ def berth(store: Core, headers: Sequence[Header]) -> list[Berth]:
         of_world.setdefault(world, []).append(i)
     berths: dict[int, Berth] = {}
     with store.states.lock:
+        for world in of_world:
+            store.states.host(world)  # refused before anything is handed out
         for world, numbers in of_world.items():
             found = _berths(store.states, world, [headers[i] for i in numbers])
             berths.update(zip(numbers, found, strict=True))
