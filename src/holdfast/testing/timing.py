@@ -28,7 +28,10 @@ from holdfast.testing.contexts import FINGERPRINT, Contexts
 from holdfast.wire.target import Target
 
 AUC_WITHIN = 0.02
-CONTROL_AUC_MIN = 0.75
+CONTROL_AUC_MIN = 0.6
+"""Five times as far from a coin as the others may be. A target answers a hit at hand nearly as fast
+as a miss, so on a busy machine its control is not much further."""
+
 POOL = 64
 CONTEXT_BLOCKS = 8
 BLOCK_TOKENS = 128
