@@ -9,8 +9,9 @@ not filled are abandoned. docs/decisions says why.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from itertools import compress, groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES, Header
@@ -21,6 +22,8 @@ from holdfast.store.core import Core
 from holdfast.store.room import make_rooms, slots
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Place
+
+_WORLD_OF = attrgetter("fingerprint", "domain", "payload_bytes", "tokens")
 
 
 class Berth(NamedTuple):
@@ -40,9 +43,8 @@ def berth(store: Core, headers: Sequence[Header]) -> list[Berth]:
     The slots are the caller's until it adopts or abandons them; it must do one or the other.
     """
     of_world: dict[World, list[int]] = {}
-    for i, header in enumerate(headers):
-        world = World(header.fingerprint, header.domain, header.payload_bytes, header.tokens)
-        of_world.setdefault(world, []).append(i)
+    for named, group in groupby(range(len(headers)), lambda i: _WORLD_OF(headers[i])):
+        of_world.setdefault(World(*named), []).extend(group)
     berths: dict[int, Berth] = {}
     with store.states.lock:
         for world in of_world:
@@ -66,23 +68,24 @@ def adopt(store: Core, berths: Sequence[Berth], announced: bytes = b"") -> list[
     begun = b"".join(each.slot[:HEADER_BYTES] for each in berths if each.slot is not None)
     as_said = begun == announced
     outcomes = [_outcome(states, each, as_said=as_said) for each in berths]
-    entered: list[int] = []
+    taken: dict[World, dict[int, Place]] = {}
     with states.lock:
         eras = {domain: states.era(domain) for domain in {each.world.domain for each in berths}}
         for i, each in enumerate(berths):
             if each.slot is None:
                 continue
             header, world = each.header, each.world
-            row = index.find(header.key)
+            row, here = index.find(header.key), taken.setdefault(world, {})
             # Since the slot was handed out, the domain may have been erased, the name taken.
             if eras[world.domain] != each.era or _named_otherwise(states, row, world):
                 outcomes[i] = Outcome.CORRUPT
-            if outcomes[i] is not Outcome.OK or _here(states, row):
+            if outcomes[i] is not Outcome.OK or row in here or _here(states, row):
                 states.give_back(world, [each.place])
-                continue
-            row = index.add(world, header.key, header.parent, header.depth)
-            states.publish(row, HOST, each.place)
-            entered.append(row)
+            else:
+                here[index.add(world, header.key, header.parent, header.depth)] = each.place
+        for world, here in taken.items():
+            states.publish_here(world, here)
+        entered = [row for here in taken.values() for row in here]
         states.enter_new(entered)
         if store.write_behind and states.lower:
             for row in entered:
@@ -130,7 +133,7 @@ def _berths(states: States, world: World, headers: Sequence[Header]) -> list[Ber
     find = states.index.find
     rows = [find(header.key) for header in headers]
     held = [row >= 0 and states.holds(row, world) for row in rows]
-    for row in itertools.compress(rows, held):
+    for row in compress(rows, held):
         states.touch([row])  # of any chain
     possible = slots(states, world) > 0
     wanted = [

@@ -179,6 +179,6 @@ def _note(states: States, world: World, number: int, keys: Sequence[bytes], star
             head = keys[depth - depth % states.segment_blocks]
             parent = keys[depth - 1] if depth else world.fingerprint
             row = states.index.add(world, keys[depth], parent, depth)
-            states.publish(row, number, segment_place(head[:SEGMENT_BYTES]))
+            states.publish_below(row, number, segment_place(head[:SEGMENT_BYTES]))
             states.hints[keys[depth]] = number
     forget_oldest(states)

@@ -131,7 +131,7 @@ class Descent:
                 if not self._still(load):
                     self._tier.free([load.put.place])
                 elif outcome is Outcome.OK:
-                    states.publish(load.row, number, load.put.place)
+                    states.publish_below(load.row, number, load.put.place)
                 elif load.row in damaged:
                     states.quarantine(load.row, HOST, Outcome.CORRUPT)
                 else:

@@ -209,19 +209,19 @@ class Ladder:
         """Publish what came; return whether some of it now waits for a tier that it passed by."""
         states, promoted = self._states, False
         with states.lock:
-            landed, away = [], states.sealing.is_away(world.domain)
+            landed, away = dict[int, Place](), states.sealing.is_away(world.domain)
             for climb, outcome in zip(wave, outcomes, strict=True):
                 known = states.index.keys[climb.row] == climb.key
                 known = known and states.era(world.domain) == climb.era and not away
                 if outcome is Outcome.OK and known:
-                    states.publish(climb.row, HOST, climb.slot)
-                    landed.append(climb.row)
+                    landed[climb.row] = climb.slot
                     promoted |= states.came_up(climb.row, climb.tier)
                 else:
                     states.give_back(world, [climb.slot])
                     if states.index.places[climb.tier][climb.row] == climb.source and not away:
                         states.quarantine(climb.row, climb.tier, outcome)
-            states.enter_host(landed)
+            states.publish_here(world, landed)
+            states.enter_host(list(landed))
             self._settle(wave)
         return promoted
 

@@ -78,5 +78,5 @@ class Recovery:
                 row = states.index.add(world, header.key, header.parent, header.depth)
                 states.vacate(row, number)
                 row = states.index.add(world, header.key, header.parent, header.depth)
-                states.publish(row, number, place)
+                states.publish_below(row, number, place)
                 self.blocks += 1

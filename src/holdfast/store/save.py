@@ -22,7 +22,7 @@ from holdfast.policy.retention import Retention
 from holdfast.store.core import Core
 from holdfast.store.room import make_rooms
 from holdfast.store.states import HOST, States, Ticket
-from holdfast.tiers.base import NOWHERE
+from holdfast.tiers.base import NOWHERE, Place
 
 
 class Reserved(NamedTuple):
@@ -110,7 +110,7 @@ def abort(store: Core, number: int, *, rest_s: float = 0.0) -> None:
 
 def _publish(store: Core, ticket: Ticket, parents: Sequence[bytes], retention: Retention) -> int:
     states, world = store.states, ticket.world
-    entered: list[int] = []
+    taken: dict[int, Place] = {}
     with states.lock:
         if states.era(world.domain) != ticket.era or states.sealing.is_away(world.domain):
             states.give_back(world, [place for place in ticket.places if place != NOWHERE])
@@ -119,12 +119,13 @@ def _publish(store: Core, ticket: Ticket, parents: Sequence[bytes], retention: R
             if place == NOWHERE:
                 continue
             row = states.index.add(world, key, parents[i], ticket.depth + i)
-            taken = row in states.loading or _named_otherwise(states, row, world)
-            if taken or states.index.places[HOST][row] >= 0:
+            here = row in taken or states.index.places[HOST][row] >= 0
+            if here or row in states.loading or _named_otherwise(states, row, world):
                 states.give_back(world, [place])
-                continue
-            states.publish(row, HOST, place)
-            entered.append(row)
+            else:
+                taken[row] = place
+        states.publish_here(world, taken)
+        entered = list(taken)
         held = _held_before(states, ticket)
         states.touch(held)
         states.enter_new(entered)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from holdfast.blocks.world import World
@@ -192,13 +192,17 @@ class States:
             self.release(number)
         return len(late)
 
-    def publish(self, row: int, tier: int, place: Place) -> None:
-        """Note that a row now also lies on `tier`; the copy there is whole."""
+    def publish_here(self, world: World, places: Mapping[int, Place]) -> None:
+        """Note that rows of a world now lie in its host tier, each at its place, whole."""
+        column = self.index.places[HOST]
+        for row, place in places.items():
+            column[row] = place
+        self.host(world).name_slots(list(places.values()), list(places))
+
+    def publish_below(self, row: int, tier: int, place: Place) -> None:
+        """Note that a row now also lies on a lower tier; the copy there is whole."""
         column, world = self.index.places[tier], self.index.world(row)
         known, column[row] = Place(column[row]), place
-        if tier == HOST:
-            self.host(world).name_slot(place, row)
-            return
         if known == NOWHERE:
             self.fill.take(tier, world.domain, world.record_bytes)
         if known != place:
@@ -248,14 +252,15 @@ class States:
 
         The slots are the caller's, who counts the bytes anew.
         """
-        column, places, worlds = self.index.places[HOST], list[Place](), Counter[World]()
+        column, places, worlds = self.index.places[HOST], list[Place](), Counter[int]()
         for row in rows:
-            worlds[self.index.world(row)] += 1
+            worlds[self.index.world_number(row)] += 1
             places.append(Place(column[row]))
             column[row] = NOWHERE
             self._left_memory(row)
             self._settle(row)
-        for world, blocks in worlds.items():
+        for number, blocks in worlds.items():
+            world = self.index.worlds[number]
             self.fill.give(HOST, world.domain, blocks * world.record_bytes)
         host.name_slots(places, [NAMELESS] * len(places))
         return places

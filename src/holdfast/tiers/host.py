@@ -195,9 +195,10 @@ class HostTier:
     def name_slots(self, places: Sequence[Place], numbers: Sequence[int]) -> None:
         """Name slots as `name_slot` does."""
         with self._lock:
+            runs, chunk_bytes = self._runs, self._budget.chunk_bytes
             for place, number in zip(places, numbers, strict=True):
-                run, slot = self._slot(place)
-                run.name(slot, number)
+                run = runs.get(place // chunk_bytes) or runs[self._run_of(place)]
+                run.name((place - run.first * chunk_bytes) // run.slot_bytes, number)
 
     def beside(self, place: Place) -> list[int]:
         """Return the names of all slots in use in the run of a place, as they lie there.
