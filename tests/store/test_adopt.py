@@ -247,3 +247,15 @@ def test_what_is_at_hand_or_nowhere_is_lent_without_a_plan(store, monkeypatch):
     assert store.release(lent.lease)
     assert store.release(missed.lease)
     assert not store.status()["leases"]
+
+
+def test_a_record_that_is_in_a_message_twice_takes_one_slot(store):
+    assert put(store, [HEADERS[0], HEADERS[1], HEADERS[0]]) == [Outcome.OK] * 3
+    assert store.states.foreign.usage().records == 2
+    used = store.states.fill.used[0][WORLD.domain]
+    assert used == 2 * WORLD.record_bytes
+    lent = store.lend(WORLD, KEYS[:2], 5)
+    assert [
+        is_right(store.record(WORLD, p), WORLD, k) for p, k in zip(lent.places, KEYS, strict=False)
+    ] == [True] * 2
+    store.release(lent.lease)

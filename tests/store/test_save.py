@@ -138,3 +138,15 @@ def test_what_a_chain_builds_upon_does_not_go_to_make_room_for_it(rig) -> None:
     assert (reserved.places, reserved.outcome) == ([-1] * (slots + 2), Outcome.FULL)
     assert made.store.commit(reserved.ticket) == 0
     assert made.read(chain) == slots
+
+
+def test_a_key_that_is_in_a_ticket_twice_takes_one_slot(rig) -> None:
+    one = rig()
+    chain = one.chain(1, 2)
+    keys = [*chain.keys, chain.keys[0]]
+    reserved = one.store.reserve(one.world, keys, chain.fingerprint, 0)
+    one.fill(keys, reserved.places)
+    assert one.store.commit(reserved.ticket) == 2
+    assert one.read(chain) == 2
+    assert one.store.states.host(one.world).usage().records == 2
+    assert one.store.states.fill.used[0][one.world.domain] == 2 * one.world.record_bytes
