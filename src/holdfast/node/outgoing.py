@@ -12,7 +12,6 @@ import contextlib
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
 from holdfast.policy.fair_queue import FairQueue
@@ -45,17 +44,17 @@ class Kept:
         self._lock = threading.Lock()
         self._queue: FairQueue[tuple[Turn, threading.Event]] = FairQueue()
         self._shares: dict[bytes, float] = {}
-        self._kept: Counter[bytes] = Counter()
+        self._kept: dict[bytes, int] = {}
 
     def total(self) -> int:
         """Return the bytes of all domains."""
         with self._lock:
-            return self._kept.total()
+            return sum(self._kept.values())
 
     def take(self, turn: Turn, within_s: float) -> bool:
         """Wait for room for what a turn costs, and count it until `give`. False: none in time."""
         with self._lock:
-            if not len(self._queue) and self._fits(turn):
+            if not self._queue and self._fits(turn):
                 self._count(turn)
                 return True
             let_on = threading.Event()
@@ -74,14 +73,15 @@ class Kept:
     def give(self, turn: Turn) -> None:
         """Give back what was taken."""
         with self._lock:
-            self._kept[turn.domain] -= int(turn.cost)
-            if not self._kept[turn.domain]:
-                del self._kept[turn.domain]
+            left = self._kept.pop(turn.domain, 0) - int(turn.cost)
+            if left:
+                self._kept[turn.domain] = left
+            else:
                 self._shares.pop(turn.domain, None)
             self._let_on()
 
     def _let_on(self) -> None:
-        if not len(self._queue):
+        if not self._queue:
             return
         self._queue.advance(self._now())
         while (taken := self._queue.take(self._next_fits)) is not None:
@@ -90,7 +90,7 @@ class Kept:
             let_on.set()
 
     def _count(self, turn: Turn) -> None:
-        self._kept[turn.domain] += int(turn.cost)
+        self._kept[turn.domain] = self._kept.get(turn.domain, 0) + int(turn.cost)
         self._shares[turn.domain] = turn.share
 
     def _next_fits(self, domain: Hashable) -> bool:
@@ -98,12 +98,12 @@ class Kept:
 
     def _fits(self, turn: Turn) -> bool:
         """Whether so much more may be kept for a domain."""
-        own = self._kept[turn.domain]
+        own = self._kept.get(turn.domain, 0)
         if not own:
             return True
         others = sum(self._shares.values()) - self._shares[turn.domain]
         part = self._most * turn.share / (turn.share + others)
-        return own + turn.cost <= part and self._kept.total() + turn.cost <= self._most
+        return own + turn.cost <= part and sum(self._kept.values()) + turn.cost <= self._most
 
 
 class Line:
@@ -118,10 +118,11 @@ class Line:
     def send(self, stream: Stream, parts: Sequence[Buffer], turn: Turn, pace: Progress) -> None:
         """Send parts in order, piece by piece, each in a turn of its own.
 
+        A small message is counted as what `turn` costs, a larger one piece by piece as its bytes.
         Raises OSError as the stream does, TimeoutError too where the turn does not come.
         """
         nbytes = sum(map(len, parts))
-        if nbytes <= SMALL_BYTES and self._slips(turn._replace(cost=nbytes)):
+        if nbytes <= SMALL_BYTES and self._slips(turn):
             stream.send(parts, pace)
             return
         with contextlib.closing(_Going(self, stream, turn, pace)) as going:

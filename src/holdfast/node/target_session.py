@@ -262,7 +262,7 @@ class TargetSession:
         reason = "" if outcome is Outcome.OK else lent.reason
         reply = m.Records(len(records), outcome, reason, self._service.epoch)
         nbytes = len(records) * world.record_bytes
-        turn = order.turn._replace(cost=nbytes)
+        turn = order.turn if nbytes == order.turn.cost else order.turn._replace(cost=nbytes)
         if order.spans:
             line.enter(turn)
             try:
@@ -373,8 +373,8 @@ def _headers(data: bytes) -> list[Header]:
 
 def _named(request: m.Get | m.Exist | m.Delete | m.Stage | m.Lease) -> tuple[World, list[bytes]]:
     """Return the world and keys of a request; raise where they can not be."""
-    for name in ("fingerprint", "domain"):
-        if len(getattr(request, name)) != KEY_BYTES:
+    for name, value in (("fingerprint", request.fingerprint), ("domain", request.domain)):
+        if len(value) != KEY_BYTES:
             raise ProtocolError(f"{name} has not {KEY_BYTES} bytes")
     _check_size("payload_bytes", request.payload_bytes)
     if len(request.keys) > CHAIN_BLOCKS_MAX * KEY_BYTES:

@@ -79,6 +79,9 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
     def advance(self, now: float) -> None:
         """Say what time it is, in monotonic seconds: before work is put or taken."""
         passed_s = 0.0 if self._told_s is None else max(0.0, now - self._told_s)
@@ -111,17 +114,18 @@ class FairQueue(Generic[T]):
 
     def pass_by(self, flow: Hashable, cost: float, terms: Terms = USUAL) -> None:
         """Count work that is done at once, as nobody waits: `put` and `take` in one."""
-        self._position[flow] = start = self._start(flow, terms)
-        self._now = max(self._now, start)
+        self._position[flow] = self._start(flow, terms)
         self._serve(flow, cost, terms.share)
 
     def _serve(self, flow: Hashable, cost: float, share: float) -> None:
-        self._position[flow] += cost / share
-        self._foremost = max(self._foremost, self._position[flow])
-        if not self._waiting:  # nobody waits, so nobody has to make up for anything
-            self._now = max(self._now, self._foremost)
+        self._position[flow] = at = self._position[flow] + cost / share
+        self._foremost = max(self._foremost, at)
+        # Nobody waits, so nobody has to make up for anything.
+        if not self._waiting and self._foremost > self._now:
+            self._now = self._foremost
         self._past.note(self._now, cost)
-        self._forget()
+        if len(self._position) > 2 * len(self._waiting) + _KEPT:
+            self._forget()
 
     def head(self, flow: Hashable) -> T:
         """Return what a flow that waits has next."""
@@ -175,9 +179,7 @@ class FairQueue(Generic[T]):
         return first
 
     def _forget(self) -> None:
-        """Drop, now and then, the places of those who would stand there without them as well."""
-        if len(self._position) <= 2 * len(self._waiting) + _KEPT:
-            return
+        """Drop the places of those who would stand there without them as well."""
         then, _ = self._past.seen()
         self._position = {
             flow: at for flow, at in self._position.items() if flow in self._waiting or at > then

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Hashable
+from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
 from holdfast.policy.fair_queue import FairQueue, Terms
@@ -54,7 +55,12 @@ class Turn(NamedTuple):
     @property
     def terms(self) -> Terms:
         """On what terms it waits."""
-        return Terms(self.share * self.errand.weight, self.errand.credit)
+        return _terms(self.share, self.errand)
+
+
+@lru_cache(maxsize=64)
+def _terms(share: float, errand: Errand) -> Terms:
+    return Terms(share * errand.weight, errand.credit)
 
 
 class Turns(Generic[T]):
@@ -77,7 +83,7 @@ class Turns(Generic[T]):
     @property
     def empty(self) -> bool:
         """Whether nothing waits and nothing is under way."""
-        return not self._under_way and not len(self._queue)
+        return not self._under_way and not self._queue
 
     def put(self, turn: Turn, item: T, now: float) -> None:
         """Queue work."""
@@ -97,7 +103,7 @@ class Turns(Generic[T]):
     def slip(self, turn: Turn, now: float) -> bool:
         """Whether nobody waits; work too small to need a place is counted as done then."""
         queue = self._queue
-        if len(queue):
+        if queue:
             return False
         queue.advance(now)
         queue.pass_by(turn.flow, turn.cost, turn.terms)
@@ -112,7 +118,7 @@ class Turns(Generic[T]):
         queue.advance(now)
         if self._under_way.total() < self._usual:
             taken = queue.take()
-        elif len(queue) and queue.earliest(self._has_few) <= queue.earliest():
+        elif queue and queue.earliest(self._has_few) <= queue.earliest():
             taken = queue.take(self._has_few)
         else:
             taken = None

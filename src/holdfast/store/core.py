@@ -152,7 +152,8 @@ class Core:
 
         Up to one that can not be sealed. Good while the lease is.
         """
-        records = [self.record(world, place) for place in places]
+        view, size = self.states.host(world).view, world.record_bytes
+        records = [view(Place(place), size) for place in places]
         sealing = self.states.sealing
         return sealing.twins(records, world.domain) if sealing.seals(world.domain) else records
 
