@@ -1,3 +1,6 @@
+import os
+import threading
+
 import numpy as np
 import pytest
 
@@ -89,6 +92,25 @@ def test_blocks_gathered_and_scattered_elsewhere_are_the_same_bytes(
     rest = [page for page in range(count) if page not in written]
     assert (engine.bytes[:, rest] == before[:, rest]).all()
     assert (engine.bytes[:, :, page_bytes:] == before[:, :, page_bytes:]).all()
+
+
+def test_what_a_bound_thread_starts_runs_on_the_cores_of_all():
+    """vLLM's worker binds each of its threads to a core; a copy by two of one core is no faster."""
+    cores = os.sched_getaffinity(0)
+    if len(cores) < 2:
+        pytest.skip("one core")
+    found = []
+
+    def bound():
+        os.sched_setaffinity(0, {min(cores)})
+        device = HostDevice(Engine(1, 4, 64, 1).pages)
+        found.append(device._helper.submit(os.sched_getaffinity, 0).result())
+        device.close()
+
+    thread = threading.Thread(target=bound)
+    thread.start()
+    thread.join()
+    assert found == [cores]
 
 
 def test_a_block_may_fill_only_some_of_its_pages(copies):

@@ -2,7 +2,11 @@
 
 import threading
 
-from holdfast.store.prefault import Prefault
+import pytest
+
+from holdfast.store import prefault as module
+from holdfast.store.prefault import SCARCE_CHUNKS, Prefault
+from holdfast.tiers.host import AHEAD_CHUNKS
 
 
 class Host:
@@ -13,7 +17,8 @@ class Host:
         self.failed = False
         self.done = threading.Event()
 
-    def prefault(self):
+    def prefault(self, most):
+        assert most == AHEAD_CHUNKS
         if not self.failed:
             self.failed = True
             raise OSError(12, "Cannot allocate memory")
@@ -26,6 +31,7 @@ class Host:
 class States:
     def __init__(self, *hosts):
         self.all_hosts = lambda: list(hosts)
+        self.numbers, self.tickets = 0, {}
 
 
 def test_every_arena_is_brought_in_though_one_fails_now_and_then(caplog):
@@ -40,3 +46,44 @@ def test_every_arena_is_brought_in_though_one_fails_now_and_then(caplog):
 
 def test_what_was_never_started_can_be_closed():
     Prefault(States()).close()
+
+
+@pytest.fixture
+def looked(monkeypatch):
+    """Call with what a store does at each look; returns how much memory was to be ahead at each."""
+    monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.0)
+
+    def run(*activities):
+        asked, over = [], threading.Event()
+
+        class Asked:
+            def prefault(self, most):
+                asked.append(most)
+                if len(asked) == len(activities):
+                    over.set()
+                states.numbers, states.tickets = activities[min(len(asked), len(activities) - 1)]
+                return False
+
+        states = States(Asked())
+        states.numbers, states.tickets = activities[0]
+        made = Prefault(states)
+        made.start()
+        assert over.wait(30)
+        made.close()
+        return asked[: len(activities)]
+
+    return run
+
+
+def test_memory_is_brought_in_beside_a_step_only_where_hardly_any_is_ready(looked):
+    """A ticket is open from the beginning of a step to its end; then the next one's."""
+    none, one = {}, {1: "ticket"}
+    steps = (0, none), (1, one), (1, one), (1, none), (2, one), (2, none)
+    assert looked(*steps) == [AHEAD_CHUNKS, *[SCARCE_CHUNKS] * 5]
+    rest = (0, none), (1, one), (1, none), (1, none), (1, none)
+    assert looked(*rest) == [AHEAD_CHUNKS, *[SCARCE_CHUNKS] * 2, *[AHEAD_CHUNKS] * 2]
+
+
+def test_nor_beside_fetches_that_follow_each_other(looked):
+    leases = (0, {}), (1, {}), (2, {}), (2, {})
+    assert looked(*leases) == [AHEAD_CHUNKS, SCARCE_CHUNKS, SCARCE_CHUNKS, AHEAD_CHUNKS]

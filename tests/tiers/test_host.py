@@ -141,6 +141,17 @@ def test_prefault_brings_in_what_is_used_already_and_changes_no_byte(tier: HostT
     assert resident(tier) == 0
 
 
+def test_where_hardly_any_is_wanted_ahead_nothing_in_use_is_brought_in(tier: HostTier) -> None:
+    (place,) = tier.reserve([RECORD]).places
+    tier.view(place, 1)[:] = b"x"
+    used = resident(tier)
+    while tier.prefault(2):
+        pass
+    assert resident(tier) == used + 2 * 4 * MIB // 16
+    tier.reserve([RECORD] * 16)
+    assert tier.prefault(2)
+
+
 def test_memory_brought_in_for_one_arena_goes_back_when_another_needs_it() -> None:
     budget = Budget(4 * MIB)
     idle, busy = HostTier(budget), HostTier(budget)

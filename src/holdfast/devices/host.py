@@ -8,6 +8,7 @@ one of ours.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import logging
@@ -16,6 +17,7 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.devices.base import Memory, Move, Pages, rows
@@ -79,7 +81,7 @@ class HostDevice:
     def __init__(self, pages: Pages, keep: Any = None) -> None:
         self.pages = pages
         self._keep = keep
-        self._helper = ThreadPoolExecutor(1, thread_name_prefix="holdfast-copy")
+        self._helper = ThreadPoolExecutor(1, "holdfast-copy", run_anywhere)
         self._copy = _copy_batched
         if not _batched_works():
             self._copy = _copy_each
@@ -123,6 +125,19 @@ class HostDevice:
         to.extend((flag.buffer_info()[0], size))
         source.extend((_ONE.buffer_info()[0], size))
         return self._copy([*plan[:-1], Piece(to, source, last.nbytes + size)])
+
+
+def run_anywhere() -> None:
+    """Let the calling thread run on every core that a thread of this process may run on.
+
+    An engine on CPUs binds its threads to a core each, and a new one inherits the core of whoever
+    starts it: two threads of one core share a copy to no use.
+    """
+    cores = os.sched_getaffinity(0)
+    for task in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            cores |= os.sched_getaffinity(int(task.name))
+    os.sched_setaffinity(0, cores)
 
 
 def pieces(plan: Iterable[tuple[int, int]], size: int) -> list[Piece]:

@@ -101,12 +101,12 @@ class States:
         """Blocks that would be written to a tier were anybody there; free to leave memory."""
         self.writing = [0] * len(lower)
         self.faults: deque[Fault] = deque(maxlen=QUARANTINE_NOTES)
-        self._numbers = 0
+        self.numbers = 0
 
     def number(self) -> int:
         """Return a number never given before: the name of a lease or a ticket."""
-        self._numbers += 1
-        return self._numbers
+        self.numbers += 1
+        return self.numbers
 
     def era(self, domain: bytes) -> int:
         """Return a number that changes whenever a domain is erased, here or by another node.

@@ -246,19 +246,20 @@ class HostTier:
         """Return fill in bytes of slots in use; the capacity is shared by all domains."""
         return Usage(self._budget.capacity_bytes, self._used_bytes, len(self._live))
 
-    def prefault(self) -> bool:
+    def prefault(self, most: int = AHEAD_CHUNKS) -> bool:
         """Bring the memory of one chunk in, so that no save or fetch pays for it; False if all is.
 
-        A free one that will be handed out soon; else one in use, page by page so far, whose bytes
-        stay as they are. What was brought in and is another arena's by now goes back.
+        A free one that will be handed out soon, while all arenas have fewer than `most` of them;
+        else, unless `most` is less than there should be, one in use, page by page so far, whose
+        bytes stay as they are. What was brought in and is another arena's by now goes back.
         """
         size = self._budget.chunk_bytes
         with self._lock:
             if self._give_up_ahead():
                 return True
-            chunk = self._next_ahead()
+            chunk = self._next_ahead(most)
             if chunk is None:
-                if not self._faulted:
+                if not self._faulted or most < AHEAD_CHUNKS:
                     return False
                 chunk = self._faulted.pop()
             self._populated[chunk] = 1
@@ -343,12 +344,12 @@ class HostTier:
             self._budget.free_chunks -= chunks
             return True
 
-    def _next_ahead(self) -> int | None:
+    def _next_ahead(self, most: int) -> int | None:
         """Take on the next free chunk without memory; None if enough have theirs."""
         budget = self._budget
         with budget.lock:
-            most = max(1, AHEAD_CHUNKS // budget.arenas)
-            if self._ahead >= most or budget.ahead_chunks >= budget.free_chunks:
+            own = max(1, most // budget.arenas)
+            if self._ahead >= own or budget.ahead_chunks >= budget.free_chunks:
                 return None
         chunk = self._taken.find(0)
         while chunk >= 0 and self._populated[chunk]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.devices.base import Device, Memory, Move
+from holdfast.devices.host import run_anywhere
 from holdfast.engines.vllm.counters import Counts
 from holdfast.engines.vllm.work import Load
 from holdfast.errors import BlockError, NodeGoneError, Outcome, ProtocolError, RefusedError
@@ -91,6 +92,7 @@ class Loader:
         self._thread.join()
 
     def _run(self) -> None:
+        run_anywhere()
         while (job := self._jobs.get()) is not None:
             counts = Counts()
             outcome, landed = self._carry_out(job, counts)
