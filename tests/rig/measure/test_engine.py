@@ -57,6 +57,15 @@ class FakeBench:
         return seconds, 0 if missing or place == "cold" else tokens // BLOCK_TOKENS * BLOCK_TOKENS
 
 
+@pytest.fixture(autouse=True)
+def shares(monkeypatch):
+    """What share of the machine others have beside each sample; nothing unless a test says so."""
+    given = []
+    share = SimpleNamespace(share=lambda: given.pop(0) if given else 0.0)
+    monkeypatch.setattr(engine, "Others", lambda: share)
+    return given
+
+
 def measured(disturbed, holes=0):
     bench = FakeBench(disturbed, holes)
     return engine.measure(bench, Course("demo", Path(), LENGTHS, (), ROUNDS, lambda _: None)), bench
@@ -99,6 +108,22 @@ def test_stalls_and_a_slow_minute_change_no_prediction(seed, share):
     rows = off(found, 4096)
     assert list(rows) == ["calibrate.cold", "calibrate.host", "calibrate.disk"]
     assert all(row.value < 10.0 and row.ok for row in rows.values())
+
+
+def test_what_others_disturb_does_not_count(shares):
+    """In four rounds of seven they take half of the machine, and everything takes twice as long."""
+    rounds = [0.0, 0.5, 0.5, 0.0, 0.5, 0.5, 0.0]
+    for share in rounds:
+        for _ in LENGTHS:
+            shares += [0.0, share, share, share]
+    per_round = 3 * len(LENGTHS)
+
+    def disturbed(place, number, seconds):
+        return seconds * (2.0 if rounds[(number - 1) // per_round] else 1.0)
+
+    found, _ = measured(disturbed)
+    assert found.cold[4096] == pytest.approx(PREFILL.seconds(4096 + TAIL_TOKENS))
+    assert all(row.value < 1.0 for row in off(found, 4096).values())
 
 
 def test_rounds_that_disagree_are_refused():

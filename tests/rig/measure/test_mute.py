@@ -42,8 +42,9 @@ def bench(monkeypatch):
     """Call with a pool and the seconds that each engine takes, by silence."""
     monkeypatch.setattr(mute, "SPIN_S", 0.0)
 
-    def make(pool, seconds):
+    def make(pool, seconds, others=lambda: 0.0):
         asked = []
+        monkeypatch.setattr(mute, "Others", lambda: SimpleNamespace(share=others))
 
         def complete(engine, prompt, _):
             asked.append((engine.name, pool.now, tuple(prompt)))
@@ -104,6 +105,31 @@ def test_each_engine_goes_first_in_turn_and_rounds_are_shared_out(bench):
     fall = ["alone", "behind", "alone"]
     pair, other = ["alone", "behind"], ["behind", "alone"]
     assert names == [*pair, *fall, *pair, *other, *fall, *other, *fall, *pair]
+
+
+def test_pairs_that_others_disturb_are_measured_anew(bench):
+    """Whatever they took: what others have of the machine decides, not what comes of it."""
+    shares = iter([0.0, 0.0, 0.3, 0.3, *[0.0] * 100])  # each pair is looked at before and behind
+    pairs = iter(range(100))
+
+    def others():
+        return next(shares)
+
+    def seconds(name, silence, number):
+        return 2.0 + 0.01 * next(pairs)
+
+    made, asked = bench(FakePool(Silence.STOPPED), seconds, others)
+    row = list(made.rows())[1]
+    assert (row.more["rounds"], row.more["disturbed"]) == (4, 1)
+    names = [name for name, _, prompt in asked if len(prompt) == PROMPT_TOKENS]
+    assert names.count("behind") == 1 + FALLS + 5
+
+
+def test_on_a_machine_that_never_rests_the_calmest_pairs_count_and_it_ends(bench):
+    ticks = iter(range(1000))
+    made, _ = bench(FakePool(Silence.STOPPED), lambda *_: 2.0, lambda: 0.1 + next(ticks) / 1000)
+    row = list(made.rows())[1]
+    assert (row.value, row.more["rounds"], row.more["disturbed"]) == (1.0, 4, 4)
 
 
 def test_one_moment_of_a_busy_machine_makes_no_late_first_request(bench):

@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,7 +65,55 @@ def test_contexts_that_are_given_up_every_time_end_the_run(save):
 
 def test_long_contexts_get_fewer_rounds_and_short_ones_more():
     course = Course("small", Path(), (), (), 5, print)
-    assert [course.rounds_at(n) for n in (128, 512, 1024, 2048, 4096, 8192)] == [15, 15, 5, 5, 3, 3]
+    assert [course.rounds_at(n) for n in (128, 512, 1024, 2048, 4096, 8192)] == [16, 16, 6, 6, 4, 4]
+
+
+class SpinBench:
+    """Two engines alike, of which one that is asked again at once takes a tenth longer."""
+
+    alone, behind = "alone", "behind"
+
+    def __init__(self, worse=1.0):
+        self.worse, self.last, self.asked, self.drawn = worse, "behind", [], 0
+
+    def text(self, tokens):
+        self.drawn += 1
+        return [self.drawn] * (tokens + TAIL_TOKENS)
+
+    def save(self, prompts):
+        self.last = "behind"
+
+    def ttft_s(self, engine, prompt):
+        spins, self.last = engine == self.last, engine
+        self.asked.append((engine, prompt[0]))
+        return (1.1 if spins else 1.0) * (self.worse if engine == "behind" else 1.0), 0
+
+
+@pytest.fixture
+def shares(monkeypatch):
+    given = []
+    share = SimpleNamespace(share=lambda: given.pop(0) if given else 0.0)
+    monkeypatch.setattr(plan, "Others", lambda: share)
+    return given
+
+
+@pytest.mark.parametrize("rounds", [3, 4, 5])
+def test_an_engine_that_still_spins_is_held_against_one_that_does(shares, rounds):
+    """One engine first and the other first by turns would be 10 % off, whichever came first."""
+    for worse in (1.0, 1.04):
+        bench, course = SpinBench(worse), Course("small", Path(), [128], (), rounds, lambda _: None)
+        (row,) = plan._against_recompute(bench, "host", course)
+        assert row.value == pytest.approx(worse)
+        assert row.more["rounds"] == len(bench.asked) / 2 == course.rounds_at(128)
+        assert sorted(set(bench.asked)) == sorted(bench.asked), "each once by both"
+
+
+def test_pairs_that_others_disturb_are_left_out_but_not_more_than_half(shares):
+    course = Course("small", Path(), [4096], (), 4, lambda _: None)
+    for busy, left in (([0.0, 0.5], 2), ([0.4, 0.5], 2), ([0.01, 0.04], 4)):
+        shares[:] = [0.0, busy[0], 0.0, busy[1]]
+        (row,) = plan._against_recompute(SpinBench(), "host", course)
+        assert (row.more["rounds"], row.more["disturbed"]) == (left, 4 - left)
 
 
 class CutBench:

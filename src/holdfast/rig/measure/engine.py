@@ -2,7 +2,8 @@
 
 In every round each length is computed, fetched from disk and fetched from memory, one after the
 other: so what disturbs the machine for a minute meets one sample in `rounds` of everything, instead
-of all samples of one length or tier. Medians of the rounds count, and only where the rounds agree.
+of all samples of one length or tier. Samples beside which others of the machine computed are left
+out. Medians of the rounds count, and only where the rounds agree.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
+from holdfast.rig.calm import Others, calm
 from holdfast.rig.measure.plan import TAIL_TOKENS, Bench, Course
 
 COLD = "cold"
@@ -28,8 +30,9 @@ APART = 0.25
 What disturbs a machine makes it slower, so a median far from the fastest was disturbed itself.
 """
 
-Times: TypeAlias = Mapping[str, Mapping[int, Sequence[float]]]
-"""Seconds to the first token: `COLD` or a tier, tokens of the context, a figure a round."""
+Times: TypeAlias = Mapping[str, Mapping[int, Sequence[tuple[float, float]]]]
+"""Seconds to the first token, and what share of the machine others had meanwhile: `COLD` or a tier,
+tokens of the context, one of each a round."""
 
 
 class Engine(NamedTuple):
@@ -55,14 +58,16 @@ def measure(bench: Bench, course: Course) -> Engine:
     for prompts in texts.values():
         bench.save(prompts)
     bench.move("disk", "held")
-    times: dict[str, dict[int, list[float]]] = {
+    times: dict[str, dict[int, list[tuple[float, float]]]] = {
         what: {n: [] for n in texts} for what in (COLD, *PLACES)
     }
+    others = Others()
     for turn in range(course.rounds):
         for length, prompts in texts.items():
             course.tell(f"{length} tokens, round {turn + 1} of {course.rounds}")
+            others.share()
             for what, seconds in _round(bench, prompts[turn], length):
-                times[what][length].append(seconds)
+                times[what][length].append((seconds, others.share()))
     settled = medians(times, course.rounds)
     return Engine(bench.node.token_bytes(), TAIL_TOKENS, settled.pop(COLD), settled)
 
@@ -85,7 +90,8 @@ def _round(bench: Bench, prompt: Sequence[int], length: int) -> Iterator[tuple[s
             yield place, seconds
 
 
-def _settled(what: str, seconds: Sequence[float], rounds: int) -> float:
+def _settled(what: str, samples: Sequence[tuple[float, float]], rounds: int) -> float:
+    seconds = calm(samples, WHOLE_MIN)
     if len(seconds) < WHOLE_MIN:
         raise HoldfastError(
             f"{what}: {len(seconds)} of {rounds} contexts came whole, {WHOLE_MIN} must; nothing is "

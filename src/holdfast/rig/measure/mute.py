@@ -4,6 +4,9 @@ Two engines of one model: one without Holdfast, one behind a node whose pool was
 silent. Both compute the same new prompts by turns, so nothing is ever fetched: what differs is
 what a dead pool costs.
 
+Others on the machine count: a pair beside which they computed is measured anew, up to twice as
+many pairs as were asked for; of those the calmest count.
+
 The pool falls silent several times. The first request that meets each silence is asked between two
 requests of the engine alone, and the median of the falls counts: a moment of a busy machine is as
 long as what is looked for. The rounds behind it are shared out among the falls.
@@ -16,12 +19,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import NamedTuple
 
 from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
 from holdfast.rig.ask import complete
+from holdfast.rig.calm import DISTURBED, Others, calm
 from holdfast.rig.network import open_network
 from holdfast.rig.node import Node
 from holdfast.rig.pool import Pool, Silence
@@ -43,6 +47,10 @@ TTFT_GOAL = 1.05
 OPEN_S = 30.0
 RECOVERED_S = 90.0
 FALLS = 3
+AGAIN = 2
+"""Times as many pairs as were asked for, at most, on a machine that others disturb."""
+
+QUARTERS = 4
 SEED = 20_26
 
 
@@ -70,11 +78,15 @@ class Pair(NamedTuple):
 
 
 class Fall(NamedTuple):
-    """One silence: the first request's seconds, how much later that was than alone, the rounds."""
+    """One silence: the first request's seconds, how much later that was than alone, the rounds.
+
+    `disturbed`: pairs that were left out.
+    """
 
     first_s: float
     late_s: float
     pairs: Sequence[Pair]
+    disturbed: int
 
 
 class Bench:
@@ -83,6 +95,7 @@ class Bench:
     def __init__(self, engines: Engines, node: Node, pool: Pool, course: Course) -> None:
         self._engines, self._node, self._pool, self._course = engines, node, pool, course
         self._chance = random.Random(SEED)  # noqa: S311  # prompts, not secrets
+        self._others = Others()
 
     def rows(self) -> Iterator[Row]:
         """Warm up, then let the targets fall silent in every way that there is."""
@@ -94,7 +107,7 @@ class Bench:
         for silence in self._pool.silences():
             falls = [self._fall(silence, number) for number in range(FALLS)]
             yield _first_row(silence, falls)
-            yield _ttft_row(silence, [pair for fall in falls for pair in fall.pairs])
+            yield _ttft_row(silence, falls)
 
     def _fall(self, silence: Silence, number: int) -> Fall:
         """Let the targets fall silent once."""
@@ -108,14 +121,25 @@ class Bench:
             first_s = self._ttft_s(self._engines.behind, prompt)
             after_s = self._ttft_s(self._engines.alone, self._prompt())
             wait_until(self._node.process, self._all_open, OPEN_S, "sure that its pool is silent")
-            pairs = []
-            for turn in range(number, number + rounds):
-                course.tell(f"{name}: round {turn - number + 1} of {rounds}")
-                prompt, times = self._prompt(), {}
-                for which in (0, 1) if turn % 2 == 0 else (1, 0):
-                    times[which] = self._ttft_s(self._engines[which], prompt)
-                pairs.append(Pair(times[0], times[1]))
-        return Fall(first_s, first_s - (before_s + after_s) / 2, pairs)
+            pairs = self._pairs(name, number, rounds)
+        late_s = first_s - (before_s + after_s) / 2
+        kept = calm(pairs, rounds)
+        return Fall(first_s, late_s, kept, len(pairs) - len(kept))
+
+    def _pairs(self, name: str, number: int, rounds: int) -> list[tuple[Pair, float]]:
+        """Return pairs, and what share of the machine others had meanwhile."""
+        found: list[tuple[Pair, float]] = []
+        left = rounds
+        while left and len(found) < AGAIN * rounds:
+            self._course.tell(f"{name}: round {rounds - left + 1} of {rounds}")
+            prompt, times = self._prompt(), {}
+            self._others.share()
+            for which in (0, 1) if (number + len(found)) % 2 == 0 else (1, 0):
+                times[which] = self._ttft_s(self._engines[which], prompt)
+            others = self._others.share()
+            found.append((Pair(times[0], times[1]), others))
+            left -= others <= DISTURBED
+        return found
 
     def _ttft_s(self, engine: Engine, prompt: Sequence[int]) -> float:
         """Ask for one token; the other engine's worker has stopped spinning by then."""
@@ -178,15 +202,18 @@ def _first_row(silence: Silence, falls: Sequence[Fall]) -> Row:
     return with_more(row, more)
 
 
-def _ttft_row(silence: Silence, pairs: Sequence[Pair]) -> Row:
-    if not pairs:
-        raise HoldfastError("no round was measured; raise --rounds")
+def _ttft_row(silence: Silence, falls: Sequence[Fall]) -> Row:
+    pairs = [pair for fall in falls for pair in fall.pairs]
+    if len(pairs) < QUARTERS:
+        raise HoldfastError(f"{len(pairs)} rounds were measured, {QUARTERS} must; raise --rounds")
     ratios = [pair.behind_s / pair.alone_s for pair in pairs]
     row = at_most(f"pool.{silence}.ttft", median(ratios), "x without", TTFT_GOAL)
     more: dict[str, object] = {
         "alone_s": median(pair.alone_s for pair in pairs),
         "behind_s": median(pair.behind_s for pair in pairs),
+        "quartiles": [quantiles(ratios, n=QUARTERS)[at] for at in (0, 2)],
         "worst": max(ratios),
         "rounds": len(pairs),
+        "disturbed": sum(fall.disturbed for fall in falls),
     }
     return with_more(row, more)
