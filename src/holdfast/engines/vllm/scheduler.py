@@ -161,6 +161,7 @@ class SchedulerSide:
         """Return what the workers have to do in this step."""
         work = Work(self._loads, tokens=output.total_num_scheduled_tokens)
         self._loads = []
+        self._tell()
         self._time(output)
         for request_id, scheduled in output.num_scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
@@ -188,7 +189,6 @@ class SchedulerSide:
                 loaded.loading = None
                 loaded.loaded_s = 0.0 if loaded.hopeless else self._now() - loaded.decided_at
         self._watch.end()
-        self._tell()
 
     def on_finished(self, request: Any) -> None:
         """Forget a request, and pass on what it said about what comes next."""
@@ -272,7 +272,11 @@ class SchedulerSide:
         self._watch.begin(chunks, sound=all_known and not loading)
 
     def _tell(self) -> None:
-        """Tell the node what was observed, when it is worth a message; nobody waits for it."""
+        """Tell the node what was observed, when it is worth a message; nobody waits for it.
+
+        Not where a step ends: its tokens would wait while the node is woken. Behind the last one
+        of a request vLLM makes an empty step.
+        """
         report = self._watch.report(idle=not self._tracked)
         for link in self._links if report is not None else ():
             client = link.client()
