@@ -22,10 +22,11 @@ class Machine:
         self.set(US, parent=1)
 
     def set(self, number, parent, own=0, children=0):
+        name = "kthreadd" if number == 2 else "a (b) c"
         folder = self.folder / str(number)
         folder.mkdir(exist_ok=True)
         times = f"{own} 0 {children} 0"
-        (folder / "stat").write_text(f"{number} (a (b) c) S {parent} 1 1 0 0 0 0 0 0 0 {times} 20")
+        (folder / "stat").write_text(f"{number} ({name}) S {parent} 1 1 0 0 0 0 0 0 0 {times} 20")
 
     def passes(self, seconds, user=0, nice=0, system=0, stolen=0):
         self.now += seconds

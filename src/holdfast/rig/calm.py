@@ -13,13 +13,16 @@ DISTURBED = 0.05
 
 T = TypeVar("T")
 
-_KERNEL = 2
+_KERNEL = "kthreadd"
+"""Who started the kernel's own threads; in a container they are out of sight."""
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Task(NamedTuple):
-    """A process: who started it, and seconds it and its ended children have computed."""
+    """A process: name, who started it, and seconds it and its ended children have computed."""
 
+    name: str
     parent: int
     seconds: float
 
@@ -56,10 +59,12 @@ class Others:
             if not folder.name.isdigit():
                 continue
             try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                named, _, rest = (folder / "stat").read_text().rpartition(")")
             except OSError:
                 continue  # it has ended meanwhile
-            tasks[int(folder.name)] = Task(int(fields[1]), sum(map(int, fields[11:15])) / _TICKS)
+            name, fields = named.partition("(")[2], rest.split()
+            seconds = sum(map(int, fields[11:15])) / _TICKS
+            tasks[int(folder.name)] = Task(name, int(fields[1]), seconds)
         return tasks
 
 
@@ -75,7 +80,7 @@ def calm(samples: Sequence[tuple[T, float]], least: int) -> list[T]:
 
 def _ours(tasks: Mapping[int, Task]) -> dict[int, Task]:
     """Return this process, what it started, and the kernel's own."""
-    mine = {os.getpid(), _KERNEL}
+    mine = {number for number, task in tasks.items() if task.name == _KERNEL} | {os.getpid()}
     ours: dict[int, Task] = {}
     for number, task in tasks.items():
         line, at = set[int](), number

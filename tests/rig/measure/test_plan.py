@@ -89,7 +89,7 @@ class SpinBench:
         return (1.1 if spins else 1.0) * (self.worse if engine == "behind" else 1.0), 0
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def shares(monkeypatch):
     given = []
     share = SimpleNamespace(share=lambda: given.pop(0) if given else 0.0)
@@ -186,6 +186,24 @@ def test_a_machine_that_becomes_slower_is_not_in_the_comparison():
     row, bench = cut_row(best_of, noise=0.0, drift=0.01)
     assert row.value == pytest.approx(1.0, abs=0.02)
     assert [plan for _, plan in bench.moves] == ["held", "held", "best", "held"]
+
+
+def test_a_cut_that_others_disturb_is_not_the_worse_for_it(shares):
+    """Beside two of four rounds of the plan's they compute; a round of the search has five cuts."""
+    rounds, cuts = 4, 5
+    busy = [0.0] * (rounds * cuts + rounds // 2) + [0.5, 0.0] * 2
+    shares += busy
+
+    def disturbed(self, engine, prompt):
+        asked = len(self.asked)
+        seconds, tokens = CutBench.ttft_s(self, engine, prompt)
+        return seconds * (3.0 if asked < len(busy) and busy[asked] else 1.0), tokens
+
+    bench = CutBench(best_of, 0.0)
+    bench.ttft_s = disturbed.__get__(bench)
+    row = plan._against_cuts(bench, "disk", 512, Course("small", Path(), (), (), 1, lambda _: None))
+    assert row.more["rounds"] == rounds
+    assert row.value == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("place", ["host", "disk", "slow"])

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS, GIB, MIB
@@ -62,6 +62,9 @@ LONG_ROUNDS = 4
 
 CUT_ROUNDS_MIN = 4
 """Two before the plan's and two behind."""
+
+Sample: TypeAlias = tuple[tuple[float, int], float]
+"""Seconds to the first token and tokens fetched; the share of the machine others had meanwhile."""
 
 HOST_BYTES = 3 * GIB
 DISK_BYTES = 8 * GIB
@@ -264,10 +267,10 @@ def _against_cuts(bench: Bench, place: str, length: int, course: Course) -> Row:
     cuts = sorted({round(share * length / BLOCK_TOKENS) for share in CUTS})
     course.tell(f"{place}: {length} tokens, cut after {', '.join(map(str, cuts))} blocks")
     searched = [Held(bench.text(length), cut) for _ in range(rounds) for cut in cuts]
-    found: dict[int, list[float]] = {cut: [] for cut in cuts}
+    found: dict[int, list[Sample]] = {cut: [] for cut in cuts}
     for (_, cut), asked in zip(searched, _asked(bench, place, "held", searched), strict=True):
-        found[cut].append(asked[0])
-    times = {cut: median(each) for cut, each in found.items()}
+        found[cut].append(asked)
+    times = {cut: _median_s(each) for cut, each in found.items()}
     best = min(times, key=lambda cut: times[cut])
     course.tell(f"{place}: {length} tokens, the plan beside a cut after {best} blocks")
     again = [Held(bench.text(length), best) for _ in range(rounds)]
@@ -275,13 +278,13 @@ def _against_cuts(bench: Bench, place: str, length: int, course: Course) -> Row:
     before = _asked(bench, place, "held", again[: rounds // 2])
     planned = _asked(bench, place, "best", whole)
     behind = _asked(bench, place, "held", again[rounds // 2 :])
-    planned_s = median(seconds for seconds, _ in planned)
-    best_s = sum(median(seconds for seconds, _ in half) for half in (before, behind)) / 2
+    planned_s = _median_s(planned)
+    best_s = sum(map(_median_s, (before, behind))) / 2
     more: dict[str, object] = {
         "source": place,
         "tokens": length,
         "planned_s": planned_s,
-        "planned_cut": median(tokens for _, tokens in planned) / BLOCK_TOKENS,
+        "planned_cut": median(tokens for (_, tokens), _ in planned) / BLOCK_TOKENS,
         "best_cut": best,
         "best_s": best_s,
         "cuts_s": {str(cut): seconds for cut, seconds in times.items()},
@@ -290,13 +293,12 @@ def _against_cuts(bench: Bench, place: str, length: int, course: Course) -> Row:
     return with_more(at_most("plan.cut", planned_s / best_s, "x", CUT_GOAL), more)
 
 
-def _asked(
-    bench: Bench, place: str, plan: str, contexts: Sequence[Held]
-) -> list[tuple[float, int]]:
-    """Have leading blocks of contexts at a place, behind a node that plans so; ask for each once.
+def _median_s(samples: Sequence[Sample]) -> float:
+    return median(seconds for seconds, _ in calm(samples, (len(samples) + 1) // 2))
 
-    Returns seconds to the first token and tokens fetched.
-    """
+
+def _asked(bench: Bench, place: str, plan: str, contexts: Sequence[Held]) -> list[Sample]:
+    """Have leading blocks of contexts at a place, behind a node that plans so; ask each once."""
     parts = [held.prompt[: held.blocks * BLOCK_TOKENS + TAIL_TOKENS] for held in contexts]
     kept = [part for part in parts if len(part) > TAIL_TOKENS]
     if place == "host":
@@ -305,4 +307,5 @@ def _asked(
     else:
         bench.save(kept)
         bench.move(place, plan)
-    return [bench.ttft_s(bench.behind, held.prompt) for held in contexts]
+    others = Others()
+    return [(bench.ttft_s(bench.behind, held.prompt), others.share()) for held in contexts]
