@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.blocks.envelope import Header, read_header, record_bytes, stamp, write_header
+from holdfast.blocks.envelope import (
+    Header,
+    read_header,
+    record_bytes,
+    resealed,
+    stamp,
+    write_header,
+)
 from holdfast.errors import FormatError
 
 HEADER = Header(
@@ -75,6 +82,17 @@ def test_a_stamp_changes_the_mark_only(header, generation):
     stamp(record, generation)
     assert read_header(record) == (header, generation)
     assert bytes(record[16:]) == identity
+
+
+@given(headers, st.integers(0, 2**64 - 1), headers)
+def test_a_header_with_another_seal_is_what_would_be_written(header, generation, other):
+    record, expected = memoryview(bytearray(128)), memoryview(bytearray(128))
+    write_header(record, header, generation)
+    before = bytes(record)
+    seal = {"seal": other.seal, "epoch": other.epoch, "nonce": other.nonce, "key_id": other.key_id}
+    write_header(expected, header._replace(**seal))
+    assert bytes(resealed(before, **seal)) == bytes(expected)
+    assert bytes(record) == before
 
 
 def test_every_flipped_bit_is_noticed():

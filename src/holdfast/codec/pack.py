@@ -28,7 +28,12 @@ def pack(record: memoryview, header: Header) -> None:
     Clears the padding, so that nothing of the slot's last owner goes along.
     """
     write_header(record, header)
-    end = HEADER_BYTES + header.payload_bytes
+    finish(record, header.payload_bytes)
+
+
+def finish(record: memoryview, payload_bytes: int) -> None:
+    """Write the tag behind the header and the payload that lie in `record`; clear the padding."""
+    end = HEADER_BYTES + payload_bytes
     record[end : end + TAG_BYTES] = _tag(record, end)
     record[end + TAG_BYTES :] = bytes(len(record) - end - TAG_BYTES)
 
@@ -46,14 +51,17 @@ def verify(record: memoryview, key: bytes, fingerprint: bytes, payload_bytes: in
         return Outcome.CORRUPT
     if header.key != key or header.fingerprint != fingerprint:
         return Outcome.MISS
-    end = HEADER_BYTES + header.payload_bytes
-    if header.payload_bytes != payload_bytes or len(record) < end + TAG_BYTES:
-        return Outcome.CORRUPT
-    if header.codec != CODEC_NONE:
-        return Outcome.CORRUPT
-    if header.seal != SEAL_NONE or _tag(record, end) != record[end : end + TAG_BYTES]:
+    if header.payload_bytes != payload_bytes or not matches(record, header):
         return Outcome.CORRUPT
     return Outcome.OK
+
+
+def matches(record: memoryview, header: Header) -> bool:
+    """Return whether a record is the whole and undamaged plain one that its header announces."""
+    end = HEADER_BYTES + header.payload_bytes
+    if header.codec != CODEC_NONE or header.seal != SEAL_NONE or len(record) < end + TAG_BYTES:
+        return False
+    return _tag(record, end) == record[end : end + TAG_BYTES]
 
 
 def is_announced(record: memoryview, header: Header) -> bool:
@@ -74,8 +82,7 @@ def intact(record: memoryview, header: Header) -> bool:
     """
     if header.seal != SEAL_NONE:
         return len(record) >= HEADER_BYTES + header.payload_bytes + TAG_BYTES
-    found = verify(record, header.key, header.fingerprint, header.payload_bytes)
-    return found is Outcome.OK
+    return matches(record, header)
 
 
 def _tag(record: memoryview, end: int) -> bytes:
