@@ -1,5 +1,6 @@
 """Shared files of memory are mapped where huge pages can lie, and for as long as they are seen."""
 
+import ctypes
 import gc
 import os
 import re
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.buffers import HUGE_PAGE, SharedMapping, populate
+from holdfast.buffers import HUGE_PAGE, SharedMapping, aligned_buffer, populate
 
 
 @pytest.fixture
@@ -74,3 +75,33 @@ def test_where_the_kernel_makes_no_huge_pages_small_ones_are_brought_in(fd, monk
     mapped = SharedMapping(fd, 2 * HUGE_PAGE)
     assert not populate(mapped, 0, 2 * HUGE_PAGE)
     assert os.fstat(fd).st_blocks * 512 == 2 * HUGE_PAGE
+
+
+def address(view):
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+@pytest.mark.parametrize("nbytes", [1, 4096, HUGE_PAGE - 1])
+def test_little_memory_begins_with_a_page(nbytes):
+    view = aligned_buffer(nbytes)
+    assert address(view) % 4096 == 0
+    assert bytes(view) == bytes(nbytes)
+
+
+@pytest.mark.parametrize("nbytes", [HUGE_PAGE, HUGE_PAGE + 4096, 3 * HUGE_PAGE - 1])
+def test_memory_that_holds_a_huge_page_begins_with_one(nbytes):
+    for view in [aligned_buffer(nbytes) for _ in range(3)]:
+        assert address(view) % HUGE_PAGE == 0
+        assert bytes(view) == bytes(nbytes)
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without huge pages"
+)
+def test_what_is_left_behind_the_last_huge_page_takes_small_ones():
+    view = aligned_buffer(HUGE_PAGE + 4096)
+    view[:: len(view) - 1] = b"ab"
+    at = f"{address(view) + HUGE_PAGE:x}-"
+    _, behind = Path("/proc/self/smaps").read_text().split(at)
+    flags = re.search(r"VmFlags:(.*)", behind)[1].split()
+    assert "hg" not in flags

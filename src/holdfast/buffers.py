@@ -29,15 +29,27 @@ def align_up(nbytes: int, alignment: int = ALIGNMENT) -> int:
 def aligned_buffer(nbytes: int) -> memoryview:
     """Return zeroed private memory of at least `nbytes`, page-aligned, on huge pages if possible.
 
-    The caller owns it; it is unmapped when the last view is gone.
+    The caller owns it; it is unmapped when the last view is gone. Memory that holds a huge page
+    begins with one, which the kernel sees to for multiples of such pages only; what is left of
+    it behind the last whole one takes small pages.
     """
-    return memoryview(private_memory(align_up(max(nbytes, 1))))[:nbytes]
+    if nbytes < HUGE_PAGE:
+        return memoryview(private_memory(align_up(max(nbytes, 1))))[:nbytes]
+    memory = _private(align_up(nbytes) + HUGE_PAGE)
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE_PAGE
+    prefer_huge_pages(memory, start, nbytes // HUGE_PAGE * HUGE_PAGE)
+    return memoryview(memory)[start : start + nbytes]
 
 
 def private_memory(nbytes: int) -> mmap.mmap:
     """Map memory that only this process sees, and no core dump: shared seldom gets huge pages."""
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = _private(nbytes)
     prefer_huge_pages(memory)
+    return memory
+
+
+def _private(nbytes: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     keep_from_dumps(memory)
     return memory
 
@@ -114,10 +126,13 @@ def populate(memory: Advisable, start: int, nbytes: int) -> bool:
     return huge
 
 
-def prefer_huge_pages(memory: Advisable) -> bool:
-    """Ask for transparent huge pages; return False where the kernel refuses."""
+def prefer_huge_pages(memory: Advisable, *span: int) -> bool:
+    """Ask for transparent huge pages; return False where the kernel refuses.
+
+    `span` is the start and the length, in bytes, of what they are for; all of it by default.
+    """
     try:
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.madvise(mmap.MADV_HUGEPAGE, *span)
     except (OSError, ValueError):
         return False
     return True

@@ -21,7 +21,7 @@ from holdfast.limits import GIB, KIB, MIB
 CALL_BYTES_MIN = 512 * KIB
 CALL_BYTES_MAX = 4 * MIB
 """Neighbours are joined and long records split to between these: few, large system calls, and
-still two for every thread where a batch has enough."""
+still two for every thread where there are several and a batch has enough."""
 
 VECTORS_MAX = 512
 """Most buffers in one system call; Linux allows 1,024."""
@@ -126,7 +126,7 @@ class FileExtents:
 
 def call_bytes_for(total: int, threads: int) -> int:
     """Return how much of `total` bytes one system call should move: equal parts, no scrap."""
-    parts = min(max(total // CALL_BYTES_MIN, 1), 2 * threads)
+    parts = min(max(total // CALL_BYTES_MIN, 1), 2 * threads) if threads > 1 else 1
     return min(max(align_up(-(-total // parts)), CALL_BYTES_MIN), CALL_BYTES_MAX)
 
 

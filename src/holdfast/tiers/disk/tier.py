@@ -68,7 +68,7 @@ class DiskTier:
         self._header_mutex = threading.Lock()
         self._snapshot_mutex = threading.Lock()
         self._failed_at: deque[float] = deque(maxlen=FAILURES_MAX)
-        self._failures = self._read_bytes = self._written_bytes = 0
+        self._failures = self._read_bytes = self._written_bytes = self._writing = 0
         self._changed = False
         self._extents = open_extents(config)
         with contextlib.ExitStack() as undo:
@@ -182,6 +182,9 @@ class DiskTier:
         outcomes = [Outcome.GONE] * len(batch)
         with self._mutex:
             claims = [self._regions.claim(put.place) for put in batch]
+            self._writing += 1
+            # Who writes beside others has a share of the threads, its own among them.
+            threads = max(1, self._config.writer_threads // self._writing)
         heads = [b""] * len(batch)
         try:
             broken = self._begin_lives({claim.life for claim in claims if claim})
@@ -192,7 +195,6 @@ class DiskTier:
                 outcomes[i] = self._admit(put, claim)
                 if outcomes[i] is Outcome.OK:
                     spans.append(Span(claim.offset, put.record, i))
-            threads = self._config.writer_threads
             failed = spread(self._writers, threads, spans, self._extents.write)
             self._count_failures(failed)
             for i in failed:
@@ -202,6 +204,7 @@ class DiskTier:
                     heads[span.owner] = bytes(span.view[:HEADER_BYTES])
         finally:
             with self._mutex:
+                self._writing -= 1
                 for put, claim, head in zip(batch, claims, heads, strict=True):
                     if claim:
                         self._regions.finish(put.place, head)
