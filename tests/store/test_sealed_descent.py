@@ -3,11 +3,14 @@
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.store import descent
-from holdfast.store.descent import Abreast
+from holdfast.store.descent import Abreast, _Load
 from holdfast.store.keyring import KeyRing
 from holdfast.testing.memory import MemoryTier
+from holdfast.tiers.base import Place, Put
 
 MIB = 1 << 20
 AT_ONCE = 4
@@ -41,7 +44,7 @@ class FailsOnceTier(MemoryTier):
 @pytest.fixture
 def sealed(rig, monkeypatch):
     """Make a store whose blocks go down sealed, each a group of its own."""
-    monkeypatch.setattr(descent, "NEAR", Abreast(AT_ONCE, 1))
+    monkeypatch.setattr(descent, "NEAR", Abreast(AT_ONCE, 1, 1))
 
     def make(tier):
         one = rig(2 * MIB, tier)
@@ -70,6 +73,31 @@ def leave_memory(one):
     with states.lock:
         for row in list(states.index.rows()):
             states.vacate(row, 0)
+
+
+def cut(sizes, abreast):
+    loads = [_Load(n, 0, Put(Place(0), memoryview(bytes(nbytes))), b"", 0)
+             for n, nbytes in enumerate(sizes)]  # fmt: skip
+    return [[load.row for load in group] for group in descent._groups(loads, abreast)]
+
+
+def test_the_first_groups_are_small_and_the_last_so_that_writes_begin_soon_and_end_together():
+    groups = cut([20] * 64, Abreast(4, 20, 75))
+    lengths = [len(group) for group in groups]
+    assert lengths[:8] == [1] * 4 + [2] * 4
+    assert max(lengths) == 4
+    assert lengths[8:] == sorted(lengths[8:], reverse=True)
+    assert lengths[-4:] == [1] * 4
+
+
+@given(st.lists(st.integers(1, 40)), st.integers(1, 5), st.integers(1, 50), st.integers(1, 100))
+def test_every_block_is_in_one_group_and_each_group_ends_with_what_fills_it(
+    sizes, groups, first_bytes, group_bytes
+):
+    found = cut(sizes, Abreast(groups, first_bytes, group_bytes))
+    assert [row for group in found for row in group] == list(range(len(sizes)))
+    for group in found:
+        assert sum(sizes[row] for row in group[:-1]) < group_bytes
 
 
 def test_groups_are_written_while_others_are_sealed(sealed):

@@ -32,16 +32,22 @@ BATCH_BLOCKS = 32
 
 
 class Abreast(NamedTuple):
-    """How a batch is sealed: so many groups at once, each of so many bytes, or of one record."""
+    """How a batch is sealed: so many groups at once, the first of `first_bytes` each.
+
+    The next so many are twice as long, and so on up to `group_bytes`; the last are shorter again,
+    so that all end together. A group is whole with the record that brings it there.
+    """
 
     groups: int
+    first_bytes: int
     group_bytes: int
 
 
-NEAR = Abreast(4, MIB)
-"""Writes begin soon, and a device always has some to do while other records are sealed."""
+NEAR = Abreast(4, 2 * MIB, 8 * MIB)
+"""Writes begin soon, a device always has some to do while other records are sealed, and few calls
+write most of a batch."""
 
-FAR = Abreast(2, 16 * MIB)
+FAR = Abreast(2, 4 * MIB, 16 * MIB)
 """Every message to a shared tier costs a round trip."""
 
 _LOOK_AGAIN_S = 0.5
@@ -165,7 +171,7 @@ class Descent:
             return self._tier.write([load.put for load in batch]) if batch else []
         if self._sealers is None:
             self._sealers = workers(self._abreast.groups, f"{self._thread.name}-sealed")
-        groups = _groups(batch, self._abreast.group_bytes)
+        groups = _groups(batch, self._abreast)
         sent = [self._sealers.submit(self._send_sealed, group) for group in groups]
         wait(sent)  # nobody may be reading a slot when it is somebody else's
         return [outcome for each in sent for outcome in each.result()]
@@ -261,16 +267,19 @@ class Descent:
         return reserved.places
 
 
-def _groups(batch: Sequence[_Load], most: int) -> Iterator[list[_Load]]:
-    """Cut a batch into groups of at most so many bytes, or of one record."""
-    group: list[_Load] = []
-    nbytes = 0
+def _groups(batch: Sequence[_Load], abreast: Abreast) -> Iterator[list[_Load]]:
+    """Cut a batch into groups, each whole once it has its bytes."""
+    left = sum(len(load.put.record) for load in batch)
+    most, cut, nbytes, group = 0, 0, 0, list[_Load]()
     for load in batch:
-        size = len(load.put.record)
-        if group and nbytes + size > most:
-            yield group
-            group, nbytes = [], 0
+        if not group:
+            growing = abreast.first_bytes << cut // abreast.groups
+            shrinking = max(abreast.first_bytes, left // (2 * abreast.groups))
+            most = min(growing, abreast.group_bytes, shrinking)
         group.append(load)
-        nbytes += size
+        nbytes += len(load.put.record)
+        if nbytes >= most:
+            yield group
+            cut, left, nbytes, group = cut + 1, left - nbytes, 0, []
     if group:
         yield group

@@ -28,7 +28,9 @@ def test_a_disk_is_measured_beside_one_that_is_not_sealed(tmp_path):
     assert [row.what for row in rows] == ["seal.disk.write", "seal.disk.fetch"]
     assert all(row.value > 0 and row.goal == seal.TIER_GOAL for row in rows)
     images = [(tmp_path / name / "blocks.holdfast").read_bytes() for name in ("sealed", "plain")]
-    key = seal.chain_of(1, 2).keys[0]
+    once_round = seal.DISK_BYTES // (seal.BATCH * seal.PAYLOAD_BYTES)
+    last = once_round + seal.DISK_PASSES + seal.DISK_CONTEXTS
+    key = seal.chain_of(last, 2).keys[0]
     assert [key * 64 in image for image in images] == [False, True]
 
 

@@ -70,6 +70,8 @@ def test_calls_are_large_but_enough_for_every_thread():
     assert call_bytes_for(64 * MIB, 4) == 4 * MIB
     assert call_bytes_for(16 * MIB, 4) == 2 * MIB
     assert call_bytes_for(100, 4) == 512 * KIB
+    assert call_bytes_for(2 * MIB, 1) == 2 * MIB, "a thread by itself has nobody to share with"
+    assert call_bytes_for(64 * MIB, 1) == 4 * MIB
 
 
 def test_what_is_written_is_read(file):

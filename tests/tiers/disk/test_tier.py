@@ -86,6 +86,35 @@ def test_neighbours_are_written_in_one_call(medium):
     assert [len(write.data) for write in records] == [6 * 5 * SECTOR]
 
 
+def test_who_writes_beside_others_hands_nothing_to_threads_that_those_have():
+    blocks = Blocks((1 << 20) - 144)
+    medium = MemoryExtents.formatted(16 << 20, 4)
+    tier = tier_on(medium, writer_threads=4)
+    let_go, calls = threading.Event(), []
+
+    def held(_, __, nbytes):
+        calls.append((threading.current_thread(), nbytes))
+        return threading.current_thread() is not threading.main_thread() and not let_go.wait(30)
+
+    blocks.save(tier, [99])  # and the region has its header
+    places = tier.reserve([1 << 20] * 7).places
+    puts = [Put(place, blocks.record(n)) for n, place in enumerate(places)]
+    medium.fails = held
+    others = [threading.Thread(target=tier.write, args=([put],)) for put in puts[:3]]
+    for other in others:
+        other.start()
+    while tier._writing < 3:
+        threading.Event().wait(0.001)
+    calls.clear()
+    assert tier.write(puts[3:]) == [Outcome.OK] * 4
+    let_go.set()
+    for other in others:
+        other.join()
+    ours = [nbytes for thread, nbytes in calls if thread is threading.main_thread()]
+    assert ours == [4 << 20]
+    assert tier._writing == 0
+
+
 def test_only_superblocks_are_flushed(medium):
     tier = tier_on(medium)
     BLOCKS.save(tier, range(20))
