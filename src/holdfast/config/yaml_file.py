@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError
 from holdfast.limits import MIB
 
+if TYPE_CHECKING:
+    import yaml
+
 FILE_BYTES_MAX = 4 * MIB
+BRACKETS_MAX = 64
+"""How deep brackets may nest: reading them takes time that grows with its square."""
 
 _NAMES = {type(None): "nothing", list: "a list", str: "plain text"}
 
@@ -42,7 +48,7 @@ def _parse(text: str, file: str) -> object:
     import yaml
 
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _loader()(text)
         root = loader.get_single_node()
         if root is None:
             return None
@@ -58,6 +64,21 @@ def _parse(text: str, file: str) -> object:
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, say
         what = " ".join(str(error).split())
         raise ConfigError(f"{file}: can not be read as YAML: {what}; correct it") from error
+
+
+@functools.cache
+def _loader() -> type[yaml.SafeLoader]:
+    """Return a loader that minds `BRACKETS_MAX`; yaml is loaded where a file is read."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+            if self.flow_level == BRACKETS_MAX:
+                problem = f"brackets nested more than {BRACKETS_MAX} deep"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.get_mark())
+            super().fetch_flow_collection_start(token)
+
+    return Loader
 
 
 def _check_once(root: Any, file: str) -> None:  # noqa: ANN401  # a node of an untyped library
