@@ -85,7 +85,7 @@ def test_a_session_that_waits_already_is_expected_now():
             told.append(at_s)
 
     ladder = parse_ladder(
-        {"tiers": [tier("host", 9)], "engine": {"prefill": {"a": 10.0}}, "token_bytes": 1_000}
+        {"tiers": [tier("host", 3)], "engine": {"prefill": {"a": 10.0}}, "token_bytes": 1_000}
     )
     fleet = Fleet(resolve(ladder, shipped(), 4), 1, lambda _: Rules(Told()))
     hints = np.array([2.0, 99.0, NEVER])  # the first returns after 2 s, and is answered after 10

@@ -260,6 +260,28 @@ def test_what_makes_it_faster_changes_no_figure(shipped):
     assert written == [[20_690, 19_430], [20_122, 18_918], [18_326, 17_079]]
 
 
+class Crowded(Fleet):
+    def expect_at_most(self, blocks):
+        """Keep an order for every tier, whether or not it can ever be full."""
+
+
+@settings(max_examples=40)
+@given(grown(), st.lists(st.integers(2, 40), min_size=3, max_size=3), st.integers(1, 2))
+def test_a_tier_with_room_for_all_needs_no_order(chains, sizes, workers):
+    kinds = ["device", "host", "pool"]
+    tiers = [
+        {"kind": kind, "capacity_tokens": 4 * size, "read_bytes_per_s": 1e5}
+        for kind, size in zip(kinds, sizes, strict=True)
+    ]
+    ladder = parse_ladder({"tiers": tiers, "engine": AT_ONCE, "token_bytes": 1_000})
+    trace, hardware, found = trace_of(chains), resolve(ladder, profile(), 4), []
+    for kind in (Fleet, Crowded):
+        fleet = kind(hardware, workers, lambda _: Rules(LeafLru()))
+        found.append([column.tolist() for column in Simulation(trace, fleet, HELD).run()])
+        found[-1].append([shelf.written for tier in range(3) for shelf in fleet.shelves(tier)])
+    assert found[0] == found[1]
+
+
 def test_engines_without_a_tier_compute_everything():
     fleet = fleet_of([host(4)])
     bare = Fleet(fleet.hardware._replace(rungs=[]), 1, rules_of(fleet.hardware))

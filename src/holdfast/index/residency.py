@@ -8,7 +8,7 @@ thread-safe: the store calls it under its lock.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from typing import NamedTuple
 
 from holdfast.blocks.world import World
@@ -32,15 +32,23 @@ class Coverage(NamedTuple):
         return len(self.rows)
 
 
-class Residency:
-    """The index of one store over `tiers` tiers, fastest first."""
+def _small() -> MutableSequence[int]:
+    return array("q")
 
-    def __init__(self, tiers: int) -> None:
+
+class Residency:
+    """The index of one store over `tiers` tiers, fastest first.
+
+    `column` makes the columns of places. Arrays are the smallest; lists take no more where places
+    are few and small numbers, and are read and set several times sooner.
+    """
+
+    def __init__(self, tiers: int, column: Callable[[], MutableSequence[int]] = _small) -> None:
         self.keys: list[bytes | None] = []
         self.parents: list[bytes] = []
         self.depths = array("I")
         self.leases: list[int] = []
-        self.places = [array("q") for _ in range(tiers)]
+        self.places = [column() for _ in range(tiers)]
         self.worlds: list[World] = []
         """By number; those without a block wait for another world to take theirs."""
         self.worlds_named = 0
@@ -62,14 +70,20 @@ class Residency:
         world_id = self._world_ids.get(world)
         if world_id is None:
             return Coverage(world, rows, tiers)
-        find, worlds, host = self._rows.get, self._world_of, self.places[0]
+        find, worlds, places = self._rows.get, self._world_of, self.places
+        host = places[0]
         for key in keys:
             row = find(key)
             if row is None or worlds[row] != world_id:
                 break
-            tier = 0 if host[row] >= 0 else self.fastest(row)
-            if tier < 0:
-                break
+            tier = 0
+            if host[row] < 0:
+                for column in places:
+                    if column[row] >= 0:
+                        break
+                    tier += 1
+                else:
+                    break
             rows.append(row)
             tiers.append(tier)
         return Coverage(world, rows, tiers)
@@ -135,12 +149,25 @@ class Residency:
 
     def extend(self, world: World, keys: Sequence[bytes], parent: bytes, depth: int) -> list[int]:
         """Return the rows of consecutive blocks, the first behind `parent`: `add` for a chain."""
-        rows = self.find_all(keys)
-        for number, key in enumerate(keys):
-            if rows[number] < 0:
-                front = rows[number - 1] if number else self.find(parent)
-                before = self.keys[front] if front >= 0 else None
-                rows[number] = self._make(world, key, before or parent, depth + number)
+        if self._free or not keys or not self._rows.keys().isdisjoint(keys):
+            fronts = [parent, *keys[:-1]]
+            each = enumerate(zip(keys, fronts, strict=False), depth)
+            return [self.add(world, key, front, at) for at, (key, front) in each]
+        count = len(keys)
+        rows = list(range(len(self.keys), len(self.keys) + count))
+        world_id = self._world_ids.get(world)
+        if world_id is None:
+            world_id = self._name(world)
+        self.keys += keys
+        self.parents.append(parent)
+        self.parents += keys[:-1]
+        self.depths.extend(range(depth, depth + count))
+        self.leases += [0] * count
+        self._world_of += [world_id] * count
+        for places in self.places:
+            places.extend([NOT_HERE] * count)
+        self._world_rows[world_id] += count
+        self._rows.update(zip(keys, rows, strict=True))
         return rows
 
     def drop(self, row: int) -> None:

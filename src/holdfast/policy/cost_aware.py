@@ -99,8 +99,10 @@ class CostAware:
             if parent >= 0 and children[parent] > 1:
                 shared[parent] = 1
             if not children[row]:
-                self._line_up(row)
+                self._push(row)
         self._in_front = front
+        if self._entries > 3 * tree.rows + _SPARE:
+            self._tidy()
 
     def touch(self, rows: Sequence[int], now_s: float) -> None:
         """Note one use of a chain's leading rows; what was expected of its last has happened."""
@@ -108,7 +110,10 @@ class CostAware:
         here, known = tree.here, len(tree.here)
         for row in reversed(rows):
             if 0 <= row < known and here[row]:
-                self._note_use(row, stamp)
+                if self._hint[row] == _UNHINTED:
+                    self._used[row] = stamp
+                else:
+                    self._end_hint(row, stamp)
                 if not tree.holes:
                     return
 
@@ -126,15 +131,23 @@ class CostAware:
     def remove(self, row: int) -> None:
         """Take a row out; its parent is needed when it was, and may become a leaf."""
         tree, used, hint = self._tree, self._used, self._hint
-        parent = tree.take(row)
-        if parent < 0:
-            return
-        if hint[parent] == hint[row] == _UNHINTED:
-            used[parent] = max(used[parent], used[row])
-        else:
-            self._inherit(parent, row)
-        if not tree.children[parent]:
-            self._push(parent)
+        parent, past = tree.take(row), self._usual.past
+        first = bool(past) and past[0][1] == row  # in line, where it should not be any more
+        if parent >= 0:
+            if hint[parent] == hint[row] == _UNHINTED:
+                if used[row] > used[parent]:  # noqa: PLR1730  # sooner than a call
+                    used[parent] = used[row]
+            else:
+                self._inherit(parent, row)
+            if not tree.children[parent]:
+                if first and hint[parent] == _UNHINTED and self._worth is None:
+                    heapq.heapreplace(past, (used[parent], parent))
+                else:
+                    self._push(parent)
+                return
+        if first:
+            heapq.heappop(past)
+            self._entries -= 1
 
     def forget(self, row: int) -> None:
         """Cut a row off from its children."""
@@ -150,17 +163,20 @@ class CostAware:
         """Yield leaves, the one whose expected use is furthest away for its worth first."""
         self._now_s = now_s = max(now_s, self._now_s)
         here, children, used, hint = self._tree.here, self._tree.children, self._used, self._hint
+        usual, shelves = self._usual, self._shelves
+        past = usual.past
         left: set[int] = set()
         try:
             while True:
-                past, row = self._usual.past, -1
-                if self._usual.future or len(self._shelves) > 1:
+                if usual.future or len(shelves) > 1:
                     row = self._furthest(now_s, left)
                 elif past:
                     when, row = past[0]
-                    stays = here[row] and not children[row] and row not in left
-                    if not stays or when != used[row] or hint[row] != _UNHINTED:
+                    true = when == used[row] and hint[row] == _UNHINTED
+                    if not true or not here[row] or children[row] or row in left:
                         row = self._settle(past, left, 1.0)
+                else:
+                    return
                 if row < 0:
                     return
                 yield row
@@ -186,12 +202,10 @@ class CostAware:
                 far, least, row = distance, shelf.worth, furthest
         return row
 
-    def _note_use(self, row: int, stamp: float) -> None:
-        """Stamp a row; used long before it was expected, it serves more than one session."""
+    def _end_hint(self, row: int, stamp: float) -> None:
+        """Stamp what was expected; used long before that, it serves more than one session."""
         used, hint = self._used[row], self._hint[row]
         self._used[row] = stamp
-        if hint == _UNHINTED:
-            return
         if stamp - used < _EARLY * (hint - used):
             self._shared[row] = 1
         self._hint[row] = _UNHINTED
@@ -208,9 +222,10 @@ class CostAware:
     def _push(self, row: int) -> None:
         shelf = self._usual if self._worth is None else self._shelf(self._worth(row))
         when = self._hint[row]
-        if when == _UNHINTED:
-            when = self._used[row]
         self._entries += 1
+        if when == _UNHINTED:
+            heapq.heappush(shelf.past, (self._used[row], row))
+            return
         heapq.heappush(shelf.past, (when, row))
         if when > self._now_s:
             self._entries += 1
@@ -224,16 +239,20 @@ class CostAware:
         return shelf
 
     def _line_up(self, row: int) -> None:
-        """Push a leaf; drop what is stale if that has become more than the leaves can be."""
+        """Push a leaf that may be in line already."""
         self._push(row)
         if self._entries > 3 * self._tree.rows + _SPARE:
-            self._entries = 0
-            pasts = [shelf.past for shelf in self._shelves.values()]
-            rows = {each for past in pasts for _, each in past if self._tree.is_leaf(each)}
-            self._usual = _Shelf(1.0)
-            self._shelves = {0: self._usual}
-            for each in rows:
-                self._push(each)
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Drop what is stale, once that has become more than the leaves can be."""
+        self._entries = 0
+        pasts = [shelf.past for shelf in self._shelves.values()]
+        rows = {each for past in pasts for _, each in past if self._tree.is_leaf(each)}
+        self._usual = _Shelf(1.0)
+        self._shelves = {0: self._usual}
+        for each in rows:
+            self._push(each)
 
     def _settle(self, heap: list[tuple[float, int]], passed: set[int], sign: float) -> int:
         """Bring an entry that is true to the top of a heap; return its row, -1 if there is none."""

@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Sequence
 
 _NO_PARENT = -1
-_ROW_BITS = 32
-_ROW_MASK = (1 << _ROW_BITS) - 1
+_HEAD = 0xFFFF_FFFF
+"""Instead of the row of a parent: there is none."""
 
 
 class Tree:
@@ -28,29 +28,35 @@ class Tree:
         """How many rows are here."""
         self.holes = 0
         """How many rows are away although rows here build upon them."""
-        self._parent = array("q")
+        self._parent = array("I")
         self._life = array("I")
+        """[row] how often it was cut off from its children."""
+        self._known = array("I")
+        """[row] the life of its parent that it builds upon."""
 
     def add(self, rows: Sequence[int], parents: Sequence[int]) -> None:
         """Add the rows of a chain, each behind its parent (-1: none); what is here stays."""
-        here, children, links = self.here, self.children, self._parent
-        known = len(here)
+        here, children, fronts, life = self.here, self.children, self._parent, self._life
+        lives, known, new = self._known, len(here), 0
         for row, parent in zip(rows, parents, strict=True):
             if row >= known or parent >= known:
                 known = self._grow(max(row, parent))
             if here[row]:
                 continue
             here[row] = 1
-            self.rows += 1
+            new += 1
             if children[row]:
                 self.holes -= 1
             if parent < 0:
-                links[row] = _NO_PARENT
+                fronts[row] = _HEAD
                 continue
             if not here[parent] and not children[parent]:
                 self.holes += 1
             children[parent] += 1
-            links[row] = self._life[parent] << _ROW_BITS | parent
+            fronts[row] = parent
+            if lives[row] != life[parent]:
+                lives[row] = life[parent]
+        self.rows += new
 
     def take(self, row: int) -> int:
         """Take out a row, if it is here; return the row of its parent if that is here, else -1."""
@@ -61,11 +67,8 @@ class Tree:
         self.rows -= 1
         if children[row]:
             self.holes += 1
-        link = self._parent[row]
-        if link < 0:
-            return _NO_PARENT
-        parent = link & _ROW_MASK
-        if self._life[parent] != link >> _ROW_BITS:
+        parent = self._parent[row]
+        if parent == _HEAD or self._life[parent] != self._known[row]:
             return _NO_PARENT
         children[parent] -= 1
         if here[parent]:
@@ -99,6 +102,6 @@ class Tree:
         missing = row + 1 - len(self.here)
         missing += len(self.here) >> 3
         self.here.extend(bytes(missing))
-        for column in (self.children, self._parent, self._life, *self._beside):
+        for column in (self.children, self._parent, self._life, self._known, *self._beside):
             column.extend(bytes(missing))
         return len(self.here)

@@ -36,6 +36,10 @@ class Covered(NamedTuple):
         return len(self.tiers)
 
 
+UNKNOWN = Covered([], [], b"", 0)
+"""Nobody has looked yet."""
+
+
 class Fleet:
     """`workers` workers on one ladder. `links[i]` is named by its number everywhere else."""
 
@@ -74,6 +78,13 @@ class Fleet:
         if tier >= self.own and self.shared:
             return [self.shared.shelves[tier - self.own]]
         return [worker.memory.shelves[tier] for worker in self.workers]
+
+    def expect_at_most(self, blocks: int) -> None:
+        """Note how many different blocks there are: a tier with room for all gives none up."""
+        memories = [worker.memory for worker in self.workers]
+        for memory in [*memories, self.shared] if self.shared else memories:
+            for shelf in memory.shelves:
+                shelf.roomy = shelf.capacity >= blocks
 
     def _estimate(self, latency_s: float, links: Sequence[int], now_s: float) -> TierEstimate:
         slowest = TierEstimate(latency_s, math.inf)

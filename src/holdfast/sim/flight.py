@@ -38,6 +38,8 @@ class Flight:
 
     def sources(self) -> list[int]:
         """Return for each run the tier that its last block came from."""
+        if not self.blocks:
+            return [COMPUTED] * len(self.lengths)
         tiers, end, sources = self.covered.tiers, 0, []
         for length in self.lengths:
             end += length

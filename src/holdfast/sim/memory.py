@@ -9,8 +9,7 @@ one more. A row stays with its run for as long as the simulation lasts.
 from __future__ import annotations
 
 import enum
-from array import array
-from collections.abc import Iterable, MutableSequence, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from holdfast.blocks.world import World
@@ -64,6 +63,8 @@ class Shelf:
         """Blocks that were not written because too many writes were waiting."""
         self.declined = 0
         """Blocks that the rule of admission did not want."""
+        self.roomy = False
+        """Whether every block that there is has room, so that no order is needed."""
 
     def from_below(self, number: int) -> int:
         """Return the tier below which what the engine uses comes from, to enter this one."""
@@ -88,12 +89,12 @@ class Memory:
     """Tiers of one owner, fastest first. `below` is where blocks go that the last one evicts."""
 
     def __init__(self, world: World, shelves: Sequence[Shelf], below: Memory | None = None) -> None:
-        self.index = Residency(max(1, len(shelves)))
+        self.index = Residency(max(1, len(shelves)), list)
         self.shelves = shelves
         self._world = world
         self._block_bytes = world.record_bytes
         self._below = below
-        self._lower = self._columns_below()
+        self._falling = self._falling_from()
         self._limits = [shelf.from_below(number) for number, shelf in enumerate(shelves)]
         self._saving: frozenset[int] = frozenset()
         self._parents: list[int] = []
@@ -104,7 +105,7 @@ class Memory:
     def cover(self, keys: Sequence[bytes]) -> Reach:
         """Return how far the runs of these keys are held."""
         _, rows, fastest = self.index.cover(self._world, keys)
-        places, lengths, whole = self.index.places, self._lengths, 0
+        places, lengths = self.index.places, self._lengths
         tiers: list[bytes] = []
         for row, tier in zip(rows, fastest, strict=True):
             length, held = lengths[row], places[tier][row]
@@ -116,9 +117,9 @@ class Memory:
                         tiers.append(_MARKS[lower] * more)
                         held += more
                 if held < length:
+                    whole = rows.index(row)
                     return Reach(rows[: whole + 1], b"".join(tiers), whole, held)
-            whole += 1
-        return Reach(rows, b"".join(tiers), whole)
+        return Reach(rows, b"".join(tiers), len(rows))
 
     def pin(self, rows: Iterable[int]) -> None:
         """Keep rows where they are until `unpin`."""
@@ -133,15 +134,19 @@ class Memory:
             leases[row] -= 1
 
     def rows(
-        self, keys: Sequence[bytes], lengths: Sequence[int], known: Sequence[int] = ()
+        self, keys: Sequence[bytes], lengths: Sequence[int], known: Sequence[int] = (), at: int = 0
     ) -> list[int]:
-        """Return the rows of a chain of runs, made where they are new; `known` are the first."""
-        rows = [*known, *self.index.find_all(keys[len(known) :])]
+        """Return the rows of a chain of runs from run `at` on, made where they are new.
+
+        `known` are the first of them. The runs in front of `at` have rows already.
+        """
+        rows = [*known, *self.index.find_all(keys[at + len(known) :])]
         if rows and rows[-1] < 0:  # a row is made behind its front only: no known one follows
-            known_rows = rows.index(NOT_HERE)
-            del rows[known_rows:]
-            front = rows[-1] if rows else NOT_HERE
-            rows += self._make(keys[known_rows:], front, known_rows, lengths[known_rows:])
+            first = rows.index(NOT_HERE)
+            del rows[first:]
+            first += at
+            front = self.index.find(keys[first - 1]) if first else NOT_HERE
+            rows += self._make(keys[first:], front, first, lengths[first:])
         return rows
 
     def save(self, now_s: float, rows: Sequence[int], sources: Sequence[int]) -> None:
@@ -149,17 +154,16 @@ class Memory:
 
         They are used now, on every tier that holds them, and enter those that take them.
         """
-        lengths, places = self._lengths, self.index.places
-        chain = [(row, lengths[row], source) for row, source in zip(rows, sources, strict=True)]
+        lengths = self._lengths
+        chain = [(row, lengths[row]) for row in rows]
         self._saving = frozenset(rows)
         if self._rules:
             self._note_uses(now_s, rows)
         for number, shelf in enumerate(self.shelves):
-            shelf.eviction.touch(rows, now_s)
-            column, limit = places[number], self._limits[number]
-            wanted = [
-                (row, upto) for row, upto, source in chain if source > limit and column[row] < upto
-            ]
+            if not shelf.roomy:
+                shelf.eviction.touch(rows, now_s)
+            limit = self._limits[number]
+            wanted = [each for each, source in zip(chain, sources) if source > limit]  # noqa: B905
             if wanted:
                 self._put(now_s, number, wanted)
         self._saving = frozenset()
@@ -167,7 +171,8 @@ class Memory:
     def expect(self, rows: Sequence[int], at_s: float) -> None:
         """Tell every tier when this chain is needed again."""
         for shelf in self.shelves:
-            shelf.eviction.expect(rows, at_s)
+            if not shelf.roomy:
+                shelf.eviction.expect(rows, at_s)
 
     def bring_up(self, now_s: float, number: int, brought: Sequence[tuple[int, int]]) -> None:
         """Hold on tier `number` rows, a chain, and so many blocks of each; that is no use."""
@@ -188,17 +193,13 @@ class Memory:
                     return True
         return False
 
-    def _columns_below(self) -> list[list[array[int]] | None]:
-        """Return for each tier, if what leaves it may go further down, the places on those below.
-
-        None where it may not.
-        """
+    def _falling_from(self) -> list[bool]:
+        """Return for each tier whether what leaves it may go further down."""
         after = [*self.shelves[1:], *(self._below.shelves[:1] if self._below else ())]
-        columns: list[list[array[int]] | None] = [None] * len(self.shelves)
+        falling = [False] * len(self.shelves)
         for number, (shelf, lower) in enumerate(zip(self.shelves, after, strict=False)):
-            if shelf.entry is not Entry.ENGINE or lower.entry is Entry.ON_EVICTION:
-                columns[number] = self.index.places[number + 1 :]
-        return columns
+            falling[number] = shelf.entry is not Entry.ENGINE or lower.entry is Entry.ON_EVICTION
+        return falling
 
     def _make(
         self, keys: Sequence[bytes], front: int, depth: int, lengths: Sequence[int]
@@ -206,7 +207,8 @@ class Memory:
         """Return the rows of new runs, the first at `depth` behind row `front` (-1: none)."""
         parent = self._world.fingerprint if front < 0 else self._key(front)
         rows = self.index.extend(self._world, keys, parent, depth)
-        self._parents += [front, *rows[:-1]]
+        self._parents.append(front)
+        self._parents += rows[:-1]
         self._lengths += lengths
         self._uses += [0] * len(rows)
         return rows
@@ -227,30 +229,37 @@ class Memory:
         return self._make(keys, mine, upper.index.depths[new[0]], lengths)[-1]
 
     def _put(self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]) -> None:
-        """Write pinned rows, parents first, up to so many blocks each, as far as there is room."""
+        """Hold pinned rows, parents first, up to so many blocks each, as far as there is room."""
         shelf, column = self.shelves[number], self.index.places[number]
-        size, writer = self._block_bytes, shelf.writer
         if shelf.admission:
             wanted = self._admitted(now_s, number, wanted)
+        missing: list[tuple[int, int]] = []
+        new: list[int] = []
         needed = 0
-        for row, upto in wanted:
+        for each in wanted:
+            row, upto = each
             held = column[row]
-            needed += upto - held if held > 0 else upto
-        room, fit = writer.room(now_s), needed
-        if needed * size > room:
+            if held < upto:
+                missing.append(each)
+                if held < 0:
+                    new.append(row)
+                    needed += upto
+                else:
+                    needed += upto - held
+        fit, size, writer = needed, self._block_bytes, shelf.writer
+        if needed * size > (room := writer.room(now_s)):
             fit = int(room / size)
             shelf.refused += needed - fit
         if fit > shelf.capacity - shelf.held:
             fit = self._make_room(now_s, number, fit)
-        new: list[int] = []
-        for row, upto in wanted if fit == needed else _first(column, wanted, fit):
-            if column[row] < 0:
-                new.append(row)
+        if fit < needed:
+            missing, new = _first(column, missing, fit)
+        for row, upto in missing:
             column[row] = upto
-        if new:
-            parents, keys = self._parents, self.index.keys
-            fronts, names = [parents[row] for row in new], [keys[row] for row in new]
-            shelf.eviction.insert(new, fronts, names, now_s)
+        if new and not shelf.roomy:
+            fronts = map(self._parents.__getitem__, new)
+            names = map(self.index.keys.__getitem__, new)
+            shelf.eviction.insert(new, list(fronts), list(names), now_s)
         writer.write(now_s, fit * size)
         shelf.written += fit
         shelf.held += fit
@@ -267,12 +276,14 @@ class Memory:
     def _admitted(
         self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]
     ) -> list[tuple[int, int]]:
-        """Return those that the tier's rule of admission lets in."""
+        """Return those that the tier does not hold and its rule of admission lets in."""
         shelf, column = self.shelves[number], self.index.places[number]
         admitted = []
         for row, upto in wanted:
             blocks = upto - max(0, column[row])
             block = self._candidate(row, blocks)
+            if blocks <= 0:
+                continue
             if shelf.admission is None or shelf.admission.admit(block, now_s):
                 admitted.append((row, upto))
             else:
@@ -289,38 +300,36 @@ class Memory:
         Pinned rows stay, and those that are being saved.
         """
         shelf, column, leases = self.shelves[number], self.index.places[number], self.index.leases
-        remove, saving, lower = shelf.eviction.remove, self._saving, self._lower[number]
-        short = blocks - (shelf.capacity - shelf.held)
-        lost: list[tuple[int, int]] = []
+        remove, saving, falling = shelf.eviction.remove, self._saving, self._falling[number]
+        admission, short = shelf.admission, blocks - (shelf.capacity - shelf.held)
+        left, lost = short, []
         for row in shelf.eviction.victims(now_s):
             if leases[row] or row in saving:
                 continue
             held = column[row]
-            falls = lower is not None and self._nobody_below_holds(lower, row, held)
-            if held > short and not falls:  # its tail goes, the rest keeps its place in the order
-                column[row] = held - short
-                shelf.held -= short
-                short = 0
+            falls = falling and self._nobody_below_holds(number, row, held)
+            if held > left and not falls:  # its tail goes, the rest keeps its place in the order
+                column[row] = held - left
+                left = 0
                 break
             remove(row)
             column[row] = NOT_HERE
-            if shelf.admission:
-                shelf.admission.gave_up(self._key(row), now_s)
-            shelf.held -= held
-            short -= held
+            if admission:
+                admission.gave_up(self._key(row), now_s)
+            left -= held
             if falls:
                 lost.append((row, held))
-            if short <= 0:
+            if left <= 0:
                 break
+        shelf.held -= short - left
         if lost:
             self._fall(now_s, number, lost[::-1])
-        return blocks - max(0, short)
+        return blocks - max(0, left)
 
-    def _nobody_below_holds(
-        self, lower: Iterable[MutableSequence[int]], row: int, blocks: int
-    ) -> bool:
-        for column in lower:
-            if column[row] >= blocks:
+    def _nobody_below_holds(self, number: int, row: int, blocks: int) -> bool:
+        places = self.index.places
+        for lower in range(number + 1, len(places)):
+            if places[lower][row] >= blocks:
                 return False
         return self._below is None or not self._below.holds(self._key(row), blocks)
 
@@ -342,14 +351,17 @@ class Memory:
 
 
 def _first(
-    column: MutableSequence[int], wanted: Sequence[tuple[int, int]], fit: int
-) -> list[tuple[int, int]]:
-    """Return as many of the rows, the last one in part, as `fit` more blocks allow."""
+    column: Sequence[int], missing: Sequence[tuple[int, int]], fit: int
+) -> tuple[list[tuple[int, int]], list[int]]:
+    """Return as many rows, the last one in part, as `fit` more blocks allow; and the new of them.
+
+    New is what `column` holds nothing of.
+    """
     first: list[tuple[int, int]] = []
-    for row, upto in wanted:
+    for row, upto in missing:
         if fit <= 0:
             break
         held = max(0, column[row])
         first.append((row, min(upto, held + fit)))
         fit -= upto - held
-    return first
+    return first, [row for row, _ in first if column[row] < 0]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
-from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from holdfast.plan.planner import Planner, Question
 from holdfast.plan.prestage import begin_in_s
 from holdfast.policy.base import NEVER
 from holdfast.sim.closed_loop import followers
-from holdfast.sim.fleet import Covered, Fleet
+from holdfast.sim.fleet import UNKNOWN, Covered, Fleet
 from holdfast.sim.flight import Flight, Staging
 from holdfast.sim.memory import COMPUTED
 from holdfast.sim.route import Ask, Router
@@ -63,6 +62,7 @@ class Simulation:
         self._flights: dict[int, Flight] = {}
         self._runs = runs_of(trace, setting.longest_run)
         self._lengths: list[int] = self._runs.lengths.tolist()
+        fleet.expect_at_most(sum(self._lengths))
         self._names = [_name(run) for run in range(len(self._lengths))]
         self._after = followers(trace) if setting.closed_loop else {}
         self._arrivals = 0
@@ -91,12 +91,12 @@ class Simulation:
         events = self._events
         while events and events[0][0] <= until_s:
             at_s, _, kind, number, version = heapq.heappop(events)
-            if kind == _MOVED:
+            if kind == _COMPUTED:
+                self._computed(at_s, number)
+            elif kind == _MOVED:
                 self._moved(at_s, number, version)
             elif kind == _FETCHED:
                 self._fetched(at_s, number)
-            elif kind == _COMPUTED:
-                self._computed(at_s, number)
             elif kind == _LATE:
                 self._late(at_s, number)
             elif kind == _DUE:
@@ -112,13 +112,17 @@ class Simulation:
         """Choose a worker and stand in its line; nothing is looked up for sure before its turn."""
         keys, lengths = self._chain(request)
         tokens = self._tokens[request]
-        number, covered = self._setting.router(self.fleet, Ask(self._arrivals, keys, tokens))
+        number = 0
+        covered = UNKNOWN  # until its turn: nobody looks at the length of the only line
+        if len(self.fleet.workers) > 1:
+            number, covered = self._setting.router(self.fleet, Ask(self._arrivals, keys, tokens))
         self._arrivals += 1
         worker = self.fleet.workers[number]
         worker.requests += 1
         flight = self._flights[request] = Flight(worker, keys, lengths, covered)
         flight.tokens, flight.blocks = tokens, covered.blocks
-        self._expect(flight)
+        if covered is not UNKNOWN:
+            self._expect(flight)
         self._ledger.arrived_s[request] = now_s
         self._ledger.worker[request] = number
         worker.line.append(request)
@@ -130,7 +134,7 @@ class Simulation:
             request = worker.line.popleft()
             flight = self._flights[request]
             worker.ahead += 1
-            if now_s > self._ledger.arrived_s[request]:
+            if flight.covered is UNKNOWN or now_s > self._ledger.arrived_s[request]:
                 flight.covered = self.fleet.cover(worker, flight.keys)
             self._plan(now_s, flight)
             worker.memory.pin(flight.covered.own)
@@ -175,7 +179,9 @@ class Simulation:
         At least one token is computed: the one whose answer is the first token out.
         """
         cost, tokens = self.fleet.hardware.prefill, flight.tokens
-        reused = max(0, min(flight.blocks * self.trace.block_tokens, tokens - 1))
+        reused = 0
+        if flight.blocks:
+            reused = max(0, min(flight.blocks * self.trace.block_tokens, tokens - 1))
         before_s = flight.compute_s
         flight.computed_tokens = tokens - reused
         flight.compute_s = cost.seconds(tokens - reused, reused)
@@ -183,16 +189,19 @@ class Simulation:
 
     def _fetch(self, now_s: float, request: int, flight: Flight) -> None:
         """Set the planned blocks in motion."""
-        self._set_out(now_s, request, flight, flight.counts(len(self.fleet.names)))
-        if flight.moving and flight.late_s < math.inf:
-            self._at(flight.late_s, _LATE, request)
+        flight.ready_s = now_s
+        if flight.blocks:
+            counts = flight.counts(len(self.fleet.names))
+            self._ledger.fetch(request, counts)
+            self._set_out(now_s, request, flight, counts)
+            if flight.moving and flight.late_s < math.inf:
+                self._at(flight.late_s, _LATE, request)
         self._settle(now_s, request, flight)
 
     def _set_out(self, now_s: float, request: int, flight: Flight, counts: list[int]) -> None:
         """Start so many blocks from each tier over every link on their way."""
         fleet = self.fleet
         rungs, nbytes = fleet.hardware.rungs, fleet.hardware.world.record_bytes
-        flight.ready_s = now_s
         for tier, count in enumerate(counts):
             if not count:
                 continue
@@ -242,6 +251,7 @@ class Simulation:
             whole += 1
         flight.blocks, flight.moving, flight.ready_s = whole, 0, now_s
         self._ledger.late[request] = 1
+        self._ledger.fetch(request, flight.counts(len(landed)))
         self._expect(flight)
         self._settle(now_s, request, flight)
 
@@ -261,9 +271,6 @@ class Simulation:
             return
         worker = flight.worker
         self._ledger.fetched_s[request] = now_s
-        tiers = len(self.fleet.names)
-        at = request * tiers
-        self._ledger.fetched[at : at + tiers] = array("q", flight.counts(tiers))
         self._begin(now_s, worker, worker.engine.arrive(request, flight.compute_s))
 
     def _begin(self, now_s: float, worker: Worker, started: list[tuple[int, float]]) -> None:
@@ -305,7 +312,7 @@ class Simulation:
             self._wish(now_s, request, flight, again_s)
         if fleet.shared:
             fleet.shared.unpin(covered.shared)
-            rows = fleet.shared.rows(keys, lengths)[covered.whole :]
+            rows = fleet.shared.rows(keys, lengths, covered.shared, covered.whole)
             behind = [s if s == COMPUTED else s - fleet.own for s in sources[covered.whole :]]
             fleet.shared.save(now_s, rows, behind)
             if again_s is not None:
@@ -337,7 +344,7 @@ class Simulation:
         keys, lengths = self._chain(request)
         covered = self.fleet.cover(worker, keys)
         flight = Staging(worker, keys, lengths, covered)
-        flight.needed_s, flight.blocks = needed_s, covered.blocks
+        flight.needed_s, flight.blocks, flight.ready_s = needed_s, covered.blocks, now_s
         counts = flight.counts(len(self.fleet.names))
         host = self._host or 0
         if not any(counts[host + 1 :]):

@@ -61,6 +61,11 @@ class Ledger:
         self.late = array("i", bytes(4 * requests))
         self._shape = requests, tiers
 
+    def fetch(self, request: int, counts: list[int]) -> None:
+        """Note how many blocks come from each tier."""
+        at = request * len(counts)
+        self.fetched[at : at + len(counts)] = array("q", counts)
+
     def served(self) -> Served:
         """Return what was noted until now; a copy."""
         return Served(
