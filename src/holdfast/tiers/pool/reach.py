@@ -72,13 +72,17 @@ class Reach:
         self._health = health
         self._lock = threading.Lock()
         self._far: dict[str, tuple[Member, Far]] = {}
+        self._left: list[Far] = []
+        """At addresses that members have left; closing may wait for calls, which `begin` may not.
+        """
         self.failures = 0
 
     def keep(self, known: Collection[str]) -> None:
-        """Close the connections to all but these members."""
+        """Close the connections to all but these members, and to where members were before."""
         with self._lock:
-            gone = [self._far.pop(member_id) for member_id in self._far.keys() - set(known)]
-        for _, far in gone:
+            gone = [self._far.pop(member_id)[1] for member_id in self._far.keys() - set(known)]
+            left, self._left = self._left, []
+        for far in gone + left:
             far.close()
 
     def close(self) -> None:
@@ -93,6 +97,7 @@ class Reach:
         with self._lock:
             known, far = self._far.get(member.id, (None, None))
             if far is None or known is None or known.address != member.address:
+                self._left += [far] if far is not None else []
                 far = self._connect(member)
                 self._far[member.id] = (member, far)
         far.epoch = digest

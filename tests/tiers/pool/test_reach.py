@@ -1,0 +1,62 @@
+"""The connections of a pool: one to each member, none to where nobody is any more."""
+
+import random
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.tiers.pool.health import HealthOptions, PoolHealth
+from holdfast.tiers.pool.members import Member
+from holdfast.tiers.pool.reach import Reach
+
+
+class FarSide:
+    def __init__(self, address):
+        self.address = address
+        self.epoch = 0
+        self.closed = False
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def made():
+    return []
+
+
+@pytest.fixture
+def reach(made):
+    def connect(member):
+        made.append(FarSide(member.address))
+        return made[-1]
+
+    health = PoolHealth(ManualClock(1.0), HealthOptions(), random.Random(1))
+    health.keep(["a", "b"])
+    return Reach(connect, health)
+
+
+def at(address, name="a"):
+    return Member(id=name, address=address)
+
+
+def test_a_member_is_connected_to_once(reach, made):
+    first, again = reach.begin(at("tcp://h:1"), 1, 7), reach.begin(at("tcp://h:1"), 1, 8)
+    assert first.far is again.far
+    assert (len(made), made[0].epoch) == (1, 8)
+
+
+def test_who_moved_is_reached_anew_and_the_old_connections_end_with_the_next_view(reach, made):
+    reach.begin(at("tcp://h:1"), 1, 7)
+    assert reach.begin(at("tcp://h:2"), 1, 7).far is made[1]
+    assert not made[0].closed  # a call may be under way on it
+    reach.keep(["a"])
+    assert [far.closed for far in made] == [True, False]
+
+
+def test_nothing_stays_connected_at_the_end(reach, made):
+    for address in ("tcp://h:1", "tcp://h:2", "tcp://h:3"):
+        reach.begin(at(address), 1, 7)
+    reach.begin(at("tcp://h:9", "b"), 1, 7)
+    reach.close()
+    assert [far.closed for far in made] == [True] * 4
