@@ -137,7 +137,7 @@ def test_what_is_expected_is_waited_for_behind_answers_to_others(fake_node, monk
         peer.take()
 
     def a_moment(fd, milliseconds):
-        assert milliseconds == 1
+        assert milliseconds == 5
         go.set()
         return select.select([fd], [], [], 5)[0]
 

@@ -37,6 +37,9 @@ from holdfast.wire.quick import readable_within, send_now
 _TIMEVAL = struct.Struct("@ll")
 _SHORTEST_WAIT_S = 0.001
 _GLANCE_MS = 1
+_EXPECTED_MS = 5
+"""Who expects an answer would have to come back for it: for vLLM's scheduler that is a step in
+which nothing is computed, some 3 ms, and leaves its processes spinning beside the next one."""
 
 ROOM_S = 0.1
 """A node that takes no request for so long is gone: an engine's scheduler stands still with it."""
@@ -97,7 +100,7 @@ class Client:
             return self._take(request_id)
 
     def expect(self, request_id: int) -> Reply | None:
-        """Return the reply if it is here or comes within a millisecond, else None.
+        """Return the reply if it is here or comes within a few milliseconds, else None.
 
         The interpreter is not given up meanwhile. Raises as `poll` does.
         """
@@ -106,7 +109,7 @@ class Client:
             if request_id not in self._replies and not self._receiving:
                 self._drain()  # what is there already may answer others only
             if request_id not in self._replies and not self._receiving:
-                self._glance()
+                self._glance(_EXPECTED_MS)
             return self._take(request_id)
 
     def wait(self, request_id: int, timeout_s: float) -> Reply:
@@ -200,9 +203,9 @@ class Client:
         if not self._receiving:
             self._drain()
 
-    def _glance(self) -> None:
+    def _glance(self, within_ms: int = _GLANCE_MS) -> None:
         """Take in an answer that comes at once, without giving the interpreter up meanwhile."""
-        if readable_within(self._socket.fileno(), _GLANCE_MS):
+        if readable_within(self._socket.fileno(), within_ms):
             self._drain()
 
     def _drain(self) -> None:

@@ -2,7 +2,7 @@
 
 Everything here runs on vLLM's scheduler loop and delays every request, so nothing waits: coverage
 is asked for when a request arrives and read when vLLM wants to know. Only where the request is the
-only one may the answer take a millisecond to come.
+only one may the answer take a few milliseconds to come.
 """
 
 from __future__ import annotations
