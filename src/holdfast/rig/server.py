@@ -123,6 +123,12 @@ class Rest:
             time.sleep(SPIN_S)
         self._asked = engine
 
+    def everywhere(self) -> None:
+        """Return when no engine spins any more, the one asked last included."""
+        if self._asked is not None:
+            time.sleep(SPIN_S)
+        self._asked = None
+
 
 def wait_all_ready(engines: Sequence[Engine]) -> None:
     """Return once every server answers; raise HoldfastError as soon as one of them ends."""

@@ -29,6 +29,7 @@ class FakeBench:
         self.alone, self.behind = "alone", "behind"
         self.node = SimpleNamespace(token_bytes=lambda: TOKEN_BYTES)
         self.in_memory, self.saved, self.drawn = set(), set(), 0
+        self.rested = False
 
     def text(self, tokens):
         self.drawn += 1
@@ -41,7 +42,12 @@ class FakeBench:
         assert (place, plan) == ("disk", "held")
         self.in_memory.clear()
 
+    def rest(self):
+        self.rested = True
+
     def ttft_s(self, which, prompt):
+        assert self.rested, "an engine that still spins takes longer"
+        self.rested = False
         tokens, _ = prompt
         if which == "alone":
             place, seconds = "cold", PREFILL.seconds(tokens + TAIL_TOKENS)

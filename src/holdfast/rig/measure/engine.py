@@ -2,8 +2,9 @@
 
 In every round each length is computed, fetched from disk and fetched from memory, one after the
 other: so what disturbs the machine for a minute meets one sample in `rounds` of everything, instead
-of all samples of one length or tier. Samples beside which others of the machine computed are left
-out. Medians of the rounds count, and only where the rounds agree.
+of all samples of one length or tier. Before each an engine rests: one that still spins on the cores
+that load a context takes up to a third longer, by chance. Samples beside which others of the
+machine computed are left out. Medians of the rounds count, and only where the rounds agree.
 """
 
 from __future__ import annotations
@@ -82,9 +83,11 @@ def medians(times: Times, rounds: int) -> dict[str, dict[int, float]]:
 
 def _round(bench: Bench, prompt: Sequence[int], length: int) -> Iterator[tuple[str, float]]:
     """Ask for one context, computed and from each tier; what did not come whole is left out."""
+    bench.rest()
     seconds, _ = bench.ttft_s(bench.alone, prompt)
     yield COLD, seconds
     for place in PLACES:
+        bench.rest()
         seconds, tokens = bench.ttft_s(bench.behind, prompt)
         if tokens == length // BLOCK_TOKENS * BLOCK_TOKENS:
             yield place, seconds

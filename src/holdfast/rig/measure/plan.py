@@ -140,6 +140,10 @@ class Bench:
         asked = ask(engine, prompt, 1)
         return asked.answer.ttft_s, asked.tokens.fetched_total
 
+    def rest(self) -> None:
+        """Return when neither engine spins from the time before."""
+        self._rest.everywhere()
+
     def save(self, prompts: Sequence[Sequence[int]]) -> None:
         """Compute these behind the node, until it has them on disk.
 
