@@ -64,17 +64,42 @@ def test_dropped_rows_are_used_again_and_known_under_their_new_key_only() -> Non
     assert len(index) == 1
 
 
+def chain_of(numbers: range) -> tuple[list[bytes], list[bytes], list[int]]:
+    return [key(n) for n in numbers], [key(n - 1) for n in numbers], list(numbers)
+
+
 def test_a_chain_at_once_is_its_blocks_one_after_the_other() -> None:
     apart, together = Residency(2), Residency(2)
     for index in (apart, together):
         index.add(WORLD, key(3), key(2), 3)  # is known already, out of its turn
         index.drop(index.add(WORLD, key(9), key(8), 9))
     one_by_one = [apart.add(WORLD, key(n), key(n - 1), n) for n in range(1, 6)]
-    assert together.extend(WORLD, [key(n) for n in range(1, 6)], key(0), 1) == one_by_one
+    assert together.extend(WORLD, *chain_of(range(1, 6))) == one_by_one
     assert together.keys == apart.keys
     assert together.parents == apart.parents
     assert together.depths == apart.depths
-    assert together.extend(WORLD, [], key(5), 6) == []
+    assert together.extend(WORLD, [], [], []) == []
+
+
+def test_new_blocks_at_once_are_as_if_one_after_the_other() -> None:
+    apart, together = Residency(2), Residency(2)
+    one_by_one = [*hold(apart, range(4)), apart.add(WORLD, key(7), key(1), 2)]
+    keys, parents, depths = chain_of(range(4))
+    rows = together.extend(WORLD, [*keys, key(7)], [*parents, key(1)], [*depths, 2])
+    assert rows == one_by_one
+    assert together.cover(WORLD, keys).blocks == 0
+    for row in rows:
+        together.places[0][row] = apart.places[0][row] = row
+    assert together.cover(WORLD, keys) == apart.cover(WORLD, keys)
+    assert together.parent_rows(rows) == apart.parent_rows(rows) == [-1, 0, 1, 2, 1]
+    assert (together.keys, together.parents) == (apart.keys, apart.parents)
+    assert (together.depths, together.leases) == (apart.depths, apart.leases)
+    assert together.places[1] == apart.places[1]
+    for row in reversed(rows):
+        together.places[0][row] = -1
+        together.drop(row)
+    assert together.worlds_named == 1
+    assert len(together) == 0
 
 
 def test_the_parent_row_is_found_by_key() -> None:

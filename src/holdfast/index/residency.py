@@ -147,21 +147,26 @@ class Residency:
             parent = self.keys[held] or parent
         return self._make(world, key, parent, depth)
 
-    def extend(self, world: World, keys: Sequence[bytes], parent: bytes, depth: int) -> list[int]:
-        """Return the rows of consecutive blocks, the first behind `parent`: `add` for a chain."""
-        if self._free or not keys or not self._rows.keys().isdisjoint(keys):
-            fronts = [parent, *keys[:-1]]
-            each = enumerate(zip(keys, fronts, strict=False), depth)
-            return [self.add(world, key, front, at) for at, (key, front) in each]
+    def extend(
+        self, world: World, keys: Sequence[bytes], parents: Sequence[bytes], depths: Sequence[int]
+    ) -> list[int]:
+        """Return the rows of blocks, each behind its parent: `add` for each of them, but at once.
+
+        A parent comes before its children.
+        """
+        if self._free or not self._rows.keys().isdisjoint(keys):
+            each = zip(keys, parents, depths, strict=True)
+            return [self.add(world, key, parent, depth) for key, parent, depth in each]
         count = len(keys)
         rows = list(range(len(self.keys), len(self.keys) + count))
+        if not count:
+            return rows
         world_id = self._world_ids.get(world)
         if world_id is None:
             world_id = self._name(world)
         self.keys += keys
-        self.parents.append(parent)
-        self.parents += keys[:-1]
-        self.depths.extend(range(depth, depth + count))
+        self.parents += parents
+        self.depths.extend(depths)
         self.leases += [0] * count
         self._world_of += [world_id] * count
         for places in self.places:

@@ -107,14 +107,14 @@ class CostAware:
     def touch(self, rows: Sequence[int], now_s: float) -> None:
         """Note one use of a chain's leading rows; what was expected of its last has happened."""
         tree, stamp = self._tree, self._stamp(now_s)
-        here, known = tree.here, len(tree.here)
+        here, holes, known = tree.here, tree.holes, len(tree.here)
         for row in reversed(rows):
             if 0 <= row < known and here[row]:
                 if self._hint[row] == _UNHINTED:
                     self._used[row] = stamp
                 else:
                     self._end_hint(row, stamp)
-                if not tree.holes:
+                if not holes:
                     return
 
     def expect(self, rows: Sequence[int], at_s: float) -> None:

@@ -33,11 +33,13 @@ class Tree:
         """[row] how often it was cut off from its children."""
         self._known = array("I")
         """[row] the life of its parent that it builds upon."""
+        self._cut = False
+        """Whether any row was ever cut off: until then all lives are 0."""
 
     def add(self, rows: Sequence[int], parents: Sequence[int]) -> None:
         """Add the rows of a chain, each behind its parent (-1: none); what is here stays."""
         here, children, fronts, life = self.here, self.children, self._parent, self._life
-        lives, known, new = self._known, len(here), 0
+        lives, cut, known, new = self._known, self._cut, len(here), 0
         for row, parent in zip(rows, parents, strict=True):
             if row >= known or parent >= known:
                 known = self._grow(max(row, parent))
@@ -54,7 +56,7 @@ class Tree:
                 self.holes += 1
             children[parent] += 1
             fronts[row] = parent
-            if lives[row] != life[parent]:
+            if cut:
                 lives[row] = life[parent]
         self.rows += new
 
@@ -68,7 +70,7 @@ class Tree:
         if children[row]:
             self.holes += 1
         parent = self._parent[row]
-        if parent == _HEAD or self._life[parent] != self._known[row]:
+        if parent == _HEAD or (self._cut and self._life[parent] != self._known[row]):
             return _NO_PARENT
         children[parent] -= 1
         if here[parent]:
@@ -84,6 +86,7 @@ class Tree:
         if self.children[row]:
             self.holes -= 1
             self.children[row] = 0
+        self._cut = True
         self._life[row] = (self._life[row] + 1) & (1 << 31) - 1
 
     def is_here(self, row: int) -> bool:

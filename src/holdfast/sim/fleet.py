@@ -86,6 +86,18 @@ class Fleet:
             for shelf in memory.shelves:
                 shelf.roomy = shelf.capacity >= blocks
 
+    def make_all(
+        self, keys: Sequence[bytes], fronts: Sequence[int], lengths: Sequence[int]
+    ) -> None:
+        """Make the rows of all runs in those memories that every request comes to, if they are new.
+
+        The others make the rows of what they are asked for: many workers would need much memory.
+        """
+        memories = [self.workers[0].memory] if len(self.workers) == 1 else []
+        for memory in [*memories, self.shared] if self.shared else memories:
+            if not len(memory.index):
+                memory.make_all(keys, fronts, lengths)
+
     def _estimate(self, latency_s: float, links: Sequence[int], now_s: float) -> TierEstimate:
         slowest = TierEstimate(latency_s, math.inf)
         block = self.hardware.world.record_bytes

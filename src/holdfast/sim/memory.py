@@ -9,6 +9,7 @@ one more. A row stays with its run for as long as the simulation lasts.
 from __future__ import annotations
 
 import enum
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -149,6 +150,22 @@ class Memory:
             rows += self._make(keys[first:], front, first, lengths[first:])
         return rows
 
+    def make_all(
+        self, keys: Sequence[bytes], fronts: Sequence[int], lengths: Sequence[int]
+    ) -> None:
+        """Make a row for every run of a trace, in order; nothing has been held yet.
+
+        `fronts[i]`: the number of the run in front, a smaller one; -1 for the head of a chain.
+        """
+        parents, depths = [], array("I")
+        for front in fronts:
+            parents.append(keys[front] if front >= 0 else self._world.fingerprint)
+            depths.append(depths[front] + 1 if front >= 0 else 0)
+        self.index.extend(self._world, keys, parents, depths)
+        self._parents += fronts
+        self._lengths += lengths
+        self._uses += [0] * len(keys)
+
     def save(self, now_s: float, rows: Sequence[int], sources: Sequence[int]) -> None:
         """Note that the engine has these runs, a whole chain, each come from tier `sources[i]`.
 
@@ -206,9 +223,9 @@ class Memory:
     ) -> list[int]:
         """Return the rows of new runs, the first at `depth` behind row `front` (-1: none)."""
         parent = self._world.fingerprint if front < 0 else self._key(front)
-        rows = self.index.extend(self._world, keys, parent, depth)
-        self._parents.append(front)
-        self._parents += rows[:-1]
+        depths = range(depth, depth + len(keys))
+        rows = self.index.extend(self._world, keys, [parent, *keys[:-1]], depths)
+        self._parents += [front, *rows[:-1]]
         self._lengths += lengths
         self._uses += [0] * len(rows)
         return rows

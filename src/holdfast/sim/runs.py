@@ -31,6 +31,15 @@ class Runs(NamedTuple):
         chain: list[int] = self.ids[self.starts[request] : self.starts[request + 1]].tolist()
         return chain
 
+    def fronts(self) -> Ints:
+        """[runs] the run in front of each, which has a smaller number; -1: none."""
+        fronts = np.full(len(self.lengths), -1, np.int32)
+        follows = np.ones(len(self.ids) + 1, bool)
+        follows[self.starts] = False
+        behind = np.flatnonzero(follows)
+        fronts[self.ids[behind]] = self.ids[behind - 1]
+        return fronts
+
 
 def runs_of(trace: Trace, longest: int = LONGEST) -> Runs:
     """Cut the chains of a trace into runs of at most `longest` blocks.
