@@ -75,29 +75,25 @@ def leave_memory(one):
             states.vacate(row, 0)
 
 
-def cut(sizes, abreast):
-    loads = [_Load(n, 0, Put(Place(0), memoryview(bytes(nbytes))), b"", 0)
-             for n, nbytes in enumerate(sizes)]  # fmt: skip
-    return [[load.row for load in group] for group in descent._groups(loads, abreast)]
+def test_a_batch_makes_two_groups_for_each_thread_within_bounds():
+    abreast = Abreast(4, 10, 80)
+    assert [abreast.group_bytes(nbytes) for nbytes in (1, 80, 400, 640, 9_999)] == [
+        10, 10, 50, 80, 80,
+    ]  # fmt: skip
 
 
-def test_the_first_groups_are_small_and_the_last_so_that_writes_begin_soon_and_end_together():
-    groups = cut([20] * 64, Abreast(4, 20, 75))
-    lengths = [len(group) for group in groups]
-    assert lengths[:8] == [1] * 4 + [2] * 4
-    assert max(lengths) == 4
-    assert lengths[8:] == sorted(lengths[8:], reverse=True)
-    assert lengths[-4:] == [1] * 4
-
-
-@given(st.lists(st.integers(1, 40)), st.integers(1, 5), st.integers(1, 50), st.integers(1, 100))
-def test_every_block_is_in_one_group_and_each_group_ends_with_what_fills_it(
-    sizes, groups, first_bytes, group_bytes
-):
-    found = cut(sizes, Abreast(groups, first_bytes, group_bytes))
-    assert [row for group in found for row in group] == list(range(len(sizes)))
-    for group in found:
-        assert sum(sizes[row] for row in group[:-1]) < group_bytes
+@given(st.lists(st.integers(1, 40)), st.integers(1, 100))
+def test_every_block_is_in_one_group_and_each_group_ends_with_what_fills_it(sizes, most):
+    loads = [
+        _Load(n, 0, Put(Place(0), memoryview(bytes(nbytes))), b"", 0)
+        for n, nbytes in enumerate(sizes)
+    ]
+    groups = list(descent._groups(loads, most))
+    assert [load for group in groups for load in group] == loads
+    for group in groups:
+        nbytes = [sizes[load.row] for load in group]
+        assert sum(nbytes[:-1]) < most
+        assert sum(nbytes) >= most or group is groups[-1]
 
 
 def test_groups_are_written_while_others_are_sealed(sealed):

@@ -157,7 +157,7 @@ def test_a_domain_that_is_not_sealed_stays_as_it_was(house):
     [(lambda: MemoryTier(64 * MIB), NEAR), (lambda: SharedMemoryTier({}), FAR)],
 )
 def test_records_larger_than_the_staging_memory_go_down_too(house, tier, abreast):
-    one = house(tier(), nbytes=abreast.group_bytes + 5)
+    one = house(tier(), nbytes=abreast.group_bytes_max + 5)
     assert one.save(blocks=2) == 2
     one.leave()
     assert one.fetch(blocks=2) == (2, Outcome.OK)

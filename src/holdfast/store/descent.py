@@ -32,22 +32,25 @@ BATCH_BLOCKS = 32
 
 
 class Abreast(NamedTuple):
-    """How a batch is sealed: so many groups at once, the first of `first_bytes` each.
+    """How a batch is sealed: so many groups at once, each whole once it has enough bytes.
 
-    The next so many are twice as long, and so on up to `group_bytes`; the last are shorter again,
-    so that all end together. A group is whole with the record that brings it there.
+    Those are what makes two for each thread of the batch, within these bounds.
     """
 
     groups: int
-    first_bytes: int
-    group_bytes: int
+    group_bytes_min: int
+    group_bytes_max: int
+
+    def group_bytes(self, batch_bytes: int) -> int:
+        """Return what makes a group of a batch whole."""
+        halves = batch_bytes // (2 * self.groups)
+        return min(max(halves, self.group_bytes_min), self.group_bytes_max)
 
 
-NEAR = Abreast(4, 2 * MIB, 8 * MIB)
-"""Writes begin soon, a device always has some to do while other records are sealed, and few calls
-write most of a batch."""
+NEAR = Abreast(4, MIB, 8 * MIB)
+"""A device always has some to write while other records are sealed, and few calls write a batch."""
 
-FAR = Abreast(2, 4 * MIB, 16 * MIB)
+FAR = Abreast(2, 16 * MIB, 16 * MIB)
 """Every message to a shared tier costs a round trip."""
 
 _LOOK_AGAIN_S = 0.5
@@ -171,7 +174,8 @@ class Descent:
             return self._tier.write([load.put for load in batch]) if batch else []
         if self._sealers is None:
             self._sealers = workers(self._abreast.groups, f"{self._thread.name}-sealed")
-        groups = _groups(batch, self._abreast)
+        batch_bytes = sum(len(load.put.record) for load in batch)
+        groups = _groups(batch, self._abreast.group_bytes(batch_bytes))
         sent = [self._sealers.submit(self._send_sealed, group) for group in groups]
         wait(sent)  # nobody may be reading a slot when it is somebody else's
         return [outcome for each in sent for outcome in each.result()]
@@ -267,19 +271,15 @@ class Descent:
         return reserved.places
 
 
-def _groups(batch: Sequence[_Load], abreast: Abreast) -> Iterator[list[_Load]]:
-    """Cut a batch into groups, each whole once it has its bytes."""
-    left = sum(len(load.put.record) for load in batch)
-    most, cut, nbytes, group = 0, 0, 0, list[_Load]()
+def _groups(batch: Sequence[_Load], most: int) -> Iterator[list[_Load]]:
+    """Cut a batch into groups, each whole with the record that makes it so many bytes."""
+    group: list[_Load] = []
+    nbytes = 0
     for load in batch:
-        if not group:
-            growing = abreast.first_bytes << cut // abreast.groups
-            shrinking = max(abreast.first_bytes, left // (2 * abreast.groups))
-            most = min(growing, abreast.group_bytes, shrinking)
         group.append(load)
         nbytes += len(load.put.record)
         if nbytes >= most:
             yield group
-            cut, left, nbytes, group = cut + 1, left - nbytes, 0, []
+            group, nbytes = [], 0
     if group:
         yield group

@@ -86,7 +86,8 @@ def core_rows(rounds: int) -> list[Row]:
     cipher, about = AESGCM(os.urandom(DOMAIN_KEY_BYTES)), bytes(112)
     texts = [aligned_buffer(size)[:PAYLOAD_BYTES] for _ in range(BLOCKS)]
     ciphered = [aligned_buffer(size)[: PAYLOAD_BYTES + TAG_BYTES] for _ in range(BLOCKS)]
-    stages = [aligned_buffer(size) for _ in range(NEAR.groups * NEAR.group_bytes // PAYLOAD_BYTES)]
+    staged_records = NEAR.groups * NEAR.group_bytes_max // PAYLOAD_BYTES
+    stages = [aligned_buffer(size) for _ in range(staged_records)]
     staged = [stage[: PAYLOAD_BYTES + TAG_BYTES] for stage in stages]
 
     def stage(i: int) -> int:
