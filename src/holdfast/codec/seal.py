@@ -12,8 +12,9 @@ go of the interpreter while it runs. The exact bytes are in docs/reference/forma
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.blocks.envelope import (
     HEADER_BYTES,
@@ -107,8 +108,6 @@ class DataKey:
             return Outcome.CORRUPT
         if (header.epoch, header.key_id) != (self.epoch, self.key_id):
             return Outcome.MISS
-        from cryptography.exceptions import InvalidTag
-
         identity, head = sealed_head[MARK_BYTES:], _plain(sealed_head)
         try:
             self._cipher(identity).decrypt_into(
@@ -117,7 +116,7 @@ class DataKey:
                 identity,
                 record[HEADER_BYTES:end],
             )
-        except InvalidTag:
+        except _library().InvalidTag:
             return Outcome.CORRUPT
         record[:HEADER_BYTES] = head
         finish(record, header.payload_bytes)
@@ -147,14 +146,12 @@ def derive(domain_key: bytes, epoch: int) -> bytes:
 
 def unwrap(wrapped: bytes, domain_key: bytes, domain: bytes, epoch: int) -> bytes:
     """Return the secret of a wrapped data key; raise FormatError if it is damaged or another's."""
-    from cryptography.exceptions import InvalidTag
-
     nonce, sealed = wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:]
     try:
         if len(wrapped) != WRAPPED_BYTES:
-            raise InvalidTag
+            raise _library().InvalidTag
         return _wrapping(domain_key).decrypt(nonce, sealed, _wrap_context(domain, epoch))
-    except InvalidTag as error:
+    except _library().InvalidTag as error:
         raise FormatError(
             f"the data key of epoch {epoch} is damaged, or wrapped with another key"
         ) from error
@@ -178,9 +175,21 @@ def _wrap_context(domain: bytes, epoch: int) -> bytes:
 
 
 def _aes(secret: bytes) -> AESGCM:
+    return _library().AESGCM(secret)
+
+
+class _Library(NamedTuple):
+    AESGCM: type[AESGCM]
+    InvalidTag: type[Exception]
+
+
+@functools.cache
+def _library() -> _Library:
+    """Load the cipher where it is first used; not by an import statement for each record."""
+    from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    return AESGCM(secret)
+    return _Library(AESGCM, InvalidTag)
 
 
 def _u32(number: int) -> bytes:
