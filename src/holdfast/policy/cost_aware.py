@@ -18,9 +18,9 @@ everything.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from heapq import heappop, heappush, heapreplace
 
 from holdfast.policy.base import NEVER
 from holdfast.policy.tree import Tree
@@ -90,7 +90,7 @@ class CostAware:
         tree, used, hint, shared = self._tree, self._used, self._hint, self._shared
         tree.add(rows, parents)
         children, front, stamp = tree.children, self._in_front, self._now_s
-        for row, parent in zip(reversed(rows), reversed(parents), strict=True):
+        for row, parent in zip(rows[::-1], parents[::-1]):  # noqa: B905  # of one length by now
             if row != front:  # a chain was used once: its blocks have one stamp
                 stamp = self._stamp(now_s)
             front = parent
@@ -135,18 +135,18 @@ class CostAware:
         first = bool(past) and past[0][1] == row  # in line, where it should not be any more
         if parent >= 0:
             if hint[parent] == hint[row] == _UNHINTED:
-                if used[row] > used[parent]:  # noqa: PLR1730  # sooner than a call
+                if used[row] > used[parent]:  # noqa: PLR1730  # a call takes longer
                     used[parent] = used[row]
             else:
                 self._inherit(parent, row)
             if not tree.children[parent]:
                 if first and hint[parent] == _UNHINTED and self._worth is None:
-                    heapq.heapreplace(past, (used[parent], parent))
+                    heapreplace(past, (used[parent], parent))
                 else:
                     self._push(parent)
                 return
         if first:
-            heapq.heappop(past)
+            heappop(past)
             self._entries -= 1
 
     def forget(self, row: int) -> None:
@@ -161,7 +161,9 @@ class CostAware:
 
     def victims(self, now_s: float) -> Iterator[int]:
         """Yield leaves, the one whose expected use is furthest away for its worth first."""
-        self._now_s = now_s = max(now_s, self._now_s)
+        if now_s < self._now_s:  # noqa: PLR1730  # a call takes longer
+            now_s = self._now_s
+        self._now_s = now_s
         here, children, used, hint = self._tree.here, self._tree.children, self._used, self._hint
         usual, shelves = self._usual, self._shelves
         past = usual.past
@@ -224,12 +226,12 @@ class CostAware:
         when = self._hint[row]
         self._entries += 1
         if when == _UNHINTED:
-            heapq.heappush(shelf.past, (self._used[row], row))
+            heappush(shelf.past, (self._used[row], row))
             return
-        heapq.heappush(shelf.past, (when, row))
+        heappush(shelf.past, (when, row))
         if when > self._now_s:
             self._entries += 1
-            heapq.heappush(shelf.future, (-when, row))
+            heappush(shelf.future, (-when, row))
 
     def _shelf(self, worth: float) -> _Shelf:
         step = round(_STEPS * math.log2(min(max(worth, _WORTH_MIN), _WORTH_MAX)))
@@ -260,7 +262,7 @@ class CostAware:
         while heap:
             key, row = heap[0]
             if not here[row] or children[row] or row in passed:
-                heapq.heappop(heap)
+                heappop(heap)
                 self._entries -= 1
                 continue
             when = self._hint[row]
@@ -268,7 +270,7 @@ class CostAware:
                 when = self._used[row]
             if key == sign * when:
                 return row
-            heapq.heapreplace(heap, (sign * when, row))
+            heapreplace(heap, (sign * when, row))
         return -1
 
     def _inherit(self, parent: int, child: int) -> None:

@@ -40,7 +40,8 @@ class Tree:
         """Add the rows of a chain, each behind its parent (-1: none); what is here stays."""
         here, children, fronts, life = self.here, self.children, self._parent, self._life
         lives, cut, known, new = self._known, self._cut, len(here), 0
-        for row, parent in zip(rows, parents, strict=True):
+        for number, row in enumerate(rows):
+            parent = parents[number]
             if row >= known or parent >= known:
                 known = self._grow(max(row, parent))
             if here[row]:

@@ -52,6 +52,7 @@ class Fleet:
         self._behind = bytes((tier + self.own) % 256 for tier in range(256))
         """What number each shared tier has on the ladder."""
         self._rules = rules
+        self._block_bytes = hardware.world.record_bytes
         common = [self._link(rung) for rung in hardware.rungs[self.own :]]
         shelves = self._shelves(hardware.rungs[self.own :])
         self.shared = Memory(hardware.world, shelves) if shelves else None
@@ -100,7 +101,7 @@ class Fleet:
 
     def _estimate(self, latency_s: float, links: Sequence[int], now_s: float) -> TierEstimate:
         slowest = TierEstimate(latency_s, math.inf)
-        block = self.hardware.world.record_bytes
+        block = self._block_bytes
         for number in links:
             link = self.links[number]
             speed = min(link.bytes_per_s, link.each_bytes_per_s)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from holdfast.sim.fleet import Covered
-from holdfast.sim.memory import COMPUTED
 from holdfast.sim.worker import Worker
 
 
@@ -37,13 +36,13 @@ class Flight:
         return [taken.count(tier) for tier in range(tiers)] if taken else [0] * tiers
 
     def sources(self) -> list[int]:
-        """Return for each run the tier that its last block came from."""
-        if not self.blocks:
-            return [COMPUTED] * len(self.lengths)
-        tiers, end, sources = self.covered.tiers, 0, []
+        """Return the tier that the last block of each run came from, of those that came whole."""
+        tiers, blocks, end, sources = self.covered.tiers, self.blocks, 0, []
         for length in self.lengths:
             end += length
-            sources.append(tiers[end - 1] if end <= self.blocks else COMPUTED)
+            if end > blocks:
+                break
+            sources.append(tiers[end - 1])
         return sources
 
 

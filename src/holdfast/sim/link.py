@@ -98,4 +98,6 @@ class Writer:
 
     def write(self, now_s: float, nbytes: float) -> None:
         """Line up `nbytes`."""
-        self._busy_until_s = max(self._busy_until_s, now_s) + nbytes / self.bytes_per_s
+        busy_s = self._busy_until_s
+        begin_s = busy_s if busy_s > now_s else now_s  # noqa: FURB136  # a call takes longer
+        self._busy_until_s = begin_s + nbytes / self.bytes_per_s

@@ -19,10 +19,7 @@ from holdfast.policy.admit import USES_MAX, Admission, Candidate
 from holdfast.policy.base import Eviction
 from holdfast.sim.link import Writer
 
-COMPUTED = 99
-"""Where a block comes from that no tier gave: further down than any tier."""
-
-_MARKS = [bytes([tier]) for tier in range(COMPUTED)]
+_MARKS = [bytes([tier]) for tier in range(256)]
 
 
 class Entry(enum.Enum):
@@ -67,12 +64,6 @@ class Shelf:
         self.roomy = False
         """Whether every block that there is has room, so that no order is needed."""
 
-    def from_below(self, number: int) -> int:
-        """Return the tier below which what the engine uses comes from, to enter this one."""
-        if self.entry is Entry.ON_EVICTION:
-            return COMPUTED
-        return COMPUTED - 1 if self.entry is Entry.BEHIND else number
-
 
 class Reach(NamedTuple):
     """The leading blocks of a chain that a memory holds: their rows, and a tier for each block.
@@ -96,7 +87,6 @@ class Memory:
         self._block_bytes = world.record_bytes
         self._below = below
         self._falling = self._falling_from()
-        self._limits = [shelf.from_below(number) for number, shelf in enumerate(shelves)]
         self._saving: frozenset[int] = frozenset()
         self._parents: list[int] = []
         self._lengths: list[int] = []
@@ -108,7 +98,8 @@ class Memory:
         _, rows, fastest = self.index.cover(self._world, keys)
         places, lengths = self.index.places, self._lengths
         tiers: list[bytes] = []
-        for row, tier in zip(rows, fastest, strict=True):
+        for whole, row in enumerate(rows):
+            tier = fastest[whole]
             length, held = lengths[row], places[tier][row]
             tiers.append(_MARKS[tier] * held)
             if held < length:
@@ -118,7 +109,6 @@ class Memory:
                         tiers.append(_MARKS[lower] * more)
                         held += more
                 if held < length:
-                    whole = rows.index(row)
                     return Reach(rows[: whole + 1], b"".join(tiers), whole, held)
         return Reach(rows, b"".join(tiers), len(rows))
 
@@ -167,20 +157,26 @@ class Memory:
         self._uses += [0] * len(keys)
 
     def save(self, now_s: float, rows: Sequence[int], sources: Sequence[int]) -> None:
-        """Note that the engine has these runs, a whole chain, each come from tier `sources[i]`.
+        """Note that the engine has these runs, the last ones of a chain.
 
-        They are used now, on every tier that holds them, and enter those that take them.
+        Run `i` came from tier `sources[i]`, those behind them were computed. They are used now, on
+        every tier that holds them, and enter those that take them.
         """
         lengths = self._lengths
         chain = [(row, lengths[row]) for row in rows]
+        computed = chain[len(sources) :]
         self._saving = frozenset(rows)
         if self._rules:
             self._note_uses(now_s, rows)
         for number, shelf in enumerate(self.shelves):
             if not shelf.roomy:
                 shelf.eviction.touch(rows, now_s)
-            limit = self._limits[number]
-            wanted = [each for each, source in zip(chain, sources) if source > limit]  # noqa: B905
+            if shelf.entry is Entry.ON_EVICTION:
+                continue
+            wanted = computed
+            if sources and shelf.entry is not Entry.BEHIND:  # it takes what comes from below too
+                fetched = zip(chain, sources)  # noqa: B905
+                wanted = [each for each, source in fetched if source > number] + computed
             if wanted:
                 self._put(now_s, number, wanted)
         self._saving = frozenset()
@@ -279,8 +275,8 @@ class Memory:
             shelf.eviction.insert(new, list(fronts), list(names), now_s)
         writer.write(now_s, fit * size)
         shelf.written += fit
-        shelf.held += fit
-        shelf.peak = max(shelf.peak, shelf.held)
+        held = shelf.held = shelf.held + fit
+        shelf.peak = held if held > shelf.peak else shelf.peak  # noqa: FURB136  # a call takes longer
 
     def _note_uses(self, now_s: float, rows: Sequence[int]) -> None:
         for row in rows:

@@ -9,9 +9,9 @@ eviction are the code that serves.
 from __future__ import annotations
 
 import hashlib
-import heapq
 import math
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from holdfast.blocks.key import KEY_BYTES
@@ -21,7 +21,6 @@ from holdfast.policy.base import NEVER
 from holdfast.sim.closed_loop import followers
 from holdfast.sim.fleet import UNKNOWN, Covered, Fleet
 from holdfast.sim.flight import Flight, Staging
-from holdfast.sim.memory import COMPUTED
 from holdfast.sim.route import Ask, Router
 from holdfast.sim.runs import LONGEST, runs_of
 from holdfast.sim.served import Ledger, Served
@@ -68,7 +67,9 @@ class Simulation:
             fleet.make_all(self._names, self._runs.fronts().tolist(), self._lengths)
         self._after = followers(trace) if setting.closed_loop else {}
         self._arrivals = 0
-        names = fleet.names
+        hardware, names = fleet.hardware, fleet.names
+        self._rungs, self._engine, self._prefill = hardware.rungs, hardware.engine, hardware.prefill
+        self._block_tokens, self._block_bytes = trace.block_tokens, hardware.world.record_bytes
         self._device = names[:1] == ["device"]
         self._host = names.index("host") if "host" in names[:-1] else None
         """The tier that is staged to, if there are tiers below it."""
@@ -92,7 +93,7 @@ class Simulation:
         """Turn the clock until then; what happens at the same moment happens first."""
         events = self._events
         while events and events[0][0] <= until_s:
-            at_s, _, kind, number, version = heapq.heappop(events)
+            at_s, _, kind, number, version = heappop(events)
             if kind == _COMPUTED:
                 self._computed(at_s, number)
             elif kind == _MOVED:
@@ -108,7 +109,7 @@ class Simulation:
 
     def _at(self, at_s: float, kind: int, number: int, version: int = 0) -> None:
         self._events_ever += 1
-        heapq.heappush(self._events, (at_s, self._events_ever, kind, number, version))
+        heappush(self._events, (at_s, self._events_ever, kind, number, version))
 
     def _arrive(self, now_s: float, request: int) -> None:
         """Choose a worker and stand in its line; nothing is looked up for sure before its turn."""
@@ -122,7 +123,7 @@ class Simulation:
         worker = self.fleet.workers[number]
         worker.requests += 1
         flight = self._flights[request] = Flight(worker, keys, lengths, covered)
-        flight.tokens, flight.blocks = tokens, covered.blocks
+        flight.tokens, flight.blocks = tokens, len(covered.tiers)
         if covered is not UNKNOWN:
             self._expect(flight)
         self._ledger.arrived_s[request] = now_s
@@ -132,7 +133,7 @@ class Simulation:
 
     def _look_up(self, now_s: float, worker: Worker) -> None:
         """Cover and plan those whose turn it is, `fetch_ahead` of the engine at most."""
-        while worker.line and worker.ahead < self.fleet.hardware.engine.fetch_ahead:
+        while worker.line and worker.ahead < self._engine.fetch_ahead:
             request = worker.line.popleft()
             flight = self._flights[request]
             worker.ahead += 1
@@ -143,23 +144,23 @@ class Simulation:
             if self.fleet.shared:
                 self.fleet.shared.pin(flight.covered.shared)
             self._ledger.looked_s[request] = now_s
-            self._ledger.held[request] = flight.covered.blocks
+            self._ledger.held[request] = len(flight.covered.tiers)
             self._fetch(now_s, request, flight)
 
     def _plan(self, now_s: float, flight: Flight) -> None:
         fleet, covered, tokens = self.fleet, flight.covered, flight.tokens
-        hardware, had = fleet.hardware, self._had(covered, tokens)
-        flight.blocks = had // self.trace.block_tokens
-        if covered.blocks > flight.blocks:  # else there is nothing to bring
+        had = self._had(covered, tokens)
+        flight.blocks = had // self._block_tokens
+        if len(covered.tiers) > flight.blocks:  # else there is nothing to bring
             plan = self._setting.planner.plan(
                 Question(
                     tiers=covered.tiers,
-                    block_bytes=hardware.world.record_bytes,
-                    block_tokens=self.trace.block_tokens,
+                    block_bytes=self._block_bytes,
+                    block_tokens=self._block_tokens,
                     estimates=fleet.estimates(flight.worker, covered.tiers, now_s),
                     names=fleet.names,
-                    limit_s=hardware.engine.fetch_limit_s,
-                    cost=hardware.prefill,
+                    limit_s=self._engine.fetch_limit_s,
+                    cost=self._prefill,
                     prompt_tokens=tokens,
                     have_tokens=had,
                 )
@@ -172,7 +173,7 @@ class Simulation:
         if not self._device:
             return 0
         blocks = len(covered.tiers) - len(covered.tiers.lstrip(b"\0"))
-        size = self.trace.block_tokens
+        size = self._block_tokens
         return min(blocks, (tokens - 1) // size) * size
 
     def _expect(self, flight: Flight) -> None:
@@ -180,10 +181,10 @@ class Simulation:
 
         At least one token is computed: the one whose answer is the first token out.
         """
-        cost, tokens = self.fleet.hardware.prefill, flight.tokens
-        reused = 0
-        if flight.blocks:
-            reused = max(0, min(flight.blocks * self.trace.block_tokens, tokens - 1))
+        cost, tokens = self._prefill, flight.tokens
+        reused = flight.blocks * self._block_tokens
+        if reused >= tokens:
+            reused = max(0, tokens - 1)
         before_s = flight.compute_s
         flight.computed_tokens = tokens - reused
         flight.compute_s = cost.seconds(tokens - reused, reused)
@@ -203,7 +204,7 @@ class Simulation:
     def _set_out(self, now_s: float, request: int, flight: Flight, counts: list[int]) -> None:
         """Start so many blocks from each tier over every link on their way."""
         fleet = self.fleet
-        rungs, nbytes = fleet.hardware.rungs, fleet.hardware.world.record_bytes
+        rungs, nbytes = self._rungs, self._block_bytes
         for tier, count in enumerate(counts):
             if not count:
                 continue
@@ -222,7 +223,7 @@ class Simulation:
 
     def _moved(self, now_s: float, number: int, version: int) -> None:
         """End a transfer, unless the link's pace has changed since the event was set."""
-        link, rungs = self.fleet.links[number], self.fleet.hardware.rungs
+        link, rungs = self.fleet.links[number], self._rungs
         if link.version != version:
             return
         request, tier = divmod(link.finish(now_s), len(rungs))
@@ -237,13 +238,12 @@ class Simulation:
         flight = self._flights.get(request)
         if flight is None or not flight.moving:
             return
-        nbytes = self.fleet.hardware.world.record_bytes
         landed = flight.counts(len(self.fleet.names))
         for tier, count in enumerate(list(landed)):
             for number in flight.worker.links[tier] if count else ():
                 link = self.fleet.links[number]
                 left = link.cancel(now_s, request * len(landed) + tier)
-                landed[tier] = min(landed[tier], count - math.ceil(left / nbytes))
+                landed[tier] = min(landed[tier], count - math.ceil(left / self._block_bytes))
                 self._watch(number)
         whole = 0
         for tier in flight.covered.tiers[: flight.blocks]:
@@ -291,12 +291,12 @@ class Simulation:
         ledger.first_s[request] = now_s
         ledger.computed_tokens[request] = flight.computed_tokens
         ledger.computed_s[request] = flight.compute_s
-        saved_s = self.fleet.hardware.prefill.seconds(flight.tokens) - flight.compute_s
+        saved_s = self._prefill.seconds(flight.tokens) - flight.compute_s
         ledger.saved_s[request] = saved_s
         worker = flight.worker
         self._begin(now_s, worker, worker.engine.leave(flight.compute_s))
         for after in self._after.get(request, ()):
-            rate = self.fleet.hardware.engine.decode_tokens_per_s
+            rate = self._engine.decode_tokens_per_s
             answered_s = now_s + float(self.trace.output_tokens[request]) / rate
             self._at(answered_s + float(self.trace.think_s[after]), _ARRIVED, after)
 
@@ -315,21 +315,21 @@ class Simulation:
         if fleet.shared:
             fleet.shared.unpin(covered.shared)
             rows = fleet.shared.rows(keys, lengths, covered.shared, covered.whole)
-            behind = [s if s == COMPUTED else s - fleet.own for s in sources[covered.whole :]]
+            behind = [source - fleet.own for source in sources[covered.whole :]]
             fleet.shared.save(now_s, rows, behind)
             if again_s is not None:
                 fleet.shared.expect(rows, again_s)
 
     def _wish(self, now_s: float, request: int, flight: Flight, again_s: float) -> None:
         """Have a chain in memory again by then: read from the next tier it could fall to."""
-        host, hardware = self._host, self.fleet.hardware
+        host = self._host
         if host is None or again_s == NEVER or not self._setting.prestage:
             return
         tiers = bytes([host + 1]) * sum(flight.lengths)
         question = Question(
             tiers=tiers,
-            block_bytes=hardware.world.record_bytes,
-            block_tokens=self.trace.block_tokens,
+            block_bytes=self._block_bytes,
+            block_tokens=self._block_tokens,
             estimates=self.fleet.estimates(flight.worker, tiers[:1], now_s),
             names=self.fleet.names,
             limit_s=math.inf,
