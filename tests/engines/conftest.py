@@ -114,6 +114,23 @@ class FakeLink:
         self.closed = True
 
 
+class FakeTeller:
+    """Tells at once."""
+
+    def __init__(self, links):
+        self.links = links
+
+    def tell(self, report):
+        for link in self.links:
+            client = link.client()
+            if client is not None:
+                with contextlib.suppress(NodeGoneError):
+                    client.forget(client.send(report))
+
+    def close(self):
+        pass
+
+
 class FakeRequest(SimpleNamespace):
     def __init__(self, request_id="r", tokens=(), **other):
         fields = {
@@ -183,8 +200,9 @@ class SchedulerRig:
         worlds = [
             Described(FINGERPRINT[:-1] + bytes([rank]), 64, BLOCK, page) for rank in range(ranks)
         ]
+        teller = FakeTeller(self.links)
         self.side = SchedulerSide(
-            self.links, worlds, setting or fakes.setting(), now=lambda: self.now
+            self.links, worlds, setting or fakes.setting(), teller, now=lambda: self.now
         )
         self.fakes = fakes
 
@@ -225,6 +243,7 @@ def fakes():
     return SimpleNamespace(
         Client=FakeClient,
         Link=FakeLink,
+        Teller=FakeTeller,
         Request=FakeRequest,
         step=step,
         outcome=outcome,

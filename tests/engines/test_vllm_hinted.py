@@ -24,7 +24,8 @@ def client(fakes):
 
 @pytest.fixture
 def side(fakes, client):
-    return SchedulerSide([fakes.Link(client)], [Described(b"f" * 16, 64, BLOCK, BLOCK)], SETTING)
+    links, world = [fakes.Link(client)], Described(b"f" * 16, 64, BLOCK, BLOCK)
+    return SchedulerSide(links, [world], SETTING, fakes.Teller(links))
 
 
 def asked(fakes, side, said, **other):

@@ -35,7 +35,9 @@ class Engine:
         self.page_ids = {}
         client = fakes.Client(self.cover)
         world = Described(FINGERPRINT, 64, BLOCK, PAGE)
-        self.side = SchedulerSide([fakes.Link(client)], [world], SETTING, now=lambda: 0.0)
+        links = [fakes.Link(client)]
+        teller = fakes.Teller(links)
+        self.side = SchedulerSide(links, [world], SETTING, teller, now=lambda: 0.0)
         self.arrived = 0
 
     def pick(self, low, high):

@@ -35,6 +35,7 @@ from holdfast.engines.vllm.describe import (
 from holdfast.engines.vllm.options import Setting, failure_policy_advice, read_options
 from holdfast.engines.vllm.private import PrivateNode
 from holdfast.engines.vllm.scheduler import SchedulerSide
+from holdfast.engines.vllm.teller import Teller
 from holdfast.engines.vllm.work import Described, Work
 from holdfast.engines.vllm.worker import WorkerSide
 from holdfast.errors import HoldfastError
@@ -141,7 +142,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             return  # the worker has said why
         with self._stepping_aside():
             links = [self._link(world) for world in worlds]
-            self._scheduler = SchedulerSide(links, worlds, self._setting)
+            self._scheduler = SchedulerSide(links, worlds, self._setting, Teller(links))
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], Any]) -> None:
         # With several pipeline stages the workers have refused; vLLM's own default would raise.

@@ -11,7 +11,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any, Protocol
 
 from holdfast.blocks.key import Chain
@@ -20,6 +19,7 @@ from holdfast.engines.vllm.hinted import NOTHING, at_end, hint_of, tell
 from holdfast.engines.vllm.options import Setting
 from holdfast.engines.vllm.patience import Patience
 from holdfast.engines.vllm.stopwatch import Chunk, Stopwatch
+from holdfast.engines.vllm.teller import Teller
 from holdfast.engines.vllm.tracked import Loading, Question, Tracked
 from holdfast.engines.vllm.work import Described, Load, Save, Work
 from holdfast.errors import NodeGoneError, ProtocolError, RefusedError
@@ -61,6 +61,7 @@ class SchedulerSide:
         links: Sequence[Lender],
         worlds: Sequence[Described],
         setting: Setting,
+        teller: Teller,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = Counts()
@@ -69,6 +70,7 @@ class SchedulerSide:
         self._block_tokens = worlds[0].block_tokens
         self._page_tokens = worlds[0].page_tokens
         self._setting = setting
+        self._teller = teller
         self._patience = Patience()
         self._watch = Stopwatch(now)
         self._token_s = 0.0
@@ -161,7 +163,6 @@ class SchedulerSide:
         """Return what the workers have to do in this step."""
         work = Work(self._loads, tokens=output.total_num_scheduled_tokens)
         self._loads = []
-        self._tell()
         self._time(output)
         for request_id, scheduled in output.num_scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
@@ -189,6 +190,9 @@ class SchedulerSide:
                 loaded.loading = None
                 loaded.loaded_s = 0.0 if loaded.hopeless else self._now() - loaded.decided_at
         self._watch.end()
+        report = self._watch.report(idle=not self._tracked)
+        if report is not None:
+            self._teller.tell(report)
 
     def on_finished(self, request: Any) -> None:
         """Forget a request, and pass on what it said about what comes next."""
@@ -210,6 +214,7 @@ class SchedulerSide:
 
     def close(self) -> None:
         """End the sessions."""
+        self._teller.close()
         for link in self._links:
             link.close()
 
@@ -270,19 +275,6 @@ class SchedulerSide:
         loading = any(tracked.loading for tracked in self._tracked.values())
         all_known = len(chunks) == len(output.num_scheduled_tokens)
         self._watch.begin(chunks, sound=all_known and not loading)
-
-    def _tell(self) -> None:
-        """Tell the node what was observed, when it is worth a message; nobody waits for it.
-
-        Not where a step ends: its tokens would wait while the node is woken. Behind the last one
-        of a request vLLM makes an empty step.
-        """
-        report = self._watch.report(idle=not self._tracked)
-        for link in self._links if report is not None else ():
-            client = link.client()
-            if client is not None and report is not None:
-                with suppress(NodeGoneError):
-                    client.forget(client.send(report))
 
     def _answered(self, tracked: Tracked, question: Question) -> bool:
         """Read the replies that are here; True once it is settled what is held."""

@@ -1,0 +1,48 @@
+"""What was timed is told behind the tokens, in order, whether or not a node is there to hear it."""
+
+import threading
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from holdfast.engines.vllm.teller import Teller
+from holdfast.wire.messages import Done, Observed
+
+REPORTS = [Observed([(200.0, 0.0, seconds)], []) for seconds in (0.1, 0.2, 0.3)]
+
+
+def test_reports_arrive_in_order_and_nobody_waits_for_them(fakes):
+    client = fakes.Client(lambda _: Done())
+    teller = Teller([fakes.Link(client)], behind_s=0.0)
+    for report in REPORTS:
+        teller.tell(report)
+    teller.close()
+    assert client.sent == client.forgotten == REPORTS
+
+
+def test_who_tells_does_not_wait_until_it_is_sent(fakes):
+    go = threading.Event()
+
+    class Held(fakes.Link):
+        def client(self):
+            assert go.wait(30)
+            return super().client()
+
+    client = fakes.Client(lambda _: Done())
+    teller = Teller([Held(client)], behind_s=0.0)
+    teller.tell(REPORTS[0])
+    assert client.sent == []
+    go.set()
+    teller.close()
+    assert client.sent == REPORTS[:1]
+
+
+def test_a_node_that_is_gone_hears_nothing_and_the_next_one_does(fakes):
+    gone, client = fakes.Client(), fakes.Client(lambda _: Done())
+    gone.gone = True
+    teller = Teller([fakes.Link(gone), fakes.Link(None), fakes.Link(client)], behind_s=0.0)
+    teller.tell(REPORTS[0])
+    teller.tell(REPORTS[1])
+    teller.close()
+    assert (gone.sent, client.sent) == ([], REPORTS[:2])
