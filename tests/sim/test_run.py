@@ -282,6 +282,29 @@ def test_a_tier_with_room_for_all_needs_no_order(chains, sizes, workers):
     assert found[0] == found[1]
 
 
+class Gradual(Fleet):
+    def make_all(self, keys, fronts, lengths):
+        """Make no row before a request comes that has its run."""
+
+
+@settings(max_examples=40)
+@given(grown(), st.lists(st.integers(1, 12), min_size=3, max_size=3), st.sampled_from([1, 3]))
+def test_rows_made_at_once_are_those_made_on_the_way(chains, sizes, longest):
+    kinds = ["device", "host", "pool"]
+    tiers = [
+        {"kind": kind, "capacity_tokens": 4 * size, "read_bytes_per_s": 1e5, "write": write}
+        for kind, size, write in zip(kinds, sizes, ["behind", "behind", "on_eviction"], strict=True)
+    ]
+    ladder = parse_ladder({"tiers": tiers, "engine": AT_ONCE, "token_bytes": 1_000})
+    trace, hardware, found = trace_of(chains), resolve(ladder, profile(), 4), []
+    for kind in (Fleet, Gradual):
+        fleet = kind(hardware, 1, rules_of(hardware))
+        served = Simulation(trace, fleet, HELD._replace(longest_run=longest)).run()
+        found.append([column.tolist() for column in served])
+        found[-1].append([shelf.written for tier in range(3) for shelf in fleet.shelves(tier)])
+    assert found[0] == found[1]
+
+
 def test_engines_without_a_tier_compute_everything():
     fleet = fleet_of([host(4)])
     bare = Fleet(fleet.hardware._replace(rungs=[]), 1, rules_of(fleet.hardware))

@@ -62,3 +62,13 @@ def test_every_request_is_its_runs_end_to_end(chains, longest):
     assert runs.lengths.max() <= longest
     for request in range(trace.requests):
         assert blocks(runs, request) == trace.chain(request).tolist()
+
+
+@given(grown(), st.integers(1, 5))
+def test_every_run_knows_the_one_in_front(chains, longest):
+    runs = runs_of(trace_of([*chains, [], chains[0]]), longest)
+    fronts = runs.fronts().tolist()
+    for request in range(len(chains) + 2):
+        chain = runs.chain(request)
+        assert [fronts[run] for run in chain] == [-1, *chain][: len(chain)]
+    assert all(front < run for run, front in enumerate(fronts))
