@@ -113,7 +113,8 @@ class BestCut:
         cost = question.cost
         if cost is None or question.prompt_tokens <= 0:
             return self._unknown.plan(question)
-        question = question._replace(tiers=bytes(question.tiers))  # counted and cut in no time
+        if not isinstance(question.tiers, bytes):  # which are counted and cut in no time
+            question = question._replace(tiers=bytes(question.tiers))
         have, prompt = question.have_tokens, question.prompt_tokens
         recompute_s = cost.seconds(prompt - have, have)
         blocks, least_s = _best(question, cost)
