@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 ALSO = ("near_s_per_gb", "far_s_per_gb", "plain_us", "alone_s")
 
 MODEL = "demo"
+PAIRS = 2
+"""Pairs of requests to engines for each round: they differ by a tenth, and a twentieth counts."""
 PARTS = {
     "sockets": "a target beside plain sockets",
     "tls": "the same under TLS",
@@ -74,7 +76,7 @@ def _parts(args: argparse.Namespace, status: Status) -> Iterator[Row]:
                     course = Course(
                         model.make(MODEL),
                         model.SHAPES[MODEL].vocabulary,
-                        args.rounds,
+                        PAIRS * args.rounds,
                         status.update,
                     )
                     yield from mute.mute_rows(scratch / "engine", course)
