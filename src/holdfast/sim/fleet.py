@@ -100,15 +100,15 @@ class Fleet:
                 memory.make_all(keys, fronts, lengths)
 
     def _estimate(self, latency_s: float, links: Sequence[int], now_s: float) -> TierEstimate:
-        slowest = TierEstimate(latency_s, math.inf)
+        slowest = None
         block = self._block_bytes
         for number in links:
             link = self.links[number]
             speed = min(link.bytes_per_s, link.each_bytes_per_s)
             each = TierEstimate(latency_s, speed, link.queued_bytes(now_s))
-            if each.seconds(block) > slowest.seconds(block):
+            if slowest is None or each.seconds(block) > slowest.seconds(block):
                 slowest = each
-        return slowest
+        return slowest or TierEstimate(latency_s, math.inf)
 
     def _worker(self, common: Sequence[Sequence[int]]) -> Worker:
         rungs = self.hardware.rungs

@@ -337,7 +337,7 @@ class Memory:
         shelf.held -= short - left
         if lost:
             self._fall(now_s, number, lost[::-1])
-        return blocks - max(0, left)
+        return blocks - left if left > 0 else blocks
 
     def _nobody_below_holds(self, number: int, row: int, blocks: int) -> bool:
         places = self.index.places

@@ -174,7 +174,7 @@ class Simulation:
             return 0
         blocks = len(covered.tiers) - len(covered.tiers.lstrip(b"\0"))
         size = self._block_tokens
-        return min(blocks, (tokens - 1) // size) * size
+        return blocks * size if blocks * size < tokens else (tokens - 1) // size * size
 
     def _expect(self, flight: Flight) -> None:
         """Work out what is left to compute, and let the engine's queue know.
