@@ -46,3 +46,26 @@ def test_a_node_that_is_gone_hears_nothing_and_the_next_one_does(fakes):
     teller.tell(REPORTS[1])
     teller.close()
     assert (gone.sent, client.sent) == ([], REPORTS[:2])
+
+
+def test_what_goes_wrong_once_ends_nothing(fakes, caplog):
+    class Broken(fakes.Link):
+        def client(self):
+            raise RuntimeError("out of threads, say")
+
+    client = fakes.Client(lambda _: Done())
+    teller = Teller([Broken(None), fakes.Link(client)], behind_s=0.0)
+    for report in REPORTS:
+        teller.tell(report)
+    teller.close()
+    assert client.sent == REPORTS
+    assert "can not be told" in caplog.text
+
+
+def test_all_that_came_during_a_rest_goes_along(fakes):
+    client = fakes.Client(lambda _: Done())
+    teller = Teller([fakes.Link(client)], behind_s=0.2)
+    for report in REPORTS * 100:
+        teller.tell(report)
+    teller.close()  # 300 rests would take a minute
+    assert client.sent == REPORTS * 100

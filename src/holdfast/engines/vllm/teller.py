@@ -6,11 +6,11 @@ other threads need both to get its tokens out.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from holdfast.errors import NodeGoneError
@@ -18,6 +18,8 @@ from holdfast.wire.messages import Observed
 
 BEHIND_S = 0.02
 """By then an answer is out, and an engine that has nothing else to do has come to rest."""
+
+_log = logging.getLogger("vllm.holdfast")
 
 
 class Teller:
@@ -40,10 +42,23 @@ class Teller:
         self._thread.join()
 
     def _run(self) -> None:
-        while (report := self._reports.get()) is not None:
+        while True:
+            reports = [self._reports.get()]
             time.sleep(self._behind_s)
-            for link in self._links:
-                client = link.client()
-                if client is not None:
-                    with suppress(NodeGoneError):
-                        client.forget(client.send(report))
+            # What came meanwhile goes along: an engine may time more steps than there are rests.
+            reports += [self._reports.get() for _ in range(self._reports.qsize())]
+            for report in reports:
+                if report is None:
+                    return
+                for link in self._links:
+                    self._send(link, report)
+
+    def _send(self, link: Any, report: Observed) -> None:
+        try:
+            client = link.client()
+            if client is not None:
+                client.forget(client.send(report))
+        except NodeGoneError:
+            pass
+        except Exception:  # noqa: BLE001  # without this thread reports would pile up
+            _log.exception("what was timed can not be told")
