@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from holdfast.plan.cost import (
     LOWER_DEFAULT,
     PREFILL_OBSERVATIONS_MIN,
+    DeliveryFit,
     PrefillCost,
     PrefillFit,
     TierEstimate,
@@ -206,3 +207,18 @@ def test_absurd_steps_that_were_kept_are_not_known_again():
     data = {"count": 3, "seen": [[1.0, 1e9, 1e18, 1e-300, 3]]}
     with pytest.raises(ValueError, match="not the memory of a fit"):
         PrefillFit.from_data(data)
+
+
+def test_one_block_that_waited_for_a_step_says_nothing_of_bandwidth() -> None:
+    fit = DeliveryFit(TierEstimate(1e-3, 5e9))
+    fit.observe(266_240, 7.4e-3)
+    estimate = fit.estimate()
+    assert estimate.latency_s == pytest.approx(7.4e-3, rel=0.05)
+    assert estimate.bytes_per_s > 1e9
+
+
+def test_a_slow_hand_over_is_learnt_from_sizes_that_differ() -> None:
+    fit = DeliveryFit(TierEstimate(1e-3, 5e9))
+    for nbytes in (1e6, 4e6, 16e6, 64e6) * 4:
+        fit.observe(nbytes, 2e-3 + nbytes / 5e8)
+    assert fit.estimate().bytes_per_s == pytest.approx(5e8, rel=0.05)

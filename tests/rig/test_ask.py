@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from holdfast.errors import HoldfastError
-from holdfast.rig.ask import Answer, ask, complete
+from holdfast.rig import ask as asking
+from holdfast.rig.ask import Answer, ask, complete, wait_asking
 
 PAGE = """\
 # HELP vllm:prompt_tokens_by_source_total Number of prompt tokens by source.
@@ -146,3 +147,15 @@ def test_answers_are_equal_only_bit_for_bit():
     assert not answer.equals(msgspec.structs.replace(answer, tokens=(8,)))
     nearly = ((("token_id:7", -0.25000001),),)
     assert not answer.equals(msgspec.structs.replace(answer, logprobs=nearly))
+
+
+def test_an_engine_asks_its_node_again_once_that_plans_for_it(monkeypatch):
+    plans = iter([4, 4, 4, 5])  # the first request came while the node was away
+    asked = []
+    engine = SimpleNamespace(
+        process=SimpleNamespace(check=lambda: None, name="it"),
+        reset_prefix_cache=lambda: asked.append("forget"),
+    )
+    monkeypatch.setattr(asking, "ask", lambda *_: asked.append("ask"))
+    wait_asking(engine, lambda: next(plans), [1, 2, 3])
+    assert asked == ["forget", "ask"] * 2

@@ -24,6 +24,9 @@ class FakeNode:
     def blocks_on_disk(self):
         return 9
 
+    def last_plan(self):
+        return 0
+
     def wait_on_disk(self, blocks):
         assert blocks <= 18
 
@@ -68,6 +71,7 @@ def track(log, monkeypatch):
         return Asked(RIGHT, tokens)
 
     monkeypatch.setattr(race, "ask", ask)
+    monkeypatch.setattr(race, "wait_asking", lambda *_: None)
     monkeypatch.setattr(race, "wait_fetching", lambda *_: None)
     monkeypatch.setattr("holdfast.rig.server.time.sleep", lambda _: log.append("rest"))
     return track

@@ -9,7 +9,7 @@ Plain data in and out: no clock, no I/O.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from holdfast.plan.fit import Belief, Fit
 
@@ -108,15 +108,18 @@ class PrefillFit:
 
 
 class TierFit:
-    """Latency and bandwidth of one tier, from its reads; `default` counts like one of them."""
+    """Latency and bandwidth of one tier, from its reads; `default` counts like one of them.
+
+    Reads of one size can not tell latency from bandwidth: `FIRM` says what stays as believed.
+    """
+
+    FIRM: ClassVar = (1.0, 1e-3)
 
     def __init__(self, default: TierEstimate = LOWER_DEFAULT) -> None:
         self.default = default
         per_byte = 1.0 / min(max(default.bytes_per_s, 1.0), BYTES_PER_S_MAX)
-        # Reads of one size can not tell latency from bandwidth: the latency stays as believed.
-        self._fit = Fit(
-            Belief((default.latency_s, per_byte), (1.0, 1e-3)), TIER_HALF_LIFE, TIER_KEPT
-        )
+        belief = Belief((default.latency_s, per_byte), self.FIRM)
+        self._fit = Fit(belief, TIER_HALF_LIFE, TIER_KEPT)
 
     @property
     def reads(self) -> int:
@@ -151,3 +154,13 @@ class TierFit:
         made = cls(default)
         made._fit.restore(data)
         return made
+
+
+class DeliveryFit(TierFit):
+    """The hand-over from memory into an engine's pages: copies, and steps that were waited for.
+
+    Of reads of one size the bandwidth stays as believed. A block that waited for a busy step would
+    else make long contexts look slower than computing, and what is never fetched is never learnt.
+    """
+
+    FIRM: ClassVar = (1e-3, 0.1)

@@ -6,7 +6,7 @@ import http.client
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -90,6 +90,23 @@ def wait_fetching(engine: Engine, probe: Sequence[int]) -> None:
         return ask(engine, probe, 1).tokens.fetched_total > 0
 
     wait_until(engine.process, fetches, FETCHING_S, "fetching")
+
+
+def wait_asking(engine: Engine, last_plan: Callable[[], int], probe: Sequence[int]) -> None:
+    """Return once the engine asks its node again after that was away; its own cache is emptied.
+
+    `probe` is a short prompt whose first block the node holds, `last_plan` says how many plans the
+    node has made. Whether it is to be fetched is the node's to say: a tiny model computes a block
+    as soon as it is read.
+    """
+
+    def asks() -> bool:
+        before = last_plan()
+        engine.reset_prefix_cache()
+        ask(engine, probe, 1)
+        return last_plan() > before
+
+    wait_until(engine.process, asks, FETCHING_S, "asking its node")
 
 
 def complete(engine: Engine, prompt: Sequence[int], max_tokens: int) -> Answer:

@@ -87,6 +87,10 @@ class Node:
         """Return the node's last plans, and what it made them from."""
         return self._look(Plans())
 
+    def last_plan(self) -> int:
+        """Return the number of the node's last plan; 0 before the first."""
+        return max((int(plan["plan"]) for plan in self.plans()["plans"]), default=0)
+
     def records(self) -> int:
         """Return how many records its tiers hold; a block in two tiers counts twice."""
         return sum(int(tier["records"]) for tier in self.status()["tiers"])

@@ -12,7 +12,7 @@ import msgspec
 from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
 from holdfast.rig import lmcache
-from holdfast.rig.ask import Answer, ask, wait_fetching
+from holdfast.rig.ask import Answer, ask, wait_asking, wait_fetching
 from holdfast.rig.node import Node
 from holdfast.rig.server import Engine, EngineOptions, Rest, holdfast_kv_transfer, wait_all_ready
 
@@ -116,7 +116,7 @@ def _from_disk(track: Track, prompt: Sequence[int], probe: Sequence[int], times:
     blocks = track.node.blocks_on_disk()
     track.node.restart()
     track.node.wait_on_disk(blocks)
-    wait_fetching(track.behind, probe)
+    wait_asking(track.behind, track.node.last_plan, probe)
     return _warm(track, track.behind, prompt, "disk", times)
 
 

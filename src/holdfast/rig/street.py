@@ -12,7 +12,7 @@ import msgspec
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.limits import BLOCK_TOKENS
 from holdfast.rig import document
-from holdfast.rig.ask import Answer, Asked, ask, wait_fetching
+from holdfast.rig.ask import Answer, Asked, ask, wait_asking
 from holdfast.rig.node import Node
 from holdfast.rig.server import (
     SPIN_S,
@@ -162,7 +162,7 @@ def walk(setting: Setting) -> Generator[Step]:
         node.restart()
         node.wait_on_disk(blocks)
         for waiting in (engine, second):
-            wait_fetching(waiting, prompts.probe)
+            wait_asking(waiting, node.last_plan, prompts.probe)
         yield expect.hit(
             "node_restart", _ask_rested(engine, prompts.first), right.first, tier="disk"
         )

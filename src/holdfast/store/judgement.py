@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 
 from holdfast.clock import Clock
 from holdfast.limits import MIB
-from holdfast.plan.cost import HOST_DEFAULT, PrefillCost, PrefillFit, TierEstimate, TierFit
+from holdfast.plan.cost import (
+    HOST_DEFAULT,
+    DeliveryFit,
+    PrefillCost,
+    PrefillFit,
+    TierEstimate,
+    TierFit,
+)
 from holdfast.plan.meter import Meter
 from holdfast.plan.planner import Plan
 from holdfast.policy.fair_queue import LEAST
@@ -85,7 +92,7 @@ class _Learnt:
 
     def __init__(self) -> None:
         self.prefill = PrefillFit()
-        self.delivery = TierFit(DELIVERY_DEFAULT)
+        self.delivery = DeliveryFit(DELIVERY_DEFAULT)
 
 
 class Judgement:
@@ -299,7 +306,7 @@ class Judgement:
             for one in data["engines"][-ENGINES_MAX:]:
                 learnt = engines[Engine(str(one["engine"]), str(one["fingerprint"]))] = _Learnt()
                 learnt.prefill = PrefillFit.from_data(one["prefill"])
-                learnt.delivery = TierFit.from_data(one["delivery"], DELIVERY_DEFAULT)
+                learnt.delivery = DeliveryFit.from_data(one["delivery"], DELIVERY_DEFAULT)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not what a store learnt: {error!r}") from error
         with self._lock:
