@@ -37,7 +37,12 @@ class Tree:
         """Whether any row was ever cut off: until then all lives are 0."""
 
     def add(self, rows: Sequence[int], parents: Sequence[int]) -> None:
-        """Add the rows of a chain, each behind its parent (-1: none); what is here stays."""
+        """Add the rows of a chain, each behind its parent (-1: none); what is here stays.
+
+        Raises ValueError, and adds nothing, unless there are as many parents as rows.
+        """
+        if len(rows) != len(parents):
+            raise ValueError(f"{len(rows)} rows and {len(parents)} parents: one of each a block")
         here, children, fronts, life = self.here, self.children, self._parent, self._life
         lives, cut, known, new = self._known, self._cut, len(here), 0
         for number, row in enumerate(rows):

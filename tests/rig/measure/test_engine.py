@@ -63,15 +63,6 @@ class FakeBench:
         return seconds, 0 if missing or place == "cold" else tokens // BLOCK_TOKENS * BLOCK_TOKENS
 
 
-@pytest.fixture(autouse=True)
-def shares(monkeypatch):
-    """What share of the machine others have beside each sample; nothing unless a test says so."""
-    given = []
-    share = SimpleNamespace(share=lambda: given.pop(0) if given else 0.0)
-    monkeypatch.setattr(engine, "Others", lambda: share)
-    return given
-
-
 def measured(disturbed, holes=0):
     bench = FakeBench(disturbed, holes)
     return engine.measure(bench, Course("demo", Path(), LENGTHS, (), ROUNDS, lambda _: None)), bench

@@ -3,7 +3,6 @@
 import random
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 
 import pytest
 
@@ -87,14 +86,6 @@ class SpinBench:
         spins, self.last = engine == self.last, engine
         self.asked.append((engine, prompt[0]))
         return (1.1 if spins else 1.0) * (self.worse if engine == "behind" else 1.0), 0
-
-
-@pytest.fixture(autouse=True)
-def shares(monkeypatch):
-    given = []
-    share = SimpleNamespace(share=lambda: given.pop(0) if given else 0.0)
-    monkeypatch.setattr(plan, "Others", lambda: share)
-    return given
 
 
 @pytest.mark.parametrize("rounds", [3, 4, 5])

@@ -1,0 +1,24 @@
+"""Rows are added each with its parent, or not at all."""
+
+import pytest
+
+from holdfast.policy.tree import Tree
+
+
+@pytest.mark.parametrize(("rows", "parents"), [([0, 1], [-1]), ([0], [-1, 0]), ([], [0])])
+def test_rows_and_parents_are_as_many_as_each_other(rows, parents):
+    tree = Tree()
+    with pytest.raises(ValueError, match="one of each a block"):
+        tree.add(rows, parents)
+    assert tree.rows == tree.holes == 0
+    assert not tree.here
+
+
+def test_a_row_of_which_others_are_children_leaves_a_hole():
+    tree = Tree()
+    tree.add([0, 1, 2], [-1, 0, 1])
+    assert tree.take(1) == 0
+    assert (tree.rows, tree.holes) == (2, 1)
+    tree.add([1], [0])
+    assert (tree.rows, tree.holes) == (3, 0)
+    assert [tree.is_leaf(row) for row in range(3)] == [False, False, True]
