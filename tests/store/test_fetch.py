@@ -157,6 +157,26 @@ def test_many_readers_of_one_context_share_one_climb(rig) -> None:
     assert tier.reads == 16
 
 
+@pytest.mark.parametrize("place", ["host", "memory"])
+def test_what_is_lent_stays_until_it_is_released(rig, place) -> None:
+    """A peer may take its time; what an engine fetches it must copy within the lease."""
+    one = rig(tier=MemoryTier(4 * MIB))
+    chain = one.chain(1, 4)
+    one.save(chain)
+    one.settle()
+    if place == "memory":
+        evict_all(one)
+    lent = one.store.lend(one.world, chain.keys, 5.0)
+    assert lent.sources == {place: 4}
+    fetched = one.store.fetch(one.world, chain.keys, 5.0)
+    one.clock.advance(1e6)
+    with one.store.states.lock:
+        one.store.states.expire(one.clock.now())
+    assert not one.store.release(fetched.lease)
+    assert one.store.release(lent.lease)
+    assert not one.store.status()["leases"]
+
+
 def evict_all(one) -> None:
     with one.store.states.lock:
         for row in list(one.store.states.index.rows()):

@@ -217,13 +217,14 @@ def test_a_dribble_does_not_extend_the_deadline(target):
         bytes(encode(1, m.Records(0, "miss"))),
         bytes(encode(2, m.Records(8, "ok"), 4096 * 7)) + bytes(4096 * 7),
         bytes(encode(2, m.Records(2, "ok"), WORLD.record_bytes)) + bytes(RECORDS[0]),
+        bytes(encode(2, m.Records(0, "ok"))),
         bytes(encode(2, m.Records(1, "splendid"), WORLD.record_bytes)) + bytes(RECORDS[0]),
         bytes(encode(2, m.Stored(b""))),
         bytes(encode(2, m.Challenge(1, b""))),
     ],
     ids=[
         "another protocol", "huge body", "huge payload", "no message", "another request",
-        "a reply once more", "part of a record", "fewer records", "no outcome",
+        "a reply once more", "part of a record", "fewer records", "none, and well", "no outcome",
         "another reply", "hello again",
     ],
 )  # fmt: skip

@@ -253,11 +253,9 @@ class TargetSession:
             self._store.release(lent.lease)
 
     def _send(self, order: _Order, lent: Fetched) -> None:
-        """Send what was lent, which stays where it is meanwhile."""
+        """Send what was lent, which stays where it is meanwhile, however slow the peer is."""
         asked, world, line = order.asked, order.world, self._service.line
-        # A slow peer may take its time, at its pace: the slots are not reused under it.
-        places = lent.places if self._store.keep(lent.lease) else []
-        records = self._store.outgoing(world, places)
+        records = self._store.outgoing(world, lent.places)
         outcome = lent.outcome if len(records) == len(lent.places) else Outcome.LATE
         reason = "" if outcome is Outcome.OK else lent.reason
         reply = m.Records(len(records), outcome, reason, self._service.epoch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -166,11 +165,6 @@ class Core:
         """End a lease; False means it had ended, and what was copied under it must not be used."""
         with self.states.lock:
             return self.states.release(lease)
-
-    def keep(self, lease: int) -> bool:
-        """Let a lease last until it is released, by somebody who surely will; False if it ended."""
-        with self.states.lock:
-            return self.states.extend(lease, math.inf)
 
     def rest(self, ticket: Ticket, until: float) -> None:
         """Keep a dead ticket's slots from reuse until then; call under the lock."""

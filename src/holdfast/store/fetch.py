@@ -8,6 +8,7 @@ then releases the lease; if the lease ended meanwhile, what it copied does not c
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from typing import NamedTuple, TypeAlias
@@ -71,13 +72,20 @@ def lend(
 ) -> Fetched:
     """Like `fetch`, but what lies in the arena already is not read: its reader verifies it.
 
-    A reader that finds a bad record has it forgotten.
+    A reader that finds a bad record has it forgotten. The lease lasts until it is released, which
+    the caller surely does: what was lent may go to a peer that takes its time.
     """
-    at_hand = _at_hand(store, world, keys, store.clock.now() + deadline_s)
-    return at_hand or _street(store, Wanted(world, keys, deadline_s, errand), _believe_held)
+    at_hand = _at_hand(store, world, keys)
+    if at_hand is not None:
+        return at_hand
+    lent = _street(store, Wanted(world, keys, deadline_s, errand), _believe_held)
+    with store.states.lock:
+        if store.states.extend(lent.lease, math.inf):
+            return lent
+    return lent._replace(places=[], outcome=Outcome.LATE)
 
 
-def _at_hand(store: Core, world: World, keys: Sequence[bytes], late_at: float) -> Fetched | None:
+def _at_hand(store: Core, world: World, keys: Sequence[bytes]) -> Fetched | None:
     """Lease a chain that lies in the arena whole, or not at all: nothing to plan or to wait for."""
     states = store.states
     with states.lock:
@@ -86,7 +94,7 @@ def _at_hand(store: Core, world: World, keys: Sequence[bytes], late_at: float) -
             return None
         column = states.index.places[HOST]
         places = [column[row] for row in rows]
-        lease = states.lease(rows, late_at + store.lease_s)
+        lease = states.lease(rows, math.inf)
         states.touch(rows)
     if not rows:
         return Fetched(lease, places, {}, Outcome.MISS, "nothing is held")

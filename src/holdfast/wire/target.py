@@ -50,7 +50,7 @@ _FETCH_SHARE = 0.8
 DETOUR_S = 60.0
 """After a call over NIXL that failed, records go over TCP for so long."""
 
-_OUTCOMES = frozenset(Outcome)
+_OUTCOMES = {str(outcome): outcome for outcome in Outcome}
 
 T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -128,6 +128,8 @@ class Target:
         """Store whole, packed records: OK (held now), FULL (no room, or not what it says)."""
         deadline = Deadline.within(deadline_s)
         lanes = _lanes([len(record) for record in records], self._ways, PUT_BYTES)
+        if _is_one_message(lanes):
+            return self._put(records, deadline)
 
         def put_lane(lane: Sequence[slice]) -> list[Outcome]:
             return [one for span in lane for one in self._put(records[span], deadline)]
@@ -143,6 +145,8 @@ class Target:
         """
         deadline = Deadline.within(deadline_s)
         lanes = _lanes([len(part) for part in into], self._ways, FRAME_PAYLOAD_BYTES_MAX)
+        if _is_one_message(lanes):
+            return self._get(world, keys, into, deadline)
 
         def get_lane(lane: Sequence[slice]) -> Got:
             return _joined(self._get(world, keys[span], into[span], deadline) for span in lane)
@@ -205,9 +209,11 @@ class Target:
             return Got(0, outcome)
         self.seen_epoch = reply.epoch
         self.received_bytes += nbytes
-        if reply.blocks * world.record_bytes != nbytes or reply.outcome not in _OUTCOMES:
+        told = _OUTCOMES.get(reply.outcome)
+        nothing = told is Outcome.OK and not reply.blocks
+        if told is None or nothing or reply.blocks * world.record_bytes != nbytes:
             return Got(0, Outcome.GONE, f"the target announced {reply!r:.200}")
-        return Got(reply.blocks, Outcome(reply.outcome), reply.reason)
+        return Got(reply.blocks, told, reply.reason)
 
     def _count(self, request: msgspec.Struct, deadline_s: float) -> Found:
         reply, outcome, _ = self._ask(request, m.Counted, Deadline.within(deadline_s))
@@ -372,6 +378,10 @@ def _lanes(sizes: Sequence[int], ways: int, message_bytes: int) -> list[list[sli
         lane, seen, message = own, seen + size, message + size
     lanes[lane].append(slice(start, len(sizes)))
     return [lane for lane in lanes if lane] if sizes else []
+
+
+def _is_one_message(lanes: Sequence[Sequence[slice]]) -> bool:
+    return len(lanes) == 1 and len(lanes[0]) == 1
 
 
 def _named(world: World, keys: Sequence[bytes]) -> dict[str, Any]:
