@@ -21,7 +21,9 @@ class Shifting(SharedMemoryTier):
 
     def write(self, batch):
         self.batches += 1
-        return super().write(batch)
+        outcomes = super().write(batch)
+        self.there = self.there and self.answers
+        return outcomes
 
     def reachable(self):
         return self.there
@@ -131,6 +133,21 @@ def test_for_a_pool_where_nobody_is_nothing_is_made_ready_and_all_is_written_onc
     one.settle()
     assert set(by_key) == set(chain.keys)
     assert states.put_off == [set()]
+
+
+def test_the_batch_that_finds_nobody_there_is_written_once_somebody_is(rig):
+    by_key = {}
+    one = rig(MIB, tier := Shifting(by_key))
+    tier.answers = False
+    chain = one.chain(1, 5)
+    one.save(chain)
+    one.settle()
+    assert tier.batches == 1
+    assert one.store.states.put_off == [set(chain.keys)]
+    tier.there = tier.answers = True
+    one.store.keep_house()
+    one.settle()
+    assert set(by_key) == set(chain.keys)
 
 
 def test_what_left_memory_meanwhile_is_not_waited_for(rig):

@@ -18,7 +18,7 @@ from holdfast.store.core import Core
 from holdfast.store.hearsay import forget_oldest
 from holdfast.store.judgement import Engine, Record
 from holdfast.store.states import HOST, States
-from holdfast.tiers.base import Moving, Shared, Tier, segment_place
+from holdfast.tiers.base import Shared, Tier, is_away, segment_place
 
 LOOK_S = 1.0
 """How long all questions about one chain may take, other people's answers included."""
@@ -95,7 +95,7 @@ def asks(states: States, world: World, keys: Sequence[bytes]) -> bool:
 
 def asked(tier: Tier) -> bool:
     """Return whether a tier is one to ask, and anybody is there who would be."""
-    return isinstance(tier, Shared) and (not isinstance(tier, Moving) or tier.reachable())
+    return isinstance(tier, Shared) and not is_away(tier)
 
 
 def _ask(states: States, world: World, number: int, wanted: _Wanted) -> None:

@@ -21,10 +21,10 @@ from holdfast.codec.pack import verify
 from holdfast.errors import FormatError, Outcome
 from holdfast.failpoints import reach
 from holdfast.limits import MIB
-from holdfast.store.rewrite import put_off
+from holdfast.store.rewrite import put_off, put_off_row
 from holdfast.store.room import make_room_below
 from holdfast.store.states import HOST, States
-from holdfast.tiers.base import NOWHERE, Moving, Place, Put, Shared, segment_place
+from holdfast.tiers.base import NOWHERE, Place, Put, Shared, is_away, segment_place
 from holdfast.tiers.disk.extent_io import workers
 
 BATCH_BLOCKS = 32
@@ -112,7 +112,7 @@ class Descent:
                     self._work.wait(_LOOK_AGAIN_S)
             while waiting:
                 try:
-                    if isinstance(self._tier, Moving) and not self._tier.reachable():
+                    if is_away(self._tier):
                         put_off(self._states, self._number)
                         break
                     self._write()
@@ -133,7 +133,7 @@ class Descent:
             outcomes = [Outcome.GONE] * len(batch)
             self._tier.free([load.put.place for load in batch])
         reach("descent_written")
-        damaged = self._damaged(batch, outcomes)
+        damaged, away = self._damaged(batch, outcomes), is_away(self._tier)
         with states.lock:
             states.writing[number - 1] = 0
             for load, outcome in zip(batch, outcomes, strict=True):
@@ -143,6 +143,8 @@ class Descent:
                     states.publish_below(load.row, number, load.put.place)
                 elif load.row in damaged:
                     states.quarantine(load.row, HOST, Outcome.CORRUPT)
+                elif away:
+                    put_off_row(states, number, load.row)
                 else:
                     states.unwanted.add(load.row)
             states.unpin(rows)

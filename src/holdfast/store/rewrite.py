@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from holdfast.store.states import HOST, States
-from holdfast.tiers.base import NOWHERE, Moving, Place
+from holdfast.tiers.base import NOWHERE, Moving, Place, is_away
 
 _ROWS_AT_ONCE = 4_096
 
@@ -43,12 +43,17 @@ def put_off(states: States, number: int) -> None:
     with states.lock:
         keys = list(states.waiting[number - 1])
         states.waiting[number - 1].clear()
-        for key in keys:
-            row = states.index.find(key)
+        for row in map(states.index.find, keys):
             if row >= 0 and states.index.places[HOST][row] >= 0:
-                states.put_off[number - 1].add(key)
-                if not any(key in line for line in states.waiting):
-                    states.unwanted.add(row)
+                put_off_row(states, number, row)
+
+
+def put_off_row(states: States, number: int, row: int) -> None:
+    """Write a block that is in memory to a tier later; call under the lock."""
+    key = states.index.keys[row] or b""
+    states.put_off[number - 1].add(key)
+    if not any(key in line for line in states.waiting):
+        states.unwanted.add(row)
 
 
 def resume(states: States) -> bool:
@@ -56,7 +61,7 @@ def resume(states: States) -> bool:
     found = False
     for number, tier in enumerate(states.lower, start=1):
         late = states.put_off[number - 1]
-        if late and isinstance(tier, Moving) and tier.reachable():
+        if late and not is_away(tier):
             found = True
             with states.lock:
                 for key in late:

@@ -27,7 +27,7 @@ from holdfast.errors import Outcome
 from holdfast.limits import MIB, PAYLOAD_BYTES_MAX, SEGMENT_BLOCKS
 from holdfast.testing.chained import Chained
 from holdfast.testing.payloads import is_right, key_of, world_of
-from holdfast.tiers.base import Place, Reserved, Shared
+from holdfast.tiers.base import Place, Reachable, Reserved, Shared
 
 SIZES = (4_000, 65_000, 300_000, 2 * MIB)
 """Payload bytes of the records used."""
@@ -305,6 +305,21 @@ class SharedTierContract:
         self._await_recovery(tier, blocks)
         assert tier.held(blocks.world, blocks.keys(5), 0) == 3  # noqa: PLR2004  # as saved
         assert blocks.load(tier, range(3)) == [Outcome.OK] * 3
+
+    def test_it_says_so_while_nobody_is_there(self, tier: Shared, far_side: FarSide) -> None:
+        if not isinstance(tier, Reachable):
+            return  # it does not promise to know
+        blocks = Chained(65_000)
+        blocks.save(tier, range(3))
+        assert tier.reachable()
+        far_side.kill()
+        end_s = time.monotonic() + _RECOVERY_S
+        while tier.reachable():
+            assert time.monotonic() < end_s, "nobody is there, and it does not say so"
+            tier.held(blocks.world, blocks.keys(3), 0)
+        far_side.restart()
+        self._await_recovery(tier, blocks)
+        assert tier.reachable()
 
     def test_it_opens_although_nobody_answers(self, far_side: FarSide) -> None:
         blocks = Chained(65_000)

@@ -170,7 +170,19 @@ class Shared(Tier, Protocol):
 
 
 @runtime_checkable
-class Moving(Shared, Protocol):
+class Reachable(Shared, Protocol):
+    """A shared tier that knows whether its far side is there."""
+
+    def reachable(self) -> bool:
+        """Return whether anybody would be asked or written to just now; quick, changes nothing.
+
+        While nobody would, a store neither asks nor prepares what it would write.
+        """
+        ...
+
+
+@runtime_checkable
+class Moving(Reachable, Protocol):
     """A shared tier whose far side comes and goes in parts, and that says what to write again."""
 
     def strayed(self, keys: Sequence[bytes], record_bytes: int) -> set[bytes]:
@@ -187,12 +199,10 @@ class Moving(Shared, Protocol):
         """
         ...
 
-    def reachable(self) -> bool:
-        """Return whether anybody would be asked or written to just now; quick, changes nothing.
 
-        While nobody would, a store neither asks nor prepares what it would write.
-        """
-        ...
+def is_away(tier: Tier) -> bool:
+    """Return whether a tier says that nobody is there to ask or to write to."""
+    return isinstance(tier, Reachable) and not tier.reachable()
 
 
 def segment_place(segment: bytes) -> Place:

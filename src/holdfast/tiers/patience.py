@@ -61,6 +61,11 @@ class Patience:
             self._refusal = words
             _log.warning("%s answers: %s", self._name, words[:_WORDS_MAX])
 
+    def lets_through(self) -> bool:
+        """Return whether a call would be let through now."""
+        with self._lock:
+            return self._breaker.phase() is not Phase.OPEN
+
     def health(self) -> Health:
         """Return what is thought of it."""
         with self._lock:

@@ -168,6 +168,10 @@ class MooncakeTier:
             finally:
                 self._gate.leave()
 
+    def reachable(self) -> bool:
+        """Return whether the master is worth a call; `holdfast.tiers.base.Reachable`."""
+        return self._patience.lets_through()
+
     def describe(self) -> dict[str, Any]:
         """Return the master, and what is thought of it."""
         phase, trouble = self._patience.health()

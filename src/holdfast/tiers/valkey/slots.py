@@ -53,6 +53,10 @@ class Single:
         del deadline
         return {self._server: 1.0}
 
+    def reachable(self) -> bool:
+        """Return whether the server is worth a call."""
+        return self._server.patience.lets_through()
+
     def doubt(self) -> None:
         """Nothing to learn anew."""
 
@@ -115,6 +119,12 @@ class Cluster:
         if slot.isdecimal() and port.isdecimal():
             with self._lock:
                 self._moved[int(slot)] = HostPort(host or asked.host, int(port))
+
+    def reachable(self) -> bool:
+        """Return whether any server is worth a call, or none is known yet."""
+        with self._lock:
+            servers = list(self._servers.values())
+        return not servers or any(server.patience.lets_through() for server in servers)
 
     def doubt(self) -> None:
         """Learn the map anew before it is used again."""

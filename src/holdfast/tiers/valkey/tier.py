@@ -208,6 +208,10 @@ class ValkeyTier:
 
         self._run(call, list(range(len(batch))), delete, deadline)
 
+    def reachable(self) -> bool:
+        """Return whether any server is worth a call; `holdfast.tiers.base.Reachable`."""
+        return self._map.reachable()
+
     def describe(self) -> dict[str, Any]:
         """Return each server known, its share of the slots, and what its memory is filled with."""
         deadline = Deadline.within(self.options.ask_s)
