@@ -30,7 +30,7 @@ FINGERPRINT = b"fingerprint-16-b"
 PAYLOAD_BYTES = 20_000
 BLOCK_TOKENS = 128
 MIB = 1 << 20
-READY_S = 30
+READY_S = 60
 
 
 def payload_of(key, nbytes=PAYLOAD_BYTES):
@@ -88,7 +88,7 @@ class Node:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(number)
         if self.process is not None:
-            self.process.wait(30)
+            self.process.wait(60)
             self.process.stdout.close()
             self.log.close()
 
@@ -156,7 +156,7 @@ class Engine:
     def status(self):
         return self.call(m.Status()).data
 
-    def until(self, condition, within_s=20):
+    def until(self, condition, within_s=60):
         """Wait until the node's status says so."""
         end = time.monotonic() + within_s
         while not condition(status := self.status()):
@@ -239,7 +239,7 @@ def serve_here():
 def ended():
     """Return the function that says whether the other side ends a connection in time."""
 
-    def drain(raw, within_s=5.0):
+    def drain(raw, within_s=20.0):
         raw.settimeout(within_s)
         try:
             while raw.recv(1 << 16):

@@ -3,16 +3,17 @@
 import contextlib
 import json
 import signal
-import socket
 import time
 
 import pytest
 
 from holdfast.errors import RefusedError
+from holdfast.probe import free_port
 from holdfast.wire import messages as m
 from holdfast.wire.target import Target
 
 TARGET_TIERS = [{"kind": "host", "capacity": "32 MiB"}]
+PATIENT_S = 20.0
 
 
 @pytest.fixture
@@ -34,9 +35,7 @@ class Pool:
         self.announce()
 
     def start_target(self, name):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        address = f"tcp://127.0.0.1:{port}"
+        address = f"tcp://127.0.0.1:{free_port()}"
         node = self.start_node(self.folder / name, listen=address, tiers=TARGET_TIERS)
         self.targets[name] = node
 
@@ -46,7 +45,8 @@ class Pool:
         fresh.write_text(json.dumps({"members": members}))
         fresh.rename(self.members)
 
-    def start_host(self, name, deadline_s=1.0, ask_s=0.25, **more):
+    def start_host(self, name, deadline_s=PATIENT_S, ask_s=PATIENT_S, **more):
+        """Start a host; as a rule it is so patient that a busy machine makes no target dead."""
         times = {"deadline_s": deadline_s, "ask_s": ask_s}
         return self.start_node(
             self.folder / name,
@@ -69,7 +69,7 @@ def held_by(address):
         return target.stats(10)[0]["blocks"]
 
 
-def until_covered(engine, keys, within_s=10):
+def until_covered(engine, keys, within_s=30):
     """Ask until the pool's members are known and hold the chain."""
     end = time.monotonic() + within_s
     while (blocks := engine.cover(keys)) < len(keys) and time.monotonic() < end:
@@ -80,7 +80,7 @@ def until_covered(engine, keys, within_s=10):
 def test_a_context_saved_on_one_host_is_served_on_another(pool, engine, names):
     a, b = engine(pool.start_host("a").address), engine(pool.start_host("b").address)
     keys = names("shared", 24)
-    time.sleep(0.3)
+    until_members(a, 2)
     assert a.save(keys) == 24
     written(a)
     assert until_covered(b, keys) == 24
@@ -90,7 +90,7 @@ def test_a_context_saved_on_one_host_is_served_on_another(pool, engine, names):
 
 def test_a_context_saved_in_steps_lies_together(pool, engine, names):
     a, b = engine(pool.start_host("a").address), engine(pool.start_host("b").address)
-    until_covered(a, names("none", 1), within_s=0.5)
+    until_members(a, 2)
     for number in range(8):  # zeros for a segment would send all but one to the wrong target
         keys = names(f"context {number}", 6)
         for depth in range(6):
@@ -108,7 +108,7 @@ def test_a_chain_is_spread_by_segments_of_the_length_that_is_configured(pool, en
     b = engine(pool.start_host("b", segment_blocks=2).address)
     assert a.client.welcome.segment_blocks == 2
     keys, size = names("long", 40), a.client.welcome.segment_blocks
-    until_covered(a, names("none", 1), within_s=0.5)
+    until_members(a, 2)
     for first in range(0, 40, 5):  # in parts that segments do not end with
         parent = keys[first - 1] if first else a.fingerprint
         head = keys[first - first % size][:8]
@@ -124,9 +124,10 @@ def test_a_chain_is_spread_by_segments_of_the_length_that_is_configured(pool, en
 
 
 def test_a_dead_target_costs_what_it_held_and_no_more(pool, engine, names):
-    a, b = engine(pool.start_host("a").address), engine(pool.start_host("b").address)
+    a = engine(pool.start_host("a").address)
+    b = engine(pool.start_host("b", deadline_s=1.0, ask_s=1.0).address)
     contexts = [names(f"context {i}", 3) for i in range(16)]
-    until_covered(a, contexts[0], within_s=0.5)
+    until_members(a, 2)
     for keys in contexts:
         a.save(keys)
     written(a)
@@ -159,12 +160,11 @@ def test_a_target_that_joins_takes_its_share(pool, engine, names):
     A host that took a target for dead would write to another, and hosts do not share what they
     think of targets: on a machine with more to do than it can, they must not get impatient.
     """
-    patient = {"deadline_s": 20.0, "ask_s": 20.0}
-    a = engine(pool.start_host("a", **patient).address)
+    a = engine(pool.start_host("a").address)
     until_members(a, 2)
     pool.start_target("t2")
     pool.announce()
-    b = engine(pool.start_host("b", **patient).address)
+    b = engine(pool.start_host("b").address)
     for host in (a, b):
         until_members(host, 3)
     assert members(a)["t2"]["share"] < members(b)["t2"]["share"] == pytest.approx(1 / 3)
@@ -186,7 +186,7 @@ def test_no_pool_at_all_is_a_node_without_it(pool, engine, names):
     assert a.save(keys) == 5
     start = time.monotonic()
     assert a.read(keys) == (5, {"host": 5})
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < PATIENT_S / 2, "it waits for nobody"
     assert a.cover(names("unknown", 5)) == 0
 
 
@@ -195,7 +195,7 @@ def test_a_domain_that_one_host_erases_is_gone_for_all_and_on_the_targets(pool, 
     hosts = [pool.start_host(name, keyring=ring) for name in ("a", "b")]
     a, b = (engine(host.address) for host in hosts)
     keys = names("erased", 12)
-    time.sleep(0.3)
+    until_members(a, 2)
     assert a.save(keys) == 12
     written(a)
     assert until_covered(b, keys) == 12

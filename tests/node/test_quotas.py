@@ -6,7 +6,7 @@ import os
 import pytest
 
 from holdfast.errors import Outcome, RefusedError
-from holdfast.rig.process import free_port
+from holdfast.probe import free_port
 from holdfast.testing.payloads import key_of, record_of, world_of
 from holdfast.wire.target import Target
 

@@ -24,14 +24,15 @@ from holdfast.wire.frame import encode
 WORLD = world_of(30_000)
 KEYS = [key_of(i) for i in range(40)]
 RECORDS = [record_of(WORLD, key) for key in KEYS]
-QUICK = Limits(handshake_s=0.3, idle_s=30, body_s=0.3, pace_s=0.3, pace_bytes=4096)
+HASTY = Limits(handshake_s=1.0, idle_s=30, body_s=1.0, pace_s=1.0, pace_bytes=4096)
+"""A busy machine may stand still for half a second."""
 
 
 @pytest.fixture
 def served(serve_here):
-    """Call to serve a target whose patience is short."""
+    """Call to serve a target in this process."""
 
-    def start(limits=QUICK, tier: Tier | None = None, host_bytes=16 * MIB):
+    def start(limits=None, tier: Tier | None = None, host_bytes=16 * MIB):
         return serve_here(WORLD, limits, [tier] if tier else [], host_bytes)
 
     return start
@@ -40,6 +41,12 @@ def served(serve_here):
 @pytest.fixture
 def node(served):
     return served()
+
+
+@pytest.fixture
+def hasty(served):
+    """A target whose patience is short."""
+    return served(HASTY)
 
 
 def test_blocks_of_a_domain_nobody_knows_come_back_as_they_were(node):
@@ -230,7 +237,8 @@ def test_it_says_how_it_is(node):
         "payload to a question", "a reply", "half a message",
     ],
 )  # fmt: skip
-def test_garbage_ends_the_connection_and_nothing_else(node, data, ended):
+def test_garbage_ends_the_connection_and_nothing_else(hasty, data, ended):
+    node = hasty
     node.target.put(RECORDS[:2], 10)
     with node.connect() as raw:
         with contextlib.suppress(ConnectionError):  # it may end the connection while we send
@@ -262,7 +270,8 @@ def test_a_request_that_makes_no_sense_is_refused_and_the_next_one_served(node, 
         assert bytes(encode(3, m.Existing(b"\0"))) == raw.recv(4096)
 
 
-def test_who_says_nothing_is_sent_away(node, ended):
+def test_who_says_nothing_is_sent_away(hasty, ended):
+    node = hasty
     silent = [socket.create_connection(tcp_endpoint(node.address)) for _ in range(20)]
     assert node.target.put(RECORDS[:1], 5) == [Outcome.OK]
     assert all(ended(raw) for raw in silent)
@@ -271,7 +280,8 @@ def test_who_says_nothing_is_sent_away(node, ended):
         raw.close()
 
 
-def test_who_dribbles_a_payload_is_sent_away_and_leaves_no_slot_behind(node):
+def test_who_dribbles_a_payload_is_sent_away_and_leaves_no_slot_behind(hasty):
+    node = hasty
     with node.connect() as raw:
         raw.sendall(encode(2, m.Put(bytes(RECORDS[0][:128])), len(RECORDS[0])))
         node.until(lambda: node.store.states.foreign.usage().used_bytes)
@@ -280,12 +290,12 @@ def test_who_dribbles_a_payload_is_sent_away_and_leaves_no_slot_behind(node):
             for byte in bytes(RECORDS[0]):
                 raw.send(bytes([byte]))
                 time.sleep(0.001)
-        assert time.monotonic() - start_s < 5
+        assert time.monotonic() - start_s < 15, "all of it takes half a minute"
     node.until(lambda: node.store.states.foreign.usage().used_bytes == 0)
 
 
 def test_who_takes_no_answer_is_sent_away_and_its_lease_ends(served):
-    node = served(host_bytes=64 * MIB)
+    node = served(HASTY, host_bytes=64 * MIB)
     world = world_of(4 * MIB)
     node.target.put([record_of(world, key) for key in KEYS[:8]], 10)
     before = node.service.status()["connections"]
@@ -298,7 +308,7 @@ def test_who_takes_no_answer_is_sent_away_and_its_lease_ends(served):
 
 
 def test_connections_have_a_limit(served):
-    node = served(QUICK._replace(connections=3))
+    node = served(Limits(connections=3))
     raws = [node.connect() for _ in range(3)]
     assert node.target.exist(WORLD, KEYS[:1], 2).outcome is Outcome.GONE
     assert node.service.counters.turned_away >= 1
@@ -308,7 +318,7 @@ def test_connections_have_a_limit(served):
 
 
 def test_half_open_connections_are_closed_in_the_end(served, ended):
-    node = served(QUICK._replace(idle_s=0.2))
+    node = served(HASTY._replace(idle_s=0.2))
     with node.connect() as raw:
         assert ended(raw)
 
@@ -330,7 +340,9 @@ def test_an_address_in_use_or_elsewhere_is_an_error():
         bind("tcp://192.0.2.1:1")
 
 
-def test_a_thousand_gets_of_one_segment_read_each_block_once(served):
+def test_a_thousand_gets_of_one_segment_read_each_block_once(served, monkeypatch):
+    monkeypatch.setattr("holdfast.store.store.strangers", lambda _: [])  # who reads ahead of plans
+
     class Counting(MemoryTier):
         def read(self, batch):
             reads.extend(get.key for get in batch)
@@ -352,6 +364,6 @@ def test_a_thousand_gets_of_one_segment_read_each_block_once(served):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert blocks == [40] * 1000
     assert sorted(reads) == sorted(KEYS)

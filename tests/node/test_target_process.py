@@ -16,8 +16,8 @@ from holdfast.codec import pack
 from holdfast.codec.pack import verify
 from holdfast.errors import Outcome, RefusedError
 from holdfast.limits import MIB
+from holdfast.probe import free_port
 from holdfast.rig.certificates import Authority
-from holdfast.rig.process import free_port
 from holdfast.testing.payloads import is_right, key_of, record_of, world_of
 from holdfast.wire import token
 from holdfast.wire.credentials import Credentials, TlsFiles
@@ -28,7 +28,7 @@ KEYS = [key_of(i) for i in range(24)]
 RECORDS = [record_of(WORLD, key) for key in KEYS]
 KEY = bytes(range(32))
 MARK = b"\xa5"
-SLACK_S = 2.0
+SLACK_S = 5.0
 
 
 @pytest.fixture
@@ -88,14 +88,14 @@ def test_what_is_put_survives_kill_9_and_is_served_again(start):
     node, client = start()
     target = client()
     round_trip(target)
-    end = time.monotonic() + 20
-    while target.stats(5)[0]["waiting_to_write"]:
+    end = time.monotonic() + 120
+    while target.stats(20)[0]["waiting_to_write"]:
         assert time.monotonic() < end
         time.sleep(0.02)
     node.kill()
-    assert target.get(WORLD, KEYS, buffers(), 5).outcome is Outcome.GONE
+    assert target.get(WORLD, KEYS, buffers(), 20).outcome is Outcome.GONE
     node.start()
-    while target.stats(5)[0].get("recovery_s") is None:
+    while target.stats(20)[0].get("recovery_s") is None:
         assert time.monotonic() < end
         time.sleep(0.02)
     into = buffers()
@@ -103,8 +103,8 @@ def test_what_is_put_survives_kill_9_and_is_served_again(start):
     assert all(is_right(record, WORLD, key) for key, record in zip(KEYS, into, strict=True))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_target_that_ends_or_stops_mid_transfer(start, number):
+@pytest.mark.parametrize(("number", "within_s"), [(signal.SIGKILL, 20.0), (signal.SIGSTOP, 3.0)])
+def test_a_target_that_ends_or_stops_mid_transfer(start, number, within_s):
     node, client = start()
     target = client()
     round_trip(target)
@@ -113,9 +113,8 @@ def test_a_target_that_ends_or_stops_mid_transfer(start, number):
     def keep_asking():
         while True:
             into = buffers()
-            start_s = time.monotonic()
-            got = target.get(WORLD, KEYS, into, 1.0)
-            seen.append((got, time.monotonic() - start_s))
+            got = target.get(WORLD, KEYS, into, within_s)
+            seen.append(got)
             for key, record in zip(KEYS[: got.blocks], into, strict=False):
                 assert is_right(record, WORLD, key)
             if got.outcome is not Outcome.OK:
@@ -126,19 +125,21 @@ def test_a_target_that_ends_or_stops_mid_transfer(start, number):
     threads = [threading.Thread(target=keep_asking) for _ in range(3)]
     for thread in threads:
         thread.start()
-    time.sleep(0.3)
+    while len(seen) < 6 and any(thread.is_alive() for thread in threads):
+        time.sleep(0.01)
     os.kill(node.process.pid, number)
+    killed_s = time.monotonic()
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
-    assert max(seconds for _, seconds in seen) < 1.0 + SLACK_S
+    assert time.monotonic() - killed_s < 3.0 + SLACK_S
     expected = Outcome.GONE if number == signal.SIGKILL else Outcome.LATE
-    assert [got.outcome for got, _ in seen if got.outcome != "ok"] == [expected] * 3
+    assert [got.outcome for got in seen if got.outcome != "ok"] == [expected] * 3
     before = [bytes(buffer) for buffer in left]
     if number == signal.SIGSTOP:
         assert target.put(RECORDS[:1], 0.3) == [Outcome.LATE]
         os.kill(node.process.pid, signal.SIGCONT)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while target.exist(WORLD, KEYS, 5).outcome is not Outcome.OK:
             assert time.monotonic() < end
         round_trip(target)

@@ -52,7 +52,7 @@ def test_several_domains_share_what_may_be_under_way(service):
 def test_one_domain_can_not_fill_the_line_of_what_is_to_be_staged(service, monkeypatch):
     gate = threading.Event()
     monkeypatch.setattr(service.store, "cover", lambda *_: Covered(1, {}))
-    monkeypatch.setattr(service.store, "lend", lambda *_: Lent(gate.wait(30)))
+    monkeypatch.setattr(service.store, "lend", lambda *_: Lent(gate.wait(60)))
     monkeypatch.setattr(service.store, "release", lambda *_: True)
     try:
         asked = [service.stage(WORLD, [b"k" * 16]) for _ in range(STAGED_MAX + 5)]

@@ -20,7 +20,7 @@ RECORDS = [record_of(WORLD, key_of(1))]
 @pytest.fixture
 def node(serve_here):
     """A target in this process and a client of it."""
-    return serve_here(WORLD, Limits(handshakes=16, handshake_s=5.0, body_s=2.0))
+    return serve_here(WORLD, Limits(handshakes=16, handshake_s=60.0, body_s=60.0))
 
 
 def test_a_system_without_threads_to_spare_turns_one_away_and_the_next_is_served(
@@ -44,8 +44,8 @@ def test_a_system_without_threads_to_spare_turns_one_away_and_the_next_is_served
 def test_a_stranger_is_given_little_memory(node, caplog, ended):
     with socket.create_connection(tcp_endpoint(node.address)) as raw:
         raw.sendall(struct.pack("<IIQ", 1 << 20, 1, 0))
-        assert ended(raw, within_s=1.0)
-    until_s = time.monotonic() + 5
+        assert ended(raw)
+    until_s = time.monotonic() + 20
     while "the limit is 131072" not in caplog.text and time.monotonic() < until_s:
         time.sleep(0.01)
     assert "request 1 announces 1048576 bytes, the limit is 131072" in caplog.text
@@ -53,7 +53,7 @@ def test_a_stranger_is_given_little_memory(node, caplog, ended):
 
 def test_one_host_does_not_keep_the_others_at_the_door(node):
     silent = [socket.create_connection(tcp_endpoint(node.address)) for _ in range(13)]
-    until_s = time.monotonic() + 5
+    until_s = time.monotonic() + 20
     while node.service.status()["turned_away"] < 1 and time.monotonic() < until_s:
         time.sleep(0.01)
     assert node.service.status()["turned_away"] == 1
@@ -71,7 +71,7 @@ def test_a_stranger_writes_no_lines_of_its_own_into_the_log(node, caplog, said, 
     with socket.create_connection(tcp_endpoint(node.address)) as raw:
         raw.sendall(struct.pack("<IIQ", len(body), 1, 0) + body)
         assert ended(raw)
-    until_s = time.monotonic() + 5
+    until_s = time.monotonic() + 20
     while "connection ended" not in caplog.text and time.monotonic() < until_s:
         time.sleep(0.01)
     assert "connection ended" in caplog.text

@@ -134,7 +134,7 @@ def test_a_stream_that_breaks_off_is_an_error(fake):
 
 
 def test_a_dead_engine_is_an_error_with_its_last_words(fake):
-    from holdfast.rig.process import free_port
+    from holdfast.probe import free_port
 
     fake.port = free_port()
     with pytest.raises(HoldfastError, match=r"broke off a request: (.|\n)*the last words"):

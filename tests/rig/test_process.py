@@ -9,7 +9,7 @@ import time
 import pytest
 
 from holdfast.errors import HoldfastError
-from holdfast.rig.process import Process, free_port, wait_until
+from holdfast.rig.process import Process, wait_until
 
 FOREVER = "import time; time.sleep(600)"
 PRINT_PID = f"import os; print(os.getpid(), flush=True); {FOREVER}"
@@ -104,10 +104,3 @@ def test_waiting_has_an_end(tmp_path):
         with pytest.raises(HoldfastError, match="the test program was not ready within 0 s"):
             wait_until(process, lambda: False, within_s=0.2)
         assert process.running
-
-
-def test_a_free_port_can_be_listened_on():
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", free_port()))

@@ -86,7 +86,7 @@ def fake_node(tmp_path):
         with contextlib.suppress(OSError):
             peer.shutdown(socket.SHUT_RDWR)
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
         assert not thread.is_alive()
     listener.close()
     assert failures == []

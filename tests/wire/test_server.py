@@ -75,7 +75,7 @@ class Running:
         self._up = threading.Event()
         self._thread = threading.Thread(target=asyncio.run, args=(self._main(),))
         self._thread.start()
-        assert self._up.wait(10)
+        assert self._up.wait(30)
 
     async def _main(self):
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -97,12 +97,12 @@ class Running:
 
     def stop(self):
         self.loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(10)
+        self._thread.join(30)
         assert not self._thread.is_alive()
 
     def connect(self):
         raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        raw.settimeout(10)
+        raw.settimeout(30)
         raw.connect(str(self._path))
         return raw
 
@@ -119,7 +119,7 @@ def running(tmp_path):
         yield start
 
 
-def until(condition, within_s=10):
+def until(condition, within_s=30):
     end = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < end
@@ -189,7 +189,7 @@ def test_who_does_not_say_hello_in_time_is_closed(running, said):
         raw.sendall(bytes(encode(1, HELLO))[:said])
         started = time.monotonic()
         assert closed(raw)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 20
     until(lambda: server.server.counters.connections == 0)
 
 
@@ -302,6 +302,7 @@ def test_a_peer_that_takes_no_answers_is_not_read_from_and_costs_little_memory(r
         frame = bytes(encode(2, m.Drop("x")))
         with pytest.raises(TimeoutError):
             raw.sendall(frame * 200_000)
+        until(lambda: server.server.counters.requests)
         assert 0 < server.server.counters.requests < 60_000
     until(lambda: server.sessions[0].ends == 1)
 

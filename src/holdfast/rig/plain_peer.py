@@ -19,7 +19,8 @@ from typing import Self
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import HoldfastError
 from holdfast.limits import GIB, MIB
-from holdfast.rig.process import Process, free_port, wait_until
+from holdfast.probe import free_port
+from holdfast.rig.process import Process, wait_until
 from holdfast.wire.address import HostPort
 from holdfast.wire.credentials import TlsFiles, client_context, server_context
 from holdfast.wire.stream import tune

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -89,14 +88,6 @@ class Process:
             self.stop()
         else:
             self.kill()
-
-
-def free_port() -> int:
-    """Return a TCP port of the loopback interface that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_until(

@@ -15,7 +15,8 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.limits import GIB, MIB
-from holdfast.rig.process import Process, free_port, wait_until
+from holdfast.probe import free_port
+from holdfast.rig.process import Process, wait_until
 
 READY_S = 180.0
 """An engine starts in about 25 s here, two at once in 50; a loaded machine takes longer."""

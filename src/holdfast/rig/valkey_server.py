@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
-from holdfast.rig.process import Process, free_port, wait_until
+from holdfast.probe import free_port
+from holdfast.rig.process import Process, wait_until
 from holdfast.wire.address import TCP, HostPort
 from holdfast.wire.credentials import TlsFiles
 from holdfast.wire.resp import Login, Reply, command, dial

@@ -18,6 +18,7 @@ import yaml
 
 from holdfast.errors import HoldfastError, Outcome, ProtocolError
 from holdfast.limits import MIB, TOKEN_S_MAX
+from holdfast.probe import free_port
 from holdfast.testing.campaign import Tally
 from holdfast.testing.chained import Chained
 from holdfast.testing.chaos_proxy import ANEW, ChaosProxy, Mood
@@ -62,8 +63,7 @@ class ChaosTarget:
 
     def __init__(self, folder: Path, key_file: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
+        self._port = free_port()  # nobody's who connects while it is dead
         self._file, self._log = folder / "target.yaml", folder / "target.log"
         tiers = [{"kind": "host", "capacity": 64 * MIB}]
         listen = f"tcp://127.0.0.1:{self._port}"

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from holdfast.errors import ConfigError, Outcome
+from holdfast.probe import free_port
 from holdfast.rig.mooncake_server import MooncakeServers
-from holdfast.rig.process import free_port
 from holdfast.testing.chained import Chained
 from holdfast.tiers.mooncake import tier as module
 from holdfast.tiers.mooncake.tier import MooncakeOptions, MooncakeTier

@@ -18,8 +18,9 @@ from holdfast.blocks.key import Chain
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import pack, payload, verify
 from holdfast.errors import Outcome, RefusedError
+from holdfast.probe import free_port
 from holdfast.rig.certificates import Authority
-from holdfast.rig.process import Process, free_port, wait_until
+from holdfast.rig.process import Process, wait_until
 from holdfast.testing.payloads import header_of, payload_of, world_of
 from holdfast.tiers.base import Get, Put, segment_place
 from holdfast.tiers.pool.breaker import BreakerOptions

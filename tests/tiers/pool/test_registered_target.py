@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from holdfast.limits import MIB
+from holdfast.probe import free_port
 from holdfast.rig.node import Node
-from holdfast.rig.process import free_port
 from holdfast.testing.membership_contract import Heard
 from holdfast.tiers.pool.etcd import EtcdOptions
 from holdfast.tiers.pool.member_etcd import MemberEtcd

@@ -25,9 +25,10 @@ from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import pack, verify
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.limits import GIB, KIB, MIB
+from holdfast.probe import free_port
 from holdfast.rig.limits import GB
 from holdfast.rig.plain_peer import HOST, PlainPeer, Pool
-from holdfast.rig.process import Process, free_port, wait_until
+from holdfast.rig.process import Process, wait_until
 from holdfast.rig.report import Row, at_most, share, with_more
 from holdfast.wire.credentials import Credentials, TlsFiles
 from holdfast.wire.target import Target
