@@ -73,7 +73,7 @@ class Rig:
 
     def settle_writes(self) -> None:
         """Wait until everything dirty is written below, whatever is leased."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while self.store.states.unwritten():
             assert time.monotonic() < deadline, "the writer did not settle"
             self.store.ladder.wake()
@@ -84,7 +84,9 @@ def bytes_of(key: bytes) -> bytes:
 
 
 @pytest.fixture
-def rig() -> Iterator[Callable[..., Rig]]:
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
+    """Call for a store; its house is kept when a test says so, not in between."""
+    monkeypatch.setattr("holdfast.store.store._HOUSEKEEPING_S", 3_600.0)
     made: list[Rig] = []
 
     def make(host_bytes: int = 2 * MIB, *tiers: MemoryTier, tier: MemoryTier | None = None) -> Rig:

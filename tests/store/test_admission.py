@@ -89,7 +89,7 @@ def test_a_block_that_another_tier_has_is_still_offered_at_its_second_use() -> N
 
 
 def settle(store) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while store.states.unwritten():
         assert time.monotonic() < end
         time.sleep(0.01)

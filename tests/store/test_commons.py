@@ -138,7 +138,7 @@ def test_after_a_restart_it_is_in_memory_before_anybody_asks(made):
     public.save(common, common)
     store.close()
     store, acme, _, public = made(MemoryTier(64 * MIB, records))
-    named, end = acme.names(1, 8), time.monotonic() + 20
+    named, end = acme.names(1, 8), time.monotonic() + 60
     while not store.borrowable(acme.world, named, common):
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -153,7 +153,7 @@ def test_a_copy_is_not_written_below_a_second_time(made):
     common = public.names(1, 8)
     public.save(common, common)
     store.borrow(acme.world, acme.names(1, 8), common)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while store.states.unwritten():
         assert time.monotonic() < end
         time.sleep(0.01)

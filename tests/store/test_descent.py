@@ -20,7 +20,7 @@ class HeldTier(MemoryTier):
 
     def write(self, batch):
         self.reached.set()
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(60)
         return super().write(batch)
 
 
@@ -28,7 +28,7 @@ def test_a_block_dropped_while_it_is_written_stays_dropped(rig) -> None:
     one = rig(2 * MIB, HeldTier())
     chain = one.chain(1, 4)
     one.save(chain)
-    assert one.tier.reached.wait(20)
+    assert one.tier.reached.wait(60)
     assert one.store.drop("*") == {"dropped": 4}
     one.tier.go_on.set()
     one.settle()
@@ -41,7 +41,7 @@ def test_a_block_found_bad_while_it_is_written_is_not_published_below(rig) -> No
     one = rig(2 * MIB, HeldTier())
     chain = one.chain(1, 2)
     one.save(chain)
-    assert one.tier.reached.wait(20)
+    assert one.tier.reached.wait(60)
     states = one.store.states
     with states.lock:
         states.quarantine(states.index.find(chain.keys[1]), HOST, Outcome.CORRUPT)

@@ -30,39 +30,39 @@ def pools():
 def test_work_is_done_and_its_result_or_error_handed_back(pools):
     pool, _ = pools(2, 0)
     futures = [pool.submit(Turn(FLOOD), lambda i=i: i * i) for i in range(20)]
-    assert [future.result(5) for future in futures] == [i * i for i in range(20)]
+    assert [future.result(30) for future in futures] == [i * i for i in range(20)]
     with pytest.raises(ZeroDivisionError):
-        pool.submit(Turn(FLOOD), lambda: 1 // 0).result(5)
+        pool.submit(Turn(FLOOD), lambda: 1 // 0).result(30)
 
 
 def test_one_domain_never_takes_the_last_threads(pools):
     pool, gate = pools(2, 1)
     for _ in range(50):
-        pool.submit(Turn(FLOOD), lambda: gate.wait(30))
-    assert pool.submit(Turn(VICTIM), lambda: "at once").result(5) == "at once"
+        pool.submit(Turn(FLOOD), lambda: gate.wait(60))
+    assert pool.submit(Turn(VICTIM), lambda: "at once").result(30) == "at once"
 
 
 def test_who_comes_behind_a_flood_is_next(pools):
     pool, gate = pools(1, 0)
     order = []
-    first = pool.submit(Turn(FLOOD), lambda: gate.wait(30))
+    first = pool.submit(Turn(FLOOD), lambda: gate.wait(60))
     flood = [pool.submit(Turn(FLOOD), lambda: order.append("flood")) for _ in range(50)]
     late = pool.submit(Turn(VICTIM), lambda: order.append("victim"))
     gate.set()
-    wait([first, late, *flood], 10)
+    wait([first, late, *flood], 30)
     assert order.index("victim") <= 1
 
 
 def test_what_is_read_ahead_waits_for_what_somebody_waits_for(pools):
     pool, gate = pools(1, 0)
     order = []
-    first = pool.submit(Turn(VICTIM, errand=Errand.AHEAD), lambda: gate.wait(30))
+    first = pool.submit(Turn(VICTIM, errand=Errand.AHEAD), lambda: gate.wait(60))
     work = [
         pool.submit(Turn(VICTIM, errand=errand), lambda errand=errand: order.append(errand))
         for errand in [Errand.AHEAD] * 20 + [Errand.DEMAND] * 10
     ]
     gate.set()
-    wait([first, *work], 10)
+    wait([first, *work], 30)
     assert order[:10].count(Errand.DEMAND) >= 9
     assert len(order) == 30
 
@@ -70,14 +70,14 @@ def test_what_is_read_ahead_waits_for_what_somebody_waits_for(pools):
 def test_what_has_not_begun_can_be_cancelled_and_what_runs_can_not(pools):
     pool, gate = pools(1, 0)
     begun = threading.Event()
-    running = pool.submit(Turn(FLOOD), lambda: (begun.set(), gate.wait(30)))
+    running = pool.submit(Turn(FLOOD), lambda: (begun.set(), gate.wait(60)))
     done = []
     waiting = pool.submit(Turn(FLOOD), lambda: done.append(1))
-    assert begun.wait(5)
+    assert begun.wait(30)
     assert waiting.cancel()
     assert not running.cancel()
     gate.set()
-    pool.submit(Turn(FLOOD), lambda: None).result(5)
+    pool.submit(Turn(FLOOD), lambda: None).result(30)
     assert done == []
 
 
@@ -85,15 +85,15 @@ def test_who_had_less_of_the_last_seconds_has_all_its_work_done_first(pools):
     pool, gate = pools(1, 0)
     order, flooded = [], Turn(FLOOD, cost=1.0)
     for _ in range(40):
-        pool.submit(flooded, lambda: None).result(5)
-    first = pool.submit(flooded, lambda: gate.wait(30))
+        pool.submit(flooded, lambda: None).result(30)
+    first = pool.submit(flooded, lambda: gate.wait(60))
     flood = [pool.submit(flooded, lambda: order.append("flood")) for _ in range(40)]
     assert pool.credit(Turn(VICTIM)) >= 30
     assert pool.credit(flooded) == 0
     assert pool.credit(Turn(VICTIM, errand=Errand.AHEAD)) == 0
     late = [pool.submit(Turn(VICTIM), lambda: order.append("victim")) for _ in range(15)]
     gate.set()
-    wait([first, *flood, *late], 10)
+    wait([first, *flood, *late], 30)
     assert order[:15].count("victim") >= 14
 
 
@@ -102,8 +102,8 @@ def test_several_light_domains_find_spare_threads_and_one_never_takes_them_all(p
     started = []
     for domain, begun in ((FLOOD, 4), (b"one", 6), (b"two", 7), (b"three", 8)):
         for _ in range(10):
-            pool.submit(Turn(domain), lambda domain=domain: (started.append(domain), gate.wait(30)))
-        deadline = time.monotonic() + 5
+            pool.submit(Turn(domain), lambda domain=domain: (started.append(domain), gate.wait(60)))
+        deadline = time.monotonic() + 30
         while len(started) < begun:
             assert time.monotonic() < deadline, started
             time.sleep(0.001)
@@ -113,10 +113,10 @@ def test_several_light_domains_find_spare_threads_and_one_never_takes_them_all(p
 def test_a_pool_is_shared_while_another_domain_had_work_lately():
     now = [0.0]
     pool = FairPool(1, 0, "test", lambda: now[0])
-    pool.submit(Turn(FLOOD), lambda: None).result(5)
+    pool.submit(Turn(FLOOD), lambda: None).result(30)
     assert not pool.shared(FLOOD)
     assert pool.shared(VICTIM)
-    pool.submit(Turn(VICTIM), lambda: None).result(5)
+    pool.submit(Turn(VICTIM), lambda: None).result(30)
     assert pool.shared(FLOOD)
     now[0] += SEEN_S
     assert not pool.shared(FLOOD)
@@ -126,7 +126,7 @@ def test_a_pool_is_shared_while_another_domain_had_work_lately():
 def test_what_was_cancelled_costs_nobody_a_turn(pools):
     pool, gate = pools(1, 0)
     order = []
-    first = pool.submit(Turn(FLOOD), lambda: gate.wait(30))
+    first = pool.submit(Turn(FLOOD), lambda: gate.wait(60))
     for _ in range(20):
         assert pool.submit(Turn(VICTIM), lambda: None).cancel()
     both = [
@@ -134,7 +134,7 @@ def test_what_was_cancelled_costs_nobody_a_turn(pools):
         for domain in (FLOOD, VICTIM) * 10
     ]
     gate.set()
-    wait([first, *both], 10)
+    wait([first, *both], 30)
     assert 4 <= order[:10].count(VICTIM) <= 6
 
 
@@ -147,12 +147,19 @@ def test_shutdown_waits_for_everything_or_drops_what_has_not_begun():
     with pytest.raises(RuntimeError, match="after shutdown"):
         pool.submit(Turn(FLOOD), lambda: None)
     dropping, gate, begun = FairPool(1, 0, "test"), threading.Event(), threading.Event()
-    dropping.submit(Turn(FLOOD), lambda: (begun.set(), gate.wait(30)))
+    dropping.submit(Turn(FLOOD), lambda: (begun.set(), gate.wait(60)))
     futures = [dropping.submit(Turn(VICTIM), lambda: None) for _ in range(5)]
-    assert begun.wait(5)
-    threading.Timer(0.05, gate.set).start()
+    assert begun.wait(30)
+
+    def let_go(_):
+        if all(future.cancelled() for future in futures):
+            gate.set()
+
+    for future in futures:
+        future.add_done_callback(let_go)
     dropping.shutdown(cancel_futures=True)
     assert all(future.cancelled() for future in futures)
+    assert gate.is_set(), "before what is under way was waited for"
 
 
 def test_many_domains_from_many_threads_all_get_done():
@@ -160,12 +167,12 @@ def test_many_domains_from_many_threads_all_get_done():
 
     def submit(domain):
         futures = [pool.submit(Turn(bytes([domain])), lambda: total.append(1)) for _ in range(200)]
-        wait(futures, 20)
+        wait(futures, 60)
 
     threads = [threading.Thread(target=submit, args=(domain,)) for domain in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     pool.shutdown()
     assert len(total) == 1_200

@@ -41,7 +41,7 @@ def in_memory(one, chain):
 
 
 def until_up(one, chain):
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while in_memory(one, chain) < len(chain.keys):
         assert time.monotonic() < end, "nothing was brought up"
         time.sleep(0.01)

@@ -50,7 +50,7 @@ class SlowTier(MemoryTier):
         self.reads = 0
 
     def read(self, batch):
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         self.reads += len(batch)
         self.clock.advance(self.seconds_a_block * len(batch))
         return super().read(batch)
@@ -130,7 +130,7 @@ def test_what_the_engine_has_does_not_count_as_fetched(rig):
 def test_a_late_fetch_takes_back_what_nobody_has_begun_to_read(rig, small_waves):
     one, chain = demoted(rig, 0.0)
     one.tier.gate.clear()
-    fetched = one.store.fetch(one.world, chain.keys, 0.05)
+    fetched = one.store.fetch(one.world, chain.keys, 1.0)
     assert fetched.outcome is Outcome.LATE
     queued = one.store.judgement.estimates(one.world.domain)[1].queued_bytes
     assert queued == 16 * one.world.record_bytes  # two waves are being read, the third is not

@@ -48,19 +48,19 @@ def test_what_is_met_can_go_meanwhile(rig):
 
     def slowly(batch):
         reached.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return read(batch)
 
     one.tier.read = slowly
     meeting = threading.Thread(target=meet, args=(one.store, 1))
     if not one.store.judgement.reads(1):
         meeting.start()
-        assert reached.wait(10)
+        assert reached.wait(60)
     one.store.drop("*")
     go_on.set()
     if meeting.ident is not None:
         meeting.join()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while one.store.judgement.estimates(one.world.domain)[1].queued_bytes or len(
         one.store.states.index
     ):

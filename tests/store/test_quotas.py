@@ -70,7 +70,7 @@ class Two:
         return self.states.fill.used[tier][self.store.domain(name)[1]]
 
     def settle(self):
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while self.states.unwritten():
             assert time.monotonic() < deadline, "the writer did not settle"
             self.store.ladder.wake()

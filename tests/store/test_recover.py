@@ -28,7 +28,7 @@ def test_saves_and_fetches_go_on_while_the_scan_is_stuck(rig) -> None:
     assert one.read(chain) == 5
     assert one.store.status()["recovery_s"] is None
     tier.go.set()
-    assert one.store.recovery.wait(10)
+    assert one.store.recovery.wait(60)
 
 
 def test_the_newest_copy_of_a_block_wins(rig) -> None:
@@ -53,7 +53,7 @@ def test_a_tier_that_cannot_be_scanned_is_logged_and_left(rig, caplog) -> None:
             raise OSError("no such device")
 
     one = rig(MIB, Broken(64 * MIB))
-    assert one.store.recovery.wait(10)
+    assert one.store.recovery.wait(60)
     assert one.store.status()["recovery_s"] is not None
     assert "recovery of tier=memory ended early" in caplog.text
     chain = one.chain(1, 3)
@@ -69,5 +69,5 @@ class StuckTier(MemoryTier):
         self.go = threading.Event()
 
     def survivors(self):
-        self.go.wait(10)
+        self.go.wait(60)
         return iter(())

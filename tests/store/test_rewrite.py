@@ -47,7 +47,7 @@ class Slow(MemoryTier):
 
     def write(self, batch):
         self.begun.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(60)
         return super().write(batch)
 
 
@@ -168,7 +168,7 @@ def test_what_waits_for_the_disk_stays_in_memory_though_the_pool_is_away(rig):
     chain = one.chain(1, 2)
     one.save(chain)
     states = one.store.states
-    assert disk.begun.wait(10)
+    assert disk.begun.wait(60)
     put_off(states, 2)
     assert not any(states.evictable(row) for row in states.index.rows())
     disk.go_on.set()

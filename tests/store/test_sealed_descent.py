@@ -25,7 +25,7 @@ class TogetherTier(MemoryTier):
         self.met = threading.Barrier(AT_ONCE)
 
     def write(self, batch):
-        self.met.wait(20)
+        self.met.wait(60)
         return super().write(batch)
 
 

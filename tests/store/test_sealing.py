@@ -350,7 +350,7 @@ def test_survivors_that_can_not_be_opened_are_freed(house, tmp_path):
     kept = dict(records)
     ring_of(SECRETS, path).erase("acme")
     again = house(MemoryTier(32 * MIB, dict(kept)), ring=ring_of(SECRETS, path))
-    assert again.store.recovery.wait(5)
+    assert again.store.recovery.wait(60)
     assert again.store.recovery.blocks == 6
     assert len(below(again.tier)) == 6
     assert again.fetch("acme")[0] == 0
