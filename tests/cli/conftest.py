@@ -14,7 +14,7 @@ from holdfast.cli import main, measuring
 from holdfast.wire import messages as m
 from holdfast.wire.client import Client
 
-READY_S = 30
+READY_S = 60
 FINGERPRINT = b"fingerprint-16-b"
 PAYLOAD_BYTES = 4096
 
@@ -26,7 +26,7 @@ def holdfast():
     def run(*arguments, **options):
         argv = [sys.executable, "-m", "holdfast", *map(str, arguments)]
         return subprocess.run(
-            argv, capture_output=True, text=True, timeout=60, check=False, **options
+            argv, capture_output=True, text=True, timeout=120, check=False, **options
         )
 
     return run

@@ -30,7 +30,7 @@ def test_a_private_node_ends_with_its_parent_and_leaves_nothing(serving, save, l
     save(address, 3).close()
     assert {path.name for path in folder.iterdir()} >= {"disk", "node.sock"}
     parent.close()
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     assert not folder.exists()
 
 
@@ -44,7 +44,7 @@ def test_a_private_node_takes_its_tiers_from_the_file(serving, lifeline, tmp_pat
     assert [(t["tier"], t["capacity_bytes"]) for t in tiers] == [("host", 32 << 20)]
     client.close()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
 
 
 def test_what_a_killed_private_node_left_is_swept_unless_it_is_in_use(tmp_path):

@@ -18,7 +18,7 @@ def folder_of(address):
     return Path(address.removeprefix("unix://")).parent
 
 
-def gone(address, within_s=20.0):
+def gone(address, within_s=60.0):
     end_s = time.monotonic() + within_s
     while folder_of(address).exists():
         if time.monotonic() > end_s:

@@ -84,7 +84,7 @@ def test_a_host_that_is_cut_off_hears_nothing_until_it_is_mended(spaced, tmp_pat
 def test_this_machines_own_network_is_left_as_it_was(tmp_path):
     if shutil.which("ip") is None:
         pytest.skip("no ip here to look with")
-    look = ["ip", "-o", "addr"]
+    look = ["ip", "-br", "addr"]
     before = subprocess.run(look, capture_output=True, check=True).stdout
     with open_network(tmp_path / "log") as made:
         made.host()

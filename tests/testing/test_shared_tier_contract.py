@@ -142,7 +142,7 @@ class Source:
 
 
 class TestPoolTier(SharedTierContract):
-    deadline_s = 0.3
+    deadline_s = 1.5
 
     def make_far_side(self, folder):
         return Targets()
@@ -151,7 +151,7 @@ class TestPoolTier(SharedTierContract):
         def reach(member):
             return Target(far_side, int(member.id[1:]))
 
-        return PoolTier(Source(), reach, PoolOptions(deadline_s=0.3, ask_s=0.3))
+        return PoolTier(Source(), reach, PoolOptions(deadline_s=1.5, ask_s=1.5))
 
 
 # A contract that lets anything through proves nothing.

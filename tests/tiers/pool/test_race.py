@@ -77,11 +77,11 @@ def test_a_late_copy_is_overtaken_by_the_other_within_the_budget(fleet) -> None:
     for _ in range(200):
         one.read(chain)
     slow = next(t for t in one.targets.values() if chain.keys[0] in t.records)
-    slow.mood = "slow"
+    slow.mood, slow.slow_s = "slow", 1.0
     times = []
     for _ in range(6):
         start = time.monotonic()
         assert set(one.read(chain)) == {Outcome.OK}
         times.append(time.monotonic() - start)
-    assert min(times) < 0.1
+    assert min(times) < 0.5
     assert one.pool.hedging.hedges <= one.pool.hedging.requests * 0.05 + 10

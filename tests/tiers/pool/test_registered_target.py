@@ -14,7 +14,7 @@ from holdfast.tiers.pool.etcd import EtcdOptions
 from holdfast.tiers.pool.member_etcd import MemberEtcd
 
 NUMBERS = itertools.count()
-ENDS_S = 20
+ENDS_S = 60
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_an_address_that_others_use_is_announced_instead_of_its_own(start, heard
 
 
 def test_told_to_end_it_says_so_serves_on_and_then_goes(start, heard):
-    node = start(drain_s=2)
+    node = start(drain_s=5)
     heard.until(serving)
     os.kill(node.process.pid, signal.SIGTERM)
     heard.until(lambda members: [member.state for member in members] == ["draining"])

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import MembershipError
+from holdfast.probe import free_port
 from holdfast.tiers.pool.srv import (
     SrvRecord,
     decode_answer,
@@ -47,7 +48,7 @@ def name_server():
     sockets = []
 
     def start(by_udp, by_tcp=None):
-        tcp = socket.create_server(("127.0.0.1", 0))
+        tcp = socket.create_server(("127.0.0.1", free_port()))
         udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         udp.bind(tcp.getsockname())
         sockets.extend([tcp, udp])
@@ -73,18 +74,18 @@ def name_server():
 
 def test_records_are_asked_for_and_read(name_server):
     server = name_server(answer_to)
-    assert lookup_srv(NAME, [server], timeout_s=5) == RECORDS
+    assert lookup_srv(NAME, [server], timeout_s=30) == RECORDS
 
 
 def test_an_answer_that_does_not_fit_is_fetched_over_tcp(name_server):
     server = name_server(lambda query: answer_to(query, [], flags=0x8380), answer_to)
-    assert lookup_srv(NAME, [server], timeout_s=5) == RECORDS
+    assert lookup_srv(NAME, [server], timeout_s=30) == RECORDS
 
 
 def test_the_next_server_is_asked_when_one_fails(name_server):
     broken = name_server(lambda query: answer_to(query, flags=0x8182))
     good = name_server(answer_to)
-    assert lookup_srv(NAME, [broken, good], timeout_s=5) == RECORDS
+    assert lookup_srv(NAME, [broken, good], timeout_s=30) == RECORDS
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_a_bad_answer_is_named(name_server, answer, said, monkeypatch):
     monkeypatch.setattr("secrets.randbelow", lambda _: 0x1234)
     server = name_server(answer)
     with pytest.raises(MembershipError, match=said) as refused:
-        lookup_srv(NAME, [server], timeout_s=5)
+        lookup_srv(NAME, [server], timeout_s=30)
     assert f"SRV records of {NAME}: 127.0.0.1: " in str(refused.value)
 
 

@@ -39,7 +39,7 @@ def warnings(caplog):
     return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
-def eventually(what, within_s=10.0):
+def eventually(what, within_s=60.0):
     end_s = time.monotonic() + within_s
     while not what():
         assert time.monotonic() < end_s
@@ -187,7 +187,7 @@ def test_a_slot_that_moves_is_found_where_it_went(serve, opened):
 
 def test_a_node_that_dies_takes_its_segments_only(serve, opened):
     servers = serve(nodes=3, flags=["--cluster-require-full-coverage", "no"])
-    tier = opened(servers, deadline_s=1.0)
+    tier = opened(servers, deadline_s=10.0, ask_s=10.0)
     chains = [Chained(4_000) for _ in range(30)]
     for blocks in chains:
         assert blocks.save(tier, range(3)) == [Outcome.OK] * 3
@@ -269,7 +269,7 @@ def test_what_swallows_everything_costs_little_after_two_deadlines():
         outcomes = [blocks.load(tier, [0])[0] for _ in range(40)]
         assert outcomes[:2] == [Outcome.LATE] * 2
         assert outcomes.count(Outcome.GONE) >= 30
-        assert time.monotonic() - begun_s < 3.0
+        assert time.monotonic() - begun_s < 20 * 0.2, "a half of what all would have waited"
         tier.close()
 
 

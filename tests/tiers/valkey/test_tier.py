@@ -5,7 +5,7 @@ import pytest
 from holdfast.testing.shared_tier_contract import SharedTierContract
 from holdfast.tiers.valkey.tier import ValkeyOptions, ValkeyTier
 
-DEADLINE_S = 0.5
+DEADLINE_S = 1.5
 
 
 def options(servers, **more):
