@@ -2,7 +2,9 @@
 
 import threading
 
+from holdfast.blocks.envelope import read_header
 from holdfast.testing.memory import MemoryTier
+from holdfast.tiers.base import Survivor
 
 MIB = 1 << 20
 
@@ -45,6 +47,27 @@ def test_the_newest_copy_of_a_block_wins(rig) -> None:
     assert other.store.states.index.places[1][0] == place + 7
     assert list(records) == [place + 7]
     assert other.read(chain) == 1
+
+
+def test_what_was_written_since_does_not_go_for_its_own_sake(rig) -> None:
+    """A tier need not know which of its records are older than the process."""
+
+    class Forgetful(StuckTier):
+        def survivors(self):
+            self.go.wait(60)
+            return (Survivor(read_header(r)[0], p) for p, r in list(self._records.items()))
+
+    one = rig(MIB, tier := Forgetful(64 * MIB))
+    chain = one.chain(1, 5)
+    one.save(chain)
+    one.settle()
+    tier.go.set()
+    assert one.store.recovery.wait(60)
+    assert (tier.usage().records, one.store.status()["recovered_blocks"]) == (5, 0)
+    with one.store.states.lock:
+        for row in list(one.store.states.index.rows()):
+            one.store.states.vacate(row, 0)
+    assert one.read(chain) == 5
 
 
 def test_a_tier_that_cannot_be_scanned_is_logged_and_left(rig, caplog) -> None:

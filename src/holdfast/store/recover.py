@@ -76,6 +76,8 @@ class Recovery:
                     header.fingerprint, header.domain, header.payload_bytes, header.tokens
                 )
                 row = states.index.add(world, header.key, header.parent, header.depth)
+                if states.index.places[number][row] == place:
+                    continue  # it was written since: what is known of it is no older
                 states.vacate(row, number)
                 row = states.index.add(world, header.key, header.parent, header.depth)
                 states.publish_below(row, number, place)

@@ -22,6 +22,7 @@ class MemoryTier:
         self.name = name
         self._capacity_bytes = capacity_bytes
         self._records = {} if records is None else records
+        self._handed_over = list(self._records)
         self._sizes = {place: len(record) for place, record in self._records.items()}
         self._next = max(self._sizes, default=-1) + 1
         self._lock = threading.Lock()
@@ -66,11 +67,11 @@ class MemoryTier:
                 self._records.pop(place, None)
 
     def survivors(self) -> Iterator[Survivor]:
-        """Yield the records handed over at construction."""
-        for place, record in list(self._records.items()):
+        """Yield the records handed over at construction, as far as they are still here."""
+        for place in self._handed_over:
             try:
-                yield Survivor(read_header(record)[0], place)
-            except FormatError:
+                yield Survivor(read_header(self._records[place])[0], place)
+            except (FormatError, KeyError):
                 continue
 
     def usage(self) -> Usage:
