@@ -162,6 +162,44 @@ def test_shutdown_waits_for_everything_or_drops_what_has_not_begun():
     assert gate.is_set(), "before what is under way was waited for"
 
 
+@pytest.fixture
+def threads_to_have(monkeypatch):
+    """Call with how many more threads the system has for this process."""
+    start, left = threading.Thread.start, [0]
+
+    def begin(thread):
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    def limit(count):
+        left[0] = count
+        monkeypatch.setattr(threading.Thread, "start", begin)
+
+    return limit
+
+
+def test_where_no_more_threads_can_be_had_those_that_are_there_do_it_all(threads_to_have):
+    pool = FairPool(4, 0, "test")
+    threads_to_have(1)
+    futures = [pool.submit(Turn(FLOOD), lambda i=i: i) for i in range(20)]
+    assert [future.result(30) for future in futures] == list(range(20))
+    pool.shutdown()
+
+
+def test_work_that_nobody_takes_on_is_never_begun(threads_to_have):
+    """Whoever was told that it is not done has given its memory to others."""
+    pool, done = FairPool(2, 0, "test"), []
+    threads_to_have(0)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        pool.submit(Turn(FLOOD), lambda: done.append("refused"))
+    threads_to_have(1)
+    pool.submit(Turn(FLOOD), lambda: done.append("taken")).result(30)
+    pool.shutdown()
+    assert done == ["taken"]
+
+
 def test_many_domains_from_many_threads_all_get_done():
     pool, total = FairPool(3, 1, "test"), []
 

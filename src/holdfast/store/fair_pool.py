@@ -49,7 +49,11 @@ class FairPool:
         self._closed = False
 
     def submit(self, turn: Turn, work: Callable[[], T]) -> Future[T]:
-        """Have work done when its turn comes. Raises RuntimeError after `shutdown`."""
+        """Have work done when its turn comes.
+
+        Raises RuntimeError after `shutdown`, and where there is no thread and none can be had; then
+        the work is never begun.
+        """
         future: Future[T] = Future()
         with self._changed:
             if self._closed:
@@ -57,7 +61,12 @@ class FairPool:
             task = _Task(turn, future, work)  # type: ignore[arg-type]
             self._turns.put(turn, task, self._now())
             if len(self._turns) > self._idle and len(self._threads) < self._threads_max:
-                self._begin_thread()
+                try:
+                    self._begin_thread()
+                except RuntimeError:
+                    if not self._threads:
+                        self._turns.withdraw(turn, task)
+                        raise
             self._changed.notify()
         return future
 
@@ -83,8 +92,9 @@ class FairPool:
 
     def _begin_thread(self) -> None:
         name = f"{self._name}_{len(self._threads)}"
-        self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
-        self._threads[-1].start()
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def _run(self) -> None:
         while (task := self._next()) is not None:
