@@ -136,6 +136,19 @@ def test_what_was_written_elsewhere_and_left_memory_is_hearsay_too(rig, monkeypa
     assert one.read(one.chain(0, 10)) == 10
 
 
+def test_a_tier_that_fails_as_none_should_costs_nothing_that_is_here(rig, caplog) -> None:
+    class Broken(SharedMemoryTier):
+        def held(self, *_):
+            raise ZeroDivisionError
+
+    one = rig(MIB, Broken({}, "pool"))
+    chain = one.chain(1, 5)
+    one.save(chain, 0, 3)
+    assert one.store.look(one.world, chain.keys).blocks == 3
+    assert "asking failed tier=pool" in caplog.text
+    assert one.save(chain) == 2
+
+
 def test_a_store_that_shares_nothing_asks_nobody(rig) -> None:
     one = rig(MIB)
     chain = one.chain(1, 3)

@@ -6,6 +6,7 @@ Then the fetch finds a miss, the hint goes, and the block is computed.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,6 +23,8 @@ from holdfast.tiers.base import Shared, Tier, is_away, segment_place
 
 LOOK_S = 1.0
 """How long all questions about one chain may take, other people's answers included."""
+
+_log = logging.getLogger("holdfast.store")
 
 
 class Prompt(NamedTuple):
@@ -108,12 +111,20 @@ def _ask(states: States, world: World, number: int, wanted: _Wanted) -> None:
         other.wait(within_s)
         return
     try:
-        if isinstance(tier, Shared):
-            found = tier.held(world, keys, start, within_s)
+        found = _held(tier, world, wanted)
         _note(states, world, number, keys[: start + found], start)
     finally:
         with states.lock:
             states.asking.end(name, found, states.clock.now())
+
+
+def _held(tier: Tier, world: World, wanted: _Wanted) -> int:
+    """Ask; a tier may be anybody's, and what goes wrong there costs nobody what is held here."""
+    try:
+        return tier.held(world, *wanted) if isinstance(tier, Shared) else 0
+    except Exception:  # noqa: BLE001
+        _log.exception("asking failed tier=%s", tier.name)
+        return 0
 
 
 def judge(store: Core, world: World, keys: Sequence[bytes], prompt: Prompt) -> Judged:
