@@ -3,6 +3,8 @@
 import threading
 import time
 
+import pytest
+
 from holdfast.blocks.key import Chain
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
@@ -11,6 +13,7 @@ from holdfast.testing.payloads import record_of, world_of
 from holdfast.tiers.base import Get, Put, Shared, segment_place
 from holdfast.tiers.pool.breaker import BreakerOptions
 from holdfast.tiers.pool.health import HealthOptions
+from holdfast.wire.target import Got
 
 WORLD = world_of(8_000)
 RESTLESS = HealthOptions(breaker=BreakerOptions(failures=2, pause_s=0.1, pause_max_s=0.2))
@@ -203,6 +206,35 @@ def test_a_question_does_not_wait_for_reads_that_take_all_threads(fleet) -> None
     gate.set()
     reading.join(30)
     assert not reading.is_alive()
+
+
+def test_a_part_that_fails_as_none_should_waits_for_the_others(fleet) -> None:
+    one = fleet(2)
+    chain = one.chain(1, 8 * SEGMENT_BLOCKS)
+    heads = chain.keys[::SEGMENT_BLOCKS]
+    places = [segment_place(chain.segment(depth)) for depth in range(0, len(chain), SEGMENT_BLOCKS)]
+    owners = [one.pool.lookup.route(key[:8]).write[0].id for key in heads]
+    assert set(owners) == {"t0", "t1"}, "or nobody would be waited for"
+    under_way = []
+
+    def slowly(*_):
+        under_way.append(True)
+        time.sleep(0.3)
+        under_way.pop()
+        return Got(0, Outcome.MISS)
+
+    def fail(*_):
+        raise ZeroDivisionError
+
+    one.targets[owners[0]].get, one.targets[({"t0", "t1"} - {owners[0]}).pop()].get = fail, slowly
+    gets = [
+        Get(place, key, aligned_buffer(WORLD.record_bytes), WORLD)
+        for place, key in zip(places, heads, strict=True)
+    ]
+    with pytest.raises(ZeroDivisionError):
+        one.pool.read(gets)
+    assert not under_way
+    assert all(report.in_flight_bytes == 0 for report in one.pool.health.reports())
 
 
 def test_many_threads_at_once(fleet) -> None:

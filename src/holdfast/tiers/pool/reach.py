@@ -114,8 +114,9 @@ class Reach:
             failed = not {Outcome.GONE, Outcome.LATE}.isdisjoint(_outcomes(answer))
         except HoldfastError as error:
             _log.warning("pool member %s at %s: %s", call.member.id, call.member.address, error)
-        self.failures += failed
-        self._health.end(call.begun, Ending.BADLY if failed else Ending.WELL)
+        finally:  # or it would count as under way, and be held against the member, for ever
+            self.failures += failed
+            self._health.end(call.begun, Ending.BADLY if failed else Ending.WELL)
         return answer
 
 

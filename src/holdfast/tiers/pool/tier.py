@@ -220,8 +220,11 @@ class PoolTier:
             return
         begun = [(part, self._threads.submit(act, part)) for part in parts]
         for part, done in begun:
-            if not wait([done], part.left_s).done and done.cancel():
-                continue  # every thread is busy, with calls that may take longer than this may
+            if not wait([done], part.left_s).done:
+                done.cancel()  # every thread is busy, with calls that may take longer than this may
+        acted = [done for _, done in begun if not done.cancelled()]
+        wait(acted)  # whatever became of one: no other uses the caller's memory from here on
+        for done in acted:
             done.result()
 
     def _write(self, part: Part, batch: Sequence[Put], outcomes: list[Outcome]) -> None:
