@@ -119,10 +119,10 @@ def _ask(states: States, world: World, number: int, wanted: _Wanted) -> None:
 
 
 def _held(tier: Tier, world: World, wanted: _Wanted) -> int:
-    """Ask; a tier may be anybody's, and what goes wrong there costs nobody what is held here."""
+    """Ask; what goes wrong there costs nobody what is held here."""
     try:
         return tier.held(world, *wanted) if isinstance(tier, Shared) else 0
-    except Exception:  # noqa: BLE001
+    except Exception:  # noqa: BLE001  # a tier may be anybody's
         _log.exception("asking failed tier=%s", tier.name)
         return 0
 
