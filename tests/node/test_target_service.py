@@ -60,3 +60,17 @@ def test_one_domain_can_not_fill_the_line_of_what_is_to_be_staged(service, monke
         assert service.stage(WORLD._replace(domain=b"o" * 16), [b"k" * 16]) == 1
     finally:
         gate.set()
+
+
+def test_what_nobody_can_stage_does_not_count_as_waiting(service, monkeypatch):
+    monkeypatch.setattr(service.store, "cover", lambda *_: Covered(1, {}))
+    with monkeypatch.context() as scarce:
+
+        def refuse(_):
+            raise RuntimeError("can't start new thread")
+
+        scarce.setattr(threading.Thread, "start", refuse)
+        assert [service.stage(WORLD, [b"k" * 16]) for _ in range(STAGED_MAX + 1)][-1] == 0
+    monkeypatch.setattr(service.store, "lend", lambda *_: Lent(True))
+    monkeypatch.setattr(service.store, "release", lambda *_: True)
+    assert service.stage(WORLD, [b"k" * 16]) == 1

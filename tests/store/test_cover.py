@@ -106,7 +106,7 @@ def test_a_damaged_record_is_condemned_by_its_first_reader_and_written_anew(rig)
 
 
 def test_only_so_much_hearsay_is_kept(rig, monkeypatch) -> None:
-    monkeypatch.setattr(hearsay, "HINTS_MAX", 5)
+    monkeypatch.setattr(hearsay, "HEARSAY_MAX", 5)
     by_key = {}
     one, other = (
         rig(MIB, SharedMemoryTier(by_key, "pool")),
@@ -116,12 +116,12 @@ def test_only_so_much_hearsay_is_kept(rig, monkeypatch) -> None:
     one.save(chain)
     one.settle()
     other.store.look(other.world, chain.keys)
-    assert len(other.store.states.hints) == 5
+    assert len(other.store.states.hearsay) == 5
     assert other.store.cover(other.world, chain.keys).blocks == 5
 
 
 def test_what_was_written_elsewhere_and_left_memory_is_hearsay_too(rig, monkeypatch) -> None:
-    monkeypatch.setattr(hearsay, "HINTS_MAX", 20)
+    monkeypatch.setattr(hearsay, "HEARSAY_MAX", 20)
     by_key = {}
     one = rig(MIB, SharedMemoryTier(by_key, "pool"))
     for seed in range(40):

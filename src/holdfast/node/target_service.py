@@ -155,14 +155,18 @@ class Service:
         return [self._discard] * whole + ([self._discard[:rest]] if rest else [])
 
     def stage(self, world: World, keys: Sequence[bytes]) -> int:
-        """Bring the leading run to memory, soon; return its length, 0 where too much waits."""
+        """Bring the leading run to memory, soon; return its length, 0 where it is not to be."""
         blocks, domain = self.store.cover(world, keys).blocks, world.domain
         with self._lock:
             if not blocks or self._staged[domain] >= STAGED_MAX:
                 return 0
             self._staged[domain] += 1
         turn = Turn(domain, blocks * world.record_bytes, self.store.share(domain), Errand.AHEAD)
-        self._stagers.submit(turn, partial(self._climb, world, keys[:blocks]))
+        try:
+            self._stagers.submit(turn, partial(self._climb, world, keys[:blocks]))
+        except RuntimeError:  # no thread to do it, or none any more: a hint may be dropped
+            self._is_staged(domain)
+            return 0
         return blocks
 
     def status(self) -> dict[str, int]:
@@ -177,7 +181,10 @@ class Service:
         try:
             self.store.release(self.store.lend(world, keys, _STAGE_S, Errand.AHEAD).lease)
         finally:
-            with self._lock:
-                self._staged[world.domain] -= 1
-                if not self._staged[world.domain]:
-                    del self._staged[world.domain]
+            self._is_staged(world.domain)
+
+    def _is_staged(self, domain: bytes) -> None:
+        with self._lock:
+            self._staged[domain] -= 1
+            if not self._staged[domain]:
+                del self._staged[domain]

@@ -1,7 +1,7 @@
 """Coverage: what of a chain is held here, and what the shared tiers say they hold.
 
-What a shared tier answers is remembered in the index as a hint: a place that may turn out empty.
-Then the fetch finds a miss, the hint goes, and the block is computed.
+What a shared tier answers is remembered in the index as hearsay: a place that may turn out empty.
+Then the fetch finds a miss, the hearsay goes, and the block is computed.
 """
 
 from __future__ import annotations
@@ -186,10 +186,10 @@ def sources(states: States, coverage: Coverage, blocks: int) -> dict[str, int]:
 
 def _note(states: States, world: World, number: int, keys: Sequence[bytes], start: int) -> None:
     with states.lock:
-        for depth in reversed(range(start, len(keys))):  # the oldest hints go first: the tail
+        for depth in reversed(range(start, len(keys))):  # the oldest goes first: the tail
             head = keys[depth - depth % states.segment_blocks]
             parent = keys[depth - 1] if depth else world.fingerprint
             row = states.index.add(world, keys[depth], parent, depth)
             states.publish_below(row, number, segment_place(head[:SEGMENT_BYTES]))
-            states.hints[keys[depth]] = number
+            states.hearsay[keys[depth]] = number
     forget_oldest(states)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from holdfast.store.states import States
 from holdfast.tiers.base import NOWHERE
 
-HINTS_MAX = 1 << 18
+HEARSAY_MAX = 1 << 18
 """Blocks known only by hearsay; the oldest are forgotten beyond."""
 
 _ROWS_AT_ONCE = 4_096
@@ -17,15 +17,15 @@ _ROWS_AT_ONCE = 4_096
 
 def forget_oldest(states: States) -> None:
     """Forget what is too much; the lock is held for moments only."""
-    while len(states.hints) > HINTS_MAX:
+    while len(states.hearsay) > HEARSAY_MAX:
         with states.lock:
-            for _ in range(min(_ROWS_AT_ONCE, len(states.hints) - HINTS_MAX)):
-                key, _ = states.hints.popitem(last=False)
+            for _ in range(min(_ROWS_AT_ONCE, len(states.hearsay) - HEARSAY_MAX)):
+                key, _ = states.hearsay.popitem(last=False)
                 _forget(states, states.index.find(key))
 
 
 def _forget(states: States, row: int) -> None:
-    """Drop a hint, unless the block has come to lie here meanwhile or is being read."""
+    """Drop hearsay, unless the block has come to lie here meanwhile or is being read."""
     if row < 0 or states.index.leases[row] or row in states.loading:
         return
     known = [tier for tier, column in enumerate(states.index.places) if column[row] != NOWHERE]

@@ -94,7 +94,7 @@ class States:
         self.leaving: dict[int, list[Place]] = {}
         self.waiting: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in lower]
         self.rules = Rules(self.index, clock, len(lower))
-        self.hints: OrderedDict[bytes, int] = OrderedDict()
+        self.hearsay: OrderedDict[bytes, int] = OrderedDict()
         self.asking = Asking()
         self.unwanted: set[int] = set()
         self.put_off: list[set[bytes]] = [set() for _ in lower]
@@ -393,5 +393,5 @@ class States:
             self.rules.forget(row)
             self.eviction.forget(row)
         elif tier in self.shared:  # nobody says when it goes from there
-            self.hints[key] = tier
-            self.hints.move_to_end(key)
+            self.hearsay[key] = tier
+            self.hearsay.move_to_end(key)
