@@ -30,6 +30,7 @@ NOTE_TO_ONESELF = re.compile(r"\b(TO(?:)DO|FIX(?:)ME|HA(?:)CK|X(?:)XX)\b")
 EMPTY_NAME = re.compile(
     r"(^|_)(utils?|common|misc|support|help\w*|managers?)(_|$)|^(base|new)_|_v\d+$"
 )
+NAMED_FILE = re.compile(r"`((?:src|tests|tools|examples|docs|deploy|traces)/[\w./-]*\w)`")
 UNSAFE_MODULES = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "torch.load"}
 ENGINES = {"sglang", "tensorrt_llm", "torch", "transformers", "vllm"}
@@ -264,3 +265,10 @@ def test_architecture_page_lists_every_module():
     script = [sys.executable, str(ROOT / "tools" / "architecture.py"), "--check"]
     checked = subprocess.run(script, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
+
+
+def test_pages_name_files_that_are_there():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    named = {(page.name, file) for page in pages for file in NAMED_FILE.findall(page.read_text())}
+    assert len(named) > 10
+    assert sorted(each for each in named if not (ROOT / each[1]).exists()) == []
