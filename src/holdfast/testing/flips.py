@@ -41,6 +41,8 @@ HOST_BYTES = 8 * MIB
 SECRET = {"default": b"s" * 32}
 
 _PATIENCE = 4
+_GARBLED_S = 0.25
+"""Until a call is over whose answer says, by a damaged length, that more is to come."""
 
 
 class Place(Protocol):
@@ -239,7 +241,9 @@ def _strike_the_wire(order: Order) -> Tally:
     with contextlib.ExitStack() as undo:
         line = NoisyLine()
         undo.callback(line.close)
-        both = undo.enter_context(near_and_far(order.target, PAYLOAD_BYTES, line.to))
+        both = undo.enter_context(
+            near_and_far(order.target, PAYLOAD_BYTES, line.to, deadline_s=_GARBLED_S)
+        )
         place = AtTarget(both.near, both.far)
         for number, dice in enumerate(order.rounds(tally)):
             chain = chain_of(f"wire/{number % CHAINS}", CHAIN_BLOCKS)

@@ -19,7 +19,9 @@ from holdfast.tiers.pool.tier import PoolOptions, PoolTier
 from holdfast.wire.target import Target
 
 HOST_BYTES = 8 * MIB
-DEADLINE_S = 0.25
+DEADLINE_S = 20.0
+"""So long a busy machine may take, before what it does counts as what a target did."""
+
 SECRET = {"default": b"s" * 32}
 FAR_SECRET = {"default": b"f" * 32}
 
@@ -62,6 +64,7 @@ def near_and_far(
     payload_bytes: int,
     between: Callable[[str], str] = lambda address: address,
     ring: KeyRing | None = None,
+    deadline_s: float = DEADLINE_S,
 ) -> Iterator[NearAndFar]:
     """Open both; `between` may put something in front of the target's address.
 
@@ -74,7 +77,7 @@ def near_and_far(
         far.start()
         address = between(undo.enter_context(target(far)))
         options = PoolOptions(
-            deadline_s=DEADLINE_S,
+            deadline_s=deadline_s,
             health=_NEVER_JUDGED,
             membership=MembershipOptions(ramp_s=0.0),
         )
