@@ -15,7 +15,7 @@ from holdfast.rig.process import Process, wait_until
 from holdfast.wire.address import TCP
 
 HOST = "127.0.0.1"
-READY_S = 30.0
+READY_S = 60.0
 SEGMENT_BYTES = 1 << 30
 
 _QUIET = {"GLOG_minloglevel": "1"}

@@ -26,7 +26,7 @@ LOOPBACK = "127.0.0.1"
 
 _SUBNET, _BITS = "10.77.0", 24
 _PROGRAMS = ("ip", "nsenter", "unshare")
-_HOLD_READY_S = 10.0
+_HOLD_READY_S = 30.0
 _ALONE = "infinity"
 
 

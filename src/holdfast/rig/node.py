@@ -18,9 +18,9 @@ from holdfast.wire.messages import PROTOCOL, Drop, Hello, List, Members, Plans, 
 
 HOST_BYTES = 2 * GIB
 DISK_BYTES = 4 * GIB
-READY_S = 30.0
+READY_S = 60.0
 DURABLE_S = 60.0
-ANSWER_S = 5.0
+ANSWER_S = 20.0
 
 
 class Node:

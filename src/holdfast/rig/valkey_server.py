@@ -17,8 +17,8 @@ from holdfast.wire.resp import Login, Reply, command, dial
 from holdfast.wire.stream import Deadline
 
 HOST = "127.0.0.1"
-READY_S = 30.0
-ASK_S = 2.0
+READY_S = 60.0
+ASK_S = 20.0
 SLOTS = 16_384
 NODE_TIMEOUT_MS = 1_000
 """How long a cluster's node may be silent before the others mind."""
