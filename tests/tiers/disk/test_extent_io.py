@@ -17,7 +17,8 @@ from holdfast.buffers import aligned_buffer
 from holdfast.errors import BusyError, ConfigError
 from holdfast.limits import KIB, MIB
 from holdfast.tiers.disk import extent_io
-from holdfast.tiers.disk.extent_io import FileExtents, Span, call_bytes_for, pieces, spread, workers
+from holdfast.tiers.disk.extent_io import FileExtents, Span, call_bytes_for, pieces, spread
+from holdfast.tiers.workers import workers
 
 
 @pytest.fixture
@@ -179,21 +180,6 @@ def test_no_thread_is_made_once_buffers_are_in_flight(monkeypatch):
         assert spread(pool, 4, spans, lambda offset, _: seen.append(offset)) == {}
     pool.shutdown()
     assert len(seen) == 20 * len(pieces(spans, call_bytes_for(16 * MIB, 4)))
-
-
-def test_threads_that_can_not_be_had_are_said_before_anything_begins(monkeypatch):
-    started, real = [], threading.Thread.start
-
-    def third_fails(thread):
-        if len(started) == 2:
-            raise RuntimeError("can't start new thread")
-        started.append(thread)
-        real(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", third_fails)
-    with pytest.raises(ConfigError, match="4 threads are more than this process may start"):
-        workers(4, "disk-read")
-    assert not any(thread.is_alive() for thread in started)
 
 
 def test_one_bad_sector_fails_one_record():

@@ -208,6 +208,20 @@ def test_a_question_does_not_wait_for_reads_that_take_all_threads(fleet) -> None
     assert not reading.is_alive()
 
 
+def test_a_system_without_threads_to_spare_reads_and_writes_all_the_same(fleet, monkeypatch):
+    """A pool of threads that would make one now leaves the work in its queue, for later."""
+    one = fleet()
+
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    chain = one.chain(1, 2 * SEGMENT_BLOCKS + 5)
+    assert set(one.write(chain)) == {Outcome.OK}
+    assert one.pool.held(WORLD, chain.keys, 0) == len(chain)
+    assert set(one.read(chain)) == {Outcome.OK}
+
+
 def test_a_part_that_fails_as_none_should_waits_for_the_others(fleet) -> None:
     one = fleet(2)
     chain = one.chain(1, 8 * SEGMENT_BLOCKS)

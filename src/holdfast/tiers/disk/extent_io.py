@@ -7,7 +7,6 @@ import errno
 import fcntl
 import logging
 import os
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -145,28 +144,6 @@ def pieces(spans: Sequence[Span], call_bytes: int) -> list[Piece]:
             room -= size
             end = part.offset + size
     return joined
-
-
-def workers(threads: int, name: str) -> ThreadPoolExecutor:
-    """Return a pool all of whose threads are running.
-
-    A pool that has to make one when work comes, and can not, raises with that work in its queue:
-    it would be done later, into buffers that are somebody else's by then. Raises ConfigError.
-    """
-    pool = ThreadPoolExecutor(threads, name)
-    met = threading.Barrier(threads + 1)
-    try:
-        for _ in range(threads):
-            pool.submit(met.wait)
-        met.wait()
-    except RuntimeError as error:
-        met.abort()
-        pool.shutdown()
-        raise ConfigError(
-            f"{name}: {threads} threads are more than this process may start ({error}); raise its "
-            "limit of processes"
-        ) from error
-    return pool
 
 
 def spread(

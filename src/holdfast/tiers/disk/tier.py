@@ -22,7 +22,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ConfigError, FormatError, Outcome
 from holdfast.failpoints import reach
 from holdfast.tiers.base import NOWHERE, Get, Place, Put, Reserved, Survivor, Usage
-from holdfast.tiers.disk.extent_io import Extents, Span, spread, workers
+from holdfast.tiers.disk.extent_io import Extents, Span, spread
 from holdfast.tiers.disk.file import DiskConfig, check_superblock, open_file
 from holdfast.tiers.disk.recovery import Found, Recovered, look, recover_regions
 from holdfast.tiers.disk.region import (
@@ -38,6 +38,7 @@ from holdfast.tiers.disk.region import (
 )
 from holdfast.tiers.disk.region_log import Claim, RegionLog
 from holdfast.tiers.gate import Gate
+from holdfast.tiers.workers import workers
 
 FAILURES_MAX = 8
 FAILURES_WITHIN_S = 600.0

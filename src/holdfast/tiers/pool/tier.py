@@ -38,6 +38,7 @@ from holdfast.tiers.pool.moves import Losses, Strays
 from holdfast.tiers.pool.part import Part, names_of, parts_of, place_of, segment_of
 from holdfast.tiers.pool.reach import Far, Reach
 from holdfast.tiers.pool.trial import Trials
+from holdfast.tiers.workers import workers
 
 HOT_COPIES = 2
 """Copies of a segment that many ask for."""
@@ -92,7 +93,7 @@ class PoolTier:
         self.hedging = HedgeBudget()
         self._source = source
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(self.options.threads, f"holdfast-{name}")
+        self._threads = workers(self.options.threads, f"holdfast-{name}")
         self._racers = ThreadPoolExecutor(RACERS, f"holdfast-{name}-race")
         self._usage = [0, 0]
         self._closed = False

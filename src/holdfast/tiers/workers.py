@@ -1,0 +1,33 @@
+"""Threads that all run before any work comes, so that none is left behind in a queue.
+
+Work of tiers goes straight into buffers that are somebody else's once the call is over.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from holdfast.errors import ConfigError
+
+
+def workers(threads: int, name: str) -> ThreadPoolExecutor:
+    """Return a pool all of whose threads are running.
+
+    A pool that has to make one when work comes, and can not, raises with that work in its queue:
+    it would be done later, into buffers that are somebody else's by then. Raises ConfigError.
+    """
+    pool = ThreadPoolExecutor(threads, name)
+    met = threading.Barrier(threads + 1)
+    try:
+        for _ in range(threads):
+            pool.submit(met.wait)
+        met.wait()
+    except RuntimeError as error:
+        met.abort()
+        pool.shutdown()
+        raise ConfigError(
+            f"{name}: {threads} threads are more than this process may start ({error}); raise its "
+            "limit of processes"
+        ) from error
+    return pool
