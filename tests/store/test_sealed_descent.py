@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.blocks.envelope import read_header
+from holdfast.codec.seal import DataKey
 from holdfast.store import descent
 from holdfast.store.descent import Abreast, _Load
 from holdfast.store.keyring import KeyRing
-from holdfast.testing.memory import MemoryTier
-from holdfast.tiers.base import Place, Put
+from holdfast.testing.memory import MemoryTier, SharedMemoryTier
+from holdfast.tiers.base import Asked, Place, Put, Shared
 
 MIB = 1 << 20
 AT_ONCE = 4
@@ -41,6 +43,21 @@ class FailsOnceTier(MemoryTier):
         return super().write(batch)
 
 
+class AskedTier(SharedMemoryTier):
+    """A shared tier that is asked what it has; what is written to it is counted."""
+
+    def __init__(self, records):
+        super().__init__(records)
+        self.writes = 0
+
+    def known(self, batch):
+        return [read_header(put.record)[0].key in self.records for put in batch]
+
+    def write(self, batch):
+        self.writes += len(batch)
+        return super().write(batch)
+
+
 @pytest.fixture
 def sealed(rig, monkeypatch):
     """Make a store whose blocks go down sealed, each a group of its own."""
@@ -48,7 +65,7 @@ def sealed(rig, monkeypatch):
 
     def make(tier):
         one = rig(2 * MIB, tier)
-        ring = KeyRing(None)
+        ring = KeyRing(None, derives=isinstance(tier, Shared))
         ring.enrol("default", one.store.domain("default")[0])
         one.store.seal_with(ring)
         one.store.write_behind = False
@@ -116,3 +133,47 @@ def test_a_group_that_can_not_be_written_costs_its_batch_and_no_more(sealed):
     assert one.tier.usage().records == BLOCKS
     leave_memory(one)
     assert one.read(second) == BLOCKS
+
+
+def test_what_a_shared_tier_has_is_neither_sealed_nor_written(sealed, monkeypatch):
+    records, sealings = {}, []
+    seal = DataKey.seal
+    monkeypatch.setattr(DataKey, "seal", lambda *a: sealings.append(a) or seal(*a))
+    first = sealed(AskedTier(records))
+    assert isinstance(first.tier, Asked)
+    chain = first.chain(1, BLOCKS)
+    save(first, chain)
+    assert (len(sealings), first.tier.writes) == (BLOCKS, BLOCKS)
+    for key in chain.keys[:2]:
+        del records[key]
+    second = sealed(AskedTier(records))
+    save(second, chain)
+    assert (len(sealings), second.tier.writes) == (BLOCKS + 2, 2)
+    rows = map(second.store.states.index.find, chain.keys)
+    assert all(second.store.states.saved_below(row) for row in rows)
+    leave_memory(second)
+    assert second.read(chain) == BLOCKS
+
+
+def test_of_a_batch_that_is_there_as_a_whole_nothing_is_written(sealed):
+    records = {}
+    for writes in (BLOCKS, 0):
+        one = sealed(AskedTier(records))
+        save(one, one.chain(1, BLOCKS))
+        assert one.tier.writes == writes
+
+
+def test_what_was_dropped_while_a_tier_was_asked_stays_dropped(sealed):
+    records = {}
+    save(one := sealed(AskedTier(records)), chain := one.chain(1, BLOCKS))
+    two = sealed(AskedTier(records))
+    key, known = chain.keys[3], two.tier.known
+
+    def dropping(batch):
+        with two.store.states.lock:
+            two.store.states.vacate(two.store.states.index.find(key), 0)
+        return known(batch)
+
+    two.tier.known = dropping
+    save(two, chain)
+    assert two.store.states.index.find(key) < 0

@@ -169,6 +169,11 @@ class Optimist(SharedMemoryTier):
         return sum(key in self.records for key in keys[start:]) * self._is_there()
 
 
+class Boastful(SharedMemoryTier):
+    def known(self, batch):
+        return [True] * len(batch)
+
+
 class Misdirected(SharedMemoryTier):
     def read(self, batch):
         keys = [get.key for get in batch]
@@ -214,6 +219,7 @@ def test_the_contract_notices(broken, test):
 @pytest.mark.parametrize(
     ("broken", "test"),
     [
+        (Boastful, "test_what_is_known_is_there"),
         (Deaf, "test_a_dead_far_side_is_an_outcome_in_time"),
         (Fragile, "test_a_dead_far_side_is_an_outcome_in_time"),
     ],

@@ -24,7 +24,7 @@ from holdfast.limits import MIB
 from holdfast.store.rewrite import put_off, put_off_row
 from holdfast.store.room import make_room_below
 from holdfast.store.states import HOST, States
-from holdfast.tiers.base import NOWHERE, Place, Put, Shared, is_away, segment_place
+from holdfast.tiers.base import NOWHERE, Asked, Place, Put, Shared, is_away, segment_place
 from holdfast.tiers.workers import workers
 
 BATCH_BLOCKS = 32
@@ -171,9 +171,18 @@ class Descent:
         return here and load.era == states.era(load.domain)
 
     def _send(self, batch: Sequence[_Load]) -> list[Outcome]:
+        """Write what of a batch is not where it is to go already."""
+        known = [False] * len(batch)
+        if batch and isinstance(self._tier, Asked):
+            known = self._tier.known([load.put for load in batch])
+        new = [load for load, there in zip(batch, known, strict=True) if not there]
+        written = iter(self._send_new(new) if new else ())
+        return [Outcome.OK if there else next(written) for there in known]
+
+    def _send_new(self, batch: Sequence[_Load]) -> list[Outcome]:
         """Write a batch: as it lies where nothing is sealed, else a few groups at once."""
         if not any(self._states.sealing.seals(load.domain) for load in batch):
-            return self._tier.write([load.put for load in batch]) if batch else []
+            return self._tier.write([load.put for load in batch])
         if self._sealers is None:
             self._sealers = workers(self._abreast.groups, f"{self._thread.name}-sealed")
         batch_bytes = sum(len(load.put.record) for load in batch)

@@ -27,7 +27,7 @@ from holdfast.errors import Outcome
 from holdfast.limits import MIB, PAYLOAD_BYTES_MAX, SEGMENT_BLOCKS
 from holdfast.testing.chained import Chained
 from holdfast.testing.payloads import is_right, key_of, world_of
-from holdfast.tiers.base import Place, Reachable, Reserved, Shared
+from holdfast.tiers.base import Asked, Place, Reachable, Reserved, Shared
 
 SIZES = (4_000, 65_000, 300_000, 2 * MIB)
 """Payload bytes of the records used."""
@@ -236,6 +236,19 @@ class SharedTierContract:
         assert tier.held(blocks.world, keys, SEGMENT_BLOCKS + 2) == 6  # noqa: PLR2004  # the rest
 
     # Threads.
+
+    def test_what_is_known_is_there(self, tier: Shared, far_side: FarSide) -> None:
+        if not isinstance(tier, Asked):
+            pytest.skip("nobody asks it before a write")
+        blocks = Chained(400_000)
+        puts = blocks.puts(range(6))
+        assert not any(tier.known(puts))
+        blocks.save(tier, range(3))
+        assert not any(tier.known(puts)[3:])
+        far_side.kill()
+        begun_s = time.monotonic()
+        assert not any(tier.known(puts))
+        assert time.monotonic() - begun_s <= self.deadline_s + self.slack_s
 
     def test_many_use_it_at_once(self, tier: Shared) -> None:
         blocks = Chained(65_000)

@@ -182,6 +182,19 @@ class Reachable(Shared, Protocol):
 
 
 @runtime_checkable
+class Asked(Shared, Protocol):
+    """A shared tier that is asked what it holds before anything is made ready for it."""
+
+    def known(self, batch: Sequence[Put]) -> list[bool]:
+        """Return which of these blocks are wherever a `write` would put them, by their headers.
+
+        Those need not be sealed nor written. Bounded in time; not answered, or not worth a
+        question, is False.
+        """
+        ...
+
+
+@runtime_checkable
 class Moving(Reachable, Protocol):
     """A shared tier whose far side comes and goes in parts, and that says what to write again."""
 

@@ -128,7 +128,10 @@ class Fleet:
         return chain
 
     def write(self, chain: Chain) -> list[Outcome]:
-        return self.pool.write([Put(place, record) for place, record in self.records(chain)])
+        return self.pool.write(self.puts(chain))
+
+    def puts(self, chain: Chain) -> list[Put]:
+        return [Put(place, record) for place, record in self.records(chain)]
 
     def records(self, chain: Chain):
         for depth, key in enumerate(chain.keys):

@@ -10,7 +10,7 @@ from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
 from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.testing.payloads import record_of, world_of
-from holdfast.tiers.base import Get, Put, Shared, segment_place
+from holdfast.tiers.base import Asked, Get, Put, Shared, segment_place
 from holdfast.tiers.pool.breaker import BreakerOptions
 from holdfast.tiers.pool.health import HealthOptions
 from holdfast.wire.target import Got
@@ -146,18 +146,49 @@ def test_places_of_a_member_that_left_or_is_long_down_are_lost(fleet) -> None:
     assert one.pool.lost() is None
 
 
-def test_what_a_member_has_already_is_not_sent_to_it_again(fleet) -> None:
+def test_what_a_member_has_already_is_known_before_it_is_sent(fleet) -> None:
     one = fleet(3)
+    assert isinstance(one.pool, Asked)
     chain = one.chain(1, 200)
+    puts = one.puts(chain)
+    assert one.pool.known(puts) == [False] * 200
     one.write(chain)
-    before = one.pool.usage().written_bytes
-    assert before == 200 * WORLD.record_bytes
     holder = next(target for target in one.targets.values() if target.records)
     for key in chain.keys[:50]:
         del holder.records[key]
-    assert set(one.write(chain)) == {Outcome.OK}
-    assert one.pool.usage().written_bytes - before == 50 * WORLD.record_bytes
-    assert len(holder.records) == 200
+    assert one.pool.known(puts) == [False] * 50 + [True] * 150
+    assert one.pool.known([]) == []
+
+
+def test_a_few_small_blocks_are_not_worth_a_question(fleet) -> None:
+    one = fleet(3)
+    chain = one.chain(1, 5)
+    one.write(chain)
+    calls = sum(target.calls for target in one.targets.values())
+    assert one.pool.known(one.puts(chain)) == [False] * 5
+    assert sum(target.calls for target in one.targets.values()) == calls
+
+
+def test_of_a_hot_segment_is_known_what_both_owners_have(fleet, monkeypatch) -> None:
+    one = fleet(3)
+    monkeypatch.setattr(one.pool.hot, "is_hot", lambda _: True)
+    chain = one.chain(1, 200)
+    one.write(chain)
+    first, second = (target for target in one.targets.values() if target.records)
+    del first.records[chain.keys[0]]
+    del second.records[chain.keys[7]]
+    there = one.pool.known(one.puts(chain))
+    assert [depth for depth, known in enumerate(there) if not known] == [0, 7]
+
+
+@pytest.mark.parametrize("mood", ["dead", "rude"])
+def test_of_who_does_not_answer_nothing_is_known(fleet, mood) -> None:
+    one = fleet(2)
+    chain = one.chain(1, 200)
+    one.write(chain)
+    for target in one.targets.values():
+        target.mood = mood
+    assert one.pool.known(one.puts(chain)) == [False] * 200
 
 
 def test_a_member_that_refuses_us_is_gone_not_an_error(fleet) -> None:

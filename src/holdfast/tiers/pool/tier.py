@@ -104,6 +104,13 @@ class PoolTier:
         """Nothing is reserved: the far side finds room when records come."""
         return Reserved([Place(0)] * len(sizes), [])
 
+    def known(self, batch: Sequence[Put]) -> list[bool]:
+        """Ask whom each record belongs to: whoever computed the same wrote it before us."""
+        found = [False] * len(batch)
+        parts = parts_of([place_of(put.record) for put in batch], self.options.ask_s)
+        self._each(parts, lambda part: self._find(part, batch, found))
+        return found
+
     def write(self, batch: Sequence[Put]) -> list[Outcome]:
         """Send each record to whom its segment belongs; OK once one copy is stored."""
         outcomes = [Outcome.GONE] * len(batch)
@@ -228,37 +235,31 @@ class PoolTier:
         for done in acted:
             done.result()
 
+    def _find(self, part: Part, batch: Sequence[Put], found: list[bool]) -> None:
+        """Find out what all who are to have a part have of it, where that is worth a question."""
+        records = [batch[index].record for index in part.indices]
+        world, keys = names_of(records)
+        if world is None or sum(map(len, records)) < ASKED_BYTES:
+            return
+        route = self._route(part)
+        answers = [self._exist(one, part, world, keys, route.digest) for one in route.write]
+        for index, *there in zip(part.indices, *answers, strict=True):
+            found[index] = bool(there) and all(there)
+
+    def _route(self, part: Part) -> Route:
+        """Return whom to write a part to."""
+        return self.lookup.route(part.segment, HOT_COPIES if self.hot.is_hot(part.segment) else 1)
+
     def _write(self, part: Part, batch: Sequence[Put], outcomes: list[Outcome]) -> None:
         records = [batch[index].record for index in part.indices]
-        copies = HOT_COPIES if self.hot.is_hot(part.segment) else 1
-        route = self.lookup.route(part.segment, copies)
+        nbytes, route = sum(map(len, records)), self._route(part)
         for member in route.write:
-            if not part.left_s:
-                break
-            held = self._known(member, records, route.digest)
-            new = [record for record, there in zip(records, held, strict=True) if not there]
-            call = self.reach.begin(member, sum(map(len, new)), route.digest) if new else None
-            stored = iter(self.reach.tell(call, _putting(new, part)) or ())
-            for index, there in zip(part.indices, held, strict=True):
-                outcome = Outcome.OK if there else next(stored, Outcome.GONE)
+            call = self.reach.begin(member, nbytes, route.digest) if part.left_s else None
+            stored = self.reach.tell(call, lambda far: far.put(records, part.left_s)) or ()
+            for index, outcome in zip(part.indices, stored, strict=False):
                 if outcomes[index] is not Outcome.OK:
                     outcomes[index] = outcome
-                self._count(1, len(batch[index].record) * (outcome is Outcome.OK and not there))
-
-    def _known(self, member: Member, records: Sequence[memoryview], digest: int) -> bytes:
-        """Ask which of many records a member has: whoever computed the same wrote them before us.
-
-        One byte a record; all 0 where the question is not worth its while.
-        """
-        unknown = bytes(len(records))
-        if sum(map(len, records)) < ASKED_BYTES:
-            return unknown
-        world, keys = names_of(records)
-        if world is None:
-            return unknown
-        call = self.reach.begin(member, 0, digest)
-        held = self.reach.tell(call, lambda far: far.exist(world, keys, self.options.ask_s))
-        return held.held if held else unknown
+                self._count(1, len(batch[index].record) * (outcome is Outcome.OK))
 
     def _read(self, part: Part, batch: Sequence[Get], outcomes: list[Outcome]) -> None:
         """Ask one member after the other for what is still missing of a segment."""
@@ -366,14 +367,22 @@ class PoolTier:
         wanted = [keys[index] for index in part.indices]
         route = self.lookup.route(part.segment)
         for member in route.read:
-            if not part.left_s:
-                return  # another took all of the time: nothing to hold against this one
-            call = self.reach.begin(member, 0, route.digest)
-            held = self.reach.tell(call, lambda far: far.exist(world, wanted, part.left_s))
-            for index, there in zip(part.indices, held.held if held else (), strict=False):
+            held = self._exist(member, part, world, wanted, route.digest)
+            for index, there in zip(part.indices, held, strict=True):
                 found[index] |= there
-            if held and all(held.held):
+            if all(held):
                 return
+
+    def _exist(
+        self, member: Member, part: Part, world: World, keys: Sequence[bytes], digest: int
+    ) -> bytes:
+        """Ask a member which of these it has; one byte a block, 0 where it does not say.
+
+        If another took all of the time, that is nothing to hold against this one: it is not asked.
+        """
+        call = self.reach.begin(member, 0, digest) if part.left_s else None
+        held = self.reach.tell(call, lambda far: far.exist(world, keys, part.left_s))
+        return held.held if held else bytes(len(keys))
 
     def _condemn(self, part: Part, batch: Sequence[Get]) -> None:
         world, keys = batch[part.indices[0]].world, [batch[index].key for index in part.indices]
@@ -387,10 +396,6 @@ class PoolTier:
     def _count(self, which: int, number: int) -> None:
         with self._lock:
             self._usage[which] += number
-
-
-def _putting(records: Sequence[memoryview], part: Part) -> Callable[[Far], list[Outcome]]:
-    return lambda far: far.put(records, part.left_s)
 
 
 def _kept(outcome: Outcome) -> Outcome:
