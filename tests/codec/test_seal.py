@@ -18,9 +18,13 @@ NONCE = bytes(range(100, 112))
 SIGNED_BYTES = range(16, 128 + 300 + 16)  # identity, payload, tag
 
 
+def seal_into(record, into, data_key=DATA_KEY, nonce=NONCE):
+    return data_key.sealer(record, nonce).seal(record, into)
+
+
 def sealed(key=KEY, world=WORLD, data_key=DATA_KEY, nonce=NONCE):
     record = memoryview(bytearray(b"\xee" * record_bytes(world.payload_bytes)))
-    assert data_key.seal(record_of(world, key), record, nonce) is Outcome.OK
+    assert seal_into(record_of(world, key), record, data_key, nonce) is Outcome.OK
     return record
 
 
@@ -34,7 +38,7 @@ def test_golden_bytes():
     into = memoryview(bytearray(record_bytes(8)))
     data_key = DataKey(bytes(range(32)), 1)
     assert data_key.key_id.hex() == "9d9eb2b6"
-    assert data_key.seal(record, into, NONCE) is Outcome.OK
+    assert seal_into(record, into, data_key) is Outcome.OK
     assert bytes(into[:HEADER_BYTES]).hex() == (
         "484645311722f95f000000000000000001000001050000008000000001000000"
         "0101010101010101010101010101010102020202020202020202020202020202"
@@ -134,13 +138,45 @@ def test_another_domains_key_is_a_miss():
     assert DataKey(seal.derive(bytes(32), 1), 1).open(sealed()) is Outcome.MISS
 
 
-def test_damage_is_not_sealed():
+@given(st.sampled_from(SIGNED_BYTES), st.integers(1, 255))
+def test_damage_is_not_sealed(at, change):
     record = record_of(WORLD, KEY)
-    record[200] ^= 1
+    sealer = DATA_KEY.sealer(record, NONCE)
+    record[at] ^= change
     into = memoryview(bytearray(len(record)))
-    assert DATA_KEY.seal(record, into, NONCE) is Outcome.CORRUPT
-    assert DATA_KEY.seal(sealed(), into, NONCE) is Outcome.CORRUPT
+    assert sealer.seal(record, into) is Outcome.CORRUPT
+    stamp(record, 0)
+    late = DATA_KEY.sealer(record, NONCE)
+    assert late is None or late.seal(record, into) is Outcome.CORRUPT
     assert bytes(into) == bytes(len(into))
+
+
+def test_a_damaged_header_has_no_sealer():
+    record = record_of(WORLD, KEY)
+    record[40] ^= 1
+    assert DATA_KEY.sealer(record, NONCE) is None
+
+
+def test_what_is_sealed_already_is_not_sealed_again():
+    into = memoryview(bytearray(record_bytes(300)))
+    assert seal_into(sealed(), into) is Outcome.CORRUPT
+    assert bytes(into) == bytes(len(into))
+
+
+def test_a_sealer_is_good_for_the_record_it_was_made_for_and_no_other():
+    one, other = record_of(WORLD, KEY), record_of(WORLD, key_of(1))
+    into = memoryview(bytearray(len(one)))
+    assert DATA_KEY.sealer(one, NONCE).seal(other, into) is Outcome.CORRUPT
+    assert bytes(into) == bytes(len(into))
+
+
+def test_a_tier_may_stamp_a_record_meanwhile():
+    record = record_of(WORLD, KEY)
+    sealer = DATA_KEY.sealer(record, NONCE)
+    stamp(record, 77)
+    into = memoryview(bytearray(len(record)))
+    assert sealer.seal(record, into) is Outcome.OK
+    assert bytes(into) == bytes(sealed())
 
 
 def test_two_seals_of_one_block_have_nothing_in_common():

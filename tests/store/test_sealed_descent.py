@@ -1,15 +1,17 @@
 """Blocks of a sealed domain on their way down: group by group, a few groups at once."""
 
 import threading
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.blocks.envelope import read_header
-from holdfast.codec.seal import DataKey
+from holdfast.codec.seal import Sealer
+from holdfast.errors import Outcome
 from holdfast.store import descent
-from holdfast.store.descent import Abreast, _Load
+from holdfast.store.descent import Abreast, _Load, _Sealed
 from holdfast.store.keyring import KeyRing
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.tiers.base import Asked, Place, Put, Shared
@@ -61,7 +63,7 @@ class AskedTier(SharedMemoryTier):
 @pytest.fixture
 def sealed(rig, monkeypatch):
     """Make a store whose blocks go down sealed, each a group of its own."""
-    monkeypatch.setattr(descent, "NEAR", Abreast(AT_ONCE, 1, 1))
+    monkeypatch.setattr(descent, "NEAR", Abreast(AT_ONCE, 1, 1, 1))
 
     def make(tier):
         one = rig(2 * MIB, tier)
@@ -93,7 +95,7 @@ def leave_memory(one):
 
 
 def test_a_batch_makes_two_groups_for_each_thread_within_bounds():
-    abreast = Abreast(4, 10, 80)
+    abreast = Abreast(4, 1, 10, 80)
     assert [abreast.group_bytes(nbytes) for nbytes in (1, 80, 400, 640, 9_999)] == [
         10, 10, 50, 80, 80,
     ]  # fmt: skip
@@ -102,13 +104,13 @@ def test_a_batch_makes_two_groups_for_each_thread_within_bounds():
 @given(st.lists(st.integers(1, 40)), st.integers(1, 100))
 def test_every_block_is_in_one_group_and_each_group_ends_with_what_fills_it(sizes, most):
     loads = [
-        _Load(n, 0, Put(Place(0), memoryview(bytes(nbytes))), b"", 0)
+        _Sealed(_Load(n, 0, Put(Place(0), memoryview(bytes(nbytes))), b"", 0), Outcome.OK)
         for n, nbytes in enumerate(sizes)
     ]
     groups = list(descent._groups(loads, most))
-    assert [load for group in groups for load in group] == loads
+    assert [one for group in groups for one in group] == loads
     for group in groups:
-        nbytes = [sizes[load.row] for load in group]
+        nbytes = [sizes[one.load.row] for one in group]
         assert sum(nbytes[:-1]) < most
         assert sum(nbytes) >= most or group is groups[-1]
 
@@ -120,6 +122,23 @@ def test_groups_are_written_while_others_are_sealed(sealed):
     assert not one.tier.met.broken
     leave_memory(one)
     assert one.read(chain) == BLOCKS
+
+
+def test_groups_are_sealed_by_turns(sealed, monkeypatch):
+    under_way, most = [], []
+    seal = Sealer.seal
+
+    def watched(*args):
+        under_way.append(args)
+        most.append(len(under_way))
+        time.sleep(0.005)
+        under_way.pop()
+        return seal(*args)
+
+    monkeypatch.setattr(Sealer, "seal", watched)
+    one = sealed(MemoryTier(64 * MIB))
+    save(one, one.chain(1, BLOCKS))
+    assert most == [1] * BLOCKS
 
 
 def test_a_group_that_can_not_be_written_costs_its_batch_and_no_more(sealed):
@@ -137,8 +156,8 @@ def test_a_group_that_can_not_be_written_costs_its_batch_and_no_more(sealed):
 
 def test_what_a_shared_tier_has_is_neither_sealed_nor_written(sealed, monkeypatch):
     records, sealings = {}, []
-    seal = DataKey.seal
-    monkeypatch.setattr(DataKey, "seal", lambda *a: sealings.append(a) or seal(*a))
+    seal = Sealer.seal
+    monkeypatch.setattr(Sealer, "seal", lambda *a: sealings.append(a) or seal(*a))
     first = sealed(AskedTier(records))
     assert isinstance(first.tier, Asked)
     chain = first.chain(1, BLOCKS)

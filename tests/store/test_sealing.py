@@ -215,7 +215,7 @@ def test_a_sealed_payload_in_an_unknown_code_is_not_believed(house):
         pack(plain, read_header(plain)[0]._replace(codec=1))
         with pytest.MonkeyPatch.context() as trusting:
             trusting.setattr("holdfast.codec.seal.matches", lambda *_: True)
-            assert key.seal(plain, coded, b"n" * 12) is Outcome.OK
+            assert key.sealer(plain, b"n" * 12).seal(plain, coded) is Outcome.OK
         one.tier._records[place] = bytes(coded)
     assert one.fetch() == (0, Outcome.CORRUPT)
 

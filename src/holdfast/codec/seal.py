@@ -24,6 +24,7 @@ from holdfast.blocks.envelope import (
     SEAL_AES_GCM,
     SEAL_NONE,
     TAG_BYTES,
+    Header,
     read_header,
     resealed,
 )
@@ -50,6 +51,38 @@ def missing() -> str:
     return ""
 
 
+class Sealer(NamedTuple):
+    """All that is small of sealing one record, made before the passes over its payload.
+
+    Each of those leaves the processor's caches without the code and the tables that this takes:
+    whoever seals several records makes their sealers first.
+    """
+
+    header: Header
+    plain_identity: bytes
+    head: memoryview
+    identity: bytes
+    nonce: bytes
+    cipher: AESGCM
+
+    def seal(self, record: memoryview, into: memoryview) -> Outcome:
+        """Write the sealed twin of a packed record into `into`, which has its length.
+
+        CORRUPT if the record does not verify, since a seal would make its damage look right, or is
+        not the one that this was made for.
+        """
+        end = HEADER_BYTES + self.header.payload_bytes
+        if bytes(record[MARK_BYTES:HEADER_BYTES]) != self.plain_identity:
+            return Outcome.CORRUPT
+        if not matches(record, self.header):
+            return Outcome.CORRUPT
+        payload, coded = record[HEADER_BYTES:end], into[HEADER_BYTES : end + TAG_BYTES]
+        self.cipher.encrypt_into(self.nonce, payload, self.identity, coded)
+        into[:HEADER_BYTES] = self.head
+        into[end + TAG_BYTES :] = bytes(len(into) - end - TAG_BYTES)
+        return Outcome.OK
+
+
 class DataKey:
     """One data key of a domain: seals and opens records of one epoch.
 
@@ -68,30 +101,20 @@ class DataKey:
             _u32(epoch), key=secret, digest_size=KEY_ID_BYTES, person=b"holdfast-key-id"
         ).digest()
 
-    def seal(self, record: memoryview, into: memoryview, nonce: bytes) -> Outcome:
-        """Write the sealed twin of a packed record into `into`, which has its length.
+    def sealer(self, record: memoryview, nonce: bytes) -> Sealer | None:
+        """Return what seals this record, or None if its header is damaged.
 
-        CORRUPT if the record does not verify: a seal would make its damage look right. `nonce` is
-        12 random bytes.
+        `nonce` is 12 random bytes, and never used again.
         """
-        plain_head = bytes(record[:HEADER_BYTES])
+        head = bytes(record[:HEADER_BYTES])
         try:
-            header, _ = read_header(plain_head)
+            header, _ = read_header(head)
         except FormatError:
-            return Outcome.CORRUPT
-        # All that is small comes first: each pass over a payload leaves the processor's caches
-        # without the code and the tables that it takes.
-        head = resealed(plain_head, SEAL_AES_GCM, self.epoch, nonce, self.key_id)
-        identity = bytes(head[MARK_BYTES:])
-        cipher, end = self._cipher(identity), HEADER_BYTES + header.payload_bytes
-        if not matches(record, header):
-            return Outcome.CORRUPT
-        cipher.encrypt_into(
-            nonce, record[HEADER_BYTES:end], identity, into[HEADER_BYTES : end + TAG_BYTES]
-        )
-        into[:HEADER_BYTES] = head
-        into[end + TAG_BYTES :] = bytes(len(into) - end - TAG_BYTES)
-        return Outcome.OK
+            return None
+        sealed_head = resealed(head, SEAL_AES_GCM, self.epoch, nonce, self.key_id)
+        identity = bytes(sealed_head[MARK_BYTES:])
+        cipher = self._cipher(identity)
+        return Sealer(header, head[MARK_BYTES:], sealed_head, identity, nonce, cipher)
 
     def open(self, record: memoryview) -> Outcome:
         """Turn a sealed record into a plain one where it lies: OK, or CORRUPT and of no use.

@@ -9,6 +9,7 @@ go of the interpreter, so some are sealed while others are written.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from typing import NamedTuple
 from holdfast.blocks.envelope import read_header
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import verify
+from holdfast.codec.seal import Sealer
 from holdfast.errors import FormatError, Outcome
 from holdfast.failpoints import reach
 from holdfast.limits import MIB
@@ -34,10 +36,12 @@ BATCH_BLOCKS = 32
 class Abreast(NamedTuple):
     """How a batch is sealed: so many groups at once, each whole once it has enough bytes.
 
-    Those are what makes two for each thread of the batch, within these bounds.
+    Those are what makes two for each thread of the batch, within these bounds. Of the groups,
+    `sealed_at_once` are being sealed and the others written.
     """
 
     groups: int
+    sealed_at_once: int
     group_bytes_min: int
     group_bytes_max: int
 
@@ -47,10 +51,11 @@ class Abreast(NamedTuple):
         return min(max(halves, self.group_bytes_min), self.group_bytes_max)
 
 
-NEAR = Abreast(4, MIB, 8 * MIB)
-"""A device always has some to write while other records are sealed, and few calls write a batch."""
+NEAR = Abreast(8, max(1, len(os.sched_getaffinity(0)) // 2), MIB, 4 * MIB)
+"""Were all to be sealed first, a device would have nothing to do, and then everything at once: they
+take turns, so that the first write begins soon and some is always under way."""
 
-FAR = Abreast(2, 16 * MIB, 16 * MIB)
+FAR = Abreast(2, 2, 16 * MIB, 16 * MIB)
 """Every message to a shared tier costs a round trip."""
 
 _LOOK_AGAIN_S = 0.5
@@ -68,6 +73,13 @@ class _Load(NamedTuple):
     era: int
 
 
+class _Sealed(NamedTuple):
+    """A block on its way down, and what seals it; OK if it goes as it lies, else why it can not."""
+
+    load: _Load
+    sealer: Sealer | Outcome
+
+
 class Descent:
     """Writes what waits for lower tier `number` (1 is the first below the host)."""
 
@@ -81,6 +93,7 @@ class Descent:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._abreast = FAR if isinstance(self._tier, Shared) else NEAR
         self._sealers: ThreadPoolExecutor | None = None
+        self._turns = threading.BoundedSemaphore(self._abreast.sealed_at_once)
         self._stages = [aligned_buffer(0) for _ in range(self._abreast.groups)]
 
     def start(self) -> None:
@@ -181,36 +194,50 @@ class Descent:
 
     def _send_new(self, batch: Sequence[_Load]) -> list[Outcome]:
         """Write a batch: as it lies where nothing is sealed, else a few groups at once."""
-        if not any(self._states.sealing.seals(load.domain) for load in batch):
+        sealing = self._states.sealing
+        if not any(sealing.seals(load.domain) for load in batch):
             return self._tier.write([load.put for load in batch])
         if self._sealers is None:
             self._sealers = workers(self._abreast.groups, f"{self._thread.name}-sealed")
-        batch_bytes = sum(len(load.put.record) for load in batch)
-        groups = _groups(batch, self._abreast.group_bytes(batch_bytes))
+        nbytes = sum(len(load.put.record) for load in batch)
+        sealed = [_Sealed(load, self._sealer(load)) for load in batch]
+        groups = _groups(sealed, self._abreast.group_bytes(nbytes))
         sent = [self._sealers.submit(self._send_sealed, group) for group in groups]
         wait(sent)  # nobody may be reading a slot when it is somebody else's
         return [outcome for each in sent for outcome in each.result()]
 
-    def _send_sealed(self, group: Sequence[_Load]) -> list[Outcome]:
+    def _sealer(self, load: _Load) -> Sealer | Outcome:
+        """Return what seals a block, why it can not be, or OK if it goes down as it lies."""
+        sealing = self._states.sealing
+        if not sealing.seals(load.domain):
+            return Outcome.OK
+        return sealing.sealer(load.put.record, load.domain)
+
+    def _send_sealed(self, group: Sequence[_Sealed]) -> list[Outcome]:
         """Seal a group and write it. There is a stage for each thread."""
-        size = sum(len(load.put.record) for load in group)
+        size = sum(len(one.load.put.record) for one in group)
         stage = self._stages.pop()
         try:
             if len(stage) < size:
                 stage = aligned_buffer(size)
-            return self._write_sealed(*self._seal(group, stage))
+            with self._turns:
+                sealed = self._seal(group, stage)
+            return self._write_sealed(*sealed)
         finally:
             self._stages.append(stage)
 
-    def _seal(self, group: Sequence[_Load], memory: memoryview) -> tuple[list[Put], list[Outcome]]:
+    def _seal(
+        self, group: Sequence[_Sealed], memory: memoryview
+    ) -> tuple[list[Put], list[Outcome]]:
         """Return what to write of a group, and for each block whether it could be sealed."""
-        sealing = self._states.sealing
         puts, outcomes = [], []
-        for load in group:
-            put, outcome = load.put, Outcome.OK
-            if sealing.seals(load.domain):
+        for load, sealer in group:
+            put = load.put
+            if isinstance(sealer, Outcome):
+                outcome = sealer
+            else:
                 twin, memory = memory[: len(put.record)], memory[len(put.record) :]
-                outcome = sealing.seal(put.record, twin, load.domain)
+                outcome = sealer.seal(put.record, twin)
                 if load.era != self._states.era(load.domain):
                     outcome = Outcome.GONE
                 put = Put(put.place, twin)
@@ -282,13 +309,13 @@ class Descent:
         return reserved.places
 
 
-def _groups(batch: Sequence[_Load], most: int) -> Iterator[list[_Load]]:
+def _groups(batch: Sequence[_Sealed], most: int) -> Iterator[list[_Sealed]]:
     """Cut a batch into groups, each whole with the record that makes it so many bytes."""
-    group: list[_Load] = []
+    group: list[_Sealed] = []
     nbytes = 0
-    for load in batch:
-        group.append(load)
-        nbytes += len(load.put.record)
+    for one in batch:
+        group.append(one)
+        nbytes += len(one.load.put.record)
         if nbytes >= most:
             yield group
             group, nbytes = [], 0

@@ -22,6 +22,7 @@ from holdfast.blocks.envelope import (
 from holdfast.blocks.world import World
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import verify
+from holdfast.codec.seal import Sealer
 from holdfast.errors import FormatError, Outcome
 from holdfast.store.keyring import KeyRing
 
@@ -50,19 +51,23 @@ class Sealing:
         """Return whether a domain's keys are away for now: nothing of it is served or judged."""
         return domain in self._sealed and self.ring is not None and self.ring.suspended
 
-    def seal(self, record: memoryview, into: memoryview, domain: bytes) -> Outcome:
-        """Write the sealed twin of a plain record; CORRUPT if it is damaged, GONE without a key."""
+    def sealer(self, record: memoryview, domain: bytes) -> Sealer | Outcome:
+        """Return what seals a plain record: CORRUPT if its header is damaged, GONE without a key.
+
+        Whoever seals several records makes all their sealers first.
+        """
         key = self.ring.current(domain) if self.ring else None
         if key is None:
             return Outcome.GONE
-        return key.seal(record, into, secrets.token_bytes(NONCE_BYTES))
+        return key.sealer(record, secrets.token_bytes(NONCE_BYTES)) or Outcome.CORRUPT
 
     def twins(self, records: Sequence[memoryview], domain: bytes) -> list[memoryview]:
         """Return sealed twins of leading records, in memory of their own: up to a damaged one."""
+        sealers = [self.sealer(record, domain) for record in records]
         twins = []
-        for record in records:
+        for record, sealer in zip(records, sealers, strict=True):
             into = aligned_buffer(len(record))
-            if self.seal(record, into, domain) is not Outcome.OK:
+            if isinstance(sealer, Outcome) or sealer.seal(record, into) is not Outcome.OK:
                 break
             twins.append(into)
         return twins

@@ -7,15 +7,14 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from holdfast.blocks.envelope import NONCE_BYTES, TAG_BYTES, Header
-from holdfast.blocks.key import DOMAIN_KEY_BYTES
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import pack
-from holdfast.codec.seal import DataKey, missing
-from holdfast.errors import ConfigError
+from holdfast.codec.seal import DATA_KEY_BYTES, DataKey, missing
+from holdfast.errors import ConfigError, Outcome
 from holdfast.limits import GIB
 from holdfast.rig.limits import GB
 from holdfast.rig.measure.disk import (
@@ -35,6 +34,7 @@ from holdfast.rig.pace import Speed, paired, speed_row, timed
 from holdfast.rig.report import Row, at_least, share
 from holdfast.store.descent import NEAR
 from holdfast.store.keyring import KeyRing
+from holdfast.store.sealing import Sealing
 from holdfast.store.store import Store
 from holdfast.tiers.base import Tier
 from holdfast.tiers.disk.file import DiskConfig
@@ -72,7 +72,8 @@ def need_cipher() -> None:
 def core_rows(rounds: int) -> list[Row]:
     """Seal and open blocks on one core, beside the cipher alone; in processor time.
 
-    Sealed into as much memory in turn as a disk's blocks are, and opened where each came to lie.
+    Sealed batch by batch as a store does, into as much memory in turn as a disk's blocks are, and
+    opened where each came to lie.
     """
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -82,37 +83,53 @@ def core_rows(rounds: int) -> list[Row]:
     sealed = [aligned_buffer(size) for _ in range(BLOCKS)]
     for record in plain:
         pack(record, header)
-    key, nonce = DataKey(os.urandom(DOMAIN_KEY_BYTES), 1), os.urandom(NONCE_BYTES)
-    cipher, about = AESGCM(os.urandom(DOMAIN_KEY_BYTES)), bytes(112)
+    sealing, key = _keys()
+    cipher, nonce, about = AESGCM(os.urandom(DATA_KEY_BYTES)), os.urandom(NONCE_BYTES), bytes(112)
     texts = [aligned_buffer(size)[:PAYLOAD_BYTES] for _ in range(BLOCKS)]
     ciphered = [aligned_buffer(size)[: PAYLOAD_BYTES + TAG_BYTES] for _ in range(BLOCKS)]
     staged_records = NEAR.groups * NEAR.group_bytes_max // PAYLOAD_BYTES
     stages = [aligned_buffer(size) for _ in range(staged_records)]
     staged = [stage[: PAYLOAD_BYTES + TAG_BYTES] for stage in stages]
 
-    def stage(i: int) -> int:
-        return i % len(stages)
+    def seal(into: Sequence[memoryview]) -> None:
+        sealers = [sealing.sealer(record, WORLD.domain) for record in plain]
+        for i, sealer in enumerate(sealers):
+            if (
+                isinstance(sealer, Outcome)
+                or sealer.seal(plain[i], into[i % len(into)]) is not Outcome.OK
+            ):
+                raise RuntimeError("a block can not be sealed")
+
+    def encrypt(into: Sequence[memoryview]) -> None:
+        for i in range(BLOCKS):
+            cipher.encrypt_into(nonce, texts[i], about, into[i % len(into)])
+
+    def decrypt() -> None:
+        for i in range(BLOCKS):
+            cipher.decrypt_into(nonce, ciphered[i], about, texts[i])
 
     pairs: dict[str, list[tuple[float, float]]] = {"seal.seal": [], "seal.open": []}
     for _ in range(PASSES * rounds):
-        pairs["seal.seal"].append(
-            (
-                _per_core(lambda i: key.seal(plain[i], stages[stage(i)], nonce)),
-                _per_core(lambda i: cipher.encrypt_into(nonce, texts[i], about, staged[stage(i)])),
-            )
-        )
-        for i in range(BLOCKS):
-            key.seal(plain[i], sealed[i], nonce)
-            cipher.encrypt_into(nonce, texts[i], about, ciphered[i])
-        pairs["seal.open"].append(
-            (
-                _per_core(lambda i: key.open(sealed[i])),
-                _per_core(lambda i: cipher.decrypt_into(nonce, ciphered[i], about, texts[i])),
-            )
-        )
+        speeds = _per_core(lambda: seal(stages)), _per_core(lambda: encrypt(staged))
+        pairs["seal.seal"].append(speeds)
+        seal(sealed)
+        encrypt(ciphered)
+        speeds = _per_core(lambda: [key.open(record) for record in sealed]), _per_core(decrypt)
+        pairs["seal.open"].append(speeds)
     rows = [_core_row(what, speeds) for what, speeds in pairs.items()]
     slowest = min(row.value or 0.0 for row in rows)
     return [*rows, at_least("seal.core", slowest, "GB/s", CORE_GOAL)]
+
+
+def _keys() -> tuple[Sealing, DataKey]:
+    """Return what seals blocks of the domain, as a store does, and the key it does it with."""
+    ring, sealing = KeyRing(None), Sealing({WORLD.domain})
+    ring.enrol("bench", SECRET)
+    sealing.begin(ring)
+    key = ring.current(WORLD.domain)
+    if key is None:
+        raise RuntimeError("a new key ring has no data key")
+    return sealing, key
 
 
 def _core_row(what: str, speeds: list[tuple[float, float]]) -> Row:
@@ -231,9 +248,8 @@ def _store(tier: Tier, ring: KeyRing | None) -> Iterator[Store]:
         yield store
 
 
-def _per_core(work: Callable[[int], object]) -> float:
+def _per_core(work: Callable[[], object]) -> float:
     """Work on every block; return GB of payload for each second of processor time."""
     start_s = time.process_time()
-    for number in range(BLOCKS):
-        work(number)
+    work()
     return BLOCKS * PAYLOAD_BYTES / (time.process_time() - start_s) / GB

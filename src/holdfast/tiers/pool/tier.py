@@ -376,10 +376,7 @@ class PoolTier:
     def _exist(
         self, member: Member, part: Part, world: World, keys: Sequence[bytes], digest: int
     ) -> bytes:
-        """Ask a member which of these it has; one byte a block, 0 where it does not say.
-
-        If another took all of the time, that is nothing to hold against this one: it is not asked.
-        """
+        """Ask a member, if there is time, which it has: a byte a block, 0 where it does not say."""
         call = self.reach.begin(member, 0, digest) if part.left_s else None
         held = self.reach.tell(call, lambda far: far.exist(world, keys, part.left_s))
         return held.held if held else bytes(len(keys))
