@@ -10,7 +10,7 @@ import math
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from holdfast.tiers.mooncake import messages as m
 from holdfast.tiers.mooncake.process import ClientProcess, Lane
 from holdfast.tiers.patience import Patience
 from holdfast.tiers.pool.breaker import Ending
+from holdfast.tiers.workers import workers
 from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.stream import Deadline
 
@@ -91,7 +92,7 @@ class MooncakeTier:
         self.options = options
         self._patience = Patience(f"mooncake master {options.master}", clock or SystemClock())
         self._gate = Gate()
-        self._threads = ThreadPoolExecutor(LANES, f"holdfast-{name}")
+        self._threads = workers(LANES, f"holdfast-{name}")
         self._lock = threading.Lock()
         self._process: ClientProcess | None = None
         self._usage = [0, 0, 0]
@@ -223,12 +224,13 @@ class MooncakeTier:
         """Act on all pieces, the last in this thread; return when all have ended."""
         *others, last = [*pieces] or [[]]
         if last and self._gate.enter():
+            started = [self._threads.submit(act, piece) for piece in others]
             try:
-                started = [self._threads.submit(act, piece) for piece in others]
                 act(last)
                 for done in started:
                     done.result()
             finally:
+                wait(started)  # whatever became of one: no other uses the caller's memory then
                 self._gate.leave()
 
     def _write(self, piece: Sequence[_Item], outcomes: list[Outcome], deadline: Deadline) -> None:

@@ -12,7 +12,7 @@ import re
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from typing import Any, TypeAlias
 
 import msgspec
@@ -27,6 +27,7 @@ from holdfast.tiers.base import Get, Place, Put, Reserved, Survivor, Usage, segm
 from holdfast.tiers.gate import Gate
 from holdfast.tiers.valkey.server import Server
 from holdfast.tiers.valkey.slots import Cluster, Single
+from holdfast.tiers.workers import workers
 from holdfast.wire.address import HostPort, tcp_endpoint
 from holdfast.wire.resp import Login, Refusal, Reply, RespConnection, check_login, command
 from holdfast.wire.stream import Deadline
@@ -116,7 +117,7 @@ class ValkeyTier:
             self._map = Single(endpoints[0], login, clock)
         self._prefix = options.prefix.encode()
         self._gate = Gate()
-        self._threads = ThreadPoolExecutor(THREADS, f"holdfast-{name}")
+        self._threads = workers(THREADS, f"holdfast-{name}")
         self._lock = threading.Lock()
         self._usage = [0, 0, 0]
 
@@ -308,7 +309,9 @@ class ValkeyTier:
 
         if len(parts) == 1:
             visit(*parts.popitem())
-        for done in [self._threads.submit(visit, *each) for each in parts.items()]:
+        started = [self._threads.submit(visit, *each) for each in parts.items()]
+        wait(started)  # whatever became of one: no other uses the caller's memory then
+        for done in started:
             done.result()
 
     def _count(self, which: int, number: int) -> None:
