@@ -8,6 +8,7 @@ import pytest
 from holdfast.clock import ManualClock
 from holdfast.errors import Outcome
 from holdfast.plan.cost import PrefillCost
+from holdfast.plan.fit import Fit
 from holdfast.plan.planner import Plan
 from holdfast.policy.fair_queue import LEAST
 from holdfast.store import ladder
@@ -111,12 +112,56 @@ def test_a_tier_that_turned_out_slow_is_recomputed_and_probed_until_it_is_fast_a
         found = judged(one, chain, 330)
         if found.plan.blocks == 20:
             break
-        assert one.tier.reads <= before + probes
+        assert one.tier.reads == before + probes, "the engine computes now"
+        one.store.told(ENGINE, [], [])
         while one.store.states.loading:
             pass
         with one.store.states.lock:
             one.store.states.vacate(one.store.states.index.find(chain.keys[0]), 0)
     assert found.plan.blocks == 20
+
+
+def turned_out_slow(rig):
+    """Return a store that has read a chain of 20 blocks, and how slowly; all are below again."""
+    one, chain = demoted(rig, SLOW_READ_S)
+    assert one.store.release(one.store.fetch(one.world, chain.keys, 60.0).lease)
+    with one.store.states.lock:
+        for key in chain.keys:
+            one.store.states.vacate(one.store.states.index.find(key), 0)
+    one.clock.advance(PROBE_S + 1)
+    return one, chain
+
+
+def test_a_tier_is_probed_at_once_for_an_engine_that_tells_nothing(rig, small_waves):
+    one, chain = turned_out_slow(rig)
+    prompt = Prompt(Engine("silent", "f" * 32), 330, 0, limit_s=0.01)
+    assert one.store.judge(one.world, chain.keys, prompt).plan.blocks == 0
+    while one.store.states.loading:
+        pass
+    assert one.tier.reads == 21
+
+
+def test_who_asks_waits_for_no_fit_of_what_a_fetch_or_a_probe_has_shown(
+    rig, small_waves, monkeypatch
+):
+    one, chain = turned_out_slow(rig)
+    teach(one.store.judgement)
+    one.store.told(ENGINE, [], [])
+    fits, fitted, fit = [], threading.Event(), Fit._fit
+
+    def noted(self):
+        fits.append(self)
+        found = fit(self)
+        fitted.set()
+        return found
+
+    monkeypatch.setattr(Fit, "_fit", noted)
+    assert judged(one, chain, 330).plan.blocks == 0
+    assert fits == []
+    one.store.told(ENGINE, [], [])
+    assert fitted.wait(10), "the probe's own thread fits what it has shown"
+    judged(one, chain, 330)
+    assert len(fits) == 1
 
 
 def test_what_the_engine_has_does_not_count_as_fetched(rig):

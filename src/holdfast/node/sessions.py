@@ -266,10 +266,8 @@ class NodeSession:
         )
 
     def _learn(self, request: m.Observed) -> m.Done:
-        judgement = self._store.judgement
-        judgement.computed(self._engine, [Step(*step) for step in request.steps])
-        for ending in request.endings:
-            judgement.ended(self._engine, Ending(*ending))
+        steps = [Step(*step) for step in request.steps]
+        self._store.told(self._engine, steps, [Ending(*ending) for ending in request.endings])
         return m.Done()
 
     def _release(self, lease: int) -> bool:

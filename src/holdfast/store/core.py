@@ -67,6 +67,8 @@ class Core:
         self.ladder = Ladder(self.states, self.judgement)
         self.recovery = Recovery(self.states, self.clock)
         self.wishes = Wishes()
+        self.probes: dict[int, tuple[World, bytes]] = {}
+        """By tier, the block that is read next to see how fast the tier is."""
         self.background = ThreadPoolExecutor(1, "holdfast-prestage")
         self._resting: list[tuple[float, Ticket]] = []
 

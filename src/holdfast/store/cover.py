@@ -152,7 +152,9 @@ def judge(store: Core, world: World, keys: Sequence[bytes], prompt: Prompt) -> J
         )
         number = judgement.planned(record, prompt.instead_of)
         if plan.blocks < coverage.blocks:
-            _probe(store, world, coverage.tiers[plan.blocks], keys[plan.blocks])
+            _aim(store, world, coverage.tiers[plan.blocks], keys[plan.blocks])
+            if cost is None:  # an engine that tells nothing
+                probe(store)
     wanted = coverage._replace(tiers=coverage.tiers[question.first :])
     taken = sources(states, wanted, plan.blocks - question.first)
     return Judged(coverage.blocks, taken, plan, number)
@@ -167,15 +169,30 @@ def _within_reach(states: States, coverage: Coverage) -> Coverage:
     return coverage._replace(rows=coverage.rows[:blocks], tiers=coverage.tiers[:blocks])
 
 
-def _probe(store: Core, world: World, tier: int, key: bytes) -> None:
-    """Bring up one block that is not worth it, now and then: its tier may have become faster."""
-    if tier == HOST or not store.judgement.wants_probe(tier):
+def _aim(store: Core, world: World, tier: int, key: bytes) -> None:
+    """Have one block brought up that is not worth it, now and then: its tier may be faster now."""
+    if tier != HOST and store.judgement.wants_probe(tier):
+        with store.states.lock:
+            store.probes[tier] = world, key
+
+
+def probe(store: Core) -> None:
+    """Bring up what is to be probed. Meant for when engines have told how their steps went.
+
+    To read and verify it takes a core for milliseconds, which an engine on CPUs that has just been
+    told to compute would wait for.
+    """
+    if not store.probes:
         return
     with store.states.lock:
-        row = store.states.index.find(key)
-        held = row >= 0 and store.states.holds(row, world)
-        climbs = store.ladder.claim(world, [row] if held else [])
-    store.ladder.climb(world, climbs)
+        aimed, store.probes = store.probes, {}
+    for world, key in aimed.values():
+        with store.states.lock:
+            row = store.states.index.find(key)
+            held = row >= 0 and store.states.holds(row, world)
+            climbs = store.ladder.claim(world, [row] if held else [])
+        for wave in store.ladder.climb(world, climbs):
+            wave.reading.add_done_callback(lambda _: store.judgement.settle())
 
 
 def sources(states: States, coverage: Coverage, blocks: int) -> dict[str, int]:

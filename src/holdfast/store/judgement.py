@@ -172,6 +172,12 @@ class Judgement:
         with self._lock:
             self._meters[0].fit.observe(nbytes, seconds)
 
+    def settle(self) -> None:
+        """Fit what was observed of tiers now, so that who asks for an estimate need not wait."""
+        with self._lock:
+            for meter in self._meters:
+                meter.fit.settle()
+
     def wants_probe(self, tier: int) -> bool:
         """Return whether a tier was neither read nor probed for a while; asking counts as one."""
         with self._lock:

@@ -34,6 +34,7 @@ from holdfast.store.adopt import Berth
 from holdfast.store.core import Core
 from holdfast.store.cover import Covered, Judged, Prompt
 from holdfast.store.fetch import Fetched
+from holdfast.store.judgement import Ending, Engine, Step
 from holdfast.store.learnt import Learnt
 from holdfast.store.meet import meet, strangers
 from holdfast.store.prefault import Prefault
@@ -107,6 +108,14 @@ class Store(Core):
     def judge(self, world: World, keys: Sequence[bytes], prompt: Prompt) -> Judged:
         """Say what of a prompt is worth fetching; see `holdfast.store.cover`."""
         return coverage.judge(self, world, keys, prompt)
+
+    def told(self, engine: Engine, steps: Sequence[Step], endings: Sequence[Ending]) -> None:
+        """Learn from what an engine timed, and do what would hold up one that computes."""
+        self.judgement.computed(engine, steps)
+        for ending in endings:
+            self.judgement.ended(engine, ending)
+        self.judgement.settle()
+        coverage.probe(self)
 
     def fetch(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Fetched:
         """Bring blocks into the arena, verified and leased; see `holdfast.store.fetch`."""
