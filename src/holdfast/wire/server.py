@@ -97,10 +97,15 @@ class Server:
         while True:
             try:
                 connected, _ = await loop.sock_accept(self._listener)
-                peer = _peer(connected)
             except OSError as error:
                 _log.warning("accept failed: %s", error)
                 await asyncio.sleep(0.1)  # out of descriptors: give sessions time to end
+                continue
+            try:
+                peer = _peer(connected)
+            except OSError as error:
+                _log.warning("nobody knows who connects: %s", error)
+                connected.close()
                 continue
             self.counters.accepted += 1
             if full := self._full(peer):

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from holdfast.clock import ManualClock
+from holdfast.errors import ConfigError, Outcome
 from holdfast.tiers.pool.health import HealthOptions, PoolHealth
 from holdfast.tiers.pool.members import Member
 from holdfast.tiers.pool.reach import Reach
@@ -26,13 +27,20 @@ def made():
 
 
 @pytest.fixture
-def reach(made):
+def health():
+    judged = PoolHealth(ManualClock(1.0), HealthOptions(), random.Random(1))
+    judged.keep(["a", "b"])
+    return judged
+
+
+@pytest.fixture
+def reach(made, health):
     def connect(member):
+        if "nowhere" in member.address:
+            raise ConfigError("no such place")
         made.append(FarSide(member.address))
         return made[-1]
 
-    health = PoolHealth(ManualClock(1.0), HealthOptions(), random.Random(1))
-    health.keep(["a", "b"])
     return Reach(connect, health)
 
 
@@ -52,6 +60,17 @@ def test_who_moved_is_reached_anew_and_the_old_connections_end_with_the_next_vie
     assert not made[0].closed  # a call may be under way on it
     reach.keep(["a"])
     assert [far.closed for far in made] == [True, False]
+
+
+def test_who_can_not_be_connected_to_has_nothing_under_way_and_keeps_what_there_was(
+    reach, made, health
+):
+    reach.tell(reach.begin(at("tcp://h:1"), 5, 7), lambda _: [Outcome.OK])
+    with pytest.raises(ConfigError):
+        reach.begin(at("tcp://nowhere:1"), 5, 7)
+    assert [report.in_flight_bytes for report in health.reports()] == [0, 0]
+    assert reach.begin(at("tcp://h:1"), 5, 7).far is made[0]
+    assert not made[0].closed
 
 
 def test_nothing_stays_connected_at_the_end(reach, made):

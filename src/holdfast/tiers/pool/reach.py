@@ -94,14 +94,22 @@ class Reach:
         begun = self._health.begin(member.id, nbytes)
         if begun is None:
             return None
+        try:
+            far = self._far_of(member)
+        except BaseException:
+            self._health.end(begun, Ending.GIVEN_UP)
+            raise
+        far.epoch = digest
+        return Call(begun, far, member)
+
+    def _far_of(self, member: Member) -> Far:
         with self._lock:
             known, far = self._far.get(member.id, (None, None))
             if far is None or known is None or known.address != member.address:
+                anew = self._connect(member)
                 self._left += [far] if far is not None else []
-                far = self._connect(member)
-                self._far[member.id] = (member, far)
-        far.epoch = digest
-        return Call(begun, far, member)
+                self._far[member.id], far = (member, anew), anew
+            return far
 
     def tell(self, call: Call | None, ask: Callable[[Far], A]) -> A | None:
         """Make the call and note how it went; None where it was not made or not understood."""
