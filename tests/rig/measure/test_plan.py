@@ -64,7 +64,7 @@ def test_contexts_that_are_given_up_every_time_end_the_run(save):
 
 def test_long_contexts_get_fewer_rounds_and_short_ones_more():
     course = Course("small", Path(), (), (), 5, print)
-    assert [course.rounds_at(n) for n in (128, 512, 1024, 2048, 4096, 8192)] == [16, 16, 6, 6, 4, 4]
+    assert [course.rounds_at(n) for n in (128, 256, 512, 1024, 2048, 8192)] == [40, 16, 16, 6, 6, 4]
 
 
 class SpinBench:

@@ -26,7 +26,7 @@ ROUNDS_MIN = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
-    about = "rounds per length, 4 of long ones, three times as many of short ones"
+    about = "rounds per length, 4 of long ones, three or eight times as many of short ones"
     measuring.add_rounds_argument(parser, 5, about, ROUNDS_MIN)
     measuring.add_model_argument(parser, "small")
     measuring.add_quick_argument(parser, "few and short contexts")
