@@ -17,9 +17,12 @@ from holdfast.node.target_service import Limits
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import is_right, key_of, record_of, world_of
 from holdfast.tiers.base import Tier
+from holdfast.wire import target as target_module
 from holdfast.wire import target_messages as m
 from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.frame import encode
+from holdfast.wire.lanes import SPLIT_BYTES
+from holdfast.wire.target import Target
 
 WORLD = world_of(30_000)
 KEYS = [key_of(i) for i in range(40)]
@@ -55,6 +58,22 @@ def test_blocks_of_a_domain_nobody_knows_come_back_as_they_were(node):
     assert node.get([KEYS[3], KEYS[1]]) == 2
     assert node.target.exist(WORLD, [key_of(99), *KEYS[:2]], 5).held == b"\0\1\1"
     assert node.store.listing()[0]["blocks"] == 40
+
+
+def test_where_no_thread_can_be_had_a_large_batch_goes_over_one_connection(served, monkeypatch):
+    """Work left in a queue would be done later, into buffers that are somebody else's by then."""
+
+    def no_more(*_):
+        raise ConfigError("holdfast-target: 16 threads are more than this process may start")
+
+    large = world_of(SPLIT_BYTES // 4)
+    keys = [key_of(200 + i) for i in range(5)]
+    node = served(host_bytes=64 * MIB)
+    monkeypatch.setattr(target_module, "workers", no_more)
+    with contextlib.closing(Target(node.address, lanes=2)) as node.target:
+        records = [record_of(large, key) for key in keys]
+        assert node.target.put(records, 10) == [Outcome.OK] * 5
+        assert node.get(keys, large) == 5
 
 
 def test_a_get_stops_at_the_first_block_that_is_not_held(node):

@@ -15,8 +15,9 @@ from holdfast.testing.payloads import is_right, key_of, record_of, world_of
 from holdfast.wire import target_messages as m
 from holdfast.wire.credentials import Credentials
 from holdfast.wire.frame import HEADER_BYTES, encode, read_head
+from holdfast.wire.lanes import SPLIT_BYTES
 from holdfast.wire.messages import Refused
-from holdfast.wire.target import SPLIT_BYTES, Target
+from holdfast.wire.target import Target
 
 WORLD = world_of(30_000)
 KEYS = [key_of(i) for i in range(8)]
@@ -234,8 +235,7 @@ def test_garbage_is_a_target_that_has_gone(target, data):
         far.take()
         far.socket.sendall(data)
 
-    node = target(script)
-    got, seconds = timed(node.get, WORLD, KEYS, marked(), 30)
+    got, seconds = timed(target(script).get, WORLD, KEYS, marked(), 30)
     assert (got.blocks, got.outcome) == (0, Outcome.GONE)
     assert seconds < 15
 

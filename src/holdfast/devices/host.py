@@ -16,12 +16,13 @@ import os
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.devices.base import Memory, Move, Pages, rows
 from holdfast.limits import GIB, MIB
+from holdfast.workers import workers
 
 RANGES_MAX = 1023
 """Most ranges of one call, on either side: the kernel takes 1,024, and one may be a flag."""
@@ -81,7 +82,7 @@ class HostDevice:
     def __init__(self, pages: Pages, keep: Any = None) -> None:
         self.pages = pages
         self._keep = keep
-        self._helper = ThreadPoolExecutor(1, "holdfast-copy", run_anywhere)
+        self._helper = workers(1, "holdfast-copy", run_anywhere)
         self._copy = _copy_batched
         if not _batched_works():
             self._copy = _copy_each

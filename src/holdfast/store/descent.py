@@ -27,7 +27,7 @@ from holdfast.store.rewrite import put_off, put_off_row
 from holdfast.store.room import make_room_below
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Asked, Place, Put, Shared, is_away, segment_place
-from holdfast.tiers.workers import workers
+from holdfast.workers import workers
 
 BATCH_BLOCKS = 32
 """Blocks that go down together."""

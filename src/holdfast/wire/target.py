@@ -25,16 +25,15 @@ from holdfast.wire import target_messages as m
 from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.credentials import Credentials
 from holdfast.wire.frame import plain
+from holdfast.wire.lanes import is_one_message, lanes_of
 from holdfast.wire.messages import Refused, Report, Status
 from holdfast.wire.stream import Deadline
 from holdfast.wire.target_connection import Answer, Connection, connect
 from holdfast.wire.window import Road
+from holdfast.workers import workers
 
 CONNECTIONS = 2
 CONNECTIONS_MAX = 16
-SPLIT_BYTES = 8 * MIB
-"""From here on a batch goes over several connections at once."""
-
 LANES_MAX = 2
 """How many, unless said otherwise: one for every two cores, as copying a byte keeps one busy."""
 
@@ -122,13 +121,14 @@ class Target:
         self._free = connections_max
         self._idle: list[Connection] = []
         self._closed = False
-        self._beside = ThreadPoolExecutor(connections_max, "holdfast-target")
+        self._connections_max = connections_max
+        self._beside: ThreadPoolExecutor | None = None
 
     def put(self, records: Sequence[memoryview], deadline_s: float) -> list[Outcome]:
         """Store whole, packed records: OK (held now), FULL (no room, or not what it says)."""
         deadline = Deadline.within(deadline_s)
-        lanes = _lanes([len(record) for record in records], self._ways, PUT_BYTES)
-        if _is_one_message(lanes):
+        lanes = lanes_of([len(record) for record in records], self._ways, PUT_BYTES)
+        if is_one_message(lanes):
             return self._put(records, deadline)
 
         def put_lane(lane: Sequence[slice]) -> list[Outcome]:
@@ -144,8 +144,8 @@ class Target:
         What lies in the buffers behind the run is undefined. The caller verifies every record.
         """
         deadline = Deadline.within(deadline_s)
-        lanes = _lanes([len(part) for part in into], self._ways, FRAME_PAYLOAD_BYTES_MAX)
-        if _is_one_message(lanes):
+        lanes = lanes_of([len(part) for part in into], self._ways, FRAME_PAYLOAD_BYTES_MAX)
+        if is_one_message(lanes):
             return self._get(world, keys, into, deadline)
 
         def get_lane(lane: Sequence[slice]) -> Got:
@@ -187,7 +187,8 @@ class Target:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
-        self._beside.shutdown(wait=True, cancel_futures=True)
+        if self._beside is not None:
+            self._beside.shutdown(wait=True, cancel_futures=True)
 
     def _put(self, records: Sequence[memoryview], deadline: Deadline) -> list[Outcome]:
         headers = b"".join(record[:HEADER_BYTES] for record in records)
@@ -341,9 +342,10 @@ class Target:
         self, work: Callable[[Sequence[slice]], R], lanes: Sequence[Sequence[slice]]
     ) -> list[R]:
         """Work on all lanes at once, on the first in this thread; return when all have ended."""
-        if len(lanes) < 2:  # noqa: PLR2004  # nothing to do beside
+        beside = self._workers() if len(lanes) > 1 else None
+        if beside is None:
             return [work(lane) for lane in lanes]
-        others = [(lane, self._beside.submit(work, lane)) for lane in lanes[1:]]
+        others = [(lane, beside.submit(work, lane)) for lane in lanes[1:]]
         try:
             done = [work(lane) for lane in lanes[:1]]
             return done + [
@@ -351,6 +353,19 @@ class Target:
             ]
         finally:
             wait([future for _, future in others if not future.cancel()])
+
+    def _workers(self) -> ThreadPoolExecutor | None:
+        """Return threads for lanes beside the caller's, started when first wanted; None: none."""
+        with self._lock:
+            if self._beside is None and not self._closed and self._ways > 1:
+                try:
+                    self._beside = workers(self._connections_max, "holdfast-target")
+                except ConfigError as error:
+                    _log.warning(
+                        "batches go over one connection target=%s: %s", self.address, error
+                    )
+                    self._ways = 1
+            return None if self._closed else self._beside
 
 
 def _joined(parts: Iterable[Got]) -> Got:
@@ -361,27 +376,6 @@ def _joined(parts: Iterable[Got]) -> Got:
         if got.outcome is not Outcome.OK:
             return got._replace(blocks=blocks)
     return Got(blocks, Outcome.OK if blocks else Outcome.MISS)
-
-
-def _lanes(sizes: Sequence[int], ways: int, message_bytes: int) -> list[list[slice]]:
-    """Cut a batch into one or more lanes of about equal bytes, and a lane into messages."""
-    total = max(sum(sizes), 1)
-    if total < min(SPLIT_BYTES, message_bytes):
-        return [[slice(0, len(sizes))]] if sizes else []
-    lanes: list[list[slice]] = [[] for _ in range(ways if total >= SPLIT_BYTES else 1)]
-    start = lane = seen = message = 0
-    for end, size in enumerate(sizes):
-        own = min(seen * len(lanes) // total, len(lanes) - 1)
-        if end > start and (own != lane or message + size > message_bytes):
-            lanes[lane].append(slice(start, end))
-            start, message = end, 0
-        lane, seen, message = own, seen + size, message + size
-    lanes[lane].append(slice(start, len(sizes)))
-    return [lane for lane in lanes if lane] if sizes else []
-
-
-def _is_one_message(lanes: Sequence[Sequence[slice]]) -> bool:
-    return len(lanes) == 1 and len(lanes[0]) == 1
 
 
 def _named(world: World, keys: Sequence[bytes]) -> dict[str, Any]:

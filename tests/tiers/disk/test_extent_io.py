@@ -18,7 +18,7 @@ from holdfast.errors import BusyError, ConfigError
 from holdfast.limits import KIB, MIB
 from holdfast.tiers.disk import extent_io
 from holdfast.tiers.disk.extent_io import FileExtents, Span, call_bytes_for, pieces, spread
-from holdfast.tiers.workers import workers
+from holdfast.workers import workers
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from holdfast.tiers.disk.region import (
 )
 from holdfast.tiers.disk.region_log import Claim, RegionLog
 from holdfast.tiers.gate import Gate
-from holdfast.tiers.workers import workers
+from holdfast.workers import workers
 
 FAILURES_MAX = 8
 FAILURES_WITHIN_S = 600.0

@@ -28,9 +28,9 @@ from holdfast.tiers.mooncake import messages as m
 from holdfast.tiers.mooncake.process import ClientProcess, Lane
 from holdfast.tiers.patience import Patience
 from holdfast.tiers.pool.breaker import Ending
-from holdfast.tiers.workers import workers
 from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.stream import Deadline
+from holdfast.workers import workers
 
 LANES = 4
 """Calls at once."""

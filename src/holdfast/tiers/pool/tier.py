@@ -38,7 +38,7 @@ from holdfast.tiers.pool.moves import Losses, Strays
 from holdfast.tiers.pool.part import Part, names_of, parts_of, place_of, segment_of
 from holdfast.tiers.pool.reach import Far, Reach
 from holdfast.tiers.pool.trial import Trials
-from holdfast.tiers.workers import workers
+from holdfast.workers import workers
 
 HOT_COPIES = 2
 """Copies of a segment that many ask for."""

@@ -27,10 +27,10 @@ from holdfast.tiers.base import Get, Place, Put, Reserved, Survivor, Usage, segm
 from holdfast.tiers.gate import Gate
 from holdfast.tiers.valkey.server import Server
 from holdfast.tiers.valkey.slots import Cluster, Single
-from holdfast.tiers.workers import workers
 from holdfast.wire.address import HostPort, tcp_endpoint
 from holdfast.wire.resp import Login, Refusal, Reply, RespConnection, check_login, command
 from holdfast.wire.stream import Deadline
+from holdfast.workers import workers
 
 THREADS = 16
 

@@ -1,23 +1,24 @@
 """Threads that all run before any work comes, so that none is left behind in a queue.
 
-Work of tiers goes straight into buffers that are somebody else's once the call is over.
+Their work goes straight into buffers that are somebody else's once the call is over.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.errors import ConfigError
 
 
-def workers(threads: int, name: str) -> ThreadPoolExecutor:
-    """Return a pool all of whose threads are running.
+def workers(threads: int, name: str, begin: Callable[[], None] | None = None) -> ThreadPoolExecutor:
+    """Return a pool all of whose threads are running; each called `begin` first.
 
     A pool that has to make one when work comes, and can not, raises with that work in its queue:
     it would be done later, into buffers that are somebody else's by then. Raises ConfigError.
     """
-    pool = ThreadPoolExecutor(threads, name)
+    pool = ThreadPoolExecutor(threads, name, begin)
     met = threading.Barrier(threads + 1)
     try:
         for _ in range(threads):

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.tiers.workers import workers
+from holdfast.workers import workers
 
 
 def test_threads_that_can_not_be_had_are_said_before_anything_begins(monkeypatch):
