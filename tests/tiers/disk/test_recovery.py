@@ -113,14 +113,20 @@ def test_what_was_freed_before_a_close_stays_freed():
 
 
 def test_a_region_freed_as_a_whole_stays_free_after_a_close():
-    medium = new_medium()
+    medium = new_medium(12)
     tier = tier_on(medium)
-    places = BLOCKS.save(tier, range(10))
-    tier.free(places[:4])
+    places = BLOCKS.save(tier, range(20))
+    tier.free(places[:8])
     tier.close()
-    tier = tier_on(medium)
-    assert tier.usage().records == 0
-    assert numbers_of(tier.survivors()) == [4, 5, 6, 7, 8, 9]
+    left = list(range(8, 20))
+    for more in range(20, 23):  # news, so that each close writes what is known by then
+        tier = tier_on(medium)
+        assert tier.usage().records == 0
+        assert numbers_of(tier.survivors()) == left
+        BLOCKS.save(tier, [more])
+        left.append(more)
+        tier.close()
+    assert numbers_of(reopened(medium).survivors()) == left
 
 
 def test_freed_is_bound_to_a_life():

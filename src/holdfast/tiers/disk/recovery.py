@@ -43,12 +43,15 @@ _UNREADABLE = -1
 class Found(NamedTuple):
     """What the regions' headers and the newest snapshot say, before any region is scanned.
 
-    `generations` by region, 0 where it holds nothing; `unreadable` regions; `footers` and `freed`
-    from the snapshot, for regions still in the life it saw; its `sequence`, 0 if there is none.
+    `generations` by region, 0 where it never had a life; `unreadable` regions; `empty`, `footers`
+    and `freed` from the snapshot, for regions still in the life it saw; its `sequence`, 0 if there
+    is none. A region that is `empty` keeps its generation: a later snapshot has to say of just that
+    life that all of it was freed.
     """
 
     generations: list[int]
     unreadable: list[int]
+    empty: set[int]
     footers: dict[int, int]
     freed: dict[int, set[int]]
     sequence: int
@@ -101,7 +104,7 @@ def look(extents: Extents, superblock: Superblock, pool: ThreadPoolExecutor) -> 
     generations = _all_generations(extents, superblock, pool)
     unreadable = [i for i, g in enumerate(generations) if g == _UNREADABLE]
     generations = [max(g, 0) for g in generations]
-    found = Found(generations, unreadable, {}, {}, 0)
+    found = Found(generations, unreadable, set(), {}, {}, 0)
     snapshot = _read_snapshot(extents, superblock)
     if snapshot is None:
         return found
@@ -111,7 +114,7 @@ def look(extents: Extents, superblock: Superblock, pool: ThreadPoolExecutor) -> 
         if row.in_use:
             found.footers[index] = row.footer_bytes
         else:
-            generations[index] = 0
+            found.empty.add(index)
     for index, sector in snapshot.freed:
         if index in found.footers:
             found.freed.setdefault(index, set()).add(sector)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from holdfast.blocks.key import KEY_BYTES
@@ -212,15 +212,20 @@ class RegionLog:
 
     # Recovery.
 
-    def adopt(self, generations: Sequence[int]) -> list[Life]:
-        """Take over regions that have a life (generation > 0) unscanned; return them by age."""
-        lives = [Life(self._uuid, i, g) for i, g in enumerate(generations) if g]
+    def adopt(self, generations: Sequence[int], empty: Collection[int] = ()) -> list[Life]:
+        """Take over regions that have a life (generation > 0) unscanned; return them by age.
+
+        Those that are `empty` are free, and known by the life that was freed.
+        """
+        lives = [Life(self._uuid, i, g) for i, g in enumerate(generations) if g and i not in empty]
         lives.sort(key=lambda life: life.generation)
+        for index in empty:
+            self._regions[index].generation = generations[index]
         for life in lives:
             region = self._regions[life.region]
             region.state, region.generation = State.UNSCANNED, life.generation
             self._taken[life.region] = None
-        self._free = deque(i for i, g in enumerate(generations) if not g)
+        self._free = deque(i for i, g in enumerate(generations) if not g or i in empty)
         return lives
 
     def retire(self, index: int) -> None:

@@ -104,7 +104,7 @@ class DiskTier:
             ) from error
         first = incarnation << INCARNATION_SHIFT | 1
         self._regions = RegionLog(superblock.geometry, superblock.uuid, first)
-        self._lives = self._regions.adopt(found.generations)
+        self._lives = self._regions.adopt(found.generations, found.empty)
         for index in found.unreadable:
             self._regions.retire(index)
         self._found: Found = found
