@@ -41,9 +41,6 @@ HOST_BYTES = 8 * MIB
 SECRET = {"default": b"s" * 32}
 
 _PATIENCE = 4
-_PATIENCE_IN_HASTE = 20
-"""Where a call has a quarter of a second, which a busy machine may not give it each time."""
-
 _GARBLED_S = 0.25
 """Until a call is over whose answer says, by a damaged length, that more is to come."""
 
@@ -225,12 +222,12 @@ def _lay_out(place: Place, keys: Sequence[bytes]) -> None:
     raise AssertionError("a context can not be saved")
 
 
-def _mended(place: Place, keys: Sequence[bytes], tries: int = _PATIENCE) -> bool:
+def _mended(place: Place, keys: Sequence[bytes]) -> bool:
     """Whether a context that was saved again is served whole, at the latest after some saves.
 
     One may not be enough where a full disk has just dropped a block, or a connection was cut.
     """
-    for _ in range(tries):
+    for _ in range(_PATIENCE):
         if place.contexts.read(keys) == CHAIN_BLOCKS:
             return True
         place.contexts.save(keys)
@@ -277,4 +274,4 @@ def _one_burst(
             return
     tally.counts["harmless" if landed == CHAIN_BLOCKS else "detected"] += 1
     tally.counts["struck"] += line.struck
-    assert _mended(place, chain, _PATIENCE_IN_HASTE), "saved again, and not served whole"
+    assert _mended(place, chain), "saved again, and not served whole"
