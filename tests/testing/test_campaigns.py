@@ -3,8 +3,6 @@
 import json
 import logging
 import sys
-import threading
-import time
 
 import pytest
 
@@ -12,17 +10,8 @@ from holdfast.cli import main
 from holdfast.cli.soak import open_target
 from holdfast.errors import Outcome
 from holdfast.store import fetch, sealing
-from holdfast.testing import (
-    chaos,
-    chaos_pool,
-    chaos_proxy,
-    flips,
-    payloads,
-    reopened,
-    torn,
-    workload,
-)
-from holdfast.testing.campaign import CAMPAIGNS, Order, Tally
+from holdfast.testing import chaos, chaos_proxy, flips, payloads, reopened, torn, workload
+from holdfast.testing.campaign import CAMPAIGNS, Order
 
 pytest.importorskip("rich")
 
@@ -47,32 +36,6 @@ def _as_it_was():
     yield
     sys.setswitchinterval(interval)
     log.setLevel(level)
-
-
-def test_only_what_the_whole_process_stood_still_for_is_left_out():
-    now = [100.0]
-    pulse = chaos_pool.Pulse(lambda: now[0])
-    for seconds in (0.01, 0.02, 0.015):
-        now[0] += seconds
-        pulse.beat()
-    assert pulse.still_s() == 0.0, "as any thread on a machine at rest"
-    now[0] += 1.52
-    assert pulse.still_s() == pytest.approx(1.5), "before it wakes up itself"
-    pulse.beat()
-    now[0] += 0.02
-    assert pulse.still_s() == pytest.approx(1.5)
-
-
-@pytest.mark.parametrize("late_s", [0.0, 1.6])
-def test_a_call_that_is_late_while_others_run_is_told(late_s):
-    calls, blocks = Tally("calls", "calls"), Tally("blocks", "blocks")
-    users = chaos_pool.Users.__new__(chaos_pool.Users)
-    users._calls, users._blocks, users._lock = calls, blocks, threading.Lock()
-    users.pulse = chaos_pool.Pulse()
-    users.pulse.start()
-    users._timed("read", 0.5, lambda: time.sleep(late_s))
-    users.pulse.close()
-    assert (calls.tried, calls.failed) == (1, late_s > 0)
 
 
 @pytest.mark.timeout(0)

@@ -40,12 +40,11 @@ CHAIN_BLOCKS = 6
 DEADLINE_S = 0.5
 ASK_S = 0.25
 SLACK_S = 1.0
-"""What a call may be late by on a machine that does other things too, while that lets us run."""
+"""What a call may be late by on a machine that does other things too."""
 
 USERS = 3
 KEPT = 60
 _READY_S = 60.0
-_BEAT_S = 0.01
 _OWNER_ONLY = 0o600
 _NOISE = (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, bytes(64), b"\x10")
 """What strangers say, and wait; the first says nothing at all."""
@@ -219,42 +218,6 @@ class ChaosPool:
             target.close()
 
 
-class Pulse:
-    """A thread that wakes up all the time; what it is late by, this whole process stood still.
-
-    On a busy machine that is what others took, and no call that was under way is to blame for it.
-    """
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._last = 0.0, now()
-        """Seconds it stood still until the last beat, and when that was."""
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="holdfast-pulse", daemon=True)
-
-    def start(self) -> None:
-        """Begin to wake up."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop."""
-        self._over.set()
-        self._thread.join()
-
-    def beat(self) -> None:
-        """Note that it woke up."""
-        self._last = self.still_s(), self._now()
-
-    def still_s(self) -> float:
-        """Return for how many seconds all of this process has stood still so far."""
-        still_s, beat_at = self._last
-        return still_s + max(0.0, self._now() - beat_at - 2 * _BEAT_S)
-
-    def _run(self) -> None:
-        while not self._over.wait(_BEAT_S):
-            self.beat()
-
-
 class Users:
     """Threads that save new chains and read old ones all the time, every byte checked."""
 
@@ -264,8 +227,6 @@ class Users:
         self._blocks = blocks
         self._kept: list[Chained] = []
         self._lock = threading.Lock()
-        self.pulse = Pulse()
-        self.pulse.start()
         self._ending = False
         self.lied_to = False
         """Whether answers may be other than the targets': then a record may fail its check."""
@@ -281,7 +242,6 @@ class Users:
         self._ending = True
         for thread in self._threads:
             thread.join()
-        self.pulse.close()
 
     def share(self, chains: int = 12) -> float:
         """Save so many new chains, read them; return the share of blocks that came back."""
@@ -329,9 +289,9 @@ class Users:
         return right
 
     def _timed(self, verb: str, most_s: float, call: Callable[[], object]) -> None:
-        begun_s, still_s = time.monotonic(), self.pulse.still_s()
+        begun_s = time.monotonic()
         call()
-        took_s = time.monotonic() - begun_s - (self.pulse.still_s() - still_s)
+        took_s = time.monotonic() - begun_s
         with self._lock:
             self._calls.tried += 1
             longest = f"{verb}_longest_s"
