@@ -17,7 +17,7 @@ from holdfast.wire.client import Client
 from holdfast.wire.messages import PROTOCOL, Hello
 from holdfast.wire.target import Target
 
-PATIENT_S = 20.0
+PATIENT_S = 5.0
 
 
 def test_a_node_that_says_nothing_is_gone_by_the_deadline(tmp_path):

@@ -284,7 +284,7 @@ def test_a_node_killed_is_gone_in_time_and_comes_back_warm(start_node, engine, n
     started = time.monotonic()
     with pytest.raises(NodeGoneError):
         before.call(m.Cover(b"".join(keys)), 60.0)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 5
     node.start()
     after = link.wait(60)
     assert after is not None
@@ -317,7 +317,7 @@ def test_a_node_that_hangs_is_gone_within_the_deadline(start_node, engine):
         started = time.monotonic()
         with pytest.raises(NodeGoneError, match=r"no answer within 0\.3 s"):
             one.client.call(m.Cover(b""), 0.3)
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 2
     finally:
         node.process.send_signal(signal.SIGCONT)
 

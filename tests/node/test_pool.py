@@ -186,7 +186,7 @@ def test_no_pool_at_all_is_a_node_without_it(pool, engine, names):
     assert a.save(keys) == 5
     start = time.monotonic()
     assert a.read(keys) == (5, {"host": 5})
-    assert time.monotonic() - start < PATIENT_S / 2, "it waits for nobody"
+    assert time.monotonic() - start < 1, "it waits for nobody"
     assert a.cover(names("unknown", 5)) == 0
 
 

@@ -12,7 +12,7 @@ from holdfast.rig.pool import Pool
 pytest.importorskip("cryptography", reason="hosts seal what leaves them")
 
 DEADLINE_S = 1.0
-SLACK_S = 5.0
+SLACK_S = 4.0
 """What this machine may take besides, with everything else that it does."""
 
 CONTEXTS = 6

@@ -309,7 +309,7 @@ def test_who_dribbles_a_payload_is_sent_away_and_leaves_no_slot_behind(hasty):
             for byte in bytes(RECORDS[0]):
                 raw.send(bytes([byte]))
                 time.sleep(0.001)
-        assert time.monotonic() - start_s < 15, "all of it takes half a minute"
+        assert time.monotonic() - start_s < 5
     node.until(lambda: node.store.states.foreign.usage().used_bytes == 0)
 
 

@@ -54,7 +54,7 @@ def test_a_receive_ends_at_its_deadline_and_keeps_what_came(ends):
     start_s = time.monotonic()
     with pytest.raises(TimeoutError):
         near.receive([into], Deadline.within(0.5))
-    assert 0.49 < time.monotonic() - start_s < 5
+    assert 0.49 < time.monotonic() - start_s < 1.8
     assert bytes(into) == b"abc" + bytes(7)
 
 
@@ -63,7 +63,7 @@ def test_a_send_nobody_takes_ends_at_its_deadline(ends):
     start_s = time.monotonic()
     with pytest.raises(TimeoutError):
         near.send([bytes(64 * MIB)], Deadline.within(0.2))
-    assert 0.19 < time.monotonic() - start_s < 5
+    assert 0.19 < time.monotonic() - start_s < 1.5
 
 
 class Short:
@@ -125,7 +125,7 @@ def test_a_trickle_is_given_up(ends):
     start_s = time.monotonic()
     with pytest.raises(TimeoutError, match=r"bytes moved in 0\.3 s; at least 1000 must"):
         near.receive(parts_of([MIB]), Progress(1000, 0.3))
-    assert time.monotonic() - start_s < 15
+    assert time.monotonic() - start_s < 2
     stop.set()
     thread.join()
 

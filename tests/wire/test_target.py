@@ -24,7 +24,7 @@ KEYS = [key_of(i) for i in range(8)]
 RECORDS = [record_of(WORLD, key) for key in KEYS]
 MARK = 0xA5
 LATE_S = 1.0
-SLACK_S = 4.0
+SLACK_S = 1.5
 DECODER = msgspec.msgpack.Decoder(m.TargetRequest)
 
 
@@ -237,7 +237,7 @@ def test_garbage_is_a_target_that_has_gone(target, data):
 
     got, seconds = timed(target(script).get, WORLD, KEYS, marked(), 30)
     assert (got.blocks, got.outcome) == (0, Outcome.GONE)
-    assert seconds < 15
+    assert seconds < 4
 
 
 def test_a_payload_larger_than_asked_for_never_leaves_the_buffers(target):
@@ -279,7 +279,7 @@ def test_no_target_is_gone_at_once():
     assert node.put(RECORDS, 5) == [Outcome.GONE] * 8
     assert node.stats(5) == ({}, Outcome.GONE)
     assert node.stage(WORLD, KEYS, 5) == (0, Outcome.GONE)
-    assert seconds < 15
+    assert seconds < 2
     node.close()
     assert node.exist(WORLD, KEYS, 5).outcome is Outcome.GONE
 

@@ -20,7 +20,7 @@ from holdfast.tiers.pool.members import Member, State
 from holdfast.tiers.pool.membership import MembershipSource
 
 WITHIN_S = 60.0
-CLOSED_WITHIN_S = 10.0
+CLOSED_WITHIN_S = 5.0
 
 Fact = tuple[str, str]
 

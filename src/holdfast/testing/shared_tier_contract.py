@@ -67,7 +67,7 @@ class SharedTierContract:
     """
 
     deadline_s: ClassVar[float] = 2.0
-    slack_s: ClassVar[float] = 5.0
+    slack_s: ClassVar[float] = 2.0
 
     def make_far_side(self, folder: Path) -> FarSide:
         """Return a far side that is ready to serve."""

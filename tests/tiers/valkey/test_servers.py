@@ -269,7 +269,7 @@ def test_what_swallows_everything_costs_little_after_two_deadlines():
         outcomes = [blocks.load(tier, [0])[0] for _ in range(40)]
         assert outcomes[:2] == [Outcome.LATE] * 2
         assert outcomes.count(Outcome.GONE) >= 30
-        assert time.monotonic() - begun_s < 20 * 0.2, "a half of what all would have waited"
+        assert time.monotonic() - begun_s < 3.0
         tier.close()
 
 
