@@ -37,9 +37,9 @@ from holdfast.config.options import (
     TokenOptions,
     ValkeyOptions,
 )
-from holdfast.config.yaml_file import read_mapping
 from holdfast.errors import ConfigError
 from holdfast.wire.address import UNIX
+from holdfast.yaml_file import read_mapping
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from holdfast.config.options import Size
-from holdfast.config.yaml_file import read_mapping
 from holdfast.errors import ConfigError
+from holdfast.yaml_file import read_mapping
 
 Kind: TypeAlias = Literal["device", "host", "cxl", "disk", "pool", "object"]
 

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from holdfast.config.yaml_file import read_mapping
 from holdfast.errors import ConfigError
+from holdfast.yaml_file import read_mapping
 
 _Amount = Annotated[float, msgspec.Meta(ge=0)]
 _GPU = re.compile(r"([A-Za-z0-9_.-]+?)(?:x(\d+))?")

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import time
 
 import pytest
@@ -89,6 +90,20 @@ def test_a_file_cut_anywhere_never_costs_a_member_before_its_time(path):
     clock.advance(3600)
     view = membership.views().current.view
     assert [m.id for m in view.members] == [m.id for m in whole.members]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("members: " + "[" * 2000, "line 1, column 74: brackets nested more than 64 deep"),
+        ("members: []\nmembers: []\n", "line 2: 'members' is there twice; remove one"),
+    ],
+)
+def test_what_no_list_is_made_of_is_refused_with_its_place(path, text, words):
+    path.write_text(text)
+    with pytest.raises(MembershipError, match=re.escape(f"{path}: ")) as caught:
+        MemberFile(str(path)).read()
+    assert words in str(caught.value)
 
 
 def test_a_half_written_file_keeps_the_view_with_one_log_line(path, caplog):

@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from holdfast.errors import MembershipError
+from holdfast.errors import ConfigError, MembershipError
 from holdfast.limits import MIB
 from holdfast.tiers.pool.members import Member
 from holdfast.tiers.pool.roster import read_members
 from holdfast.tiers.pool.rounds import Rounds
+from holdfast.yaml_file import read_mapping
 
 LOOK_S = 1.0
 FILE_BYTES_MAX = MIB
@@ -46,7 +47,7 @@ class MemberFile:
 
     def read(self) -> tuple[Member, ...]:
         """Read the file now; raise MembershipError saying what is wrong with it."""
-        return _parse(_load(self._path), str(self._path))
+        return _read(str(self._path))
 
     def _look(self) -> None:
         stamp = _stamp(self._path)
@@ -75,26 +76,12 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
-def _load(path: Path) -> bytes:
+def _read(path: str) -> tuple[Member, ...]:
     try:
-        with path.open("rb") as file:
-            text = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise MembershipError(_unreadable(path, error)) from error
-    if len(text) > FILE_BYTES_MAX:
-        raise MembershipError(f"{path}: more than {FILE_BYTES_MAX} bytes; give a members file")
-    return text
-
-
-def _parse(text: bytes, at: str) -> tuple[Member, ...]:
-    import yaml
-
-    try:
-        data = yaml.safe_load(text)  # JSON is YAML too
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        what = " ".join(str(error).split())
-        raise MembershipError(f"{at}: can not be read as YAML: {what}; correct it") from error
-    return read_members(data, at)
+        data = read_mapping(path, FILE_BYTES_MAX)  # JSON is YAML too
+    except ConfigError as error:
+        raise MembershipError(str(error)) from error
+    return read_members(data, path)
 
 
 def _unreadable(path: Path, error: OSError) -> str:

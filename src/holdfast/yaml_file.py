@@ -1,4 +1,4 @@
-"""Read a YAML file that a person wrote: what is wrong with it is one line, with its place."""
+"""Reads a YAML file that a person wrote: what is wrong with it is one line, with its place."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ BRACKETS_MAX = 64
 _NAMES = {type(None): "nothing", list: "a list", str: "plain text"}
 
 
-def read_mapping(file: str) -> dict[str, Any]:
+def read_mapping(file: str, bytes_max: int = FILE_BYTES_MAX) -> dict[str, Any]:
     """Return what a file of `key: value` lines says. Raises ConfigError naming file and line."""
-    data = _parse(_text(file), file)
+    data = _parse(_text(file, bytes_max), file)
     if not isinstance(data, dict):
         held = _NAMES.get(type(data), "one value")
         raise ConfigError(f"{file}: holds {held}; write key: value lines")
     return data
 
 
-def _text(file: str) -> str:
+def _text(file: str, bytes_max: int) -> str:
     try:
         with Path(file).open("rb") as opened:
-            data = opened.read(FILE_BYTES_MAX + 1)
+            data = opened.read(bytes_max + 1)
     except OSError as error:
         raise ConfigError(
             f"{file}: can not be read: {error.strerror}; name another file"
         ) from error
-    if len(data) > FILE_BYTES_MAX:
-        raise ConfigError(f"{file}: has more than {FILE_BYTES_MAX} bytes; name another file")
+    if len(data) > bytes_max:
+        raise ConfigError(f"{file}: has more than {bytes_max} bytes; name another file")
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.config.yaml_file import FILE_BYTES_MAX, read_mapping
 from holdfast.errors import ConfigError
+from holdfast.yaml_file import FILE_BYTES_MAX, read_mapping
 
 
 def test_a_mapping_comes_as_it_is(tmp_path):
