@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
+from operator import mul, truediv
 from statistics import median
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 PER_SIZE = 8
 """Observations kept of each size: features within a factor of four of each other."""
@@ -45,8 +46,17 @@ class Observation(NamedTuple):
     number: int
 
 
-_Usual: TypeAlias = tuple[Observation, float]
-"""An observation, and the usual time of its size."""
+class _Seen(NamedTuple):
+    """Observations by column, oldest first; `usual` are the times usual for the size of each."""
+
+    features: Sequence[Sequence[float]]
+    seconds: Sequence[float]
+    usual: Sequence[float]
+
+    def latest(self, count: int) -> _Seen:
+        """Return the last few."""
+        features = [column[-count:] for column in self.features]
+        return _Seen(features, self.seconds[-count:], self.usual[-count:])
 
 
 class Belief(NamedTuple):
@@ -63,7 +73,7 @@ class Fit:
     """Coefficients of `len(belief.coefficients)` features.
 
     `half_life` counts observations; `most` are kept in all, the oldest go first. A fit over as many
-    takes about ten microseconds for each.
+    takes less than ten microseconds for each.
     """
 
     def __init__(self, belief: Belief, half_life: float, most: int) -> None:
@@ -132,53 +142,52 @@ class Fit:
 
         Where old and new ones contradict each other, each side is an outlier to the other.
         """
-        seen = sorted(self._with_usual(), key=lambda pair: pair[0].number)
-        aged = [
-            max(AGED_MIN, 0.5 ** ((self.count - one.number) / self._half_life)) for one, _ in seen
-        ]
-        latest = [0.0] * max(0, len(seen) - LATEST) + [1.0] * min(len(seen), LATEST)
+        kept = self.observations()
+        seen, count = self._columns(kept), len(kept)
+        aged = [max(AGED_MIN, 0.5 ** ((self.count - one.number) / self._half_life)) for one in kept]
         found = self._settle(seen, aged, aged)
-        if len(seen) <= LATEST or _misfit(seen[-LATEST:], found, [1.0] * LATEST) < _CONTRADICTION:
+        if count <= LATEST or _misfit(seen.latest(LATEST), found, [1.0] * LATEST) < _CONTRADICTION:
             return found
-        other = self._settle(seen, aged, latest)
+        other = self._settle(seen, aged, [0.0] * (count - LATEST) + [1.0] * LATEST)
         return min(found, other, key=lambda each: _misfit(seen, each, aged))
 
     def _settle(
-        self, seen: Sequence[_Usual], aged: Sequence[float], start: Sequence[float]
+        self, seen: _Seen, aged: Sequence[float], start: Sequence[float]
     ) -> tuple[float, ...]:
         """Fit with the weights of `start`, then again and again with those that the errors ask."""
-        scales, weights = [usual for _, usual in seen], start
+        scales, weights = seen.usual, start
         held_to, last = self._held_to(seen), self.belief.coefficients
         for _ in range(_ROUNDS):
-            rows = [
-                tuple(x / scale for x in one.features)
-                for (one, _), scale in zip(seen, scales, strict=True)
-            ]
-            times = [one.seconds / scale for (one, _), scale in zip(seen, scales, strict=True)]
-            found = _least_squares(rows, times, weights, (self.belief.coefficients, held_to))
+            relative = [list(map(truediv, column, scales)) for column in seen.features]
+            times = list(map(truediv, seen.seconds, scales))
+            found = _least_squares(relative, times, weights, (self.belief.coefficients, held_to))
             if all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(last, found, strict=True)):
                 break
             last = found
-            errors = list(_errors(seen, found))
+            errors, scales = _errors(seen, found)
             spread = _HUBER * max(_SPREAD_MIN, 1.4826 * median(errors))
             weights = [
                 age * min(1.0, spread / max(error, _TINY))
                 for age, error in zip(aged, errors, strict=True)
             ]
-            scales = [max(usual, _dot(one.features, found)) for one, usual in seen]
         return found
 
-    def _with_usual(self) -> Iterator[_Usual]:
-        """Yield what is remembered, each with the usual time of its size: errors are relative."""
-        for size in self._sizes.values():
-            usual = median(one.seconds for one in size)
-            yield from ((one, usual) for one in size)
+    def _columns(self, kept: Sequence[Observation]) -> _Seen:
+        """Return what is remembered by column, with the usual time of each size."""
+        usual = {
+            one.number: middle
+            for size in self._sizes.values()
+            for middle in [median([one.seconds for one in size])]
+            for one in size
+        }
+        features = list(zip(*(one.features for one in kept), strict=True))
+        return _Seen(features, [one.seconds for one in kept], [usual[one.number] for one in kept])
 
-    def _held_to(self, seen: Sequence[_Usual]) -> tuple[float, ...]:
+    def _held_to(self, seen: _Seen) -> tuple[float, ...]:
         """Return how much each coefficient costs that leaves what was believed, squared."""
         return tuple(
-            weight * max(_TINY, median(one.features[k] / usual for one, usual in seen)) ** 2
-            for k, weight in enumerate(self.belief.weights)
+            weight * max(_TINY, median(map(truediv, column, seen.usual))) ** 2
+            for weight, column in zip(self.belief.weights, seen.features, strict=True)
         )
 
 
@@ -187,23 +196,27 @@ def _can_be(features: Sequence[float], seconds: float) -> bool:
     return SECONDS_MIN <= seconds <= SECONDS_MAX and all(0 <= x <= FEATURE_MAX for x in features)
 
 
-def _errors(seen: Sequence[_Usual], found: Sequence[float]) -> Iterator[float]:
-    """Yield how far each is off, as a share of the larger of what was expected and what is usual.
+def _errors(seen: _Seen, found: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return how far each is off, as a share of the larger of what was expected and what is usual.
 
     So twice too long and twice too short are as bad as each other, and no error is much above 1.
+    The second list has what each is a share of.
     """
-    for one, usual in seen:
-        expected = _dot(one.features, found)
-        yield abs(expected - one.seconds) / max(expected, usual)
+    expected = [0.0] * len(seen.seconds)
+    for coefficient, column in zip(found, seen.features, strict=True):
+        expected = [e + coefficient * x for e, x in zip(expected, column, strict=True)]
+    scales = list(map(max, expected, seen.usual))
+    off = [abs(e - s) / by for e, s, by in zip(expected, seen.seconds, scales, strict=True)]
+    return off, scales
 
 
-def _misfit(seen: Sequence[_Usual], found: Sequence[float], weights: Sequence[float]) -> float:
-    errors = _errors(seen, found)
+def _misfit(seen: _Seen, found: Sequence[float], weights: Sequence[float]) -> float:
+    errors, _ = _errors(seen, found)
     return sum(w * min(1.0, e) for w, e in zip(weights, errors, strict=True)) / sum(weights)
 
 
 def _least_squares(
-    rows: Sequence[Sequence[float]],
+    columns: Sequence[Sequence[float]],
     times: Sequence[float],
     weights: Sequence[float],
     belief: tuple[Sequence[float], Sequence[float]],
@@ -211,21 +224,22 @@ def _least_squares(
     """Minimise the weighted squares of `row . c - time`, and of leaving the belief, over c >= 0."""
     believed, held_to = belief
     size = range(len(believed))
+    weighted = [list(map(mul, weights, column)) for column in columns]
+    right = [sum(map(mul, column, times)) for column in weighted]
     matrix = [[0.0 for _ in size] for _ in size]
-    right = [0.0 for _ in size]
-    for row, time, weight in zip(rows, times, weights, strict=True):
-        for i in size:
-            scaled = weight * row[i]
-            right[i] += scaled * time
-            for j in range(i + 1):
-                matrix[i][j] += scaled * row[j]
+    for i in size:
+        for j in range(i + 1):
+            matrix[i][j] = sum(map(mul, weighted[i], columns[j]))
     for i in size:
         right[i] += held_to[i] * believed[i]
         matrix[i][i] += held_to[i]
         for j in range(i):
             matrix[j][i] = matrix[i][j]
+    whole = _solve(matrix, right, size)
+    if whole is not None and min(whole) >= 0:
+        return tuple(whole)  # the best without a limit, so the best within it
     best, least = tuple(0.0 for _ in size), 0.0
-    for count in range(1, len(right) + 1):
+    for count in range(1, len(right)):
         for chosen in combinations(size, count):
             solved = _solve(matrix, right, chosen)
             if solved is None or min(solved) < 0:
@@ -258,7 +272,3 @@ def _solve(
         rest = sum(lines[at][j] * solved[j] for j in range(at + 1, len(lines)))
         solved[at] = (lines[at][-1] - rest) / lines[at][at]
     return [value / scale[i] for value, i in zip(solved, chosen, strict=True)]
-
-
-def _dot(row: Sequence[float], coefficients: Sequence[float]) -> float:
-    return sum(x * c for x, c in zip(row, coefficients, strict=True))
