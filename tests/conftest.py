@@ -5,6 +5,9 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+# The shipped contracts: what they assert is told like what a test asserts.
+pytest.register_assert_rewrite("holdfast.testing")
+
 # --hypothesis-profile picks one. No deadlines: these tests share two cores with servers.
 _SHARED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("default", max_examples=50, **_SHARED)
