@@ -4,9 +4,7 @@ The short form is test_vllm_end_to_end.py, a test for each thing that may happen
 """
 
 import collections
-import os
 import random
-import signal
 import time
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from holdfast.limits import MIB
+from holdfast.pause import pause, resume
 from holdfast.rig.model import make
 from holdfast.rig.node import Node
 
@@ -59,7 +58,7 @@ class Scene:
 
     def stopped(self):
         """Silent while the next question is asked."""
-        os.killpg(self.node.process.pid, signal.SIGSTOP)
+        pause(self.node.process.pid)
 
     def damage_memory(self):
         if self.node.status()["blocks"]:
@@ -82,7 +81,7 @@ class Scene:
         if name == "gone":
             self.node.start()
         if name == "stopped":
-            os.killpg(self.node.process.pid, signal.SIGCONT)
+            resume(self.node.process.pid)
 
     def close(self):
         for engine in (self.behind, self.alone):

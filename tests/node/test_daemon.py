@@ -15,6 +15,7 @@ import pytest
 from holdfast.errors import NodeGoneError, RefusedError
 from holdfast.limits import RECLAIM_S
 from holdfast.node.bounds import JUDGED_HERE_BLOCKS
+from holdfast.pause import pause, resume
 from holdfast.wire import messages as m
 from holdfast.wire.client import Client
 from holdfast.wire.frame import encode
@@ -312,14 +313,14 @@ def test_a_node_told_to_stop_writes_what_waits_and_ends_well(start_node, engine,
 def test_a_node_that_hangs_is_gone_within_the_deadline(start_node, engine):
     node = start_node()
     one = engine(node.address, timeout_s=60)
-    node.process.send_signal(signal.SIGSTOP)
+    pause(node.process.pid)
     try:
         started = time.monotonic()
         with pytest.raises(NodeGoneError, match=r"no answer within 0\.3 s"):
             one.client.call(m.Cover(b""), 0.3)
         assert time.monotonic() - started < 2
     finally:
-        node.process.send_signal(signal.SIGCONT)
+        resume(node.process.pid)
 
 
 def test_systemd_is_told_when_the_node_is_ready_and_when_it_stops(

@@ -2,12 +2,12 @@
 
 import contextlib
 import json
-import signal
 import time
 
 import pytest
 
 from holdfast.errors import RefusedError
+from holdfast.pause import pause, resume
 from holdfast.probe import free_port
 from holdfast.wire import messages as m
 from holdfast.wire.target import Target
@@ -218,14 +218,14 @@ def test_a_silent_pool_costs_no_hit_here_and_no_more_than_the_engine_waits(pool,
     a.save(keys[:3])
     written(a)
     for target in pool.targets.values():
-        target.process.send_signal(signal.SIGSTOP)
+        pause(target.process.pid)
     try:
         told = a.call(m.Cover(b"".join(keys), deadline_s=0.2))
         assert (told.blocks, told.worth) == (3, 3)
         assert a.read(keys[:3]) == (3, {"host": 3})
     finally:
         for target in pool.targets.values():
-            target.process.send_signal(signal.SIGCONT)
+            resume(target.process.pid)
 
 
 def test_a_deadline_out_of_bounds_is_refused(pool, engine, names):

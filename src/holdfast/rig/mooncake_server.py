@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from holdfast.pause import pause, resume
 from holdfast.probe import free_port
 from holdfast.rig.process import Process, wait_until
 from holdfast.wire.address import TCP
@@ -82,11 +81,13 @@ class MooncakeServers:
 
     def stall(self) -> None:
         """Stop both where they are (SIGSTOP)."""
-        self._signal(signal.SIGSTOP)
+        for process in self.processes:
+            pause(process.pid)
 
     def wake(self) -> None:
         """Let them go on."""
-        self._signal(signal.SIGCONT)
+        for process in self.processes:
+            resume(process.pid)
 
     def close(self) -> None:
         """End them."""
@@ -98,7 +99,3 @@ class MooncakeServers:
         except OSError:
             return False
         return True
-
-    def _signal(self, number: signal.Signals) -> None:
-        for process in self.processes:
-            os.killpg(process.pid, number)

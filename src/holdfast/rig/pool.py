@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import enum
-import os
 import secrets
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +14,7 @@ import yaml
 
 from holdfast.errors import HoldfastError
 from holdfast.limits import MIB, TOKEN_S_MAX
+from holdfast.pause import pause, resume
 from holdfast.rig.network import Network
 from holdfast.rig.node import Node
 from holdfast.rig.process import POLL_S, wait_until
@@ -115,10 +114,12 @@ class Pool:
                 for address in addresses:
                     self._network.cut(address)
             else:
-                self._signal(signal.SIGSTOP)
+                for target in self.targets.values():
+                    pause(target.process.pid)
             yield
         finally:
-            self._signal(signal.SIGCONT)
+            for target in self.targets.values():
+                resume(target.process.pid)
             for address in addresses:
                 self._network.mend(address)
 
@@ -162,10 +163,6 @@ class Pool:
         """Write a fresh token, as a timer would: one lasts ten minutes. Return its file."""
         line = issue(self._signing, "the hosts", VERBS, TOKEN_S_MAX, time.time())
         return self._secret("token", f"{line}\n".encode())
-
-    def _signal(self, number: int) -> None:
-        for node in self.targets.values():
-            os.killpg(node.process.pid, number)
 
     def _list(self) -> None:
         members = [{"id": name, "address": at} for name, at in self._addresses.items()]

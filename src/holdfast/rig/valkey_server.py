@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
+from holdfast.pause import pause, resume
 from holdfast.probe import free_port
 from holdfast.rig.process import Process, wait_until
 from holdfast.wire.address import TCP, HostPort
@@ -87,11 +86,13 @@ class ValkeyServers:
 
     def stall(self) -> None:
         """Stop all where they are (SIGSTOP)."""
-        self._signal(signal.SIGSTOP)
+        for process in self.processes:
+            pause(process.pid)
 
     def wake(self) -> None:
         """Let them go on."""
-        self._signal(signal.SIGCONT)
+        for process in self.processes:
+            resume(process.pid)
 
     def restart(self) -> None:
         """Start them where they were; members of a cluster still know one another."""
@@ -138,7 +139,3 @@ class ValkeyServers:
             return self.ask(endpoint, "PING") == b"PONG"
         except (OSError, HoldfastError):
             return False
-
-    def _signal(self, number: signal.Signals) -> None:
-        for process in self.processes:
-            os.killpg(process.pid, number)

@@ -7,7 +7,6 @@ check every byte. After each fault the pool has to come back by itself.
 from __future__ import annotations
 
 import random
-import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -45,7 +44,7 @@ class Fault(NamedTuple):
 
 
 def _kill(pool: ChaosPool, name: str) -> None:
-    pool.targets[name].send(signal.SIGKILL)
+    pool.targets[name].kill()
 
 
 def _restart(pool: ChaosPool, name: str) -> None:
@@ -54,11 +53,11 @@ def _restart(pool: ChaosPool, name: str) -> None:
 
 
 def _stop(pool: ChaosPool, name: str) -> None:
-    pool.targets[name].send(signal.SIGSTOP)
+    pool.targets[name].pause()
 
 
 def _go_on(pool: ChaosPool, name: str) -> None:
-    pool.targets[name].send(signal.SIGCONT)
+    pool.targets[name].resume()
 
 
 def _flap(pool: ChaosPool, name: str) -> None:

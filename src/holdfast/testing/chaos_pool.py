@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import yaml
 
 from holdfast.errors import HoldfastError, Outcome, ProtocolError
 from holdfast.limits import MIB, TOKEN_S_MAX
+from holdfast.pause import pause, resume
 from holdfast.probe import free_port
 from holdfast.testing.campaign import Tally
 from holdfast.testing.chained import Chained
@@ -113,18 +113,26 @@ class ChaosTarget:
                 connection.ask(Put(bytes(128) * _OVERSIZE_HEADERS), [bytes(4096)], (), deadline)
         return strangers
 
-    def send(self, number: signal.Signals) -> None:
-        """Send its process a signal; after SIGKILL, wait for its end."""
+    def pause(self) -> None:
+        """Stop its process where it is."""
         if self._process is not None:
-            self._process.send_signal(number)
-            if number is signal.SIGKILL:
-                self._process.wait()
+            pause(self._process.pid)
+
+    def resume(self) -> None:
+        """Let its process go on."""
+        if self._process is not None:
+            resume(self._process.pid)
+
+    def kill(self) -> None:
+        """End its process as a crash would, and wait for its end."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     def close(self) -> None:
         """End it."""
         self.proxy.close()
-        self.send(signal.SIGCONT)
-        self.send(signal.SIGKILL)
+        self.kill()
         for end in self._pipe:
             os.close(end)
 

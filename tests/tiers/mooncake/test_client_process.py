@@ -8,6 +8,7 @@ import time
 import pytest
 
 from holdfast.errors import ConfigError, Outcome
+from holdfast.pause import pause
 from holdfast.probe import free_port
 from holdfast.rig.mooncake_server import MooncakeServers
 from holdfast.testing.chained import Chained
@@ -50,7 +51,7 @@ def test_a_client_that_hangs_is_late_then_replaced(tier):
     blocks = Chained(65_000)
     assert blocks.save(tier, range(3)) == [Outcome.OK] * 3
     hung = tier._process._popen
-    os.kill(hung.pid, signal.SIGSTOP)
+    pause(hung.pid)
     assert blocks.load(tier, range(3)) == [Outcome.LATE] * 3
     assert hung.poll() == -signal.SIGKILL
     eventually(lambda: blocks.load(tier, range(3)) == [Outcome.OK] * 3)

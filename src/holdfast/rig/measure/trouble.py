@@ -8,9 +8,7 @@ stay, and nothing is ever answered.
 from __future__ import annotations
 
 import itertools
-import os
 import random
-import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +24,7 @@ from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import pack, verify
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.limits import KIB
+from holdfast.pause import pause, resume
 from holdfast.rig.measure.pool import TargetProcess
 from holdfast.rig.report import Row, at_most, with_more
 from holdfast.tiers.base import Get, Place, Put, segment_place
@@ -225,7 +224,7 @@ def _mute_rows(targets: Sequence[TargetProcess]) -> list[Row]:
         scene.save(keys)
         asking = itertools.cycle(keys)
         for target in targets:
-            os.killpg(target.process.pid, signal.SIGSTOP)
+            pause(target.process.pid)
         try:
             begun_s = time.monotonic()
             with ThreadPoolExecutor(ASKERS) as askers:
@@ -235,7 +234,7 @@ def _mute_rows(targets: Sequence[TargetProcess]) -> list[Row]:
             asked_ms = [scene.ask(next(asking)) for _ in _until(MUTE_S)]
         finally:
             for target in targets:
-                os.killpg(target.process.pid, signal.SIGCONT)
+                resume(target.process.pid)
     row = at_most("pool.mute.ask", max(asked_ms), "ms", MUTE_ASK_GOAL_MS)
     return [
         with_more(at_most("pool.mute.opens", opened_s, "s", OPENS_GOAL_S), {"askers": ASKERS}),
