@@ -287,8 +287,7 @@ def test_after_a_connector_reset_nothing_old_is_used(rig):
     prompt = prompt_of("reset")
     rig.save(prompt, "second")
     assert rig["second"].reset(connector=True)
-    assert rig.ask(prompt, "second")["cached"] == 0
-    rig["second"].reset()
+    assert rig.save(prompt, "second")["cached"] == 0
     answer = rig.ask(prompt, "second")
     assert (answer["tokens"], answer["cached"]) == (rig.right(prompt), HELD)
     rig["second"].reset()
