@@ -99,6 +99,13 @@ def test_an_engine_that_still_spins_is_held_against_one_that_does(shares, rounds
         assert sorted(set(bench.asked)) == sorted(bench.asked), "each once by both"
 
 
+def test_behind_the_slow_disk_there_are_twice_as_many_pairs(shares):
+    bench, course = SpinBench(), Course("small", Path(), [1024], (), 4, lambda _: None)
+    bench.move = lambda place, plan: None
+    (row,) = plan._against_recompute(bench, "slow", course)
+    assert row.more["rounds"] == 2 * course.rounds_at(1024) == 8
+
+
 def test_pairs_that_others_disturb_are_left_out_but_not_more_than_half(shares):
     course = Course("small", Path(), [4096], (), 4, lambda _: None)
     for busy, left in (([0.0, 0.5], 2), ([0.4, 0.5], 2), ([0.01, 0.04], 4)):
