@@ -346,6 +346,15 @@ def test_with_several_ranks_the_least_covered_one_counts(fakes):
     assert rig.clients[0].of(Cover)[0].keys != rig.clients[1].of(Cover)[0].keys
 
 
+def test_a_rank_whose_node_is_gone_leaves_no_question_with_the_others(fakes):
+    rig = fakes.SchedulerRig(fakes, ranks=2)
+    rig.held, rig.clients[1].gone = 3, True
+    request = rig.request(30)
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    assert rig.side.counts.data["gone_covers"] == 1
+    assert rig.clients[0].forgotten == rig.clients[0].of(Cover) != []
+
+
 def test_a_node_that_claims_more_than_was_asked_is_not_believed(rig):
     request = rig.request(20)
     rig.client.answer = lambda _: Covered(9, 9, {"host": 9})

@@ -230,20 +230,20 @@ class SchedulerSide:
         blocks = min(tracked.extend(), CHAIN_BLOCKS_MAX)
         if clients is None or not blocks or tracked.request.skip_reading_prefix_cache:
             return
+        replaced = tracked.plan if local_tokens else 0
+        prompt = tracked.request.num_tokens, local_tokens, self._setting.fetch_deadline_s
+        name, limit_s = tracked.hint.session, NODE_SHARE * self._limit_s(tracked)
+        question = Question(blocks, self._now())
         try:
-            replaced = tracked.plan if local_tokens else 0
-            prompt = tracked.request.num_tokens, local_tokens, self._setting.fetch_deadline_s
-            name, limit_s = tracked.hint.session, NODE_SHARE * self._limit_s(tracked)
-            asked = [
-                (client, client.send(Cover(keys, *prompt, replaced, name, common, limit_s)))
-                for client, keys, common in zip(
-                    clients, tracked.keys(0, blocks), tracked.common_keys(), strict=True
-                )
-            ]
+            for client, keys, common in zip(
+                clients, tracked.keys(0, blocks), tracked.common_keys(), strict=True
+            ):
+                question.ask(client, Cover(keys, *prompt, replaced, name, common, limit_s))
         except NodeGoneError:
             self.counts.add("gone_covers")
+            question.forget()
             return
-        tracked.question = Question(asked, blocks, self._now())
+        tracked.question = question
 
     def _asks_again(self, tracked: Tracked, local_tokens: int) -> bool:
         """Ask once more if the engine has blocks that the node's plan did not know of."""

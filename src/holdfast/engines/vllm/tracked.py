@@ -11,7 +11,7 @@ from holdfast.blocks.key import Chain
 from holdfast.engines.vllm.hinted import NOTHING, Hint
 from holdfast.errors import ProtocolError
 from holdfast.wire.client import Client
-from holdfast.wire.messages import Covered
+from holdfast.wire.messages import Cover, Covered
 
 COMMON_BLOCKS_MAX = 512
 """Leading blocks that are looked for in the public domain."""
@@ -20,11 +20,15 @@ COMMON_BLOCKS_MAX = 512
 class Question:
     """Cover requests on their way, one per tensor-parallel rank, about the first `blocks`."""
 
-    def __init__(self, asked: Sequence[tuple[Client, int]], blocks: int, at_s: float) -> None:
+    def __init__(self, blocks: int, at_s: float) -> None:
         self.blocks = blocks
         self.at_s = at_s
-        self._waiting = list(asked)
+        self._waiting: list[tuple[Client, int]] = []
         self._covered: list[Covered] = []
+
+    def ask(self, client: Client, cover: Cover) -> None:
+        """Ask one rank's node. Raises NodeGoneError: then `forget` what others were asked."""
+        self._waiting.append((client, client.send(cover)))
 
     def answer(self, *, expected: bool = False) -> Covered | None:
         """Return the least that is held and worth fetching, None while a reply is missing.
