@@ -69,7 +69,11 @@ SLOW_TIMES = 2
 """Behind the slow disk both engines compute, and the goal is near: more rounds tell them apart."""
 
 CUT_ROUNDS_MIN = 4
-"""Two before the plan's and two behind."""
+"""Of each cut that is tried."""
+
+BESIDE_ROUNDS_MIN = 10
+"""Of the plan and of the best cut beside it: medians of four of the very same cut were a seventh
+apart. Half of the latter come before the plan's and half behind."""
 
 Sample: TypeAlias = tuple[tuple[float, int], float]
 """Seconds to the first token and tokens fetched; the share of the machine others had meanwhile."""
@@ -287,11 +291,12 @@ def _against_cuts(bench: Bench, place: str, length: int, course: Course) -> Row:
     times = {cut: _median_s(each) for cut, each in found.items()}
     best = min(times, key=lambda cut: times[cut])
     course.tell(f"{place}: {length} tokens, the plan beside a cut after {best} blocks")
-    again = [Held(bench.text(length), best) for _ in range(rounds)]
-    whole = [Held(bench.text(length), length // BLOCK_TOKENS) for _ in range(rounds)]
-    before = _asked(bench, place, "held", again[: rounds // 2])
+    beside = max(rounds, BESIDE_ROUNDS_MIN)
+    again = [Held(bench.text(length), best) for _ in range(beside)]
+    whole = [Held(bench.text(length), length // BLOCK_TOKENS) for _ in range(beside)]
+    before = _asked(bench, place, "held", again[: beside // 2])
     planned = _asked(bench, place, "best", whole)
-    behind = _asked(bench, place, "held", again[rounds // 2 :])
+    behind = _asked(bench, place, "held", again[beside // 2 :])
     planned_s = _median_s(planned)
     best_s = sum(map(_median_s, (before, behind))) / 2
     more: dict[str, object] = {
@@ -303,6 +308,7 @@ def _against_cuts(bench: Bench, place: str, length: int, course: Course) -> Row:
         "best_s": best_s,
         "cuts_s": {str(cut): seconds for cut, seconds in times.items()},
         "rounds": rounds,
+        "beside": beside,
     }
     return with_more(at_most("plan.cut", planned_s / best_s, "x", CUT_GOAL), more)
 
