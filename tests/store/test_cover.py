@@ -43,15 +43,19 @@ class Clock:
         return self.now_s
 
 
-def test_what_one_store_saved_another_finds_and_fetches(rig) -> None:
+@pytest.fixture
+def other_saved(rig):
+    """Return what a shared tier holds, a store over it, and the chain that another one saved."""
     by_key = {}
-    one, other = (
-        rig(MIB, SharedMemoryTier(by_key, "pool")),
-        rig(MIB, SharedMemoryTier(by_key, "pool")),
-    )
+    one, other = (rig(MIB, SharedMemoryTier(by_key, "pool")) for _ in range(2))
     chain = one.chain(1, 10)
     one.save(chain)
     one.settle()
+    return by_key, other, chain
+
+
+def test_what_one_store_saved_another_finds_and_fetches(other_saved) -> None:
+    _, other, chain = other_saved
     assert other.store.cover(other.world, chain.keys).blocks == 0
     assert other.store.look(other.world, chain.keys).sources == {"pool": 10}
     assert other.read(chain) == 10
@@ -71,30 +75,16 @@ def test_blocks_are_written_to_the_place_of_their_segment(rig) -> None:
     assert len(by_key) == 10
 
 
-def test_hearsay_that_is_wrong_is_a_miss_and_forgotten(rig) -> None:
-    by_key = {}
-    one, other = (
-        rig(MIB, SharedMemoryTier(by_key, "pool")),
-        rig(MIB, SharedMemoryTier(by_key, "pool")),
-    )
-    chain = one.chain(1, 10)
-    one.save(chain)
-    one.settle()
+def test_hearsay_that_is_wrong_is_a_miss_and_forgotten(other_saved) -> None:
+    by_key, other, chain = other_saved
     other.store.look(other.world, chain.keys)
     del by_key[chain.keys[6]]
     assert other.read(chain) == 6
     assert other.store.cover(other.world, chain.keys).blocks == 6
 
 
-def test_a_damaged_record_is_condemned_by_its_first_reader_and_written_anew(rig) -> None:
-    by_key = {}
-    one, other = (
-        rig(MIB, SharedMemoryTier(by_key, "pool")),
-        rig(MIB, SharedMemoryTier(by_key, "pool")),
-    )
-    chain = one.chain(1, 10)
-    one.save(chain)
-    one.settle()
+def test_a_damaged_record_is_condemned_by_its_first_reader_and_written_anew(other_saved) -> None:
+    by_key, other, chain = other_saved
     place, record = by_key[chain.keys[6]]
     by_key[chain.keys[6]] = place, record[:5_000] + bytes([record[5_000] ^ 1]) + record[5_001:]
     other.store.look(other.world, chain.keys)
@@ -105,16 +95,9 @@ def test_a_damaged_record_is_condemned_by_its_first_reader_and_written_anew(rig)
     assert by_key[chain.keys[6]] == (place, record)
 
 
-def test_only_so_much_hearsay_is_kept(rig, monkeypatch) -> None:
+def test_only_so_much_hearsay_is_kept(other_saved, monkeypatch) -> None:
     monkeypatch.setattr(hearsay, "HEARSAY_MAX", 5)
-    by_key = {}
-    one, other = (
-        rig(MIB, SharedMemoryTier(by_key, "pool")),
-        rig(MIB, SharedMemoryTier(by_key, "pool")),
-    )
-    chain = one.chain(1, 10)
-    one.save(chain)
-    one.settle()
+    _, other, chain = other_saved
     other.store.look(other.world, chain.keys)
     assert len(other.store.states.hearsay) == 5
     assert other.store.cover(other.world, chain.keys).blocks == 5

@@ -8,9 +8,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from holdfast.pause import pause, resume
 from holdfast.probe import free_port
-from holdfast.rig.process import Process, wait_until
+from holdfast.rig.process import Process, Servers, wait_until
 from holdfast.wire.address import TCP
 
 HOST = "127.0.0.1"
@@ -35,15 +34,15 @@ def installed() -> bool:
     return find_spec("mooncake") is not None
 
 
-class MooncakeServers:
+class MooncakeServers(Servers):
     """Master and lender. Killed, stalled and restarted together, where they were."""
 
     def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
+        super().__init__()
         self._port = free_port()
         self._segment_bytes = segment_bytes
         self._folder = folder
         self._turns = itertools.count()
-        self.processes: list[Process] = []
 
     @property
     def address(self) -> str:
@@ -72,26 +71,6 @@ class MooncakeServers:
     def restart(self) -> None:
         """Start them again, empty."""
         self.start()
-
-    def kill(self) -> None:
-        """End both at once; what was held is gone."""
-        processes, self.processes = self.processes, []
-        for process in processes:
-            process.kill()
-
-    def stall(self) -> None:
-        """Stop both where they are (SIGSTOP)."""
-        for process in self.processes:
-            pause(process.pid)
-
-    def wake(self) -> None:
-        """Let them go on."""
-        for process in self.processes:
-            resume(process.pid)
-
-    def close(self) -> None:
-        """End them."""
-        self.kill()
 
     def _listens(self) -> bool:
         try:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from holdfast.errors import HoldfastError
+from holdfast.pause import pause, resume
 
 TAIL_LINES = 25
 POLL_S = 0.05
@@ -88,6 +89,36 @@ class Process:
             self.stop()
         else:
             self.kill()
+
+
+class Servers:
+    """Processes that are killed, stalled and let go on together: what others run against.
+
+    As `holdfast.testing.shared_tier_contract.FarSide` wants it.
+    """
+
+    def __init__(self) -> None:
+        self.processes: list[Process] = []
+
+    def kill(self) -> None:
+        """End all at once; what they held is gone."""
+        processes, self.processes = self.processes, []
+        for process in processes:
+            process.kill()
+
+    def stall(self) -> None:
+        """Stop all where they are."""
+        for process in self.processes:
+            pause(process.pid)
+
+    def wake(self) -> None:
+        """Let them go on."""
+        for process in self.processes:
+            resume(process.pid)
+
+    def close(self) -> None:
+        """End them."""
+        self.kill()
 
 
 def wait_until(

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
-from holdfast.pause import pause, resume
 from holdfast.probe import free_port
-from holdfast.rig.process import Process, wait_until
+from holdfast.rig.process import Process, Servers, wait_until
 from holdfast.wire.address import TCP, HostPort
 from holdfast.wire.credentials import TlsFiles
 from holdfast.wire.resp import Login, Reply, command, dial
@@ -30,11 +29,10 @@ def program() -> str | None:
     return next(filter(None, map(shutil.which, PROGRAMS)), None)
 
 
-class ValkeyServers:
+class ValkeyServers(Servers):
     """One server, or the masters of a cluster, each with a port and folder of its own.
 
-    `flags` are added to each command line. They can be killed, stalled and restarted where they
-    were, as `holdfast.testing.shared_tier_contract.FarSide` wants it.
+    `flags` are added to each command line. They can be restarted where they were.
     """
 
     def __init__(
@@ -44,6 +42,7 @@ class ValkeyServers:
         flags: Sequence[str] = (),
         tls: TlsFiles | None = None,
     ) -> None:
+        super().__init__()
         found = program()
         if found is None:
             raise HoldfastError(f"none of {', '.join(PROGRAMS)} is installed; install one")
@@ -64,7 +63,6 @@ class ValkeyServers:
                 line += ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
                 line += ["--cluster-node-timeout", str(NODE_TIMEOUT_MS)]
             self._lines.append(line)
-        self.processes: list[Process] = []
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -78,22 +76,6 @@ class ValkeyServers:
             self._meet()
         self._await("well")
 
-    def kill(self) -> None:
-        """End all at once; what they held is gone."""
-        processes, self.processes = self.processes, []
-        for process in processes:
-            process.kill()
-
-    def stall(self) -> None:
-        """Stop all where they are (SIGSTOP)."""
-        for process in self.processes:
-            pause(process.pid)
-
-    def wake(self) -> None:
-        """Let them go on."""
-        for process in self.processes:
-            resume(process.pid)
-
     def restart(self) -> None:
         """Start them where they were; members of a cluster still know one another."""
         known = (self._folders[0] / "nodes.conf").exists()
@@ -102,10 +84,6 @@ class ValkeyServers:
             for endpoint, line, own in zip(self.endpoints, self._lines, self._folders, strict=True)
         ]
         self._await("well" if known else "there")
-
-    def close(self) -> None:
-        """End them."""
-        self.kill()
 
     def ask(self, endpoint: HostPort, *words: str) -> Reply:
         """Send one command to one server; raises OSError where it does not answer."""
