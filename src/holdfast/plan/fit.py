@@ -174,12 +174,10 @@ class Fit:
 
     def _columns(self, kept: Sequence[Observation]) -> _Seen:
         """Return what is remembered by column, with the usual time of each size."""
-        usual = {
-            one.number: middle
-            for size in self._sizes.values()
-            for middle in [median([one.seconds for one in size])]
-            for one in size
-        }
+        usual: dict[int, float] = {}
+        for size in self._sizes.values():
+            middle = median([one.seconds for one in size])
+            usual |= dict.fromkeys([one.number for one in size], middle)
         features = list(zip(*(one.features for one in kept), strict=True))
         return _Seen(features, [one.seconds for one in kept], [usual[one.number] for one in kept])
 
