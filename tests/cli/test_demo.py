@@ -22,7 +22,9 @@ WARM = Step(
     "warm", Asked(answered(0.1), Tokens(40, 0, {"host": 4096})), True, 4096, token_bytes=20_480
 )
 WRONG = Step("warm", Asked(answered(0.1), Tokens(40, 0, {"host": 4096})), False, 4096)
-MISSED = Step("warm", Asked(answered(3.0), Tokens(4136, 0, {})), True, 4096)
+MISSED = Step(
+    "warm", Asked(answered(3.0), Tokens(4136, 0, {})), True, 4096, reason="recompute 2.9 s: why"
+)
 
 
 @pytest.fixture
@@ -46,7 +48,12 @@ def test_all_right_is_exit_code_0(walk, capsys):
 
 
 @pytest.mark.parametrize(
-    ("bad", "words"), [(WRONG, "output differs"), (MISSED, "output equal, not as it should come")]
+    ("bad", "words"),
+    [
+        (WRONG, "output differs"),
+        (MISSED, "output equal, not as it should come (plan: recompute 2.9 s: why)"),
+        (MISSED, "--plan held fetches it all the same"),
+    ],
 )
 def test_a_wrong_output_or_a_missed_hit_is_exit_code_1(walk, capsys, bad, words):
     assert walk([COLD, bad]) == 1
@@ -69,6 +76,7 @@ def test_json_on_standard_output_stands_alone(walk, capsys):
     assert warm["unit"] == "s"
     assert (warm["computed_tokens"], warm["fetched_tokens"], warm["tier"]) == (40, 4096, "host")
     assert warm["equal"] is True
+    assert warm["reason"] == ""
     assert warm["ok"] is True
     assert "30x sooner" in captured.err
 

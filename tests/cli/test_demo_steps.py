@@ -59,7 +59,7 @@ def test_what_walks_ends_when_telling_fails():
             [MISSED, WRONG],
             (
                 "2 steps in 3 s. [red]Output differs: wrong.[/] "
-                "[red]Not from where it should have come: missed.[/]"
+                f"[red]Not from where it should have come: missed.[/] {demo_steps.REMEDY}"
             ),
         ),
     ],

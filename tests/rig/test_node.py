@@ -30,6 +30,7 @@ def test_an_empty_node_has_nothing_on_disk_and_nothing_to_write(node):
     node.wait_idle()
     node.wait_on_disk(0)
     assert node.blocks_on_disk() == 0
+    assert (node.last_plan(), node.last_reason()) == (0, "")
     with pytest.raises(HoldfastError, match="saved no block"):
         node.token_bytes()
 

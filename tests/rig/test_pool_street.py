@@ -94,7 +94,7 @@ def setting(tmp_path, monkeypatch):
         Prompts([1000 * number + i for i in range(TOKENS)], [7] * 9, [8] * 9)
         for number in range(4 * CONTEXTS)
     ]
-    yield PoolSetting(tmp_path, Path("none"), "auto", prompts, 3, lambda _: None)
+    yield PoolSetting(tmp_path, Path("none"), "auto", prompts, 3, "best", lambda _: None)
     while opened:
         opened.pop().close()
 

@@ -63,6 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a network namespace as root, else a loopback port",
     )
     parser.add_argument(
+        "--plan",
+        default="best",
+        choices=("best", "held"),
+        help="best (default): fetch what brings the first token soonest; held: fetch all that is "
+        "held, however quickly the model would compute it",
+    )
+    parser.add_argument(
         "--dtype",
         default="auto",
         choices=("auto", "bfloat16", "float32"),
@@ -103,7 +110,7 @@ def _setting(args: argparse.Namespace, folder: Path, tell: Callable[[str], None]
     path = _model(args.model or MODEL_DEFAULT)
     tokens = TOKENS_DEFAULT if args.tokens is None else args.tokens
     prompts = street.prompts_of(path, args.document, tokens)
-    return Setting(folder, path, args.dtype, prompts, tell)
+    return Setting(folder, path, args.dtype, prompts, args.plan, tell)
 
 
 def _model(name: str) -> Path:
@@ -120,6 +127,7 @@ def _row(step: Step, cold: Step) -> Row:
         "gb_per_s": step.gb_per_s,
         "speedup": cold.asked.answer.ttft_s / answer.ttft_s,
         "equal": step.equal,
+        "reason": step.reason,
     }
     return Row(what=step.name, value=answer.ttft_s, unit="s", ok=step.ok, more=more)
 
@@ -143,7 +151,10 @@ def _line(done: Sequence[Step]) -> str:
 def _judged(step: Step) -> str:
     if not step.equal:
         return "[red]output differs[/]"
-    return "[green]output equal[/]" if step.ok else "output equal, [red]not as it should come[/]"
+    if step.ok:
+        return "[green]output equal[/]"
+    planned = f" (plan: {step.reason})" if step.reason else ""
+    return f"output equal, [red]not as it should come[/]{planned}"
 
 
 def _table(steps: Sequence[Step]) -> Table:

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, console: Console, folder: Path, model: Path) -
         def tell(text: str) -> None:
             status.update(f"{text} ...")
 
-        setting = PoolSetting(folder, model, args.dtype, prompts, args.pool, tell)
+        setting = PoolSetting(folder, model, args.dtype, prompts, args.pool, args.plan, tell)
         steps, elapsed_s = demo_steps.follow(pool_street.walk(setting), _line, console)
     console.print(_table(steps))
     console.print(demo_steps.verdict(steps, elapsed_s, PRAISE), soft_wrap=True)

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+REMEDY = (
+    "A small model may compute a context sooner than a slow disk or network gives it: "
+    "--plan held fetches it all the same."
+)
+
+
 class Shown(Protocol):
     """One step: whether its output equals the engine's own, and whether all of it is as wanted."""
 
@@ -65,7 +71,7 @@ def verdict(steps: Sequence[Shown], elapsed_s: float, praise: str) -> str:
     if wrong:
         parts.append(f"[red]Output differs: {', '.join(wrong)}.[/]")
     if missed:
-        parts.append(f"[red]Not from where it should have come: {', '.join(missed)}.[/]")
+        parts.append(f"[red]Not from where it should have come: {', '.join(missed)}.[/] {REMEDY}")
     if not wrong and not missed:
         parts.append(praise)
     return " ".join(parts)

@@ -91,6 +91,12 @@ class Node:
         """Return the number of the node's last plan; 0 before the first."""
         return max((int(plan["plan"]) for plan in self.plans()["plans"]), default=0)
 
+    def last_reason(self) -> str:
+        """Return why the node's last plan cut where it did, in its words; empty before it."""
+        plans: list[dict[str, Any]] = self.plans()["plans"]
+        last = max(plans, key=lambda plan: plan["plan"], default=None)
+        return "" if last is None else str(last["reason"])
+
     def records(self) -> int:
         """Return how many records its tiers hold; a block in two tiers counts twice."""
         return sum(int(tier["records"]) for tier in self.status()["tiers"])

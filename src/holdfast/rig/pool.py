@@ -80,8 +80,8 @@ class Pool:
         self._list()
         return names
 
-    def start_host(self, name: str) -> Node:
-        """Start the node of an engine host; return when it knows every member."""
+    def start_host(self, name: str, plan: str = "best") -> Node:
+        """Start the node of an engine host, which plans so; return when it knows every member."""
         pool = {"kind": "pool", "members": str(self._members)}
         settings = {
             "tiers": [
@@ -90,6 +90,7 @@ class Pool:
             ],
             "domains": {"default": {"key_file": self._domain_key}},
             "tokens": {"file": self._token},
+            "plan": plan,
         }
         place = self._network.host()
         node = Node(self._folder / name, settings=settings, inside=place.inside)

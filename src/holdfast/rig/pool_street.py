@@ -29,7 +29,7 @@ TARGETS_MIN, TARGETS_MAX = 2, 16
 
 
 class PoolSetting(msgspec.Struct, frozen=True):
-    """Where the demo runs, on what, with how many targets, and whom it tells what it is doing.
+    """Where the demo runs, on what, with how many targets, how its nodes plan, and whom it tells.
 
     `prompts`: `CONTEXTS` for the beginning, and further ones for the target that joins.
     """
@@ -39,6 +39,7 @@ class PoolSetting(msgspec.Struct, frozen=True):
     dtype: str
     prompts: Sequence[Prompts]
     targets: int
+    plan: str
     tell: Callable[[str], None]
 
 
@@ -228,7 +229,7 @@ class _Street:
 
 
 def _start(stack: ExitStack, setting: PoolSetting, pool: Pool, name: str) -> Engine:
-    node = pool.start_host(name)
+    node = pool.start_host(name, setting.plan)
     options = EngineOptions(
         model=setting.model,
         kv_transfer=holdfast_kv_transfer(node.address),

@@ -66,12 +66,13 @@ class Prompts(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """Where the demo runs, on what, and whom it tells what it is doing."""
+    """Where the demo runs, on what, how its node plans, and whom it tells what it is doing."""
 
     folder: Path
     model: Path
     dtype: str
     prompts: Prompts
+    plan: str
     tell: Callable[[str], None]
 
 
@@ -79,7 +80,7 @@ class Step(msgspec.Struct, frozen=True):
     """One row of the demo: what was asked, what came of it, what had to.
 
     `fetched` is how many tokens had to come from Holdfast, `tier` from which tier (empty: any).
-    `token_bytes` is the size of one token's KV state.
+    `token_bytes` is the size of one token's KV state, `reason` why the node planned what it did.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Step(msgspec.Struct, frozen=True):
     fetched: int
     tier: str = ""
     token_bytes: float = 0.0
+    reason: str = ""
 
     @property
     def ok(self) -> bool:
@@ -131,7 +133,7 @@ def walk(setting: Setting) -> Generator[Step]:
     prompts, tell = setting.prompts, setting.tell
     with ExitStack() as stack:
         tell("the node starts, then an engine")
-        node = stack.enter_context(Node(setting.folder / "node"))
+        node = stack.enter_context(Node(setting.folder / "node", settings={"plan": setting.plan}))
         engine = _start(stack, setting, node, "engine-a")
         wait_all_ready([engine])
         # An engine's first long prompt is slower than its later ones; nothing is measured on it.
@@ -140,7 +142,7 @@ def walk(setting: Setting) -> Generator[Step]:
         tell("the engine reads the document for the first time")
         cold = _ask(engine, prompts.first)
         right = _references(engine, prompts)
-        expect = _Expect(len(prompts.context), node.token_bytes())
+        expect = _Expect(len(prompts.context), node.token_bytes(), node)
         yield Step("cold", cold, cold.answer.equals(right.first), fetched=0)
         blocks = 2 * len(prompts.context) // BLOCK_TOKENS
         node.wait_on_disk(blocks)
@@ -176,15 +178,17 @@ def walk(setting: Setting) -> Generator[Step]:
 
 
 class _Expect(msgspec.Struct, frozen=True):
-    """What every hit has in common: tokens that must be fetched, bytes of a token."""
+    """What every hit has in common: tokens that must be fetched, bytes of a token, the node."""
 
     context: int
     token_bytes: float
+    node: Node
 
     def hit(self, name: str, asked: Asked, right: Answer, tier: str = "") -> Step:
         """Make the step of a request whose whole context had to come from Holdfast."""
         equal = asked.answer.equals(right)
-        return Step(name, asked, equal, self.context, tier, self.token_bytes)
+        reason = self.node.last_reason()
+        return Step(name, asked, equal, self.context, tier, self.token_bytes, reason)
 
 
 def _start(stack: ExitStack, setting: Setting, node: Node, name: str) -> Engine:
