@@ -23,7 +23,7 @@ from holdfast.limits import (
 )
 from holdfast.node.outgoing import Kept, Line
 from holdfast.policy.turns import Errand, Turn
-from holdfast.store.fair_pool import FairPool
+from holdfast.store.fair_threads import FairThreads
 from holdfast.store.store import Store
 from holdfast.wire.nixl import Agent
 from holdfast.wire.stream import Progress
@@ -94,7 +94,7 @@ class Service:
         self.line = Line()
         """The way out."""
         self._discard = memoryview(bytearray(_DISCARD_BYTES))
-        self._stagers = FairPool(STAGE_THREADS, 1, "holdfast-stage")
+        self._stagers = FairThreads(STAGE_THREADS, 1, "holdfast-stage")
         self._staged: Counter[bytes] = Counter()
 
     def offer_nixl(self) -> None:

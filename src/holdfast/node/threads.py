@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from holdfast.policy.turns import Turn
-from holdfast.store.fair_pool import FairPool
+from holdfast.store.fair_threads import FairThreads
 
 FETCH_THREADS = 8
 SAVE_THREADS = 4
@@ -31,21 +31,21 @@ class Threads:
     """
 
     def __init__(self) -> None:
-        self.fetching = FairPool(FETCH_THREADS, SPARE_THREADS, "holdfast-fetch")
-        self.saving = FairPool(SAVE_THREADS, SPARE_THREADS, "holdfast-save")
-        self.asking = FairPool(FETCH_THREADS, SPARE_THREADS, "holdfast-ask")
+        self.fetching = FairThreads(FETCH_THREADS, SPARE_THREADS, "holdfast-fetch")
+        self.saving = FairThreads(SAVE_THREADS, SPARE_THREADS, "holdfast-save")
+        self.asking = FairThreads(FETCH_THREADS, SPARE_THREADS, "holdfast-ask")
         self.looking = ThreadPoolExecutor(1, "holdfast-look")
 
     def close(self) -> None:
         """Wait for what runs; what has not begun is dropped."""
-        for pool in (self.fetching, self.saving, self.asking):
-            pool.shutdown(cancel_futures=True)
+        for threads in (self.fetching, self.saving, self.asking):
+            threads.shutdown(cancel_futures=True)
         self.looking.shutdown(wait=True, cancel_futures=True)
 
 
-async def take_turn(pool: FairPool, turn: Turn, work: Callable[[], T]) -> T:
+async def take_turn(threads: FairThreads, turn: Turn, work: Callable[[], T]) -> T:
     """Wait for work to be done when its turn comes."""
-    return await asyncio.wrap_future(pool.submit(turn, work))
+    return await asyncio.wrap_future(threads.submit(turn, work))
 
 
 async def run(pool: ThreadPoolExecutor, work: Callable[..., T], *values: Any) -> T:  # noqa: ANN401  # passed on as they are

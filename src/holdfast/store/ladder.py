@@ -21,7 +21,7 @@ from holdfast.failpoints import reach
 from holdfast.limits import MIB
 from holdfast.policy.turns import Errand, Turn
 from holdfast.store.descent import Descent
-from holdfast.store.fair_pool import FairPool
+from holdfast.store.fair_threads import FairThreads
 from holdfast.store.judgement import Judgement
 from holdfast.store.rewrite import rewrite_strays
 from holdfast.store.room import make_rooms
@@ -78,7 +78,7 @@ class Ladder:
         self._states = states
         self._judgement = judgement
         self._climbers = [
-            FairPool(WAVES_AT_ONCE, 1, f"holdfast-from-{tier.name}") for tier in states.lower
+            FairThreads(WAVES_AT_ONCE, 1, f"holdfast-from-{tier.name}") for tier in states.lower
         ]
         judgement.credit = self._credit
         self._descents = [Descent(states, number + 1) for number in range(len(states.lower))]

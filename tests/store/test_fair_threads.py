@@ -8,7 +8,7 @@ from concurrent.futures import wait
 import pytest
 
 from holdfast.policy.turns import SEEN_S, Errand, Turn
-from holdfast.store.fair_pool import FairPool
+from holdfast.store.fair_threads import FairThreads
 
 FLOOD, VICTIM = b"flood", b"victim"
 
@@ -18,7 +18,7 @@ def pools():
     made, gate = [], threading.Event()
 
     def make(threads, spare):
-        made.append(FairPool(threads, spare, "test", lambda: 0.0))
+        made.append(FairThreads(threads, spare, "test", lambda: 0.0))
         return made[-1], gate
 
     yield make
@@ -112,7 +112,7 @@ def test_several_light_domains_find_spare_threads_and_one_never_takes_them_all(p
 
 def test_a_pool_is_shared_while_another_domain_had_work_lately():
     now = [0.0]
-    pool = FairPool(1, 0, "test", lambda: now[0])
+    pool = FairThreads(1, 0, "test", lambda: now[0])
     pool.submit(Turn(FLOOD), lambda: None).result(30)
     assert not pool.shared(FLOOD)
     assert pool.shared(VICTIM)
@@ -139,14 +139,14 @@ def test_what_was_cancelled_costs_nobody_a_turn(pools):
 
 
 def test_shutdown_waits_for_everything_or_drops_what_has_not_begun():
-    pool, done = FairPool(2, 1, "test"), []
+    pool, done = FairThreads(2, 1, "test"), []
     for _ in range(20):
         pool.submit(Turn(FLOOD), lambda: done.append(1))
     pool.shutdown()
     assert len(done) == 20
     with pytest.raises(RuntimeError, match="after shutdown"):
         pool.submit(Turn(FLOOD), lambda: None)
-    dropping, gate, begun = FairPool(1, 0, "test"), threading.Event(), threading.Event()
+    dropping, gate, begun = FairThreads(1, 0, "test"), threading.Event(), threading.Event()
     dropping.submit(Turn(FLOOD), lambda: (begun.set(), gate.wait(60)))
     futures = [dropping.submit(Turn(VICTIM), lambda: None) for _ in range(5)]
     assert begun.wait(30)
@@ -181,7 +181,7 @@ def threads_to_have(monkeypatch):
 
 
 def test_where_no_more_threads_can_be_had_those_that_are_there_do_it_all(threads_to_have):
-    pool = FairPool(4, 0, "test")
+    pool = FairThreads(4, 0, "test")
     threads_to_have(1)
     futures = [pool.submit(Turn(FLOOD), lambda i=i: i) for i in range(20)]
     assert [future.result(30) for future in futures] == list(range(20))
@@ -190,7 +190,7 @@ def test_where_no_more_threads_can_be_had_those_that_are_there_do_it_all(threads
 
 def test_work_that_nobody_takes_on_is_never_begun(threads_to_have):
     """Whoever was told that it is not done has given its memory to others."""
-    pool, done = FairPool(2, 0, "test"), []
+    pool, done = FairThreads(2, 0, "test"), []
     threads_to_have(0)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         pool.submit(Turn(FLOOD), lambda: done.append("refused"))
@@ -201,7 +201,7 @@ def test_work_that_nobody_takes_on_is_never_begun(threads_to_have):
 
 
 def test_many_domains_from_many_threads_all_get_done():
-    pool, total = FairPool(3, 1, "test"), []
+    pool, total = FairThreads(3, 1, "test"), []
 
     def submit(domain):
         futures = [pool.submit(Turn(bytes([domain])), lambda: total.append(1)) for _ in range(200)]

@@ -30,7 +30,7 @@ class _Task(NamedTuple):
             self.future.set_exception(error)
 
 
-class FairPool:
+class FairThreads:
     """`threads` threads by turns, and `spare` ones for those who are first in turn and have few.
 
     Futures are those of `concurrent.futures`: what has not begun can be cancelled.
