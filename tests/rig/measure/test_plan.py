@@ -140,6 +140,10 @@ class CutBench:
         self.held, self.plan, self.moves, self.asked, self.drawn = {}, "best", [], [], 0
         self.in_memory = set()
 
+    def clear(self):
+        self.held.clear()
+        self.in_memory.clear()
+
     def text(self, tokens):
         self.drawn += 1
         return [self.drawn] * (tokens + TAIL_TOKENS)

@@ -178,7 +178,7 @@ class Bench:
                 self.ttft_s(engine, self.text(tokens))
 
     def clear(self) -> None:
-        """Have the node hold nothing but the probe: contexts of every place would not fit."""
+        """Have the node hold nothing but the probe: all that is asked would not fit its disk."""
         self.node.drop_all()
         wait_until(self.node.process, lambda: not self.node.blocks_on_disk(), CLEARED_S, "empty")
         self.save([self.probe])
@@ -319,6 +319,7 @@ def _against_cuts(bench: Bench, place: str, length: int, course: Course) -> Row:
     rounds = max(course.rounds_at(length), CUT_ROUNDS_MIN)
     cuts = sorted({round(share * length / BLOCK_TOKENS) for share in CUTS})
     course.tell(f"{place}: {length} tokens, cut after {', '.join(map(str, cuts))} blocks")
+    bench.clear()
     searched = [Held(bench.text(length), cut) for _ in range(rounds) for cut in cuts]
     found: dict[int, list[Sample]] = {cut: [] for cut in cuts}
     for (_, cut), asked in zip(searched, _asked(bench, place, "held", searched), strict=True):
