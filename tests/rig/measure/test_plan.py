@@ -9,7 +9,14 @@ import pytest
 from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
 from holdfast.rig.measure import plan
-from holdfast.rig.measure.plan import SAVED_S, TAIL_TOKENS, Bench, Course
+from holdfast.rig.measure.plan import (
+    BESIDE_ROUNDS_MIN,
+    PLACES,
+    SAVED_S,
+    TAIL_TOKENS,
+    Bench,
+    Course,
+)
 
 PROMPTS = [[7] * (2 * BLOCK_TOKENS + TAIL_TOKENS), [8] * (BLOCK_TOKENS + TAIL_TOKENS)]
 
@@ -105,7 +112,8 @@ class SpinBench:
 def test_an_engine_that_still_spins_is_held_against_one_that_does(shares, rounds):
     """One engine first and the other first by turns would be 10 % off, whichever came first."""
     for worse in (1.0, 1.04):
-        bench, course = SpinBench(worse), Course("small", Path(), [128], (), rounds, lambda _: None)
+        bench = SpinBench(worse)
+        course = Course("small", Path(), [128], (), rounds, lambda _: None)
         (row,) = plan._against_recompute(bench, "host", course)
         assert row.value == pytest.approx(worse)
         assert row.more["rounds"] == len(bench.asked) / 2 == course.rounds_at(128)
@@ -203,13 +211,35 @@ def test_a_plan_that_is_worse_than_another_cut_is_told(place):
 def test_a_machine_that_becomes_slower_is_not_in_the_comparison():
     row, bench = cut_row(best_of, noise=0.0, drift=0.01)
     assert row.value == pytest.approx(1.0, abs=0.02)
-    assert [plan for _, plan in bench.moves] == ["held", "held", "best", "held"]
+    assert [plan for _, plan in bench.moves] == ["held", "held", "best", "best", "held"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_memory_that_gets_slower_as_it_fills_is_not_in_the_comparison(place):
+    """A node's first memory was brought in ahead: the fifth context behind it is slower."""
+
+    class Filling(CutBench):
+        def move(self, place, plan):
+            super().move(place, plan)
+            self.first = len(self.asked)
+
+        def ttft_s(self, engine, prompt):
+            filled = len(self.asked) - self.first
+            seconds, tokens = super().ttft_s(engine, prompt)
+            return seconds * (1.0 if filled < 4 else 1.5), tokens
+
+    bench = Filling(best_of, noise=0.0)
+    course = Course("small", Path(), (), (), 5, lambda _: None)
+    row = plan._against_cuts(bench, place, 512, course)
+    assert row.value == pytest.approx(1.0)
+    assert row.more["planned_s"] > best_of("best", 4)[1], "some of both were slower"
+    assert row.more["beside"] == 16
 
 
 def test_a_cut_that_others_disturb_is_not_the_worse_for_it(shares):
-    """Beside two of four rounds of the plan's they compute; a round of the search has five cuts."""
-    rounds, cuts = 4, 5
-    busy = [0.0] * (rounds * cuts + rounds // 2) + [0.5, 0.0] * 2
+    """Beside two of five rounds of the plan's they compute; a round of the search has five cuts."""
+    rounds, cuts, half = 4, 5, BESIDE_ROUNDS_MIN // 2
+    busy = [0.0] * (rounds * cuts + half) + [0.5, 0.0] * 2
     shares += busy
 
     def disturbed(self, engine, prompt):
@@ -219,7 +249,8 @@ def test_a_cut_that_others_disturb_is_not_the_worse_for_it(shares):
 
     bench = CutBench(best_of, 0.0)
     bench.ttft_s = disturbed.__get__(bench)
-    row = plan._against_cuts(bench, "disk", 512, Course("small", Path(), (), (), 1, lambda _: None))
+    course = Course("small", Path(), (), (), 1, lambda _: None)
+    row = plan._against_cuts(bench, "disk", 512, course)
     assert row.more["rounds"] == rounds
     assert row.value == pytest.approx(1.0)
 

@@ -29,6 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "rounds per length, 4 of long ones, three or eight times as many of short ones"
     measuring.add_rounds_argument(parser, 5, about, ROUNDS_MIN)
     measuring.add_model_argument(parser, "small")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=plan.PLACES,
+        default=plan.PLACES,
+        metavar="PLACE",
+        help="fetch from these alone: %(choices)s (default: all)",
+    )
     measuring.add_quick_argument(parser, "few and short contexts")
     measuring.add_keep_argument(parser)
 
@@ -44,4 +52,4 @@ def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
             rounds=args.rounds,
             tell=status.update,
         )
-        yield from measuring.aloud(plan.plan_rows(stack, folder, course), status)
+        yield from measuring.aloud(plan.plan_rows(stack, folder, course, args.only), status)

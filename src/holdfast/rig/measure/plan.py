@@ -4,7 +4,8 @@ The best cut is found by trying every one; then it is measured again, with conte
 that is what the plan is held against. The smallest of several medians is small by luck, too: a plan
 that takes that very cut would come out slower than it. Half of the second measurement is made
 before the plan's and half behind it, so that a machine that becomes slower, or quicker, is not in
-the comparison.
+the comparison; and the plan's is made in two halves as well, each behind a node that has just
+started, since the first 512 MiB of its memory were brought in ahead and the rest was not.
 
 Against recomputing, like is compared with like: an engine that is asked again at once still spins
 from the time before, which costs a short context a tenth. So of two contexts each engine is asked
@@ -74,7 +75,7 @@ CUT_ROUNDS_MIN = 4
 
 BESIDE_ROUNDS_MIN = 10
 """Of the plan and of the best cut beside it: medians of four of the very same cut were a seventh
-apart. Half of the latter come before the plan's and half behind."""
+apart."""
 
 Sample: TypeAlias = tuple[tuple[float, int], float]
 """Seconds to the first token and tokens fetched; the share of the machine others had meanwhile."""
@@ -232,10 +233,12 @@ class Bench:
         return Node(self._folder / "node", settings={"plan": plan, "tiers": tiers})
 
 
-def plan_rows(stack: ExitStack, folder: Path, course: Course) -> Iterator[Row]:
+def plan_rows(
+    stack: ExitStack, folder: Path, course: Course, places: Sequence[str] = PLACES
+) -> Iterator[Row]:
     """Yield what plans gain and cost at each length, from each place; then against other cuts."""
     bench = Bench(stack, folder, course)
-    for place in PLACES:
+    for place in places:
         yield from _against_recompute(bench, place, course)
         for length in course.cut_lengths:
             yield _against_cuts(bench, place, length, course)
@@ -327,24 +330,24 @@ def _against_cuts(bench: Bench, place: str, length: int, course: Course) -> Row:
     times = {cut: _median_s(each) for cut, each in found.items()}
     best = min(times, key=lambda cut: times[cut])
     course.tell(f"{place}: {length} tokens, the plan beside a cut after {best} blocks")
-    beside = max(rounds, BESIDE_ROUNDS_MIN)
-    again = [Held(bench.text(length), best) for _ in range(beside)]
-    whole = [Held(bench.text(length), length // BLOCK_TOKENS) for _ in range(beside)]
-    before = _asked(bench, place, "held", again[: beside // 2])
-    planned = _asked(bench, place, "best", whole)
-    behind = _asked(bench, place, "held", again[beside // 2 :])
-    planned_s = _median_s(planned)
-    best_s = sum(map(_median_s, (before, behind))) / 2
+    half = max(rounds, BESIDE_ROUNDS_MIN) // 2
+    halves: dict[str, list[list[Sample]]] = {"held": [], "best": []}
+    for plan in ("held", "best", "best", "held"):
+        blocks = best if plan == "held" else length // BLOCK_TOKENS
+        contexts = [Held(bench.text(length), blocks) for _ in range(half)]
+        halves[plan].append(_asked(bench, place, plan, contexts))
+    best_s, planned_s = (mean(map(_median_s, halves[plan])) for plan in ("held", "best"))
+    planned = [tokens for samples in halves["best"] for (_, tokens), _ in samples]
     more: dict[str, object] = {
         "source": place,
         "tokens": length,
         "planned_s": planned_s,
-        "planned_cut": median(tokens for (_, tokens), _ in planned) / BLOCK_TOKENS,
+        "planned_cut": median(planned) / BLOCK_TOKENS,
         "best_cut": best,
         "best_s": best_s,
         "cuts_s": {str(cut): seconds for cut, seconds in times.items()},
         "rounds": rounds,
-        "beside": beside,
+        "beside": 2 * half,
     }
     return with_more(at_most("plan.cut", planned_s / best_s, "x", CUT_GOAL), more)
 
