@@ -216,7 +216,7 @@ def test_a_machine_that_becomes_slower_is_not_in_the_comparison():
 
 @pytest.mark.parametrize("place", PLACES)
 def test_memory_that_gets_slower_as_it_fills_is_not_in_the_comparison(place):
-    """A node's first memory was brought in ahead: the fifth context behind it is slower."""
+    """A node's first memory was brought in ahead: later contexts behind it are slower."""
 
     class Filling(CutBench):
         def move(self, place, plan):

@@ -5,7 +5,7 @@ that is what the plan is held against. The smallest of several medians is small 
 that takes that very cut would come out slower than it. Half of the second measurement is made
 before the plan's and half behind it, so that a machine that becomes slower, or quicker, is not in
 the comparison; and the plan's is made in two halves as well, each behind a node that has just
-started, since the first 512 MiB of its memory were brought in ahead and the rest was not.
+started: contexts get slower once the memory is used up that it brought in ahead.
 
 Against recomputing, like is compared with like: an engine that is asked again at once still spins
 from the time before, which costs a short context a tenth. So of two contexts each engine is asked
