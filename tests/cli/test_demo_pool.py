@@ -31,10 +31,20 @@ def walk(monkeypatch, engine_is_here):
     monkeypatch.setattr(demo_pool.pool_street, "prompts_of_pool", lambda *given: [given])
 
     def run(steps, *options):
-        monkeypatch.setattr(demo_pool.pool_street, "walk", lambda _: (step for step in steps))
+        def taken(setting):
+            run.setting = setting
+            yield from steps
+
+        monkeypatch.setattr(demo_pool.pool_street, "walk", taken)
         return main(["demo", "--pool", "3", *options])
 
     return run
+
+
+@pytest.mark.parametrize(("options", "plan"), [([], "best"), (["--plan", "held"], "held")])
+def test_the_hosts_plan_as_they_are_told(walk, options, plan):
+    assert walk([COLD], *options) == 0
+    assert (walk.setting.plan, walk.setting.targets) == (plan, 3)
 
 
 def test_all_right_is_exit_code_0(walk, capsys):

@@ -94,7 +94,7 @@ def setting(tmp_path, monkeypatch):
         Prompts([1000 * number + i for i in range(TOKENS)], [7] * 9, [8] * 9)
         for number in range(4 * CONTEXTS)
     ]
-    yield PoolSetting(tmp_path, Path("none"), "auto", prompts, 3, "best", lambda _: None)
+    yield PoolSetting(tmp_path, Path("none"), "auto", prompts, 3, "held", lambda _: None)
     while opened:
         opened.pop().close()
 
@@ -118,6 +118,8 @@ def test_one_hosts_contexts_come_back_on_another_whoever_dies_or_joins(setting):
     assert joined.fetched_tokens == len(joined.asked) * TOKENS
     assert joined.spread.keys() == {*after, "target-4"}
     assert joined.spread["target-4"] > 0
+    for host in ("host-a", "host-b"):
+        assert "plan: held" in (setting.folder / host / "node.yaml").read_text()
 
 
 def test_keys_and_tokens_are_for_their_owner_only(setting):
