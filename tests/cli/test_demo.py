@@ -51,7 +51,10 @@ def test_all_right_is_exit_code_0(walk, capsys):
     ("bad", "words"),
     [
         (WRONG, "output differs"),
-        (MISSED, "output equal, not as it should come (plan: recompute 2.9 s: why)"),
+        (
+            MISSED,
+            "not as it should come (the node's last plan: recompute 2.9 s: why)",
+        ),
         (MISSED, "--plan held fetches it all the same"),
     ],
 )

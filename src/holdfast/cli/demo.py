@@ -153,7 +153,7 @@ def _judged(step: Step) -> str:
         return "[red]output differs[/]"
     if step.ok:
         return "[green]output equal[/]"
-    planned = f" (plan: {step.reason})" if step.reason else ""
+    planned = f" (the node's last plan: {step.reason})" if step.reason else ""
     return f"output equal, [red]not as it should come[/]{planned}"
 
 

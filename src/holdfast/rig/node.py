@@ -92,10 +92,9 @@ class Node:
         return max((int(plan["plan"]) for plan in self.plans()["plans"]), default=0)
 
     def last_reason(self) -> str:
-        """Return why the node's last plan cut where it did, in its words; empty before it."""
-        plans: list[dict[str, Any]] = self.plans()["plans"]
-        last = max(plans, key=lambda plan: plan["plan"], default=None)
-        return "" if last is None else str(last["reason"])
+        """Return why the node's last plan cut where it did, in its words; "" if it made none."""
+        newest_first: list[dict[str, Any]] = self.plans()["plans"]
+        return str(newest_first[0]["reason"]) if newest_first else ""
 
     def records(self) -> int:
         """Return how many records its tiers hold; a block in two tiers counts twice."""

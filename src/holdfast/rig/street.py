@@ -80,7 +80,7 @@ class Step(msgspec.Struct, frozen=True):
     """One row of the demo: what was asked, what came of it, what had to.
 
     `fetched` is how many tokens had to come from Holdfast, `tier` from which tier (empty: any).
-    `token_bytes` is the size of one token's KV state, `reason` why the node planned what it did.
+    `token_bytes` is the size of one token's KV state, `reason` that of the node's last plan.
     """
 
     name: str

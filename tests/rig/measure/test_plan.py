@@ -146,9 +146,10 @@ class CutBench:
     def __init__(self, takes, noise, drift=0.0):
         self.takes, self.dice, self.noise, self.drift = takes, random.Random(1), noise, drift
         self.held, self.plan, self.moves, self.asked, self.drawn = {}, "best", [], [], 0
-        self.in_memory = set()
+        self.in_memory, self.cleared = set(), 0
 
     def clear(self):
+        self.cleared += 1
         self.held.clear()
         self.in_memory.clear()
 
@@ -260,3 +261,4 @@ def test_what_is_said_to_be_in_memory_is_and_nothing_else(place):
     _, bench = cut_row(best_of, noise=0.0, place=place)
     assert {there for plan, held, there in bench.asked if held} == {place == "host"}
     assert {at for at, _ in bench.moves} == {"slow" if place == "slow" else "disk"}
+    assert bench.cleared == 1, "what was asked before, too, would not fit"
