@@ -53,8 +53,7 @@ def test_all_right_is_exit_code_0(walk, capsys):
         (WRONG, "output differs"),
         (
             MISSED,
-            "output equal, not as it should come "
-            "(the node's last plan: recompute 2.9 s: why)",
+            "output equal, not as it should come (the node's last plan: recompute 2.9 s: why)",
         ),
         (MISSED, "--plan held fetches it all the same"),
     ],
