@@ -51,6 +51,22 @@ def test_a_hint_of_any_shape_costs_one_line_in_the_log(fakes, client, side, capl
     assert all(record.getMessage().isprintable() for record in caplog.records)
 
 
+@pytest.mark.parametrize(
+    "said", [{"bypass": True}, {"bypass": True, "sesion": "chat-7"}, {"bypass": "yes"}]
+)
+def test_a_request_that_wants_to_be_left_alone_is(fakes, client, side, said):
+    """Even where the rest of its hint makes no sense: it may be there to keep a secret."""
+    assert asked(fakes, side, {**said, "pin_s": 5}) == []
+    assert client.sent == []
+    assert side.counts.data == {"declined_bypass": 1}
+
+
+@pytest.mark.parametrize("said", [{"bypass": False}, {"bypass": False, "sesion": "chat-7"}])
+def test_a_request_that_does_not_is_saved_as_ever(fakes, client, side, said):
+    assert asked(fakes, side, said)
+    assert len(client.of(Cover)) == 1
+
+
 def test_half_a_surrogate_in_a_salt_sets_blocks_apart_like_any_other(fakes, client, side):
     asked(fakes, side, None, cache_salt="\ud800")
     asked(fakes, side, None, cache_salt="")

@@ -8,7 +8,7 @@ A hint that makes no sense costs a line in the log, never a request.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -26,20 +26,28 @@ _log = logging.getLogger("vllm.holdfast")
 
 
 class Hint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a request says of itself; `closed`, `returns_in_s` and `pin_s` count from its end."""
+    """What a request says of itself; `closed`, `returns_in_s` and `pin_s` count from its end.
+
+    A request with `bypass` is neither asked about nor saved, and its other hints are not told.
+    """
 
     session: Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)] = ""
     retention: Literal["ephemeral", "session", "durable"] = "session"
     closed: bool = False
     returns_in_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] | None = None
     pin_s: Annotated[float, msgspec.Meta(ge=0, le=3_600)] | None = None
+    bypass: bool = False
 
 
 NOTHING = Hint()
+BYPASS = Hint(bypass=True)
 
 
 def hint_of(request: Any) -> Hint | None:
-    """Return what a request says of itself; None if that makes no sense."""
+    """Return what a request says of itself; None if that makes no sense.
+
+    What wants to be left alone is, whatever else makes no sense.
+    """
     said = (getattr(request, "kv_transfer_params", None) or {}).get(FIELD)
     session = str(getattr(request, "session_id", None) or "")[:NAME_CHARS_MAX]
     try:
@@ -49,7 +57,7 @@ def hint_of(request: Any) -> Hint | None:
         hint.session.encode()
     except ValueError as error:  # of which half a surrogate in a name is one, too
         _log.warning("kv_transfer_params.%s is ignored: %s", FIELD, plain(error))
-        return None
+        return BYPASS if isinstance(said, Mapping) and said.get("bypass") else None
     return hint
 
 

@@ -81,7 +81,9 @@ class SchedulerSide:
 
     def on_new_request(self, request: Any) -> None:
         """Start to follow a request, and ask what of it is held."""
-        reason = why_declined(request)
+        hint = hint_of(request)
+        self.counts.add("bad_hints", hint is None)
+        reason = "bypass" if hint and hint.bypass else why_declined(request)
         if reason:
             self.counts.add(f"declined_{reason}")
             return
@@ -97,8 +99,6 @@ class SchedulerSide:
             )
             for client, world in zip(clients, self._worlds, strict=True)
         ]
-        hint = hint_of(request)
-        self.counts.add("bad_hints", hint is None)
         tracked = Tracked(request, chains, hint or NOTHING)
         # Public contexts have no salt: they are nobody's. After a reset they count as new, too.
         again = {0: [b"epoch:" + self._epoch] if self._epoch else []}
