@@ -72,6 +72,14 @@ def fake():
         thread.join()
 
 
+def test_a_hint_goes_along_and_nothing_where_there_is_none(fake):
+    complete(fake, [1], 2, {"bypass": True})
+    complete(fake, [1], 2)
+    hinted, plain = fake.asked
+    assert hinted.pop("kv_transfer_params") == {"holdfast": {"bypass": True}}
+    assert hinted == plain
+
+
 def test_tokens_and_logprobs_are_collected_in_order(fake):
     answer = complete(fake, [1, 2, 3], 2)
     assert answer.tokens == (7, 9)

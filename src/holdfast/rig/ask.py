@@ -6,7 +6,7 @@ import http.client
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -25,6 +25,8 @@ TIERS = {"p2p": "pool"}
 
 SETTLE_S = 10.0
 FETCHING_S = 20.0
+
+NO_HINT: Mapping[str, object] = {}
 
 Counts: TypeAlias = dict[tuple[str, str], int]
 
@@ -68,13 +70,19 @@ class Asked(msgspec.Struct, frozen=True):
     tokens: Tokens
 
 
-def ask(engine: Engine, prompt: Sequence[int], max_tokens: int) -> Asked:
+def ask(
+    engine: Engine,
+    prompt: Sequence[int],
+    max_tokens: int,
+    hint: Mapping[str, object] = NO_HINT,
+) -> Asked:
     """Ask for a greedy completion; nothing else may use the engine meanwhile.
 
-    Raises HoldfastError if the server refuses or breaks off.
+    `hint` is what the request says to Holdfast. Raises HoldfastError if the server refuses or
+    breaks off.
     """
     before = _counted(engine.metrics())
-    answer = complete(engine, prompt, max_tokens)
+    answer = complete(engine, prompt, max_tokens, hint)
     after = _settled(engine, before, len(prompt))
     return Asked(answer, _tokens(before, after))
 
@@ -109,8 +117,13 @@ def wait_asking(engine: Engine, last_plan: Callable[[], int], probe: Sequence[in
     wait_until(engine.process, asks, FETCHING_S, "asking its node")
 
 
-def complete(engine: Engine, prompt: Sequence[int], max_tokens: int) -> Answer:
-    """Send one streaming request and time its tokens."""
+def complete(
+    engine: Engine,
+    prompt: Sequence[int],
+    max_tokens: int,
+    hint: Mapping[str, object] = NO_HINT,
+) -> Answer:
+    """Send one streaming request, with its hint, and time its tokens."""
     body = {
         "model": "model",
         "prompt": list(prompt),
@@ -122,6 +135,8 @@ def complete(engine: Engine, prompt: Sequence[int], max_tokens: int) -> Answer:
         "return_tokens_as_token_ids": True,
         "stream": True,
     }
+    if hint:
+        body["kv_transfer_params"] = {"holdfast": hint}
     encoded = json.dumps(body)
     connection = http.client.HTTPConnection(HOST, engine.port, timeout=TIMEOUT_S)
     try:

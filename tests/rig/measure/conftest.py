@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.rig.measure import engine, plan
+from holdfast.rig.measure import cuts, engine, plan
 
 
 @pytest.fixture(autouse=True)
@@ -10,6 +10,6 @@ def shares(monkeypatch):
     """What share of the machine others have beside each sample; nothing unless a test says so."""
     given = []
     others = SimpleNamespace(share=lambda: given.pop(0) if given else 0.0)
-    for measuring in (engine, plan):
+    for measuring in (cuts, engine, plan):
         monkeypatch.setattr(measuring, "Others", lambda: others)
     return given

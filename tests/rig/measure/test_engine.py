@@ -12,7 +12,7 @@ from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
 from holdfast.plan.cost import PrefillCost, TierEstimate
 from holdfast.rig.measure import engine
-from holdfast.rig.measure.plan import TAIL_TOKENS, Course
+from holdfast.rig.measure.bench import TAIL_TOKENS, Course
 
 PREFILL = PrefillCost(0.02, 4e-4, 6e-8)
 TIERS = {"host": TierEstimate(0.05, 1.6e9), "disk": TierEstimate(0.06, 0.9e9)}
@@ -153,7 +153,7 @@ def test_a_refused_calibration_writes_no_ladder(tmp_path, monkeypatch, capsys):
         raise HoldfastError("512 tokens, host: the fastest")
 
     monkeypatch.setattr(calibrate.engine, "measure", refuse)
-    monkeypatch.setattr(calibrate.plan, "Bench", lambda *_: None)
+    monkeypatch.setattr(calibrate, "Bench", lambda *_: None)
     monkeypatch.setattr(calibrate.model, "make", lambda name: tmp_path)
     monkeypatch.setattr(calibrate.measuring, "find_spec", lambda _: object())
     file = tmp_path / "ladder.yaml"

@@ -12,7 +12,8 @@ from holdfast.cli import measuring
 from holdfast.errors import ConfigError
 from holdfast.limits import BLOCK_TOKENS
 from holdfast.rig import model, report
-from holdfast.rig.measure import engine, plan
+from holdfast.rig.measure import engine
+from holdfast.rig.measure.bench import DISK_BYTES, HOST_BYTES, Bench, Course
 from holdfast.rig.measure.engine import Engine
 from holdfast.rig.report import Row
 from holdfast.sim import calibration
@@ -55,7 +56,7 @@ def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
         raise ConfigError(f"--out {args.out}: is no file in a folder that is there; name another")
     lengths, predicted = (QUICK_LENGTHS, QUICK_PREDICTED) if args.quick else (LENGTHS, PREDICTED)
     with measuring.engines(args.keep) as folder, ExitStack() as stack:
-        course = plan.Course(
+        course = Course(
             model=args.model,
             made=model.make(args.model),
             lengths=(*lengths, predicted),
@@ -63,7 +64,7 @@ def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
             rounds=args.rounds,
             tell=status.update,
         )
-        measured = engine.measure(plan.Bench(stack, folder, course), course)
+        measured = engine.measure(Bench(stack, folder, course), course)
     data = _ladder(measured, lengths)
     _write(args.out, data)
     status.console.print(f"the ladder is in {args.out}: holdfast sim TRACE --ladder {args.out}")
@@ -78,7 +79,7 @@ def _ladder(measured: Engine, lengths: tuple[int, ...]) -> dict[str, Any]:
     for tier in sorted(measured.warm, key=("host", "disk").index):
         warm = {n: measured.warm[tier][n] for n in lengths}
         tiers[tier] = calibration.tier_of(warm, prefill, measured.token_bytes, measured.tail)
-    capacities = {"host": plan.HOST_BYTES, "disk": plan.DISK_BYTES}
+    capacities = {"host": HOST_BYTES, "disk": DISK_BYTES}
     return calibration.ladder_data(prefill, tiers, measured.token_bytes, capacities)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from holdfast.cli import measuring
 from holdfast.rig import model
 from holdfast.rig.measure import plan
+from holdfast.rig.measure.bench import Course
 from holdfast.rig.report import Row
 
 if TYPE_CHECKING:
@@ -26,16 +27,17 @@ ROUNDS_MIN = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
-    about = "rounds per length, 4 of long ones, three or eight times as many of short ones"
-    measuring.add_rounds_argument(parser, 5, about, ROUNDS_MIN)
+    about = "rounds per length, 8 at most of long ones, two or five times as many of short ones"
+    measuring.add_rounds_argument(parser, 8, about, ROUNDS_MIN)
     measuring.add_model_argument(parser, "small")
     parser.add_argument(
         "--only",
         nargs="+",
-        choices=plan.PLACES,
-        default=plan.PLACES,
-        metavar="PLACE",
-        help="fetch from these alone: %(choices)s (default: all)",
+        choices=plan.PARTS,
+        default=plan.PARTS,
+        metavar="PART",
+        help="measure these alone: contexts from memory (host), from a disk, from a slow one, from "
+        "nowhere, what a connector costs: %(choices)s (default: all)",
     )
     measuring.add_quick_argument(parser, "few and short contexts")
     measuring.add_keep_argument(parser)
@@ -44,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
     """Yield the figures."""
     with measuring.engines(args.keep) as folder, ExitStack() as stack:
-        course = plan.Course(
+        course = Course(
             model=args.model,
             made=model.make(args.model),
             lengths=QUICK_LENGTHS if args.quick else LENGTHS,

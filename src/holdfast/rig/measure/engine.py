@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
 from holdfast.rig.calm import Others, calm
-from holdfast.rig.measure.plan import TAIL_TOKENS, Bench, Course
+from holdfast.rig.measure.bench import TAIL_TOKENS, Bench, Course
 
 COLD = "cold"
 PLACES = ("disk", "host")

@@ -1,0 +1,92 @@
+"""Measure a plan against every other cut of the same contexts.
+
+The best cut is found by trying each; then it is measured again, with contexts of its own, and that
+is what the plan is held against. The smallest of several medians is small by luck, too: a plan that
+takes that very cut would come out slower than it. Both are asked for by turns, a few contexts
+behind each of several nodes: one that has just started differs from another by a tenth, and gets
+slower once the memory is used up that it brought in ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean, median
+from typing import NamedTuple, TypeAlias
+
+from holdfast.limits import BLOCK_TOKENS
+from holdfast.rig.calm import Others, calm
+from holdfast.rig.measure.bench import TAIL_TOKENS, Bench, Course
+from holdfast.rig.report import Row, at_most, with_more
+
+GOAL = 1.10
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+SEARCH_ROUNDS_MIN = 4
+"""Of each cut that is tried."""
+
+TURNS = ("held", "best", "best", "held", "best", "held", "held", "best")
+"""A node of its own for each; in this order neither comes off better on a machine that becomes
+slower, or becomes so ever faster."""
+
+TURN_ROUNDS_MIN = 3
+
+Sample: TypeAlias = tuple[tuple[float, int], float]
+"""Seconds to the first token and tokens fetched; the share of the machine others had meanwhile."""
+
+
+class Held(NamedTuple):
+    """A context, and how many leading blocks of it are held."""
+
+    prompt: Sequence[int]
+    blocks: int
+
+
+def against_cuts(bench: Bench, place: str, length: int, course: Course) -> Row:
+    """Find the best cut, measure it anew, and the plan's own cut of contexts held whole."""
+    rounds = max(course.rounds_at(length) // 2, SEARCH_ROUNDS_MIN)
+    times = _search(bench, place, length, course, rounds)
+    best = min(times, key=lambda cut: times[cut])
+    course.tell(f"{place}: {length} tokens, the plan beside a cut after {best} blocks")
+    each = max(course.rounds_at(length) // 4, TURN_ROUNDS_MIN)
+    asked: dict[str, list[list[Sample]]] = {"held": [], "best": []}
+    for plan in TURNS:
+        blocks = best if plan == "held" else length // BLOCK_TOKENS
+        contexts = [Held(bench.text(length), blocks) for _ in range(each)]
+        asked[plan].append(_asked(bench, place, plan, contexts))
+    best_s, planned_s = (mean(map(_median_s, asked[plan])) for plan in ("held", "best"))
+    planned = [tokens for samples in asked["best"] for (_, tokens), _ in samples]
+    more: dict[str, object] = {
+        "source": place,
+        "tokens": length,
+        "planned_s": planned_s,
+        "planned_cut": median(planned) / BLOCK_TOKENS,
+        "best_cut": best,
+        "best_s": best_s,
+        "cuts_s": {str(cut): seconds for cut, seconds in times.items()},
+        "rounds": rounds,
+        "beside": len(planned),
+    }
+    return with_more(at_most("plan.cut", planned_s / best_s, "x", GOAL), more)
+
+
+def _search(bench: Bench, place: str, length: int, course: Course, rounds: int) -> dict[int, float]:
+    """Return the seconds of each cut, by how many blocks are fetched."""
+    cuts = sorted({round(share * length / BLOCK_TOKENS) for share in SHARES})
+    course.tell(f"{place}: {length} tokens, cut after {', '.join(map(str, cuts))} blocks")
+    searched = [Held(bench.text(length), cut) for _ in range(rounds) for cut in cuts]
+    found: dict[int, list[Sample]] = {cut: [] for cut in cuts}
+    for (_, cut), asked in zip(searched, _asked(bench, place, "held", searched), strict=True):
+        found[cut].append(asked)
+    return {cut: _median_s(each) for cut, each in found.items()}
+
+
+def _median_s(samples: Sequence[Sample]) -> float:
+    return median(seconds for seconds, _ in calm(samples, (len(samples) + 1) // 2))
+
+
+def _asked(bench: Bench, place: str, plan: str, contexts: Sequence[Held]) -> list[Sample]:
+    """Have leading blocks of contexts at a place, behind a node that plans so; ask each once."""
+    parts = [held.prompt[: held.blocks * BLOCK_TOKENS + TAIL_TOKENS] for held in contexts]
+    bench.clear()
+    bench.have(place, plan, [part for part in parts if len(part) > TAIL_TOKENS])
+    others = Others()
+    return [(bench.ttft_s(bench.behind, held.prompt), others.share()) for held in contexts]
