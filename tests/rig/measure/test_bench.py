@@ -61,7 +61,7 @@ def test_contexts_that_are_given_up_every_time_end_the_run(save):
 
 def test_long_contexts_get_fewer_rounds_and_short_ones_more():
     lengths = (128, 256, 512, 1024, 2048, 8192)
-    for rounds, expected in ((7, [36, 14, 14, 8, 8, 8]), (12, [60, 24, 24, 12, 12, 8])):
+    for rounds, expected in ((3, [16, 6, 6, 4, 4, 4]), (7, [36, 14, 14, 8, 8, 4])):
         course = Course("small", Path(), (), (), rounds, print)
         assert [course.rounds_at(n) for n in lengths] == expected
 

@@ -1,12 +1,14 @@
 """An engine is held against itself without Holdfast, in the same state."""
 
+import random
 from pathlib import Path
 
 import pytest
 
+from holdfast.rig.doubt import SMALL
 from holdfast.rig.measure import plan
 from holdfast.rig.measure.bench import BYPASS, TAIL_TOKENS, Course
-from holdfast.rig.measure.plan import COUPLES, NOWHERE, PARTS, PLACES
+from holdfast.rig.measure.plan import COUPLES, NOWHERE, PARTS, PLACES, TIMES_MAX
 
 
 class SpinBench:
@@ -64,26 +66,49 @@ def test_an_engine_that_still_spins_is_held_against_one_that_does(rounds):
 
 
 def test_what_a_connector_costs_is_the_mean_of_several_couples():
-    bench = SpinBench(1.06, 0.94, 1.04, 1.0, planned=9.0)
-    course = Course("small", Path(), (), (), 4, lambda _: None)
-    row = plan._connector_row(bench, course)
-    assert row.more["couples"] == pytest.approx([1.06, 0.94, 1.04, 1.0])
+    bench = SpinBench(1.01, 1.0, 1.02, 9.0, planned=9.0)
+    row = plan._connector_row(bench, Course("small", Path(), (), (), 4, lambda _: None))
+    assert row.more["couples"] == pytest.approx([1.01, 1.0, 1.02])
     assert row.value == pytest.approx(1.01)
-    assert len(bench.asked) == 2 * COUPLES * row.more["rounds"]
+    assert len(bench.asked) == 2 * 3 * row.more["rounds"]
+
+
+def test_couples_that_disagree_are_followed_by_others_up_to_a_limit():
+    bench = SpinBench(*[1.2, 0.9] * 20)
+    row = plan._connector_row(bench, Course("small", Path(), (), (), 4, lambda _: None))
+    assert len(row.more["couples"]) == COUPLES[1]
+    assert row.more["doubt"] == pytest.approx(0.15 / 7**0.5)
+
+
+def test_contexts_are_asked_for_until_their_ratio_is_known():
+    """Two pairs in three are off by 10 % and more, either way."""
+
+    class Noisy(SpinBench):
+        def ttft_s(self, engine, prompt, hint):
+            seconds, tokens = super().ttft_s(engine, prompt, hint)
+            return seconds * dice.lognormvariate(0, 0.1), tokens
+
+    dice = random.Random(1)
+    course = Course("small", Path(), (), (), 8, lambda _: None)
+    unknown = plan._against_recompute(Noisy(planned=1.05), "host", 1024, course)
+    assert unknown.more["rounds"] == TIMES_MAX * course.rounds_at(1024)
+    assert unknown.more["doubt"] > SMALL
+    known = plan._against_recompute(Noisy(planned=0.3), "host", 1024, course)
+    assert known.more["rounds"] == course.rounds_at(1024)
 
 
 def test_pairs_that_others_disturb_are_left_out_but_not_more_than_half(shares):
-    course = Course("small", Path(), [4096], (), 4, lambda _: None)
-    for busy, left in (([0.0, 0.5], 2), ([0.4, 0.5], 2), ([0.01, 0.04], 4)):
-        shares[:] = [0.0, busy[0], 0.0, busy[1]]
-        row = plan._against_recompute(SpinBench(), "host", 4096, course)
-        assert (row.more["rounds"], row.more["disturbed"]) == (left, 4 - left)
+    course = Course("small", Path(), (), (), 8, lambda _: None)
+    for busy, left in (([0.0, 0.5], 8), ([0.4, 0.5], 8), ([0.01, 0.04], 16)):
+        shares[:] = [share for each in busy * 4 for share in (0.0, each)]
+        row = plan._against_recompute(SpinBench(planned=0.3), "host", 256, course)
+        assert (row.more["rounds"], row.more["disturbed"]) == (left, 16 - left)
 
 
-@pytest.mark.parametrize(("place", "held"), [*((each, 6) for each in PLACES), (NOWHERE, 0)])
+@pytest.mark.parametrize(("place", "held"), [*((each, 8) for each in PLACES), (NOWHERE, 0)])
 def test_contexts_are_where_they_are_said_to_be_and_alone_there(place, held):
     bench = SpinBench()
-    plan._against_recompute(bench, place, 1024, Course("small", Path(), (), (), 5, print))
+    plan._against_recompute(bench, place, 1024, Course("small", Path(), (), (), 8, print))
     assert bench.did == ["clear", f"{held} {'disk' if place == NOWHERE else place}"]
 
 

@@ -27,7 +27,7 @@ ROUNDS_MIN = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
-    about = "rounds per length, 8 at most of long ones, two or five times as many of short ones"
+    about = "rounds per length and node, 4 of long ones, two or five times as many of short ones"
     measuring.add_rounds_argument(parser, 8, about, ROUNDS_MIN)
     measuring.add_model_argument(parser, "small")
     parser.add_argument(

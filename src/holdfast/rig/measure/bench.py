@@ -50,7 +50,7 @@ SHORTEST_TIMES = 5
 15 would say by chance whether it is above 1.05."""
 
 LONG_TOKENS = 4096
-LONG_ROUNDS = 8
+LONG_ROUNDS = 4
 """A long context takes seconds, of which a disturbance is a smaller share."""
 
 HOST_BYTES = 3 * GIB

@@ -1,0 +1,36 @@
+"""How well a figure is known, and whether more samples would change what it says."""
+
+import random
+from math import inf
+from statistics import mean, median, stdev
+
+import pytest
+
+from holdfast.rig.doubt import FAR, SMALL, of_mean, of_median, settled
+
+
+@pytest.mark.parametrize(("doubt", "figure"), [(of_median, median), (of_mean, mean)])
+@pytest.mark.parametrize("count", [8, 40])
+def test_the_doubt_is_how_far_apart_figures_of_other_samples_are(doubt, figure, count):
+    dice = random.Random(1)
+    drawn = [[dice.gauss(1.0, 0.1) for _ in range(count)] for _ in range(2_000)]
+    apart = stdev(figure(samples) for samples in drawn)
+    assert median(doubt(samples) for samples in drawn) == pytest.approx(apart, rel=0.25)
+
+
+def test_one_wild_sample_is_no_doubt_of_a_median():
+    calm = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 1.01, 0.99]
+    assert of_median([*calm, 50.0]) < SMALL < of_mean([*calm, 50.0])
+
+
+def test_too_few_samples_leave_every_doubt():
+    assert of_median([1.0, 1.0, 1.0]) == inf
+    assert of_mean([1.0]) == inf
+
+
+def test_a_figure_is_settled_where_it_is_well_known_or_far_from_its_goal_on_either_side():
+    assert settled(1.05, SMALL, 1.05)
+    assert not settled(1.05, SMALL + 0.001, 1.05)
+    for side in (-1, 1):
+        assert settled(1.05 + side * 1.01 * FAR * 0.03, 0.03, 1.05)
+        assert not settled(1.05 + side * 0.99 * FAR * 0.03, 0.03, 1.05)
