@@ -146,6 +146,7 @@ def as_user(user, group, work):
     return text
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
 def test_real_users_meet_a_real_node(start_node, engine, names):
     folder = Path(tempfile.mkdtemp(prefix="holdfast-users-"))

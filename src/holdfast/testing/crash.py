@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -97,7 +98,7 @@ def kill_stores(order: Order) -> Tally:
     for cycle, dice in enumerate(order.rounds(tally)):
         plan = Plan.drawn(dice, cycle)
         listens, says = os.pipe()
-        process = os.fork()
+        process = _fork()
         if not process:
             _live(folder, history, cycle, plan, says)
         os.close(says)
@@ -121,6 +122,16 @@ def open_store(folder: Path) -> Store:
     store = Store(HOST_BYTES, [DiskTier(config)], {"default": SECRET})
     store.start()
     return store
+
+
+def _fork() -> int:
+    """Fork as the system does; the child has no use for what another thread may have held.
+
+    Such a thread draws a progress bar, say. Python warns of any since 3.12.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _live(folder: Path, history: History, cycle: int, plan: Plan, says: int) -> None:
