@@ -28,22 +28,24 @@ def campaign(monkeypatch):
     class Module:
         @staticmethod
         def run(order):
-            tally = Tally("made.up", "tries")
-            for _ in order.rounds(tally):
-                tally.tried += 1
-                tally.expect(tally.tried > order.seed, f"try {tally.tried} was wrong")
-            yield tally
+            for name, parts in (("made.up", 1), ("made.of.wood", 2), ("made.of.stone", 2)):
+                tally = Tally(name, "tries")
+                for _ in order.share(parts).rounds(tally):
+                    tally.tried += 1
+                    wrong = name == "made.up" and tally.tried <= order.seed
+                    tally.expect(not wrong, f"try {tally.tried} was wrong")
+                yield tally
 
-    monkeypatch.setattr(soak, "CAMPAIGNS", (Campaign("made", "up", 7, "tries"),))
+    monkeypatch.setattr(soak, "CAMPAIGNS", (Campaign("made", "up", 8, "tries"),))
     monkeypatch.setattr(soak, "import_module", lambda name: Module)
 
 
 def test_it_counts_and_reports(campaign, reported, tmp_path, capsys):
-    status, (row,) = reported("soak", "--seed", "0", "--folder", tmp_path)
+    status, (row, *_) = reported("soak", "--seed", "0", "--folder", tmp_path)
     assert status == 0
     assert (row["what"], row["value"], row["goal"], row["ok"]) == ("soak.made.up", 0, 0, True)
-    assert (row["tried"], row["of"], row["seed"], row["failures"]) == (7, "tries", 0, [])
-    assert row["bound_95"] == pytest.approx(3 / 7)
+    assert (row["tried"], row["of"], row["seed"], row["failures"]) == (8, "tries", 0, [])
+    assert row["bound_95"] == pytest.approx(3 / 8)
     assert "soak.made.up" in capsys.readouterr().out
 
 
@@ -74,6 +76,34 @@ def test_an_interrupt_ends_it_after_the_round_and_what_was_done_is_told(
     assert (status, row["tried"]) == (130, 3)
     assert "stops after this round" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    ("options", "tried"),
+    [
+        (["made.up"], {"up": 8}),
+        (["made.of"], {"of.wood": 4, "of.stone": 4}),
+        (["made.of.stone"], {"of.stone": 4}),
+        (["made.of.stone", "--faults", "6"], {"of.stone": 6}),
+        (["made", "--faults", "6"], {"up": 6, "of.wood": 3, "of.stone": 3}),
+        (["made.up", "made.of.wood"], {"up": 8, "of.wood": 4}),
+    ],
+)
+def test_a_part_does_its_share_or_as_much_as_it_is_told(
+    campaign, reported, tmp_path, options, tried
+):
+    status, rows = reported("soak", *options, "--seed", "0", "--folder", tmp_path)
+    assert status == 0
+    assert {row["what"].removeprefix("soak.made."): row["tried"] for row in rows} == tried
+
+
+@pytest.mark.parametrize("part", ["made.of.iron", "made.o", "made.", "made.up.there"])
+def test_an_unknown_part_is_told_before_anything_is_done(campaign, tmp_path, capsys, part):
+    assert main(["soak", "made.up", part, "--seed", "1", "--folder", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"campaign '{part}' is unknown" in said
+    assert "made.up, made.of.wood, made.of.stone" in said
+    assert "wrong" not in said
 
 
 @pytest.mark.parametrize(

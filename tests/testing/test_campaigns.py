@@ -50,6 +50,16 @@ def test_nothing_is_ever_served_wrong(name, tmp_path, capsys):
     assert sum(row["tried"] for row in rows) >= 0.9 * SLICES[name]
 
 
+@pytest.mark.parametrize("part", ["flips.wire", "injected.tier", "timing.store.control"])
+def test_a_part_runs_alone(part, tmp_path):
+    figures = tmp_path / "soak.json"
+    options = ["--faults", "200", "--folder", str(tmp_path), "--json", str(figures)]
+    assert main(["soak", part, *options]) == 0
+    (row,) = json.loads(figures.read_text())["rows"]
+    assert row["what"] == f"soak.{part}"
+    assert row["tried"] >= 200
+
+
 def test_a_check_that_lets_everything_through_is_found_out(tmp_path, monkeypatch):
     for name in ("_named", "verify"):
         monkeypatch.setattr(sealing, name, lambda *_: Outcome.OK)

@@ -33,10 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lines = "\n".join(f"  {c.name:<9} {c.about} ({c.tries:,} {c.unit})" for c in CAMPAIGNS)
     parser.epilog = f"campaigns, and how much each does if not told:\n{lines}\n\n{parser.epilog}"
     parser.add_argument(
-        "campaigns", nargs="*", metavar="CAMPAIGN", help="which to run (default: all)"
+        "campaigns",
+        nargs="*",
+        metavar="CAMPAIGN",
+        help="which to run, whole or a part: flips, flips.wire (default: all)",
     )
     amount = parser.add_mutually_exclusive_group()
-    amount.add_argument("--faults", type=int, metavar="N", help="how many of each campaign")
+    amount.add_argument("--faults", type=int, metavar="N", help="how many of each named")
     amount.add_argument("--minutes", type=float, metavar="M", help="for so long, all together")
     parser.add_argument(
         "--seed", type=int, default=1, help="the same seed does the same (default: %(default)s)"
@@ -53,19 +56,21 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("holdfast").setLevel(logging.CRITICAL)  # every fault would be told
     rows: list[Row] = []
     with measuring.scratch(args.folder) as scratch, _Stop() as stop:
-        for number, campaign in enumerate(chosen):
-            if stop.wanted:
-                break
-            order = Order(
-                tries=args.faults or (campaign.tries if args.minutes is None else sys.maxsize),
-                seed=args.seed,
-                folder=scratch,
-                target=open_target,
-                seconds=60 * (args.minutes or float("inf")) / len(chosen),
-                said=_Progress(f"{number + 1}/{len(chosen)}"),
-                stopped=lambda: stop.wanted,
-            )
-            rows += _rows(campaign, order)
+        every = Order(
+            tries=args.faults or sys.maxsize,
+            seed=args.seed,
+            folder=scratch,
+            target=open_target,
+            seconds=60 * (args.minutes or float("inf")) / len(chosen),
+            stopped=lambda: stop.wanted,
+        )
+        orders = [(campaign, _order_of(campaign, part, every)) for campaign, part in chosen]
+        for campaign, order in orders:
+            _check_part(campaign, order)
+        for number, (campaign, order) in enumerate(orders):
+            if not stop.wanted:
+                shown = _Progress(f"{number + 1}/{len(orders)}")
+                rows += _rows(campaign, order._replace(said=shown))
     sys.stderr.write("\r\x1b[K" if sys.stderr.isatty() else "")
     found = Report("soak", rows)
     report.show(console, found, also=("tried", "of"))
@@ -110,15 +115,40 @@ def row_of(tally: Tally, seed: int, seconds: float) -> Row:
     )
 
 
-def _chosen(args: argparse.Namespace) -> Sequence[Campaign]:
-    names = [campaign.name for campaign in CAMPAIGNS]
-    for name in args.campaigns:
-        if name not in names:
-            raise ConfigError(f"campaign {name!r} is unknown; choose from: {', '.join(names)}")
+def _chosen(args: argparse.Namespace) -> Sequence[tuple[Campaign, str]]:
+    """Return each campaign that was named, and the part of it: "" for all of it."""
+    campaigns = {campaign.name: campaign for campaign in CAMPAIGNS}
+    chosen = []
+    for wanted in args.campaigns or campaigns:
+        name, dot, _ = wanted.partition(".")
+        if name not in campaigns:
+            known = ", ".join(campaigns)
+            raise ConfigError(f"campaign {wanted!r} is unknown; choose from: {known}")
+        chosen.append((campaigns[name], wanted if dot else ""))
     for value, option in ((args.faults, "--faults"), (args.minutes, "--minutes")):
         if value is not None and not value > 0:
             raise ConfigError(f"{option}: {value:g} is not above 0; raise it")
-    return [c for c in CAMPAIGNS if not args.campaigns or c.name in args.campaigns]
+    return chosen
+
+
+def _order_of(campaign: Campaign, part: str, every: Order) -> Order:
+    """Turn what was ordered of every campaign into what is of this one, or of a part of it."""
+    told = every.tries < sys.maxsize or every.seconds < float("inf")
+    tries = every.tries if told else campaign.tries
+    return every._replace(tries=tries, part=part, whole=bool(part and told))
+
+
+def _check_part(campaign: Campaign, order: Order) -> None:
+    """Raise ConfigError where a campaign has no such part: before hours of others are lost."""
+    if not order.part:
+        return
+    module = import_module(f"holdfast.testing.{campaign.name}")
+    nothing = order._replace(part=f"{campaign.name}.", said=lambda _: None)
+    parts = [tally.what for tally in module.run(nothing)]
+    if not any(map(order.wants, parts)):
+        raise ConfigError(
+            f"campaign {order.part!r} is unknown; choose a part from: {', '.join(parts)}"
+        )
 
 
 def _rows(campaign: Campaign, order: Order) -> Iterator[Row]:
@@ -126,7 +156,7 @@ def _rows(campaign: Campaign, order: Order) -> Iterator[Row]:
     start = time.monotonic()
     for tally in module.run(order):
         seconds, start = time.monotonic() - start, time.monotonic()
-        if tally.tried or not order.stopped():
+        if order.wants(tally.what) and (tally.tried or not order.stopped()):
             yield row_of(tally, order.seed, seconds)
 
 

@@ -57,7 +57,9 @@ class Order(NamedTuple):
     """What was ordered: how many tries of a tally or for how long, and the seed of all of it.
 
     `seconds` count from the first round of each tally. `folder` is for files, `target` opens a
-    target; `said` is told how far it is; once `stopped`, no round begins.
+    target; `said` is told how far it is; once `stopped`, no round begins. `part` names the tallies
+    that are wanted (`flips.wire`, `flips.sealed`), "" all; with `whole` that part gets all of the
+    tries and the time, not its share.
     """
 
     tries: int
@@ -67,12 +69,20 @@ class Order(NamedTuple):
     seconds: float = float("inf")
     said: Callable[[Tally], None] = lambda _: None
     stopped: Callable[[], bool] = lambda: False
+    part: str = ""
+    whole: bool = False
+
+    def wants(self, what: str) -> bool:
+        """Whether this tally was ordered."""
+        return not self.part or f"{what}.".startswith(f"{self.part}.")
 
     def rounds(self, tally: Tally) -> Iterator[random.Random]:
         """Yield the dice of one round after the other until there was enough of it.
 
         Round `n` of a seed is the same whatever came before it, as far as the code allows.
         """
+        if not self.wants(tally.what):
+            return
         number = 0
         until = time.monotonic() + self.seconds
         while tally.tried < self.tries and time.monotonic() < until and not self.stopped():
@@ -86,6 +96,8 @@ class Order(NamedTuple):
 
     def share(self, parts: float) -> Order:
         """Return the order for one of so many parts of a campaign; time is shared, too."""
+        if self.whole:
+            return self
         return self._replace(tries=max(1, round(self.tries / parts)), seconds=self.seconds / parts)
 
 

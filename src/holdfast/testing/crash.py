@@ -85,10 +85,10 @@ class History:
 
 def run(order: Order) -> Iterator[Tally]:
     """Kill stores, then nodes."""
-    nodes = max(1, order.tries // NODE_SHARE)
-    half_s = order.seconds / 2
-    yield kill_stores(order._replace(tries=max(1, order.tries - nodes), seconds=half_s))
-    yield crash_node.kill_nodes(order._replace(tries=nodes, seconds=half_s))
+    half_s = order.share(2).seconds
+    stores, nodes = order.share(NODE_SHARE / (NODE_SHARE - 1)), order.share(NODE_SHARE)
+    yield kill_stores(stores._replace(seconds=half_s))
+    yield crash_node.kill_nodes(nodes._replace(seconds=half_s))
 
 
 def kill_stores(order: Order) -> Tally:

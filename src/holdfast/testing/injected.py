@@ -60,8 +60,8 @@ def run(order: Order) -> Iterator[Tally]:
     half = order.share(2.1)
     yield _in_a_tier(half)
     yield _on_a_medium(half)
-    calls = order.share(10)._replace(tries=max(1, order.tries // SYSTEM_CALLS_SHARE))
-    yield _in_system_calls(calls)
+    calls = order.share(SYSTEM_CALLS_SHARE)
+    yield _in_system_calls(calls._replace(seconds=order.share(10).seconds))
 
 
 def _in_a_tier(order: Order) -> Tally:

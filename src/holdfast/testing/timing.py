@@ -113,7 +113,7 @@ def _by_clock(contexts: Contexts, target: Target) -> Ask:
 def _samples(
     tally: Tally, order: Order, ask: Ask, pools: tuple[list[Tokens], list[Tokens]]
 ) -> float:
-    """Ask for one of either pool, in pairs of random order; return the AUC.
+    """Ask for one of either pool, in pairs of random order; return the AUC, NaN of nothing.
 
     What nobody saved is asked for before each: what the last answer left behind, such as figures
     to be worked out anew, is not this one's.
@@ -127,10 +127,12 @@ def _samples(
             ask(before)
             times[which].append(ask(dice.choice(pools[which])))
         tally.tried += 2
+    if not tally.tried:
+        return math.nan
     one, other = (np.array(arm, np.float64) for arm in times)
     tally.figures |= {"median_us": float(np.median(one)) / 1e3}
     tally.figures |= {"median_other_us": float(np.median(other)) / 1e3}
-    return auc(one, other) if len(one) else math.nan
+    return auc(one, other)
 
 
 def _compared(what: str, order: Order, ask: Ask, pools: tuple[list[Tokens], list[Tokens]]) -> Tally:
