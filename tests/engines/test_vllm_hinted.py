@@ -52,7 +52,7 @@ def test_a_hint_of_any_shape_costs_one_line_in_the_log(fakes, client, side, capl
 
 
 @pytest.mark.parametrize(
-    "said", [{"bypass": True}, {"bypass": True, "sesion": "chat-7"}, {"bypass": "yes"}]
+    "said", [{"bypass": True}, {"bypass": True, "sessions": "chat-7"}, {"bypass": "yes"}]
 )
 def test_a_request_that_wants_to_be_left_alone_is(fakes, client, side, said):
     """Even where the rest of its hint makes no sense: it may be there to keep a secret."""
@@ -61,7 +61,7 @@ def test_a_request_that_wants_to_be_left_alone_is(fakes, client, side, said):
     assert side.counts.data == {"declined_bypass": 1}
 
 
-@pytest.mark.parametrize("said", [{"bypass": False}, {"bypass": False, "sesion": "chat-7"}])
+@pytest.mark.parametrize("said", [{"bypass": False}, {"bypass": False, "sessions": "chat-7"}])
 def test_a_request_that_does_not_is_saved_as_ever(fakes, client, side, said):
     assert asked(fakes, side, said)
     assert len(client.of(Cover)) == 1
