@@ -30,8 +30,27 @@ def loads(module):
 def installed():
     """The peers that this machine can run."""
     redis = valkey_server.program() and loads("redis")
-    mooncake = mooncake_server.installed() and loads("mooncake.store")
+    mooncake = not mooncake_server.why_not()
     return [name for name, there in (("redis", redis), ("mooncake", mooncake)) if there]
+
+
+def test_a_mooncake_that_does_not_load_is_told_and_costs_the_others_nothing(tmp_path, monkeypatch):
+    """Its package may be there without the system's libraries."""
+    if not (valkey_server.program() and loads("redis")):
+        pytest.skip("neither Redis nor its client is installed")
+    monkeypatch.setattr(mooncake_server, "installed", lambda: True)
+    monkeypatch.setattr(mooncake_server.subprocess, "run", refuses := Refuses())
+    rows = {row.what: row for row in peer_rows(tmp_path, 1, lambda _: None)}
+    assert refuses.asked[1:] == ["-c", "import mooncake.store"]
+    assert rows["peer.mooncake"].more["why"].endswith("libibverbs.so.1): apt install libibverbs1")
+    assert rows["peer.redis.get.4KiB"].value > 0
+    assert "peer.mooncake.get.4KiB" not in rows
+
+
+class Refuses:
+    def __call__(self, argv, **_):
+        self.asked = argv
+        return subprocess.CompletedProcess(argv, 1, "", "Traceback\nImportError: libibverbs.so.1\n")
 
 
 def test_every_peer_that_is_installed_is_measured_every_way(tmp_path):

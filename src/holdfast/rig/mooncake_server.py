@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +33,18 @@ signal.pause()
 def installed() -> bool:
     """Whether Mooncake's package is there; its libraries may still be missing."""
     return find_spec("mooncake") is not None
+
+
+def why_not() -> str:
+    """Return why no Mooncake Store can run here, "" where one can; it is loaded to find out."""
+    if not installed():
+        return "Mooncake is not installed: pip install 'holdfast[mooncake]'"
+    argv = [sys.executable, "-c", "import mooncake.store"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+    return (
+        f"Mooncake does not load ({said[-1]}): apt install libibverbs1" if done.returncode else ""
+    )
 
 
 class MooncakeServers(Servers):

@@ -106,9 +106,10 @@ def peer_rows(folder: Path, rounds: int, tell: Callable[[str], None]) -> list[Ro
     """Measure what is installed; nothing where nothing is. Takes 5 GiB of memory."""
     rows: list[Row] = []
     ring = Ring()
+    mooncake_not = mooncake_server.why_not()
     stores: list[tuple[Callable[[Path, Ring, ExitStack], dict[str, Peer]], bool]] = [
         (_redis, valkey_server.program() is not None and find_spec("redis") is not None),
-        (_mooncake, mooncake_server.installed()),
+        (_mooncake, not mooncake_not),
         (_lmcache, lmcache_peer.installed()),
     ]
     for opener, installed in stores:
@@ -119,11 +120,15 @@ def peer_rows(folder: Path, rounds: int, tell: Callable[[str], None]) -> list[Ro
                     tell(f"{', '.join(peers)}: {_label(nbytes)}")
                     ring.fill(nbytes)
                     rows += _size_rows(peers, ring, nbytes, rounds)
-    if not lmcache_peer.installed():
-        rows.append(
-            Row(what="peer.lmcache", value=None, unit="", more={"why": lmcache_peer.WHY_NOT})
-        )
-    return rows
+    missing = {
+        "mooncake": mooncake_not if mooncake_server.installed() else "",
+        "lmcache": "" if lmcache_peer.installed() else lmcache_peer.WHY_NOT,
+    }
+    return rows + [
+        Row(what=f"peer.{name}", value=None, unit="", more={"why": why})
+        for name, why in missing.items()
+        if why
+    ]
 
 
 def beside_rows(rows: Sequence[Row]) -> Iterator[Row]:
