@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, NodeGoneError
 from holdfast.rig.process import Process, wait_until
 
 FOREVER = "import time; time.sleep(600)"
@@ -97,6 +97,22 @@ def test_last_words_are_shown_when_it_ends_by_itself(tmp_path):
     process = python("print('no more memory'); raise SystemExit(3)", tmp_path / "log")
     with process, pytest.raises(HoldfastError, match=r"ended with status 3; (.|\n)*no more memory"):
         wait_until(process, lambda: False, within_s=20.0)
+
+
+def test_last_words_are_shown_when_it_hangs_up_on_who_asks(tmp_path):
+    """Seen once, of a node just started whose log was gone with the test's folder."""
+
+    def asked():
+        wait_for(lambda: "last words" in (tmp_path / "log").read_text())
+        raise NodeGoneError("the connection broke")
+
+    with (
+        python(
+            "import time; print('last words', flush=True); time.sleep(60)", tmp_path / "log"
+        ) as process,
+        pytest.raises(HoldfastError, match=r"(?s)hung up: the connection broke.*last words"),
+    ):
+        wait_until(process, asked, within_s=20.0)
 
 
 def test_waiting_has_an_end(tmp_path):

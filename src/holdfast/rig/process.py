@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, NodeGoneError
 from holdfast.pause import pause, resume
 
 TAIL_LINES = 25
@@ -129,7 +129,7 @@ def wait_until(
     Leaves the process as it is. `state` says in the error what was waited for.
     """
     end_s = time.monotonic() + within_s
-    while not reached():
+    while not _reached(process, reached):
         process.check()
         if time.monotonic() > end_s:
             raise HoldfastError(
@@ -137,3 +137,14 @@ def wait_until(
                 f"the end of {process.log}:\n{process.tail()}"
             )
         time.sleep(POLL_S)
+
+
+def _reached(process: Process, reached: Callable[[], bool]) -> bool:
+    """Ask; where the program hangs up on us, say what it wrote last."""
+    try:
+        return reached()
+    except NodeGoneError as error:
+        process.check()
+        raise HoldfastError(
+            f"{process.name} hung up: {error}; the end of {process.log}:\n{process.tail()}"
+        ) from error
