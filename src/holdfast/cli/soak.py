@@ -119,7 +119,7 @@ def _chosen(args: argparse.Namespace) -> Sequence[tuple[Campaign, str]]:
     """Return each campaign that was named, and the part of it: "" for all of it."""
     campaigns = {campaign.name: campaign for campaign in CAMPAIGNS}
     chosen = []
-    for wanted in args.campaigns or campaigns:
+    for wanted in dict.fromkeys(args.campaigns or campaigns):
         name, dot, _ = wanted.partition(".")
         if name not in campaigns:
             known = ", ".join(campaigns)
