@@ -50,10 +50,18 @@ def test_nothing_is_ever_served_wrong(name, tmp_path, capsys):
     assert sum(row["tried"] for row in rows) >= 0.9 * SLICES[name]
 
 
-@pytest.mark.parametrize("part", ["flips.wire", "injected.tier", "timing.store.control"])
-def test_a_part_runs_alone(part, tmp_path):
+@pytest.mark.parametrize(
+    ("part", "faults"),
+    [
+        ("flips.wire", 200),
+        ("injected.tier", 200),
+        ("timing.store.control", 200),
+        ("chaos.calls", 1),
+    ],
+)
+def test_a_part_runs_alone(part, faults, tmp_path):
     figures = tmp_path / "soak.json"
-    options = ["--faults", "200", "--folder", str(tmp_path), "--json", str(figures)]
+    options = ["--faults", str(faults), "--folder", str(tmp_path), "--json", str(figures)]
     assert main(["soak", part, *options]) == 0
     (row,) = json.loads(figures.read_text())["rows"]
     assert row["what"] == f"soak.{part}"
