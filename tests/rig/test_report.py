@@ -67,6 +67,7 @@ def test_a_report_is_ok_unless_a_goal_was_missed():
     missed = report.at_most("b", 2.0, "s", 1.0)
     assert Report("x", [fine]).ok
     assert not Report("x", [fine, missed]).ok
+    assert not Report("x", [fine], broken_off=True).ok
 
 
 def test_writes_to_a_file_in_a_new_folder(tmp_path):

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
                 shown = _Progress(f"{number + 1}/{len(orders)}")
                 rows += _rows(campaign, order._replace(said=shown))
     sys.stderr.write("\r\x1b[K" if sys.stderr.isatty() else "")
-    found = Report("soak", rows)
+    found = Report("soak", rows, broken_off=stop.wanted)
     report.show(console, found, also=("tried", "of"))
     for row in rows:
         for words in row.more.get("failures", []):  # type: ignore[attr-defined]

@@ -46,15 +46,16 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Everything one command measured."""
+    """Everything one command measured; `broken_off` is a command that did not come to its end."""
 
     name: str
     rows: Sequence[Row]
+    broken_off: bool = False
 
     @property
     def ok(self) -> bool:
-        """No row missed its goal (rows without a goal don't count)."""
-        return all(row.ok is not False for row in self.rows)
+        """All was measured and no row missed its goal (rows without a goal don't count)."""
+        return not self.broken_off and all(row.ok is not False for row in self.rows)
 
 
 def share(what: str, value: float, unit: str, limit: float, goal: float | None = None) -> Row:
@@ -104,6 +105,7 @@ def to_json(report: Report) -> bytes:
         "name": report.name,
         "version": __version__,
         "machine": machine(),
+        **({"broken_off": True} if report.broken_off else {}),
         "rows": rows,
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
@@ -115,8 +117,11 @@ def check_target(target: str | None) -> None:
         path = Path(target)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            was_there = path.exists()
             with path.open("ab"):
                 pass
+            if not was_there:
+                path.unlink()  # an empty report is none
         except OSError as error:
             raise ConfigError(
                 f"--json: cannot write {target!r}: {error.strerror}; choose another file"
@@ -164,7 +169,8 @@ def show(console: Console, report: Report, also: Sequence[str] = ()) -> None:
     names = [name for name in wanted if any(row.get(name) is not None for row in rows)]
     spare = [name for name in (*_SPARE, *also) if name in names]
     left_out: list[str] = []
-    while not _fits(console, shown := _table(report.name, names, rows)) and spare:
+    title = report.name + (", broken off" if report.broken_off else "")
+    while not _fits(console, shown := _table(title, names, rows)) and spare:
         left_out.append(spare.pop())
         names.remove(left_out[-1])
     console.print(shown)
@@ -173,11 +179,11 @@ def show(console: Console, report: Report, also: Sequence[str] = ()) -> None:
         console.print(f"left out for want of width, and in --json: {words}", soft_wrap=True)
 
 
-def _table(name: str, names: Sequence[str], rows: Sequence[dict[str, object]]) -> Table:
+def _table(title: str, names: Sequence[str], rows: Sequence[dict[str, object]]) -> Table:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    shown = Table(title=f"holdfast {name}", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    shown = Table(title=f"holdfast {title}", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     shown.add_column("what", overflow="fold")
     for heading in names:
         shown.add_column(heading, justify="right", overflow="fold")

@@ -6,7 +6,8 @@ import json
 import pytest
 
 from holdfast.cli import bench, main, measuring
-from holdfast.cli.bench import vllm
+from holdfast.cli.bench import seal, vllm
+from holdfast.errors import ConfigError
 from holdfast.rig import report
 from holdfast.rig.load import Pairs
 from holdfast.rig.race import Times
@@ -102,8 +103,9 @@ def test_too_few_rounds_are_refused_before_the_work(subject, capsys):
 @pytest.mark.parametrize("subject", ["pool", "quota", "seal", "tiers"])
 def test_a_folder_that_is_not_there_is_named(subject, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("holdfast.rig.measure.seal.core_rows", lambda _: [])
-    monkeypatch.setattr("holdfast.rig.measure.index.coverage_row", lambda _: None)
-    monkeypatch.setattr("holdfast.rig.measure.index.plan_row", lambda _: None)
+    row = report.at_most("index", 1.0, "us")
+    monkeypatch.setattr("holdfast.rig.measure.index.coverage_row", lambda _: row)
+    monkeypatch.setattr("holdfast.rig.measure.index.plan_row", lambda _: row)
     assert main(["bench", subject, "--folder", str(tmp_path / "nowhere")]) == 2
     assert "nowhere: No such file or directory; name a folder" in capsys.readouterr().err
 
@@ -119,6 +121,34 @@ def test_json_on_standard_output_stands_alone(speed, status, monkeypatch, capsys
     assert document["name"] == "bench seal"
     assert [row["ok"] for row in document["rows"]] == [status == 0]
     assert "seal.core" in said.err
+
+
+def test_a_bench_that_is_broken_off_keeps_what_it_measured(monkeypatch, tmp_path, capsys):
+    def measure(_options, _status):
+        yield report.at_least("seal.core", 5.5, "GB/s", goal=5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(seal, "measure", measure)
+    target = tmp_path / "seal.json"
+    target.write_text("the report of an earlier run")
+    assert main(["bench", "seal", "--json", str(target)]) == 130
+    document = json.loads((tmp_path / "seal.json.part").read_text())
+    assert document["broken_off"] is True
+    assert [(row["what"], row["value"]) for row in document["rows"]] == [("seal.core", 5.5)]
+    assert target.read_text() == "the report of an earlier run"
+    said = capsys.readouterr().out
+    assert "holdfast bench seal, broken off" in said
+    assert f"written until then: {target}.part" in said
+
+
+def test_a_bench_that_never_began_leaves_nothing(monkeypatch, tmp_path):
+    def measure(_options, _status):
+        raise ConfigError("no such machine")
+        yield
+
+    monkeypatch.setattr(seal, "measure", measure)
+    assert main(["bench", "seal", "--json", str(tmp_path / "seal.json")]) == 2
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("subject", ["calibrate", "plan", "vllm"])

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from holdfast.cli.measuring import finish
 from holdfast.cli.options import add_json_argument
 from holdfast.rig import report
-from holdfast.rig.report import Report
+from holdfast.rig.report import Report, Row
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SUBJECTS = {
     "quota": "a domain's fetches from a disk, with and without a flood by another domain",
@@ -35,7 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load the subject, let it read its options and measure; 0 if every goal was met, else 1."""
+    """Load the subject, let it read its options and measure; 0 if every goal was met, else 1.
+
+    Whatever breaks it off, what it measured until then is shown, and written beside the file that
+    was asked for: an earlier report of a whole run is not lost to it.
+    """
     subject = import_module(f"holdfast.cli.bench.{args.subject}")
     parser = argparse.ArgumentParser(
         prog=f"holdfast bench {args.subject}", description=SUBJECTS[args.subject]
@@ -44,7 +52,26 @@ def run(args: argparse.Namespace) -> int:
     add_json_argument(parser)
     options = parser.parse_args(args.options)
     console = report.console(options.json)
-    with console.status("set-up ...") as status:
-        found = Report(f"bench {args.subject}", list(subject.measure(options, status)))
+    rows: list[Row] = []
+    name = f"bench {args.subject}"
+    try:
+        with console.status("set-up ...") as status:
+            for row in subject.measure(options, status):
+                rows.append(row)  # noqa: PERF402  # kept one by one: the next may never come
+    except BaseException:
+        if rows:
+            found = Report(name, rows, broken_off=True)
+            report.show(console, found, also=subject.ALSO)
+            _keep(console, found, options.json)
+        raise
+    found = Report(name, rows)
     report.show(console, found, also=subject.ALSO)
     return finish(found, options.json)
+
+
+def _keep(console: Console, found: Report, target: str | None) -> None:
+    """Write what was measured of a command that was broken off, if anything was to be written."""
+    if target:
+        part = target if target == "-" else f"{target}.part"
+        report.write(found, part)
+        console.print(f"broken off; written until then: {part}", soft_wrap=True)
