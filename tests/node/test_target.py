@@ -82,6 +82,17 @@ def test_a_get_stops_at_the_first_block_that_is_not_held(node):
     assert node.target.get(WORLD, [key_of(99)], [aligned_buffer(32768)], 5).outcome == "miss"
 
 
+def test_a_get_over_two_connections_stops_there_too(served):
+    large = world_of(SPLIT_BYTES // 8)
+    keys = [key_of(300 + i) for i in range(10)]
+    node = served(host_bytes=64 * MIB)
+    with contextlib.closing(Target(node.address, lanes=2)) as node.target:
+        node.target.put([record_of(large, key) for key in keys if key != keys[2]], 10)
+        into = [aligned_buffer(large.record_bytes) for _ in keys]
+        assert node.target.get(large, keys, into, 10).blocks == 2
+        assert [is_right(into[i], large, keys[i]) for i in range(2)] == [True, True]
+
+
 def test_another_world_is_not_served(node):
     node.target.put(RECORDS[:2], 10)
     for other in (

@@ -149,9 +149,13 @@ class Target:
             return self._get(world, keys, into, deadline)
 
         def get_lane(lane: Sequence[slice]) -> Got:
-            return _joined(self._get(world, keys[span], into[span], deadline) for span in lane)
+            return _joined(
+                (span.stop - span.start, self._get(world, keys[span], into[span], deadline))
+                for span in lane
+            )
 
-        return _joined(self._abreast(get_lane, lanes))
+        wanted = [lane[-1].stop - lane[0].start for lane in lanes]
+        return _joined(zip(wanted, self._abreast(get_lane, lanes), strict=True))
 
     def exist(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Held:
         """Ask which of these blocks the target holds, whatever the order."""
@@ -368,12 +372,15 @@ class Target:
             return None if self._closed else self._beside
 
 
-def _joined(parts: Iterable[Got]) -> Got:
-    """Join what was got of consecutive spans, up to the first that is not whole."""
+def _joined(parts: Iterable[tuple[int, Got]]) -> Got:
+    """Join what was got of consecutive spans of so many blocks, up to the first not whole.
+
+    A target that has less of a span says "ok" to it: what lies behind the hole does not count.
+    """
     blocks = 0
-    for got in parts:
+    for wanted, got in parts:
         blocks += got.blocks
-        if got.outcome is not Outcome.OK:
+        if got.blocks < wanted or got.outcome is not Outcome.OK:
             return got._replace(blocks=blocks)
     return Got(blocks, Outcome.OK if blocks else Outcome.MISS)
 
