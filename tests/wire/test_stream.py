@@ -8,7 +8,7 @@ import time
 import pytest
 
 from holdfast.wire.credentials import client_context, server_context
-from holdfast.wire.stream import Deadline, PlainStream, Progress, seal
+from holdfast.wire.stream import Deadline, Idle, PlainStream, Progress, seal
 
 MIB = 1 << 20
 
@@ -100,6 +100,30 @@ def test_a_send_cut_into_short_calls_loses_and_repeats_nothing(ends, tmp_path, s
         far.close()
 
 
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_receive_looks_up_every_so_often_and_goes_on(ends, tmp_path, sealed):
+    near, far = ends[0], PlainStream(ends[1])
+    if sealed:
+        near, far = sealed_ends(ends, tmp_path)
+    sent, pace = random.Random(3).randbytes(MIB), Short()
+
+    def speak():
+        for start in range(0, len(sent), MIB // 4):
+            time.sleep(0.1)
+            far.send([sent[start : start + MIB // 4]], Deadline.within(20))
+
+    thread = beside(speak)
+    (into,) = parts_of([len(sent)])
+    near.receive([into], pace)
+    thread.join()
+    assert into == sent
+    assert pace.stalls >= 3
+    with pytest.raises(TimeoutError, match=r"nothing was said for 0\.2 s"):
+        near.receive(parts_of([1]), Idle(0.2, 0.05))
+    near.close()
+    far.close()
+
+
 def sealed_ends(ends, folder):
     pytest.importorskip("cryptography")
     from holdfast.rig.certificates import Authority
@@ -147,10 +171,13 @@ def test_the_end_of_the_other_side_is_an_error(ends):
         near.receive(parts_of([3]), Deadline.within(5))
 
 
-def test_a_cut_wakes_whoever_waits(ends):
-    near, _ = ends
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_cut_wakes_whoever_waits(ends, tmp_path, sealed):
+    near, far = sealed_ends(ends, tmp_path) if sealed else ends
     timer = threading.Timer(0.1, near.cut)
     timer.start()
     with pytest.raises(ConnectionError):
         near.receive(parts_of([3]), Deadline.within(20))
     timer.join()
+    near.close()
+    far.close()

@@ -23,7 +23,7 @@ from holdfast.node.target_session import Inbox, TargetSession
 from holdfast.wire.address import TCP, HostPort, tcp_endpoint
 from holdfast.wire.frame import CONNECTION_ID, encode
 from holdfast.wire.messages import Refused
-from holdfast.wire.stream import Deadline, PlainStream, Stream, seal, tune
+from holdfast.wire.stream import Deadline, PlainStream, SealedStream, Stream, tune, wrap
 from holdfast.wire.target_messages import TARGET_PROTOCOL, Challenge, Join, Joined
 from holdfast.wire.token import Claims, check, nonce, prove, proves
 
@@ -157,9 +157,13 @@ class TargetServer:
         try:
             tune(connected, peer)
             deadline = Deadline.within(self._limits.handshake_s)
-            stream = self._open(connected, deadline)
+            stream = self._open(connected)
             with self._lock:
                 self._peers[connected] = stream
+                if self._closing:  # whoever closes has seen the socket alone, which is ours now
+                    raise ConnectionAbortedError
+            if isinstance(stream, SealedStream):
+                stream.shake_hands(deadline)
             session = self._join(stream, deadline)
             joined = True
             self._left_the_door(peer)
@@ -194,10 +198,10 @@ class TargetServer:
             self._threads.discard(thread)
             self._service.counters.connections = len(self._peers)
 
-    def _open(self, connected: socket.socket, deadline: Deadline) -> Stream:
+    def _open(self, connected: socket.socket) -> Stream:
         if self._entry.tls is None:
             return PlainStream(connected)
-        return seal(connected, self._entry.tls, deadline)
+        return wrap(connected, self._entry.tls)
 
     def _join(self, stream: Stream, deadline: Deadline) -> TargetSession:
         """Challenge the peer; return its session, or raise RefusedError after telling it."""

@@ -205,11 +205,16 @@ class PlainStream:
 
 
 class SealedStream:
-    """TLS; the library moves 16 KiB a call."""
+    """TLS; the library moves 16 KiB a call. Of use after `shake_hands`."""
 
     def __init__(self, connected: ssl.SSLSocket) -> None:
         self._socket = connected
         self._limit_s = -1.0
+
+    def shake_hands(self, deadline: Deadline) -> None:
+        """Start TLS. Raises OSError, of which ssl.SSLError is one."""
+        self._socket.settimeout(deadline.seconds())
+        self._socket.do_handshake()
 
     def send(self, parts: Sequence[Buffer], pace: Pace) -> None:
         """Send all parts, 256 KiB a call."""
@@ -237,7 +242,11 @@ class SealedStream:
                     if now() >= stale_at:
                         self._limit(pace.seconds(moved))
                         moved, stale_at = 0, now() + _SHORTEST_WAIT_S
-                    nbytes = receive(size - at, part[at:])
+                    try:
+                        nbytes = receive(size - at, part[at:])
+                    except TimeoutError:  # whether that was too long is for the pace to say
+                        stale_at = 0.0
+                        continue
                     if not nbytes:
                         raise ConnectionResetError("the other side closed the connection")
                     at += nbytes
@@ -252,9 +261,9 @@ class SealedStream:
         return _writable(self._socket, wait_s)
 
     def cut(self) -> None:
-        """Shut both directions down."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        """Shut both directions down; what is under way in another thread ends as it would."""
+        with contextlib.suppress(OSError):  # the library's own takes its state away from them
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the socket."""
@@ -291,27 +300,35 @@ def tune(connected: socket.socket, endpoint: HostPort) -> None:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOOPBACK_CONGESTION)
 
 
+def wrap(
+    connected: socket.socket, context: ssl.SSLContext, name: str | None = None
+) -> SealedStream:
+    """Take a socket over for TLS; `name`: the host that a client expects."""
+    return SealedStream(
+        context.wrap_socket(
+            connected,
+            server_side=name is None,
+            do_handshake_on_connect=False,
+            suppress_ragged_eofs=True,
+            server_hostname=name,
+        )
+    )
+
+
 def seal(
     connected: socket.socket, context: ssl.SSLContext, deadline: Deadline, name: str | None = None
 ) -> SealedStream:
-    """Start TLS; `name`: the host that a client expects. Takes the socket over.
+    """Take a socket over and start TLS; `name`: the host that a client expects.
 
     Raises OSError, of which ssl.SSLError is one; the socket is closed then.
     """
-    connected.settimeout(deadline.seconds())
-    sealed = context.wrap_socket(
-        connected,
-        server_side=name is None,
-        do_handshake_on_connect=False,
-        suppress_ragged_eofs=True,
-        server_hostname=name,
-    )
+    stream = wrap(connected, context, name)
     try:
-        sealed.do_handshake()
+        stream.shake_hands(deadline)
     except BaseException:
-        sealed.close()
+        stream.close()
         raise
-    return SealedStream(sealed)
+    return stream
 
 
 def pieces(parts: Sequence[memoryview], nbytes: int) -> list[list[memoryview]]:
