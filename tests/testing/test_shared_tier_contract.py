@@ -104,7 +104,7 @@ class Target:
             self.records[read_header(record)[0].key] = bytes(record)
         return [Outcome.OK] * len(records)
 
-    def get(self, world, keys, into, deadline_s):
+    def get(self, world, keys, into, deadline_s, heard=None):
         if trouble := self._trouble(deadline_s):
             return Got(0, trouble)
         for number, (key, buffer) in enumerate(zip(keys, into, strict=True)):

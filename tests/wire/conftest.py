@@ -1,16 +1,20 @@
-"""A node made of a script: a thread that does on a raw socket what the test says."""
+"""A node and a target made of scripts: threads that do on raw sockets what the test says."""
 
 import contextlib
 import os
 import socket
 import threading
 
+import msgspec
 import pytest
 
-from holdfast.wire.frame import encode, request_reader
+from holdfast.wire import target_messages as m
+from holdfast.wire.frame import HEADER_BYTES, encode, read_head, request_reader
 from holdfast.wire.messages import PROTOCOL, Hello, Welcome
+from holdfast.wire.target import Target
 
 ARENA_BYTES = 1 << 20
+DECODER = msgspec.msgpack.Decoder(m.TargetRequest)
 
 
 class Peer:
@@ -89,4 +93,76 @@ def fake_node(tmp_path):
         thread.join(30)
         assert not thread.is_alive()
     listener.close()
+    assert failures == []
+
+
+class Far:
+    """The target's end of one connection, played by a test."""
+
+    def __init__(self, connected):
+        self.socket = connected
+
+    def take(self):
+        """Return the next request, its id and its payload; EOFError when the client has gone."""
+        head = read_head(self._exactly(HEADER_BYTES))
+        message = DECODER.decode(self._exactly(head.body_bytes))
+        return message, head.request_id, self._exactly(head.payload_bytes)
+
+    def say(self, request_id, reply, payload=b""):
+        self.socket.sendall(encode(request_id, reply, len(payload)) + payload)
+
+    def welcome(self):
+        self.say(0, m.Challenge(m.TARGET_PROTOCOL, b"n" * 32))
+        join, request_id, _ = self.take()
+        assert isinstance(join, m.Join)
+        self.say(request_id, m.Joined(m.TARGET_PROTOCOL, "fake"))
+
+    def _exactly(self, nbytes):
+        data = b""
+        while len(data) < nbytes:
+            part = self.socket.recv(nbytes - len(data))
+            if not part:
+                raise EOFError
+            data += part
+        return data
+
+
+@pytest.fixture
+def target():
+    """Call with one script per connection; returns a Target in front of them."""
+    with contextlib.ExitStack() as undo:
+        threads, failures = [], []
+
+        def play(script, connected):
+            with connected:
+                try:
+                    script(Far(connected))
+                except (EOFError, OSError):
+                    pass
+                except BaseException as error:
+                    failures.append(error)
+                    raise
+
+        def accept(listener, scripts):
+            for script in scripts:
+                try:
+                    connected, _ = listener.accept()
+                except OSError:
+                    return
+                threads.append(threading.Thread(target=play, args=(script, connected)))
+                threads[-1].start()
+
+        def start(*scripts, **options):
+            listener = undo.enter_context(socket.create_server(("127.0.0.1", 0)))
+            threads.append(threading.Thread(target=accept, args=(listener, scripts)))
+            threads[-1].start()
+            undo.callback(listener.shutdown, socket.SHUT_RDWR)
+            made = Target("tcp://{}:{}".format(*listener.getsockname()), lanes=2, **options)
+            undo.callback(made.close)
+            return made
+
+        yield start
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
     assert failures == []

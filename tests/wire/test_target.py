@@ -6,7 +6,6 @@ import struct
 import threading
 import time
 
-import msgspec
 import pytest
 
 from holdfast.buffers import aligned_buffer
@@ -14,8 +13,7 @@ from holdfast.errors import ConfigError, Outcome, RefusedError
 from holdfast.testing.payloads import is_right, key_of, record_of, world_of
 from holdfast.wire import target_messages as m
 from holdfast.wire.credentials import Credentials
-from holdfast.wire.frame import HEADER_BYTES, encode, read_head
-from holdfast.wire.lanes import SPLIT_BYTES
+from holdfast.wire.frame import encode
 from holdfast.wire.messages import Refused
 from holdfast.wire.target import Target
 
@@ -25,79 +23,6 @@ RECORDS = [record_of(WORLD, key) for key in KEYS]
 MARK = 0xA5
 LATE_S = 1.0
 SLACK_S = 1.5
-DECODER = msgspec.msgpack.Decoder(m.TargetRequest)
-
-
-class Far:
-    """The target's end of one connection, played by a test."""
-
-    def __init__(self, connected):
-        self.socket = connected
-
-    def take(self):
-        """Return the next request, its id and its payload; EOFError when the client has gone."""
-        head = read_head(self._exactly(HEADER_BYTES))
-        message = DECODER.decode(self._exactly(head.body_bytes))
-        return message, head.request_id, self._exactly(head.payload_bytes)
-
-    def say(self, request_id, reply, payload=b""):
-        self.socket.sendall(encode(request_id, reply, len(payload)) + payload)
-
-    def welcome(self):
-        self.say(0, m.Challenge(m.TARGET_PROTOCOL, b"n" * 32))
-        join, request_id, _ = self.take()
-        assert isinstance(join, m.Join)
-        self.say(request_id, m.Joined(m.TARGET_PROTOCOL, "fake"))
-
-    def _exactly(self, nbytes):
-        data = b""
-        while len(data) < nbytes:
-            part = self.socket.recv(nbytes - len(data))
-            if not part:
-                raise EOFError
-            data += part
-        return data
-
-
-@pytest.fixture
-def target():
-    """Call with one script per connection; returns a Target in front of them."""
-    with contextlib.ExitStack() as undo:
-        threads, failures = [], []
-
-        def play(script, connected):
-            with connected:
-                try:
-                    script(Far(connected))
-                except (EOFError, OSError):
-                    pass
-                except BaseException as error:
-                    failures.append(error)
-                    raise
-
-        def accept(listener, scripts):
-            for script in scripts:
-                try:
-                    connected, _ = listener.accept()
-                except OSError:
-                    return
-                threads.append(threading.Thread(target=play, args=(script, connected)))
-                threads[-1].start()
-
-        def start(*scripts, **options):
-            listener = undo.enter_context(socket.create_server(("127.0.0.1", 0)))
-            threads.append(threading.Thread(target=accept, args=(listener, scripts)))
-            threads[-1].start()
-            undo.callback(listener.shutdown, socket.SHUT_RDWR)
-            made = Target("tcp://{}:{}".format(*listener.getsockname()), lanes=2, **options)
-            undo.callback(made.close)
-            return made
-
-        yield start
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    assert failures == []
 
 
 def marked(count=8):
@@ -329,57 +254,6 @@ def test_a_target_without_the_tokens_key_is_not_believed(target, tmp_path):
 def test_an_address_is_checked_when_made(text):
     with pytest.raises(ConfigError, match="is not tcp://host:port, such as"):
         Target(text)
-
-
-def test_a_large_batch_goes_over_two_connections_and_keeps_its_order(target):
-    count = SPLIT_BYTES // WORLD.record_bytes + 2
-    seen = []
-
-    def script(far):
-        far.welcome()
-        message, request_id, payload = far.take()
-        held = bytes(payload[i : i + 1] == b"H" for i in range(0, len(payload), len(RECORDS[0])))
-        seen.append(message.headers)
-        far.say(request_id, m.Stored(held))
-
-    records = [RECORDS[i % 8] for i in range(count)]
-    assert target(script, script).put(records, 20) == [Outcome.OK] * count
-    assert sorted(map(len, seen)) == [128 * (count // 2), 128 * (count - count // 2)]
-
-
-@pytest.mark.parametrize("said", ["full", "ok"])
-def test_a_hole_in_the_first_half_ends_the_run(said, target):
-    count = SPLIT_BYTES // WORLD.record_bytes + 2
-    keys = [key_of(i) for i in range(count)]
-
-    def script(far):
-        far.welcome()
-        message, request_id, _ = far.take()
-        first = message.keys.startswith(keys[0])
-        blocks = 2 if first else len(message.keys) // 16
-        reply = m.Records(blocks, said if first else "ok")
-        far.say(request_id, reply, bytes(RECORDS[0]) * blocks)
-
-    got = target(script, script).get(WORLD, keys, marked(count), 20)
-    assert (got.blocks, got.outcome) == (2, Outcome(said))
-
-
-def test_both_halves_end_before_the_call_returns(target):
-    count = SPLIT_BYTES // WORLD.record_bytes + 2
-    keys = [key_of(i) for i in range(count)]
-
-    def script(far):
-        far.welcome()
-        message, request_id, _ = far.take()
-        if message.keys.startswith(keys[0]):
-            far.say(request_id, m.Records(0, "miss"))
-        far.socket.recv(1)  # the other half is never answered
-
-    node = target(script, script)
-    got, seconds = timed(node.get, WORLD, keys, marked(count), LATE_S)
-    assert (got.blocks, got.outcome) == (0, Outcome.MISS)
-    assert seconds < LATE_S + SLACK_S
-    assert node.late == 1
 
 
 def test_many_threads_share_a_target(target):

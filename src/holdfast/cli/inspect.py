@@ -151,9 +151,10 @@ def _merged(tiers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _member(member: Mapping[str, Any]) -> list[str]:
-    latency = member.get("latency_s")
+    answers = {"answers in": "latency_s", "reads in": "first_byte_s"}
+    known = {words: member.get(name) for words, name in answers.items()}
     judged = "ejected" if member.get("ejected") else f"breaker {member.get('phase', 'closed')}"
-    took = "" if latency is None else f", {1e3 * latency:.2f} ms"
+    took = "".join(f", {words} {1e3 * s:.2f} ms" for words, s in known.items() if s is not None)
     first = (
         f"  {member['id']:<12} {member['address']}  {member['state']}, "
         f"{100 * member['share']:.1f} % of keys, {judged}{took}"

@@ -128,7 +128,7 @@ def run(order: Order) -> Iterator[Tally]:
     finally:
         users.close()
         pool.end()
-    hedging = pool.tier.hedging
+    hedging = pool.tier.races.hedging
     calls.figures["hedges"] = hedging.hedges
     most = hedging.requests * HEDGE_PERCENT / 100 + HEDGES_SAVED_MAX
     calls.expect(hedging.hedges <= most, f"{hedging.hedges} hedges of {hedging.requests} reads")

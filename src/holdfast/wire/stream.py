@@ -45,19 +45,21 @@ class Pace(Protocol):
 
 
 class Deadline:
-    """A transfer must be over by a moment in `time.monotonic()`."""
+    """A transfer must be over by a moment in `time.monotonic()`; `heard` is told what moved."""
 
-    def __init__(self, at: float) -> None:
+    def __init__(self, at: float, heard: Callable[[int], None] | None = None) -> None:
         self.at = at
+        self.heard = heard
 
     @classmethod
-    def within(cls, seconds: float) -> Deadline:
+    def within(cls, seconds: float, heard: Callable[[int], None] | None = None) -> Deadline:
         """Return the deadline so many seconds from now."""
-        return cls(time.monotonic() + seconds)
+        return cls(time.monotonic() + seconds, heard)
 
     def seconds(self, moved: int = 0) -> float:
         """Return what is left."""
-        del moved
+        if moved and self.heard is not None:
+            self.heard(moved)
         left_s = self.at - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("the deadline has passed")

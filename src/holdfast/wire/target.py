@@ -137,13 +137,19 @@ class Target:
         return [one for done in self._abreast(put_lane, lanes) for one in done]
 
     def get(
-        self, world: World, keys: Sequence[bytes], into: Sequence[memoryview], deadline_s: float
+        self,
+        world: World,
+        keys: Sequence[bytes],
+        into: Sequence[memoryview],
+        deadline_s: float,
+        heard: Callable[[int], None] | None = None,
     ) -> Got:
         """Receive the leading run of records into buffers of `world.record_bytes` each.
 
         What lies in the buffers behind the run is undefined. The caller verifies every record.
+        `heard` is told how many more bytes came, now and then, the first at once; by any thread.
         """
-        deadline = Deadline.within(deadline_s)
+        deadline = Deadline.within(deadline_s, heard)
         lanes = lanes_of([len(part) for part in into], self._ways, FRAME_PAYLOAD_BYTES_MAX)
         if is_one_message(lanes):
             return self._get(world, keys, into, deadline)

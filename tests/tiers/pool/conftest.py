@@ -58,7 +58,7 @@ class FakeTarget:
             self.records[read_header(record)[0].key] = bytes(record)
         return [Outcome.OK] * len(records)
 
-    def get(self, world, keys, into, deadline_s):
+    def get(self, world, keys, into, deadline_s, heard=None):
         if not self._answers():
             return Got(0, Outcome.GONE)
         for number, (key, buffer) in enumerate(zip(keys, into, strict=True)):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.clock import ManualClock
 from holdfast.tiers.pool.breaker import Ending, Phase
+from holdfast.tiers.pool.evidence import Kind
 from holdfast.tiers.pool.health import HealthOptions, PoolHealth, ejected_max
 
 
@@ -18,12 +19,17 @@ class Scene:
         self.health = PoolHealth(self.clock, HealthOptions(), random.Random(seed))
         self.health.keep(self.names)
 
-    def ask(self, name, took_s, ending=Ending.WELL):
+    def ask(self, name, took_s, ending=Ending.WELL, kind=Kind.READ):
         """Ask one target; the clock does not move."""
-        call = self.health.begin(name, 1_000)
+        call = self.health.begin(name, 1_000, kind)
         if call is not None:
-            self.health.end(call, ending, took_s)
+            self.end(call, took_s, ending)
         return call is not None
+
+    def end(self, call, took_s, ending=Ending.WELL):
+        """End a call as if it had begun so long ago."""
+        call.began_s = self.clock.now() - took_s
+        self.health.end(call, ending)
 
     def run(self, seconds, took_s, failing=()):
         """Ask everybody 20 times a second; `took_s` by name, 1 ms if not there."""
@@ -60,6 +66,43 @@ def test_one_that_stays_slow_is_out_for_longer_each_time():
         was_out = is_out
     lengths = [end - start for start, end in zip(out_s[::2], out_s[1::2], strict=False)]
     assert lengths == pytest.approx([30, 60], abs=0.2)
+
+
+def test_a_read_takes_what_its_first_byte_took_however_much_followed():
+    scene = Scene(3)
+    call = scene.health.begin("n0", 1 << 30, Kind.READ)
+    scene.clock.advance(0.002)
+    scene.health.heard(call, 48)
+    scene.clock.advance(0.9)
+    scene.health.heard(call, 1 << 20)
+    scene.health.end(call, Ending.WELL)
+    assert scene.health.reports()[0].first_byte_s == pytest.approx(0.002)
+
+
+def test_who_serves_a_large_context_is_not_compared_with_those_who_answer_questions():
+    scene = Scene(4)
+    for _ in range(200):
+        scene.clock.advance(0.05)
+        scene.ask("n0", 0.03, kind=Kind.READ)
+        scene.ask("n1", 0.3, kind=Kind.WRITE)
+        for name in scene.names:
+            scene.ask(name, 0.0005, kind=Kind.QUESTION)
+    assert scene.ejected == set()
+    for _ in range(40):
+        scene.clock.advance(0.05)
+        for name in scene.names:
+            scene.ask(name, 0.1 if name == "n3" else 0.0005, kind=Kind.QUESTION)
+    assert scene.ejected == {"n3"}
+
+
+def test_who_left_the_list_is_known_yet_and_counts_for_nobody():
+    scene = Scene(4)
+    for _ in range(3):
+        scene.ask("n0", 0.001, Ending.BADLY)
+    scene.health.keep(scene.names, scene.names[1:])
+    assert not scene.health.available("n0"), "its breaker is what it was"
+    scene.run(2, {"n2": 0.101})
+    assert scene.ejected == {"n2"}, "one of three members may go"
 
 
 def test_a_target_that_fails_one_time_in_five_is_ejected():
@@ -164,7 +207,7 @@ def test_calls_to_a_target_that_was_forgotten_end_in_peace():
     call = scene.health.begin("n1", 100)
     scene.health.keep(["n0"])
     scene.health.heard(call, 10)
-    scene.health.end(call, Ending.WELL, 0.001)
+    scene.end(call, 0.001)
     assert [report.target for report in scene.health.reports()] == ["n0"]
 
 
@@ -172,7 +215,7 @@ def test_the_one_with_fewer_bytes_in_flight_is_chosen():
     scene = Scene(2)
     call = scene.health.begin("n0", 1 << 20)
     assert {scene.health.choose(["n0", "n1"]) for _ in range(20)} == {"n1"}
-    scene.health.end(call, Ending.WELL, 0.001)
+    scene.end(call, 0.001)
     assert {scene.health.choose(["n0", "n1"]) for _ in range(60)} == {"n0", "n1"}
     assert scene.health.choose(["n1"]) == "n1"
 
@@ -205,7 +248,8 @@ def test_reports_show_what_was_measured():
     scene.health.begin("n1", 77)
     scene.run(2, {"n0": 0.004})
     report = {each.target: each for each in scene.health.reports()}
-    assert report["n0"].latency_s == pytest.approx(0.004)
+    assert report["n0"].first_byte_s == pytest.approx(0.004)
+    assert report["n0"].latency_s is None
     assert report["n0"].late_s == pytest.approx(0.004)
     assert report["n1"].in_flight_bytes == 77
     assert report["n2"].phase is Phase.CLOSED
@@ -222,11 +266,11 @@ def test_one_of_four_answering_100_ms_late_spoils_the_tail_for_five_seconds_at_m
             now_s = scene.clock.now()
             for call, took_s in [c for c in under_way if c[0].began_s + c[1] <= now_s]:
                 under_way.remove((call, took_s))
-                scene.health.end(call, Ending.WELL, took_s)
+                scene.end(call, took_s)
             name = scene.names[tick % 4]
             took_s = 0.001 + chance.expovariate(1_000) + (0.1 if name == slow else 0.0)
             # Who is left alone is recomputed at once: it costs no waiting for the answer.
-            if call := scene.health.begin(name, 1_000):
+            if call := scene.health.begin(name, 1_000, Kind.READ):
                 under_way.append((call, took_s))
                 done.append((tick / 400, took_s))
         return done

@@ -6,9 +6,11 @@ import pytest
 
 from holdfast.clock import ManualClock
 from holdfast.errors import ConfigError, Outcome
+from holdfast.tiers.pool.evidence import Kind
 from holdfast.tiers.pool.health import HealthOptions, PoolHealth
 from holdfast.tiers.pool.members import Member
 from holdfast.tiers.pool.reach import Reach
+from holdfast.wire.target import Got
 
 
 class FarSide:
@@ -71,6 +73,22 @@ def test_who_can_not_be_connected_to_has_nothing_under_way_and_keeps_what_there_
     assert [report.in_flight_bytes for report in health.reports()] == [0, 0]
     assert reach.begin(at("tcp://h:1"), 5, 7).far is made[0]
     assert not made[0].closed
+
+
+def test_of_a_read_counts_when_its_first_byte_came(reach, health):
+    call = reach.begin(at("tcp://h:1"), 1 << 20, 7, Kind.READ)
+    heard = reach.heard(call)
+
+    def get(_):
+        health._clock.advance(0.002)
+        heard(48)
+        health._clock.advance(0.5)
+        heard(1 << 20)
+        return Got(4, Outcome.OK)
+
+    assert reach.tell(call, get) == Got(4, Outcome.OK)
+    assert health.reports()[0].first_byte_s == pytest.approx(0.002)
+    assert reach.heard(None) is None
 
 
 def test_nothing_stays_connected_at_the_end(reach, made):

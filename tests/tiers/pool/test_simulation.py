@@ -16,6 +16,7 @@ import xxhash
 
 from holdfast.clock import ManualClock
 from holdfast.tiers.pool.breaker import Ending
+from holdfast.tiers.pool.evidence import Kind
 from holdfast.tiers.pool.health import HealthOptions, PoolHealth, ejected_max
 from holdfast.tiers.pool.hedge import HedgeBudget
 from holdfast.tiers.pool.lookup import Lookup
@@ -165,7 +166,7 @@ class World:
 
     def ask(self, client, name):
         """Send one request; return whether it was answered in time."""
-        call = client.health.begin(name, 1 << 20)
+        call = client.health.begin(name, 1 << 20, Kind.READ)
         if call is None:
             return False
         client.budget.request()
@@ -176,7 +177,8 @@ class World:
             return False
         if late_s is not None and node.latency_s > late_s:
             client.budget.take()
-        client.health.end(call, Ending.WELL, node.latency_s)
+        call.began_s -= node.latency_s
+        client.health.end(call, Ending.WELL)
         return True
 
     def give_up_late(self, client):

@@ -84,6 +84,21 @@ def test_after_a_join_the_owner_of_old_is_asked_too(fleet) -> None:
         assert set(one.read(chain)) == {Outcome.OK}
 
 
+def test_a_dead_member_that_left_the_list_stays_left_alone_however_often_the_list_is_told(fleet):
+    one = fleet(4)
+    chains = [one.chain(seed, 3) for seed in range(20)]
+    dead = one.targets["t0"]
+    dead.mood = "dead"
+    for chain in chains:
+        one.read(chain)
+    assert not one.pool.health.trusted("t0")
+    before = dead.calls
+    for chain in chains:
+        one.announce(["t1", "t2", "t3"])
+        assert set(one.read(chain)) == {Outcome.MISS}
+    assert dead.calls == before
+
+
 def test_what_the_owner_of_old_served_is_a_stray_until_it_is_taken(fleet) -> None:
     one = fleet(4)
     one.announce(["t0", "t1", "t2"])

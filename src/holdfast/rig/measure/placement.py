@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -61,12 +61,17 @@ class CountedTarget(Target):
         self._counting = threading.Lock()
 
     def get(
-        self, world: World, keys: Sequence[bytes], into: Sequence[memoryview], deadline_s: float
+        self,
+        world: World,
+        keys: Sequence[bytes],
+        into: Sequence[memoryview],
+        deadline_s: float,
+        heard: Callable[[int], None] | None = None,
     ) -> Got:
         """Count, and get."""
         with self._counting:
             self.reads.update(keys)
-        return super().get(world, keys, into, deadline_s)
+        return super().get(world, keys, into, deadline_s, heard)
 
     def exist(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Held:
         """Count, and ask."""

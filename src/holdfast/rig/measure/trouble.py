@@ -83,11 +83,16 @@ class LateTarget(Target):
     late_s = 0.0
 
     def get(
-        self, world: World, keys: Sequence[bytes], into: Sequence[memoryview], deadline_s: float
+        self,
+        world: World,
+        keys: Sequence[bytes],
+        into: Sequence[memoryview],
+        deadline_s: float,
+        heard: Callable[[int], None] | None = None,
     ) -> Got:
         """Get, late."""
         time.sleep(self.late_s)
-        return super().get(world, keys, into, deadline_s)
+        return super().get(world, keys, into, deadline_s, heard)
 
     def exist(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Held:
         """Ask, late."""
@@ -250,12 +255,12 @@ def _until(seconds: float) -> Iterator[None]:
 
 
 def _paced(scene: Scene, keys: Sequence[bytes], dice: random.Random, reads: int) -> Paced:
-    hedges, times_ms, came = scene.tier.hedging.hedges, list[float](), 0
+    hedges, times_ms, came = scene.tier.races.hedging.hedges, list[float](), 0
     for _ in range(reads):
         key, start_s = dice.choice(keys), time.perf_counter()
         came += scene.read(key)
         times_ms.append(1e3 * (time.perf_counter() - start_s))
-    hedged = scene.tier.hedging.hedges - hedges
+    hedged = scene.tier.races.hedging.hedges - hedges
     return Paced(statistics.quantiles(times_ms, n=100)[-1], came / reads, hedged / reads)
 
 

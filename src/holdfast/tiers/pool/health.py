@@ -12,8 +12,7 @@ import math
 import random
 import statistics
 import threading
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -25,7 +24,7 @@ from holdfast.tiers.pool.breaker import (
     Phase,
     Ticket,
 )
-from holdfast.tiers.pool.hedge import Delays
+from holdfast.tiers.pool.evidence import Evidence, Kind
 
 EJECTED_SHARE_MAX = 0.3
 COMPARED_MIN = 3
@@ -33,9 +32,6 @@ COMPARED_MIN = 3
 
 FAR_WORSE = 3.0
 """How much slower than one that is out another must be to take its place, where no more may go."""
-
-_LATENCY_GAIN = 1 / 8
-_FAILURE_GAIN = 1 / 32
 
 
 class HealthOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,63 +56,34 @@ class HealthOptions(msgspec.Struct, frozen=True, kw_only=True):
     doubt_s: float = 120.0
 
 
-class Call(NamedTuple):
-    """A request under way; to be given to `end` once."""
+class Call(msgspec.Struct):
+    """A request under way; to be given to `end` once. Times in seconds, of the clock."""
 
     target: str
     ticket: Ticket
     began_s: float
     nbytes: int
+    kind: Kind = Kind.QUESTION
+    heard_s: float | None = None
 
 
 class TargetReport(msgspec.Struct, frozen=True):
-    """One target for people to look at. Times in seconds; None where nothing was measured."""
+    """One target for people to look at. Times in seconds; None where nothing was measured.
+
+    `latency_s` is that of questions, `first_byte_s` that of reads; 95 in 100 reads were over in
+    `late_s`.
+    """
 
     target: str
     phase: Phase
     ejected: bool
     in_flight_bytes: int
     latency_s: float | None
+    first_byte_s: float | None
     late_s: float | None
     failure_share: float
     breaker_opened: int
     ejections: int
-
-
-class _Target:
-    def __init__(self, breaker: Breaker, now_s: float) -> None:
-        self.breaker = breaker
-        self.closed_s = now_s
-        self.unwell_s = -math.inf
-        self.delays = Delays()
-        self.in_flight_bytes = 0
-        self.ejected_until_s = 0.0
-        self.ejection_s = 0.0
-        self.ejected_for_s = 0.0
-        self.ejections = 0
-        self.on_trial = False
-        """Back from an ejection, and not known yet to be any better."""
-        self.latency_s: float | None = None
-        self.failure_share = 0.0
-        self.fresh = 0
-
-    def learn(self, ending: Ending, seconds: float) -> None:
-        """Take an answer's time to its first byte, or how long we waited for it, into account."""
-        self.delays.record(seconds)
-        # What was given up says how long it took at least: good only to know that it is slow.
-        if ending is Ending.WELL or self.latency_s is None or seconds > self.latency_s:
-            before_s = seconds if self.latency_s is None else self.latency_s
-            self.latency_s = before_s + _LATENCY_GAIN * (seconds - before_s)
-        if ending is not Ending.GIVEN_UP:
-            self.failure_share += _FAILURE_GAIN * ((ending is Ending.BADLY) - self.failure_share)
-        self.fresh += 1
-
-    def forget(self) -> None:
-        """Start judging anew: what it was like before an ejection is no evidence after it."""
-        self.delays = Delays()
-        self.latency_s = None
-        self.failure_share = 0.0
-        self.fresh = 0
 
 
 def ejected_max(targets: int) -> int:
@@ -128,21 +95,28 @@ class PoolHealth:
     """The targets' health as this process sees it. Any thread; nothing waits.
 
     `keep` says who the targets are, for the cap on ejections counts them. Latency is the time from
-    sending a request to the first byte of its answer, so that sizes do not matter.
+    sending a request to the first byte of its answer, so that sizes do not matter, and that of
+    reads is compared with reads, that of questions with questions.
     """
 
     def __init__(self, clock: Clock, options: HealthOptions, chance: random.Random) -> None:
         self._clock = clock
         self._options = options
         self._chance = chance
-        self._targets: dict[str, _Target] = {}
+        self._targets: dict[str, Evidence] = {}
+        self._listed: set[str] = set()
         self._reviewed_s = clock.now()
         self._lock = threading.Lock()
 
-    def keep(self, targets: Iterable[str]) -> None:
-        """Know these targets from now on, and forget all others."""
+    def keep(self, targets: Collection[str], listed: Collection[str] | None = None) -> None:
+        """Know these targets from now on, and forget all others.
+
+        `listed`: those of them that are members, which are compared and which the cap counts; all
+        of them unless said. The others are asked for what they hold while it is worth that.
+        """
         with self._lock:
             wanted = set(targets)
+            self._listed = wanted if listed is None else wanted & set(listed)
             for gone in self._targets.keys() - wanted:
                 del self._targets[gone]
             for name in sorted(wanted):
@@ -188,7 +162,7 @@ class PoolHealth:
                     target.closed_s = now_s
             return {name for name, t in self._targets.items() if now_s > t.closed_s + for_s}
 
-    def begin(self, target: str, nbytes: int) -> Call | None:
+    def begin(self, target: str, nbytes: int, kind: Kind = Kind.QUESTION) -> Call | None:
         """Let a request of so many bytes (of request and answer) through, or not (None)."""
         with self._lock:
             self._review()
@@ -197,24 +171,27 @@ class PoolHealth:
             if ticket is None:
                 return None
             known.in_flight_bytes += nbytes
-            return Call(target, ticket, self._clock.now(), nbytes)
+            return Call(target, ticket, self._clock.now(), nbytes, kind)
 
     def heard(self, call: Call, nbytes: int) -> None:
         """Take note that so many more bytes of an answer came."""
         with self._lock:
+            if call.heard_s is None:
+                call.heard_s = self._clock.now()
             if known := self._targets.get(call.target):
                 known.breaker.heard(call.ticket, nbytes)
 
-    def end(self, call: Call, ending: Ending, first_byte_s: float | None = None) -> None:
-        """Take note of how a call ended; `first_byte_s` as of `began_s`, if a byte came."""
+    def end(self, call: Call, ending: Ending) -> None:
+        """Take note of how a call ended: its answer began when it was first heard, or now."""
         with self._lock:
             known = self._targets.get(call.target)
             if known is None:
                 return
             known.in_flight_bytes = max(0, known.in_flight_bytes - call.nbytes)
             known.breaker.end(call.ticket, ending)
-            waited_s = self._clock.now() - call.began_s
-            known.learn(ending, waited_s if first_byte_s is None else first_byte_s)
+            now_s = self._clock.now()
+            began_s = now_s if call.heard_s is None else call.heard_s
+            known.learn(call.kind, ending, began_s - call.began_s, now_s - call.began_s)
             self._review()
 
     def choose(self, targets: Sequence[str]) -> str:
@@ -243,7 +220,8 @@ class PoolHealth:
                     phase=target.breaker.phase(),
                     ejected=self._ejected(target),
                     in_flight_bytes=target.in_flight_bytes,
-                    latency_s=target.latency_s,
+                    latency_s=target.latency_s(Kind.QUESTION),
+                    first_byte_s=target.latency_s(Kind.READ),
                     late_s=target.delays.late_s(),
                     failure_share=target.failure_share,
                     breaker_opened=target.breaker.opened,
@@ -252,18 +230,21 @@ class PoolHealth:
                 for name, target in sorted(self._targets.items())
             ]
 
-    def _know(self, name: str) -> _Target:
+    def _know(self, name: str) -> Evidence:
         target = self._targets.get(name)
         if target is None:
             breaker = Breaker(self._clock, self._options.breaker, self._chance)
-            target = self._targets[name] = _Target(breaker, self._clock.now())
+            target = self._targets[name] = Evidence(breaker, self._clock.now())
         return target
 
-    def _is_well(self, target: _Target) -> bool:
+    def _members(self) -> list[Evidence]:
+        return [target for name, target in self._targets.items() if name in self._listed]
+
+    def _is_well(self, target: Evidence) -> bool:
         out = self._ejected(target) or target.on_trial
         return not out and target.breaker.phase() is Phase.CLOSED
 
-    def _needs_trial(self, target: _Target) -> bool:
+    def _needs_trial(self, target: Evidence) -> bool:
         phase = target.breaker.phase()
         unproven = target.on_trial and target.fresh < self._options.samples
         return phase is Phase.HALF_OPEN or (unproven and phase is Phase.CLOSED)
@@ -272,7 +253,7 @@ class PoolHealth:
         target = self._targets.get(name)
         return target.in_flight_bytes if target else 0
 
-    def _ejected(self, target: _Target) -> bool:
+    def _ejected(self, target: Evidence) -> bool:
         return self._clock.now() < target.ejected_until_s
 
     def _review(self) -> None:
@@ -281,11 +262,12 @@ class PoolHealth:
         if now_s < self._reviewed_s + self._options.review_s:
             return
         self._reviewed_s = now_s
+        members = self._members()
         out = sum(
             self._ejected(target) or target.breaker.phase() is not Phase.CLOSED
-            for target in self._targets.values()
+            for target in members
         )
-        room = ejected_max(len(self._targets)) - out
+        room = ejected_max(len(members)) - out
         tried = [target for target in self._targets.values() if self._is_tried(target)]
         for target in self._outliers():
             if room <= 0 and not self._gives_way(target):
@@ -295,44 +277,48 @@ class PoolHealth:
         for target in tried:
             target.on_trial = self._ejected(target)
 
-    def _is_tried(self, target: _Target) -> bool:
+    def _is_tried(self, target: Evidence) -> bool:
         enough = target.fresh >= self._options.samples
         return target.on_trial and enough and not self._ejected(target)
 
-    def _gives_way(self, worse: _Target) -> bool:
+    def _gives_way(self, worse: Evidence) -> bool:
         """Take the mildest outlier back, early, for one that is far worse; False: none is."""
         ejected = [target for target in self._targets.values() if self._ejected(target)]
         mildest = min(ejected, key=lambda target: target.ejected_for_s, default=None)
-        if mildest is None or (worse.latency_s or 0.0) < FAR_WORSE * mildest.ejected_for_s:
+        if mildest is None or worse.slowest_s() < FAR_WORSE * mildest.ejected_for_s:
             return False
         mildest.ejected_until_s = self._clock.now()
         return True
 
-    def _outliers(self) -> list[_Target]:
+    def _outliers(self) -> list[Evidence]:
         """Return the targets that stand out among those with enough answers, the worst first."""
-        options = self._options
-        known = [
-            target
-            for target in self._targets.values()
-            if target.fresh >= options.samples and not self._ejected(target)
-        ]
-        latencies = [target.latency_s or 0.0 for target in known]
-        if len(known) < COMPARED_MIN:
-            return []
-        median_s = statistics.median_low(latencies)
-        slow_s = max(options.slow_factor * median_s, median_s + options.slow_margin_s)
-        return sorted(
-            (
-                target
-                for target in known
-                if (target.latency_s or 0.0) > slow_s
-                or target.failure_share > options.failure_share_max
-            ),
-            key=lambda target: (target.failure_share, target.latency_s or 0.0),
-            reverse=True,
-        )
+        judged = [target for target in self._members() if not self._ejected(target)]
+        found = {id(target): target for kind in Kind for target in self._slow(judged, kind)}
+        known = [target for target in judged if target.fresh >= self._options.samples]
+        if len(known) >= COMPARED_MIN:
+            found |= {id(target): target for target in known if self._failing(target)}
+        return sorted(found.values(), key=self._badness, reverse=True)
 
-    def _eject(self, target: _Target, now_s: float) -> None:
+    def _slow(self, judged: Sequence[Evidence], kind: Kind) -> list[Evidence]:
+        """Return whose answers of a kind take much longer than the others'."""
+        options, seconds = self._options, dict[int, float]()
+        for target in judged:
+            answers = target.answers.get(kind)
+            if answers is not None and answers.fresh >= options.samples:
+                seconds[id(target)] = answers.latency_s or 0.0
+        if len(seconds) < COMPARED_MIN:
+            return []
+        median_s = statistics.median_low(seconds.values())
+        slow_s = max(options.slow_factor * median_s, median_s + options.slow_margin_s)
+        return [target for target in judged if seconds.get(id(target), 0.0) > slow_s]
+
+    def _failing(self, target: Evidence) -> bool:
+        return target.failure_share > self._options.failure_share_max
+
+    def _badness(self, target: Evidence) -> tuple[float, float]:
+        return target.failure_share, target.slowest_s()
+
+    def _eject(self, target: Evidence, now_s: float) -> None:
         longest_s = self._options.ejection_max_s
         relapsed = target.ejections and now_s < target.ejected_until_s + longest_s
         again_s = min(2 * target.ejection_s, longest_s)
@@ -340,13 +326,12 @@ class PoolHealth:
         target.ejected_until_s = now_s + target.ejection_s
         target.on_trial = True
         target.ejections += 1
-        failing = target.failure_share > self._options.failure_share_max
-        target.ejected_for_s = math.inf if failing else target.latency_s or 0.0
+        target.ejected_for_s = math.inf if self._failing(target) else target.slowest_s()
         target.forget()
 
     def _stay_below_cap(self) -> None:
         """Take back those that have been out longest, when a smaller pool has a smaller cap."""
-        ejected = [target for target in self._targets.values() if self._ejected(target)]
+        ejected = [target for target in self._members() if self._ejected(target)]
         ejected.sort(key=lambda target: target.ejected_until_s)
-        for target in ejected[: max(0, len(ejected) - ejected_max(len(self._targets)))]:
+        for target in ejected[: max(0, len(ejected) - ejected_max(len(self._listed)))]:
             target.ejected_until_s, target.on_trial = self._clock.now(), False

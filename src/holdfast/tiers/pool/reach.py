@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from holdfast.blocks.world import World
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.tiers.pool.breaker import Ending
+from holdfast.tiers.pool.evidence import Kind
 from holdfast.tiers.pool.health import Call as Begun
 from holdfast.tiers.pool.health import PoolHealth
 from holdfast.tiers.pool.members import Member
@@ -30,9 +32,14 @@ class Far(Protocol):
         ...
 
     def get(
-        self, world: World, keys: Sequence[bytes], into: Sequence[memoryview], deadline_s: float
+        self,
+        world: World,
+        keys: Sequence[bytes],
+        into: Sequence[memoryview],
+        deadline_s: float,
+        heard: Callable[[int], None] | None = None,
     ) -> Got:
-        """Receive the leading run."""
+        """Receive the leading run; tell `heard` of bytes as they come."""
         ...
 
     def exist(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Held:
@@ -89,9 +96,11 @@ class Reach:
         """Close every connection."""
         self.keep(())
 
-    def begin(self, member: Member, nbytes: int, digest: int) -> Call | None:
+    def begin(
+        self, member: Member, nbytes: int, digest: int, kind: Kind = Kind.QUESTION
+    ) -> Call | None:
         """Let a call through, or not, as the member's health is."""
-        begun = self._health.begin(member.id, nbytes)
+        begun = self._health.begin(member.id, nbytes, kind)
         if begun is None:
             return None
         try:
@@ -110,6 +119,10 @@ class Reach:
                 self._left += [far] if far is not None else []
                 self._far[member.id], far = (member, anew), anew
             return far
+
+    def heard(self, call: Call | None) -> Callable[[int], None] | None:
+        """Return whom to tell how many bytes of an answer came; None where nothing is asked."""
+        return None if call is None else partial(self._health.heard, call.begun)
 
     def tell(self, call: Call | None, ask: Callable[[Far], A]) -> A | None:
         """Make the call and note how it went; None where it was not made or not understood."""

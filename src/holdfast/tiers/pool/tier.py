@@ -16,36 +16,33 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import wait
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.world import World
-from holdfast.buffers import aligned_buffer
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import Outcome
 from holdfast.limits import MIB, SEGMENT_BLOCKS
 from holdfast.tiers.base import Get, Place, Put, Reserved, Survivor, Usage, segment_place
+from holdfast.tiers.pool.evidence import Kind
 from holdfast.tiers.pool.health import HealthOptions, PoolHealth
-from holdfast.tiers.pool.hedge import HedgeBudget
 from holdfast.tiers.pool.hot import HotSegments
 from holdfast.tiers.pool.lookup import Lookup, Route
 from holdfast.tiers.pool.members import Member
 from holdfast.tiers.pool.membership import Membership, MembershipOptions, MembershipSource
 from holdfast.tiers.pool.moves import Losses, Strays
 from holdfast.tiers.pool.part import Part, names_of, parts_of, place_of, segment_of
+from holdfast.tiers.pool.race import RACED_BYTES, Races
 from holdfast.tiers.pool.reach import Far, Reach
 from holdfast.tiers.pool.trial import Trials
 from holdfast.workers import workers
 
 HOT_COPIES = 2
 """Copies of a segment that many ask for."""
-
-RACERS = 8
-RACED_BYTES = 64 * MIB
-"""Most that is read in a race, which takes memory of its own for each racer."""
 
 ASKED_BYTES = 1 * MIB
 """From here on a member is asked what it has of a batch before the batch is sent."""
@@ -90,11 +87,10 @@ class PoolTier:
         self._losses = Losses(self.lookup.placement())
         self._trials = Trials(self.lookup, self.health, self.reach, self.options.ask_s)
         self.hot = HotSegments(clock)
-        self.hedging = HedgeBudget()
         self._source = source
         self._lock = threading.Lock()
         self._threads = workers(self.options.threads, f"holdfast-{name}")
-        self._racers = ThreadPoolExecutor(RACERS, f"holdfast-{name}-race")
+        self.races = Races(self.health, f"holdfast-{name}-race")
         self._usage = [0, 0]
         self._closed = False
         source.watch(self._told)
@@ -187,7 +183,7 @@ class PoolTier:
             "epoch": view.epoch,
             "digest": f"{view.digest:016x}",
             "trouble": self._source.trouble(),
-            "hedges": self.hedging.hedges,
+            "hedges": self.races.hedging.hedges,
             "moved": self.strays.moved,
             "members": members,
         }
@@ -202,14 +198,16 @@ class PoolTier:
         self._closed = True
         self._source.close()
         self._trials.close()
-        for threads in (self._threads, self._racers):
-            threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self.races.close()
         self.reach.close()
 
     def _told(self, members: Sequence[Member]) -> None:
+        """Take a list in; whom it leaves out is asked for what it holds as long as routes say."""
         self.membership.observe(members)
-        known = {member.id for member in self.membership.views().current.view.members}
-        self.health.keep(known)
+        listed = [member.id for member in self.membership.views().current.view.members]
+        known = [member.id for member in self.lookup.members()]
+        self.health.keep(known, listed)
         self.reach.keep(known)
 
     def _fill(self, member: Member) -> list[dict[str, Any]]:
@@ -254,7 +252,9 @@ class PoolTier:
         records = [batch[index].record for index in part.indices]
         nbytes, route = sum(map(len, records)), self._route(part)
         for member in route.write:
-            call = self.reach.begin(member, nbytes, route.digest) if part.left_s else None
+            if not part.left_s:
+                break
+            call = self.reach.begin(member, nbytes, route.digest, Kind.WRITE)
             stored = self.reach.tell(call, lambda far: far.put(records, part.left_s)) or ()
             for index, outcome in zip(part.indices, stored, strict=False):
                 if outcomes[index] is not Outcome.OK:
@@ -268,13 +268,13 @@ class PoolTier:
         left = list(part.indices)
         members, asked = self._order(route), set[Member]()
         nbytes = sum(len(batch[index].into) for index in left)
+        receive = partial(self._receive, route.digest)
         if copies > 1 and len(members) > 1 and nbytes <= RACED_BYTES:
-            left, asked = self._race(members, part, batch, outcomes, route.digest)
+            left, asked = self.races.run(members, part, batch, outcomes, receive)
         for member in members:
-            if left and part.left_s and member not in asked:
+            if left and member not in asked:
                 before = left
-                rest = part._replace(indices=left)
-                left = self._receive(member, rest, batch, outcomes, route.digest)
+                left = receive(member, part._replace(indices=left), batch, outcomes)
                 if member not in route.write:
                     came = before[: len(before) - len(left)]
                     self.strays.found([batch[index].key for index in came])
@@ -290,21 +290,22 @@ class PoolTier:
 
     def _receive(
         self,
+        digest: int,
         member: Member,
         part: Part,
         batch: Sequence[Get],
         outcomes: list[Outcome],
-        digest: int,
     ) -> list[int]:
         """Receive the leading run of a part from one member; return what is left then."""
         left = part.indices
         world = batch[left[0]].world
         wanted = [batch[index] for index in left]
-        if world is None:
+        if world is None or not part.left_s:
             return left
         keys, into = [get.key for get in wanted], [get.into for get in wanted]
-        call = self.reach.begin(member, sum(map(len, into)), digest)
-        got = self.reach.tell(call, lambda far: far.get(world, keys, into, part.left_s))
+        call = self.reach.begin(member, sum(map(len, into)), digest, Kind.READ)
+        heard = self.reach.heard(call)
+        got = self.reach.tell(call, lambda far: far.get(world, keys, into, part.left_s, heard))
         if got is None or got.outcome in (Outcome.GONE, Outcome.LATE):
             failed = Outcome.GONE if got is None else got.outcome
             for index in left[got.blocks if got else 0 :]:
@@ -316,52 +317,6 @@ class PoolTier:
         if got.blocks < len(left) and outcomes[left[got.blocks]] is not Outcome.OK:
             outcomes[left[got.blocks]] = _kept(got.outcome)
         return left[got.blocks :]
-
-    def _race(
-        self,
-        members: Sequence[Member],
-        part: Part,
-        batch: Sequence[Get],
-        outcomes: list[Outcome],
-        digest: int,
-    ) -> tuple[list[int], set[Member]]:
-        """Read a hot segment from one copy and, if that is late, from the other; first wins.
-
-        Each reads into memory of its own, so that the loser has nothing of the caller's. Returns
-        what is left, and who need not be asked for it: those who answered.
-        """
-        left, asked = part.indices, set[Member]()
-        self.hedging.request()
-        first = self._racers.submit(self._scratch, members[0], part, batch, digest)
-        late_s = self.health.hedge_after_s()
-        racing = {first: members[0]}
-        if late_s is not None and not wait([first], late_s).done and self.hedging.take():
-            second = self._racers.submit(self._scratch, members[1], part, batch, digest)
-            racing[second] = members[1]
-        for done in as_completed(racing):
-            landed = done.result()
-            asked.add(racing[done])
-            if landed:
-                for index, record in zip(left, landed, strict=False):
-                    batch[index].into[:] = record
-                    outcomes[index] = Outcome.OK
-                return left[len(landed) :], asked
-        return left, asked
-
-    def _scratch(
-        self, member: Member, part: Part, batch: Sequence[Get], digest: int
-    ) -> list[memoryview]:
-        left = part.indices
-        size = len(batch[left[0]].into)
-        memory = aligned_buffer(size * len(left))
-        own = [
-            batch[index]._replace(into=memory[at * size : (at + 1) * size])
-            for at, index in enumerate(left)
-        ]
-        outcomes = [Outcome.MISS] * len(own)
-        whole = part._replace(indices=list(range(len(own))))
-        missing = self._receive(member, whole, own, outcomes, digest)
-        return [get.into for get in own[: len(own) - len(missing)]]
 
     def _ask(self, part: Part, world: World, keys: Sequence[bytes], found: bytearray) -> None:
         wanted = [keys[index] for index in part.indices]
@@ -387,7 +342,7 @@ class PoolTier:
             return
         route = self.lookup.route(part.segment, HOT_COPIES)
         for member in route.read:
-            call = self.reach.begin(member, 0, route.digest)
+            call = self.reach.begin(member, 0, route.digest) if part.left_s else None
             self.reach.tell(call, lambda far: far.delete(world, keys, part.left_s))
 
     def _count(self, which: int, number: int) -> None:

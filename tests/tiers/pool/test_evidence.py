@@ -1,0 +1,51 @@
+"""What one target's answers say of it: like with like, and of writes nothing about time."""
+
+import random
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.tiers.pool.breaker import Breaker, BreakerOptions, Ending
+from holdfast.tiers.pool.evidence import Answers, Evidence, Kind
+
+
+@pytest.fixture
+def evidence():
+    breaker = Breaker(ManualClock(1.0), BreakerOptions(), random.Random(1))
+    return Evidence(breaker, 1.0)
+
+
+def test_each_kind_has_a_latency_of_its_own(evidence):
+    for _ in range(10):
+        evidence.learn(Kind.QUESTION, Ending.WELL, 0.001, 0.001)
+        evidence.learn(Kind.READ, Ending.WELL, 0.03, 0.5)
+        evidence.learn(Kind.WRITE, Ending.WELL, 2.0, 2.0)
+    assert evidence.latency_s(Kind.QUESTION) == pytest.approx(0.001)
+    assert evidence.latency_s(Kind.READ) == pytest.approx(0.03)
+    assert evidence.slowest_s() == pytest.approx(0.03)
+    assert evidence.fresh == 30
+
+
+def test_failures_count_whatever_was_asked_and_what_we_gave_up_does_not(evidence):
+    for kind in Kind:
+        evidence.learn(kind, Ending.BADLY, 0.1, 0.1)
+    failing = evidence.failure_share
+    assert failing == pytest.approx(1 - (31 / 32) ** 3)
+    evidence.learn(Kind.READ, Ending.GIVEN_UP, 0.1, 0.1)
+    assert evidence.failure_share == failing
+
+
+def test_what_was_given_up_early_does_not_make_a_target_look_quick():
+    answers = Answers()
+    answers.learn(Ending.WELL, 0.1)
+    answers.learn(Ending.GIVEN_UP, 0.01)
+    assert answers.latency_s == pytest.approx(0.1)
+    answers.learn(Ending.GIVEN_UP, 0.9)
+    assert answers.latency_s == pytest.approx(0.2)
+
+
+def test_after_an_ejection_nothing_is_known(evidence):
+    evidence.learn(Kind.READ, Ending.BADLY, 0.1, 0.1)
+    evidence.forget()
+    assert (evidence.latency_s(Kind.READ), evidence.slowest_s()) == (None, 0.0)
+    assert (evidence.failure_share, evidence.fresh) == (0.0, 0)

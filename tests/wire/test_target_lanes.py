@@ -1,0 +1,95 @@
+"""Large batches go over two connections at once, and a batch is no more than its leading run."""
+
+import threading
+import time
+
+import pytest
+
+from holdfast.buffers import aligned_buffer
+from holdfast.errors import Outcome
+from holdfast.testing.payloads import key_of, record_of, world_of
+from holdfast.wire import target_messages as m
+from holdfast.wire.frame import HEADER_BYTES, encode
+from holdfast.wire.lanes import SPLIT_BYTES
+
+WORLD = world_of(30_000)
+KEYS = [key_of(i) for i in range(8)]
+RECORDS = [record_of(WORLD, key) for key in KEYS]
+LATE_S = 1.0
+SLACK_S = 1.5
+
+
+def room(count=8):
+    """Return buffers for so many records."""
+    return [aligned_buffer(WORLD.record_bytes) for _ in range(count)]
+
+
+def test_a_large_batch_goes_over_two_connections_and_keeps_its_order(target):
+    count = SPLIT_BYTES // WORLD.record_bytes + 2
+    seen = []
+
+    def script(far):
+        far.welcome()
+        message, request_id, payload = far.take()
+        held = bytes(payload[i : i + 1] == b"H" for i in range(0, len(payload), len(RECORDS[0])))
+        seen.append(message.headers)
+        far.say(request_id, m.Stored(held))
+
+    records = [RECORDS[i % 8] for i in range(count)]
+    assert target(script, script).put(records, 20) == [Outcome.OK] * count
+    assert sorted(map(len, seen)) == [128 * (count // 2), 128 * (count - count // 2)]
+
+
+def test_who_reads_hears_of_the_first_byte_before_the_rest_is_here(target):
+    heard, go_on = [], threading.Event()
+
+    def script(far):
+        far.welcome()
+        _, request_id, _ = far.take()
+        whole = encode(request_id, m.Records(8, "ok"), 8 * len(RECORDS[0])) + b"".join(RECORDS)
+        far.socket.sendall(whole[:100])
+        assert go_on.wait(10)
+        far.socket.sendall(whole[100:])
+
+    def hear(nbytes):
+        heard.append(nbytes)
+        go_on.set()
+
+    assert target(script).get(WORLD, KEYS, room(), 20, hear).blocks == 8
+    assert heard[0] == HEADER_BYTES
+
+
+@pytest.mark.parametrize("said", ["full", "ok"])
+def test_a_hole_in_the_first_half_ends_the_run(said, target):
+    count = SPLIT_BYTES // WORLD.record_bytes + 2
+    keys = [key_of(i) for i in range(count)]
+
+    def script(far):
+        far.welcome()
+        message, request_id, _ = far.take()
+        first = message.keys.startswith(keys[0])
+        blocks = 2 if first else len(message.keys) // 16
+        reply = m.Records(blocks, said if first else "ok")
+        far.say(request_id, reply, bytes(RECORDS[0]) * blocks)
+
+    got = target(script, script).get(WORLD, keys, room(count), 20)
+    assert (got.blocks, got.outcome) == (2, Outcome(said))
+
+
+def test_both_halves_end_before_the_call_returns(target):
+    count = SPLIT_BYTES // WORLD.record_bytes + 2
+    keys = [key_of(i) for i in range(count)]
+
+    def script(far):
+        far.welcome()
+        message, request_id, _ = far.take()
+        if message.keys.startswith(keys[0]):
+            far.say(request_id, m.Records(0, "miss"))
+        far.socket.recv(1)  # the other half is never answered
+
+    node = target(script, script)
+    start_s = time.monotonic()
+    got = node.get(WORLD, keys, room(count), LATE_S)
+    assert (got.blocks, got.outcome) == (0, Outcome.MISS)
+    assert time.monotonic() - start_s < LATE_S + SLACK_S
+    assert node.late == 1
