@@ -49,6 +49,17 @@ def test_several_domains_share_what_may_be_under_way(service):
         assert all_of_it
 
 
+def test_leases_that_are_asked_for_together_have_no_more_than_one_after_the_other(service):
+    """Of 1 MiB in all: what one may take yet is set aside before it climbs."""
+    with service.leasing(MIB // 2, 60) as first, service.leasing(MIB, 60) as second:
+        assert (first.granted, second.granted) == (MIB // 2, MIB // 2)
+        with service.leasing(1, 60) as third:
+            assert third.granted == 0
+        first.taken = MIB // 4
+    with service.leasing(MIB, 60) as rest:
+        assert rest.granted == MIB - MIB // 4, "what was not taken went back"
+
+
 def test_one_domain_can_not_fill_the_line_of_what_is_to_be_staged(service, monkeypatch):
     gate = threading.Event()
     monkeypatch.setattr(service.store, "cover", lambda *_: Covered(1, {}))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import NamedTuple
 
 from holdfast.blocks.world import World
@@ -73,6 +75,14 @@ class Counters:
         self.sent_bytes = 0
 
 
+class Leasing:
+    """How many bytes a lease may take, and how many it took."""
+
+    def __init__(self, granted: int) -> None:
+        self.granted = granted
+        self.taken = 0
+
+
 class Service:
     """One store, served to other nodes. Closed before the store is."""
 
@@ -88,7 +98,8 @@ class Service:
         self._receiving_most = int(_RECEIVING_SHARE * store.host_bytes)
         self._receiving: Counter[bytes] = Counter()
         self._leased_most = int(LEASED_SHARE * store.host_bytes)
-        self._leases: list[tuple[float, int]] = []
+        self._leases: dict[int, tuple[float, int]] = {}
+        self._lease_numbers = count()
         self.kept = Kept(int(_SENDING_SHARE * store.host_bytes))
         """Memory of records on their way out."""
         self.line = Line()
@@ -136,18 +147,25 @@ class Service:
                     if not under_way[domain]:
                         del under_way[domain]
 
-    def leasable_bytes(self) -> int:
-        """Return how many more bytes peers may have kept in memory; what is read is not counted."""
-        now = self.store.clock.now()
-        with self._lock:
-            self._leases = [lease for lease in self._leases if lease[0] > now]
-            return max(0, self._leased_most - sum(nbytes for _, nbytes in self._leases))
+    @contextmanager
+    def leasing(self, nbytes: int, ttl_s: float) -> Iterator[Leasing]:
+        """Set memory aside for a lease before anything climbs; what is not `taken` goes back.
 
-    def leased(self, nbytes: int, ttl_s: float) -> None:
-        """Count a lease until it is over."""
-        if nbytes:
+        What peers may have kept in memory at once is limited; what is read is not counted.
+        """
+        with self._lock:
+            now = self.store.clock.now()
+            self._leases = {n: lease for n, lease in self._leases.items() if lease[0] > now}
+            left = self._leased_most - sum(kept for _, kept in self._leases.values())
+            leasing, number = Leasing(min(nbytes, left)), next(self._lease_numbers)
+            self._leases[number] = (math.inf, leasing.granted)
+        try:
+            yield leasing
+        finally:
             with self._lock:
-                self._leases.append((self.store.clock.now() + ttl_s, nbytes))
+                del self._leases[number]
+                if leasing.taken:
+                    self._leases[number] = (self.store.clock.now() + ttl_s, leasing.taken)
 
     def discarding(self, nbytes: int) -> list[memoryview]:
         """Return buffers for bytes that nobody wants; all connections write to the same ones."""

@@ -202,14 +202,15 @@ class TargetSession:
                 f"lease.ttl_s: {request.ttl_s:g} is not above 0 and at most {LEASE_TTL_S_MAX:g}"
             )
         world, keys = _named(request)
-        most = self._service.leasable_bytes() // world.record_bytes
-        lent = self._store.lend(world, keys[:most], _CLIMB_S)
-        try:
-            blocks = self._store.lease(world, keys[: len(lent.places)], request.ttl_s)
-            self._service.leased(blocks * world.record_bytes, request.ttl_s)
-            return blocks
-        finally:
-            self._store.release(lent.lease)
+        wanted = self._store.cover(world, keys).blocks * world.record_bytes
+        with self._service.leasing(wanted, request.ttl_s) as leasing:
+            lent = self._store.lend(world, keys[: leasing.granted // world.record_bytes], _CLIMB_S)
+            try:
+                blocks = self._store.lease(world, keys[: len(lent.places)], request.ttl_s)
+            finally:
+                self._store.release(lent.lease)
+            leasing.taken = blocks * world.record_bytes
+        return blocks
 
     def _get(self, asked: Asked, request: m.Get) -> None:
         store, kept = self._store, self._service.kept
