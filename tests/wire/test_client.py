@@ -315,46 +315,6 @@ def test_a_reply_nobody_asked_for_ends_the_client(fake_node):
         client.call(m.Status(), 5)
 
 
-def granting(returned, before_granting):
-    """A node that grants a lease and a ticket, and writes down what comes back."""
-
-    def script(peer):
-        peer.welcome()
-        fetch, reserve = peer.take(), peer.take()
-        before_granting()
-        peer.say(fetch.request_id, m.Fetched(11, [0], {}, "ok", ""))
-        peer.say(reserve.request_id, m.Reserved(12, [0], "ok"))
-        while frame := peer.take():
-            returned.append(frame.message)
-            peer.say(frame.request_id, m.Done())
-
-    return script
-
-
-def test_what_a_forgotten_reply_grants_goes_back_when_it_comes(fake_node):
-    returned, forgotten = [], threading.Event()
-    client = Client(fake_node(granting(returned, lambda: forgotten.wait(30))), HELLO, 5)
-    for message in (m.Fetch(b"", 1.0), m.Reserve(b"", b"", 0)):
-        client.forget(client.send(message))
-    forgotten.set()
-    client.call(m.Status(), 5)
-    client.call(m.List(), 5)
-    assert [r for r in returned if r != m.Status()][:2] == [m.Release(11), m.Abort(12)]
-    client.close()
-
-
-def test_what_a_reply_at_hand_grants_goes_back_when_it_is_forgotten(fake_node):
-    returned = []
-    client = Client(fake_node(granting(returned, lambda: None)), HELLO, 5)
-    ids = [client.send(message) for message in (m.Fetch(b"", 1.0), m.Reserve(b"", b"", 0))]
-    client.call(m.Status(), 5)  # by now both replies are here
-    for request_id in ids:
-        client.forget(request_id)
-    client.call(m.List(), 5)
-    assert returned == [m.Status(), m.Release(11), m.Abort(12), m.List()]
-    client.close()
-
-
 def test_no_node_is_gone_at_once(tmp_path):
     with pytest.raises(NodeGoneError, match="No such file"):
         Client(f"unix://{tmp_path}/none.sock", HELLO, 5)

@@ -14,6 +14,7 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from typing import NoReturn
 
 from holdfast.errors import NodeGoneError, ProtocolError, RefusedError
@@ -63,6 +64,9 @@ class Client:
         self._last_id = 0
         self._pending: set[int] = set()
         self._forgotten: set[int] = set()
+        self._sending = False
+        self._unasked: deque[Request] = deque()
+        """What goes back to the node as soon as no other frame is half sent."""
         self._replies: dict[int, Reply] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -86,7 +90,9 @@ class Client:
         """Send a request; return its id for `poll`, `wait` or `forget`."""
         with self._turn:
             self._check_open()
-            return self._post(message)
+            request_id = self._post(message)
+            self._post_unasked()
+            return request_id
 
     def poll(self, request_id: int) -> Reply | None:
         """Return the reply if it is here, else None; never waits.
@@ -182,6 +188,7 @@ class Client:
         frame = bytes(encode(request_id, message))
         self._pending.add(request_id)
         deadline = time.monotonic() + min(ROOM_S, self._timeout_s)
+        self._sending = True
         while frame:
             try:
                 sent = send_now(self._socket.fileno(), frame)
@@ -190,6 +197,7 @@ class Client:
             frame = frame[sent:]
             if frame:
                 self._make_way(deadline)
+        self._sending = False
         return request_id
 
     def _make_way(self, deadline: float) -> None:
@@ -274,14 +282,16 @@ class Client:
     def _return(self, request_id: int, reply: Reply) -> None:
         self._forgotten.remove(request_id)
         if isinstance(reply, Fetched) and reply.lease:
-            self._post_unasked(Release(reply.lease))
+            self._unasked.append(Release(reply.lease))
         elif isinstance(reply, Reserved) and reply.ticket:
-            self._post_unasked(Abort(reply.ticket))
+            self._unasked.append(Abort(reply.ticket))
+        self._post_unasked()
 
-    def _post_unasked(self, message: Request) -> None:
-        request_id = self._post(message)
-        self._pending.remove(request_id)
-        self._forgotten.add(request_id)
+    def _post_unasked(self) -> None:
+        while self._unasked and not self._sending:
+            request_id = self._post(self._unasked.popleft())
+            self._pending.remove(request_id)
+            self._forgotten.add(request_id)
 
     def _take(self, request_id: int) -> Reply | None:
         if request_id not in self._pending:
