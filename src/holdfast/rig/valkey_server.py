@@ -11,7 +11,7 @@ from holdfast.probe import free_port
 from holdfast.rig.process import Process, Servers, wait_until
 from holdfast.wire.address import TCP, HostPort
 from holdfast.wire.credentials import TlsFiles
-from holdfast.wire.resp import Login, Reply, command, dial
+from holdfast.wire.resp import Login, Reply, command, log_in
 from holdfast.wire.stream import Deadline
 
 HOST = "127.0.0.1"
@@ -88,7 +88,7 @@ class ValkeyServers(Servers):
     def ask(self, endpoint: HostPort, *words: str) -> Reply:
         """Send one command to one server; raises OSError where it does not answer."""
         deadline = Deadline.within(ASK_S)
-        connection = dial(endpoint, self.login, deadline)
+        connection = log_in(endpoint, self.login, deadline)
         try:
             [reply] = connection.ask([command(*(word.encode() for word in words))], deadline)
         finally:

@@ -7,7 +7,6 @@ there has a head that is known beforehand.
 
 from __future__ import annotations
 
-import socket
 import ssl
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
@@ -16,6 +15,7 @@ from holdfast.errors import ProtocolError, RefusedError
 from holdfast.limits import KIB, MIB, PAYLOAD_BYTES_MAX
 from holdfast.wire.address import HostPort
 from holdfast.wire.credentials import read_secret
+from holdfast.wire.dial import dial
 from holdfast.wire.stream import Buffer, Deadline, PlainStream, Stream, seal, tune
 
 AHEAD_BYTES = 4 * MIB
@@ -214,14 +214,14 @@ def command(*words: bytes) -> bytes:
     return b"*%d\r\n%b" % (len(words), b"".join(map(_bulk, words)))
 
 
-def dial(endpoint: HostPort, login: Login, deadline: Deadline) -> RespConnection:
+def log_in(endpoint: HostPort, login: Login, deadline: Deadline) -> RespConnection:
     """Connect and log in.
 
     Raises OSError or ProtocolError where no such server answers, ConfigError where the password
     can not be read, RefusedError where the server does not take us.
     """
     commands = _greeting(login)
-    connected = socket.create_connection(endpoint, timeout=deadline.seconds())
+    connected = dial(endpoint, deadline)
     stream: Stream
     try:
         tune(connected, endpoint)

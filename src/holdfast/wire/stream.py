@@ -56,6 +56,11 @@ class Deadline:
         """Return the deadline so many seconds from now."""
         return cls(time.monotonic() + seconds, heard)
 
+    @property
+    def over(self) -> bool:
+        """Whether there is no time left."""
+        return time.monotonic() >= self.at
+
     def seconds(self, moved: int = 0) -> float:
         """Return what is left."""
         if moved and self.heard is not None:

@@ -7,10 +7,8 @@ failed is closed for good, so nothing can arrive in those buffers afterwards.
 from __future__ import annotations
 
 import os
-import queue
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
@@ -19,8 +17,9 @@ import msgspec
 
 from holdfast.errors import ProtocolError, RefusedError
 from holdfast.limits import HANDSHAKE_S
-from holdfast.wire.address import HostPort, tcp_endpoint
+from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.credentials import Credentials, client_context
+from holdfast.wire.dial import dial
 from holdfast.wire.frame import HEADER_BYTES, Head, encode, plain, read_head
 from holdfast.wire.messages import Refused
 from holdfast.wire.nixl import pack_spans
@@ -199,7 +198,7 @@ def connect(
     deadline = Deadline(min(deadline.at, time.monotonic() + HANDSHAKE_S))
     token = credentials.token()
     context = client_context(credentials.tls) if credentials.tls else None
-    connected = socket.create_connection(_found(endpoint, deadline), deadline.seconds())
+    connected = dial(endpoint, deadline)
     stream: Stream
     try:
         tune(connected, endpoint)
@@ -226,29 +225,6 @@ def connect(
         connection.close()
         raise
     return connection
-
-
-def _found(endpoint: HostPort, deadline: Deadline) -> HostPort:
-    """Look a name up, in a thread of its own: a name server may take longer than we have."""
-    if endpoint.is_numeric:
-        return endpoint
-    answer: queue.SimpleQueue[HostPort | OSError] = queue.SimpleQueue()
-
-    def look() -> None:
-        try:
-            found = socket.getaddrinfo(*endpoint, type=socket.SOCK_STREAM)
-            answer.put(HostPort(str(found[0][4][0]), endpoint.port))
-        except OSError as error:
-            answer.put(error)
-
-    threading.Thread(target=look, name="holdfast-look-up", daemon=True).start()
-    try:
-        found = answer.get(timeout=deadline.seconds())
-    except queue.Empty as error:
-        raise TimeoutError(f"{endpoint.host!r} was not found in time") from error
-    if isinstance(found, OSError):
-        raise found
-    return found
 
 
 def _unsealed(address: str, error: ssl.SSLError) -> Exception:

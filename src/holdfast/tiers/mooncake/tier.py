@@ -263,6 +263,8 @@ class MooncakeTier:
 
     def _call(self, work: Callable[[Lane], list[int]], deadline: Deadline) -> Outcome:
         """Let `work` use a lane; OK when it has, whatever the codes, LATE past the deadline."""
+        if deadline.over:
+            return Outcome.LATE
         ticket = self._patience.begin()
         if ticket is None:
             return Outcome.GONE

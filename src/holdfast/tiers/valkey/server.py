@@ -11,7 +11,7 @@ from holdfast.errors import HoldfastError, Outcome
 from holdfast.tiers.patience import Patience
 from holdfast.tiers.pool.breaker import Ending
 from holdfast.wire.address import TCP, HostPort
-from holdfast.wire.resp import Login, RespConnection, dial
+from holdfast.wire.resp import Login, RespConnection, log_in
 from holdfast.wire.stream import Deadline
 
 KEPT = 4
@@ -32,8 +32,11 @@ class Server:
     def call(self, work: Callable[[RespConnection], None], deadline: Deadline) -> Outcome:
         """Let `work` use a connection: OK when it has, LATE past the deadline, else GONE.
 
-        A connection that died while idle is replaced, so `work` may be called twice.
+        A connection that died while idle is replaced, so `work` may be called twice. A server is
+        not asked, nor blamed, when the time was over before.
         """
+        if deadline.over:
+            return Outcome.LATE
         ticket = None if self._closed else self.patience.begin()
         if ticket is None:
             return Outcome.GONE
@@ -70,7 +73,7 @@ class Server:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
-                connection = dial(self.endpoint, self._login, deadline)
+                connection = log_in(self.endpoint, self._login, deadline)
             seasoned = connection.used
             try:
                 work(connection)

@@ -18,7 +18,8 @@ from holdfast.wire.stream import Deadline
 
 SLOTS = 16_384
 ASK_S = 0.25
-"""A server that has not described the cluster by then is passed over."""
+"""A server that has not described the cluster by then, or in half of the time left, is passed
+over: one that is mute must leave time for the next."""
 
 REFRESH_S = 0.5
 """The map is asked for at most this often."""
@@ -175,7 +176,8 @@ class Cluster:
 def _ranges_of(server: Server, deadline: Deadline) -> list[Range]:
     """Ask a server who keeps what; empty if it does not say."""
     replies: list[Reply] = []
-    soon = Deadline(min(deadline.at, time.monotonic() + ASK_S))
+    now = time.monotonic()
+    soon = Deadline(now + min((deadline.at - now) / 2, ASK_S))
 
     def ask(connection: RespConnection) -> None:
         replies.extend(connection.ask([command(b"CLUSTER", b"SLOTS")], soon))
