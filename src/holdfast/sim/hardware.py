@@ -103,6 +103,11 @@ def _world(ladder: Ladder, block_tokens: int, model: ModelShape | None) -> World
     """Return what all blocks have in common; only their size is not made up."""
     if model is not None:
         token_bytes = model.kv_bytes_per_token()
+        if not token_bytes:
+            raise ConfigError(
+                f"--model {model.name}: 0 bytes a token: all its layers have windows or states, so "
+                "no block of a context stays; `holdfast size` sizes those, or name another model"
+            )
     elif ladder.token_bytes is not None:
         token_bytes = ladder.token_bytes
     elif all(tier.capacity_tokens is not None for tier in ladder.tiers):

@@ -17,7 +17,7 @@ from typing import Any
 from holdfast.errors import ConfigError
 from holdfast.sim.model.fields import Fields
 from holdfast.sim.model.layers import Layer, layers_of
-from holdfast.sim.model.parameters import count, heads, weights_bytes
+from holdfast.sim.model.parameters import count, heads, is_first_mamba, weights_bytes
 from holdfast.sim.model.shape import Attention, ModelShape
 
 CONFIG_BYTES_MAX = 4 * 1024 * 1024
@@ -173,10 +173,14 @@ def _linear(fields: Fields, layers: int) -> Attention:
 
 
 def _mamba(fields: Fields, layers: int) -> Attention:
+    kernel = fields.number("conv_kernel", "mamba_d_conv", default=1)
+    if is_first_mamba(fields):
+        inner = fields.number("mamba_expand") * fields.number("hidden_size")
+        state = fields.number("mamba_d_state")
+        return _state(fields, layers, inner * state, inner * max(kernel - 1, 0))
     inner = fields.number("mamba_num_heads") * fields.number("mamba_head_dim")
     state = fields.number("ssm_state_size")
     convolved = inner + 2 * fields.number("n_groups") * state
-    kernel = fields.number("conv_kernel", default=1)
     return _state(fields, layers, inner * state, convolved * max(kernel - 1, 0))
 
 

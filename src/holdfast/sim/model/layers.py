@@ -31,6 +31,27 @@ _PATTERN: dict[str, tuple[Mixer, Feed]] = {
 _LLAMA4_FULL_EVERY = 4
 """Llama 4's default where its config lists no layers: each fourth has no rope and sees all."""
 
+_FULL_EVERY = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2}
+"""Where a config says a window and no pattern: each nth layer sees all, by default."""
+
+_STATE_FIELDS = (
+    "linear_num_value_heads",
+    "mamba_d_state",
+    "mamba_num_heads",
+    "ssm_state_size",
+)
+"""Sizes of recurrent layers: a config that has them and names no such layer is not understood."""
+
+_OTHER_HYBRIDS = (
+    "_block_types",
+    "attn_layer_indices",
+    "block_types",
+    "full_attn_idxs",
+    "global_attn_every_n_layers",
+    "hybrid_layer_ids",
+)
+"""Fields that say in other words which layers see all; no model is sized by guessing at them."""
+
 
 LAYERS_MAX = 10_000
 
@@ -79,7 +100,7 @@ def _mixers(fields: Fields, count: int) -> Sequence[Mixer]:
         "attention_chunk_size"
     ):
         return _llama4(fields, count)
-    return _windowed_from(fields, count)
+    return _recurrent(fields, count) or _windowed(fields, count)
 
 
 def _llama4(fields: Fields, count: int) -> Sequence[Mixer]:
@@ -90,13 +111,73 @@ def _llama4(fields: Fields, count: int) -> Sequence[Mixer]:
     return ["chunk" if i % _LLAMA4_FULL_EVERY else "full" for i in range(1, count + 1)]
 
 
-def _windowed_from(fields: Fields, count: int) -> Sequence[Mixer]:
-    """Return what `sliding_window` says: all layers, or those from `max_window_layers` on."""
+def _recurrent(fields: Fields, count: int) -> Sequence[Mixer] | None:
+    """Return the layers of a model that is mostly recurrent; None where no field says so."""
+    blocks = fields.listed("layers_block_type")
+    if blocks is not None:
+        _check_length(fields, "layers_block_type", blocks, count)
+        _check_known(fields, "layers_block_type", blocks, _LAYER_TYPES)
+        return [_LAYER_TYPES[name] for name in blocks]
+    if fields.value("full_attention_interval") is not None:  # Qwen3-Next
+        return _every(fields, "full_attention_interval", count, "linear")
+    if fields.value("attn_layer_period") is None:
+        return None
+    kind = fields.value("model_type") or "jamba"
+    if kind != "jamba":
+        raise _not_understood(fields, "attn_layer_period", f"of model_type {kind!r:.40}")
+    period = _period(fields, "attn_layer_period")
+    offset = fields.number("attn_layer_offset")
+    return ["full" if i % period == offset else "mamba" for i in range(count)]
+
+
+def _refuse_other_hybrids(fields: Fields) -> None:
+    """Raise ConfigError where layers differ in a way that is said in words not known here."""
+    for field in (*_OTHER_HYBRIDS, *_STATE_FIELDS):
+        if fields.value(field) is not None:
+            raise _not_understood(fields, field, "says that layers differ, and not how")
+    kinds = fields.listed("attn_type_list")
+    if kinds is not None and any(kind != 1 for kind in kinds):  # 1: sees all, as in MiniMax-M2
+        raise _not_understood(fields, "attn_type_list", "names layers that do not see all")
+
+
+def _windowed(fields: Fields, count: int) -> Sequence[Mixer]:
+    """Return what `sliding_window` says: for all layers, or those that a pattern leaves to it."""
+    _refuse_other_hybrids(fields)
     used = fields.value("use_sliding_window")
-    if not fields.value("sliding_window") or used is False:
+    if used is None and str(fields.value("model_type")).startswith(("qwen2", "qwen3")):
+        used = False  # their default
+    span = fields.number("sliding_window", default=0)
+    longest = fields.number("max_position_embeddings", default=0)
+    if not span or used is False or 0 < longest <= span:  # a window as long as any context is none
         return ["full"] * count
+    for field in ("sliding_window_pattern", "_sliding_window_pattern"):
+        if fields.value(field) is not None:
+            return _every(fields, field, count, "window")
+    full_every = _FULL_EVERY.get(str(fields.value("model_type")))
+    if full_every:
+        return ["window" if i % full_every else "full" for i in range(1, count + 1)]
     first = fields.number("max_window_layers", default=0) if used else 0
     return ["window" if i >= first else "full" for i in range(count)]
+
+
+def _every(fields: Fields, field: str, count: int, others: Mixer) -> Sequence[Mixer]:
+    """Return layers of which each nth sees all, with the n that this field has."""
+    period = _period(fields, field)
+    return [others if i % period else "full" for i in range(1, count + 1)]
+
+
+def _period(fields: Fields, field: str) -> int:
+    value = fields.value(field)
+    if type(value) is not int or not 1 <= value <= LAYERS_MAX:
+        raise _not_understood(fields, field, f"not a whole number from 1 to {LAYERS_MAX:,}")
+    return value
+
+
+def _not_understood(fields: Fields, field: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"{fields.name}: {field}: {fields.value(field)!r:.40}: {why}; write layer_types into the "
+        f"config, one of {', '.join(_LAYER_TYPES)} for each layer"
+    )
 
 
 def _feeds(fields: Fields, count: int) -> Sequence[Feed]:
@@ -104,6 +185,9 @@ def _feeds(fields: Fields, count: int) -> Sequence[Feed]:
         return ["dense"] * count
     if fields.value("enable_moe_block"):
         return ["both"] * count
+    if fields.value("expert_layer_period") is not None:  # Jamba
+        period, place = _period(fields, "expert_layer_period"), fields.number("expert_layer_offset")
+        return ["experts" if i % period == place else "dense" for i in range(count)]
     names = ("moe_layer_freq", "decoder_sparse_step", "interleave_moe_layer_step")
     if isinstance(listed := fields.value(*names), list):
         _check_length(fields, "moe_layer_freq", listed, count)

@@ -77,10 +77,7 @@ def _mixer(fields: Fields, mixer: Mixer, hidden: int) -> float:
     if mixer == "linear":
         return _linear(fields, hidden)
     if mixer == "mamba":
-        inner = fields.number("mamba_num_heads") * fields.number("mamba_head_dim")
-        groups = fields.number("n_groups") * fields.number("ssm_state_size")
-        into = 2 * inner + 2 * groups + fields.number("mamba_num_heads")
-        return hidden * into + inner * hidden
+        return _mamba(fields, hidden)
     if mixer == "compressed":
         return _compressed(fields, hidden)
     if fields.value("kv_lora_rank") is not None:
@@ -89,6 +86,24 @@ def _mixer(fields: Fields, mixer: Mixer, hidden: int) -> float:
     gate = 2 if fields.value("attn_output_gate") else 1
     projections = gate * query * key_size + kv * (key_size + value_size) + query * value_size
     return hidden * projections
+
+
+def is_first_mamba(fields: Fields) -> bool:
+    """Whether recurrent layers are Mamba's first kind, which has no heads (Jamba)."""
+    headless = fields.value("mamba_num_heads", "mamba_n_heads") is None
+    return headless and fields.value("mamba_expand") is not None
+
+
+def _mamba(fields: Fields, hidden: int) -> float:
+    if is_first_mamba(fields):
+        inner, state = fields.number("mamba_expand") * hidden, fields.number("mamba_d_state")
+        said = fields.value("mamba_dt_rank")
+        steps = -(-hidden // 16) if said in (None, "auto") else fields.number("mamba_dt_rank")
+        return 3 * hidden * inner + inner * (2 * steps + 3 * state)
+    inner = fields.number("mamba_num_heads") * fields.number("mamba_head_dim")
+    groups = fields.number("n_groups") * fields.number("ssm_state_size")
+    into = 2 * inner + 2 * groups + fields.number("mamba_num_heads")
+    return hidden * into + inner * hidden
 
 
 def _latent(fields: Fields, hidden: int) -> float:
