@@ -12,6 +12,7 @@ from holdfast.sim.model import load_model
 from holdfast.sim.profile import Range, shipped
 from holdfast.sim.size import Question, Wish, answer, of_trace, of_users
 from holdfast.sim.size.need import BUSY, GPU_BUSY, Rung, need
+from holdfast.sim.size.search import reachable
 from holdfast.sim.size.tell import assumptions, million_tokens_dollars, size_text
 
 MEDIA = ("ddr5", "nvme-tlc", "pool-flash")
@@ -180,7 +181,54 @@ def test_a_recurrent_model_loads_its_checkpoint_once():
     assert tier.traffic_bytes_per_s == pytest.approx(each)
     stored = 10_000 * 30_720 + question.shape.state_bytes()
     assert tier.capacity_bytes == pytest.approx(100 * stored)
+    written = 1000 * 30_720 + question.shape.state_bytes()  # a new checkpoint at each end
+    assert tier.written_bytes_per_s == pytest.approx(written)
     assert any("checkpoint of 192 MB" in line for line in assumptions(question))
+
+
+def test_checkpoints_wear_drives():
+    """2,000 users of Nemotron-3 every 300 s: 8.2 MB of tokens each time, and 170 MB of state."""
+    question = asked(of_users(2000, 50_000, 1000, 300.0), "Nemotron-3")
+    [tier] = worked_out(question, Rung("nvme-tlc", question.demand.unique_tokens)).tiers
+    each = 1000 * 8192 + 170.2e6
+    assert tier.written_bytes_per_s == pytest.approx(2000 / 300 * each, rel=0.001)
+    assert (tier.units, tier.bound) == (4, "wear")
+    assert tier.writes_per_day == pytest.approx(3.35 / 4, abs=0.002)
+
+
+@pytest.mark.parametrize(("context", "new"), [(1000, 100), (20_000, 12_000)])
+def test_a_window_takes_no_more_than_the_tokens_there_are(context, new):
+    """Of Llama 4, 12 layers keep 4,096 bytes a token, and 36 those of a chunk of 8,192 tokens."""
+    question = asked(of_users(1000, context, new, 100.0), "llama-4-maverick")
+    found = worked_out(question, Rung("ddr5", question.demand.unique_tokens))
+
+    def kept(tokens):
+        return 4096 * (12 * tokens + 36 * min(tokens, 8192))
+
+    [tier] = found.tiers
+    assert tier.capacity_bytes == pytest.approx(1000 * kept(context))
+    assert tier.traffic_bytes_per_s == pytest.approx(10 * kept(context - new), rel=0.01)
+    assert tier.written_bytes_per_s == pytest.approx(10 * kept(new), rel=0.01)
+    fixed = 36 * 4096 * min(context, 8192) / 1e6
+    assert any(f"{fixed:,.1f} MB a context beside it" in s for s in assumptions(question))
+
+
+def test_a_window_that_is_not_full_is_not_brought_whole():
+    question = asked(of_users(100, 2000, 10, 60.0), "llama-4-maverick")
+    soonest_s, _ = reachable(question, {1.0: question.demand.held(question.demand.unique_tokens)})
+    load_s = 1990 * 48 * 4096 / question.link_bytes_per_s
+    compute_s = question.prefill_s(np.array([1990.0]), np.array([2000.0]))[0]
+    assert soonest_s == pytest.approx(0.04 + compute_s + load_s, rel=1e-6)
+
+
+def test_fetching_a_windowed_model_has_a_break_even_too():
+    windowed = asked(of_users(100, 4000, 100, 60.0), "gpt-oss-20b")
+    layers = tuple(p for p in windowed.shape.attention if p.kind == "window")
+    shape = msgspec.structs.replace(windowed.shape, attention=layers)
+    lines = assumptions(msgspec.structs.replace(windowed, shape=shape))
+    seconds = shape.prefill_flop(4000) / windowed.flop_per_s
+    even = shape.window_bytes() / seconds / 1e9
+    assert any(f"above {even:.3g} GB/s" in line for line in lines)
 
 
 UNREACHABLE = [

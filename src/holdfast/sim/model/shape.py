@@ -104,10 +104,15 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         )
         return elements * dtype_bytes(dtype)
 
+    @property
+    def windows(self) -> list[tuple[int, int]]:
+        """Spans of windowed and chunked layers, each with the elements of a token within it."""
+        bounded = (part for part in self.attention if part.kind in ("window", "chunk"))
+        return [(part.span, part.layers * part.elements) for part in bounded]
+
     def window_bytes(self, dtype: str = "bf16") -> float:
         """Return the most that windowed and chunked layers keep of one sequence, in bytes."""
-        bounded = (part for part in self.attention if part.kind in ("window", "chunk"))
-        return sum(part.layers * part.elements * part.span for part in bounded) * dtype_bytes(dtype)
+        return sum(span * elements for span, elements in self.windows) * dtype_bytes(dtype)
 
     def state_bytes(self) -> float:
         """Return what recurrent layers keep of one sequence, in bytes: the size of a checkpoint."""
@@ -124,11 +129,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     def context_bytes(self, tokens: int, dtype: str = "bf16") -> float:
         """Return the bytes of one context of `tokens` tokens."""
-        bounded = sum(
-            part.layers * part.elements * min(part.span, tokens)
-            for part in self.attention
-            if part.kind in ("window", "chunk")
-        )
+        bounded = sum(min(span, tokens) * elements for span, elements in self.windows)
         growing = tokens * self.kv_bytes_per_token(dtype)
         return growing + bounded * dtype_bytes(dtype) + self.state_bytes()
 

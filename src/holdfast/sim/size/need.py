@@ -121,7 +121,7 @@ def need(question: Question, rungs: tuple[Rung, ...], held: dict[float, Floats])
     engines = question.demand.requests_per_s * float(compute_s.mean()) / GPU_BUSY
     nodes = _nodes(question, uses, engines)
     tiers = tuple(
-        _tier(question, use, rate, nodes, float((inputs - held[use.rung.tokens]).mean()))
+        _tier(question, use, rate, nodes, inputs - held[use.rung.tokens])
         for use, rate in zip(uses, request_rates, strict=True)
     )
     if not all(_fits(question, tier, nodes) for tier in tiers):
@@ -151,7 +151,7 @@ def _uses(question: Question, rungs: tuple[Rung, ...], held: dict[float, Floats]
         here = held[rung.tokens]
         tokens = here - above
         # Windows and recurrent states belong to the end of what is held: to the last tier used.
-        fixed = question.fixed_bytes * ((tokens > 0) & (here == deepest))
+        fixed = question.fixed_bytes(here) * ((tokens > 0) & (here == deepest))
         uses.append(
             _Use(
                 rung,
@@ -210,13 +210,15 @@ def _wished_rates(question: Question, uses: list[_Use], compute_s: Floats) -> li
 
 
 def _tier(
-    question: Question, use: _Use, request_rate: float, nodes: int, missed_tokens: float
+    question: Question, use: _Use, request_rate: float, nodes: int, missed: Floats
 ) -> TierNeed:
     medium, demand = use.medium, question.demand
     peak = demand.requests_per_s * demand.peak
     traffic = peak * float(use.nbytes.mean())
     capacity = use.rung.tokens * question.stored_token_bytes
-    written = demand.requests_per_s * missed_tokens * question.token_bytes
+    # Of a window only what is new is written; a recurrent state changes with every token.
+    saved = missed * question.token_bytes + question.fixed_bytes(missed)
+    written = demand.requests_per_s * float(saved.mean())
     # A local tier is split among the nodes, and each has to bring a request at full speed.
     split = nodes if medium.tier in ("host", "disk") else 1
     read = medium.read_bytes_per_s.mid

@@ -10,7 +10,7 @@ import numpy as np
 
 from holdfast.errors import ConfigError
 from holdfast.sim.formulas import GB
-from holdfast.sim.model import ModelShape
+from holdfast.sim.model import ModelShape, dtype_bytes
 from holdfast.sim.profile import Gpu, Profile, Range
 from holdfast.sim.size.demand import Demand, Floats
 
@@ -101,17 +101,23 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Bytes that a held context grows by with each token."""
         return self.shape.kv_bytes_per_token(self.dtype)
 
-    @property
-    def fixed_bytes(self) -> float:
-        """Bytes that come with each context, however long."""
-        return self.shape.fixed_bytes(self.dtype)
+    def fixed_bytes(self, tokens: Floats) -> Floats:
+        """Return the bytes that come once with contexts so long: windows and recurrent states.
 
-    @property
+        A context that is shorter than a window does not fill it; one of no token has neither.
+        """
+        held = sum(
+            (np.minimum(tokens, span) * elements for span, elements in self.shape.windows),
+            np.zeros(len(tokens)),
+        )
+        fixed: Floats = held * dtype_bytes(self.dtype) + self.shape.state_bytes() * (tokens > 0)
+        return fixed
+
+    @cached_property
     def stored_token_bytes(self) -> float:
         """Bytes that a stored token takes, its share of what comes with its context included."""
-        return (
-            self.token_bytes + self.fixed_bytes * self.demand.contexts / self.demand.unique_tokens
-        )
+        each = float(self.fixed_bytes(self.demand.input_tokens.astype(np.float64)).mean())
+        return self.token_bytes + each * self.demand.contexts / self.demand.unique_tokens
 
     def price(self, figure: Range | None) -> float:
         """Return the figure that is asked for; 0 for what costs nothing."""

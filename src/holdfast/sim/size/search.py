@@ -159,7 +159,7 @@ def reachable(question: Question, held: dict[float, Floats]) -> tuple[float, str
     inputs = question.demand.input_tokens.astype(np.float64)
     deepest = held[max(held)]
     compute_s = question.prefill_s(deepest, inputs)
-    nbytes = deepest * question.token_bytes + question.fixed_bytes * (deepest > 0)
+    nbytes = deepest * question.token_bytes + question.fixed_bytes(deepest)
     load_s = nbytes / question.link_bytes_per_s
     ttft_s = question.overhead_s + compute_s + load_s
     share = question.wish.share

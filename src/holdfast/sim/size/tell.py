@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.sim.formulas import GB, break_even_bytes_per_s
+import numpy as np
+
+from holdfast.sim.formulas import GB
 from holdfast.sim.size.need import BUSY, FETCH_SHARE, Need
 from holdfast.sim.size.question import GPU_BUSY, Question
 
@@ -37,11 +39,13 @@ def assumptions(question: Question) -> list[str]:
     """Return every assumption behind a proposal, with its figure."""
     shape, site, demand = question.shape, question.profile.site, question.demand
     typical = int(demand.input_tokens.mean())
-    even = break_even_bytes_per_s(shape, typical, question.flop_per_s, question.dtype) / GB
+    [fixed] = question.fixed_bytes(np.array([float(typical)]))
+    compute_s = shape.prefill_flop(typical) / question.flop_per_s
+    even = shape.context_bytes(typical, question.dtype) / compute_s / GB
     said = [
         (
             f"KV state: {question.token_bytes:,.0f} bytes a token in {question.dtype}, "
-            f"{question.fixed_bytes / 1e6:,.1f} MB a context beside it; one copy of each context"
+            f"{fixed / 1e6:,.1f} MB a context beside it; one copy of each context"
         ),
         (
             f"prefill: {shape.active_parameters / 1e9:.3g}B active parameters, "
