@@ -111,6 +111,45 @@ def test_bandwidth_is_what_readers_leave_of_it():
     assert found.ttft_s[1] == pytest.approx(0.04 + compute_s + load_s, rel=1e-3)
 
 
+def networked(question, bytes_per_s):
+    """The same question with another network card for each GPU."""
+    card = Range(low=bytes_per_s, mid=bytes_per_s, high=bytes_per_s, source="test")
+    gpu = msgspec.structs.replace(question.gpu, network_bytes_per_s=card)
+    return msgspec.structs.replace(question, gpu=gpu)
+
+
+def test_what_comes_from_a_pool_comes_by_network():
+    """16 GB over 25 GB/s take .64 s, however fast the pool is."""
+    question = networked(asked(of_users(8000, 50_000, 1000, 600.0), nodes=40), 25e9 / 8)
+    whole, load_s = question.demand.unique_tokens, 49_000 * 327_680 / 25e9
+    compute_s = question.shape.prefill_flop(1000, 49_000) / (8 * 989e12 * 0.5)
+    found = worked_out(question, Rung("pool-flash", whole))
+    assert found.ttft_s[1] == pytest.approx(0.04 + compute_s + load_s, rel=1e-3)
+    assert f"{0.04 + compute_s + load_s:.2f}" == "0.75"
+    hurried = msgspec.structs.replace(question, wish=Wish(0.7), media=("pool-flash",))
+    assert worked_out(hurried, Rung("pool-flash", whole)) is None
+    with pytest.raises(ConfigError, match=r"0\.75 s: .* over the engine's network \(25 GB/s\)"):
+        answer(hurried)
+
+
+def test_the_network_of_more_machines_is_taken_where_one_is_too_slow():
+    question = networked(asked(of_users(8000, 50_000, 1000, 600.0)), 25e9 / 8)
+    assert worked_out(question, Rung("pool-flash", question.demand.unique_tokens)) is not None
+    few = msgspec.structs.replace(question, nodes=2)  # 214 GB/s are read, 50 come in
+    assert worked_out(few, Rung("pool-flash", question.demand.unique_tokens)) is None
+
+
+def test_two_remote_tiers_share_the_network():
+    question = networked(asked(of_users(100, 50_000, 1000, 600.0), nodes=4), 25e9 / 8)
+    whole = question.demand.unique_tokens
+    rungs = (Rung("pool-flash", whole / 2), Rung("s3-express", whole))
+    each = np.full(100, 49_000.0)
+    held = {0.0: 0 * each, whole / 2: each / 2, whole: each}
+    for ttft_s, reached in ((0.6, False), (0.8, True)):  # either half alone would take .32 s
+        wishing = msgspec.structs.replace(question, wish=Wish(ttft_s))
+        assert (need(wishing, rungs, held) is not None) == reached
+
+
 def test_money_and_power_add_up():
     question = asked(of_users(100, 10_000, 1000, 100.0), nodes=1)
     found = worked_out(question, Rung("ddr5", question.demand.unique_tokens))

@@ -15,7 +15,7 @@ import numpy as np
 from holdfast.sim.formulas import GB, SECONDS_PER_DAY
 from holdfast.sim.profile import Medium
 from holdfast.sim.size.demand import Floats
-from holdfast.sim.size.question import GPU_BUSY, Question
+from holdfast.sim.size.question import GPU_BUSY, REMOTE, Question
 
 FETCH_SHARE = 0.5
 """Of the time that recomputing would take, a fetch may take this share (the planner's deadline)."""
@@ -196,8 +196,7 @@ def _wished_rates(question: Question, uses: list[_Use], compute_s: Floats) -> li
     latest = question.wish.ttft_s or 0.0
     latency_s = sum((use.medium.latency_s.mid * (use.nbytes > 0) for use in uses), np.zeros(1))
     left_s = latest - question.overhead_s - compute_s - latency_s
-    whole = sum((use.nbytes for use in uses), np.zeros(len(compute_s)))
-    late = (left_s < 0) | (whole > np.maximum(left_s, 0) * question.link_bytes_per_s)
+    late = (left_s < 0) | (_into_engine_s(question, uses) > np.maximum(left_s, 0))
     spare = int((1 - question.wish.share) * len(compute_s) + 1e-9) - int(late.sum())
     if spare < 0:
         return None
@@ -260,8 +259,9 @@ def _nodes(question: Question, uses: list[_Use], engines: float) -> int:
     """Return over how many machines the load is spread: as many as compute and links need."""
     peak = question.demand.requests_per_s * question.demand.peak
     traffic = peak * sum(float(use.nbytes.mean()) for use in uses)
-    by_links = ceil(traffic / question.link_bytes_per_s / BUSY)
-    return question.nodes or max(1, ceil(engines), by_links)
+    remote = peak * sum(float(use.nbytes.mean()) for use in uses if use.medium.tier in REMOTE)
+    by_links = max(traffic / question.link_bytes_per_s, remote / question.network_bytes_per_s)
+    return question.nodes or max(1, ceil(engines), ceil(by_links / BUSY))
 
 
 def _fits(question: Question, tier: TierNeed, nodes: int) -> bool:
@@ -298,11 +298,21 @@ def _watts(question: Question, medium: Medium, units: int, busy: float) -> float
 
 def _load_s(question: Question, uses: list[_Use], tiers: tuple[TierNeed, ...]) -> Floats:
     """Return the seconds that each request waits for its context from the units that are bought."""
-    whole = sum((use.nbytes for use in uses), np.zeros(len(question.demand.input_tokens)))
-    longest: Floats = whole / question.link_bytes_per_s
+    longest = _into_engine_s(question, uses)
     for use, tier in zip(uses, tiers, strict=True):
         left = (tier.bytes_per_s - tier.traffic_bytes_per_s) / tier.spread
         rate = max(left, tier.request_bytes_per_s)
         load_s = use.medium.latency_s.mid * (use.nbytes > 0) + use.nbytes / rate
         longest = np.maximum(longest, load_s)
     return longest
+
+
+def _into_engine_s(question: Question, uses: list[_Use]) -> Floats:
+    """Return the seconds that each request's context takes over the links of an idle engine."""
+    none = np.zeros(len(question.demand.input_tokens))
+    whole = sum((use.nbytes for use in uses), none)
+    remote = sum((use.nbytes for use in uses if use.medium.tier in REMOTE), none)
+    slower: Floats = np.maximum(
+        whole / question.link_bytes_per_s, remote / question.network_bytes_per_s
+    )
+    return slower

@@ -22,6 +22,9 @@ _GPU_MEMORY_USED = 0.9
 
 _POINTS = 4096
 
+REMOTE = ("pool", "object")
+"""Kinds of tiers that engines reach by network."""
+
 
 class Wish(NamedTuple):
     """`share` of requests shall have their first token within `ttft_s`; None: no wish."""
@@ -84,12 +87,14 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """What one engine can take in, by the links of its GPUs to host memory."""
         return self.gpus * self.gpu.host_bytes_per_s.mid
 
+    @property
+    def network_bytes_per_s(self) -> float:
+        """What one engine can take in by network."""
+        return min(self.gpus * self.gpu.network_bytes_per_s.mid, self.link_bytes_per_s)
+
     def into_engine(self, tier: str) -> float:
         """Return what one engine can take in from a tier: what is not local comes by network."""
-        if tier in ("pool", "object"):
-            network = self.gpus * self.gpu.network_bytes_per_s.mid
-            return min(network, self.link_bytes_per_s)
-        return self.link_bytes_per_s
+        return self.network_bytes_per_s if tier in REMOTE else self.link_bytes_per_s
 
     @property
     def overhead_s(self) -> float:

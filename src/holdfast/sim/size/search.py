@@ -17,7 +17,7 @@ from holdfast.errors import ConfigError
 from holdfast.sim.formulas import GB
 from holdfast.sim.size.demand import Floats
 from holdfast.sim.size.need import Need, Rung, need
-from holdfast.sim.size.question import Question, Wish
+from holdfast.sim.size.question import REMOTE, Question, Wish
 
 _FRACTIONS = (0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.08, 0.12, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
 """Capacities that are tried, as shares of what a store that never evicts would hold."""
@@ -154,21 +154,25 @@ def _no_worse(points: list[Need]) -> tuple[Need, ...]:
 def reachable(question: Question, held: dict[float, Floats]) -> tuple[float, str]:
     """Return the soonest first token for the wished share of requests, and what limits it.
 
-    With everything held that was ever seen, brought at the speed of the GPUs' own links.
+    With everything held that was ever seen, brought at the speed of the GPUs' own links, or of the
+    engine's network where no medium is local.
     """
     inputs = question.demand.input_tokens.astype(np.float64)
     deepest = held[max(held)]
     compute_s = question.prefill_s(deepest, inputs)
     nbytes = deepest * question.token_bytes + question.fixed_bytes(deepest)
-    load_s = nbytes / question.link_bytes_per_s
+    tiers = [question.profile.medium(name).tier for name in question.media]
+    link_bytes_per_s = max(question.into_engine(tier) for tier in tiers)
+    links = "the engine's network" if set(tiers) <= set(REMOTE) else "the GPUs' links"
+    load_s = nbytes / link_bytes_per_s
     ttft_s = question.overhead_s + compute_s + load_s
     share = question.wish.share
     at = int(np.argsort(ttft_s)[max(0, int(np.ceil(share * len(ttft_s))) - 1)])
     fresh = inputs[at] - deepest[at]
     if load_s[at] > compute_s[at]:
         why = (
-            f"bringing {nbytes[at] / GB:.1f} GB of context over the GPUs' links "
-            f"({question.link_bytes_per_s / GB:.0f} GB/s) takes {load_s[at]:.2f} s"
+            f"bringing {nbytes[at] / GB:.1f} GB of context over {links} "
+            f"({link_bytes_per_s / GB:.0f} GB/s) takes {load_s[at]:.2f} s"
         )
     elif compute_s[at] > question.overhead_s:
         why = (

@@ -58,7 +58,8 @@ def assumptions(question: Question) -> list[str]:
             f"fetch is given {FETCH_SHARE:.0%} of the time that it saves, or what the wish leaves"
         ),
         (
-            f"an engine takes in at most {question.link_bytes_per_s / GB:,.0f} GB/s, and "
+            f"an engine takes in at most {question.link_bytes_per_s / GB:,.0f} GB/s, "
+            f"{question.network_bytes_per_s / GB:,.0f} of it by network, and needs "
             f"{question.overhead_s:.2f} s a request beside loading and computing"
         ),
         (
