@@ -1,13 +1,17 @@
 """`holdfast sim` end to end, on a trace small enough to know the answer."""
 
+import argparse
 import gzip
 import json
 import re
+import shlex
+from html import unescape
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from holdfast.cli import main
+from holdfast.cli.sim import add_arguments
 
 LADDER = """
 engine: {prefill: {a: 0.01, b: 0.001}}
@@ -63,9 +67,34 @@ def test_the_page_and_the_picture_stand_alone(files, tmp_path):
     assert "40.0%" in page
 
 
-def test_a_place_that_can_not_be_written_is_named_before_the_work(files, tmp_path, capsys):
-    assert main(["sim", *files, "--html", str(tmp_path / "no" / "sim.html")]) == 2
-    assert "--html" in capsys.readouterr().err
+@pytest.mark.parametrize("option", ["--html", "--svg", "--json"])
+def test_a_place_that_can_not_be_written_is_named_before_the_work(files, option, capsys):
+    # Its folder would have to lie below a file.
+    assert main(["sim", *files[:-1], "/no/ladder", option, f"{files[0]}/sim.out"]) == 2
+    assert f"holdfast sim: {option}: cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--html", "--svg"])
+def test_a_command_that_is_refused_leaves_old_results_alone(files, option, tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("of last week")
+    for target in (old, new):
+        assert main(["sim", *files, "--router", "coin", option, str(target)]) == 2
+    assert old.read_text() == "of last week"
+    assert not new.exists()
+
+
+def test_the_page_says_the_whole_command(files, tmp_path):
+    (tmp_path / "my prices.yaml").write_text("site: {dollars_per_kwh: 0.5}")
+    said = ["--prices", str(tmp_path / "my prices.yaml"), "--block-tokens", "512", "--window", "60"]
+    assert main(["sim", *files, *said, "--hints", "--html", str(tmp_path / "sim.html")]) == 0
+    [shown] = re.findall(r"holdfast (sim [^<]*)<", (tmp_path / "sim.html").read_text())
+    typed = shlex.split(unescape(shown))
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    again = vars(parser.parse_args(typed[1:]))
+    meant = vars(parser.parse_args([*files, *said, "--hints"]))
+    assert again == meant
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate, and show what was found."""
     check_target(args.json)
-    _check_writable("--svg", args.svg)
-    _check_writable("--html", args.html)
+    check_target(args.svg, "--svg")
+    check_target(args.html, "--html")
     if not 1 <= args.workers <= WORKERS_MAX:
         raise ConfigError(
             f"--workers: {args.workers} is not within 1 and {WORKERS_MAX:,}; correct it"
@@ -121,14 +121,16 @@ def _command(args: argparse.Namespace) -> str:
     if args.model:
         words += ["--model", args.model]
     words += ["--workers", str(args.workers), "--router", args.router, "--policy", args.policy]
-    words += ["--closed-loop"] if args.closed_loop else []
-    return shlex.join([*words, *(["--hints"] if args.hints else [])])
+    for option in ("closed_loop", "hints"):
+        words += [_option(option)] if getattr(args, option) else []
+    for option in ("prices", "block_tokens", "window"):
+        value = getattr(args, option)
+        words += [_option(option), str(value)] if value is not None else []
+    return shlex.join(words)
 
 
-def _check_writable(option: str, target: str | None) -> None:
-    """Raise ConfigError before the work if its result could not be written."""
-    if target is not None:
-        _write(option, target, "")
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _write(option: str, target: str, text: str) -> None:

@@ -111,8 +111,11 @@ def to_json(report: Report) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
-def check_target(target: str | None) -> None:
-    """Raise ConfigError if `write` could not write there: before the work, not after it."""
+def check_target(target: str | None, option: str = "--json") -> None:
+    """Raise ConfigError if what the option names could not be written: before the work.
+
+    Folders are made as needed, and what the file holds stays until something is written.
+    """
     if target is not None and target != "-":
         path = Path(target)
         try:
@@ -124,7 +127,7 @@ def check_target(target: str | None) -> None:
                 path.unlink()  # an empty report is none
         except OSError as error:
             raise ConfigError(
-                f"--json: cannot write {target!r}: {error.strerror}; choose another file"
+                f"{option}: cannot write {target!r}: {error.strerror}; choose another file"
             ) from error
 
 
