@@ -188,7 +188,8 @@ def test_the_proposal_is_the_cheapest_that_is_in_time():
     )
     hits = [n.hit for n in found.by_hits]
     assert hits == sorted(hits)
-    assert found.by_hits[0].hit == 0
+    assert found.by_hits[0].hit > 0.9  # with fewer hits two machines do not keep up
+    assert answer(msgspec.structs.replace(question, nodes=0)).by_hits[0].hit == 0
 
 
 def test_prices_choose_the_medium():
@@ -196,7 +197,8 @@ def test_prices_choose_the_medium():
     assert {t.medium for t in answer(priced(question, "ddr5", 0.001)).best.tiers} == {"ddr5"}
     dear = priced(priced(question, "ddr5", 1e4), "nvme-tlc", 1e4)
     assert {t.medium for t in answer(dear).best.tiers} == {"pool-flash"}
-    assert answer(priced(dear, "pool-flash", 1e5)).best.tiers == ()  # computing is cheaper
+    dearest = msgspec.structs.replace(priced(dear, "pool-flash", 1e5), nodes=0)
+    assert answer(dearest).best.tiers == ()  # computing is cheaper
 
 
 def test_what_the_gpus_hold_themselves_is_told():
@@ -211,6 +213,23 @@ def test_a_node_has_room_for_so_many_channels():
     rung = Rung("ddr5", question.demand.unique_tokens)  # 3.9 TB: 62 channels
     assert worked_out(question, rung) is None
     assert worked_out(msgspec.structs.replace(question, nodes=3), rung) is not None
+
+
+def test_machines_that_can_not_compute_the_load_are_refused():
+    """Of 8,000 users every 600 s, 13.3 thousand tokens a second are new: 1.3 engines, 70 % busy."""
+    question = asked(of_users(8000, 50_000, 1000, 600.0), nodes=1)
+    assert worked_out(question, Rung("pool-flash", question.demand.unique_tokens)) is None
+    with pytest.raises(ConfigError, match=r"--nodes: 1: .* takes 2 of them .*; give 2 or more"):
+        answer(question)
+    found = answer(msgspec.structs.replace(question, nodes=2))
+    for one in (found.best, *found.frontier, *found.by_hits):
+        assert one.prefill_gpu_s_per_s <= 2 * GPU_BUSY
+    assert found.without.prefill_gpu_s_per_s > 30  # what it is compared with takes more of them
+    lines = assumptions(msgspec.structs.replace(question, nodes=2))
+    assert "without memory the load would take 50 machines, not the 2 of --nodes" in lines
+    small = msgspec.structs.replace(question, nodes=2, media=("ddr5",))
+    with pytest.raises(ConfigError, match=r"--nodes: 2: too few .* ladder of ddr5.*; give more"):
+        answer(small)
 
 
 def test_a_recurrent_model_loads_its_checkpoint_once():

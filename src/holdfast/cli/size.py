@@ -55,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slo-share", type=float, default=0.95, metavar="P", help="of requests (default 0.95)"
     )
     wish.add_argument("--gpu", default="H200x8", help="of one engine, such as H200x8, the default")
-    wish.add_argument("--nodes", type=int, default=0, help="machines with such GPUs")
+    wish.add_argument(
+        "--nodes", type=int, default=0, help="machines with such GPUs (default: as it takes)"
+    )
     wish.add_argument("--media", metavar="A,B", help="what tiers may be made of (default: most)")
     wish.add_argument("--prices", metavar="FILE", help="YAML over the shipped hardware profile")
     wish.add_argument("--price-level", choices=("low", "mid", "high"), default="mid")

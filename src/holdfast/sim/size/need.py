@@ -118,7 +118,9 @@ def need(question: Question, rungs: tuple[Rung, ...], held: dict[float, Floats])
     request_rates = _request_rates(question, uses, compute_s)
     if request_rates is None:
         return None
-    engines = question.demand.requests_per_s * float(compute_s.mean()) / GPU_BUSY
+    engines = question.engines(compute_s)
+    if 0 < question.nodes < engines:
+        return None
     nodes = _nodes(question, uses, engines)
     tiers = tuple(
         _tier(question, use, rate, nodes, inputs - held[use.rung.tokens])

@@ -135,6 +135,10 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         done: Floats = np.interp(last, at, seconds) - np.interp(first, at, seconds)
         return done
 
+    def engines(self, compute_s: Floats) -> float:
+        """Return how many engines it takes to compute so many seconds for each request."""
+        return self.demand.requests_per_s * float(compute_s.mean()) / GPU_BUSY
+
     @cached_property
     def _prefill(self) -> tuple[Floats, Floats]:
         """Points of the time to compute a prompt from its start, to interpolate between."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate, pairwise, product
+from math import ceil
 from typing import NamedTuple
 
 import msgspec
@@ -17,7 +18,7 @@ from holdfast.errors import ConfigError
 from holdfast.sim.formulas import GB
 from holdfast.sim.size.demand import Floats
 from holdfast.sim.size.need import Need, Rung, need
-from holdfast.sim.size.question import REMOTE, Question, Wish
+from holdfast.sim.size.question import GPU_BUSY, REMOTE, Question, Wish
 
 _FRACTIONS = (0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.08, 0.12, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
 """Capacities that are tried, as shares of what a store that never evicts would hold."""
@@ -44,9 +45,12 @@ class Answer(NamedTuple):
 def answer(question: Question) -> Answer:
     """Size a ladder. Raises ConfigError where nothing that can be bought meets the wish."""
     question.check()
+    _check_nodes(question)
     search = _Search(question)
     best = search.cheapest(question.wish)
-    without = need(search.asking(search.any_time), (), {0.0: question.demand.held(0.0)})
+    # What is compared with may take more machines than there are.
+    unlimited = msgspec.structs.replace(question, wish=search.any_time, nodes=0)
+    without = need(unlimited, (), {0.0: question.demand.held(0.0)})
     if best is None or without is None:
         raise search.unreachable()
     front = _no_worse([best, *search.frontier(without.ttft_s[1])])
@@ -184,6 +188,18 @@ def reachable(question: Question, held: dict[float, Floats]) -> tuple[float, str
     return float(ttft_s[at]), why
 
 
+def _check_nodes(question: Question) -> None:
+    """Raise ConfigError where no memory saves so much that these machines can compute the rest."""
+    inputs = question.demand.input_tokens.astype(np.float64)
+    held = question.demand.held(question.demand.unique_tokens)
+    least = ceil(question.engines(question.prefill_s(held, inputs)))
+    if 0 < question.nodes < least:
+        raise ConfigError(
+            f"--nodes: {question.nodes}: what no store can hold takes {least} of them to compute, "
+            f"{GPU_BUSY:.0%} busy; give {least} or more, leave it out, or ask for less"
+        )
+
+
 def _unreachable(question: Question, held: dict[float, Floats]) -> ConfigError:
     soonest, why = reachable(question, held)
     wish = question.wish
@@ -192,6 +208,12 @@ def _unreachable(question: Question, held: dict[float, Floats]) -> ConfigError:
         return ConfigError(
             f"{asked}: not reachable for {wish.share:.0%} of requests; the soonest is "
             f"{soonest:.2f} s: {why}; ask for more time or a smaller --slo-share, or use more GPUs"
+        )
+    if question.nodes:
+        return ConfigError(
+            f"--nodes: {question.nodes}: too few to compute what no ladder of "
+            f"{', '.join(question.media)} brings in time, or to hold that ladder; give more, leave "
+            "it out, or use other --media"
         )
     return ConfigError(
         f"{asked or 'no ladder'}: none of {', '.join(question.media)} brings context in less than "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import numpy as np
 
 from holdfast.sim.formulas import GB
@@ -83,6 +85,13 @@ def assumptions(question: Question) -> list[str]:
     ]
     if any(part.kind in ("window", "chunk") for part in shape.attention):
         said.append("of windowed layers only the last window of a context is kept")
+    inputs = demand.input_tokens.astype(np.float64)
+    machines = ceil(question.engines(question.prefill_s(0 * inputs, inputs)))
+    if 0 < question.nodes < machines:
+        said.append(
+            f"without memory the load would take {machines:,} machines, not the {question.nodes:,} "
+            "of --nodes"
+        )
     if shape.recurrent:
         said.append(
             f"recurrent layers: a checkpoint of {shape.state_bytes() / 1e6:,.0f} MB is kept at the "
