@@ -80,6 +80,17 @@ def test_what_the_file_says_goes_before_the_profile():
         ({"tiers": [HOST], "engine": {"decode_tokens_per_s": 0}}, "engine.decode_tokens_per_s: 0"),
         ({"tiers": [HOST], "engine": {"utilisation": 2}}, "engine.utilisation: 2 must be above 0"),
         ({"tiers": [HOST], "token_bytes": 0}, "token_bytes: 0 must be above 0"),
+        ({"tiers": [HOST], "token_bytes": float("inf")}, "token_bytes: inf must be above 0, at"),
+        ({"tiers": [{"kind": "host", "capacity_tokens": float("inf")}]}, "_tokens: inf is no num"),
+        ({"tiers": [{"kind": "host", "capacity_tokens": float("nan")}]}, "_tokens: nan is no num"),
+        ({"tiers": [{**HOST, "latency_s": 1e300}]}, r"latency_s: 1e\+300 must be .*, at most 1e"),
+        ({"tiers": [HOST], "engine": {"prefill": {"c": 1e300}}}, r"prefill.c: 1e\+300 must be 0"),
+        ({"tiers": [HOST], "engine": {"step_s": 1e300}}, r"engine.step_s: 1e\+300 must be 0 or"),
+        (
+            {"tiers": [{**HOST, "admit": "never"}]},
+            "admit: 'never': .*; use one of: always, second_touch, reuse, reuse_interval$",
+        ),
+        ({"tiers": [{**HOST, "write": "now"}]}, "write: 'now': .*; use one of: behind, on_evict"),
         ({}, "tiers.*; add it"),
     ],
 )

@@ -338,7 +338,10 @@ def test_a_question_without_an_answer_is_refused():
         ((0, 10, 1, 1.0), "--users: 0"),
         ((1, 10, 11, 1.0), "--new: 11: give 1 to the context of 10"),
         ((1, 10, 0, 1.0), "--new: 0"),
+        ((1, 0, 1, 1.0), "--context: 0: give 1 to 2,147,483,648 tokens"),
         ((1, 10, 1, 0.0), "--every: 0"),
+        ((1, 10, 1, 1e-300), "--every: 1e-300: give 0.001 to"),
+        ((1, 10, 1, float("nan")), "--every: nan"),
         ((1, 10, 1, float("inf")), "--every: inf"),
     ],
 )
@@ -352,8 +355,14 @@ def test_a_trace_can_come_at_another_rate(made):
     assert of_trace(trace).requests_per_s == pytest.approx(1.5)
     faster = of_trace(trace, 20.0)
     assert (faster.requests_per_s, faster.peak) == (20.0, of_trace(trace).peak)
-    with pytest.raises(ConfigError, match="--rate: 0"):
-        of_trace(trace, 0.0)
+    for rate in (0.0, 1e300, float("nan")):
+        with pytest.raises(ConfigError, match=r"--rate: .*: give 1e-09 to 1e\+09 requests"):
+            of_trace(trace, rate)
+
+
+def test_a_trace_may_be_as_long_as_its_times(made):
+    trace = made([[1, 2], [1, 2]], [0, 0], [0, 10**12])
+    assert of_trace(trace).requests_per_s == pytest.approx(2e-12)
 
 
 def test_a_trace_without_ids_can_not_be_sized(made):

@@ -27,6 +27,12 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "write": ("behind", "on_eviction"),
     "admit": ("always", "second_touch", "reuse", "reuse_interval"),
 }
+SECONDS_MAX = 1e6
+"""No latency and no cost of computing a token is longer; what is, is a mistake."""
+
+TOKEN_BYTES_MAX = 1e12
+"""No token of any model takes more."""
+
 _AT = re.compile(r" - at `\$?\.?(.*)`$")
 
 
@@ -147,13 +153,18 @@ def _wrong(ladder: Ladder) -> Iterator[str]:
             yield f"tiers.{number}.kind: a second {tier.kind!r}; a ladder has one, remove it"
         yield from (f"tiers.{number}.{what}" for what in _wrong_tier(tier))
     yield from (f"engine.{what}" for what in _wrong_engine(ladder.engine))
-    if ladder.token_bytes is not None and not ladder.token_bytes > 0:
-        yield f"token_bytes: {ladder.token_bytes:g} must be above 0, or remove it and name a model"
+    if ladder.token_bytes is not None and not 0 < ladder.token_bytes <= TOKEN_BYTES_MAX:
+        yield (
+            f"token_bytes: {ladder.token_bytes:g} must be above 0, at most {TOKEN_BYTES_MAX:g}, or "
+            "remove it and name a model"
+        )
 
 
 def _wrong_tier(tier: TierModel) -> Iterator[str]:
     if tier.capacity is not None and tier.capacity_tokens is not None:
         yield f"capacity: {tier.capacity}, and capacity_tokens are both given; remove one"
+    if tier.capacity_tokens is not None and not math.isfinite(tier.capacity_tokens):
+        yield f"capacity_tokens: {tier.capacity_tokens:g} is no number of tokens; correct it"
     if tier.units < 1:
         yield f"units: {tier.units} holds nothing; at least 1"
     for key in ("read", "write", "request", "worker"):
@@ -161,8 +172,8 @@ def _wrong_tier(tier: TierModel) -> Iterator[str]:
         value = getattr(tier, name)
         if value is not None and not value > 0:
             yield f"{name}: {value:g} moves nothing; it must be above 0, or remove it"
-    if tier.latency_s is not None and not (0 <= tier.latency_s < math.inf):
-        yield f"latency_s: {tier.latency_s:g} must be 0 or more seconds"
+    if tier.latency_s is not None and not (0 <= tier.latency_s <= SECONDS_MAX):
+        yield f"latency_s: {tier.latency_s:g} must be 0 or more seconds, at most {SECONDS_MAX:g}"
     if not tier.write_wait_s > 0:
         yield f"write_wait_s: {tier.write_wait_s:g} refuses every write; it must be above 0"
     if tier.writes_per_day is not None and not tier.writes_per_day > 0:
@@ -174,16 +185,16 @@ def _wrong_tier(tier: TierModel) -> Iterator[str]:
 def _wrong_engine(engine: EngineModel) -> Iterator[str]:
     for key in ("a", "b", "c"):
         value = getattr(engine.prefill, key, 0.0)
-        if not (0 <= value < math.inf):
-            yield f"prefill.{key}: {value:g} must be 0 or more"
+        if not (0 <= value <= SECONDS_MAX):
+            yield f"prefill.{key}: {value:g} must be 0 or more, at most {SECONDS_MAX:g}"
     positive = ("prefills_at_once", "fetch_ahead", "decode_tokens_per_s", "decodes_at_once")
     for key in (*positive, "fetch_limit_s"):
         if not getattr(engine, key) > 0:
             yield f"{key}: {getattr(engine, key):g} must be above 0"
     if engine.utilisation is not None and not (0 < engine.utilisation <= 1):
         yield f"utilisation: {engine.utilisation:g} must be above 0 and at most 1"
-    if not (0 <= engine.step_s < math.inf):
-        yield f"step_s: {engine.step_s:g} must be 0 or more seconds"
+    if not (0 <= engine.step_s <= SECONDS_MAX):
+        yield f"step_s: {engine.step_s:g} must be 0 or more seconds, at most {SECONDS_MAX:g}"
 
 
 def _explain(what: str, data: dict[str, Any]) -> str:
@@ -208,7 +219,5 @@ def _remedy(what: str, keys: list[str]) -> str:
             section = Prefill if "prefill" in keys else EngineModel
         return f"remove it; known here: {', '.join(section.__struct_fields__)}"
     if "Invalid enum value" in what:
-        return "use one of: " + ", ".join(
-            KINDS if keys[-1] == "kind" else ("behind", "on_eviction")
-        )
+        return "use one of: " + ", ".join(_CHOICES[keys[-1]])
     return "add it" if "missing" in what else "correct it"

@@ -19,6 +19,9 @@ import msgspec
 from holdfast.errors import ConfigError
 from holdfast.yaml_file import read_mapping
 
+FIGURE_MIN, FIGURE_MAX = 1e-6, 1e24
+"""No figure that must be above 0 is smaller, and none is larger; what is, is a mistake."""
+
 _Amount = Annotated[float, msgspec.Meta(ge=0)]
 _GPU = re.compile(r"([A-Za-z0-9_.-]+?)(?:x(\d+))?")
 _AT = re.compile(r" - at `\$?\.?(.*)`$")
@@ -238,8 +241,15 @@ def _check(profile: Profile, file: str) -> None:
                     f"{here}: low {figure.low:g}, mid {figure.mid:g}, high {figure.high:g}: not in "
                     "order; give all three, or one plain number"
                 )
-            if figure.low <= 0 and not name.startswith(("dollars", "idle", "latency")):
+            may_be_0 = name.startswith(("dollars", "idle", "latency"))
+            if figure.low <= 0 and not may_be_0:
                 raise ConfigError(f"{here}: {figure.low:g}: must be above 0; leave the part out")
+            small = figure.low < FIGURE_MIN and not may_be_0
+            if small or figure.high > FIGURE_MAX:
+                raise ConfigError(
+                    f"{here}: {figure.low if small else figure.high:g}: not within "
+                    f"{FIGURE_MIN:g} and {FIGURE_MAX:g}; correct it"
+                )
 
 
 def _explain(

@@ -361,7 +361,9 @@ def test_a_file_that_is_not_there_is_named(tmp_path) -> None:
     ("reading", "message"),
     [
         (Reading(block_tokens=0), "give 1 or more"),
-        (Reading(window_s=-1.0), "give 0 or more"),
+        (Reading(window_s=math.inf), r"window of inf s: give 0 to 1e\+09"),
+        (Reading(window_s=math.nan), "window of nan s"),
+        (Reading(window_s=-1.0), "give 0 to"),
         (Reading(block_tokens=8), "ids can not be cut anew"),
     ],
 )

@@ -19,6 +19,9 @@ from holdfast.sim.formats.rows import Reading
 from holdfast.sim.formats.source import Source
 from holdfast.sim.trace import Trace
 
+WINDOW_MAX_S = 1e9
+"""Most seconds within which sessions may start: a life's work."""
+
 
 class Format(Protocol):
     """What a module of a format offers; `FIELDS` are the field names that tell it apart."""
@@ -51,8 +54,8 @@ def load(path: str | Path, reading: Reading | None = None) -> Trace:
     reading = reading or Reading()
     if reading.block_tokens is not None and reading.block_tokens < 1:
         raise TraceError(f"block size of {reading.block_tokens} tokens: give 1 or more")
-    if reading.window_s < 0:
-        raise TraceError(f"window of {reading.window_s:g} s: give 0 or more")
+    if not 0 <= reading.window_s <= WINDOW_MAX_S:
+        raise TraceError(f"window of {reading.window_s:g} s: give 0 to {WINDOW_MAX_S:g}")
     source = Source(Path(path))
     fields = source.fields()
     known = [form for form in FORMATS if fields >= form.FIELDS]

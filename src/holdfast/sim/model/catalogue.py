@@ -63,7 +63,7 @@ def shape_of(fields: Fields) -> ModelShape:
         raise ConfigError(f"{fields.name}: num_attention_heads: 0; a model without has no KV cache")
     layers = layers_of(fields)
     counted = count(fields, layers)
-    return ModelShape(
+    shape = ModelShape(
         name=fields.name,
         attention=_attention(fields, layers),
         active_parameters=counted.active,
@@ -71,6 +71,12 @@ def shape_of(fields: Fields) -> ModelShape:
         weights_bytes=weights_bytes(fields, counted),
         context_max=fields.number("max_position_embeddings", default=0),
     )
+    if not shape.context_bytes(1) or not counted.active:
+        raise ConfigError(
+            f"{fields.name}: its layers keep nothing, or compute nothing: a size in it is 0; "
+            "correct the config"
+        )
+    return shape
 
 
 def _attention(fields: Fields, layers: list[Layer]) -> tuple[Attention, ...]:

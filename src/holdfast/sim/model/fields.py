@@ -33,8 +33,8 @@ class Fields:
         self.asked.update(names)
         return next((v for name in names if (v := self._data.get(name)) is not None), None)
 
-    def number(self, *names: str, default: int | None = None) -> int:
-        """Return the first of the named fields as a whole number of at least 0.
+    def number(self, *names: str, default: int | None = None, least: int = 0) -> int:
+        """Return the first of the named fields as a whole number of at least `least`.
 
         Raises ConfigError where none is there and there is no default, or where it is no such
         number.
@@ -44,8 +44,12 @@ class Fields:
             return default
         if value is None:
             raise self.missing(" or ".join(names))
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= NUMBER_MAX:
-            raise self._wrong(names[0], value, f"a whole number from 0 to {NUMBER_MAX:,}")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int)
+            or not (least <= value <= NUMBER_MAX)
+        ):
+            raise self._wrong(names[0], value, f"a whole number from {least} to {NUMBER_MAX:,}")
         return value
 
     def numbers(self, name: str) -> list[int]:

@@ -65,7 +65,7 @@ class Layer(NamedTuple):
 
 def layers_of(fields: Fields) -> list[Layer]:
     """Return the model's layers in order. Raises ConfigError where lists do not fit."""
-    count = fields.number("num_hidden_layers")
+    count = fields.number("num_hidden_layers", least=1)
     if count > LAYERS_MAX:
         raise ConfigError(
             f"{fields.name}: num_hidden_layers: {count:,}: over {LAYERS_MAX:,}; correct the config"

@@ -52,20 +52,21 @@ def weights_bytes(fields: Fields, counted: Count) -> float:
 def heads(fields: Fields, *, windowed: bool) -> tuple[int, int, int, int]:
     """Return query heads, KV heads, and head sizes of K and V, of full or of windowed layers."""
     query = fields.number("num_attention_heads")
-    kv = fields.number("num_key_value_heads", default=query)
-    size = fields.number("head_dim", default=fields.number("hidden_size") // max(query, 1))
-    value = fields.number("v_head_dim", default=size)
+    kv = fields.number("num_key_value_heads", default=query, least=1)
+    width = fields.number("hidden_size") // max(query, 1)
+    size = fields.number("head_dim", default=width, least=1)
+    value = fields.number("v_head_dim", default=size, least=1)
     if windowed:
         return (
-            fields.number("swa_num_attention_heads", default=query),
-            fields.number("swa_num_key_value_heads", default=kv),
-            fields.number("swa_head_dim", default=size),
-            fields.number("swa_v_head_dim", default=value),
+            fields.number("swa_num_attention_heads", default=query, least=1),
+            fields.number("swa_num_key_value_heads", default=kv, least=1),
+            fields.number("swa_head_dim", default=size, least=1),
+            fields.number("swa_v_head_dim", default=value, least=1),
         )
     wide = fields.number("global_head_dim", default=0)
     return (
         query,
-        fields.number("num_global_key_value_heads", default=kv),
+        fields.number("num_global_key_value_heads", default=kv, least=1),
         wide or size,
         wide or value,
     )

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
+from holdfast.sim.formats.rows import TOKENS_MAX
 from holdfast.sim.reuse import reuse
 from holdfast.sim.trace import Longs, Trace
 
@@ -24,6 +25,8 @@ ROWS_MAX = 2000
 
 _MINUTE_S = 60.0
 _USERS_MAX = 100_000_000
+_EVERY_S_MIN, _EVERY_S_MAX = 1e-3, 1e9
+_RATE_MIN, _RATE_MAX = 1e-9, 1e9
 
 
 class Demand(NamedTuple):
@@ -80,8 +83,10 @@ def of_users(users: int, context: int, new: int, every_s: float) -> Demand:
     of other users is equally likely. Raises ConfigError for numbers that make no sense.
     """
     _check(0 < users <= _USERS_MAX, "--users", users, f"1 to {_USERS_MAX:,}")
+    _check(1 <= context <= TOKENS_MAX, "--context", context, f"1 to {TOKENS_MAX:,} tokens")
     _check(0 < new <= context, "--new", new, f"1 to the context of {context:,} tokens")
-    _check(0 < every_s < np.inf, "--every", every_s, "seconds above 0")
+    every = f"{_EVERY_S_MIN:g} to {_EVERY_S_MAX:g} seconds"
+    _check(_EVERY_S_MIN <= every_s <= _EVERY_S_MAX, "--every", every_s, every)
     n = min(users, ROWS_MAX)
     others = np.arange(n, dtype=np.float64) * (users / n)
     return Demand(
@@ -104,7 +109,8 @@ def of_trace(trace: Trace, requests_per_s: float | None = None) -> Demand:
     Raises ConfigError where it has no block ids, or for a rate that makes no sense.
     """
     if requests_per_s is not None:
-        _check(0 < requests_per_s < np.inf, "--rate", requests_per_s, "requests a second above 0")
+        rate = f"{_RATE_MIN:g} to {_RATE_MAX:g} requests a second"
+        _check(_RATE_MIN <= requests_per_s <= _RATE_MAX, "--rate", requests_per_s, rate)
     if not trace.requests or not trace.blocks:
         raise ConfigError(
             f"trace {trace.name}: no block ids, so nothing is known of reuse; use another trace, "
@@ -112,7 +118,7 @@ def of_trace(trace: Trace, requests_per_s: float | None = None) -> Demand:
         )
     runs = reuse(trace)
     span_s = max(float(trace.time_s[-1] - trace.time_s[0]), 1.0)
-    minutes = np.bincount((trace.time_s // _MINUTE_S).astype(np.int64))
+    _, minutes = np.unique(trace.time_s // _MINUTE_S, return_counts=True)
     rate = trace.requests / span_s
     return Demand(
         about=f"trace {trace.name}: {trace.requests:,} requests in {span_s:,.0f} s, "
@@ -130,4 +136,8 @@ def of_trace(trace: Trace, requests_per_s: float | None = None) -> Demand:
 
 def _check(fine: bool, name: str, value: float, limit: str) -> None:  # noqa: FBT001  # a verdict
     if not fine:
-        raise ConfigError(f"{name}: {value:,}: give {limit}")
+        raise ConfigError(f"{name}: {_said(value)}: give {limit}")
+
+
+def _said(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
