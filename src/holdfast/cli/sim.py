@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from holdfast.cli.options import add_json_argument
+from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
 from holdfast.errors import ConfigError
 from holdfast.plan.planner import BestCut
 from holdfast.policy.choice import DEFAULT, POLICIES
@@ -19,8 +20,6 @@ from holdfast.rig.report import Report, Row, check_target, number, write
 from holdfast.sim.economy import assumptions, economy_figures
 from holdfast.sim.figures import Figure, Run, hit_figures, time_figures, wear_figures
 from holdfast.sim.fleet import Fleet
-from holdfast.sim.formats.load import load
-from holdfast.sim.formats.rows import Reading
 from holdfast.sim.hardware import UNBOUNDED, resolve
 from holdfast.sim.ladder import read_ladder
 from holdfast.sim.model import load_model
@@ -32,7 +31,6 @@ from holdfast.sim.replay import returns
 from holdfast.sim.route import ROUTERS, router
 from holdfast.sim.rules import rules_of
 from holdfast.sim.run import Setting, Simulation
-from holdfast.sim.shipped import find_trace
 from holdfast.sim.trace import Trace
 
 WORKERS_MAX = 1_000
@@ -62,10 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sessions say when they return and when they close, as the trace knows it",
     )
     parser.add_argument("--prices", metavar="FILE", help="laid over the shipped hardware profile")
-    parser.add_argument(
-        "--block-tokens", type=int, metavar="N", help="where the trace leaves it open"
-    )
-    parser.add_argument("--window", type=float, metavar="S", help="seconds in which sessions start")
+    add_trace_arguments(parser)
     add_json_argument(parser)
     parser.add_argument("--svg", metavar="FILE", help="hits by capacity as a picture")
     parser.add_argument("--html", metavar="FILE", help="everything as one page")
@@ -84,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     ladder = read_ladder(args.ladder)
     model = load_model(args.model) if args.model else None
     profile = load_profile(args.prices or "")
-    trace = load(find_trace(args.trace), _reading(args))
+    trace = read_trace(args)
     hardware = resolve(ladder, profile, trace.block_tokens, model)
     fleet = Fleet(hardware, args.workers, rules_of(hardware, args.policy))
     hints = returns(trace) if args.hints else None
@@ -123,7 +118,7 @@ def _command(args: argparse.Namespace) -> str:
     words += ["--workers", str(args.workers), "--router", args.router, "--policy", args.policy]
     for option in ("closed_loop", "hints"):
         words += [_option(option)] if getattr(args, option) else []
-    for option in ("prices", "block_tokens", "window"):
+    for option in ("prices", *OPTIONS):
         value = getattr(args, option)
         words += [_option(option), str(value)] if value is not None else []
     return shlex.join(words)
@@ -138,11 +133,6 @@ def _write(option: str, target: str, text: str) -> None:
         Path(target).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{option} {target}: {error.strerror}; choose another file") from error
-
-
-def _reading(args: argparse.Namespace) -> Reading:
-    reading = Reading(block_tokens=args.block_tokens)
-    return reading if args.window is None else reading._replace(window_s=args.window)
 
 
 @contextmanager

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TextIO
 
 from holdfast.cli.options import add_json_argument
+from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
 from holdfast.errors import ConfigError
 from holdfast.rig.report import Report, Row, at_most, check_target, write
 from holdfast.sim.explain import CLAIMS, find_claim
-from holdfast.sim.formats.load import load
 from holdfast.sim.formulas import GB
 from holdfast.sim.model import known_models, load_model
 from holdfast.sim.profile import load_profile
-from holdfast.sim.shipped import find_trace
 from holdfast.sim.size import Answer, Demand, Question, Wish, answer, of_trace, of_users
 from holdfast.sim.size.draw import frontier_svg, hits_svg
 from holdfast.sim.size.need import Need, TierNeed
@@ -46,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     of.add_argument(
         "--rate", type=float, metavar="R", help="requests a second (default: the trace's own)"
     )
+    add_trace_arguments(of)
     of.add_argument(
         "--dtype", default="bf16", help="of the KV state: bf16, fp8, ... (default bf16)"
     )
@@ -127,9 +127,12 @@ def _demand(args: argparse.Namespace) -> Demand:
     if args.trace:
         if of_people:
             raise ConfigError(f"--{of_people[0]}: a trace says this itself; leave one of them out")
-        return of_trace(load(find_trace(args.trace)), args.rate)
+        return of_trace(read_trace(args), args.rate)
     if args.rate is not None:
         raise ConfigError("--rate: for a trace; users come back --every so many seconds")
+    for name in OPTIONS:
+        if getattr(args, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')}: says how to read a trace; add --trace")
     if args.users is None or args.context is None:
         raise ConfigError("no load: give --users and --context, or --trace FILE")
     new = min(_NEW_TOKENS, args.context) if args.new is None else args.new

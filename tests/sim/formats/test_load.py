@@ -288,7 +288,10 @@ WRONG = {
         GOOD + jsonl([MOONCAKE[0] | {"hash_ids": list(range(63))}]),
         "the file mixes block sizes",
     ),
-    "no size": (jsonl([MOONCAKE[0] | {"hash_ids": [1] * 900}]), "say the block size"),
+    "no size": (
+        jsonl([MOONCAKE[0] | {"hash_ids": [1] * 900}]),
+        "no power of two from 8 to 4,096 tokens a block fits most lines; say the block size with -",
+    ),
     "cut gzip": (gzip.compress(GOOD * 999)[:-200], "the gzip data ends early"),
     "damaged gzip": (
         gzip.compress(GOOD)[:-8] + bytes(8),

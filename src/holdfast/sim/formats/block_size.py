@@ -12,7 +12,7 @@ from holdfast.sim.formats.rows import Rows
 from holdfast.sim.trace import Bools, Longs
 
 CANDIDATES = tuple(2**i for i in range(3, 13))
-"""The sizes that are tried: 8 to 4,096 tokens."""
+"""The sizes that are tried: powers of two, from 8 to 4,096 tokens."""
 MOST = 0.5
 """The share of requests that a size must fit for the others to be called wrong."""
 SLACK = 0.1
@@ -32,8 +32,9 @@ def found(rows: Rows) -> int:
     if _share(loose[best]) < MOST:
         raise rows.source.fault(
             rows.lines[0],
-            f"{counts[0]} ids for {tokens[0]} tokens: no size from {CANDIDATES[0]} to "
-            f"{CANDIDATES[-1]} tokens a block fits most lines; say the block size",
+            f"{counts[0]} ids for {tokens[0]} tokens: no power of two from {CANDIDATES[0]} to "
+            f"{CANDIDATES[-1]:,} tokens a block fits most lines; say the block size with "
+            "--block-tokens",
         )
     _refuse_misfit(rows, loose[best], best)
     return best
@@ -71,5 +72,5 @@ def _refuse_misfit(rows: Rows, fits: Bools, size: int) -> None:
             rows.lines[at],
             f"{count} ids for {tokens} tokens, but about {tokens / size:.1f} blocks of {size} "
             "tokens: ids are missing or too many, or the file mixes block sizes; correct or "
-            "remove the line, or say the block size",
+            "remove the line, or say the block size with --block-tokens",
         )
