@@ -109,8 +109,8 @@ def of_trace(trace: Trace, requests_per_s: float | None = None) -> Demand:
     Raises ConfigError where it has no block ids, or for a rate that makes no sense.
     """
     if requests_per_s is not None:
-        rate = f"{_RATE_MIN:g} to {_RATE_MAX:g} requests a second"
-        _check(_RATE_MIN <= requests_per_s <= _RATE_MAX, "--rate", requests_per_s, rate)
+        rates = f"{_RATE_MIN:g} to {_RATE_MAX:g} requests a second"
+        _check(_RATE_MIN <= requests_per_s <= _RATE_MAX, "--rate", requests_per_s, rates)
     if not trace.requests or not trace.blocks:
         raise ConfigError(
             f"trace {trace.name}: no block ids, so nothing is known of reuse; use another trace, "

@@ -40,11 +40,11 @@ def million_tokens_dollars(question: Question, need: Need) -> float:
 def assumptions(question: Question) -> list[str]:
     """Return every assumption behind a proposal, with its figure."""
     shape, site, demand = question.shape, question.profile.site, question.demand
-    typical = int(demand.input_tokens.mean())
+    typical = max(1, int(demand.input_tokens.mean()))
     [fixed] = question.fixed_bytes(np.array([float(typical)]))
     compute_s = shape.prefill_flop(typical) / question.flop_per_s
     even = shape.context_bytes(typical, question.dtype) / compute_s / GB
-    said = [
+    return [
         (
             f"KV state: {question.token_bytes:,.0f} bytes a token in {question.dtype}, "
             f"{fixed / 1e6:,.1f} MB a context beside it; one copy of each context"
@@ -82,10 +82,16 @@ def assumptions(question: Question) -> list[str]:
             f"${site.dollars_per_kwh.mid:g} a kWh, buildings add "
             f"{site.power_overhead.mid - 1:.0%}; machines around the tiers are left out"
         ),
+        *_conditions(question),
     ]
+
+
+def _conditions(question: Question) -> list[str]:
+    """Return what is assumed of some models and some questions only."""
+    shape, inputs = question.shape, question.demand.input_tokens.astype(np.float64)
+    said = []
     if any(part.kind in ("window", "chunk") for part in shape.attention):
         said.append("of windowed layers only the last window of a context is kept")
-    inputs = demand.input_tokens.astype(np.float64)
     machines = ceil(question.engines(question.prefill_s(0 * inputs, inputs)))
     if 0 < question.nodes < machines:
         said.append(
