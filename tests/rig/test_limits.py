@@ -9,8 +9,9 @@ from holdfast.limits import KIB, MIB
 from holdfast.rig.limits import CopyLimit, DirectIoLimit
 
 
-def test_copying_really_moves_the_blocks():
-    limit = CopyLimit(8 * MIB, 64 * KIB, 4 * MIB)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_copying_really_moves_the_blocks(threads):
+    limit = CopyLimit(8 * MIB, 64 * KIB, 4 * MIB, threads)
     assert (limit._pages == 2).all()
     assert limit.gb_per_s(1000) > 0
     assert (limit._pages == 1).any()

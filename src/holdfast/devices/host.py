@@ -76,13 +76,17 @@ class HostTransfer:
         return self._rest.result() and self._own
 
 
+THREADS = 2
+"""Share a copy: the caller's and one more."""
+
+
 class HostDevice:
     """Pages at fixed addresses of this process. `keep` is held so that they stay mapped."""
 
     def __init__(self, pages: Pages, keep: Any = None) -> None:
         self.pages = pages
         self._keep = keep
-        self._helper = workers(1, "holdfast-copy", run_anywhere)
+        self._helper = workers(THREADS - 1, "holdfast-copy", run_anywhere)
         self._copy = _copy_batched
         if not _batched_works():
             self._copy = _copy_each

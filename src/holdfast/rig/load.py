@@ -11,6 +11,7 @@ from statistics import median
 import msgspec
 
 from holdfast.rig.ask import complete
+from holdfast.rig.doubt import of_median
 from holdfast.rig.race import Track
 from holdfast.rig.server import Engine
 
@@ -32,6 +33,12 @@ class Pairs(msgspec.Struct, frozen=True):
         """How much longer it takes with Holdfast, as a share: the median over the pairs."""
         pairs = zip(self.alone, self.behind, strict=True)
         return median(behind / alone for alone, behind in pairs) - 1.0
+
+    @property
+    def doubt(self) -> float:
+        """The standard error of `overhead`."""
+        pairs = zip(self.alone, self.behind, strict=True)
+        return of_median([behind / alone for alone, behind in pairs])
 
     def tokens_per_s(self, seconds: list[float]) -> float:
         """Prompt and answer tokens per second at the median."""

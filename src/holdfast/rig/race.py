@@ -47,6 +47,10 @@ class Times(msgspec.Struct, frozen=True):
     missed: dict[str, int] = {}
 
 
+PEER = "external_unspecified"
+"""What vLLM calls where another connector's tokens came from."""
+
+
 def gain(slow: Sequence[float], fast: Sequence[float]) -> float:
     """How many times sooner: the median over the pairs."""
     return median(s / f for s, f in zip(slow, fast, strict=True))
@@ -84,7 +88,7 @@ def race(track: Track, prompt: Sequence[int], rounds: int, tell: Callable[[str],
         for seconds, run in runs if turn % 2 == 0 else reversed(runs):
             seconds.append(_checked_s(run(), right))
         if track.lmcache is not None:
-            answer = _warm(track, track.lmcache, prompt, "external_unspecified", times)
+            answer = _warm(track, track.lmcache, prompt, PEER, times)
             times.lmcache.append(answer.ttft_s)
     return times
 

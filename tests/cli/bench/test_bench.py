@@ -3,12 +3,13 @@
 import contextlib
 import json
 
+import msgspec
 import pytest
 
 from holdfast.cli import bench, main, measuring
 from holdfast.cli.bench import seal, vllm
 from holdfast.errors import ConfigError
-from holdfast.rig import report
+from holdfast.rig import race, report
 from holdfast.rig.load import Pairs
 from holdfast.rig.race import Times
 
@@ -76,6 +77,15 @@ def test_a_missed_goal_is_exit_code_1(measured):
     status, rows = measured([slow, LONG], EVEN)
     assert status == 1
     assert [row["what"] for row in rows if row["ok"] is False] == ["vllm.warm.4096"]
+
+
+def test_a_peer_that_missed_is_no_comparison(measured):
+    missed = FAST.missed | {race.PEER: 2}
+    status, rows = measured([msgspec.structs.replace(FAST, missed=missed), LONG], EVEN)
+    assert status == 0
+    [peer] = [row for row in rows if row["what"] == "vllm.lmcache.4096"]
+    assert (peer["missed"], peer["goal"], peer["ok"]) == (2, None, None)
+    assert rows[-1]["doubt"] >= 0
 
 
 def test_too_much_overhead_is_exit_code_1(measured):

@@ -73,6 +73,7 @@ def _rows(
         "alone_tokens_per_s": pairs.tokens_per_s(pairs.alone),
         "holdfast_tokens_per_s": pairs.tokens_per_s(pairs.behind),
         "rounds": len(pairs.alone),
+        "doubt": 100 * pairs.doubt,
     }
     yield report.with_more(row, more)
 
@@ -92,13 +93,14 @@ def _warm_row(length: int, source: str, times: Times, warm: list[float]) -> Row:
 
 
 def _peer_row(length: int, times: Times) -> Row:
-    """How many times sooner than with LMCache, both from host memory."""
-    gain = race.gain(times.lmcache, times.host)
-    row = report.at_least(f"vllm.lmcache.{length}", gain, "x", AS_FAST)
+    """How many times sooner than with LMCache, both from host memory; no verdict if it missed."""
+    gain, missed = race.gain(times.lmcache, times.host), times.missed.get(race.PEER, 0)
+    row = report.at_least(f"vllm.lmcache.{length}", gain, "x", None if missed else AS_FAST)
     more: dict[str, object] = {
         "source": "host",
         "lmcache_s": median(times.lmcache),
         "warm_s": median(times.host),
         "rounds": len(times.lmcache),
+        "missed": missed,
     }
     return report.with_more(row, more)

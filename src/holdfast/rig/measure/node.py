@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -19,10 +20,10 @@ from holdfast.blocks.envelope import HEADER_BYTES, TAG_BYTES
 from holdfast.blocks.key import KEY_BYTES, Chain
 from holdfast.buffers import aligned_buffer
 from holdfast.devices.base import Move, Pages
-from holdfast.devices.host import HostDevice
+from holdfast.devices.host import THREADS, HostDevice
 from holdfast.errors import HoldfastError
 from holdfast.limits import GIB, MIB
-from holdfast.rig.limits import CopyLimit
+from holdfast.rig.limits import SEED, CopyLimit
 from holdfast.rig.node import Node
 from holdfast.rig.pace import Speed, busy_thread, middle, paired, speed_row, timed
 from holdfast.rig.report import Row, at_least, at_most, share, with_more
@@ -51,6 +52,9 @@ FINGERPRINT = b"holdfast-bench-1"
 CONTEXTS = 24
 HOST_BYTES = 1 * GIB
 COVERED_BLOCKS = 1_024
+LEASED = 12 * BATCH
+"""Blocks of which some are fetched, in any order: too many for a cache."""
+
 
 HOST_GOAL = 0.85
 BUSY_GOAL = 0.4
@@ -152,7 +156,7 @@ def attached(node: Node) -> Iterator[Engine]:
 
 def node_rows(folder: Path, rounds: int, disk_bytes: int) -> list[Row]:
     """Measure coverage, fetches from host and disk, and recovery after kill -9."""
-    copy = CopyLimit(1 * GIB, PAYLOAD_BYTES, 8 * BATCH * PAYLOAD_BYTES)
+    copy = CopyLimit(LEASED * PAYLOAD_BYTES, PAYLOAD_BYTES, 8 * BATCH * PAYLOAD_BYTES, THREADS)
     with Node(folder, HOST_BYTES, disk_bytes) as node:
         with attached(node) as engine:
             rows = [_cover_row(node.address, rounds), *_host_rows(engine, copy, rounds)]
@@ -191,18 +195,21 @@ def _host_rows(engine: Engine, copy: CopyLimit, rounds: int) -> list[Row]:
 
     Begins when the arena's memory has been brought in behind the first save.
     """
-    chain = engine.chain(2 << 20, 4 * BATCH)
+    chain = engine.chain(2 << 20, LEASED)
     engine.save(chain)
     time.sleep(SETTLED_S)
     request = Fetch(chain.packed(), ANSWER_S)
     leased = _expect(engine.client.call(request, ANSWER_S), Fetched)
-    turn = itertools.count()
+    if len(leased.places) != LEASED:
+        raise HoldfastError(f"{len(leased.places)} of {LEASED} blocks leased")
+    dice = random.Random(SEED)  # noqa: S311  # an order, not a secret
 
     def scatter() -> Speed:
-        start = next(turn) * 7 % (len(leased.places) - BATCH)
-        places = leased.places[start : start + BATCH]
-        page = itertools.count(next(turn) * 11 % (engine.pool.blocks - BATCH))
-        moves = [Move(place + HEADER_BYTES, [next(page)]) for place in places]
+        places = dice.choices(leased.places, k=BATCH)
+        pages = dice.sample(range(engine.pool.blocks), BATCH)
+        moves = [
+            Move(place + HEADER_BYTES, [page]) for place, page in zip(places, pages, strict=True)
+        ]
         return timed(BATCH * PAYLOAD_BYTES, lambda: engine.scatter(moves))
 
     idle = paired(rounds, scatter, lambda: copy.gb_per_s(BATCH))

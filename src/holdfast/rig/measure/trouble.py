@@ -25,6 +25,7 @@ from holdfast.codec.pack import pack, verify
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.limits import KIB
 from holdfast.pause import pause, resume
+from holdfast.rig.doubt import of_median
 from holdfast.rig.measure.pool import TargetProcess
 from holdfast.rig.report import Row, at_most, with_more
 from holdfast.tiers.base import Get, Place, Put, segment_place
@@ -45,7 +46,7 @@ READS = 2_000
 LATE_READS = 400
 """Each that a late target answers takes a tenth of a second."""
 
-TRIES = 3
+TRIES = 5
 LATE_GOAL = 1.3
 DIP_GOAL = 0.5
 ASKERS = 4
@@ -197,6 +198,7 @@ def _late_row(addresses: Sequence[str]) -> Row:
         "hits_without": careless.share,
         "hedged_share": max(careful.hedged for _, careful in tries),
         "tries": ratios,
+        "doubt": of_median(ratios),
     }
     return with_more(row, more)
 
