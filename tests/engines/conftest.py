@@ -163,9 +163,13 @@ def step(pages_of, **scheduled):
     )
 
 
-def outcome(ended=(), invalid=()):
+def outcome(ended=(), invalid=(), said=None):
     """Return what vLLM's workers report at the end of a step."""
-    return SimpleNamespace(finished_recving=set(ended), invalid_block_ids=set(invalid))
+    return SimpleNamespace(
+        finished_recving=set(ended),
+        invalid_block_ids=set(invalid),
+        kv_connector_worker_meta=said,
+    )
 
 
 BLOCK = 8

@@ -1,3 +1,4 @@
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -6,12 +7,16 @@ pytest.importorskip("vllm")
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, SupportsHMA
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
+from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
 from holdfast.engines.vllm import HoldfastConnector
 from holdfast.engines.vllm.counters import Counts
-from holdfast.engines.vllm.work import Described
+from holdfast.engines.vllm.work import Described, Said, Work
+from holdfast.engines.vllm.worker import WorkerSide
 from holdfast.errors import ConfigError
 
 
@@ -84,6 +89,7 @@ def test_a_model_that_is_not_handled_is_left_alone_with_one_warning(caplog, sche
     assert (results.finished_sending, results.finished_recving) == (set(), set())
     assert worker.get_block_ids_with_load_errors() == set()
     assert worker.get_kv_connector_stats() is None
+    assert worker.build_connector_worker_meta() is None
     worker.clear_connector_metadata()
     scheduler.update_connector_output(KVConnectorOutput())
     assert scheduler.request_finished_all_groups(request, ([1],)) == (False, None)
@@ -99,6 +105,70 @@ def test_a_foreign_handshake_turns_it_off(caplog, scheduler, fakes):
     assert "name HoldfastConnector first" in caplog.text
     request = fakes.Request(tokens=range(300))
     assert scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+
+
+@pytest.fixture
+def worker():
+    """A worker of which only the word at the end of a step is real."""
+    worker = connector(KVConnectorRole.WORKER)
+    side = worker._worker = SimpleNamespace(
+        begin=lambda _: None,
+        start_loads=lambda _: None,
+        save=lambda _: None,
+        ended=set,
+        failed_pages=set,
+        counts=Counts(),
+    )
+    side.said = partial(WorkerSide.said, side)
+    return worker
+
+
+def first_runner(worker, step, monkeypatch):
+    module = "vllm.v1.worker.kv_connector_model_runner_mixin"
+    monkeypatch.setattr(f"{module}.get_kv_transfer_group", lambda: worker)
+    monkeypatch.setattr(f"{module}.get_forward_context", lambda: None)
+    with KVConnectorModelRunnerMixin._get_kv_connector_output(step) as output:
+        pass
+    return output
+
+
+def second_runner(worker, step, monkeypatch):
+    monkeypatch.setattr("vllm.v1.worker.gpu.kv_connector.get_forward_context", lambda: None)
+    monkeypatch.setattr(
+        "vllm.v1.worker.gpu.kv_connector.is_forward_context_available", lambda: True
+    )
+    runner = object.__new__(ActiveKVConnector)
+    runner.kv_connector, runner._disabled = worker, False
+    runner.pre_forward(step)
+    return runner.post_forward(set())
+
+
+@pytest.mark.parametrize("runner", [first_runner, second_runner])
+def test_a_worker_says_at_the_end_of_a_step_whether_it_had_a_forward(worker, runner, monkeypatch):
+    for tokens, said in ((0, None), (5, Said(computed=True))):
+        step = SimpleNamespace(
+            kv_connector_metadata=Work(tokens=tokens),
+            has_sync_kv_loads=False,
+            finished_req_ids=set(),
+        )
+        assert runner(worker, step, monkeypatch).kv_connector_worker_meta == said
+
+
+def test_what_a_worker_says_arrives_beside_another_connector(worker, scheduler):
+    heard = []
+    scheduler._scheduler = SimpleNamespace(
+        workers_said=lambda output: heard.append(output.kv_connector_worker_meta)
+    )
+    both = object.__new__(MultiConnector)
+    for tokens in (0, 5):
+        worker.bind_connector_metadata(Work(tokens=tokens))
+        both._connectors = [connector(KVConnectorRole.WORKER), worker]
+        said = both.build_connector_worker_meta()
+        both._connectors = [connector(KVConnectorRole.SCHEDULER), scheduler]
+        both.update_connector_output(
+            KVConnectorOutput(kv_connector_worker_meta=said and said.aggregate(said))
+        )
+    assert heard == [None, Said(computed=True)]
 
 
 def test_tiers_become_sources_that_vllm_knows(scheduler):

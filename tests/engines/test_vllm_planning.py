@@ -1,16 +1,26 @@
 """The scheduler side and the node's plans: what is promised, asked, timed and told."""
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.v1.outputs import KVConnectorOutput
+
 from holdfast.blocks.key import unpack_keys
+from holdfast.engines.vllm.work import Said
 from holdfast.wire.messages import Cover, Covered, Done, Observed
 
 
 @pytest.fixture
 def rig(fakes):
     return fakes.SchedulerRig(fakes)
+
+
+def forward_ended(rig):
+    rig.side.workers_said(rig.fakes.outcome(said=Said(computed=True)))
 
 
 def test_only_what_is_worth_fetching_is_promised_and_only_what_is_held_is_not_saved(rig):
@@ -74,7 +84,7 @@ def test_a_long_prompt_may_wait_longer_for_an_answer(fakes):
 def prefilled(rig, request, scheduled, seconds):
     rig.run(request, scheduled, list(range(200)))
     rig.now += seconds
-    rig.side.workers_said(rig.fakes.outcome())
+    forward_ended(rig)
 
 
 def test_prefill_steps_are_told_when_nothing_else_is_to_do(rig):
@@ -103,7 +113,7 @@ def test_steps_beside_a_load_or_a_stranger_are_not_told(rig):
     pages = {"r": list(range(200)), "stranger": [1]}
     rig.side.build_work(rig.fakes.step(pages, r=100, stranger=100))
     rig.now += 1
-    rig.side.workers_said(rig.fakes.outcome())
+    forward_ended(rig)
     rig.side.on_finished(request)
     rig.side.workers_said(rig.fakes.outcome())
     assert rig.client.of(Observed) == []
@@ -114,13 +124,36 @@ def test_steps_handed_out_ahead_are_timed_from_the_end_of_the_one_before(rig):
     rig.run(request, 100, list(range(200)))
     rig.run(request, 150, list(range(200)))
     rig.now = 1.0
-    rig.side.workers_said(rig.fakes.outcome())
+    forward_ended(rig)
     rig.now = 3.0
-    rig.side.workers_said(rig.fakes.outcome())
+    forward_ended(rig)
     rig.side.on_finished(request)
     rig.side.workers_said(rig.fakes.outcome())
     (report,) = rig.client.of(Observed)
     assert [seconds for *_, seconds in report.steps] == [1.0, 2.0]
+
+
+def test_a_step_without_a_forward_that_two_workers_report_ends_no_forward(rig):
+    aggregator = KVOutputAggregator(2)
+
+    def step_ended(said):
+        outputs = [
+            SimpleNamespace(kv_connector_output=KVConnectorOutput(kv_connector_worker_meta=each))
+            for each in said
+        ]
+        rig.side.workers_said(aggregator.aggregate(outputs).kv_connector_output)
+
+    request = rig.request(400)
+    rig.side.build_work(rig.fakes.step({}))
+    rig.run(request, 400, list(range(200)))
+    rig.now = 0.0005
+    step_ended([None, None])
+    rig.now = 0.0485
+    step_ended([Said(computed=True), Said(computed=True)])
+    rig.side.on_finished(request)
+    step_ended([None, None])
+    (report,) = rig.client.of(Observed)
+    assert report.steps == [(400, 0.0, 0.0485)]
 
 
 def test_prompts_that_share_a_step_count_as_one(rig):
@@ -131,7 +164,7 @@ def test_prompts_that_share_a_step_count_as_one(rig):
     rig.now = 1.0
     rig.side.on_finished(one)
     rig.side.on_finished(two)
-    rig.side.workers_said(rig.fakes.outcome())
+    forward_ended(rig)
     (report,) = rig.client.of(Observed)
     ((new, context, seconds),) = report.steps
     assert (new, seconds) == (200, 1.0)
@@ -152,7 +185,7 @@ def test_what_came_of_a_plan_is_told(rig):
     rig.run(request, 6, [5, 6, 7, 8])
     rig.now = 0.5
     rig.side.on_finished(request)
-    rig.side.workers_said(rig.fakes.outcome())
+    forward_ended(rig)
     (report,) = rig.client.of(Observed)
     assert report.endings == [(5, 0.2, 0.5)]
 

@@ -36,7 +36,7 @@ from holdfast.engines.vllm.options import Setting, failure_policy_advice, read_o
 from holdfast.engines.vllm.private import PrivateNode
 from holdfast.engines.vllm.scheduler import SchedulerSide
 from holdfast.engines.vllm.teller import Teller
-from holdfast.engines.vllm.work import Described, Work
+from holdfast.engines.vllm.work import Described, Said, Work
 from holdfast.engines.vllm.worker import WorkerSide
 from holdfast.errors import HoldfastError
 from holdfast.wire.link import Link
@@ -129,6 +129,9 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.failed_pages() if self._worker is not None else set()
+
+    def build_connector_worker_meta(self) -> Said | None:
+        return self._worker.said(self._connector_metadata) if self._worker is not None else None
 
     # Scheduler
 

@@ -189,7 +189,10 @@ class SchedulerSide:
             if loaded is not None:
                 loaded.loading = None
                 loaded.loaded_s = 0.0 if loaded.hopeless else self._now() - loaded.decided_at
-        self._watch.end()
+        # Several workers report every step; those without a forward are not timed.
+        said = output.kv_connector_worker_meta
+        if said is not None and said.computed:
+            self._watch.end()
         report = self._watch.report(idle=not self._tracked)
         if report is not None:
             self._teller.tell(report)

@@ -66,7 +66,7 @@ class Stopwatch:
         self._under_way.append(_Step(self._now(), new, context, endings))
 
     def end(self) -> None:
-        """The oldest step under way has ended, if there is one."""
+        """The oldest step under way has ended, if there is one; only for a step with a forward."""
         if not self._under_way:
             return
         now, step = self._now(), self._under_way.popleft()

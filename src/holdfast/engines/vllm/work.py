@@ -1,4 +1,4 @@
-"""What the scheduler side asks of the worker side in one step; pickled to every worker."""
+"""What the two sides tell each other in one step; pickled from process to process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
 )
 
 
@@ -51,6 +52,20 @@ class Work(KVConnectorMetadata):
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     tokens: int = 0
+
+
+@dataclass
+class Said(KVConnectorWorkerMetadata):
+    """What a worker says at the end of a step, and vLLM sums up over the workers.
+
+    `computed`: the step had a forward.
+    """
+
+    computed: bool = False
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> Said:
+        """Return what is so for any of the workers."""
+        return Said(self.computed or other.computed)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from holdfast.engines.vllm.loader import Ended, Job, Loader
 from holdfast.engines.vllm.options import Setting
 from holdfast.engines.vllm.patience import Patience
 from holdfast.engines.vllm.scheduler import Lender
-from holdfast.engines.vllm.work import Load, Save, Work
+from holdfast.engines.vllm.work import Load, Said, Save, Work
 from holdfast.errors import NodeGoneError, Outcome, ProtocolError, RefusedError
 from holdfast.limits import LEASE_S
 from holdfast.wire.client import Client
@@ -126,6 +126,10 @@ class WorkerSide:
         """Return the pages of ended loads that must be computed; each is reported once."""
         failed, self._failed = self._failed, set()
         return failed
+
+    def said(self, work: Work) -> Said | None:
+        """Return what the scheduler side has to know about this step's end, if anything."""
+        return Said(computed=True) if work.tokens else None
 
     def close(self) -> None:
         """Stop, with nothing moving any more."""
