@@ -1,5 +1,6 @@
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -168,6 +169,27 @@ def test_a_copy_that_falls_short_is_reported_as_failed(caplog):
     assert not device.scatter(arena, [Move(HEADER, [0])]).wait()
     device.close()
     assert "Bad address" in caplog.text
+
+
+def test_a_plan_whose_own_half_fails_leaves_nothing_moving(monkeypatch):
+    engine = Engine(4, 64, 32768, 2)
+    arena = Arena(8 * engine.pages.payload_bytes)
+    device, ended = HostDevice(engine.pages), []
+
+    def copy(_plan):
+        if threading.current_thread() is threading.main_thread():
+            raise MemoryError
+        time.sleep(0.2)
+        ended.append(True)
+        return True
+
+    monkeypatch.setattr(device, "_copy", copy)
+    moves = [Move(i * engine.pages.payload_bytes, [2 * i, 2 * i + 1]) for i in range(8)]
+    for move in (device.scatter, device.gather):
+        with pytest.raises(MemoryError):
+            move(arena, moves)
+        assert ended.pop()
+    device.close()
 
 
 def test_where_the_call_is_refused_a_warning_says_what_to_do(monkeypatch, caplog):

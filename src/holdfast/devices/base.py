@@ -74,7 +74,10 @@ class Transfer(Protocol):
 
 
 class Device(Protocol):
-    """Moves blocks. Pages and arena must stay mapped until the transfer is done."""
+    """Moves blocks. Pages and arena must stay mapped until the transfer is done.
+
+    When `scatter` or `gather` raises nothing moves any more: pages and slots are others' then.
+    """
 
     pages: Pages
 

@@ -120,7 +120,11 @@ class HostDevice:
         others = pieces(plan, size)
         flag = array("q", [0])
         rest = self._helper.submit(self._copy_and_flag, others, flag) if others else None
-        return HostTransfer(self._copy(mine), rest, flag)
+        try:
+            return HostTransfer(self._copy(mine), rest, flag)
+        except BaseException:
+            HostTransfer(own=False, rest=rest, flag=flag).wait()
+            raise
 
     def _copy_and_flag(self, plan: Sequence[Piece], flag: array[int]) -> bool:
         """Copy, and let the copy of one more number say that everything before it is there."""
