@@ -12,7 +12,7 @@ from holdfast.engines.vllm.options import Setting
 from holdfast.engines.vllm.work import Load, Save, Work
 from holdfast.engines.vllm.worker import WorkerSide
 from holdfast.errors import NodeGoneError, RefusedError
-from holdfast.limits import LEASE_S
+from holdfast.limits import RECLAIM_S
 from holdfast.testing.payloads import key_of, payload_of
 from holdfast.wire.messages import (
     Abort,
@@ -193,15 +193,20 @@ def test_a_device_that_fails_costs_the_load_and_the_next_one_lands(rig, monkeypa
     scatter = rig.side._device.scatter
     monkeypatch.setattr(rig.side._device, "scatter", out_of_memory)
     assert rig.load([9, 3]) == {9, 3}
+    assert [message.lease for message in rig.client.of(Release)] == [7]
     monkeypatch.setattr(rig.side._device, "scatter", scatter)
     assert rig.load([9, 3], keys=KEYS[:1]) == set()
     assert rig.holds([9, 3], 0)
 
 
-def test_a_device_that_fails_costs_the_save_only(rig, monkeypatch):
+def test_a_device_that_fails_costs_the_save_only_and_its_slots_go_back(rig, monkeypatch):
     monkeypatch.setattr(rig.side._device, "gather", out_of_memory)
-    rig.side.save(rig.saving([9, 3], KEYS[:1]))
-    assert rig.side.counts.data["failed_saves"] == 1
+    for _ in range(3):
+        rig.side.save(rig.saving([9, 3], KEYS[:1]))
+    assert rig.side.counts.data["failed_saves"] == 3
+    assert [message.ticket for message in rig.client.of(Abort)] == [1, 2, 3]
+    rig.side.begin(Work())
+    assert rig.node.committed == []
 
 
 def test_a_node_that_gives_more_slots_than_asked_for_costs_the_save_only(rig):
@@ -210,6 +215,20 @@ def test_a_node_that_gives_more_slots_than_asked_for_costs_the_save_only(rig):
     )
     rig.side.save(rig.saving([9, 3], KEYS[:1]))
     assert rig.side.counts.data["failed_saves"] == 1
+    assert [message.ticket for message in rig.client.of(Abort)] == [1]
+
+
+def test_slots_of_a_step_go_back_where_a_node_talks_nonsense_half_way(rig):
+    rig.client.answer = lambda message: (
+        Released(True) if message == rig.client.of(Reserve)[1] else rig.node(message)
+    )
+    save = Save("r", (KEYS[0],), (b"p" * 16,), (b"s" * 8,), 2, [9, 3])
+    work = Work(saves=[save._replace(depth=depth) for depth in range(3)], tokens=64)
+    rig.side.begin(work)
+    rig.side.save(work)
+    assert rig.side.counts.data == {"gone_saves": 3}
+    assert [message.ticket for message in rig.client.of(Abort)] == [1]
+    assert rig.client.of(Reserve)[2] in rig.client.forgotten
 
 
 def test_a_step_without_a_forward_leaves_the_interpreter_to_the_load(rig):
@@ -295,7 +314,7 @@ def test_a_node_that_dies_costs_the_save_only(rig, when):
 
 def test_slots_asked_for_long_ago_are_asked_for_again(rig):
     work = rig.saving([9, 3], KEYS[:1])
-    rig.now = LEASE_S
+    rig.now = RECLAIM_S
     fill(rig, [9, 3])
     rig.side.save(work)
     assert len(rig.client.of(Reserve)) == 2

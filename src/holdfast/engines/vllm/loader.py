@@ -137,7 +137,12 @@ class Loader:
     def _copy(self, client: Client, arena: Memory, job: Job, fetched: Fetched) -> int:
         """Copy what landed into its pages; return how many pages count."""
         moves = moves_of(job.load, fetched.places, self._device.pages.pages_per_block)
-        moved = self._device.scatter(arena, moves, job.after).wait()
+        try:
+            moved = self._device.scatter(arena, moves, job.after).wait()
+        except Exception:
+            if fetched.lease:
+                client.forget(client.send(Release(fetched.lease)))
+            raise
         if not fetched.lease:
             return 0
         released = client.call(Release(fetched.lease), RELEASE_S)

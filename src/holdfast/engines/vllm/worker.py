@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from holdfast.engines.vllm.patience import Patience
 from holdfast.engines.vllm.scheduler import Lender
 from holdfast.engines.vllm.work import Load, Said, Save, Work
 from holdfast.errors import NodeGoneError, Outcome, ProtocolError, RefusedError
-from holdfast.limits import LEASE_S
+from holdfast.limits import RECLAIM_S
 from holdfast.wire.client import Client
 from holdfast.wire.messages import Abort, Commit, Committed, Reserve, Reserved
 
@@ -149,21 +150,38 @@ class WorkerSide:
         moves: list[Move] = []
         tickets: list[Commit] = []
         until_s = self._now() + self._patience.of(RESERVE_S)
-        for each in asked:
-            reserved = self._slots(client, each, until_s)
-            if reserved is None:
-                continue
-            self.counts.add("full_saves", reserved.outcome == Outcome.FULL)
-            if reserved.ticket:
-                tickets.append(Commit(reserved.ticket, each.save.retention))
-                moves += self._moves(each.save, reserved.places)
-        if tickets and client.arena is not None:
-            self._flying.append(Flying(self._device.gather(client.arena, moves), client, tickets))
+        try:
+            for each in asked:
+                reserved = self._slots(client, each, until_s)
+                if reserved is None:
+                    continue
+                self.counts.add("full_saves", reserved.outcome == Outcome.FULL)
+                if reserved.ticket:
+                    tickets.append(Commit(reserved.ticket, each.save.retention))
+                    moves += self._moves(each.save, reserved.places)
+            if tickets and client.arena is not None:
+                transfer = self._device.gather(client.arena, moves)
+                self._flying.append(Flying(transfer, client, tickets))
+        except Exception:
+            self._give_back(client, asked, tickets)
+            raise
+
+    def _give_back(self, client: Client, asked: Sequence[Asked], tickets: Sequence[Commit]) -> None:
+        """Let others have slots that are not filled: without a word they would be ours for ever.
+
+        Only where nothing moves: a device that could not gather has seen to that before it raised.
+        """
+        with contextlib.suppress(NodeGoneError):  # then the node takes back all that we had
+            for each in asked:
+                client.forget(each.request_id)
+            for commit in tickets:
+                client.forget(client.send(Abort(commit.ticket)))
 
     def _slots(self, client: Client, asked: Asked, until_s: float) -> Reserved | None:
         """Return the slots given, None if they are late or refused."""
-        if self._now() - asked.at_s > LEASE_S / 2:
-            # A very long step: the node may soon take these slots back while we write to them.
+        if self._now() - asked.at_s > RECLAIM_S / 2:
+            # A very long step: if our domain was erased meanwhile, others get these slots
+            # RECLAIM_S later, perhaps while we write to them.
             client.forget(asked.request_id)
             asked = self._ask(client, asked.save)
         try:
