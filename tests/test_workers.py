@@ -21,3 +21,13 @@ def test_threads_that_can_not_be_had_are_said_before_anything_begins(monkeypatch
     with pytest.raises(ConfigError, match="4 threads are more than this process may start"):
         workers(4, "disk-read")
     assert not any(thread.is_alive() for thread in started)
+
+
+def test_a_thread_that_can_not_begin_is_said_and_nobody_waits_for_it():
+    def begin():
+        raise PermissionError(1, "Operation not permitted")
+
+    before = threading.active_count()
+    with pytest.raises(ConfigError, match=r"copy: a thread could not begin \(PermissionError"):
+        workers(3, "copy", begin)
+    assert threading.active_count() == before

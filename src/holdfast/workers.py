@@ -16,10 +16,21 @@ def workers(threads: int, name: str, begin: Callable[[], None] | None = None) ->
     """Return a pool all of whose threads are running; each called `begin` first.
 
     A pool that has to make one when work comes, and can not, raises with that work in its queue:
-    it would be done later, into buffers that are somebody else's by then. Raises ConfigError.
+    it would be done later, into buffers that are somebody else's by then. Raises ConfigError, also
+    where `begin` raises.
     """
-    pool = ThreadPoolExecutor(threads, name, begin)
     met = threading.Barrier(threads + 1)
+    failures: list[Exception] = []
+
+    def first() -> None:
+        try:
+            if begin is not None:
+                begin()
+        except Exception as error:  # noqa: BLE001  # whatever it is: nobody may wait for this thread
+            failures.append(error)
+            met.abort()
+
+    pool = ThreadPoolExecutor(threads, name, first)
     try:
         for _ in range(threads):
             pool.submit(met.wait)
@@ -27,6 +38,11 @@ def workers(threads: int, name: str, begin: Callable[[], None] | None = None) ->
     except RuntimeError as error:
         met.abort()
         pool.shutdown()
+        if failures:
+            raise ConfigError(
+                f"{name}: a thread could not begin ({failures[0]!r}); allow this process what it "
+                "was refused"
+            ) from failures[0]
         raise ConfigError(
             f"{name}: {threads} threads are more than this process may start ({error}); raise its "
             "limit of processes"
