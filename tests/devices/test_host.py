@@ -114,6 +114,24 @@ def test_what_a_bound_thread_starts_runs_on_the_cores_of_all():
     assert found == [cores]
 
 
+@pytest.mark.parametrize("refused", ["sched_getaffinity", "sched_setaffinity"])
+def test_where_threads_may_not_choose_their_cores_pages_are_copied_all_the_same(
+    monkeypatch, refused
+):
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, refused, refuse)
+    engine = Engine(4, 64, 32768, 2)
+    arena = Arena(8 * engine.pages.payload_bytes)
+    arena.view[:] = content(7, arena.nbytes)
+    device = HostDevice(engine.pages)
+    moves = [Move(i * engine.pages.payload_bytes, [2 * i, 2 * i + 1]) for i in range(8)]
+    assert device.scatter(arena, moves).wait()
+    device.close()
+    assert engine.block([0, 1]) == bytes(arena.view[: engine.pages.payload_bytes])
+
+
 def test_a_block_may_fill_only_some_of_its_pages(copies):
     engine = Engine(3, 20, 128, 4)
     arena = Arena(HEADER + engine.pages.payload_bytes)

@@ -1,3 +1,4 @@
+import os
 import threading
 
 import numpy as np
@@ -229,6 +230,18 @@ def test_slots_of_a_step_go_back_where_a_node_talks_nonsense_half_way(rig):
     assert rig.side.counts.data == {"gone_saves": 3}
     assert [message.ticket for message in rig.client.of(Abort)] == [1]
     assert rig.client.of(Reserve)[2] in rig.client.forgotten
+
+
+def test_where_threads_may_not_choose_their_cores_blocks_are_loaded_all_the_same(
+    fakes, monkeypatch
+):
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    rig = Rig(fakes)
+    assert rig.load([9, 3], keys=KEYS[:1]) == set()
+    rig.side.close()
 
 
 def test_a_step_without_a_forward_leaves_the_interpreter_to_the_load(rig):

@@ -140,13 +140,15 @@ def run_anywhere() -> None:
     """Let the calling thread run on every core that a thread of this process may run on.
 
     An engine on CPUs binds its threads to a core each, and a new one inherits the core of whoever
-    starts it: two threads of one core share a copy to no use.
+    starts it: two threads of one core share a copy to no use. Where that is refused (seccomp) it
+    stays where it is.
     """
-    cores = os.sched_getaffinity(0)
-    for task in Path("/proc/self/task").glob("*"):
-        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-            cores |= os.sched_getaffinity(int(task.name))
-    os.sched_setaffinity(0, cores)
+    with contextlib.suppress(OSError):
+        cores = os.sched_getaffinity(0)
+        for task in Path("/proc/self/task").glob("*"):
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                cores |= os.sched_getaffinity(int(task.name))
+        os.sched_setaffinity(0, cores)
 
 
 def pieces(plan: Iterable[tuple[int, int]], size: int) -> list[Piece]:
