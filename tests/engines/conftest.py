@@ -88,7 +88,10 @@ class FakeClient:
         return self.poll(request_id)
 
     def call(self, message, timeout_s):
-        reply = self.poll(self.send(message))
+        return self.wait(self.send(message), timeout_s)
+
+    def wait(self, request_id, timeout_s):
+        reply = self.poll(request_id)
         if reply is None:
             self.gone = True
             raise NodeGoneError(f"no answer within {timeout_s} s")

@@ -119,6 +119,7 @@ def worker():
         failed_pages=set,
         counts=Counts(),
     )
+    side._asked, side._flying, side._moving = [], [], False
     side.said = partial(WorkerSide.said, side)
     return worker
 
@@ -169,6 +170,25 @@ def test_what_a_worker_says_arrives_beside_another_connector(worker, scheduler):
             KVConnectorOutput(kv_connector_worker_meta=said and said.aggregate(said))
         )
     assert heard == [None, Said(computed=True)]
+
+
+def test_an_idle_engine_steps_on_while_a_worker_says_that_blocks_are_on_their_way(fakes, scheduler):
+    assert not scheduler.has_pending_push_work()
+    scheduler._scheduler = fakes.SchedulerRig(fakes).side
+    said = [
+        None,
+        Said(computed=True),
+        Said().aggregate(Said(moving=True)),
+        Said(moving=True).aggregate(Said(computed=True)),
+        Said(),
+        Said(moving=True),
+        None,
+    ]
+    heard = []
+    for each in said:
+        scheduler.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=each))
+        heard.append(scheduler.has_pending_push_work())
+    assert heard == [False, False, True, True, False, True, False]
 
 
 def test_tiers_become_sources_that_vllm_knows(scheduler):

@@ -10,7 +10,7 @@ from holdfast.blocks.envelope import HEADER_BYTES, record_bytes
 from holdfast.devices.base import Pages
 from holdfast.devices.host import HostDevice
 from holdfast.engines.vllm.options import Setting
-from holdfast.engines.vllm.work import Load, Save, Work
+from holdfast.engines.vllm.work import Load, Said, Save, Work
 from holdfast.engines.vllm.worker import WorkerSide
 from holdfast.errors import NodeGoneError, RefusedError
 from holdfast.limits import RECLAIM_S
@@ -343,6 +343,49 @@ def test_pages_that_could_not_be_copied_are_not_published(rig, monkeypatch):
     rig.side.begin(Work())
     assert rig.node.committed == []
     assert [message.ticket for message in rig.client.of(Abort)] == [1]
+
+
+class Deferred:
+    """A device whose copies arrive when they are let, or waited for."""
+
+    arrives = False
+
+    def __init__(self, device):
+        self._device, self.pages, self.close = device, device.pages, device.close
+
+    def gather(self, *plan):
+        self._plan = plan
+        return self
+
+    def done(self):
+        return self.arrives
+
+    def wait(self):
+        self.arrives = True
+        return self._device.gather(*self._plan).wait()
+
+
+def test_blocks_that_arrive_while_the_engine_computes_nothing_are_published(rig):
+    device = rig.side._device = Deferred(rig.side._device)
+    work, heard = rig.saving([9, 3], KEYS[:1]), []
+    rig.side.save(work)
+    assert rig.side.said(work) == Said(computed=True, moving=True)
+    for arrives in (False, True, True):
+        rig.side.begin(Work())
+        device.arrives = arrives
+        rig.side.save(Work())
+        heard.append((rig.side.said(Work()), len(rig.client.of(Commit))))
+    assert heard == [(Said(moving=True), 0), (Said(), 1), (None, 1)]
+
+
+def test_what_is_on_its_way_at_the_end_is_published_before_the_session_is_over(rig):
+    rig.side._device, at_close = Deferred(rig.side._device), []
+    fill(rig, [9, 3])
+    rig.side.save(rig.saving([9, 3], KEYS[:1]))
+    (place,) = rig.node.tickets[1]
+    rig.link.close = lambda: at_close.append((list(rig.node.committed), slot(rig, place)))
+    rig.side.close()
+    assert at_close == [([1], bytes(payload_of(KEYS[0], PAYLOAD)))]
 
 
 def test_a_load_has_the_deadline_of_its_plan_within_what_was_configured(rig):

@@ -189,6 +189,10 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is not None:
             self._scheduler.workers_said(connector_output)
 
+    def has_pending_push_work(self) -> bool:
+        """Whether an idle engine has to step on: what its last steps saved is not published yet."""
+        return self._scheduler is not None and self._scheduler.moving()
+
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:

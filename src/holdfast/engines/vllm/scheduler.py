@@ -78,6 +78,7 @@ class SchedulerSide:
         self._tracked: dict[str, Tracked] = {}
         self._loads: list[Load] = []
         self._epoch = b""
+        self._moving = False
 
     def on_new_request(self, request: Any) -> None:
         """Start to follow a request, and ask what of it is held."""
@@ -193,9 +194,14 @@ class SchedulerSide:
         said = output.kv_connector_worker_meta
         if said is not None and said.computed:
             self._watch.end()
+        self._moving = said is not None and said.moving
         report = self._watch.report(idle=not self._tracked)
         if report is not None:
             self._teller.tell(report)
+
+    def moving(self) -> bool:
+        """Whether saved blocks are on their way: workers publish them in a later step."""
+        return self._moving
 
     def on_finished(self, request: Any) -> None:
         """Forget a request, and pass on what it said about what comes next."""

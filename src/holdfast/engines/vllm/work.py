@@ -58,14 +58,15 @@ class Work(KVConnectorMetadata):
 class Said(KVConnectorWorkerMetadata):
     """What a worker says at the end of a step, and vLLM sums up over the workers.
 
-    `computed`: the step had a forward.
+    `computed`: the step had a forward. `moving`: saved blocks are on their way to the arena still.
     """
 
     computed: bool = False
+    moving: bool = False
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> Said:
         """Return what is so for any of the workers."""
-        return Said(self.computed or other.computed)
+        return Said(self.computed or other.computed, self.moving or other.moving)
 
 
 @dataclass

@@ -28,6 +28,9 @@ POLL_S = 0.0002
 REST_S = 0.002
 """How long a step without a forward leaves the interpreter to loads."""
 
+COMMIT_S = 1.0
+"""How long an engine's end waits for the node to take what was saved last."""
+
 DEADLINE_MIN_S = 0.01
 """Less than this is lost to chance on any machine."""
 
@@ -74,6 +77,7 @@ class WorkerSide:
         self._flying: list[Flying] = []
         self._committing: list[tuple[Client, int]] = []
         self._failed: set[int] = set()
+        self._moving = True  # what the scheduler side was told last; of us it has not heard yet
 
     def begin(self, work: Work) -> None:
         """Before the forward: ask for the slots that its end will fill."""
@@ -104,6 +108,7 @@ class WorkerSide:
             # Nothing was computed, so vLLM waits for loads or answers and would only spin.
             if not self._loader.rest(REST_S):
                 time.sleep(POLL_S)
+            self._land()
             return
         asked, self._asked = self._asked, []
         for client, group in _by_client(asked):
@@ -130,14 +135,20 @@ class WorkerSide:
 
     def said(self, work: Work) -> Said | None:
         """Return what the scheduler side has to know about this step's end, if anything."""
-        return Said(computed=True) if work.tokens else None
+        before, self._moving = self._moving, bool(self._asked or self._flying)
+        # The last word counts until the next: that nothing moves any more has to be said, too.
+        if not (work.tokens or self._moving or before):
+            return None
+        return Said(work.tokens > 0, self._moving)
 
     def close(self) -> None:
-        """Stop, with nothing moving any more."""
+        """Stop, with nothing moving any more; what was copied is published before."""
+        try:
+            self._land_all()
+        except Exception:  # noqa: BLE001  # a device that failed: the rest is to end all the same
+            _log.exception("blocks not saved")
         self._link.close()
         self._loader.close()
-        for flying in self._flying:
-            flying.transfer.wait()
         self._device.close()
 
     def _ask(self, client: Client, save: Save) -> Asked:
@@ -224,6 +235,17 @@ class WorkerSide:
             except NodeGoneError:
                 self.counts.add("gone_saves", len(flying.tickets))
         self._flying = still
+
+    def _land_all(self) -> None:
+        """Commit what is on its way too, and wait a little until the node has taken it in."""
+        for flying in self._flying:
+            flying.transfer.wait()
+        self._land()
+        until_s = time.monotonic() + COMMIT_S
+        for client, request_id in self._committing:
+            with contextlib.suppress(NodeGoneError, RefusedError):
+                client.wait(request_id, max(0.0, until_s - time.monotonic()))
+        self._committing.clear()
 
     def _read_commits(self) -> None:
         still = []
