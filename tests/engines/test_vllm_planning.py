@@ -196,3 +196,38 @@ def test_a_report_goes_out_while_the_engine_stays_busy(rig):
         prefilled(rig, request, 100, 0.1)
     (report,) = rig.client.of(Observed)
     assert len(report.steps) == 16
+
+
+def declined(rig):
+    return rig.request(30, request_id="other", lora_request=object())
+
+
+def arrived_without_a_node(rig):
+    lent, rig.links[0].lent = rig.links[0].lent, None
+    other = rig.request(30, request_id="other")
+    rig.links[0].lent = lent
+    return other
+
+
+def left_alone_by_a_reset(rig):
+    other = rig.request(30, request_id="other")
+    rig.side.reset()
+    return other
+
+
+@pytest.mark.parametrize("stranger", [declined, arrived_without_a_node, left_alone_by_a_reset])
+def test_beside_a_request_that_is_not_followed_nothing_is_waited_for_or_told(rig, stranger):
+    other, request = stranger(rig), rig.request(300)
+    rig.answering = False
+    assert rig.side.matched_tokens(request, 0) == (None, False)
+    assert rig.client.expected == []
+    rig.answering = True
+    prefilled(rig, request, 200, 0.4)
+    rig.side.on_finished(request)
+    rig.side.workers_said(rig.fakes.outcome())
+    assert rig.client.of(Observed) == []
+    rig.side.on_finished(other)
+    rig.side.workers_said(rig.fakes.outcome())
+    assert len(rig.client.of(Observed)) == 1
+    rig.side.matched_tokens(rig.request(30, request_id="alone"), 0)
+    assert len(rig.client.expected) == 1

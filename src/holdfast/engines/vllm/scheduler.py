@@ -75,6 +75,7 @@ class SchedulerSide:
         self._watch = Stopwatch(now)
         self._token_s = 0.0
         self._now = now
+        self._live: set[str] = set()
         self._tracked: dict[str, Tracked] = {}
         self._loads: list[Load] = []
         self._epoch = b""
@@ -82,6 +83,7 @@ class SchedulerSide:
 
     def on_new_request(self, request: Any) -> None:
         """Start to follow a request, and ask what of it is held."""
+        self._live.add(request.request_id)
         hint = hint_of(request)
         self.counts.add("bad_hints", hint is None)
         reason = "bypass" if hint and hint.bypass else why_declined(request)
@@ -195,7 +197,7 @@ class SchedulerSide:
         if said is not None and said.computed:
             self._watch.end()
         self._moving = said is not None and said.moving
-        report = self._watch.report(idle=not self._tracked)
+        report = self._watch.report(idle=not self._live)
         if report is not None:
             self._teller.tell(report)
 
@@ -205,6 +207,7 @@ class SchedulerSide:
 
     def on_finished(self, request: Any) -> None:
         """Forget a request, and pass on what it said about what comes next."""
+        self._live.discard(request.request_id)
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return
@@ -289,7 +292,8 @@ class SchedulerSide:
         """Read the replies that are here; True once it is settled what is held."""
         try:
             # With nothing else to do, vLLM would make a whole step of waiting: that takes longer.
-            answer = question.answer(expected=len(self._tracked) == 1)
+            # Requests that are not followed have something to do, too, and would wait for this.
+            answer = question.answer(expected=len(self._live) == 1)
         except (NodeGoneError, RefusedError, ProtocolError):
             self.counts.add("gone_covers")
             tracked.forget()
