@@ -36,6 +36,7 @@ LEASE_S_MAX = 3600.0
 RAMP_S_MAX = 86_400.0
 DRAIN_S_MAX = 3600.0
 SCRUB_S_MAX = 365 * 86_400.0
+TTL_S_MAX = 10 * 365 * 86_400.0
 WRITES_PER_DAY_MAX = 1_000.0
 FIRST_FD = 3
 """Descriptors before this are input, output and errors."""
@@ -310,8 +311,11 @@ def _check_valkey(tier: ValkeyOptions, at: str) -> None:
         raise ConfigError(
             f"{at}.database: {tier.database} does not exist in a cluster, nor below 0; remove it"
         )
-    if tier.ttl_s < 0:
-        raise ConfigError(f"{at}.ttl_s: {tier.ttl_s:g} s is below 0; 0 leaves it to the server")
+    if not 0 <= tier.ttl_s <= TTL_S_MAX:
+        raise ConfigError(
+            f"{at}.ttl_s: {tier.ttl_s:g} s is not from 0 to {TTL_S_MAX:.0f} s (ten years); 0 "
+            "leaves it to the server"
+        )
     for name, other in (("user", "password_file"), ("tls_cert", "tls_ca"), ("tls_key", "tls_cert")):
         if getattr(tier, name) and not getattr(tier, other):
             raise ConfigError(f"{at}.{name}: given without {other}; add it")
