@@ -1,6 +1,8 @@
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from holdfast.engines.vllm.private import PrivateNode
+from holdfast.engines.vllm.private import PrivateNode, _locked
 from holdfast.errors import HoldfastError
 from holdfast.wire.client import Client
 from holdfast.wire.messages import PROTOCOL, Hello, Status
@@ -75,6 +77,47 @@ def test_a_node_ends_with_an_engine_that_was_killed(tmp_path):
         assert after.address != address
     finally:
         after.close()
+
+
+def test_what_killed_engines_left_is_swept_by_the_next_and_nothing_else_is(tmp_path):
+    living = PrivateNode("living", tmp_path)
+    (meeting,) = tmp_path.iterdir()
+    nowhere = f"unix://{tmp_path}/node.sock"
+    said = {
+        "engine-dead": nowhere,
+        "engine-unwritten": "",
+        "engine-young": nowhere,
+        "engine-locked": nowhere,
+        "engine-unknown": "what is this",
+        "notes": nowhere,
+    }
+    for name, address in said.items():
+        (tmp_path / name).write_text(address)
+    for path in set(tmp_path.iterdir()) - {tmp_path / "engine-young"}:
+        os.utime(path, (1e9, 1e9))
+    with (tmp_path / "engine-locked").open() as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        PrivateNode("other", tmp_path).close()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {meeting.name, *said} - {"engine-dead", "engine-unwritten"}
+    assert PrivateNode("living", tmp_path).address == living.address
+    living.close()
+
+
+def test_who_waits_for_a_meeting_file_that_is_removed_gets_the_one_that_others_find(tmp_path):
+    meeting, found = tmp_path / "engine-x", []
+
+    def wait():
+        with _locked(meeting) as file:
+            found.append(os.path.samestat(os.fstat(file.fileno()), meeting.stat()))
+
+    with _locked(meeting):
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        time.sleep(0.2)
+        meeting.unlink()
+    waiting.join(20)
+    assert found == [True]
 
 
 def test_a_meeting_place_is_for_its_user_only(tmp_path):

@@ -2,23 +2,28 @@
 
 Scheduler and workers may be several processes. They meet at a file named for the engine's id, in
 this user's runtime folder; its lock decides who starts the node. The node ends when the pipe its
-starter holds closes, however that process ended.
+starter holds closes, however that process ended; a file that nobody removed, the next node's
+starter does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import select
+import socket
 import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from holdfast.config import default_address
-from holdfast.errors import HoldfastError, NodeGoneError, RefusedError
+from holdfast.errors import ConfigError, HoldfastError, NodeGoneError, RefusedError
 from holdfast.wire.address import socket_path
 from holdfast.wire.client import Client
 from holdfast.wire.messages import PROTOCOL, Hello
@@ -27,6 +32,10 @@ READY = "READY "
 READY_S = 60.0
 ANSWER_S = 2.0
 END_S = 10.0
+
+SETTLED_S = 600.0
+"""A younger file may be of an engine that still starts; its node may be out of sight (a container
+with a /tmp of its own), and its other processes have to find it."""
 
 
 class PrivateNode:
@@ -40,12 +49,10 @@ class PrivateNode:
         _own(folder)
         name = hashlib.blake2b(engine_id.encode(), digest_size=8).hexdigest()
         self._meeting = folder / f"engine-{name}"
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(self._meeting, flags, 0o600)
-        with os.fdopen(descriptor, "r+", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with _locked(self._meeting) as file:
             self.address = file.read().strip()
             if not self.address or not _answers(self.address):
+                _sweep(folder)
                 self.address = self._start()
                 file.seek(0)
                 file.truncate()
@@ -98,6 +105,61 @@ def _own(folder: Path) -> None:
             f'other users may change folder "{folder}"; set XDG_RUNTIME_DIR to a folder of your '
             "own, or name a node in kv_connector_extra_config.holdfast"
         )
+
+
+@contextlib.contextmanager
+def _locked(meeting: Path) -> Iterator[TextIO]:
+    """Lend the file, made if it is missing, once nobody else has it."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    while True:
+        with os.fdopen(os.open(meeting, flags, 0o600), "r+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # Who waits for a file that is removed would get one that nobody else finds.
+            if _is_at(file, meeting):
+                yield file
+                return
+
+
+def _is_at(file: TextIO, path: Path) -> bool:
+    """Return whether this is the file of that name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the meeting files of engines whose node is gone: they were killed."""
+    for meeting in folder.glob("engine-*"):
+        with contextlib.suppress(OSError, ValueError, ConfigError):
+            _remove_if_left(meeting)
+
+
+def _remove_if_left(meeting: Path) -> None:
+    descriptor = os.open(meeting, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    with os.fdopen(descriptor, "r+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.fstat(file.fileno())
+        if found.st_uid != os.geteuid() or time.time() - found.st_mtime < SETTLED_S:
+            return
+        # Under the lock: nobody writes an address here before the file is gone.
+        if _is_at(file, meeting) and not _listens(file.read().strip()):
+            meeting.unlink()
+
+
+def _listens(address: str) -> bool:
+    """Return whether a node is behind an address, however busy it is."""
+    if not address:
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(socket_path(address))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except BlockingIOError:
+            return True
+    return True
 
 
 def _first_line(process: subprocess.Popen[bytes]) -> str:
