@@ -41,6 +41,14 @@ def test_a_domain_without_budget_left_takes_nothing_of_the_tiers():
     assert sum(rule.admit(block(n), 0.0) for n in range(50, 100)) == 7
 
 
+def test_a_domain_is_not_charged_for_what_its_tier_does_not_write():
+    own = WriteBudget(Always(), 24 * 3 * MIB)
+    rule = WriteBudget(PerDomain(Always(), {b"poor": own}), 24 * 2 * MIB)
+    blocks = [block(n)._replace(domain=b"poor") for n in range(20)]
+    assert sum(rule.admit(each, 0.0) for each in blocks) == 2
+    assert sum(own.admit(each, 0.0) for each in blocks) == 1
+
+
 def test_second_touch_takes_what_was_used_twice():
     rule = SecondTouch(1_000)
     for number in range(500):

@@ -48,6 +48,14 @@ class Admission(Protocol):
         """Return whether to write a block; True is taken for a write, False may be asked again."""
         ...
 
+    def allows(self, block: Candidate, now_s: float) -> bool:
+        """Return what `admit` would, but do not take it for a write: another rule is asked yet."""
+        return self.admit(block, now_s)
+
+    def charge(self, block: Candidate) -> None:
+        """Take a block for written that was allowed; for rules that count what is written."""
+        del block
+
     def gave_up(self, name: bytes, now_s: float) -> None:
         """Note that the tier gave a block up to make room for others."""
         del name, now_s
@@ -177,18 +185,27 @@ class WriteBudget(Admission):
 
     def admit(self, block: Candidate, now_s: float) -> bool:
         """Whether the rule admits the block, the budget allows it, and the draw falls on it."""
-        if not self._rule.admit(block, now_s):
+        allowed = self.allows(block, now_s)
+        if allowed:
+            self.charge(block)
+        return allowed
+
+    def allows(self, block: Candidate, now_s: float) -> bool:
+        """As `admit`, with nothing spent: neither here nor from a budget that the rule has."""
+        if not self._rule.allows(block, now_s):
             return False
         self._keep_time(now_s)
         self._offered += block.nbytes
         drawn = int.from_bytes(block.name[:4], "little") ^ (self._turn * _MIX & _DRAW_MAX)
         spent = self._written + block.nbytes > self._budget
         burst = self._burst and self._burst + block.nbytes > self._budget / _BURST
-        if spent or burst or drawn > self.share * _DRAW_MAX:
-            return False
+        return not (spent or burst or drawn > self.share * _DRAW_MAX)
+
+    def charge(self, block: Candidate) -> None:
+        """Spend a block's bytes, here and where the rule has a budget."""
+        self._rule.charge(block)
         self._written += block.nbytes
         self._burst += block.nbytes
-        return True
 
     def _keep_time(self, now_s: float) -> None:
         """Set the share anew, once a minute and with each new day."""
@@ -234,10 +251,24 @@ class PerDomain(Admission):
 
     def admit(self, block: Candidate, now_s: float) -> bool:
         """Whether the rule admits the block, and its domain's own does."""
-        if not self._rule.admit(block, now_s):
+        allowed = self.allows(block, now_s)
+        if allowed:
+            self.charge(block)
+        return allowed
+
+    def allows(self, block: Candidate, now_s: float) -> bool:
+        """As `admit`, with nothing spent by either rule."""
+        if not self._rule.allows(block, now_s):
             return False
         own = self._own.get(block.domain)
-        return own is None or own.admit(block, now_s)
+        return own is None or own.allows(block, now_s)
+
+    def charge(self, block: Candidate) -> None:
+        """Tell the rule, and the domain's own."""
+        self._rule.charge(block)
+        own = self._own.get(block.domain)
+        if own is not None:
+            own.charge(block)
 
 
 _CLASSES_MAX = 4_096
