@@ -238,6 +238,7 @@ class WorkerSide:
 
     def _land_all(self) -> None:
         """Commit what is on its way too, and wait a little until the node has taken it in."""
+        # First the copies, then the commits: the node seals what lies in a slot at that moment.
         for flying in self._flying:
             flying.transfer.wait()
         self._land()
