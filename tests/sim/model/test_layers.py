@@ -154,6 +154,16 @@ def test_blocks_listed_by_kind_are_layers():
     assert shape.kv_bytes_per_token() == 3 * A_LAYER
 
 
+def test_layers_that_use_what_others_keep_keep_nothing():
+    kinds = ["full_attention", "sliding_attention"] * 4
+    said = {"layer_types": kinds, "sliding_window": 64, "num_kv_shared_layers": 3}
+    shape = read_model({**SMALL, **said}, "mine")
+    assert shape.kv_bytes_per_token() == 3 * A_LAYER
+    assert shape.window_bytes() == 2 * A_LAYER * 64
+    with pytest.raises(ConfigError, match="num_kv_shared_layers: 8 of 8 layers"):
+        read_model({**SMALL, "num_kv_shared_layers": 8}, "mine")
+
+
 REMEDY = "write layer_types into the config, one of full_attention"
 REFUSED = [
     ({"sliding_window": 64, "sliding_window_pattern": "LLLG"}, "sliding_window_pattern: 'LLLG'"),
@@ -164,6 +174,7 @@ REFUSED = [
     ({"_block_types": ["recurrent"]}, "_block_types"),
     ({"attn_type_list": [0, 1] * 4}, "attn_type_list"),
     ({"attn_layer_indices": [3]}, "attn_layer_indices"),
+    ({"block_configs": [{}]}, "block_configs"),
     ({"mamba_d_state": 16}, "mamba_d_state: 16: says that layers differ, and not how"),
     ({"linear_num_value_heads": 2}, "linear_num_value_heads"),
 ]

@@ -80,7 +80,13 @@ def shape_of(fields: Fields) -> ModelShape:
 
 
 def _attention(fields: Fields, layers: list[Layer]) -> tuple[Attention, ...]:
-    kinds = [layer.mixer for layer in layers]
+    shared = fields.number("num_kv_shared_layers", default=0)  # the last use what others keep
+    if shared >= len(layers):
+        raise ConfigError(
+            f"{fields.name}: num_kv_shared_layers: {shared} of {len(layers)} layers; some must "
+            "keep what the others use: correct the config"
+        )
+    kinds = [layer.mixer for layer in layers[: len(layers) - shared]]
     parts: list[Attention] = []
     if full := kinds.count("full"):
         parts.append(_latent(fields, full) if fields.value("kv_lora_rank") else _full(fields, full))

@@ -45,6 +45,7 @@ _STATE_FIELDS = (
 _OTHER_HYBRIDS = (
     "_block_types",
     "attn_layer_indices",
+    "block_configs",
     "block_types",
     "full_attn_idxs",
     "global_attn_every_n_layers",
