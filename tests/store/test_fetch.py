@@ -1,11 +1,14 @@
 """The read street: what was saved comes back byte for byte, or is named missing."""
 
 import threading
+import time
 
 import pytest
 
 from holdfast.errors import Outcome
+from holdfast.store.states import HOST
 from holdfast.testing.memory import MemoryTier
+from holdfast.testing.payloads import fill_record, header_of
 
 MIB = 1 << 20
 
@@ -246,3 +249,97 @@ def test_after_the_end_what_lies_below_is_a_miss(rig) -> None:
     assert one.read(here) == 3
     assert nothing_is_left_over(one)
     assert one.store.states.host(one.world).usage().records == 3
+
+
+class HeldTier(MemoryTier):
+    """Reads wait until they are let go."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        super().__init__(capacity_bytes, name="held")
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def read(self, batch):
+        self.begun.set()
+        assert self.go.wait(60)
+        return super().read(batch)
+
+
+def put_damaged(one, key) -> None:
+    """Put a block as a peer does whose record lost a bit on the way."""
+    header = header_of(one.world, key)
+    (berth,) = one.store.berth([header])
+    assert berth.slot is not None
+    fill_record(berth.slot, header)
+    berth.slot[5000] ^= 1
+    assert one.store.adopt([berth]) == [Outcome.OK]
+
+
+def fetching(one, keys) -> tuple[threading.Thread, list]:
+    fetched: list = []
+    work = threading.Thread(target=lambda: fetched.append(one.store.fetch(one.world, keys, 60.0)))
+    work.start()
+    return work, fetched
+
+
+def test_what_a_peer_puts_while_a_fetch_waits_is_not_taken_for_what_climbed(rig) -> None:
+    fast, slow = MemoryTier(4 * MIB), HeldTier(4 * MIB)
+    one = rig(2 * MIB, fast, slow)
+    keys = one.chain(1, 2).keys
+    one.save(one.chain(1, 2))
+    one.settle()
+    evict_all(one)
+    states = one.store.states
+    first, second = states.index.find(keys[0]), states.index.find(keys[1])
+    with states.lock:
+        place = states.index.places[1][first]
+        states.vacate(first, 2)
+        states.vacate(second, 1)
+    del fast._records[place]  # its region was reclaimed a moment ago
+    work, fetched = fetching(one, keys)
+    assert slow.begun.wait(60)
+    until = time.monotonic() + 60
+    while first in states.loading:
+        assert time.monotonic() < until, "the first block is never found missing"
+    put_damaged(one, keys[0])
+    assert states.index.places[HOST][first] >= 0
+    slow.go.set()
+    work.join(60)
+    assert fetched[0].places == []
+    assert one.store.release(fetched[0].lease)
+    assert nothing_is_left_over(one)
+    assert one.store.fetch(one.world, keys, 5.0).outcome is Outcome.CORRUPT
+
+
+def test_what_was_verified_in_one_slot_says_nothing_of_another(rig, monkeypatch) -> None:
+    slow = HeldTier(4 * MIB)
+    one = rig(2 * MIB, slow)
+    keys = one.chain(1, 2).keys
+    one.save(one.chain(1, 2))
+    one.settle()
+    with one.store.states.lock:
+        one.store.states.vacate(one.store.states.index.find(keys[1]), HOST)
+    verified = threading.Event()
+    monkeypatch.setattr(one.store.judgement, "verified", lambda *_: verified.set())
+    work, fetched = fetching(one, keys)
+    assert slow.begun.wait(60)
+    assert verified.wait(60)
+    assert one.store.forget(one.world, keys[:1]) == 1
+    put_damaged(one, keys[0])
+    slow.go.set()
+    work.join(60)
+    assert fetched[0].places == []
+    assert one.store.release(fetched[0].lease)
+    assert nothing_is_left_over(one)
+
+
+def test_a_block_put_by_a_peer_is_served_once_it_was_hashed(rig) -> None:
+    one = rig()
+    header = header_of(one.world, one.chain(1, 1).keys[0])
+    berths = one.store.berth([header])
+    fill_record(berths[0].slot, header)
+    one.store.adopt(berths)
+    fetched = one.store.fetch(one.world, [header.key], 5.0)
+    assert fetched.outcome is Outcome.OK
+    assert one.store.release(fetched.lease)
+    one.store.forget(one.world, [header.key])
+    assert not one.store.states.unproven

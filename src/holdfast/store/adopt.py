@@ -82,7 +82,10 @@ def adopt(store: Core, berths: Sequence[Berth], announced: bytes = b"") -> list[
             if outcomes[i] is not Outcome.OK or row in here or _here(states, row):
                 states.give_back(world, [each.place])
             else:
-                here[index.add(world, header.key, header.parent, header.depth)] = each.place
+                row = index.add(world, header.key, header.parent, header.depth)
+                here[row] = each.place
+                if not states.sealing.checks(header):
+                    states.unproven.add(row)
         for world, here in taken.items():
             states.publish_here(world, here)
         entered = [row for here in taken.values() for row in here]

@@ -20,9 +20,10 @@ from holdfast.store.hearsay import forget_oldest
 from holdfast.store.judgement import Judgement
 from holdfast.store.keyring import KeyRing
 from holdfast.store.ladder import Ladder
+from holdfast.store.promises import Ticket
 from holdfast.store.recover import Recovery
 from holdfast.store.rewrite import resume, rewrite_lost
-from holdfast.store.states import States, Ticket
+from holdfast.store.states import States
 from holdfast.store.wishes import Wishes
 from holdfast.store.worth import Worth
 from holdfast.tiers.base import NOWHERE, Place, Tier

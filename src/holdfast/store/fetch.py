@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from typing import NamedTuple, TypeAlias
 
@@ -50,8 +50,11 @@ class Wanted(NamedTuple):
     errand: Errand = Errand.DEMAND
 
 
-Check: TypeAlias = Callable[[Core, Coverage, int], set[int]]
-"""Says which of the first so many blocks of a coverage may be believed, of those in the arena."""
+Check: TypeAlias = Callable[[Core, Coverage, int], Mapping[int, int]]
+"""Says where those of the first so many blocks of a coverage lie in the arena that may be believed.
+
+What is put in their place later may not: by row, the place where each of them was looked at.
+"""
 
 
 def fetch(store: Core, world: World, keys: Sequence[bytes], deadline_s: float) -> Fetched:
@@ -140,11 +143,11 @@ def _question(
     )
 
 
-def _verify_held(store: Core, coverage: Coverage, blocks: int) -> set[int]:
+def _verify_held(store: Core, coverage: Coverage, blocks: int) -> Mapping[int, int]:
     """Verify the leased blocks that already lie in the arena; quarantine those that fail."""
     states, world = store.states, coverage.world
     host, size = states.host(world), world.record_bytes
-    good: set[int] = set()
+    good: dict[int, int] = {}
     started = store.clock.now()
     for row, tier in zip(coverage.rows[:blocks], coverage.tiers[:blocks], strict=True):
         if tier != HOST:
@@ -155,7 +158,7 @@ def _verify_held(store: Core, coverage: Coverage, blocks: int) -> set[int]:
             continue
         outcome = verify(host.view(place, size), key, world.fingerprint, world.payload_bytes)
         if outcome is Outcome.OK:
-            good.add(row)
+            good[row] = place
             continue
         with states.lock:
             # Whose lease ended meanwhile may find another block in the row.
@@ -165,10 +168,10 @@ def _verify_held(store: Core, coverage: Coverage, blocks: int) -> set[int]:
     return good
 
 
-def _believe_held(store: Core, coverage: Coverage, blocks: int) -> set[int]:
+def _believe_held(store: Core, coverage: Coverage, blocks: int) -> Mapping[int, int]:
     """Take every leased block in the arena for good."""
-    del store
-    return set(coverage.rows[:blocks])
+    column = store.states.index.places[HOST]
+    return {row: column[row] for row in coverage.rows[:blocks]}
 
 
 def _await(store: Core, waves: Sequence[Wave], late_at: float) -> None:
@@ -185,13 +188,18 @@ def _await(store: Core, waves: Sequence[Wave], late_at: float) -> None:
 
 
 def _landed(
-    states: States, coverage: Coverage, rows: Sequence[int], verified: set[int]
+    states: States, coverage: Coverage, rows: Sequence[int], verified: Mapping[int, int]
 ) -> list[int]:
-    """Return the places of the leading rows in the arena; what climbed was verified on landing."""
+    """Return the places of the leading rows in the arena.
+
+    What came there since they were covered was packed here or verified on landing, unless a peer
+    put it: then it is unproven.
+    """
     places: list[int] = []
     for row, tier in zip(rows, coverage.tiers, strict=False):
         place = states.index.places[HOST][row]
-        if place < 0 or (tier == HOST and row not in verified):
+        to_verify = tier == HOST or row in states.unproven
+        if place < 0 or (to_verify and verified.get(row) != place):
             break
         places.append(place)
     return places

@@ -20,8 +20,9 @@ from holdfast.failpoints import reach
 from holdfast.policy.base import NEVER
 from holdfast.policy.retention import Retention
 from holdfast.store.core import Core
+from holdfast.store.promises import Ticket
 from holdfast.store.room import make_rooms
-from holdfast.store.states import HOST, States, Ticket
+from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Place
 
 

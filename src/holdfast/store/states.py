@@ -21,6 +21,7 @@ from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.policy.base import Eviction
 from holdfast.store.asking import Asking
 from holdfast.store.fill import Fill
+from holdfast.store.promises import Lease, Ticket
 from holdfast.store.rules import Rules
 from holdfast.store.sealing import Sealing
 from holdfast.tiers.base import NOWHERE, Fleeting, Place, Shared, Tier
@@ -30,28 +31,6 @@ HOST = 0
 QUARANTINE_NOTES = 256
 PUBLIC_SHARE = 0.25
 """The public domain may take this share of memory; what finds no room there is not published."""
-
-
-class Ticket(NamedTuple):
-    """Slots reserved for consecutive blocks of a chain; NOWHERE where a block needs none.
-
-    `era` is that of the domain when it began: in another one it publishes nothing.
-    """
-
-    world: World
-    keys: list[bytes]
-    parent: bytes
-    depth: int
-    segment: bytes
-    places: list[Place]
-    era: int
-
-
-class Lease(NamedTuple):
-    """Rows whose host slots stay where they are until released or expired."""
-
-    rows: list[int]
-    expires_at: float
 
 
 class Fault(NamedTuple):
@@ -97,6 +76,8 @@ class States:
         self.hearsay: OrderedDict[bytes, int] = OrderedDict()
         self.asking = Asking()
         self.unwanted: set[int] = set()
+        self.unproven: set[int] = set()
+        """Blocks in memory that were published as they came: who serves one has hashed it."""
         self.put_off: list[set[bytes]] = [set() for _ in lower]
         """Blocks that would be written to a tier were anybody there; free to leave memory."""
         self.writing = [0] * len(lower)
@@ -379,6 +360,7 @@ class States:
     def _left_memory(self, row: int) -> None:
         self.eviction.remove(row)
         self.unwanted.discard(row)
+        self.unproven.discard(row)
         for line in self.waiting:  # a tier that stands still must not make it grow for ever
             line.pop(self.index.keys[row] or b"", None)
         for late in self.put_off:
