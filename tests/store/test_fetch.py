@@ -6,6 +6,7 @@ import time
 import pytest
 
 from holdfast.errors import Outcome
+from holdfast.policy.retention import Retention
 from holdfast.store.states import HOST
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import fill_record, header_of
@@ -158,6 +159,29 @@ def test_many_readers_of_one_context_share_one_climb(rig) -> None:
         thread.join()
     assert landed == [16] * 8
     assert tier.reads == 16
+
+
+def test_a_key_that_is_asked_for_twice_climbs_once_and_leaves_nothing_behind(rig) -> None:
+    one = rig(tier=CountingTier(4 * MIB))
+    chain = one.chain(1, 3)
+    one.save(chain)
+    below_only(one, chain)
+    keys = [*chain.keys, *chain.keys[:2]]
+    fetched = one.store.fetch(one.world, keys, 5.0)
+    assert (len(fetched.places), len(set(fetched.places)), one.tier.reads) == (5, 3, 3)
+    assert one.store.release(fetched.lease)
+    assert one.store.pin(one.world, keys, 5.0) == 5
+    assert one.store.cover(one.world, keys).blocks == 5
+    one.clock.advance(6.0)
+    one.store.keep_house()
+    assert nothing_is_left_over(one)
+    assert one.store.states.host(one.world).usage().records == 3
+    reserved = one.store.reserve(one.world, keys, chain.fingerprint, 0)
+    assert reserved.places == [-1] * 5
+    assert one.store.commit(reserved.ticket, Retention.DURABLE) == 0
+    assert nothing_is_left_over(one)
+    one.store.drop("*")
+    assert (len(one.store.states.index), one.store.states.fill.used[HOST].total()) == (0, 0)
 
 
 @pytest.mark.parametrize("place", ["host", "memory"])

@@ -97,7 +97,7 @@ class Ladder:
         if states.sealing.is_away(world.domain):
             return []
         below: list[tuple[int, bytes, int]] = []
-        for row in rows:
+        for row in dict.fromkeys(rows):  # a chain may name a block twice
             if index.places[HOST][row] >= 0 or row in states.loading:
                 continue
             key, tier = index.keys[row], index.fastest(row)
