@@ -78,6 +78,22 @@ class Rig:
             assert time.monotonic() < deadline, "the writer did not settle"
             self.store.ladder.wake()
 
+    def leave_memory(self, chain: Chain | None = None) -> None:
+        """Wait until all is written below, then take a chain out of memory, or everything."""
+        self.settle_writes()
+        index = self.store.states.index
+        with self.store.states.lock:
+            rows = index.find_all(chain.keys) if chain else list(index.rows())
+            for row in rows:
+                self.store.states.vacate(row, 0)
+
+    def nothing_is_left_over(self) -> bool:
+        """Whether no row is pinned, leased or loading, and no slot waits for its last reader."""
+        states = self.store.states
+        with states.lock:
+            pinned = sum(states.index.leases)
+            return not (pinned or states.leases or states.loading or states.leaving)
+
 
 def bytes_of(key: bytes) -> bytes:
     return hashlib.shake_128(key).digest(PAYLOAD)

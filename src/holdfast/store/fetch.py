@@ -61,7 +61,8 @@ def fetch(store: Core, world: World, keys: Sequence[bytes], deadline_s: float) -
     """Bring the leading run of `keys` worth fetching into the arena, verified and leased.
 
     Blocks for at most about `deadline_s` seconds; what has not landed by then is left out. What is
-    being read then lands for the next fetch; what nobody has begun to read is taken back.
+    being read then lands for the next fetch; what nobody has begun to read, and no other fetch
+    waits for, is taken back.
     """
     return _street(store, Wanted(world, keys, deadline_s), _verify_held)
 
@@ -115,14 +116,18 @@ def _street(store: Core, wanted: Wanted, check: Check) -> Fetched:
         rows = coverage.rows[: min(plan.blocks, slots(states, world))]
         lease = states.lease(rows, late_at + store.lease_s)
         states.touch(rows)
-        waiting = [states.loading[row] for row in rows if row in states.loading]
+        loading = [states.loading[row] for row in rows if row in states.loading]
+        for each in loading:
+            each.waiting += 1
         climbs = ladder.claim(world, rows)
     waves = ladder.climb(world, climbs, errand)
     verified = check(store, coverage, len(rows))
     _await(store, waves, late_at)
-    for event in waiting:
-        event.wait(max(0.0, late_at - store.clock.now()))
+    for each in loading:
+        each.over.wait(max(0.0, late_at - store.clock.now()))
     with states.lock:
+        for each in loading:
+            each.waiting -= 1
         places = _landed(states, coverage, rows, verified)
         outcome = _outcome(store, coverage, plan.blocks, len(places), late_at)
         states.shorten(lease, len(places))
@@ -175,7 +180,7 @@ def _believe_held(store: Core, coverage: Coverage, blocks: int) -> Mapping[int, 
 
 
 def _await(store: Core, waves: Sequence[Wave], late_at: float) -> None:
-    """Wait for the waves until then; what nobody has begun to read by that time is taken back."""
+    """Wait for the waves until then; what is not begun by that time is taken back."""
     if not waves:
         return
     readings = [wave.reading for wave in waves]

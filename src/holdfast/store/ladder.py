@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -23,6 +22,7 @@ from holdfast.policy.turns import Errand, Turn
 from holdfast.store.descent import Descent
 from holdfast.store.fair_threads import FairThreads
 from holdfast.store.judgement import Judgement
+from holdfast.store.promises import Loading
 from holdfast.store.rewrite import rewrite_strays
 from holdfast.store.room import make_rooms
 from holdfast.store.states import HOST, States
@@ -107,7 +107,7 @@ class Ladder:
         era, climbs = states.era(world.domain), list[Climb]()
         slots = make_rooms(states, world, len(below))
         for (row, key, tier), slot in zip(below, slots, strict=False):
-            states.loading[row] = threading.Event()
+            states.loading[row] = Loading()
             climbs.append(Climb(row, key, tier, Place(index.places[tier][row]), slot, era))
         states.pin([climb.row for climb in climbs])
         return climbs
@@ -132,16 +132,22 @@ class Ladder:
                 try:
                     reading = self._climbers[tier - 1].submit(turn, work)
                 except RuntimeError:  # closed meanwhile: what lies below is a miss
-                    self._drop(world, tier, wave)
+                    self._judgement.dropped(tier, nbytes, domain)
+                    with self._states.lock:
+                        self._take_back(world, wave)
                 else:
                     started.append(Wave(world, tier, wave, reading))
         return started
 
     def cancel(self, waves: Sequence[Wave]) -> None:
-        """Take waves back that nobody has begun to read; the others go on and land."""
+        """Take waves back that nobody has begun to read or else waits for; the others land."""
         for wave in waves:
-            if wave.reading.cancel():
-                self._drop(wave.world, wave.tier, wave.climbs)
+            with self._states.lock:  # or somebody would begin to wait for it now
+                taken = not self._is_awaited(wave) and wave.reading.cancel()
+                if taken:
+                    self._take_back(wave.world, wave.climbs)
+            if taken:
+                self._judgement.dropped(wave.tier, wave.nbytes, wave.world.domain)
 
     def wake(self) -> None:
         """Tell the writers that there are blocks to write."""
@@ -168,12 +174,15 @@ class Ladder:
             return 0.0
         return self._climbers[tier - 1].credit(Turn(domain, share=self._states.fill.share(domain)))
 
-    def _drop(self, world: World, tier: int, climbs: Sequence[Climb]) -> None:
-        """Take back what nobody has begun to read."""
-        self._judgement.dropped(tier, len(climbs) * world.record_bytes, world.domain)
-        with self._states.lock:
-            self._states.give_back(world, [climb.slot for climb in climbs])
-            self._settle(climbs)
+    def _is_awaited(self, wave: Wave) -> bool:
+        """Whether anybody but who claimed them waits for blocks of a wave; under the lock."""
+        loading = self._states.loading
+        return any(loading[climb.row].waiting for climb in wave.climbs if climb.row in loading)
+
+    def _take_back(self, world: World, climbs: Sequence[Climb]) -> None:
+        """Give slots back that nobody has begun to fill; under the lock."""
+        self._states.give_back(world, [climb.slot for climb in climbs])
+        self._settle(climbs)
 
     def _climb(self, world: World, tier: int, wave: Sequence[Climb]) -> None:
         """Read one wave from one tier into its slots, open and verify it, land it."""
@@ -228,5 +237,5 @@ class Ladder:
     def _settle(self, climbs: Sequence[Climb]) -> None:
         """Tell whoever waits for these that no more is coming; call under the lock."""
         for climb in climbs:
-            self._states.loading.pop(climb.row).set()
+            self._states.loading.pop(climb.row).over.set()
         self._states.unpin([climb.row for climb in climbs])

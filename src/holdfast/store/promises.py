@@ -1,7 +1,8 @@
-"""What a store has promised to somebody: slots to fill, slots that stay where they are."""
+"""What a store promised to somebody: slots to fill, slots that stay, slots that will be full."""
 
 from __future__ import annotations
 
+import threading
 from typing import NamedTuple
 
 from holdfast.blocks.world import World
@@ -28,3 +29,16 @@ class Lease(NamedTuple):
 
     rows: list[int]
     expires_at: float
+
+
+class Loading:
+    """A host slot that is being filled from a lower tier, and how many wait for that.
+
+    Those do not count who claimed the slot. `over` is set when it is full, or will not be.
+    """
+
+    __slots__ = ("over", "waiting")
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.waiting = 0

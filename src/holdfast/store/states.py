@@ -21,7 +21,7 @@ from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.policy.base import Eviction
 from holdfast.store.asking import Asking
 from holdfast.store.fill import Fill
-from holdfast.store.promises import Lease, Ticket
+from holdfast.store.promises import Lease, Loading, Ticket
 from holdfast.store.rules import Rules
 from holdfast.store.sealing import Sealing
 from holdfast.tiers.base import NOWHERE, Fleeting, Place, Shared, Tier
@@ -69,7 +69,7 @@ class States:
         self.erasures = Counter[bytes]()
         self.tickets: dict[int, Ticket] = {}
         self.leases: dict[int, Lease] = {}
-        self.loading: dict[int, threading.Event] = {}
+        self.loading: dict[int, Loading] = {}
         self.leaving: dict[int, list[Place]] = {}
         self.waiting: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in lower]
         self.rules = Rules(self.index, clock, len(lower))

@@ -1,0 +1,196 @@
+"""Blocks on their way up while others ask for them, give them up, or put them anew."""
+
+import threading
+import time
+from functools import partial
+
+from holdfast.errors import Outcome
+from holdfast.policy.retention import Retention
+from holdfast.store import ladder
+from holdfast.store.states import HOST
+from holdfast.testing.memory import MemoryTier
+from holdfast.testing.payloads import fill_record, header_of
+
+MIB = 1 << 20
+
+
+class CountingTier(MemoryTier):
+    """Counts the records read."""
+
+    reads = 0
+
+    def read(self, batch):
+        self.reads += len(batch)
+        return super().read(batch)
+
+
+class HeldTier(MemoryTier):
+    """Reads wait until they are let go."""
+
+    reads = 0
+
+    def __init__(self, capacity_bytes: int) -> None:
+        super().__init__(capacity_bytes, name="held")
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def read(self, batch):
+        self.reads += 1
+        self.begun.set()
+        assert self.go.wait(20)
+        return super().read(batch)
+
+
+def put_damaged(one, key) -> None:
+    """Put a block as a peer does whose record lost a bit on the way."""
+    header = header_of(one.world, key)
+    (berth,) = one.store.berth([header])
+    assert berth.slot is not None
+    fill_record(berth.slot, header)
+    berth.slot[5000] ^= 1
+    assert one.store.adopt([berth]) == [Outcome.OK]
+
+
+def fetching(one, keys, deadline_s: float = 60.0) -> tuple[threading.Thread, list]:
+    fetched: list = []
+    fetch = partial(one.store.fetch, one.world, keys, deadline_s)
+    work = threading.Thread(target=lambda: fetched.append(fetch()))
+    work.start()
+    return work, fetched
+
+
+def test_many_readers_of_one_context_share_one_climb(rig) -> None:
+    tier = CountingTier(64 * MIB)
+    one = rig(2 * MIB, tier)
+    chain = one.chain(1, 16)
+    one.save(chain)
+    one.settle()
+    one.leave_memory()
+    landed = []
+    threads = [
+        threading.Thread(target=lambda: landed.append(one.read(chain, 30.0))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert landed == [16] * 8
+    assert tier.reads == 16
+
+
+def test_a_key_that_is_asked_for_twice_climbs_once_and_leaves_nothing_behind(rig) -> None:
+    one = rig(tier=CountingTier(4 * MIB))
+    chain = one.chain(1, 3)
+    one.save(chain)
+    one.leave_memory(chain)
+    keys = [*chain.keys, *chain.keys[:2]]
+    fetched = one.store.fetch(one.world, keys, 5.0)
+    assert (len(fetched.places), len(set(fetched.places)), one.tier.reads) == (5, 3, 3)
+    assert one.store.release(fetched.lease)
+    assert one.store.pin(one.world, keys, 5.0) == 5
+    assert one.store.cover(one.world, keys).blocks == 5
+    one.clock.advance(6.0)
+    one.store.keep_house()
+    assert one.nothing_is_left_over()
+    assert one.store.states.host(one.world).usage().records == 3
+    reserved = one.store.reserve(one.world, keys, chain.fingerprint, 0)
+    assert reserved.places == [-1] * 5
+    assert one.store.commit(reserved.ticket, Retention.DURABLE) == 0
+    assert one.nothing_is_left_over()
+    one.store.drop("*")
+    assert (len(one.store.states.index), one.store.states.fill.used[HOST].total()) == (0, 0)
+
+
+def test_what_one_fetch_gives_up_another_still_gets(rig, monkeypatch) -> None:
+    monkeypatch.setattr(ladder, "WAVE_BYTES", 1)
+    slow = HeldTier(4 * MIB)
+    one = rig(2 * MIB, slow)
+    busy, chain, lone = one.chain(1, ladder.WAVES_AT_ONCE), one.chain(2, 2), one.chain(3, 2)
+    for each in (busy, chain, lone):
+        one.save(each)
+    one.settle()
+    one.leave_memory()
+    others, _ = fetching(one, busy.keys)
+    until = time.monotonic() + 20
+    while slow.reads < ladder.WAVES_AT_ONCE:
+        assert time.monotonic() < until, "the threads never have their hands full"
+    hasty, first = fetching(one, chain.keys, 1.0)
+    while len(one.store.states.leases) < 2:
+        assert time.monotonic() < until
+    patient, second = fetching(one, chain.keys)
+    while len(one.store.states.leases) < 3:
+        assert time.monotonic() < until
+    assert one.store.fetch(one.world, lone.keys, 0.2).places == []
+    assert one.store.states.index.find(lone.keys[0]) not in one.store.states.loading
+    hasty.join(60)
+    assert first[0].places == []
+    slow.go.set()
+    for work in (patient, others):
+        work.join(60)
+    assert (len(second[0].places), second[0].outcome) == (2, Outcome.OK)
+    for lease in list(one.store.states.leases):
+        one.store.release(lease)
+    assert one.nothing_is_left_over()
+
+
+def test_what_a_peer_puts_while_a_fetch_waits_is_not_taken_for_what_climbed(rig) -> None:
+    fast, slow = MemoryTier(4 * MIB), HeldTier(4 * MIB)
+    one = rig(2 * MIB, fast, slow)
+    keys = one.chain(1, 2).keys
+    one.save(one.chain(1, 2))
+    one.settle()
+    one.leave_memory()
+    states = one.store.states
+    first, second = states.index.find(keys[0]), states.index.find(keys[1])
+    with states.lock:
+        place = states.index.places[1][first]
+        states.vacate(first, 2)
+        states.vacate(second, 1)
+    del fast._records[place]  # its region was reclaimed a moment ago
+    work, fetched = fetching(one, keys)
+    assert slow.begun.wait(60)
+    until = time.monotonic() + 20
+    while first in states.loading:
+        assert time.monotonic() < until, "the first block is never found missing"
+    put_damaged(one, keys[0])
+    assert states.index.places[HOST][first] >= 0
+    slow.go.set()
+    work.join(60)
+    assert fetched[0].places == []
+    assert one.store.release(fetched[0].lease)
+    assert one.nothing_is_left_over()
+    assert one.store.fetch(one.world, keys, 5.0).outcome is Outcome.CORRUPT
+
+
+def test_what_was_verified_in_one_slot_says_nothing_of_another(rig, monkeypatch) -> None:
+    slow = HeldTier(4 * MIB)
+    one = rig(2 * MIB, slow)
+    keys = one.chain(1, 2).keys
+    one.save(one.chain(1, 2))
+    one.settle()
+    with one.store.states.lock:
+        one.store.states.vacate(one.store.states.index.find(keys[1]), HOST)
+    verified = threading.Event()
+    monkeypatch.setattr(one.store.judgement, "verified", lambda *_: verified.set())
+    work, fetched = fetching(one, keys)
+    assert slow.begun.wait(60)
+    assert verified.wait(60)
+    assert one.store.forget(one.world, keys[:1]) == 1
+    put_damaged(one, keys[0])
+    slow.go.set()
+    work.join(60)
+    assert fetched[0].places == []
+    assert one.store.release(fetched[0].lease)
+    assert one.nothing_is_left_over()
+
+
+def test_a_block_put_by_a_peer_is_served_once_it_was_hashed(rig) -> None:
+    one = rig()
+    header = header_of(one.world, one.chain(1, 1).keys[0])
+    berths = one.store.berth([header])
+    fill_record(berths[0].slot, header)
+    one.store.adopt(berths)
+    fetched = one.store.fetch(one.world, [header.key], 5.0)
+    assert fetched.outcome is Outcome.OK
+    assert one.store.release(fetched.lease)
+    one.store.forget(one.world, [header.key])
+    assert not one.store.states.unproven
