@@ -4,7 +4,7 @@ import threading
 
 from holdfast.blocks.envelope import read_header
 from holdfast.testing.memory import MemoryTier
-from holdfast.tiers.base import Survivor
+from holdfast.tiers.base import Place, Survivor
 
 MIB = 1 << 20
 
@@ -82,6 +82,35 @@ def test_a_tier_that_cannot_be_scanned_is_logged_and_left(rig, caplog) -> None:
     chain = one.chain(1, 3)
     one.save(chain)
     assert one.read(chain) == 3
+
+
+def test_a_store_that_closes_waits_for_no_long_recovery(rig) -> None:
+    class Endless(MemoryTier):
+        yielded = 0
+
+        def survivors(self):
+            header = read_header(record)[0]
+            while not given_up.is_set():
+                self.yielded += 1
+                yield Survivor(header, Place(0))
+
+    records: dict = {}
+    one = rig(MIB, MemoryTier(64 * MIB, records))
+    one.save(one.chain(1, 1))
+    one.settle()
+    (record,), given_up = records.values(), threading.Event()
+    tier = Endless(64 * MIB)
+    other = rig(MIB, tier)
+    other.store.scrubber.every_s = 1e6
+    other.store.scrubber.start()
+    closing = threading.Thread(target=other.store.close)
+    closing.start()
+    closing.join(20)
+    stuck = closing.is_alive()
+    given_up.set()
+    closing.join(60)
+    assert not stuck
+    assert tier.yielded
 
 
 class StuckTier(MemoryTier):

@@ -247,10 +247,10 @@ class Store(Core):
         self._closed.set()
         if self._keeper.is_alive():
             self._keeper.join()
+        self.recovery.close()  # the scrub waits for its end
         self.scrubber.close()
         self._prefault.close()
         self.background.shutdown(wait=True, cancel_futures=True)
-        self.recovery.close()
         self.ladder.close()
         self._learnt.keep()
         for tier in (*self.states.lower, *self.states.all_hosts()):
