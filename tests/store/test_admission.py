@@ -2,7 +2,7 @@
 
 import time
 
-from holdfast.policy.admit import SecondTouch
+from holdfast.policy.admit import Always, SecondTouch
 from holdfast.policy.retention import Retention
 from holdfast.store.store import Store
 from holdfast.testing.contexts import Contexts, chain_of
@@ -62,6 +62,23 @@ def test_a_durable_context_is_written_whatever_the_rule_says(rig):
     one.store.commit(reserved.ticket, Retention.DURABLE)
     one.settle()
     assert below(one) == 4
+
+
+def test_what_a_tier_has_already_costs_no_budget(rig):
+    class Counting(Always):
+        asked = 0
+
+        def admit(self, block, now_s):
+            self.asked += 1
+            return super().admit(block, now_s)
+
+    one = rig(MIB, MemoryTier(64 * MIB))
+    budget = one.store.states.rules.budgets[0][one.world.domain] = Counting()
+    chain = one.chain(1, 4)
+    for blocks in (3, 4, 4):
+        one.save(chain, 0, blocks, Retention.DURABLE)
+        one.settle()
+    assert (below(one), budget.asked) == (4, 4)
 
 
 def test_without_a_rule_everything_is_written(rig):

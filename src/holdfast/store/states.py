@@ -291,14 +291,16 @@ class States:
         return wanted
 
     def write_through(self, rows: Sequence[int]) -> None:
-        """Let blocks wait to be written to every tier below, whatever its rule says.
+        """Let blocks wait to be written to each tier below without them, whatever its rule says.
 
         A domain's own write budget holds for these too.
         """
         for row in rows:
             key = self.index.keys[row]
             for tier, line in enumerate(self.waiting, start=1):
-                if key is not None and (key in line or self.rules.affords(row, tier)):
+                if key is None or key in line or self.lies(row, tier):
+                    continue
+                if self.rules.affords(row, tier):
                     line[key] = None
 
     def unwritten(self) -> int:
