@@ -76,6 +76,18 @@ def test_the_rate_bounds_it_by_the_clock(rig, monkeypatch) -> None:
     assert sum(waited) == pytest.approx(16)  # two seconds a record, none for the last
 
 
+def test_the_rate_holds_from_step_to_step_of_a_pass(rig, monkeypatch) -> None:
+    one = rig()
+    one.save(one.chain(1, 9))
+    scrubber = Scrubber(one.store)
+    scrubber.every_s, scrubber.rate = 1e6, one.world.record_bytes
+    begun = one.clock.now()
+    monkeypatch.setattr(scrubber._stop, "wait", one.clock.advance)
+    scrubber.go_over()
+    assert scrubber.checked == 9
+    assert one.clock.now() - begun == pytest.approx(8)  # a second a record, none for the last
+
+
 def test_one_fingerprint_only(rig) -> None:
     one = rig()
     one.save(one.chain(1, 2))

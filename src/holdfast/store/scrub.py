@@ -62,11 +62,12 @@ def scrub(store: Core, wish: Wish, stop: threading.Event | None = None) -> dict[
     bad: list[dict[str, str]] = []
     for row in _rows(store.states, wish):
         spent = store.clock.now() - begun
+        if wish.rate and nbytes / wish.rate > spent:  # first: the next step owes nothing
+            stop.wait(nbytes / wish.rate - spent)
+            spent = store.clock.now() - begun
         if stop.is_set() or (spent >= wish.seconds and row > wish.start):
             following = row
             break
-        if wish.rate and nbytes / wish.rate > spent:
-            stop.wait(nbytes / wish.rate - spent)
         for tier in range(1 + len(store.states.lower)):
             if tier and not wish.shared and isinstance(store.states.lower[tier - 1], Shared):
                 continue
