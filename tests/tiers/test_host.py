@@ -3,7 +3,9 @@
 import itertools
 import mmap
 import os
+import random
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -194,6 +196,36 @@ def test_a_run_tells_the_names_of_its_slots_once_all_in_use_have_one(tier: HostT
     again = tier.reserve([RECORD]).places[0]
     assert again in (places[3], places[5])
     assert tier.beside(places[0]) == []
+
+
+def test_what_was_freed_last_is_taken_first(tier: HostTier) -> None:
+    places = fill(tier, RECORD)
+    tier.free([places[3], places[20], places[5]])
+    assert tier.reserve([RECORD]).places == [places[5]]
+    assert sorted(tier.reserve([RECORD] * 3).places) == [NOWHERE, places[3], places[20]]
+    assert tier.usage().used_bytes == 4 * MIB
+
+
+def test_to_free_slots_in_any_order_takes_no_longer_per_slot_the_more_there_are() -> None:
+    class Nothing:
+        view = memoryview(b"")
+
+        def populate(self, offset: int, nbytes: int) -> None: ...
+        def give_back(self, offset: int, nbytes: int) -> None: ...
+        def close(self) -> None: ...
+
+    tier = HostTier(Budget(64 << 30), Nothing())
+    took = []
+    for shuffled in (False, True):
+        places = fill(tier, MIB)
+        assert len(places) == 64 << 10
+        if shuffled:
+            random.Random(1).shuffle(places)
+        begun = time.thread_time()
+        tier.free(places)
+        took.append(time.thread_time() - begun)
+        assert tier.usage().used_bytes == 0
+    assert took[1] < 15 * took[0]
 
 
 def mapped_huge(tier: HostTier) -> int:

@@ -13,6 +13,7 @@ import mmap
 import os
 import threading
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -132,13 +133,14 @@ class PrivateArena:
 class _Run:
     """A stretch of whole chunks cut into slots of one size, of which some have a name."""
 
-    __slots__ = ("chunks", "first", "named", "names", "slot_bytes", "slots", "used")
+    __slots__ = ("chunks", "first", "free", "named", "names", "slot_bytes", "used")
 
-    def __init__(self, first: int, chunks: int, slot_bytes: int, slots: int) -> None:
+    def __init__(self, first: int, chunks: int, slot_bytes: int, chunk_bytes: int) -> None:
+        slots, base = chunks * chunk_bytes // slot_bytes, first * chunk_bytes
         self.first = first
         self.chunks = chunks
         self.slot_bytes = slot_bytes
-        self.slots = slots
+        self.free = [base + slot * slot_bytes for slot in reversed(range(slots))]
         self.used = 0
         self.named = 0
         self.names = array("i", [NAMELESS]) * slots
@@ -165,7 +167,8 @@ class HostTier:
         self._populated = bytearray(budget.chunks)
         self._ahead = 0
         self._faulted: set[int] = set()
-        self._free: dict[int, list[int]] = {}
+        self._roomy: dict[int, OrderedDict[int, _Run]] = {}
+        """By size of their slots, the runs that have free ones; last that of the one freed last."""
         self._live: set[int] = set()
         self._used_bytes = 0
         self._closed = False
@@ -283,11 +286,14 @@ class HostTier:
 
     def _take(self, size: int) -> Place:
         slot_bytes = align_up(size)
-        free = self._free.setdefault(slot_bytes, [])
-        if not free and not self._open_run(slot_bytes, free):
+        roomy = self._roomy.setdefault(slot_bytes, OrderedDict())
+        if not roomy and not self._open_run(slot_bytes):
             return NOWHERE
-        place = free.pop()
-        self._runs[self._run_of(place)].used += 1
+        run = roomy[next(reversed(roomy))]
+        place = run.free.pop()
+        if not run.free:
+            del roomy[run.first]
+        run.used += 1
         self._live.add(place)
         self._used_bytes += slot_bytes
         return Place(place)
@@ -298,7 +304,10 @@ class HostTier:
         self._live.remove(place)
         self._used_bytes -= run.slot_bytes
         run.used -= 1
-        self._free[run.slot_bytes].append(place)
+        run.free.append(place)
+        roomy = self._roomy[run.slot_bytes]
+        roomy[run.first] = run
+        roomy.move_to_end(run.first)
         if run.used == 0:
             self._close_run(run)
 
@@ -319,7 +328,7 @@ class HostTier:
         roomy = -(-slot_bytes * _SLOTS_PER_RUN // size) if slot_bytes * _SLOTS_PER_RUN > size else 1
         return range(max(smallest, roomy), smallest - 1, -1)
 
-    def _open_run(self, slot_bytes: int, free: list[int]) -> bool:
+    def _open_run(self, slot_bytes: int) -> bool:
         size = self._budget.chunk_bytes
         for chunks in self._run_lengths(slot_bytes):
             first = self._taken.find(bytes(chunks))
@@ -331,10 +340,8 @@ class HostTier:
         here = range(first, first + chunks)
         self._count_ahead(-sum(self._populated[chunk] for chunk in here))
         self._faulted.update(chunk for chunk in here if not self._populated[chunk])
-        slots = chunks * size // slot_bytes
-        self._runs[first] = _Run(first, chunks, slot_bytes, slots)
-        base = first * size
-        free.extend(base + i * slot_bytes for i in reversed(range(slots)))
+        run = _Run(first, chunks, slot_bytes, size)
+        self._runs[first] = self._roomy[slot_bytes][first] = run
         return True
 
     def _claim(self, chunks: int) -> bool:
@@ -380,9 +387,7 @@ class HostTier:
     def _close_run(self, run: _Run) -> None:
         size = self._budget.chunk_bytes
         start, end = run.first * size, (run.first + run.chunks) * size
-        kept = [p for p in self._free[run.slot_bytes] if not start <= p < end]
-        self._free[run.slot_bytes] = kept
-        del self._runs[run.first]
+        del self._runs[run.first], self._roomy[run.slot_bytes][run.first]
         self._taken[run.first : run.first + run.chunks] = bytes(run.chunks)
         self._populated[run.first : run.first + run.chunks] = bytes(run.chunks)
         self._faulted.difference_update(range(run.first, run.first + run.chunks))
