@@ -147,6 +147,44 @@ def test_after_a_restart_it_is_in_memory_before_anybody_asks(made):
     assert acme.read(named, common) == 8
 
 
+def settle(store):
+    end = time.monotonic() + 20
+    while store.states.unwritten():
+        assert time.monotonic() < end, "it is written again and again"
+        time.sleep(0.01)
+
+
+def test_what_users_write_does_not_keep_it_from_coming_back_after_a_restart(made):
+    records = {}
+    store, acme, _, public = made(MemoryTier(MIB, records))
+    common = public.names(1, 8)
+    public.save(common, common)
+    for seed in range(10, 40):
+        names = acme.names(seed, 8)
+        acme.save(names, names)
+        settle(store)
+    assert len(store.states.index) > len(records), "users' blocks had to go"
+    store.close()
+    store, acme, _, public = made(MemoryTier(MIB, records))
+    assert store.recovery.wait(60)
+    assert public.cover(common) == 8
+    assert commons.warm(store) == 8
+
+
+def test_a_tier_that_is_too_small_for_it_is_not_written_for_ever(made):
+    tier = MemoryTier(100 << 10)
+    store, _, _, public = made(tier)
+    common = public.names(1, 8)
+    try:
+        for name in common:
+            public.save([name], [name])
+            settle(store)
+        assert tier.usage().records == 5
+    finally:
+        tier.close()  # or the store would never have written everything
+    assert public.cover(common) == 8
+
+
 def test_a_copy_is_not_written_below_a_second_time(made):
     tier = MemoryTier(64 * MIB)
     store, acme, _, public = made(tier)

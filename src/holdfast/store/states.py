@@ -32,6 +32,12 @@ QUARANTINE_NOTES = 256
 PUBLIC_SHARE = 0.25
 """The public domain may take this share of memory; what finds no room there is not published."""
 
+_PUBLIC_SHARE_BELOW = 0.5
+"""A lower tier gets back what it drops of the public domain if that takes no more of the tier.
+
+What is written again must not drop the rest in its turn, and so on for ever.
+"""
+
 
 class Fault(NamedTuple):
     """A note for `inspect` about a block that failed verification or could not be read."""
@@ -254,6 +260,8 @@ class States:
             self.rules.gave_up(key, tier)
             self.fill.give(tier, world.domain, world.record_bytes)
             self.index.places[tier][row] = NOWHERE
+            if self.lies(row, HOST) and self._stays_on(tier, world):
+                self.waiting[tier - 1][key] = None
             self._settle(row)
 
     def quarantine(self, row: int, tier: int, outcome: Outcome) -> None:
@@ -358,6 +366,13 @@ class States:
         for row in self.rules.note(rows, at):
             if self.saved_below(row) and self.lies(row, HOST):
                 self.line_up(row)  # saved on one tier it leaves memory without asking the others
+
+    def _stays_on(self, tier: int, world: World) -> bool:
+        """Return whether a tier is to hold a block of this world when the next process starts."""
+        if world.domain != self.public or tier in self._fleeting:
+            return False
+        capacity_bytes = self.lower[tier - 1].usage().capacity_bytes
+        return self.fill.used[HOST][world.domain] <= _PUBLIC_SHARE_BELOW * capacity_bytes
 
     def _left_memory(self, row: int) -> None:
         self.eviction.remove(row)
