@@ -7,8 +7,11 @@ import pytest
 
 from holdfast.blocks.key import Chain
 from holdfast.blocks.world import World
+from holdfast.clock import ManualClock
 from holdfast.codec.pack import payload
+from holdfast.limits import RING_STALE_S
 from holdfast.store import commons
+from holdfast.store.keyring import KeyRing
 from holdfast.store.states import PUBLIC_SHARE
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
@@ -183,6 +186,35 @@ def test_a_tier_that_is_too_small_for_it_is_not_written_for_ever(made):
     finally:
         tier.close()  # or the store would never have written everything
     assert public.cover(common) == 8
+
+
+def test_when_its_keys_are_back_it_is_in_memory_before_anybody_asks(tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.store.store._HOUSEKEEPING_S", 0.02)
+    clock, path = ManualClock(), tmp_path / "ring.json"
+    ring = KeyRing(path)
+    ring.enrol("commons", KEYS["commons"])
+    with Store(8 * MIB, [MemoryTier(64 * MIB)], KEYS, clock=clock) as store:
+        store.publish_to("commons", b"t" * 32)
+        store.seal_with(ring)
+        store.start()
+        acme, public = Reader(store, "acme"), Reader(store, "commons")
+        named, common = acme.names(1, 8), public.names(1, 8)
+        public.save(common, common)
+        settle(store)
+        path.rename(tmp_path / "away")
+        clock.advance(RING_STALE_S + 1)
+        await_that(lambda: not store.borrowable(acme.world, named, common))
+        (tmp_path / "away").rename(path)
+        await_that(lambda: store.borrowable(acme.world, named, common))
+        assert store.borrow(acme.world, named, common) == 8
+        assert acme.read(named, common) == 8
+
+
+def await_that(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_a_copy_is_not_written_below_a_second_time(made):

@@ -78,7 +78,12 @@ def _copy(store: Core, world: World, keys: Sequence[bytes], theirs: Sequence[int
 
 
 def warm(store: Core) -> int:
-    """Bring the public domain's blocks to memory, after a restart; return how many are there."""
+    """Bring the public domain's blocks to memory, after a restart, or when its keys are back.
+
+    Return how many are there.
+    """
+    if not (store.states.public and store.states.lower):
+        return 0
     index = store.states.index
     worlds: dict[World, list[tuple[int, bytes]]] = defaultdict(list)
     with store.states.lock:

@@ -54,6 +54,8 @@ class Core:
         self.audit = AuditLog()
         self.ring_read_at = self.clock.now()
         self.ring_lost = False
+        self.cold = False
+        """Whether the public domain's blocks are to be brought to memory."""
         self.publisher = b""
         """What a publisher shows; nobody publishes without one."""
         self._domain_keys = dict(domains)

@@ -95,6 +95,7 @@ def follow(store: Core) -> None:
     else:
         if store.ring_lost:
             store.audit.record("ring", state="back")
+            store.cold = True
         store.ring_read_at, store.ring_lost = store.clock.now(), False
     for domain in ring.erased():
         blocks = forget_domain(store, domain)

@@ -68,7 +68,6 @@ class Store(Core):
         self._learnt = Learnt(self.judgement, None)
         self.scrubber = Scrubber(self)
         self._met = set[int]()
-        self._cold = False
         self._keep_at = self.clock.now() + _LEARNT_S
         self._prefault = Prefault(self.states)
         self._closed = threading.Event()
@@ -85,7 +84,7 @@ class Store(Core):
         self.recovery.start()
         if self.states.lower:
             self.ladder.start()
-        self._cold = bool(self.states.public and self.states.lower)
+        self.cold = True
         self._keeper.start()
         self.scrubber.start()
 
@@ -265,10 +264,10 @@ class Store(Core):
 
     def _keep_once(self) -> None:
         self.keep_house()
-        if self._cold and self.recovery.seconds is not None:
-            self._cold = False
-            self.background.submit(commons.warm, self)
         domain_street.follow(self)
+        if self.cold and self.recovery.seconds is not None:
+            self.cold = False
+            self.background.submit(commons.warm, self)
         hints.bring_up(self)
         for number in set(strangers(self)) - self._met:
             self._met.add(number)
