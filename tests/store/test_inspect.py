@@ -1,5 +1,7 @@
 """What a store says of itself: counts, verification, dropping."""
 
+import time
+
 from holdfast.testing.memory import MemoryTier
 
 MIB = 1 << 20
@@ -16,6 +18,22 @@ def test_the_listing_counts_blocks_and_bytes_by_tier(rig) -> None:
     size = 7 * one.world.record_bytes
     held = {"blocks": 7, "bytes": size}
     assert entry["tiers"] == {"host": held, "memory": held}
+
+
+def test_the_listing_looks_at_each_copy_once_however_many_worlds_there_are(rig) -> None:
+    one = rig(16 * MIB)
+    took = []
+    for worlds in (200, 3_200):
+        for number in range(worlds):
+            world = one.world._replace(fingerprint=number.to_bytes(16, "little"), payload_bytes=100)
+            key = number.to_bytes(16, "big")
+            one.store.commit(one.store.reserve(world, [key], world.fingerprint, 0).ticket)
+        begun = time.thread_time()
+        entries = one.store.listing()
+        took.append(time.thread_time() - begun)
+        assert len(entries) == worlds
+        assert all(entry["tiers"]["host"]["blocks"] == 1 for entry in entries)
+    assert took[1] < 60 * took[0], "16 times as many take 16 times as long"
 
 
 def test_status_tells_fill_recovery_and_faults(rig) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,7 +73,7 @@ def listing(store: Core) -> list[dict[str, Any]]:
     """Return one entry per world, with blocks and bytes per tier; serving goes on meanwhile."""
     states = store.states
     blocks: Counter[World] = Counter()
-    copies: Counter[tuple[World, int]] = Counter()
+    copies: defaultdict[World, Counter[int]] = defaultdict(Counter)
     rows = iter(rows_of(store, EVERYTHING))
     while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
         with states.lock:
@@ -81,10 +81,8 @@ def listing(store: Core) -> list[dict[str, Any]]:
                 if states.index.keys[row] is not None:
                     world = states.index.world(row)
                     blocks[world] += 1
-                    copies.update(
-                        (world, tier)
-                        for tier, column in enumerate(states.index.places)
-                        if column[row] >= 0
+                    copies[world].update(
+                        tier for tier, column in enumerate(states.index.places) if column[row] >= 0
                     )
     names = {store.domain(name)[1]: name for name in store.domain_names()}
     return [
@@ -96,8 +94,7 @@ def listing(store: Core) -> list[dict[str, Any]]:
             "blocks": count,
             "tiers": {
                 states.tier_name(tier): {"blocks": held, "bytes": held * world.record_bytes}
-                for (of, tier), held in sorted(copies.items(), key=lambda item: item[0][1])
-                if of == world
+                for tier, held in sorted(copies[world].items())
             },
         }
         for world, count in blocks.items()
