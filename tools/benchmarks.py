@@ -22,6 +22,22 @@ ratios, not seconds. *goal* is what the ratio (or the value, where
 there is no limit) has to reach; a missed goal is printed like a met one. `make bench BENCH=pool`
 measures one subject anew.
 """
+NOTES = {
+    "bench plan": "These rows are of the way it was measured before: other engines without "
+    "Holdfast, in couples, stood for recomputing. Now an engine is held against itself, and says "
+    "how sure it is.",
+    "bench pool": "`pool.late.p99` is of three tries; now it is of five, and says how sure it is.",
+    "bench tiers": "The limit of `host.fetch` was one thread that copies, where ours has two; now "
+    "both have two.",
+    "bench vllm": "`vllm.lmcache` does not say how often LMCache missed, nor `vllm.overhead` how "
+    "sure it is; now they do.",
+    "soak": "Of several runs, from 2026-11-20 on, each row with as much as it says was tried: "
+    "`soak.flips.wire` and `soak.chaos` stopped short of their full length. What later turned out "
+    "to be counted and not done is told in [how to re-run the campaigns]"
+    "(how-to/campaigns.md#what-the-published-run-did-not-do).",
+}
+"""What a report does not say of itself, as of the code of today; gone when it is measured anew."""
+
 DIGITS = 3
 KNOWN = ("what", "value", "unit", "limit", "ratio", "goal", "ok")
 
@@ -160,6 +176,8 @@ def section(report: dict[str, Any]) -> Iterator[str]:
         f"{machine['date']}, {machine['cores']} cores of {machine['cpu']}, {memory_gib:.0f} GiB, "
         f"Linux {machine['kernel']}, Python {machine['python']}, Holdfast {report['version']}.\n"
     )
+    if report["name"] in NOTES:
+        yield f"{NOTES[report['name']]}\n"
     yield "| " + " | ".join([*KNOWN, "more"]) + " |"
     yield "|---|--:|---|--:|--:|--:|---|---|"
     yield from (row(fields) for fields in report["rows"])
