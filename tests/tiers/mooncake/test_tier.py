@@ -1,8 +1,13 @@
 """The Mooncake tier keeps the shared tier's promises with a real master and a real lender."""
 
+import contextlib
+import threading
+import time
+
 import pytest
 
 from holdfast.rig.mooncake_server import MooncakeServers
+from holdfast.testing.chained import Chained
 from holdfast.testing.shared_tier_contract import SharedTierContract
 from holdfast.tiers.mooncake.tier import MooncakeOptions, MooncakeTier
 
@@ -28,3 +33,26 @@ class TestMooncakeTier(SharedTierContract):
                 ask_s=DEADLINE_S,
             )
         )
+
+
+def test_a_question_does_not_wait_for_who_waits_for_the_master(monkeypatch):
+    pytest.importorskip("mooncake")
+    dialled, answered = threading.Event(), threading.Event()
+
+    def dial(_endpoint, _deadline):
+        dialled.set()
+        answered.wait(30)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr("holdfast.tiers.mooncake.tier.dial", dial)
+    options = MooncakeOptions(master="tcp://127.0.0.1:9", deadline_s=30.0, ask_s=0.2)
+    blocks = Chained(4_000)
+    with contextlib.closing(MooncakeTier(options)) as tier:
+        writer = threading.Thread(target=blocks.save, args=(tier, range(2)))
+        writer.start()
+        assert dialled.wait(10)
+        start_s = time.monotonic()
+        assert tier.held(blocks.world, blocks.keys(2), 0) == 0
+        assert time.monotonic() - start_s < 5
+        answered.set()
+        writer.join(30)

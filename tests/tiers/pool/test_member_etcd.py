@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import time
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from holdfast.errors import MembershipError
 from holdfast.testing.membership_contract import Heard, MembershipContract, wait_for_trouble
 from holdfast.tiers.pool import member_etcd
-from holdfast.tiers.pool.etcd import Etcd, EtcdOptions
+from holdfast.tiers.pool.etcd import Etcd, EtcdOptions, _text
 from holdfast.tiers.pool.member_etcd import EtcdRegistration, MemberEtcd
 from holdfast.tiers.pool.members import Member, State
 from holdfast.tiers.pool.roster import as_data
@@ -160,6 +161,34 @@ def test_a_member_that_starts_anew_takes_its_place_over(options, heard, closing)
     assert Etcd(options).keep_alive(first._lease) > 0
     Etcd(options).revoke(first._lease)
     assert Etcd(options).snapshot(key_of(options, "")).entries
+
+
+def test_who_was_replaced_drains_and_ends_without_taking_its_successor_along(
+    options, heard, closing
+):
+    old = EtcdRegistration(options, A, ttl_s=2)
+    heard.until(lambda members: ids(members) == ["flash-a"])
+    moved = msgspec.structs.replace(A, address="tcp://10.9.9.9:7000")
+    closing.append(EtcdRegistration(options, moved, ttl_s=2))
+    heard.until(lambda members: [one.address for one in members] == [moved.address])
+    old.announce(State.DRAINING)
+    end = time.monotonic() + 30
+    while "another target has registered this id" not in old.trouble():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    old.close()
+    time.sleep(1.0)
+    assert {one.address for one in heard.lists[-1]} == {moved.address}
+    assert heard.lists[-1][0].state is not State.DRAINING
+
+
+def test_an_entry_that_somebody_removed_is_put_again(options, heard, closing):
+    closing.append(EtcdRegistration(options, A, ttl_s=2))
+    heard.until(lambda members: ids(members) == ["flash-a"])
+    etcd = Etcd(options)
+    etcd._call("/v3/kv/deleterange", {"key": _text(key_of(options, "flash-a"))}, dict[str, object])
+    heard.until(lambda members: ids(members) == [])
+    heard.until(lambda members: ids(members) == ["flash-a"])
 
 
 def test_members_and_watchers_outlive_etcd(etcd_server, options, heard, closing):

@@ -13,6 +13,7 @@ from holdfast.testing.payloads import record_of, world_of
 from holdfast.tiers.base import Asked, Get, Put, Shared, segment_place
 from holdfast.tiers.pool.breaker import BreakerOptions
 from holdfast.tiers.pool.health import HealthOptions
+from holdfast.tiers.pool.membership import MembershipOptions
 from holdfast.wire.target import Got
 
 WORLD = world_of(8_000)
@@ -97,6 +98,18 @@ def test_a_dead_member_that_left_the_list_stays_left_alone_however_often_the_lis
         one.announce(["t1", "t2", "t3"])
         assert set(one.read(chain)) == {Outcome.MISS}
     assert dead.calls == before
+
+
+def test_who_comes_back_is_compared_again_although_nobody_says_so_twice(fleet) -> None:
+    """The list is told once; that a member counts again is settled by time."""
+    settling = MembershipOptions(dead_after_s=0.5, ramp_s=0.0, fleeting_s=0.0)
+    one = fleet(3, membership=settling)
+    for listed in (["t1", "t2"], ["t0", "t1", "t2"]):
+        one.announce(listed)
+        end = time.monotonic() + 60
+        while one.pool.health._listed != set(listed):
+            assert time.monotonic() < end
+            time.sleep(0.02)
 
 
 def test_what_the_owner_of_old_served_is_a_stray_until_it_is_taken(fleet) -> None:

@@ -57,13 +57,15 @@ def test_a_password_from_a_file_opens_the_door(serve, opened, password):
 
 def test_a_user_of_its_own_opens_the_door(serve, opened, password):
     servers = serve()
-    rule = ["on", f">{SECRET}", "~kv:*", "+get", "+set", "+exists", "+ping"]
+    rule = ["on", f">{SECRET}", "~kv:*", "+get", "+set", "+exists", "+del", "+ping"]
     assert servers.ask(servers.endpoints[0], "ACL", "SETUSER", "hf", *rule) == b"OK"
     tier = opened(servers, user="hf", password_file=password, prefix="kv")
     blocks = Chained(4_000)
     assert blocks.save(tier, range(3)) == [Outcome.OK] * 3
     assert blocks.load(tier, range(4)) == [Outcome.OK] * 3 + [Outcome.MISS]
     assert tier.held(blocks.world, blocks.keys(4), 0) == 3
+    tier.condemn(blocks.gets([1]))
+    assert blocks.load(tier, range(3)) == [Outcome.OK, Outcome.MISS, Outcome.OK]
 
 
 def test_a_wrong_password_is_gone_and_said_once(serve, opened, password, tmp_path, caplog):

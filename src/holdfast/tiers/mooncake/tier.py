@@ -7,7 +7,6 @@ way, so that a call that ends late leaves nothing of the caller's in anybody's h
 from __future__ import annotations
 
 import math
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import wait
@@ -29,6 +28,7 @@ from holdfast.tiers.mooncake.process import ClientProcess, Lane
 from holdfast.tiers.patience import Patience
 from holdfast.tiers.pool.breaker import Ending
 from holdfast.wire.address import tcp_endpoint
+from holdfast.wire.dial import dial
 from holdfast.wire.stream import Deadline
 from holdfast.workers import workers
 
@@ -94,6 +94,8 @@ class MooncakeTier:
         self._gate = Gate()
         self._threads = workers(LANES, f"holdfast-{name}")
         self._lock = threading.Lock()
+        self._starting = threading.Lock()
+        """Held while the client is looked at or started, which may take a caller's whole time."""
         self._process: ClientProcess | None = None
         self._usage = [0, 0, 0]
 
@@ -188,7 +190,7 @@ class MooncakeTier:
         """Wait for calls under way, which their deadlines end, and end the process."""
         self._gate.shut()
         self._threads.shutdown(wait=True)
-        with self._lock:
+        with self._starting:
             process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -298,7 +300,9 @@ class MooncakeTier:
 
     def _running(self, deadline: Deadline) -> ClientProcess:
         """Return the process; start it if there is none, or none that is of any use."""
-        with self._lock:
+        if not self._starting.acquire(timeout=deadline.seconds()):
+            raise TimeoutError("Mooncake's client is being started")
+        try:
             process = self._process
             if process is not None and not process.hopeless:
                 return process
@@ -306,13 +310,15 @@ class MooncakeTier:
                 process.kill()
                 self._process = None
             endpoint = tcp_endpoint(self.options.master)
-            with socket.create_connection(endpoint, timeout=deadline.seconds()) as reached:
+            with dial(endpoint, deadline) as reached:
                 host = self.options.host or reached.getsockname()[0]
             settings = m.Settings(
                 "{}:{}".format(*endpoint), host, self.options.protocol, self.options.devices
             )
             self._process = ClientProcess(settings, LANES, self.options.lane_bytes)
             return self._process
+        finally:
+            self._starting.release()
 
     def _finish(self, ended: Outcome, piece: Sequence[_Item], outcomes: list[Outcome]) -> None:
         if ended is not Outcome.OK:

@@ -43,6 +43,7 @@ class EtcdOptions(msgspec.Struct, frozen=True, kw_only=True):
 class _Kv(msgspec.Struct):
     key: str
     value: str = ""
+    lease: int = 0
 
 
 class _Header(msgspec.Struct):
@@ -100,6 +101,11 @@ class Etcd:
         found = self._call("/v3/kv/range", body, _Range)
         entries = [Entry(_bytes(kv.key), _bytes(kv.value)) for kv in found.kvs]
         return Snapshot(entries, found.header.revision)
+
+    def lease_of(self, key: bytes) -> int | None:
+        """Return the lease that a key goes with, 0 if it stays for ever; None: no such key."""
+        found = self._call("/v3/kv/range", {"key": _text(key)}, _Range)
+        return found.kvs[0].lease if found.kvs else None
 
     def changes(self, prefix: bytes, revision: int, silence_s: float) -> Iterator[Sequence[Entry]]:
         """Yield what changes under `prefix` from `revision` on; once nothing at all, when set up.

@@ -94,7 +94,8 @@ class MemberEtcd:
 class EtcdRegistration:
     """Keeps one member registered from construction until `close`; for the target itself.
 
-    If etcd goes away it is tried again and again; a lease that ended meanwhile is replaced.
+    If etcd goes away it is tried again and again; a lease that ended meanwhile is replaced. Who
+    registers the same id later takes it over: this one leaves it alone then, until it is free.
     """
 
     def __init__(self, options: EtcdOptions, member: Member, ttl_s: int = TTL_S) -> None:
@@ -110,6 +111,7 @@ class EtcdRegistration:
         self._lock = threading.Lock()
         self._member = member
         self._put: Member | None = None
+        self._was_ours = False
         self._lease = 0
         pause_s = ttl_s / _KEEP_ALIVES
         name = f"registration of {member.id} in etcd"
@@ -143,9 +145,17 @@ class EtcdRegistration:
         if not self._lease:
             self._put = None
             self._lease = self._etcd.grant(self._ttl_s)
+        owner = self._etcd.lease_of(self._key)
+        if owner is None:
+            self._put = None  # somebody removed it
+        elif self._was_ours and owner != self._lease:
+            raise MembershipError(
+                f"{member.id}: another target has registered this id since; stop one of the two, "
+                "or give each an id of its own"
+            )
         if self._put != member:
             self._etcd.put(self._key, msgspec.json.encode(as_data(member)), self._lease)
-            self._put = member
+            self._put, self._was_ours = member, True
 
 
 def _prefix(options: EtcdOptions) -> bytes:

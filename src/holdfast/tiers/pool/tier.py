@@ -85,7 +85,7 @@ class PoolTier:
         self.lookup = Lookup(self.membership, self.health.trusted, self.health.unsure)
         self.strays = Strays(clock)
         self._losses = Losses(self.lookup.placement())
-        self._trials = Trials(self.lookup, self.health, self.reach, self.options.ask_s)
+        self._trials = Trials(self.lookup, self.health, self.reach, self.options.ask_s, self._keep)
         self.hot = HotSegments(clock)
         self._source = source
         self._lock = threading.Lock()
@@ -203,8 +203,14 @@ class PoolTier:
         self.reach.close()
 
     def _told(self, members: Sequence[Member]) -> None:
-        """Take a list in; whom it leaves out is asked for what it holds as long as routes say."""
         self.membership.observe(members)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Know whom a route may name now; views change with time alone, too.
+
+        Whom the list leaves out is asked for what it holds as long as routes say.
+        """
         listed = [member.id for member in self.membership.views().current.view.members]
         known = [member.id for member in self.lookup.members()]
         self.health.keep(known, listed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from holdfast.tiers.pool.health import PoolHealth
 from holdfast.tiers.pool.lookup import Lookup
 from holdfast.tiers.pool.reach import Reach
@@ -12,13 +14,24 @@ TRIAL_S = 0.25
 
 
 class Trials:
-    """A thread that asks members how they are while they are half open or back from an ejection."""
+    """A thread that asks members how they are while they are half open or back from an ejection.
 
-    def __init__(self, lookup: Lookup, health: PoolHealth, reach: Reach, ask_s: float) -> None:
+    `keep` is called before each look: it says who the members are by then.
+    """
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        health: PoolHealth,
+        reach: Reach,
+        ask_s: float,
+        keep: Callable[[], None],
+    ) -> None:
         self._lookup = lookup
         self._health = health
         self._reach = reach
         self._ask_s = ask_s
+        self._keep = keep
         self._rounds = Rounds("trials of pool members", self.hold, TRIAL_S, TRIAL_S)
 
     def start(self) -> None:
@@ -31,6 +44,7 @@ class Trials:
 
     def hold(self) -> None:
         """Try everybody who is due, until they are up or fail again."""
+        self._keep()
         untried = set(self._health.untried())
         for member in self._lookup.members() if untried else ():
             while member.id in untried and not self._rounds.closing.is_set():
