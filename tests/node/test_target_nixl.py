@@ -88,3 +88,12 @@ def test_a_peer_that_describes_its_memory_wrongly_is_cut_off(served, monkeypatch
     monkeypatch.setattr("holdfast.wire.target_connection.pack_spans", lambda _: bytes(16))
     assert there.get(KEYS[:3]) == 3
     assert there.target.over == "tcp"
+
+
+def test_where_blocks_are_sealed_it_is_not_offered(served, monkeypatch, caplog):
+    there = served(offer=False)
+    monkeypatch.setattr(there.store.states.sealing, "seals", lambda _: True)
+    with caplog.at_level(logging.INFO, "holdfast"):
+        there.service.offer_nixl()
+    assert there.service.agent is None
+    assert "nixl is not offered" in caplog.text

@@ -76,6 +76,19 @@ def test_the_rate_bounds_it_by_the_clock(rig, monkeypatch) -> None:
     assert sum(waited) == pytest.approx(16)  # two seconds a record, none for the last
 
 
+def test_a_step_is_over_in_time_however_slow_the_rate_is_and_says_what_it_owes(
+    rig, monkeypatch
+) -> None:
+    one = rig()
+    one.save(one.chain(1, 9))
+    stop, begun = threading.Event(), one.clock.now()
+    monkeypatch.setattr(stop, "wait", one.clock.advance)
+    found = scrub(one.store, Wish(seconds=1.0, rate=one.world.record_bytes // 100), stop)
+    assert one.clock.now() - begun == pytest.approx(1.0)
+    assert (found["checked"], found["next"]) == (1, 1)
+    assert found["owes_s"] == pytest.approx(99.0, rel=0.01)
+
+
 def test_the_rate_holds_from_step_to_step_of_a_pass(rig, monkeypatch) -> None:
     one = rig()
     one.save(one.chain(1, 9))

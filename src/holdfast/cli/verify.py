@@ -128,6 +128,7 @@ def _all(look: Look, wish: Wish) -> dict[str, Any]:
         checked, nbytes = checked + found["checked"], nbytes + found["bytes"]
         bad += found["bad"]
         wish = wish._replace(start=found["next"])
+        time.sleep(found["owes_s"] if wish.start >= 0 else 0.0)
         if sys.stderr.isatty():
             sys.stderr.write(f"\r\x1b[K{checked:,} copies, {nbytes / MIB:,.0f} MiB, {len(bad)} bad")
             sys.stderr.flush()

@@ -109,7 +109,13 @@ class Service:
         self._staged: Counter[bytes] = Counter()
 
     def offer_nixl(self) -> None:
-        """Make an agent that reaches every arena; where that fails, records go over TCP."""
+        """Make an agent that reaches every arena; where that fails, records go over TCP.
+
+        So they do where blocks are sealed here: what goes out then lies in no arena.
+        """
+        if any(map(self.store.states.sealing.seals, self.store.states.hosts)):
+            _log.info("nixl is not offered: blocks are sealed here, and go over TCP")
+            return
         try:
             agent = Agent("target")
             for host in self.store.states.all_hosts():

@@ -55,15 +55,15 @@ EVERYTHING = Wish()
 def scrub(store: Core, wish: Wish, stop: threading.Event | None = None) -> dict[str, Any]:
     """Read and verify stored copies; un-index what fails. Serving goes on meanwhile.
 
-    `next` is where to go on, -1 at the end.
+    `next` is where to go on, -1 at the end; `owes_s`: how long to wait before, to keep to the rate.
     """
     stop = stop or threading.Event()
     begun, nbytes, checked, following = store.clock.now(), 0, 0, -1
     bad: list[dict[str, str]] = []
     for row in _rows(store.states, wish):
         spent = store.clock.now() - begun
-        if wish.rate and nbytes / wish.rate > spent:  # first: the next step owes nothing
-            stop.wait(nbytes / wish.rate - spent)
+        if wish.rate and nbytes / wish.rate > spent:
+            stop.wait(min(nbytes / wish.rate, wish.seconds) - spent)
             spent = store.clock.now() - begun
         if stop.is_set() or (spent >= wish.seconds and row > wish.start):
             following = row
@@ -76,7 +76,9 @@ def scrub(store: Core, wish: Wish, stop: threading.Event | None = None) -> dict[
                 checked, nbytes = checked + 1, nbytes + size
             if outcome not in (Outcome.OK, Outcome.MISS):
                 bad.append({"tier": store.states.tier_name(tier), "outcome": str(outcome)})
-    return {"checked": checked, "bytes": nbytes, "bad": bad, "next": following}
+    took = nbytes / wish.rate if wish.rate else 0.0
+    owes_s = max(0.0, took - (store.clock.now() - begun))
+    return {"checked": checked, "bytes": nbytes, "bad": bad, "next": following, "owes_s": owes_s}
 
 
 class Scrubber:
@@ -135,6 +137,8 @@ class Scrubber:
             self.corrupt += len(found["bad"])
             if found["bad"]:
                 _log.warning("scrub found and dropped copies=%d", len(found["bad"]))
+            if start >= 0:
+                self._stop.wait(found["owes_s"])
         self.passes += start < 0
 
     def _make_way(self) -> None:

@@ -260,7 +260,8 @@ class States:
             self.rules.gave_up(key, tier)
             self.fill.give(tier, world.domain, world.record_bytes)
             self.index.places[tier][row] = NOWHERE
-            if self.lies(row, HOST) and self._stays_on(tier, world):
+            stays = self.lies(row, HOST) and self._stays_on(tier, world)
+            if stays and self.rules.affords(row, tier):
                 self.waiting[tier - 1][key] = None
             self._settle(row)
 

@@ -29,7 +29,7 @@ from holdfast.wire.lanes import is_one_message, lanes_of
 from holdfast.wire.messages import Refused, Report, Status
 from holdfast.wire.stream import Deadline
 from holdfast.wire.target_connection import Answer, Connection, connect
-from holdfast.wire.window import Road
+from holdfast.wire.window import Detour, Road
 from holdfast.workers import workers
 
 CONNECTIONS = 2
@@ -45,9 +45,6 @@ PUT_BYTES = 66 * MIB
 
 _FETCH_SHARE = 0.8
 """How much of a deadline the target may spend before it sends; the rest is for the way."""
-
-DETOUR_S = 60.0
-"""After a call over NIXL that failed, records go over TCP for so long."""
 
 _OUTCOMES = {str(outcome): outcome for outcome in Outcome}
 
@@ -113,7 +110,7 @@ class Target:
         """What records go over, as of the last connection: nixl or tcp."""
         self._credentials = credentials or Credentials()
         self.road = road
-        self._detour_until = 0.0
+        self._detour = Detour(road)
         self._keep = connections
         self._ways = lanes or min(LANES_MAX, max(1, len(os.sched_getaffinity(0)) // 2))
         self._lock = threading.Lock()
@@ -314,10 +311,13 @@ class Target:
                 raise ConnectionAbortedError("closed by its owner")
             self._free -= 1
             connection = self._idle.pop() if self._idle else None
-        if connection is None or not connection.spent:
+        if connection is None or not (connection.spent or self._outdated(connection)):
             return connection
         connection.close()
         return None
+
+    def _outdated(self, connection: Connection) -> bool:
+        return connection.window is None and self._detour.is_over(connection.made_s)
 
     def _give_back(self, connection: Connection | None) -> None:
         """Give the right back, and the connection if it is still good."""
@@ -333,12 +333,11 @@ class Target:
     def _drop(self, connection: Connection) -> None:
         """Close a connection that failed; if records went over NIXL, they go over TCP for now."""
         if connection.window is not None:
-            self._detour_until = time.monotonic() + DETOUR_S
+            self._detour.begin()
         connection.close()
 
     def _dial(self, deadline: Deadline) -> Connection:
-        detour = time.monotonic() < self._detour_until
-        window = self.road.window() if self.road is not None and not detour else None
+        window = self._detour.window()
         connection = connect(self.address, self._credentials, deadline, window)
         self.incarnation, self.seen_epoch = connection.incarnation, connection.epoch
         over = "tcp" if connection.window is None else "nixl"

@@ -59,6 +59,7 @@ class Connection:
         self.epoch = 0
         self.window = window
         """What records go through; None where they go over this connection."""
+        self.made_s = time.monotonic()
         self.used = False
         """Whether a request was answered on it."""
         self.claims = ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import mmap
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,6 +23,10 @@ LANES = 4
 LANE_BYTES = 72 * MIB
 """Room for 32 records of 2 MiB. Memory is taken only as lanes are used, and what does not fit in
 one goes over TCP."""
+
+DETOUR_S = 60.0
+"""After a call over NIXL that failed, records go over TCP for so long; so they do where a
+connection was made while there was no window."""
 
 _ATTEND_S = 50e-6
 
@@ -144,3 +149,24 @@ class Road:
 def _copy(to: memoryview, part: memoryview | bytes | bytearray) -> None:
     """Copy bytes with the interpreter free for others."""
     np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(part, np.uint8))
+
+
+class Detour:
+    """Whether records to one target go over TCP for now, although there is a road."""
+
+    def __init__(self, road: Road | None) -> None:
+        self._road = road
+        self._until = 0.0
+
+    def begin(self) -> None:
+        """Leave the road for a while: a call over it failed."""
+        self._until = time.monotonic() + DETOUR_S
+
+    def window(self) -> Window | None:
+        """Return what to lay open to a target; None on a detour, or where there is nothing yet."""
+        on_detour = self._road is None or time.monotonic() < self._until
+        return None if on_detour or self._road is None else self._road.window()
+
+    def is_over(self, made_s: float) -> bool:
+        """Whether to connect anew instead of over TCP, which was begun at `made_s`."""
+        return time.monotonic() >= made_s + DETOUR_S and self.window() is not None
