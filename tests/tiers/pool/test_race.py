@@ -22,6 +22,24 @@ def test_a_hot_segment_gets_a_second_copy_and_outlives_its_owner(fleet) -> None:
     assert set(one.read(chain)) == {Outcome.OK}
 
 
+def test_what_was_written_before_it_was_hot_gets_its_second_copy_too(fleet, monkeypatch) -> None:
+    for most in (tier.RACED_BYTES, 1):  # in a race, and one owner after the other
+        monkeypatch.setattr(tier, "RACED_BYTES", most)
+        one = fleet()
+        chain = one.chain(1, 4)
+        one.write(chain)
+        strayed = set()
+        for _ in range(120):
+            assert set(one.read(chain)) == {Outcome.OK}
+            strayed |= one.pool.strayed(chain.keys, WORLD.record_bytes)
+        assert strayed == set(chain.keys)
+        one.write(chain)
+        assert sum(chain.keys[0] in t.records for t in one.targets.values()) == 2
+        for _ in range(40):
+            one.read(chain)
+        assert one.pool.strayed(chain.keys, WORLD.record_bytes) == set()
+
+
 def hot(one):
     """Write a segment that is hot, and return its chain and the two targets that hold it."""
     chain = one.chain(1, 4)

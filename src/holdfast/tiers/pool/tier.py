@@ -268,24 +268,34 @@ class PoolTier:
                 self._count(1, len(batch[index].record) * (outcome is Outcome.OK))
 
     def _read(self, part: Part, batch: Sequence[Get], outcomes: list[Outcome]) -> None:
-        """Ask one member after the other for what is still missing of a segment."""
+        """Ask one member after the other for what is still missing of a segment.
+
+        What came from elsewhere than its owner strayed, and so did what one of two owners has not:
+        it was written before many asked for it.
+        """
         copies = HOT_COPIES if self.hot.hit(part.segment) else 1
         route = self.lookup.route(part.segment, copies)
         left = list(part.indices)
         members, asked = self._order(route), set[Member]()
         nbytes = sum(len(batch[index].into) for index in left)
-        receive = partial(self._receive, route.digest)
+        receive, missed = partial(self._receive, route.digest), False
         if copies > 1 and len(members) > 1 and nbytes <= RACED_BYTES:
             left, asked = self.races.run(members, part, batch, outcomes, receive)
+            missed = len(asked) > 1 or bool(asked and left)
+            if missed:
+                self._note_strays(batch, part.indices[: len(part.indices) - len(left)])
         for member in members:
             if left and member not in asked:
-                before = left
+                before, owns = left, member in route.write
                 left = receive(member, part._replace(indices=left), batch, outcomes)
-                if member not in route.write:
-                    came = before[: len(before) - len(left)]
-                    self.strays.found([batch[index].key for index in came])
+                if missed or not owns:
+                    self._note_strays(batch, before[: len(before) - len(left)])
+                missed |= owns and bool(left) and outcomes[left[0]] is Outcome.MISS
         done = sum(len(batch[i].into) for i in part.indices if outcomes[i] is Outcome.OK)
         self._count(0, done)
+
+    def _note_strays(self, batch: Sequence[Get], came: Sequence[int]) -> None:
+        self.strays.found([batch[index].key for index in came])
 
     def _order(self, route: Route) -> list[Member]:
         """Put the less busy of two owners first; a stand-in may not have the copy."""
