@@ -166,7 +166,9 @@ def _end(tally: Tally, history: History, process: int, heard: BinaryIO, plan: Pl
         tally.fail(f"kill {tally.tried}, {plan.text}: no end within {_STUCK_S:g} s")
         os.kill(process, signal.SIGKILL)
     _, status = os.waitpid(process, 0)
-    killed = os.WIFSIGNALED(status)
+    ending = os.waitstatus_to_exitcode(status)
+    killed = ending == -signal.SIGKILL
+    tally.expect(killed or not ending, f"kill {tally.tried}, {plan.text}: ended with {ending}")
     tally.tried += killed
     tally.counts[f"at {plan.point or 'any moment'}" if killed else "lived on"] += 1
     lines = heard.read().decode().splitlines()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import select
 import signal
 import subprocess
@@ -13,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import yaml
 
@@ -46,9 +45,16 @@ POINTS = ("extent_write", "region_seal", "region_sealed", "commit_packed", "comm
           "descent_written", "region_header")  # fmt: skip
 """Those that an engine's saving makes a node pass."""
 
+PASSES_MAX = 5
+POINTS_PROVEN_AT = 8
+"""With so many cycles a point, every point must have killed."""
+
 _READY_S = 60.0
 _ANSWER_S = 20.0
 _MOMENT_S = 0.12
+_POINT_S = 20.0
+"""Until a point that is armed is passed, by a node that writes all the time."""
+
 _STARTING_S = 0.5
 
 
@@ -104,6 +110,13 @@ class Engine:
         return payload(arena.view[place:], PAYLOAD_BYTES)
 
 
+class Ending(NamedTuple):
+    """How a node ended: its status as `Popen` says it, and whether it was there to be killed."""
+
+    status: int
+    by_itself: bool
+
+
 class NodeProcess:
     """`holdfast serve` in a folder, started with a failpoint and killed at will."""
 
@@ -116,11 +129,13 @@ class NodeProcess:
         disk = {"kind": "disk", "path": f"{folder}/disk", "capacity": 16 * MIB, "region": MIB}
         self._file.write_text(yaml.safe_dump({"listen": self.address, "tiers": [host, disk]}))
         self._process: subprocess.Popen[bytes] | None = None
+        self._ending: Ending | None = None
 
     def start(self, failpoint: str = "") -> None:
         """Start; `serving` tells when it is there, if it ever is."""
         setting = [f"HOLDFAST_FAILPOINT={failpoint}"] if failpoint else []
         argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(self._file)]
+        self._ending = None
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 ["/usr/bin/env", *setting, *argv], stdout=subprocess.PIPE, stderr=log
@@ -133,20 +148,23 @@ class NodeProcess:
         ready, _, _ = select.select([self._process.stdout], [], [], _READY_S)
         return bool(ready) and os.read(self._process.stdout.fileno(), 5) == b"READY"
 
-    def kill(self) -> int:
-        """Kill it, if it still lives; return how it ended, as `Popen` says it."""
-        if self._process is None:
-            return 0
-        self._process.kill()
-        status = self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        return status
+    def await_end(self, seconds: float) -> None:
+        """Wait until it ends by itself, for so long at most."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
 
-    @property
-    def ended(self) -> bool:
-        """Whether it has ended by itself."""
-        return self._process is not None and self._process.poll() is not None
+    def kill(self) -> Ending:
+        """Kill it, if it still lives; return how it ended, each time that it is asked."""
+        if self._process is None:
+            return Ending(0, by_itself=True)
+        if self._ending is None:
+            by_itself = self._process.poll() is not None
+            self._process.kill()
+            self._ending = Ending(self._process.wait(), by_itself)
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+        return self._ending
 
 
 def kill_nodes(order: Order) -> Tally:
@@ -154,53 +172,69 @@ def kill_nodes(order: Order) -> Tally:
     tally = Tally("crash.node", "kills")
     node = NodeProcess(order.folder / "crash-node")
     kept: list[list[bytes]] = []
+    cycles = 0
     for cycle, dice in enumerate(order.rounds(tally)):
-        point = dice.choice(POINTS) + f":{dice.randrange(1, 12)}" if cycle % 2 else ""
-        node.start(point)
+        point = _point(cycle)
+        node.start(f"{point}:{dice.randint(1, PASSES_MAX)}" if point else "")
+        moment = "at any moment"
         if cycle % 8 == 7:  # noqa: PLR2004 - now and then it is killed while it starts
             time.sleep(dice.uniform(0, _STARTING_S))
-            tally.expect(node.kill() in _ENDS, f"cycle {cycle}: a start failed; see its log")
-            tally.counts["while starting"] += 1
+            moment = "while starting"
         else:
-            _one_life(tally, node, kept, dice)
-        tally.tried += 1
+            after_s = _POINT_S if point else dice.uniform(0, _MOMENT_S)
+            _one_life(tally, node, kept, cycle, after_s)
+        _count(tally, f"cycle {cycle}", point, moment, node.kill())
+        cycles += 1
     node.kill()
     read = tally.counts["blocks read and right"]
     tally.expect(read >= tally.tried * CHAIN_BLOCKS, f"{read} blocks read: too few to tell")
+    if cycles >= POINTS_PROVEN_AT * len(POINTS):
+        for point in POINTS:
+            tally.expect(tally.counts[f"at {point}"], f"failpoint {point} never killed")
     return tally
 
 
-_ENDS = (0, -signal.SIGKILL)
+def _point(cycle: int) -> str:
+    """Return the point that ends a cycle, each in its turn; "" where a moment does."""
+    group, at = divmod(cycle, 8)
+    return POINTS[(3 * group + at // 2) % len(POINTS)] if at in {1, 3, 5} else ""
+
+
+def _count(tally: Tally, where: str, point: str, moment: str, ending: Ending) -> None:
+    """Count who ended a node: a failpoint, or this campaign; anything else is wrong."""
+    killed = ending.status == -signal.SIGKILL
+    tally.expect(killed, f"{where}: the node ended by itself, with {ending.status}; see its log")
+    if killed and ending.by_itself:
+        tally.expect(point, f"{where}: somebody else killed the node")
+    tally.tried += killed
+    tally.counts[f"at {point or 'nobody knows what'}" if ending.by_itself else moment] += 1
 
 
 def _one_life(
-    tally: Tally, node: NodeProcess, kept: list[list[bytes]], dice: random.Random
+    tally: Tally, node: NodeProcess, kept: list[list[bytes]], cycle: int, after_s: float
 ) -> None:
-    """Read what earlier lives left, write on, die."""
-    cycle = tally.tried
+    """Read what earlier lives left, and write on until the node dies, or is killed."""
     if not node.serving():
-        tally.expect(node.kill() == -signal.SIGKILL, f"cycle {cycle}: the node did not start")
-        tally.counts["at a failpoint"] += 1
+        tally.expect(node.kill().by_itself, f"cycle {cycle}: no start within {_READY_S:g} s")
         return
     engine = None
     try:
         engine = Engine(node.address)
         engine.await_recovery()
         tally.counts["blocks read and right"] += sum(map(engine.read, kept))
-        _write_until_killed(node, engine, kept, cycle, dice)
-    except (NodeGoneError, RefusedError):
-        pass  # a failpoint: what a dead node does not answer is computed
+        _write_until_killed(node, engine, kept, cycle, after_s)
+    except (NodeGoneError, RefusedError) as error:
+        node.await_end(_ANSWER_S)  # a failpoint: what a dead node does not answer is computed
+        tally.expect(node.kill().by_itself, f"cycle {cycle}: it lives, and says {error!r:.200}")
     except AssertionError as error:
         tally.fail(f"cycle {cycle}: {error}")
     with contextlib.suppress(Exception):  # a dead node's session ends anyhow
         if engine is not None:
             engine.close()
-    tally.counts["at a failpoint" if node.ended else "at any moment"] += 1
-    tally.expect(node.kill() == -signal.SIGKILL, f"cycle {cycle}: the node ended by itself")
 
 
 def _write_until_killed(
-    node: NodeProcess, engine: Engine, kept: list[list[bytes]], cycle: int, dice: random.Random
+    node: NodeProcess, engine: Engine, kept: list[list[bytes]], cycle: int, after_s: float
 ) -> None:
     def write() -> None:
         with contextlib.suppress(NodeGoneError, RefusedError):
@@ -211,10 +245,8 @@ def _write_until_killed(
 
     writer = threading.Thread(target=write, name="campaign-writer")
     writer.start()
-    time.sleep(dice.uniform(0, _MOMENT_S))
-    ended = node.ended
-    if not ended:
-        node.kill()
+    node.await_end(after_s)
+    node.kill()
     writer.join(_ANSWER_S)
     if writer.is_alive():
         raise AssertionError("a save to a killed node did not end")

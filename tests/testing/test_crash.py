@@ -1,0 +1,69 @@
+"""The crash campaign counts as a kill what was one, and knows who did it."""
+
+import os
+import signal
+
+import pytest
+
+from holdfast.testing import crash, crash_node
+from holdfast.testing.campaign import Order, Tally
+
+
+@pytest.fixture
+def order(tmp_path):
+    return Order(tries=6, seed=1, folder=tmp_path, target=None)
+
+
+def test_a_node_that_the_campaign_killed_died_at_no_failpoint(order):
+    tally = crash_node.kill_nodes(order)
+    assert tally.failures == []
+    assert tally.tried == 6
+    points = crash_node.POINTS
+    assert tally.counts["at any moment"] == 3
+    assert [tally.counts[f"at {point}"] for point in points] == [1, 1, 1, 0, 0, 0, 0]
+
+
+def test_a_point_that_never_kills_is_found_out(order, monkeypatch):
+    start = crash_node.NodeProcess.start
+    monkeypatch.setattr(crash_node.NodeProcess, "start", lambda node, _: start(node))
+    monkeypatch.setattr(crash_node, "POINTS", crash_node.POINTS[:2])
+    monkeypatch.setattr(crash_node, "POINTS_PROVEN_AT", 2)
+    monkeypatch.setattr(crash_node, "_POINT_S", 0.01)
+    tally = crash_node.kill_nodes(order._replace(tries=4))
+    assert tally.failures == [
+        "failpoint extent_write never killed",
+        "failpoint region_seal never killed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "by_itself", "point", "tried", "failed"),
+    [
+        (-signal.SIGKILL, True, "region_seal", 1, 0),
+        (-signal.SIGKILL, False, "region_seal", 1, 0),
+        (-signal.SIGKILL, False, "", 1, 0),
+        (-signal.SIGKILL, True, "", 1, 1),
+        (-signal.SIGSEGV, True, "region_seal", 0, 1),
+        (1, True, "", 0, 1),
+    ],
+)
+def test_only_a_kill_that_was_meant_is_right(status, by_itself, point, tried, failed):
+    tally = Tally("crash.node", "kills")
+    ending = crash_node.Ending(status, by_itself)
+    crash_node._count(tally, "cycle 0", point, "at any moment", ending)
+    assert (tally.tried, tally.failed) == (tried, failed)
+    assert tally.counts["at region_seal"] == (by_itself and point == "region_seal")
+
+
+def test_a_store_that_another_signal_ends_was_not_killed(order, monkeypatch):
+    class Broken(crash.Contexts):
+        def save(self, keys):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(crash, "Contexts", Broken)
+    monkeypatch.setattr(crash.failpoints, "POINTS", ("commit_packed",))
+    lives = iter(range(3))
+    order = order._replace(stopped=lambda: next(lives, None) is None)
+    tally = crash.kill_stores(order)
+    assert any("ended with -15" in words for words in tally.failures)
+    assert tally.counts["at commit_packed"] == 0
