@@ -41,6 +41,8 @@ HOST_BYTES = 16 * MIB
 
 _FETCH_EVERY = 16
 _NOW = 1_000_000.0
+_KEY = bytes(range(32))
+_NONCES = b"n" * 64
 
 
 class _Room(NamedTuple):
@@ -184,35 +186,61 @@ def _others(old: object) -> Iterator[tuple[str, Any]]:
         yield from (("", new) for new in (f"{old}x", str(old).upper(), f" {old}"))
 
 
+class _Shown(NamedTuple):
+    """A token as somebody shows it: claims, the secret used, over which nonces, and when."""
+
+    text: str
+    secret: bytes
+    nonces: bytes = _NONCES
+    now: float = _NOW
+
+
 def _tokens(order: Order) -> Tally:
-    """Forge tokens; the right one is let in every time."""
+    """Forge tokens, repeat and keep them; the right one is let in for as long as it holds."""
     tally = Tally("forged.tokens", "tries")
-    key = bytes(range(32))
-    good = token.read(token.issue(key, "node-1", ("read",), TOKEN_S_MAX, _NOW))
-    forgeries: list[Callable[[random.Random], tuple[str, bytes, bytes]]] = [
-        lambda dice: (_flipped(good.text, dice), good.secret, b"n" * 64),
-        lambda dice: (good.text, _bits(good.secret, dice), b"n" * 64),
-        lambda dice: (good.text, good.secret, _bits(b"n" * 64, dice)),
-        lambda dice: (_other_claims(dice), good.secret, b"n" * 64),
-    ]
+    good = token.read(token.issue(_KEY, "node-1", ("read",), TOKEN_S_MAX, _NOW))
+    over = good.claims.expires + token.CLOCK_SKEW_S
+    kinds: dict[str, Callable[[random.Random], _Shown]] = {
+        "other claims": lambda dice: _Shown(_flipped(good.text, dice), good.secret),
+        "another secret": lambda dice: _Shown(good.text, _bits(good.secret, dice)),
+        "other nonces": lambda dice: _Shown(good.text, good.secret, _bits(_NONCES, dice)),
+        "a stranger's": lambda dice: _Shown(_other_claims(dice), good.secret),
+        "kept too long": lambda dice: _Shown(good.text, good.secret, now=over + _while(dice)),
+        "of too long a life": _too_long,
+    }
     for number, dice in enumerate(order.rounds(tally)):
-        text, secret, nonces = dice.choice(forgeries)(dice)
-        shown = token.Token(text, good.claims, secret)
-        proof = token.prove(shown, "peer", nonces)
-        side = token.prove(good, "target", b"n" * 64)
-        admitted = _admits(key, text, proof, b"n" * 64) or _admits(key, good.text, side, b"n" * 64)
-        tally.expect(not admitted, f"round {number}: a forged token was let in: {text!r}")
+        kind = dice.choice(list(kinds))
+        text, secret, nonces, now = kinds[kind](dice)
+        proof = token.prove(token.Token(text, good.claims, secret), "peer", nonces)
+        side = token.prove(good, "target", _NONCES)
+        admitted = _admits(text, proof, now) or _admits(good.text, side, _NOW)
+        tally.expect(not admitted, f"round {number}: {kind} token was let in: {text!r}")
         tally.tried += 1
-    right = _admits(key, good.text, token.prove(good, "peer", b"n" * 64), b"n" * 64)
-    tally.expect(right, "the right token is not let in: nothing is told by the others")
+        tally.counts[kind] += 1
+    proof = token.prove(good, "peer", _NONCES)
+    for now in (_NOW, good.claims.expires - 1.0):
+        right = _admits(good.text, proof, now)
+        tally.expect(right, f"the right token is not let in at {now:.0f}: the others tell nothing")
     return tally
 
 
-def _admits(key: bytes, text: str, proof: bytes, nonces: bytes) -> bool:
+def _admits(text: str, proof: bytes, now: float) -> bool:
     try:
-        return token.proves(token.check(key, text, _NOW), "peer", nonces, proof)
+        return token.proves(token.check(_KEY, text, now), "peer", _NONCES, proof)
     except RefusedError:
         return False
+
+
+def _too_long(dice: random.Random) -> _Shown:
+    """Return a token that holders of the key made for longer than any may live."""
+    ahead_s = token.CLOCK_SKEW_S + 1 + _while(dice)
+    made = token.read(token.issue(_KEY, "node-1", ("read",), TOKEN_S_MAX, _NOW + ahead_s))
+    return _Shown(made.text, made.secret)
+
+
+def _while(dice: random.Random) -> float:
+    """Return a time, in seconds: none, a moment, or up to years."""
+    return dice.choice((0.0, dice.random(), 10 ** dice.uniform(0, 8)))
 
 
 def _bits(data: bytes, dice: random.Random) -> bytes:
