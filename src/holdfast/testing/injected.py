@@ -13,11 +13,13 @@ import random
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from holdfast.clock import ManualClock
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.limits import MIB
 from holdfast.store.store import Store
 from holdfast.testing.campaign import Order, Tally
@@ -43,16 +45,28 @@ SYSTEM_CALLS_SHARE = 400
 
 SECRET = {"default": b"s" * 32}
 CALLS = {
-    "pwritev,pwritev2": ("error=EIO", "error=ENOSPC", "retval=4096"),
-    "preadv,preadv2": ("error=EIO", "retval=4096", "retval=0"),
-    "fdatasync": ("error=EIO", "error=ENOSPC"),
-    "fallocate": ("error=ENOSPC", "error=EIO"),
+    "pwritev": ("pwritev,pwritev2", 10, ("error=EIO", "error=ENOSPC", "retval=4096")),
+    "preadv": ("preadv,preadv2", 12, ("error=EIO", "retval=4096", "retval=0")),
+    "fdatasync": ("fdatasync", 3, ("error=EIO", "error=ENOSPC")),
+    "fallocate": ("fallocate", 1, ("error=ENOSPC", "error=EIO")),
 }
-"""What is made to fail, and how."""
+"""What is made to fail: its system calls, how many of them one thread of a life makes, and how.
 
-WHEN_MAX = 120
+A disk is flushed whenever it is opened, and its room allocated when it is formatted, once.
+"""
+
+_TURNS = ("pwritev", "preadv", "fdatasync", "pwritev", "preadv", "fallocate",
+          "pwritev", "preadv", "pwritev", "preadv")  # fmt: skip
+OPENINGS = 3
+"""How often a life opens its disk; chains that are new, and old ones, each time."""
+
+STRUCK_ONE_IN = 4
+"""Of so many rounds of a kind at least one must have struck."""
+
+_ROUNDS_MIN = 20
 _LIFE_S = 120.0
 _REJECTED = 2
+_UNFORMATTED = "opening 0: ConfigError"
 
 
 def run(order: Order) -> Iterator[Tally]:
@@ -154,10 +168,10 @@ class _Leaping:
         return self._clock.now()
 
 
-def _live(tally: Tally, store: Store, dice: random.Random, where: str) -> None:
+def _live(tally: Tally, store: Store, dice: random.Random, where: str, first: int = 0) -> None:
     """Save and read at random; whatever is read is right, and nothing is raised."""
     contexts = Contexts(store, PAYLOAD_BYTES)
-    chains = [chain_of(f"injected/{number}", CHAIN_BLOCKS) for number in range(CHAINS)]
+    chains = [chain_of(f"injected/{first + number}", CHAIN_BLOCKS) for number in range(CHAINS)]
     try:
         for _ in range(LIFE_ROUNDS):
             chain = dice.choice(chains)
@@ -171,6 +185,26 @@ def _live(tally: Tally, store: Store, dice: random.Random, where: str) -> None:
         tally.fail(f"{where}: {error!r}")
 
 
+class Strike(NamedTuple):
+    """One system call of a life that is made to fail: its kind, and what strace is told."""
+
+    kind: str
+    calls: str
+    inject: str
+
+    @classmethod
+    def drawn(cls, dice: random.Random, number: int) -> Strike:
+        """Draw one; every kind comes up in its turn."""
+        kind = _TURNS[number % len(_TURNS)]
+        calls, most, hows = CALLS[kind]
+        inject = f"inject={calls}:{dice.choice(hows)}:when={dice.randint(1, most)}"
+        return cls(kind, calls, inject)
+
+    def argv(self, strace: str, log: Path) -> list[str]:
+        """Return what a command is put behind for this to happen to it."""
+        return [strace, "-f", "-qq", "-o", str(log), "-e", f"trace={self.calls}", "-e", self.inject]
+
+
 def _in_system_calls(order: Order) -> Tally:
     """Let one system call of a process fail; then let another read what is there."""
     tally = Tally("injected.calls", "faults")
@@ -178,23 +212,28 @@ def _in_system_calls(order: Order) -> Tally:
     tally.skipped = _why_not(strace)
     if tally.skipped or strace is None:
         return tally
+    rounds: Counter[str] = Counter()
     for number, dice in enumerate(order.rounds(tally)):
-        calls = dice.choice(list(CALLS))
-        how = dice.choice(CALLS[calls])
-        when = dice.randrange(1, WHEN_MAX) if calls[0] == "p" else 1
+        if number >= _ROUNDS_MIN + STRUCK_ONE_IN * order.tries:
+            break  # what strikes nothing would go on for ever
+        strike, seed = Strike.drawn(dice, number), f"{order.seed}/{number}"
         folder = order.folder / f"injected-{number}"
-        inject = f"inject={calls}:{how}:when={when}"
-        wrapped = [strace, "-f", "-qq", "-o", f"{folder}.trace", "-e", f"trace={calls}", "-e"]
-        for words, argv in ((inject, [*wrapped, inject]), (f"{inject}, then without", [])):
-            status, said = _life(argv, folder, number)
-            rejected = status == _REJECTED and "ConfigError" in said
-            tally.counts["clean rejects"] += rejected
-            tally.expect(status == 0 or rejected, f"round {number}, {words}: {said[-300:]}")
-        struck = "(INJECTED)" in Path(f"{folder}.trace").read_text()
-        tally.counts["struck"] += struck
-        tally.tried += 1
+        log = folder.with_suffix(".trace")
+        status, said = _life(strike.argv(strace, log), folder, seed)
+        struck, rejected = "(INJECTED)" in log.read_text(), status == _REJECTED
+        where = f"round {number}, {strike.inject}"
+        tally.expect(status == 0 or (struck and rejected), f"{where}: {said[-300:]}")
+        rounds[strike.kind] += 1
+        tally.counts[f"struck {strike.kind}" if struck else "struck nothing"] += 1
+        tally.counts["clean rejects"] += rejected
+        tally.tried += struck and _UNFORMATTED not in said
+        status, said = _life([], folder, seed)
+        tally.expect(status == 0, f"{where}, then without: {said[-300:]}")
         shutil.rmtree(folder, ignore_errors=True)
-    tally.expect(tally.counts["struck"], "no system call was ever made to fail")
+        log.unlink()
+    for kind, count in rounds.items():
+        struck_enough = tally.counts[f"struck {kind}"] >= count // STRUCK_ONE_IN
+        tally.expect(struck_enough, f"of {count} strikes at {kind} too few hit")
     return tally
 
 
@@ -207,9 +246,9 @@ def _why_not(strace: str | None) -> str:
     return "" if done.returncode == 0 else f"strace does not work here: {done.stderr.strip()[:200]}"
 
 
-def _life(wrapped: Sequence[str], folder: Path, number: int) -> tuple[int, str]:
+def _life(wrapped: Sequence[str], folder: Path, seed: str) -> tuple[int, str]:
     """Run a process that saves and reads in a folder; return how it ended and what it said."""
-    argv = [*wrapped, sys.executable, "-m", "holdfast.testing.injected", str(folder), str(number)]
+    argv = [*wrapped, sys.executable, "-m", "holdfast.testing.injected", str(folder), seed]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_LIFE_S, check=False)
     except subprocess.TimeoutExpired:
@@ -217,24 +256,26 @@ def _life(wrapped: Sequence[str], folder: Path, number: int) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def main(folder: str, number: str) -> int:
-    """Live in a folder as a process of its own; 2 where its disk is refused in words."""
+def main(folder: str, seed: str) -> int:
+    """Live in a folder as a process of its own; 2 where its disk was once refused in words."""
     config = DiskConfig(
         path=folder, capacity_bytes=16 * MIB, region_bytes=MIB, reader_threads=1, writer_threads=1
     )
-    try:
-        tier = DiskTier(config)
-    except HoldfastError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - its parent reads it
-        return _REJECTED
-    tally = Tally("life", "faults")
-    with contextlib.closing(Store(HOST_BYTES, [tier], SECRET)) as store:
-        store.start()
-        store.recovery.wait()
-        _live(tally, store, random.Random(number), "this life")  # noqa: S311 - must replay
+    tally, dice, refused = Tally("life", "faults"), random.Random(seed), False  # noqa: S311 - must replay
+    for opening in range(OPENINGS):
+        try:
+            tier = DiskTier(config)
+        except ConfigError as error:
+            print(f"opening {opening}: ConfigError: {error}", file=sys.stderr)  # noqa: T201 - its parent reads it
+            refused = True
+            continue
+        with contextlib.closing(Store(HOST_BYTES, [tier], SECRET)) as store:
+            store.start()
+            store.recovery.wait()
+            _live(tally, store, dice, f"opening {opening}", opening * CHAINS // 2)
     for words in tally.failures:
         print(words, file=sys.stderr)  # noqa: T201 - as above
-    return 1 if tally.failed else 0
+    return 1 if tally.failed else _REJECTED if refused else 0
 
 
 if __name__ == "__main__":
