@@ -1,7 +1,11 @@
-"""Damage to every class of bytes of a disk that is opened again: a miss at worst."""
+"""Damage to every class of bytes of a disk that is opened again: a miss at worst.
+
+What no strike touched must be found again, and a file with one good superblock be opened.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -9,8 +13,17 @@ from typing import TypeAlias
 
 from holdfast.errors import FormatError
 from holdfast.testing.campaign import Order, Tally
-from holdfast.testing.workload import GEOMETRY, REGION_BYTES, REGIONS, Life, check, live
-from holdfast.tiers.disk.region import SECTOR
+from holdfast.testing.workload import (
+    GEOMETRY,
+    REGION_BYTES,
+    REGIONS,
+    Laid,
+    Life,
+    check,
+    live,
+    whole,
+)
+from holdfast.tiers.disk.region import SECTOR, SUPERBLOCKS, parse_superblock
 
 LIVES = 4
 STRIKES_MAX = 3
@@ -46,18 +59,39 @@ def run(order: Order) -> Iterator[Tally]:
             strike(image, *byte_class(name, dice), dice)
             tally.tried += 1
         tally.counts[f"{kind} {name}"] += 1
+        required = _required(image, life)
+        tally.counts["records required"] += len(required)
         try:
-            found, verified = check(image, life.records)
+            found, verified = check(image, life.records, required)
             tally.counts["records right"] += verified
             tally.counts["records detected"] += found - verified
         except FormatError:
             # Both superblocks are lost: the file is refused as a whole, and left as it is.
             tally.counts["files refused"] += 1
-            allowed = name == "superblock" or kind in ("cut", "swap", "copy")
+            allowed = not _uuids(image)
             tally.expect(allowed, f"round {number}: {kind} of a {name}: the file is refused")
         except (AssertionError, KeyError) as error:
             tally.fail(f"round {number}, {kind} of a {name}: {error!r}")
+    required_most = tally.counts["records required"] > tally.tried
+    tally.expect(required_most, "too few records had to be there to tell")
     yield tally
+
+
+def _required(image: bytearray, life: Life) -> dict[Laid, bytes]:
+    """Return the records that no strike touched, of a file that is still known to be this one."""
+    if _uuids(image) != {life.start[16:32]}:
+        return {}
+    before = whole(life.medium.image, life)
+    return {laid: key for laid, key in whole(image, life).items() if before.get(laid) == key}
+
+
+def _uuids(image: bytearray) -> set[bytes]:
+    """Return the files that the superblocks of an image, as far as they parse, say it is."""
+    found = set()
+    for which in range(SUPERBLOCKS):
+        with contextlib.suppress(FormatError):
+            found.add(parse_superblock(bytes(image[which * SECTOR :][:SECTOR])).uuid)
+    return found
 
 
 @cache

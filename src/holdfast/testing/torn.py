@@ -3,18 +3,19 @@
 A power cut leaves a prefix of what was written, and of the writes since the last flush any sectors:
 later ones without earlier ones, half a record, half a footer. Short stretches of a log are cut in
 every way there is. The kill of a process leaves a prefix, whole: then nothing may be missing.
+Which records are whole is told from what was written, not by the code that recovers them.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from holdfast.errors import FormatError
 from holdfast.testing.campaign import Order, Tally
 from holdfast.testing.extents import Write, crash_image
-from holdfast.testing.workload import Life, check, live
+from holdfast.testing.workload import Laid, Life, check, live, whole
 from holdfast.tiers.disk.region import SECTOR
 
 SUBSET_SECTORS = 8
@@ -39,7 +40,7 @@ def _every_subset(order: Order) -> Tally:
         end, window = dice.choice(stretches)
         before = _image_of(life, end - len(window))
         for subset, image in enumerate(_subsets(before, _sectors(window))):
-            _check(tally, image, life, f"round {number}, writes to {end}, subset {subset:b}")
+            _check(tally, image, life, f"round {number}, writes to {end}, subset {subset:b}", {})
         tally.counts["stretches"] += 1
     _expect_something_to_lose(tally)
     return tally
@@ -97,29 +98,36 @@ def _random_sectors(order: Order) -> Tally:
         life = live(dice.randrange(1 << 30))
         for state in range(min(STATES_A_LIFE, order.tries - tally.tried)):
             image = crash_image(life.start, life.medium.log, random.Random(f"{number}/{state}"))  # noqa: S311
-            _check(tally, image, life, f"round {number}, state {state}")
+            _check(tally, image, life, f"round {number}, state {state}", {})
     _expect_something_to_lose(tally)
     return tally
 
 
 def _whole_prefixes(order: Order) -> Tally:
-    """Stop after each write: what was finished is there, and all of it verifies."""
+    """Stop after each write: what was finished and not freed is there, and all of it verifies."""
     tally = Tally("torn.killed", "states")
     for number, dice in enumerate(order.rounds(tally)):
         life = live(dice.randrange(1 << 30))
         image = bytearray(life.start)
         for written, (offset, data) in enumerate(life.medium.log):
             image[offset : offset + len(data)] = data
-            found, verified = _check(tally, image, life, f"round {number}, write {written}")
-            tally.expect(found == verified, f"round {number}, write {written}: a record is torn")
+            required = whole(image, life, written + 1)
+            tally.counts["records required"] += len(required)
+            where = f"round {number}, write {written}"
+            found, verified = _check(tally, image, life, where, required)
+            tally.expect(found == verified, f"{where}: a record is torn")
     _expect_something_to_lose(tally)
+    required_most = tally.counts["records required"] > tally.tried
+    tally.expect(required_most, "too few records had to be there to tell")
     return tally
 
 
-def _check(tally: Tally, image: bytearray, life: Life, where: str) -> tuple[int, int]:
+def _check(
+    tally: Tally, image: bytearray, life: Life, where: str, required: Mapping[Laid, bytes]
+) -> tuple[int, int]:
     tally.tried += 1
     try:
-        found, verified = check(image, life.records)
+        found, verified = check(image, life.records, required)
     except (AssertionError, FormatError, KeyError) as error:
         tally.fail(f"{where}: {error!r}")
         return 0, 0

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+import struct
+import sys
+import zlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from holdfast.blocks.envelope import MARK_BYTES
+from holdfast.blocks.envelope import HEADER_BYTES, MARK_BYTES, stamp
 from holdfast.clock import ManualClock
 from holdfast.codec import pack
 from holdfast.errors import Outcome
@@ -22,13 +26,28 @@ REGIONS = 4
 GEOMETRY = Geometry.of(REGION_BYTES, REGIONS)
 SMALL, LARGE = world_of(SECTOR - 144), world_of(3 * SECTOR - 144)
 
+_REGION = struct.Struct("<4sIQ16sI")
+_MARK = struct.Struct("<4sIQ")
+# How a region and a record begin, as docs/reference/format.md has it.
+
+
+class Laid(NamedTuple):
+    """A record that lies somewhere, in one life of its region."""
+
+    place: Place
+    generation: int
+
 
 class Life(NamedTuple):
-    """What a tier did: its medium with every write, the image before, and each record by key."""
+    """What a tier did: its medium with every write, the image before, and each record by key.
+
+    `freed` has the records that were freed, and how many writes there were until then.
+    """
 
     medium: MemoryExtents
     start: bytes
     records: dict[bytes, bytes]
+    freed: dict[Laid, int]
 
 
 class Checked(NamedTuple):
@@ -60,7 +79,7 @@ def live(seed: int, lives: int = 3, batches: tuple[int, int] = (4, 14)) -> Life:
     """
     dice = random.Random(seed)  # noqa: S311 - lives must replay
     medium, clock = MemoryExtents.formatted(REGION_BYTES, REGIONS, seed), ManualClock()
-    life, number = Life(medium, bytes(medium.image), {}), 0
+    life, number = Life(medium, bytes(medium.image), {}, {}), 0
     for _ in range(lives):
         tier = open_tier(medium, clock, snapshot_s=5.0)
         held = [survivor.place for survivor in tier.survivors()]
@@ -85,24 +104,72 @@ def _batch(tier: DiskTier, life: Life, held: list[Place], number: int, dice: ran
     assert tier.write(puts) == [Outcome.OK] * len(puts)
     held += places
     if dice.random() < 0.2:  # noqa: PLR2004 - now and then
-        tier.free([dice.choice(held)])
+        place = dice.choice(held)
+        tier.free([place])
+        at = GEOMETRY.regions_at + place * SECTOR
+        _, _, generation = _MARK.unpack_from(life.medium.image, at)
+        life.freed.setdefault(Laid(place, generation), len(life.medium.log))
     return number
 
 
-def check(image: bytes | bytearray, records: dict[bytes, bytes]) -> Checked:
+def whole(image: bytes | bytearray, life: Life, writes: int = sys.maxsize) -> dict[Laid, bytes]:
+    """Return the key of each record of a life that an image has whole, wherever it lies.
+
+    A restart has to find those that were not freed within so many `writes`: nothing else excuses
+    their loss. What is whole is told from the bytes written, without what recovers them: a region
+    has an intact header of this file, and the record this region's generation.
+    """
+    uuid, found = life.start[16:32], {}
+    for index in range(REGIONS):
+        start = GEOMETRY.region_at(index)
+        magic, crc, generation, *of = _REGION.unpack_from(image, start)
+        intact = zlib.crc32(image[start + 8 : start + SECTOR]) == crc
+        if (magic, *of) != (b"HFR1", uuid, index) or not intact:
+            continue
+        for sector in range(1, GEOMETRY.region_sectors):
+            at = start + sector * SECTOR
+            key = bytes(image[at + 32 : at + 48])
+            record = life.records.get(key)
+            laid = Laid(Place(index * GEOMETRY.region_sectors + sector), generation)
+            if record is None or (laid in life.freed and life.freed[laid] <= writes):
+                continue
+            if _is_written(image[at : at + len(record)], record, generation):
+                found[laid] = key
+    return found
+
+
+def _is_written(found: bytes | bytearray, record: bytes, generation: int) -> bool:
+    """Whether these bytes are a record as it was written into a life of a region."""
+    end = covered_bytes((SMALL if len(record) == SMALL.record_bytes else LARGE).payload_bytes)
+    if found[MARK_BYTES:end] != record[MARK_BYTES:end]:
+        return False
+    written = bytearray(record[:HEADER_BYTES])
+    stamp(memoryview(written), generation)
+    return found[:MARK_BYTES] == written[:MARK_BYTES]
+
+
+def check(
+    image: bytes | bytearray, records: dict[bytes, bytes], required: Mapping[Laid, bytes]
+) -> Checked:
     """Open a tier on an image and read all it yields.
 
-    Raises AssertionError where a record verifies that is not, byte for byte, what was written;
-    FormatError where the tier refuses the file as a whole.
+    Raises AssertionError where a record verifies that is not, byte for byte, what was written, or
+    one that is `required` is not there; FormatError where the tier refuses the file as a whole.
     """
     tier = open_tier(MemoryExtents(image))
     try:
         survivors = list(tier.survivors())
-        verified = sum(_is_whole(tier, each.place, each.header.key, records) for each in survivors)
+        verified = {
+            (each.place, each.header.key)
+            for each in survivors
+            if _is_whole(tier, each.place, each.header.key, records)
+        }
         places = [survivor.place for survivor in survivors]
         assert len(set(places)) == len(places), "two records in one place"
         assert tier.usage().records == len(survivors), "it counts other records than it yields"
-        return Checked(len(survivors), verified)
+        lost = [laid for laid, key in required.items() if (laid.place, key) not in verified]
+        assert not lost, f"{len(lost)} of {len(required)} whole records are lost, first {lost[0]}"
+        return Checked(len(survivors), len(verified))
     finally:
         tier.close()
 
