@@ -49,6 +49,19 @@ def test_it_counts_and_reports(campaign, reported, tmp_path, capsys):
     assert "soak.made.up" in capsys.readouterr().out
 
 
+def test_one_verdict_of_many_samples_bounds_no_rate():
+    tally = Tally("made.up", "samples")
+    tally.tried, tally.each_may_fail = 300, False
+    assert soak.row_of(tally, 1, 1.0).more["bound_95"] is None
+
+
+def test_rounds_that_come_to_nothing_end(campaign, tmp_path):
+    order = Order(tries=2, seed=1, folder=tmp_path, target=None)
+    tally = Tally("made.up", "tries")
+    rounds = len(list(order.rounds(tally)))
+    assert (rounds, tally.failures) == (66, ["66 rounds, and no more than 0 tries"])
+
+
 def test_one_wrong_answer_fails_it_and_is_told(campaign, tmp_path, capsys):
     assert main(["soak", "made", "--faults", "5", "--seed", "2", "--folder", str(tmp_path)]) == 1
     assert "soak.made.up: try 2 was wrong" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import pytest
 
+from holdfast.cli.soak import open_target
 from holdfast.testing import forged
 from holdfast.testing.campaign import Order
 from holdfast.wire import token
@@ -46,3 +47,12 @@ def test_a_limit_that_is_not_kept_is_found_out(order, monkeypatch, limit, kind):
     monkeypatch.setattr(token, "check", lax)
     tally = forged._tokens(order)
     assert any(kind in words for words in tally.failures)
+
+
+def test_only_names_that_were_asked_for_count(order):
+    order = order._replace(tries=6_000, target=open_target)
+    with forged._room(order) as room:
+        tally = forged._across(room, order)
+    fetches = tally.counts.pop("own contexts read")
+    assert fetches > 2
+    assert tally.tried == sum(tally.counts.values()) + fetches * (forged.ASKED_AT_ONCE + 2)

@@ -38,13 +38,14 @@ def test_what_strikes_nothing_is_not_tried_and_ends(order, lives):
     tally = injected._in_system_calls(order)
     assert tally.tried == 0
     assert set(tally.counts) == {"struck nothing", "clean rejects"}
+    assert "82 rounds, and no more than 0 faults" in tally.failures
     assert any("too few hit" in words for words in tally.failures)
 
 
 def test_a_disk_that_is_not_formatted_is_not_tried(order, lives):
     lives[1].update(status=2, said="opening 0: ConfigError: no room")
     tally = injected._in_system_calls(order)
-    assert (tally.tried, tally.failures) == (0, [])
+    assert (tally.tried, tally.failures) == (0, ["82 rounds, and no more than 0 faults"])
     assert tally.counts["clean rejects"] == sum(
         tally.counts[f"struck {kind}"] for kind in injected.CALLS
     )

@@ -1,5 +1,7 @@
 """The campaigns on the disk tier notice a recovery that loses what is whole."""
 
+import random
+
 import pytest
 
 from holdfast.buffers import aligned_buffer
@@ -43,3 +45,25 @@ def test_a_file_that_is_refused_for_one_bad_superblock_is_found_out(order, monke
 
     monkeypatch.setattr(file, "read_superblock", strict)
     assert any("the file is refused" in words for words in _reopened(order).failures)
+
+
+@pytest.mark.parametrize("kind", reopened.STRIKES)
+@pytest.mark.parametrize("name", reopened.CLASSES)
+def test_every_fault_changes_a_byte(kind, name):
+    for seed in range(10):
+        dice = random.Random(seed)
+        image = bytearray(reopened._lives()[0].medium.image)
+        assert 1 <= reopened._damage(image, name, reopened.STRIKES[kind], dice) <= 3
+        assert image != reopened._lives()[0].medium.image
+
+
+def test_only_strikes_that_changed_a_byte_are_counted(order, monkeypatch):
+    changed = []
+
+    def sometimes(image, start, end, dice):
+        if dice.random() < 0.5:
+            image[start] ^= dice.randrange(1, 256)
+            changed.append(start)
+
+    monkeypatch.setattr(reopened, "STRIKES", {"sometimes": sometimes})
+    assert _reopened(order).tried <= len(changed)

@@ -97,10 +97,11 @@ def open_target(store: Store) -> Iterator[str]:
 
 def row_of(tally: Tally, seed: int, seconds: float) -> Row:
     """Return a tally as a row: its value is how often something was wrong."""
+    bounded = tally.each_may_fail and tally.tried and not tally.failed
     more: dict[str, object] = {
         "tried": tally.tried,
         "of": tally.unit,
-        "bound_95": _BOUND_95 / tally.tried if tally.tried and not tally.failed else None,
+        "bound_95": _BOUND_95 / tally.tried if bounded else None,
         "counts": dict(tally.counts),
         **tally.figures,
         "seed": seed,

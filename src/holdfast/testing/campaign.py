@@ -17,6 +17,10 @@ from typing import NamedTuple, TypeAlias
 
 from holdfast.store.store import Store
 
+ROUNDS_A_TRY = 8
+ROUNDS_MORE = 50
+"""So many rounds at most are made for what was ordered: what does nothing would go on for ever."""
+
 FAILURES_KEPT = 20
 """Failures told in full; more are counted."""
 
@@ -37,6 +41,8 @@ class Tally:
         self.failed = 0
         self.skipped = ""
         """Why nothing was done, where that is so."""
+        self.each_may_fail = True
+        """Whether every try has a verdict, so that few failures in many tries tell of a rate."""
         self.counts: Counter[str] = Counter()
         self.figures: dict[str, float] = {}
         self.failures: list[str] = []
@@ -79,13 +85,17 @@ class Order(NamedTuple):
     def rounds(self, tally: Tally) -> Iterator[random.Random]:
         """Yield the dice of one round after the other until there was enough of it.
 
-        Round `n` of a seed is the same whatever came before it, as far as the code allows.
+        Round `n` of a seed is the same whatever came before it, as far as the code allows. Where
+        rounds come to nothing, they end after some, and that is a failure.
         """
         if not self.wants(tally.what):
             return
         number = 0
         until = time.monotonic() + self.seconds
         while tally.tried < self.tries and time.monotonic() < until and not self.stopped():
+            if number >= ROUNDS_A_TRY * self.tries + ROUNDS_MORE:
+                tally.fail(f"{number} rounds, and no more than {tally.tried} {tally.unit}")
+                return
             yield self.dice(tally.what, number)
             number += 1
             self.said(tally)

@@ -251,7 +251,7 @@ def _strike_the_wire(order: Order) -> Tally:
                 _one_burst(tally, place, line, chain, dice)
             except (AssertionError, ValueError) as error:
                 tally.fail(f"round {number}: {error}")
-            tally.tried += 1
+            tally.tried += line.struck
     return tally
 
 
@@ -272,6 +272,8 @@ def _one_burst(
         except WrongByteError:
             tally.fail(f"round {tally.tried}: bytes damaged on the wire were served")
             return
-    tally.counts["harmless" if landed == CHAIN_BLOCKS else "detected"] += 1
-    tally.counts["struck"] += line.struck
+    if line.struck:
+        tally.counts["harmless" if landed == CHAIN_BLOCKS else "detected"] += 1
+    else:
+        tally.counts["missed the line"] += 1
     assert _mended(place, chain), "saved again, and not served whole"

@@ -97,8 +97,9 @@ def _across(room: _Room, order: Order) -> Tally:
         world, how = _world(room, mine, theirs, dice)
         hits = room.store.held(world, keys).count(1)
         if not number % _FETCH_EVERY:
-            hits += _fetched(room, world, keys)
-            tally.tried += 3 * len(keys)
+            came, asked = _fetched(room, world, keys)
+            hits += came
+            tally.tried += asked
             own = room.chains[mine][number % CONTEXTS]
             right = room.contexts[mine].read(own) == CONTEXT_BLOCKS
             tally.expect(right, f"round {number}: {mine} does not get its own")
@@ -138,14 +139,18 @@ def _world(room: _Room, mine: str, theirs: str, dice: random.Random) -> tuple[Wo
             return own, "another domain's names"
 
 
-def _fetched(room: _Room, world: World, keys: list[bytes]) -> int:
-    """Fetch here, then ask and get over TCP; return the blocks that came."""
+def _fetched(room: _Room, world: World, keys: list[bytes]) -> tuple[int, int]:
+    """Fetch here, then ask and get over TCP; return the blocks that came, and the names asked for.
+
+    A fetch and a get end with the first name that is not there.
+    """
     fetched = room.store.fetch(world, keys, 1.0)
     room.store.release(fetched.lease)
     held = room.target.exist(world, keys, 5.0).held.count(1)
     into = [aligned_buffer(world.record_bytes) for _ in keys[:4]]
-    got = room.target.get(world, keys[:4], into, 5.0).blocks
-    return len(fetched.places) + held + got
+    got = room.target.get(world, keys[: len(into)], into, 5.0).blocks
+    asked = min(len(fetched.places) + 1, len(keys)) + len(keys) + min(got + 1, len(into))
+    return len(fetched.places) + held + got, asked
 
 
 def _fingerprints(store: Store) -> Tally:

@@ -63,7 +63,6 @@ OPENINGS = 3
 STRUCK_ONE_IN = 4
 """Of so many rounds of a kind at least one must have struck."""
 
-_ROUNDS_MIN = 20
 _LIFE_S = 120.0
 _REJECTED = 2
 _UNFORMATTED = "opening 0: ConfigError"
@@ -214,8 +213,6 @@ def _in_system_calls(order: Order) -> Tally:
         return tally
     rounds: Counter[str] = Counter()
     for number, dice in enumerate(order.rounds(tally)):
-        if number >= _ROUNDS_MIN + STRUCK_ONE_IN * order.tries:
-            break  # what strikes nothing would go on for ever
         strike, seed = Strike.drawn(dice, number), f"{order.seed}/{number}"
         folder = order.folder / f"injected-{number}"
         log = folder.with_suffix(".trace")

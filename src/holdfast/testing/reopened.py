@@ -27,6 +27,7 @@ from holdfast.tiers.disk.region import SECTOR, SUPERBLOCKS, parse_superblock
 
 LIVES = 4
 STRIKES_MAX = 3
+ATTEMPTS = 100
 
 
 Strike: TypeAlias = Callable[[bytearray, int, int, random.Random], None]
@@ -55,9 +56,7 @@ def run(order: Order) -> Iterator[Tally]:
         life = dice.choice(_lives())
         image = bytearray(life.medium.image)
         name, (kind, strike) = dice.choice(CLASSES), dice.choice(list(STRIKES.items()))
-        for _ in range(dice.randint(1, STRIKES_MAX)):
-            strike(image, *byte_class(name, dice), dice)
-            tally.tried += 1
+        tally.tried += _damage(image, name, strike, dice)
         tally.counts[f"{kind} {name}"] += 1
         required = _required(image, life)
         tally.counts["records required"] += len(required)
@@ -92,6 +91,23 @@ def _uuids(image: bytearray) -> set[bytes]:
         with contextlib.suppress(FormatError):
             found.add(parse_superblock(bytes(image[which * SECTOR :][:SECTOR])).uuid)
     return found
+
+
+def _damage(image: bytearray, name: str, strike: Strike, dice: random.Random) -> int:
+    """Strike a class of bytes one to three times; return how often.
+
+    What changes no byte, or undoes what was done, is no fault: it strikes again, as long as there
+    may be something left to strike.
+    """
+    undamaged, faults = bytes(image), 0
+    for _ in range(dice.randint(1, STRIKES_MAX)):
+        before = bytes(image)
+        for _ in range(ATTEMPTS):
+            strike(image, *byte_class(name, dice), dice)
+            if image not in (before, undamaged):
+                faults += 1
+                break
+    return faults
 
 
 @cache

@@ -135,8 +135,15 @@ def _samples(
     return auc(one, other)
 
 
-def _compared(what: str, order: Order, ask: Ask, pools: tuple[list[Tokens], list[Tokens]]) -> Tally:
+def _tally(what: str) -> Tally:
+    """Return a tally whose samples have one verdict, all together."""
     tally = Tally(what, "samples")
+    tally.each_may_fail = False
+    return tally
+
+
+def _compared(what: str, order: Order, ask: Ask, pools: tuple[list[Tokens], list[Tokens]]) -> Tally:
+    tally = _tally(what)
     found = _samples(tally, order, ask, pools)
     chance = math.sqrt((tally.tried + 1) / (12 * (tally.tried / 2) ** 2)) if tally.tried else 1.0
     within = max(AUC_WITHIN, _SIGMAS * chance)
@@ -146,7 +153,7 @@ def _compared(what: str, order: Order, ask: Ask, pools: tuple[list[Tokens], list
 
 
 def _control(what: str, order: Order, ask: Ask, pools: tuple[list[Tokens], list[Tokens]]) -> Tally:
-    tally = Tally(what, "samples")
+    tally = _tally(what)
     found = _samples(tally, order._replace(tries=max(SAMPLES_MIN, order.tries // 10)), ask, pools)
     tally.figures["auc"] = found
     tally.expect(found >= CONTROL_AUC_MIN, f"AUC {found:.3f}: own hits do not show")
