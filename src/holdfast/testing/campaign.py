@@ -100,6 +100,11 @@ class Order(NamedTuple):
             number += 1
             self.said(tally)
 
+    def expect_enough(self, tally: Tally, truth: object, words: str) -> None:
+        """Note a failure unless so much was done that it tells something, or it was broken off."""
+        if not self.stopped():
+            tally.expect(truth, words)
+
     def dice(self, what: str, number: int) -> random.Random:
         """Return the dice of one round."""
         return random.Random(f"{self.seed}/{what}/{number}")  # noqa: S311 - rounds must replay

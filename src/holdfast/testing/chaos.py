@@ -132,10 +132,11 @@ def run(order: Order) -> Iterator[Tally]:
     calls.figures["hedges"] = hedging.hedges
     most = hedging.requests * HEDGE_PERCENT / 100 + HEDGES_SAVED_MAX
     calls.expect(hedging.hedges <= most, f"{hedging.hedges} hedges of {hedging.requests} reads")
-    blocks.expect(blocks.tried > 0, "nothing was read")
+    order.expect_enough(blocks, blocks.tried, "nothing was read")
     lies = sum(faults.counts[fault.name] for fault in FAULTS if fault.lies)
     if lies >= LIES_ENOUGH:
-        blocks.expect(blocks.counts["refused"], "no lie was heard: they are too tame")
+        heard = blocks.counts["refused"]
+        order.expect_enough(blocks, heard, "no lie was heard: they are too tame")
     yield from (faults, calls, blocks)
 
 

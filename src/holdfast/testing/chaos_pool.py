@@ -84,6 +84,7 @@ class ChaosTarget:
                 pass_fds=[theirs],
                 stdout=subprocess.DEVNULL,
                 stderr=log,
+                process_group=0,  # an interrupt at the terminal is for who counts, not for targets
             )
 
     def wait(self) -> None:

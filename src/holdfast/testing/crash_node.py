@@ -130,15 +130,21 @@ class NodeProcess:
         self._file.write_text(yaml.safe_dump({"listen": self.address, "tiers": [host, disk]}))
         self._process: subprocess.Popen[bytes] | None = None
         self._ending: Ending | None = None
+        self._pipe = os.pipe()
+        """It ends when the second end closes: with us, whatever becomes of us."""
 
     def start(self, failpoint: str = "") -> None:
         """Start; `serving` tells when it is there, if it ever is."""
         setting = [f"HOLDFAST_FAILPOINT={failpoint}"] if failpoint else []
         argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(self._file)]
-        self._ending = None
+        self._ending, theirs = None, self._pipe[0]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                ["/usr/bin/env", *setting, *argv], stdout=subprocess.PIPE, stderr=log
+                ["/usr/bin/env", *setting, *argv, "--with-parent", str(theirs)],
+                pass_fds=[theirs],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                process_group=0,  # an interrupt at the terminal is for who counts, not for the node
             )
 
     def serving(self) -> bool:
@@ -166,11 +172,30 @@ class NodeProcess:
                 self._process.stdout.close()
         return self._ending
 
+    def close(self) -> None:
+        """End it for good."""
+        self.kill()
+        for end in self._pipe:
+            os.close(end)
+
 
 def kill_nodes(order: Order) -> Tally:
     """Start, read everything, write until killed, again."""
     tally = Tally("crash.node", "kills")
-    node = NodeProcess(order.folder / "crash-node")
+    with contextlib.closing(NodeProcess(order.folder / "crash-node")) as node:
+        cycles = _cycles(order, tally, node)
+    read = tally.counts["blocks read and right"]
+    read_most = read >= tally.tried * CHAIN_BLOCKS
+    order.expect_enough(tally, read_most, f"{read} blocks read: too few to tell")
+    if cycles >= POINTS_PROVEN_AT * len(POINTS):
+        for point in POINTS:
+            killed = tally.counts[f"at {point}"]
+            order.expect_enough(tally, killed, f"failpoint {point} never killed")
+    return tally
+
+
+def _cycles(order: Order, tally: Tally, node: NodeProcess) -> int:
+    """Let a node live and end as often as ordered; return how often."""
     kept: list[list[bytes]] = []
     cycles = 0
     for cycle, dice in enumerate(order.rounds(tally)):
@@ -185,13 +210,7 @@ def kill_nodes(order: Order) -> Tally:
             _one_life(tally, node, kept, cycle, after_s)
         _count(tally, f"cycle {cycle}", point, moment, node.kill())
         cycles += 1
-    node.kill()
-    read = tally.counts["blocks read and right"]
-    tally.expect(read >= tally.tried * CHAIN_BLOCKS, f"{read} blocks read: too few to tell")
-    if cycles >= POINTS_PROVEN_AT * len(POINTS):
-        for point in POINTS:
-            tally.expect(tally.counts[f"at {point}"], f"failpoint {point} never killed")
-    return tally
+    return cycles
 
 
 def _point(cycle: int) -> str:
@@ -215,6 +234,7 @@ def _one_life(
 ) -> None:
     """Read what earlier lives left, and write on until the node dies, or is killed."""
     if not node.serving():
+        node.await_end(_ANSWER_S)  # it says nothing more some time before it is gone
         tally.expect(node.kill().by_itself, f"cycle {cycle}: no start within {_READY_S:g} s")
         return
     engine = None

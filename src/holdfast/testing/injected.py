@@ -230,7 +230,7 @@ def _in_system_calls(order: Order) -> Tally:
         log.unlink()
     for kind, count in rounds.items():
         struck_enough = tally.counts[f"struck {kind}"] >= count // STRUCK_ONE_IN
-        tally.expect(struck_enough, f"of {count} strikes at {kind} too few hit")
+        order.expect_enough(tally, struck_enough, f"of {count} strikes at {kind} too few hit")
     return tally
 
 
@@ -247,7 +247,14 @@ def _life(wrapped: Sequence[str], folder: Path, seed: str) -> tuple[int, str]:
     """Run a process that saves and reads in a folder; return how it ended and what it said."""
     argv = [*wrapped, sys.executable, "-m", "holdfast.testing.injected", str(folder), seed]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_LIFE_S, check=False)
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=_LIFE_S,
+            check=False,
+            process_group=0,  # an interrupt at the terminal is not for this life
+        )
     except subprocess.TimeoutExpired:
         return -1, f"no end within {_LIFE_S:g} s"
     return done.returncode, done.stderr

@@ -72,7 +72,7 @@ def run(order: Order) -> Iterator[Tally]:
         except (AssertionError, KeyError) as error:
             tally.fail(f"round {number}, {kind} of a {name}: {error!r}")
     required_most = tally.counts["records required"] > tally.tried
-    tally.expect(required_most, "too few records had to be there to tell")
+    order.expect_enough(tally, required_most, "too few records had to be there to tell")
     yield tally
 
 

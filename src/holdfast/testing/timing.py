@@ -156,5 +156,5 @@ def _control(what: str, order: Order, ask: Ask, pools: tuple[list[Tokens], list[
     tally = _tally(what)
     found = _samples(tally, order._replace(tries=max(SAMPLES_MIN, order.tries // 10)), ask, pools)
     tally.figures["auc"] = found
-    tally.expect(found >= CONTROL_AUC_MIN, f"AUC {found:.3f}: own hits do not show")
+    order.expect_enough(tally, found >= CONTROL_AUC_MIN, f"AUC {found:.3f}: own hits do not show")
     return tally

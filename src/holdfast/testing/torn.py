@@ -42,7 +42,7 @@ def _every_subset(order: Order) -> Tally:
         for subset, image in enumerate(_subsets(before, _sectors(window))):
             _check(tally, image, life, f"round {number}, writes to {end}, subset {subset:b}", {})
         tally.counts["stretches"] += 1
-    _expect_something_to_lose(tally)
+    _expect_something_to_lose(tally, order)
     return tally
 
 
@@ -99,7 +99,7 @@ def _random_sectors(order: Order) -> Tally:
         for state in range(min(STATES_A_LIFE, order.tries - tally.tried)):
             image = crash_image(life.start, life.medium.log, random.Random(f"{number}/{state}"))  # noqa: S311
             _check(tally, image, life, f"round {number}, state {state}", {})
-    _expect_something_to_lose(tally)
+    _expect_something_to_lose(tally, order)
     return tally
 
 
@@ -116,9 +116,9 @@ def _whole_prefixes(order: Order) -> Tally:
             where = f"round {number}, write {written}"
             found, verified = _check(tally, image, life, where, required)
             tally.expect(found == verified, f"{where}: a record is torn")
-    _expect_something_to_lose(tally)
+    _expect_something_to_lose(tally, order)
     required_most = tally.counts["records required"] > tally.tried
-    tally.expect(required_most, "too few records had to be there to tell")
+    order.expect_enough(tally, required_most, "too few records had to be there to tell")
     return tally
 
 
@@ -136,6 +136,7 @@ def _check(
     return found, verified
 
 
-def _expect_something_to_lose(tally: Tally) -> None:
+def _expect_something_to_lose(tally: Tally, order: Order) -> None:
     right = tally.counts["records right"]
-    tally.expect(right > tally.tried, f"{right} records in {tally.tried} states: too few to tell")
+    words = f"{right} records in {tally.tried} states: too few to tell"
+    order.expect_enough(tally, right > tally.tried, words)
