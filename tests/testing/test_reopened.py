@@ -52,9 +52,9 @@ def test_a_file_that_is_refused_for_one_bad_superblock_is_found_out(order, monke
 def test_every_fault_changes_a_byte(kind, name):
     for seed in range(10):
         dice = random.Random(seed)
-        image = bytearray(reopened._lives()[0].medium.image)
+        image = bytearray(reopened._lives()[0][0].medium.image)
         assert 1 <= reopened._damage(image, name, reopened.STRIKES[kind], dice) <= 3
-        assert image != reopened._lives()[0].medium.image
+        assert image != reopened._lives()[0][0].medium.image
 
 
 def test_only_strikes_that_changed_a_byte_are_counted(order, monkeypatch):

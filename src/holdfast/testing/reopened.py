@@ -53,12 +53,12 @@ def run(order: Order) -> Iterator[Tally]:
     """Strike one to three times, open, read everything."""
     tally = Tally("reopened", "faults")
     for number, dice in enumerate(order.rounds(tally)):
-        life = dice.choice(_lives())
+        life, before = dice.choice(_lives())
         image = bytearray(life.medium.image)
         name, (kind, strike) = dice.choice(CLASSES), dice.choice(list(STRIKES.items()))
         tally.tried += _damage(image, name, strike, dice)
         tally.counts[f"{kind} {name}"] += 1
-        required = _required(image, life)
+        required = _required(image, life, before)
         tally.counts["records required"] += len(required)
         try:
             found, verified = check(image, life.records, required)
@@ -76,11 +76,10 @@ def run(order: Order) -> Iterator[Tally]:
     yield tally
 
 
-def _required(image: bytearray, life: Life) -> dict[Laid, bytes]:
+def _required(image: bytearray, life: Life, before: dict[Laid, bytes]) -> dict[Laid, bytes]:
     """Return the records that no strike touched, of a file that is still known to be this one."""
     if _uuids(image) != {life.start[16:32]}:
         return {}
-    before = whole(life.medium.image, life)
     return {laid: key for laid, key in whole(image, life).items() if before.get(laid) == key}
 
 
@@ -111,8 +110,10 @@ def _damage(image: bytearray, name: str, strike: Strike, dice: random.Random) ->
 
 
 @cache
-def _lives() -> list[Life]:
-    return [live(seed) for seed in range(LIVES)]
+def _lives() -> list[tuple[Life, dict[Laid, bytes]]]:
+    """Return some lives, and what is whole at the end of each."""
+    lives = [live(seed) for seed in range(LIVES)]
+    return [(life, whole(life.medium.image, life)) for life in lives]
 
 
 def byte_class(name: str, dice: random.Random) -> tuple[int, int]:
@@ -163,7 +164,7 @@ def _copy(image: bytearray, start: int, _: int, dice: random.Random) -> None:
 
 def _mix(image: bytearray, start: int, end: int, dice: random.Random) -> None:
     """An older or younger image's bytes of this class."""
-    image[start:end] = dice.choice(_lives()).medium.image[start:end]
+    image[start:end] = dice.choice(_lives())[0].medium.image[start:end]
 
 
 STRIKES: dict[str, Strike] = {
