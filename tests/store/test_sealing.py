@@ -387,7 +387,7 @@ def test_a_record_that_goes_to_another_host_is_sealed(house):
     one = house()
     one.save()
     fetched = one.store.lend(one.world(), one.chain(), 5)
-    sent = one.store.outgoing(one.world(), fetched.places)
+    sent = one.store.outgoing(one.world(), fetched.lease, fetched.places)
     key = one.ring.current(one.world().domain)
     assert len(sent) == 6
     for record, name in zip(sent, one.chain(), strict=True):

@@ -256,7 +256,7 @@ class TargetSession:
     def _send(self, order: _Order, lent: Fetched) -> None:
         """Send what was lent, which stays where it is meanwhile, however slow the peer is."""
         asked, world, line = order.asked, order.world, self._service.line
-        records = self._store.outgoing(world, lent.places)
+        records = self._store.outgoing(world, lent.lease, lent.places)
         outcome = lent.outcome if len(records) == len(lent.places) else Outcome.LATE
         reason = "" if outcome is Outcome.OK else lent.reason
         reply = m.Records(len(records), outcome, reason, self._service.epoch)

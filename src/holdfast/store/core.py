@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -54,6 +55,8 @@ class Core:
         self.audit = AuditLog()
         self.ring_read_at = self.clock.now()
         self.ring_lost = False
+        self.erasing = threading.Lock()
+        """Held by who forgets what was erased: one at a time."""
         self.cold = False
         """Whether the public domain's blocks are to be brought to memory."""
         self.publisher = b""
@@ -151,15 +154,21 @@ class Core:
         """Return the record that lies at a place of a lease; good while the lease is."""
         return self.states.host(world).view(Place(place), world.record_bytes)
 
-    def outgoing(self, world: World, places: Sequence[int]) -> list[memoryview]:
+    def outgoing(self, world: World, lease: int, places: Sequence[int]) -> list[memoryview]:
         """Return the records of a lease as another host may see them: sealed, if they are to be.
 
-        Up to one that can not be sealed. Good while the lease is.
+        Up to one that can not be sealed; none of a lease that ended. Good while the lease is.
         """
         view, size = self.states.host(world).view, world.record_bytes
         records = [view(Place(place), size) for place in places]
         sealing = self.states.sealing
-        return sealing.twins(records, world.domain) if sealing.seals(world.domain) else records
+        if not sealing.seals(world.domain):
+            return records
+        sealers = [sealing.sealer(record, world.domain) for record in records]
+        with self.states.lock:
+            if lease not in self.states.leases:  # erased: these may be the keys of what came after
+                return []
+        return sealing.twins(records, sealers)
 
     @property
     def host_bytes(self) -> int:

@@ -3,7 +3,8 @@
 To erase a domain its data keys are destroyed, and everything that is known or held of it here is
 forgotten. What lies on a disk, on a pool's targets or in a bucket stays there, and is noise.
 Engines of the domain get misses, and leases that ended: what they copied under one does not count.
-Slots go back to the kernel, which clears them.
+Slots go back to the kernel, which clears them. Until all is forgotten nothing of the domain is
+sealed or published: the key that comes next must not seal what was erased.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ def erase(store: Core, name: str) -> dict[str, Any]:
         )
     domain = store.domain(name)[1]
     elsewhere = _elsewhere(store, domain)
-    # In this order: what comes up while blocks are forgotten can not be opened any more.
-    epochs = ring.erase(name)
-    blocks = forget_domain(store, domain)
+    with store.erasing:
+        epochs = ring.erase(name)
+        blocks = _forget_erased(store, ring, domain)
     store.audit.record("erase", domain=name, epochs=epochs, blocks=blocks)
     _condemn(store, elsewhere)
     return {"domain": name, "epochs": epochs, "blocks": blocks, "everywhere": not ring.derives}
@@ -97,29 +98,52 @@ def follow(store: Core) -> None:
             store.audit.record("ring", state="back")
             store.cold = True
         store.ring_read_at, store.ring_lost = store.clock.now(), False
-    for domain in ring.erased():
-        blocks = forget_domain(store, domain)
-        store.audit.record("erased elsewhere", domain=ring.name(domain), blocks=blocks)
+    if ring.erased() and store.erasing.acquire(blocking=False):  # else somebody is at it
+        try:
+            for domain in ring.erased():
+                blocks = _forget_erased(store, ring, domain)
+                store.audit.record("erased elsewhere", domain=ring.name(domain), blocks=blocks)
+        finally:
+            store.erasing.release()
 
 
 def forget_domain(store: Core, domain: bytes) -> int:
     """End a domain's leases and tickets and forget its blocks on all tiers; return how many."""
     states = store.states
     with states.lock:
-        states.erasures[domain] += 1
-        for number, lease in list(states.leases.items()):
-            if any(states.index.world(row).domain == domain for row in lease.rows):
-                states.release(number)
-        for number, ticket in list(states.tickets.items()):
-            if ticket.world.domain == domain:
-                del states.tickets[number]
-                store.rest(ticket, store.clock.now() + RECLAIM_S)
+        _end(store, domain)
         rows = iter(_rows(store, domain))
     blocks = 0
     while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
         with states.lock:
             blocks += sum(_forget(states, row, domain) for row in some)
     return blocks
+
+
+def _forget_erased(store: Core, ring: KeyRing, domain: bytes) -> int:
+    """Forget an erased domain's blocks; only then may its new key seal. Return how many.
+
+    What began meanwhile, from a block that was not forgotten yet, ends with it.
+    """
+    erasures = ring.erased().get(domain, 0)
+    blocks = forget_domain(store, domain)
+    with store.states.lock:
+        _end(store, domain)
+        ring.forgotten(domain, erasures)
+    return blocks
+
+
+def _end(store: Core, domain: bytes) -> None:
+    """End a domain's leases, tickets and whatever else is under way of it; under the lock."""
+    states = store.states
+    states.erasures[domain] += 1
+    for number, lease in list(states.leases.items()):
+        if any(states.index.world(row).domain == domain for row in lease.rows):
+            states.release(number)
+    for number, ticket in list(states.tickets.items()):
+        if ticket.world.domain == domain:
+            del states.tickets[number]
+            store.rest(ticket, store.clock.now() + RECLAIM_S)
 
 
 def leave_memory(store: Core, domain: bytes) -> None:

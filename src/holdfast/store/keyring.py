@@ -71,6 +71,9 @@ class KeyRing:
     the epoch, so that nodes that share no ring read each other's records; whoever keeps the secret
     keeps them too. Thread-safe. Raises FormatError for a file that is damaged or not a ring, and
     leaves it as it is.
+
+    A domain that was erased, here or by another node, has no key that seals until `forgotten` says
+    that nothing of it is left in the clear: the new key would make what was erased readable again.
     """
 
     def __init__(self, path: Path | None, *, derives: bool = False) -> None:
@@ -83,7 +86,7 @@ class KeyRing:
         self._domains: dict[str, RingDomain] = {}
         self._keys: dict[bytes, dict[int, DataKey]] = {}
         self._erasures: dict[bytes, int] = {}
-        self._erased: set[bytes] = set()
+        self._erased: dict[bytes, int] = {}
         self._seen: tuple[int, int, int] | None = None
         if path is not None and path.exists():
             self._domains = self._read(path)
@@ -116,9 +119,10 @@ class KeyRing:
         return list(self._owners)
 
     def current(self, domain: bytes) -> DataKey | None:
-        """Return the data key that seals now; None for a domain that is not ours."""
+        """Return the data key that seals now; None for a domain that is not ours, or is erased."""
         keys = self._keys.get(domain)
-        return keys[max(keys)] if keys else None
+        # In this order: a key that came with an erasure was there after its mark.
+        return keys[max(keys)] if keys and domain not in self._erased else None
 
     def find(self, domain: bytes, epoch: int, key_id: bytes) -> DataKey | None:
         """Return the data key that a header names; None if it is not on the ring (any more)."""
@@ -126,8 +130,12 @@ class KeyRing:
         return key if key is not None and key.key_id == key_id else None
 
     def erasures(self, domain: bytes) -> int:
-        """Return how often a domain was erased; what is sealed before and after differs in it."""
+        """Return how many erasures of a domain this process has seen."""
         return self._erasures.get(domain, 0)
+
+    def is_away(self, domain: bytes) -> bool:
+        """Return whether a domain's keys are away for now: forgotten, or not to be used yet."""
+        return self.suspended or domain in self._erased
 
     def rotate(self, name: str) -> int:
         """Begin another epoch, which seals from now on; return its number."""
@@ -145,7 +153,7 @@ class KeyRing:
         domain = self._domain(name)
         with self._lock:
             before = len(self._domains[domain.hex()].epochs)
-            self._change(domain, _erased)
+            self._change(domain, _without_keys)
             return before
 
     def look(self) -> None:
@@ -161,12 +169,9 @@ class KeyRing:
                 return
             before, self._domains = self._domains, self._read(self.path)
             seen, self._seen = self._seen, None  # until all of it is understood
+            self._note_erasures(before)
             damaged: FormatError | None = None
             for domain in self._owners:
-                was = before.get(domain.hex(), RingDomain(""))
-                now = self._domains.get(domain.hex(), RingDomain("", erasures=was.erasures + 1))
-                if now.erasures > was.erasures:
-                    self._erased.add(domain)
                 try:
                     self._load(domain)
                 except FormatError as error:
@@ -175,11 +180,19 @@ class KeyRing:
                 raise damaged
             self._seen, self.suspended = seen, False
 
-    def erased(self) -> list[bytes]:
-        """Return the domains that other nodes were seen to have erased, each once."""
+    def erased(self) -> dict[bytes, int]:
+        """Return the domains that were erased and of which not all is forgotten yet.
+
+        For each how many erasures of it were seen, as `forgotten` wants to be told.
+        """
         with self._lock:
-            erased, self._erased = list(self._erased), set()
-            return erased
+            return dict(self._erased)
+
+    def forgotten(self, domain: bytes, erasures: int) -> None:
+        """Say that nothing from before so many erasures is left: the domain's keys seal again."""
+        with self._lock:
+            if self._erased.get(domain) == erasures:
+                del self._erased[domain]
 
     def suspend(self) -> None:
         """Forget every data key until `look` can read the file again: nothing opens meanwhile."""
@@ -237,7 +250,8 @@ class KeyRing:
             domains = {**self._domains, domain.hex(): changed}
             if self.path is not None:
                 self._write(self.path, domains)
-            self._domains = domains
+            before, self._domains = self._domains, domains
+            self._note_erasures(before)
             for each in self._owners:
                 if each.hex() in domains:
                     self._load(each)
@@ -252,6 +266,17 @@ class KeyRing:
                 f"keyring: {str(path)!r} can not be read: {error.strerror}; nothing was changed; "
                 "put it back, or restart the node to begin another"
             ) from error
+
+    def _note_erasures(self, before: dict[str, RingDomain]) -> None:
+        """Mark the domains whose keys went, before any new key of theirs is here.
+
+        One that left the ring, or came back to it, counts: nobody knows what was done meanwhile.
+        """
+        for domain in self._erasures:
+            was, now = before.get(domain.hex()), self._domains.get(domain.hex())
+            if (was is None) != (now is None) or (was and now and now.erasures > was.erasures):
+                self._erasures[domain] += 1
+                self._erased[domain] = self._erasures[domain]
 
     def _load(self, domain: bytes) -> None:
         """Unwrap what is on the ring for one of our domains; forget what is not."""
@@ -273,8 +298,7 @@ class KeyRing:
             keys[each.epoch] = (
                 before if before and same else DataKey(secret_memory(secret), each.epoch)
             )
-        # In this order: whoever sealed with a new key finds the new number afterwards.
-        self._erasures[domain] = known.erasures
+        self._erasures.setdefault(domain, 0)
         self._keys[domain] = keys
 
     def _read(self, path: Path) -> dict[str, RingDomain]:
@@ -348,7 +372,7 @@ def _retired(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
     return msgspec.structs.replace(known, epochs=known.epochs[-1:])
 
 
-def _erased(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
+def _without_keys(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
     gone = msgspec.structs.replace(known, epochs=[], erasures=known.erasures + 1)
     return _begun(gone, owner, domain)
 

@@ -49,7 +49,7 @@ class Sealing:
 
     def is_away(self, domain: bytes) -> bool:
         """Return whether a domain's keys are away for now: nothing of it is served or judged."""
-        return domain in self._sealed and self.ring is not None and self.ring.suspended
+        return domain in self._sealed and self.ring is not None and self.ring.is_away(domain)
 
     def sealer(self, record: memoryview, domain: bytes) -> Sealer | Outcome:
         """Return what seals a plain record: CORRUPT if its header is damaged, GONE without a key.
@@ -61,9 +61,10 @@ class Sealing:
             return Outcome.GONE
         return key.sealer(record, secrets.token_bytes(NONCE_BYTES)) or Outcome.CORRUPT
 
-    def twins(self, records: Sequence[memoryview], domain: bytes) -> list[memoryview]:
+    def twins(
+        self, records: Sequence[memoryview], sealers: Sequence[Sealer | Outcome]
+    ) -> list[memoryview]:
         """Return sealed twins of leading records, in memory of their own: up to a damaged one."""
-        sealers = [self.sealer(record, domain) for record in records]
         twins = []
         for record, sealer in zip(records, sealers, strict=True):
             into = aligned_buffer(len(record))
@@ -102,7 +103,7 @@ class Sealing:
         return key.open(record) if key else Outcome.MISS
 
     def erasures(self, domain: bytes) -> int:
-        """Return how often the ring says that a domain was erased."""
+        """Return how many erasures of a domain the ring has seen."""
         return self.ring.erasures(domain) if self.ring else 0
 
     def checks(self, header: Header) -> bool:

@@ -1,0 +1,155 @@
+"""While a domain is erased nothing of it is sealed: the next key never opens what was erased."""
+
+import threading
+from functools import partial
+
+import pytest
+
+from holdfast.store import domains
+from holdfast.store.keyring import KeyRing
+from holdfast.testing.memory import MemoryTier, SharedMemoryTier
+
+BLOCKS = 6
+
+
+class SlowToAnswerTier(SharedMemoryTier):
+    """A shared tier that is asked what it has, and answers when it is let."""
+
+    def __init__(self, records):
+        super().__init__(records)
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    def known(self, batch):
+        self.asked.set()
+        assert self.answers.wait(60)
+        return [False] * len(batch)
+
+
+@pytest.fixture
+def sealed(rig, tmp_path):
+    """Make stores that write nothing until told, and whose domain is sealed under one ring file."""
+
+    def make(tier):
+        one = rig(tier=tier)
+        ring = KeyRing(tmp_path / "ring.json")
+        ring.enrol("default", b"s" * 32)
+        one.store.seal_with(ring)
+        one.store.write_behind = False
+        return one
+
+    return make
+
+
+def line_up(one):
+    """Have everything written that is in memory, and what is lent not be lost for it."""
+    states = one.store.states
+    with states.lock:
+        states.write_through(list(states.index.rows()))
+    one.store.ladder.wake()
+
+
+def write_all(one):
+    line_up(one)
+    one.settle_writes()
+
+
+def test_what_waits_to_be_written_is_not_sealed_with_the_key_that_comes_next(sealed, monkeypatch):
+    far = {}
+    one = sealed(SharedMemoryTier(far))
+    one.save(one.chain(1, BLOCKS))
+    forget = domains.forget_domain
+
+    def written_first(store, domain):
+        write_all(one)
+        return forget(store, domain)
+
+    monkeypatch.setattr(domains, "forget_domain", written_first)
+    one.store.erase("default")
+    assert far == {}
+    assert one.save(one.chain(2, BLOCKS)) == BLOCKS
+    write_all(one)
+    assert len(far) == BLOCKS, "what is saved afterwards is written"
+
+
+def test_what_set_out_while_rows_were_forgotten_is_not_sealed_afterwards(sealed, monkeypatch):
+    far = {}
+    one = sealed(SlowToAnswerTier(far))
+    one.save(one.chain(1, BLOCKS))
+    listed = domains._rows
+
+    def then_set_out(found):
+        line_up(one)
+        assert one.tier.asked.wait(60)
+        yield from found
+
+    def rows(store, domain):
+        found = listed(store, domain)
+        if store.states.erasures[domain]:  # no more than this is to be forgotten
+            return then_set_out(found)
+        return found
+
+    monkeypatch.setattr(domains, "_rows", rows)
+    one.store.erase("default")
+    one.tier.answers.set()
+    one.settle_writes()
+    assert far == {}
+
+
+def test_a_node_that_sees_an_erasure_seals_nothing_until_it_has_forgotten(sealed):
+    far = {}
+    one, other = sealed(MemoryTier(1 << 20)), sealed(SharedMemoryTier(far))
+    old, new = other.chain(1, BLOCKS), other.chain(2, BLOCKS)
+    other.save(old)
+    one.store.erase("default")
+    other.store.states.sealing.ring.look()  # as who reads a record of the new epoch does
+    write_all(other)
+    assert far == {}
+    assert other.save(new) == 0
+    domains.follow(other.store)
+    assert other.read(old) == 0
+    assert other.save(new) == BLOCKS
+    write_all(other)
+    assert set(far) == set(new.keys)
+
+
+def test_leases_of_what_was_not_forgotten_yet_end_too(sealed, monkeypatch):
+    one = sealed(SharedMemoryTier({}))
+    chain, lent = one.chain(1, BLOCKS), []
+    one.save(chain)
+    forget = domains._forget
+
+    def lent_first(*args):
+        lent.append(one.store.lend(one.world, chain.keys, 5.0))
+        return forget(*args)
+
+    monkeypatch.setattr(domains, "_forget", lent_first)
+    one.store.erase("default")
+    assert len(lent[0].places) == BLOCKS
+    assert one.store.outgoing(one.world, lent[0].lease, lent[0].places) == []
+    assert not one.store.release(lent[0].lease)
+    for each in lent[1:]:
+        one.store.release(each.lease)
+    assert one.nothing_is_left_over()
+
+
+def test_what_was_lent_before_an_erasure_does_not_go_out_after_it(sealed):
+    one = sealed(SharedMemoryTier({}))
+    one.save(chain := one.chain(1, BLOCKS))
+    lent, states = one.store.lend(one.world, chain.keys, 5.0), one.store.states
+    rows = states.index.find_all(chain.keys)
+    states.pin(rows)  # somebody else reads them, so their slots are not cleared yet
+    one.store.erase("default")
+    assert states.sealing.ring.current(one.world.domain) is not None
+    assert one.store.outgoing(one.world, lent.lease, lent.places) == []
+    states.unpin(rows)
+
+
+def test_two_erasures_at_once_leave_a_domain_that_goes_on(sealed):
+    one = sealed(SharedMemoryTier({}))
+    threads = [threading.Thread(target=partial(one.store.erase, "default")) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    domains.follow(one.store)
+    assert one.save(one.chain(1, BLOCKS)) == BLOCKS
