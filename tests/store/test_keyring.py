@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.blocks.world import domain_id
 from holdfast.errors import ConfigError, FormatError, RefusedError
-from holdfast.store import keyring, keyring_lock
+from holdfast.store import keyring_file, keyring_lock
 from holdfast.store.keyring import EPOCHS_AHEAD, KeyRing
 
 SECRET, OTHER = b"a" * 32, b"b" * 32
@@ -205,10 +205,11 @@ def test_a_wrapped_key_of_another_domain_is_refused(path):
     """Wrapped keys swapped between domains by somebody who knew how to make the check sum."""
     made = ring(path)
     made.enrol("globex", OTHER)
-    domains = made._read(path)
+    domains, _ = keyring_file.read(path)
     mine, theirs = DOMAIN.hex(), domain_id(OTHER).hex()
     swapped = {mine: domains[theirs], theirs: domains[mine]}
-    made._write(path, {k: type(v)(domains[k].name, v.epochs, v.last) for k, v in swapped.items()})
+    swapped = {k: type(v)(domains[k].name, v.epochs, v.last) for k, v in swapped.items()}
+    keyring_file.write(path, swapped)
     with pytest.raises(FormatError, match="'acme': the data key of epoch 1 is damaged, or wrapped"):
         KeyRing(path).enrol("acme", SECRET)
 
@@ -256,7 +257,7 @@ def test_the_listing_shows_no_key(path):
 
 def test_a_ring_never_grows_beyond_what_is_read_of_it(path, monkeypatch):
     made = ring(path)
-    monkeypatch.setattr(keyring, "RING_BYTES_MAX", path.stat().st_size + 100)
+    monkeypatch.setattr(keyring_file, "RING_BYTES_MAX", path.stat().st_size + 100)
     with pytest.raises(RefusedError, match=r"the limit is \d+; nothing was changed; .*retire"):
         made.rotate("acme")
     assert names(ring(path)) == names(made)
@@ -270,8 +271,8 @@ def test_a_ring_with_one_damaged_key_is_not_taken_for_read(path):
     data = json.loads(path.read_text())
     epoch = data["domains"][DOMAIN.hex()]["epochs"][0]
     epoch["wrapped"] = epoch["wrapped"][::-1]
-    domains = msgspec.convert(data["domains"], dict[str, keyring.RingDomain])
-    data["check"] = keyring._check(domains)
+    domains = msgspec.convert(data["domains"], dict[str, keyring_file.RingDomain])
+    data["check"] = keyring_file.check(domains)
     path.write_text(json.dumps(data))
     for _ in range(2):
         with pytest.raises(FormatError, match="damaged"):

@@ -53,7 +53,6 @@ class Core:
         self.lease_s = LEASE_S
         self.write_behind = True
         self.audit = AuditLog()
-        self.ring_read_at = self.clock.now()
         self.ring_lost = False
         self.erasing = threading.Lock()
         """Held by who forgets what was erased: one at a time."""
@@ -110,7 +109,7 @@ class Core:
 
     def seal_with(self, ring: KeyRing) -> None:
         """Seal the blocks of the domains enrolled on a ring, and open them; before `start`."""
-        self.states.sealing.begin(ring)
+        self.states.sealing.begin(ring, self.clock)
 
     def domain(self, name: str) -> tuple[bytes, bytes]:
         """Return the key and the public id of a domain; raise ConfigError if it is not known."""

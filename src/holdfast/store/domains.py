@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.errors import FormatError, RefusedError
+from holdfast.errors import RefusedError
 from holdfast.limits import RECLAIM_S, RING_STALE_S
 from holdfast.store.core import Core
 from holdfast.store.keyring import KeyRing
@@ -83,21 +83,19 @@ def erase(store: Core, name: str) -> dict[str, Any]:
 def follow(store: Core) -> None:
     """Take note of what other nodes did to a ring that is shared; nothing opens if it stays away.
 
-    A ring that could not be read for `RING_STALE_S` might have lost keys: its domains are served no
-    longer, and leave memory, until it can be read again.
+    A ring that could not be read for `RING_STALE_S`, or that hung so long, might have lost keys:
+    its domains are served no longer, and leave memory, until it can be read again.
     """
-    ring = store.states.sealing.ring
-    if ring is None or ring.path is None:
+    ring, watch = store.states.sealing.ring, store.states.sealing.watch
+    if ring is None or watch is None or ring.path is None:
         return
-    try:
-        ring.look()
-    except (OSError, FormatError) as error:
-        _bear(store, ring, str(error))
-    else:
-        if store.ring_lost:
-            store.audit.record("ring", state="back")
-            store.cold = True
-        store.ring_read_at, store.ring_lost = store.clock.now(), False
+    watch.glance()
+    stale = store.clock.now() - watch.read_at >= RING_STALE_S
+    if stale and not store.ring_lost:
+        _go_without(store, ring, watch.why or "it was not read in time, the file system may hang")
+    elif store.ring_lost and not stale and not ring.suspended:
+        store.audit.record("ring", state="back")
+        store.ring_lost, store.cold = False, True
     if ring.erased() and store.erasing.acquire(blocking=False):  # else somebody is at it
         try:
             for domain in ring.erased():
@@ -180,14 +178,12 @@ def _condemn(store: Core, elsewhere: Mapping[Shared, Sequence[Get]]) -> None:
                 tier.condemn(batch[at : at + _CONDEMNED_AT_ONCE])
 
 
-def _bear(store: Core, ring: KeyRing, why: str) -> None:
-    """Go on without the ring for a while, then without its keys."""
-    if store.ring_lost or store.clock.now() - store.ring_read_at < RING_STALE_S:
-        return
+def _go_without(store: Core, ring: KeyRing, why: str) -> None:
+    """Serve none of the ring's domains."""
+    ring.suspend()
     _log.error("keyring %s: %s; its domains are not served until it can be read", ring.path, why)
     store.ring_lost = True
     store.audit.record("ring", state="lost", why=why)
-    ring.suspend()
     for name in store.domain_names():
         domain = store.domain(name)[1]
         if store.states.sealing.seals(domain):

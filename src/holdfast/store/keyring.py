@@ -8,9 +8,6 @@ made under a lock on it, and everyone looks at it every few seconds.
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import os
 import secrets
 import threading
 from collections.abc import Callable
@@ -25,35 +22,12 @@ from holdfast.blocks.world import domain_id
 from holdfast.buffers import secret_memory
 from holdfast.codec.seal import DATA_KEY_BYTES, DataKey, derive, unwrap
 from holdfast.errors import ConfigError, FormatError, RefusedError
-from holdfast.store.keyring_lock import held_for_change, unwritable
+from holdfast.store import keyring_file
+from holdfast.store.keyring_file import Epoch, RingDomain
+from holdfast.store.keyring_lock import held_for_change
 
-RING_FORMAT = 1
-RING_BYTES_MAX = 4 << 20
 EPOCHS_AHEAD = 64
 """How far beyond its own a node believes the epoch of another, where keys are derived."""
-
-
-class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One data key on the ring: when it was made, and wrapped, in hex; empty where derived."""
-
-    epoch: int
-    made: str
-    wrapped: str = ""
-
-
-class RingDomain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One domain on the ring, oldest epoch first; `last` was the newest ever."""
-
-    name: str
-    epochs: list[Epoch] = []
-    last: int = 0
-    erasures: int = 0
-
-
-class _Ring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: int
-    check: str
-    domains: dict[str, RingDomain]
 
 
 class _Owner(NamedTuple):
@@ -81,15 +55,19 @@ class KeyRing:
         self.derives = derives
         self.suspended = False
         """Whether the keys were forgotten until the file can be read again."""
-        self._lock = threading.RLock()
+        self._changing = threading.RLock()
+        """Held by who reads or changes the file, which may take for ever where its system hangs."""
+        self._lock = threading.Lock()
+        """Held for moments, by who changes what is known of the ring."""
         self._owners: dict[bytes, _Owner] = {}
         self._domains: dict[str, RingDomain] = {}
         self._keys: dict[bytes, dict[int, DataKey]] = {}
         self._erasures: dict[bytes, int] = {}
         self._erased: dict[bytes, int] = {}
-        self._seen: tuple[int, int, int] | None = None
+        self._suspensions = 0
+        self._seen: keyring_file.Stamp | None = None
         if path is not None and path.exists():
-            self._domains = self._read(path)
+            self._domains, self._seen = keyring_file.read(path)
 
     def enrol(self, name: str, secret: bytes) -> str:
         """Take a domain's secret; give it its first epoch if it has none. Say what that changed.
@@ -97,7 +75,7 @@ class KeyRing:
         Raises ConfigError where the ring knows the name under another key.
         """
         domain = domain_id(secret)
-        with self._lock:
+        with self._changing:
             for other, of_name in self._domains.items():
                 if of_name.name == name and other != domain.hex() and of_name.epochs:
                     raise ConfigError(
@@ -111,7 +89,8 @@ class KeyRing:
                 if known is not None and known.name != name:
                     return f"renamed from {known.name!r}"
                 return f"epoch {epoch}"
-            self._load(domain)
+            with self._lock:
+                self._load(domain)
             return ""
 
     def enrolled(self) -> list[bytes]:
@@ -144,14 +123,14 @@ class KeyRing:
     def retire(self, name: str) -> int:
         """Drop every epoch but the newest; return how many those were."""
         domain = self._domain(name)
-        with self._lock:
+        with self._changing:
             before = len(self._domains[domain.hex()].epochs)
             return before - len(self._change(domain, _retired).epochs)
 
     def erase(self, name: str) -> int:
         """Drop every data key of a domain and begin another epoch; return how many were dropped."""
         domain = self._domain(name)
-        with self._lock:
+        with self._changing:
             before = len(self._domains[domain.hex()].epochs)
             self._change(domain, _without_keys)
             return before
@@ -164,21 +143,10 @@ class KeyRing:
         """
         if self.path is None:
             return
-        with self._lock:
-            if _stamp(self.path) == self._seen:
-                return
-            before, self._domains = self._domains, self._read(self.path)
-            seen, self._seen = self._seen, None  # until all of it is understood
-            self._note_erasures(before)
-            damaged: FormatError | None = None
-            for domain in self._owners:
-                try:
-                    self._load(domain)
-                except FormatError as error:
-                    damaged = error
-            if damaged is not None:
-                raise damaged
-            self._seen, self.suspended = seen, False
+        with self._changing:
+            suspensions = self._suspensions
+            if keyring_file.stamp(self.path) != self._seen:
+                self._install(*keyring_file.read(self.path), suspensions)
 
     def erased(self) -> dict[bytes, int]:
         """Return the domains that were erased and of which not all is forgotten yet.
@@ -195,10 +163,14 @@ class KeyRing:
                 del self._erased[domain]
 
     def suspend(self) -> None:
-        """Forget every data key until `look` can read the file again: nothing opens meanwhile."""
+        """Forget every data key until `look` can read the file again: nothing opens meanwhile.
+
+        Waits for nobody: a file system that hangs may keep who reads the file, or changes it.
+        """
         with self._lock:
             self._keys = {}
             self._seen, self.suspended = None, True
+            self._suspensions += 1
 
     def name(self, domain: bytes) -> str:
         """Return the configured name of a domain."""
@@ -241,21 +213,44 @@ class KeyRing:
 
     def _change(self, domain: bytes, change: Change) -> RingDomain:
         """Change one domain, on the medium first. Raises RefusedError where that fails."""
-        with self._lock, held_for_change(self.path):
+        with self._changing, held_for_change(self.path):
+            suspensions = self._suspensions
             if self.path is not None and (self._domains or self.path.exists()):
                 self._look_first(self.path)
             owner = self._owners[domain]
             known = self._domains.get(domain.hex(), RingDomain(owner.name))
             changed = change(known, owner, b"" if self.derives else domain)
             domains = {**self._domains, domain.hex(): changed}
-            if self.path is not None:
-                self._write(self.path, domains)
-            before, self._domains = self._domains, domains
-            self._note_erasures(before)
-            for each in self._owners:
-                if each.hex() in domains:
-                    self._load(each)
+            seen = keyring_file.write(self.path, domains) if self.path is not None else None
+            self._install(domains, seen, suspensions)
             return changed
+
+    def _install(
+        self,
+        domains: dict[str, RingDomain],
+        seen: keyring_file.Stamp | None,
+        suspensions: int,
+    ) -> None:
+        """Take what the file says, unless the keys were forgotten since somebody began to read it.
+
+        It is read once more then: it may have been old when it came.
+        """
+        damaged: FormatError | None = None
+        with self._lock:
+            if suspensions != self._suspensions:
+                return
+            before, self._domains = self._domains, domains
+            self._seen = None  # until all of it is understood
+            self._note_erasures(before)
+            for domain in self._owners:
+                try:
+                    self._load(domain)
+                except FormatError as error:
+                    damaged = error
+            if damaged is None:
+                self._seen, self.suspended = seen, False
+        if damaged is not None:
+            raise damaged
 
     def _look_first(self, path: Path) -> None:
         """Read what is there before it is changed: a ring that is away is not made anew."""
@@ -301,53 +296,6 @@ class KeyRing:
         self._erasures.setdefault(domain, 0)
         self._keys[domain] = keys
 
-    def _read(self, path: Path) -> dict[str, RingDomain]:
-        seen = _stamp(path)
-        with path.open("rb") as file:
-            data = file.read(RING_BYTES_MAX)
-        try:
-            ring = msgspec.json.decode(data, type=_Ring)
-            if ring.format != RING_FORMAT:
-                raise FormatError(f"its format is {ring.format}, this build reads {RING_FORMAT}")
-            if ring.check != _check(ring.domains):
-                raise FormatError("its check sum is wrong")
-        except (msgspec.MsgspecError, FormatError) as error:
-            raise FormatError(
-                f"keyring: {str(path)!r} is damaged or no key ring: {error}; put a copy back, or "
-                "move it away: what was sealed with its keys is lost then, and is computed again"
-            ) from error
-        self._seen = seen
-        return ring.domains
-
-    def _write(self, path: Path, domains: dict[str, RingDomain]) -> None:
-        """Replace the file in one step; the new one is on the medium before the old one goes."""
-        ring = _Ring(RING_FORMAT, _check(domains), domains)
-        data = msgspec.json.format(msgspec.json.encode(ring), indent=1) + b"\n"
-        if len(data) > RING_BYTES_MAX:
-            raise RefusedError(
-                f"keyring: {str(path)!r} would have {len(data)} bytes, the limit is "
-                f"{RING_BYTES_MAX}; nothing was changed; `holdfast domain retire` drops old epochs"
-            )
-        made = path.with_name(path.name + ".new")
-        try:
-            made.unlink(missing_ok=True)
-            fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                if os.write(fd, data) != len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            made.rename(path)
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        except OSError as error:
-            raise unwritable(path, error) from error
-        self._seen = _stamp(path)
-
 
 def _begun(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
     """Add an epoch: with a random key, or a derived one if no `domain` is given."""
@@ -375,14 +323,3 @@ def _retired(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
 def _without_keys(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
     gone = msgspec.structs.replace(known, epochs=[], erasures=known.erasures + 1)
     return _begun(gone, owner, domain)
-
-
-def _check(domains: dict[str, RingDomain]) -> str:
-    return hashlib.blake2b(
-        msgspec.json.encode(domains, order="deterministic"), digest_size=16, person=b"holdfast-ring"
-    ).hexdigest()
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -7,7 +7,6 @@ is not ours is kept as it came: its reader checks it.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from collections.abc import Container, Sequence
 
@@ -21,10 +20,12 @@ from holdfast.blocks.envelope import (
 )
 from holdfast.blocks.world import World
 from holdfast.buffers import aligned_buffer
+from holdfast.clock import Clock, SystemClock
 from holdfast.codec.pack import verify
 from holdfast.codec.seal import Sealer
 from holdfast.errors import FormatError, Outcome
 from holdfast.store.keyring import KeyRing
+from holdfast.store.ring_watch import RingWatch
 
 
 class Sealing:
@@ -37,10 +38,11 @@ class Sealing:
         self._ours = ours
         self._sealed: frozenset[bytes] = frozenset()
         self.ring: KeyRing | None = None
+        self.watch: RingWatch | None = None
 
-    def begin(self, ring: KeyRing) -> None:
+    def begin(self, ring: KeyRing, clock: Clock | None = None) -> None:
         """Seal the blocks of every domain enrolled on the ring."""
-        self.ring = ring
+        self.ring, self.watch = ring, RingWatch(ring, clock or SystemClock())
         self._sealed = frozenset(ring.enrolled())
 
     def seals(self, domain: bytes) -> bool:
@@ -93,12 +95,11 @@ class Sealing:
         return self._open(record, header) if world.domain in self._ours else Outcome.OK
 
     def _open(self, record: memoryview, header: Header) -> Outcome:
-        if self.ring is None:
+        if self.ring is None or self.watch is None:
             return Outcome.MISS
         key = self.ring.find(header.domain, header.epoch, header.key_id)
         if key is None:
-            with contextlib.suppress(OSError, FormatError):
-                self.ring.look()  # another node may just have begun this epoch
+            self.watch.glance()  # another node may just have begun this epoch
             key = self.ring.find(header.domain, header.epoch, header.key_id)
         return key.open(record) if key else Outcome.MISS
 
