@@ -131,6 +131,19 @@ def test_the_listing_names_domains_epochs_and_nothing_secret(sealed, tmp_path):
     assert (b"s" * 32).hex() not in str(listing)
 
 
+def test_an_erasure_says_so_where_a_key_that_it_dropped_was_derived(rig, tmp_path):
+    KeyRing(tmp_path / "ring.json", derives=True).enrol("default", b"s" * 32)
+    one = rig(tier=MemoryTier(32 * MIB))
+    ring = KeyRing(tmp_path / "ring.json")
+    ring.enrol("default", b"s" * 32)
+    one.store.seal_with(ring)
+    one.store.rotate("default")
+    with pytest.raises(RefusedError, match="follow from the domain's key in epochs 1,"):
+        one.store.retire("default")
+    assert one.store.erase("default")["everywhere"] is False
+    assert one.store.erase("default")["everywhere"] is True
+
+
 def test_without_a_place_for_its_ring_a_pools_domain_is_not_erased(rig):
     one = rig(tier=MemoryTier(32 * MIB))
     ring = KeyRing(None, derives=True)

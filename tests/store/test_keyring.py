@@ -62,7 +62,7 @@ def test_a_header_names_a_key_by_epoch_and_id(path):
 def test_epochs_never_come_again(path):
     made = ring(path)
     old = made.current(DOMAIN)
-    assert made.erase("acme") == 1
+    assert made.erase("acme") == (1, False)
     assert made.current(DOMAIN) is None, "until what it sealed is forgotten"
     made.forgotten(DOMAIN, 1)
     assert made.current(DOMAIN).epoch == 2
@@ -158,6 +158,38 @@ def test_a_derived_epoch_that_was_dropped_stays_so(path):
     made.erase("acme")
     for known in (made, ring(path, derives=True)):
         assert known.find(DOMAIN, old.epoch, old.key_id) is None
+
+
+def test_derived_keys_are_not_said_to_be_destroyed(path):
+    made = ring(path, derives=True)
+    made.rotate("acme")
+    with pytest.raises(RefusedError, match=r"'acme': .* in epochs 1, .*nothing was changed"):
+        made.retire("acme")
+    assert [epoch for epoch, _ in names(made)] == [1, 2]
+    shared = ring(path)  # the same file, and now it is the pool's
+    assert shared.rotate("acme") == 3
+    with pytest.raises(RefusedError, match=r"in epochs 1, 2, so"):
+        shared.retire("acme")
+    assert shared.erase("acme") == (3, True)
+    assert shared.erase("acme") == (1, False)
+    assert ring(path.with_name("other"), derives=True).erase("acme") == (1, True)
+
+
+def test_a_link_to_a_ring_is_followed_when_it_is_changed(path):
+    ring(path)
+    links = []
+    for folder in ("one", "other"):
+        links.append(path.with_name(folder) / "keyring.json")
+        links[-1].parent.mkdir()
+        links[-1].symlink_to(path)
+    one, other = map(ring, links)
+    old = other.current(DOMAIN)
+    one.erase("acme")
+    other.look()
+    assert other.find(DOMAIN, old.epoch, old.key_id) is None
+    assert links[0].is_symlink()
+    assert not path.is_symlink()
+    assert {file.name for file in links[0].parent.iterdir()} == {"keyring.json"}
 
 
 def test_a_renamed_domain_keeps_its_keys(path):

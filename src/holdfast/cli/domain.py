@@ -19,8 +19,10 @@ _ABOUT = """\
 actions:
   list           the domains, whether their blocks are sealed, and the epochs of their data keys
   rotate NAME    begin another epoch, which seals from now on; what older ones sealed stays readable
-  retire NAME    destroy all data keys but the newest: what they sealed can not be read again
-  erase NAME     destroy all data keys: nothing of the domain can be read again, on any medium"""
+  retire NAME    destroy all data keys but the newest: what they sealed can not be read again;
+                 refused where one follows from the domain's key
+  erase NAME     destroy all data keys: nothing that was sealed with them can be read again, on any
+                 medium; where one follows from the domain's key it says so, and ends with 1"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,12 +65,12 @@ def _text(action: str, answer: Mapping[str, Any]) -> str:
         case "retire":
             return f"{name}: {answer['retired']} data keys destroyed, the newest is left"
         case "erase":
-            done = f"{name}: {answer['epochs']} data keys destroyed, {answer['blocks']} blocks gone"
+            keys, blocks = f"{answer['epochs']} data keys", f"{answer['blocks']} blocks gone"
             if answer["everywhere"]:
-                return done
+                return f"{name}: {keys} destroyed, {blocks}"
             return (
-                f"{done} on this node. Its data keys follow from its key, as no keyring file is "
-                "shared: destroy that key too, on every node, to make all copies unreadable"
+                f"{name}: {keys} dropped, {blocks} on this node. Data keys of it follow from its "
+                "key: destroy that key too, on every node, to make all copies unreadable"
             )
         case _:
             rows = [line for entry in answer["domains"] for line in _entry(entry)]

@@ -52,7 +52,10 @@ def rotate(store: Core, name: str) -> dict[str, Any]:
 
 
 def retire(store: Core, name: str) -> dict[str, Any]:
-    """Destroy all data keys of a domain but the newest: what they sealed can not be read again."""
+    """Destroy all data keys of a domain but the newest: what they sealed can not be read again.
+
+    Raises RefusedError, and destroys none, where one of them follows from the domain's secret.
+    """
     retired = _ring(store, name).retire(name)
     store.audit.record("retire", domain=name, epochs=retired)
     return {"domain": name, "retired": retired}
@@ -62,7 +65,7 @@ def erase(store: Core, name: str) -> dict[str, Any]:
     """Erase a domain. Raises RefusedError if its keys can not be destroyed.
 
     What is saved while it runs may be lost with the rest; what is saved afterwards is kept.
-    `everywhere` is False where the keys follow from the domain's secret: it must be destroyed too.
+    `everywhere` is False where a key follows from the domain's secret: it must be destroyed too.
     """
     ring = _ring(store, name)
     if ring.derives and ring.path is None:
@@ -73,11 +76,12 @@ def erase(store: Core, name: str) -> dict[str, Any]:
     domain = store.domain(name)[1]
     elsewhere = _elsewhere(store, domain)
     with store.erasing:
-        epochs = ring.erase(name)
+        dropped = ring.erase(name)
         blocks = _forget_erased(store, ring, domain)
-    store.audit.record("erase", domain=name, epochs=epochs, blocks=blocks)
+    store.audit.record("erase", domain=name, epochs=dropped.keys, blocks=blocks)
     _condemn(store, elsewhere)
-    return {"domain": name, "epochs": epochs, "blocks": blocks, "everywhere": not ring.derives}
+    everywhere = not dropped.derived
+    return {"domain": name, "epochs": dropped.keys, "blocks": blocks, "everywhere": everywhere}
 
 
 def follow(store: Core) -> None:

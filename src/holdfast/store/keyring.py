@@ -8,6 +8,7 @@ made under a lock on it, and everyone looks at it every few seconds.
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 from collections.abc import Callable
@@ -28,6 +29,13 @@ from holdfast.store.keyring_lock import held_for_change
 
 EPOCHS_AHEAD = 64
 """How far beyond its own a node believes the epoch of another, where keys are derived."""
+
+
+class Dropped(NamedTuple):
+    """How many data keys went, and whether some of them follow from the domain's secret."""
+
+    keys: int
+    derived: bool
 
 
 class _Owner(NamedTuple):
@@ -121,19 +129,38 @@ class KeyRing:
         return self._change(self._domain(name), _begun).last
 
     def retire(self, name: str) -> int:
-        """Drop every epoch but the newest; return how many those were."""
-        domain = self._domain(name)
-        with self._changing:
-            before = len(self._domains[domain.hex()].epochs)
-            return before - len(self._change(domain, _retired).epochs)
+        """Drop every epoch but the newest; return how many those were.
 
-    def erase(self, name: str) -> int:
-        """Drop every data key of a domain and begin another epoch; return how many were dropped."""
-        domain = self._domain(name)
-        with self._changing:
-            before = len(self._domains[domain.hex()].epochs)
-            self._change(domain, _without_keys)
-            return before
+        Raises RefusedError, and drops none, where a key to drop follows from the domain's secret.
+        """
+        dropped: list[Epoch] = []
+
+        def retired(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
+            del owner, domain
+            dropped[:] = known.epochs[:-1]
+            derived = [str(each.epoch) for each in dropped if not each.wrapped]
+            if derived:
+                raise RefusedError(
+                    f"domain {name!r}: data keys follow from the domain's key in epochs "
+                    f"{', '.join(derived)}, so they can not be destroyed; nothing was changed; "
+                    "erase the domain, and destroy that key on every node"
+                )
+            return msgspec.structs.replace(known, epochs=known.epochs[-1:])
+
+        self._change(self._domain(name), retired)
+        return len(dropped)
+
+    def erase(self, name: str) -> Dropped:
+        """Drop every data key of a domain and begin another epoch; return what was dropped."""
+        dropped: list[Epoch] = []
+
+        def erased(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
+            dropped[:] = known.epochs
+            gone = msgspec.structs.replace(known, epochs=[], erasures=known.erasures + 1)
+            return _begun(gone, owner, domain)
+
+        self._change(self._domain(name), erased)
+        return Dropped(len(dropped), self.derives or not all(each.wrapped for each in dropped))
 
     def look(self) -> None:
         """Read the file again if another node changed it.
@@ -213,15 +240,17 @@ class KeyRing:
 
     def _change(self, domain: bytes, change: Change) -> RingDomain:
         """Change one domain, on the medium first. Raises RefusedError where that fails."""
-        with self._changing, held_for_change(self.path):
+        # Where it is a link, the file itself is replaced: others go to it by ways of their own.
+        path = Path(os.path.realpath(self.path)) if self.path is not None else None
+        with self._changing, held_for_change(path):
             suspensions = self._suspensions
-            if self.path is not None and (self._domains or self.path.exists()):
-                self._look_first(self.path)
+            if path is not None and (self._domains or path.exists()):
+                self._look_first(path)
             owner = self._owners[domain]
             known = self._domains.get(domain.hex(), RingDomain(owner.name))
             changed = change(known, owner, b"" if self.derives else domain)
             domains = {**self._domains, domain.hex(): changed}
-            seen = keyring_file.write(self.path, domains) if self.path is not None else None
+            seen = keyring_file.write(path, domains) if path is not None else None
             self._install(domains, seen, suspensions)
             return changed
 
@@ -313,13 +342,3 @@ def _named_and_begun(known: RingDomain, owner: _Owner, domain: bytes) -> RingDom
     """Take the name that the configuration gives; begin an epoch if there is none."""
     known = msgspec.structs.replace(known, name=owner.name)
     return known if known.epochs else _begun(known, owner, domain)
-
-
-def _retired(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
-    del owner, domain
-    return msgspec.structs.replace(known, epochs=known.epochs[-1:])
-
-
-def _without_keys(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
-    gone = msgspec.structs.replace(known, epochs=[], erasures=known.erasures + 1)
-    return _begun(gone, owner, domain)
