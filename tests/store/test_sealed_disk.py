@@ -122,3 +122,24 @@ def test_after_erasure_a_copy_of_the_disk_is_worth_nothing(opened, tmp_path):
     again = opened(folder)
     assert again.recovery.blocks == 0
     assert fetch(again) == 0
+
+
+def test_what_was_written_before_sealing_is_overwritten_when_it_is_found(opened, tmp_path):
+    folder = tmp_path / "disk"
+    config = DiskConfig(path=str(folder), capacity_bytes=32 * MIB)
+    with Store(16 * MIB, [DiskTier(config)], {"default": SECRET, "other": b"o" * 32}) as plain:
+        plain.start()
+        save(plain)
+        other = World(b"f" * 16, plain.domain("other")[1], PAYLOAD, 16)
+        kept = plain.reserve(other, [b"k" * 16], b"f" * 16, 0)
+        place = kept.places[0]
+        payload(plain.arena(other.domain).view[place:], PAYLOAD)[:] = payload_of(b"o" * 16, PAYLOAD)
+        plain.commit(kept.ticket)
+    marks = [bytes(payload_of(key, PAYLOAD))[:64] for key in KEYS]
+    image = (folder / "blocks.holdfast").read_bytes()
+    assert all(mark in image for mark in marks)
+    store = opened(folder)
+    image = (folder / "blocks.holdfast").read_bytes()
+    assert not any(mark in image for mark in marks)
+    assert bytes(payload_of(b"o" * 16, PAYLOAD)) in image, "what is not sealed is left as it is"
+    assert store.status()["tiers"][1]["records"] == 1

@@ -1,7 +1,8 @@
 """Find again what an earlier process left on the tiers, while the store already serves.
 
 A survivor is only a hint: its record is verified when it is read, like every other. Until a block
-is found again it is a miss. What its domain could not open any more is freed.
+is found again it is a miss. What its domain could not open any more is freed; what lies in the
+clear from before its domain was sealed is overwritten, where the tier can: no key protects it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from holdfast.blocks.world import World
 from holdfast.clock import Clock
 from holdfast.store.states import States
-from holdfast.tiers.base import Survivor, Tier
+from holdfast.tiers.base import Survivor, Tier, Wiping
 
 BATCH = 256
 
@@ -59,11 +60,22 @@ class Recovery:
             _log.info("recovered blocks=%d seconds=%.3f", self.blocks, self.seconds)
 
     def _scan(self, number: int, tier: Tier) -> None:
-        survivors = tier.survivors()
+        survivors = self._not_in_the_clear(tier)
         while batch := list(itertools.islice(survivors, BATCH)):
             if self._stop.is_set():
                 return
             self._adopt(number, batch)
+
+    def _not_in_the_clear(self, tier: Tier) -> Iterator[Survivor]:
+        for survivor in tier.survivors():
+            if not self._states.sealing.disowns(survivor.header):
+                yield survivor
+                continue
+            if self._stop.is_set():
+                return
+            if isinstance(tier, Wiping):
+                tier.wipe(survivor)
+            tier.free([survivor.place])
 
     def _adopt(self, number: int, batch: Sequence[Survivor]) -> None:
         states = self._states

@@ -116,6 +116,10 @@ class Sealing:
             header.seal != SEAL_NONE or self.seals(header.domain)
         )
 
+    def disowns(self, header: Header) -> bool:
+        """Return whether a record lies in the clear, from before its domain was sealed."""
+        return header.seal == SEAL_NONE and self.seals(header.domain)
+
     def may_open(self, header: Header) -> bool:
         """Return whether a record with this header could land here, going by its header alone."""
         if header.domain not in self._ours or self.is_away(header.domain):

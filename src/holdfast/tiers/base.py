@@ -139,6 +139,18 @@ class Fleeting(Tier, Protocol):
 
 
 @runtime_checkable
+class Wiping(Tier, Protocol):
+    """A tier whose medium keeps the bytes of what is freed, and that can overwrite them."""
+
+    def wipe(self, survivor: Survivor) -> None:
+        """Overwrite a survivor's record; call while `survivors` has not been asked for the next.
+
+        One that can not be written stays as it is, and counts as a failure of the medium.
+        """
+        ...
+
+
+@runtime_checkable
 class Shared(Tier, Protocol):
     """A tier that other stores write to as well: what it holds is asked, not known.
 

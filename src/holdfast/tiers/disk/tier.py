@@ -156,6 +156,21 @@ class DiskTier:
         with self._mutex:
             self._recovered = True
 
+    def wipe(self, survivor: Survivor) -> None:
+        if not self._gate.enter():
+            return
+        header, place = survivor
+        try:
+            nothing = aligned_buffer(record_bytes(header.payload_bytes))
+            with self._mutex:
+                held = self._regions.held(place, header.key, len(nothing))
+            if held is not None:
+                self._extents.write(held.offset, [nothing[: held.nbytes]])
+        except OSError as error:
+            self._count_failures({0: error})
+        finally:
+            self._gate.leave()
+
     def usage(self) -> Usage:
         geometry = self._superblock.geometry
         with self._mutex:
