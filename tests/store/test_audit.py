@@ -6,7 +6,17 @@ import sys
 
 import pytest
 
-from holdfast.store.audit import DENIED_MAX, FIRST, AuditLog, check
+from holdfast.limits import MIB
+from holdfast.store import audit
+from holdfast.store.audit import (
+    DENIALS_APART_S,
+    DENIED_MAX,
+    FIRST,
+    REASONS_MAX,
+    VALUE_CHARS_MAX,
+    AuditLog,
+    check,
+)
 
 
 @pytest.fixture
@@ -105,8 +115,62 @@ def test_the_same_denial_is_written_once_a_minute(log):
 
 def test_a_flood_of_denials_does_not_fill_it(log):
     for number in range(3 * DENIED_MAX):
-        log.deny(f"10.0.{number >> 8}.{number & 255}", "token: forged")
+        log.deny(f"host 10.0.{number >> 8}.{number & 255}", "token: forged")
     assert len(lines(log)) == DENIED_MAX + 1
+
+
+def test_who_is_denied_for_many_reasons_hides_nobody_else(log):
+    for number in range(3 * REASONS_MAX):
+        log.deny("user 2001", f"domain 'team-{number}' is not for user 2001")
+    for number in range(2 * DENIED_MAX):
+        log.deny(f"peer {number}", "asked for domain 'acme'")
+    before = len(lines(log))
+    assert before == REASONS_MAX + 1 + DENIED_MAX + 1
+    log.deny("user 2002", "domain 'acme' is not for user 2002")
+    log.deny("host 10.9.9.9", "token: not made with this target's key")
+    assert [line["who"] for line in lines(log)[before:]] == ["user 2002", "host 10.9.9.9"]
+
+
+def test_names_that_differ_in_digits_are_told_apart(log):
+    for number in (1, 2):
+        log.deny("user 2001", f"domain 'team-{number}' is not for user 2001")
+    assert [line["why"][8:14] for line in lines(log)] == ["team-1", "team-2"]
+
+
+def test_after_a_minute_all_are_told_again_and_how_many_were_not(log, monkeypatch):
+    now = [1_000.0]
+    monkeypatch.setattr(audit.time, "monotonic", lambda: now[0])
+    for number in range(DENIED_MAX + 5):
+        log.deny(f"host {number}", "token: forged")
+        log.deny(f"host {number}", "token: forged")
+    now[0] += DENIALS_APART_S
+    before = len(lines(log))
+    log.deny("host again", "token: forged")
+    after = lines(log)[before:]
+    assert sum(line["unsaid"] for line in after) == DENIED_MAX + 2 * 5 - 1
+    assert (after[-1]["who"], after[-1]["unsaid"]) == ("host again", 0)
+    assert sum(len(kind) for kind in log._denied.values()) == 1
+
+
+def test_what_a_stranger_says_is_cut_before_it_is_kept(log):
+    log.deny("user " + "7" * MIB, "domain " + "1 " * MIB)
+    (kind,) = log._denied.values()
+    ((who, reasons),) = kind.items()
+    assert max(len(who), *map(len, reasons)) == VALUE_CHARS_MAX
+    (told,) = reasons.values()
+    assert max(len(told.who), len(told.why)) == VALUE_CHARS_MAX
+
+
+def test_a_chain_made_anew_passes_and_misses_the_hash_that_was_kept(log):
+    kept = filled(log)
+    head, before, made = check(log.path).head, FIRST, []
+    for number, text in enumerate(kept[:1] + kept[2:], 1):
+        line = {**json.loads(text), "n": number, "before": before}
+        before = line["hash"] = audit._hash(line)
+        made.append(json.dumps(line) + "\n")
+    log.path.write_text("".join(made))
+    assert check(log.path).faults == []
+    assert head not in log.path.read_text()
 
 
 def test_a_line_that_can_not_be_written_fails_nothing(tmp_path, caplog):

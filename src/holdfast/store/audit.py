@@ -1,8 +1,10 @@
 """The audit log: who did what to domains, keys and tokens, and who was turned away.
 
 One JSON object a line, only ever appended. Each carries the hash of the line before and of itself,
-so that a changed, missing or inserted line shows (`holdfast inspect audit`). A cut end shows only
-to someone who kept the last hash. No key, token or text of a user is ever written.
+so that a line that was changed, removed or inserted shows (`holdfast inspect audit`), unless all
+hashes behind it were made anew: they have no key. So only what led to a hash that was kept
+elsewhere is certain; what comes after it can be rewritten, and cut, by who can write the file. No
+key, token or text of a user is ever written.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import re
 import threading
 import time
 from datetime import UTC, datetime
@@ -27,9 +28,14 @@ FIRST = "0" * 64
 
 DENIALS_APART_S = 60.0
 DENIED_MAX = 256
+"""Of so many users, of so many hosts and of so many peers denials are told apart in a minute."""
+
+REASONS_MAX = 8
+"""So many reasons are told apart for each of them."""
+
 VALUE_CHARS_MAX = 256
 _TAIL_BYTES = 64 << 10
-_NUMBER = re.compile(r"\d+")
+_SWEEP_S = 1.0
 
 _log = logging.getLogger("holdfast.audit")
 
@@ -42,6 +48,15 @@ class Verdict(NamedTuple):
     faults: list[str]
 
 
+class _Told(NamedTuple):
+    """When a denial was written, and how many like it were not, since."""
+
+    at: float
+    who: str
+    why: str
+    unsaid: int = 0
+
+
 class AuditLog:
     """Appends to one file; without a path it forgets. Several processes may share the file.
 
@@ -51,7 +66,8 @@ class AuditLog:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._denied: dict[tuple[str, str], tuple[float, int]] = {}
+        self._denied: dict[str, dict[str, dict[str, _Told]]] = {}
+        self._swept_at = 0.0
 
     def record(self, action: str, **what: str | int) -> None:
         """Append one line."""
@@ -66,20 +82,41 @@ class AuditLog:
     def deny(self, who: str, why: str) -> None:
         """Note that somebody was turned away; the same again within a minute is only counted.
 
-        Reasons that differ in numbers only are the same.
+        `who` is a kind and a name: "user 1000". Whoever is turned away for many reasons, or under
+        many names, hides no denial of another kind, and of its own kind for a minute at most.
         """
         if self.path is None:
             return
-        now, key = time.monotonic(), (who, _NUMBER.sub("N", why))
+        # Cut first: both may hold what a stranger sent.
+        now, who, why = time.monotonic(), who[:VALUE_CHARS_MAX], why[:VALUE_CHARS_MAX]
         with self._lock:
-            if key not in self._denied and len(self._denied) >= DENIED_MAX:
-                key = ("others", "")
-            since, times = self._denied.get(key, (-DENIALS_APART_S, 0))
-            if now - since < DENIALS_APART_S:
-                self._denied[key] = since, times + 1
-                return
-            self._denied[key] = now, 0
-        self.record("denied", who=who, why=why, unsaid=times)
+            late = self._sweep(now)
+            kind = self._denied.setdefault(who.partition(" ")[0] if " " in who else "", {})
+            reasons = kind.setdefault(who if who in kind or len(kind) < DENIED_MAX else "", {})
+            reason = why if why in reasons or len(reasons) < REASONS_MAX else ""
+            known = reasons.get(reason)
+            if known is None:
+                reasons[reason] = _Told(now, who, why)
+            else:
+                reasons[reason] = known._replace(unsaid=known.unsaid + 1)
+        for told in late:
+            self.record("denied", who=told.who, why=told.why, unsaid=told.unsaid)
+        if known is None:
+            self.record("denied", who=who, why=why, unsaid=0)
+
+    def _sweep(self, now: float) -> list[_Told]:
+        """Forget denials older than a minute; return those that stand for others, not written."""
+        late: list[_Told] = []
+        if now - self._swept_at < _SWEEP_S:
+            return late
+        self._swept_at = now
+        for kind in self._denied.values():
+            for who, reasons in list(kind.items()):
+                over = [why for why, told in reasons.items() if now - told.at >= DENIALS_APART_S]
+                late += [told for why in over if (told := reasons.pop(why)).unsaid]
+                if not reasons:
+                    del kind[who]
+        return late
 
     def _append(self, path: Path, action: str, what: dict[str, str | int]) -> None:
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -97,7 +134,12 @@ class AuditLog:
 
 
 def check(path: Path) -> Verdict:
-    """Go through a log from its first line. Raises OSError if it can not be read."""
+    """Go through a log from its first line. Raises OSError if it can not be read.
+
+    No fault means that every line follows from the one before. Who can write the file can also
+    make it so: what is after the last hash kept elsewhere can be rewritten, all of it if none was
+    kept. The lines up to one that bears a kept hash are as they were when that was kept.
+    """
     number, before, faults = 0, FIRST, []
     with path.open("rb") as file:
         for at, data in enumerate(file, 1):
