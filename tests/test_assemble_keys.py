@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from holdfast.assemble import open_store
+from holdfast.assemble.domains import sealed_domains
 from holdfast.config import parse
 from holdfast.errors import ConfigError
 from holdfast.testing.contexts import Contexts
@@ -140,6 +141,19 @@ def test_a_replaced_key_is_refused(tmp_path):
     open_store(config(tmp_path, {"acme": write_key(tmp_path)})).close()
     with pytest.raises(ConfigError, match=r"domains\.acme: .*under another key"):
         open_store(config(tmp_path, {"acme": write_key(tmp_path, key=b"n" * 32)}))
+
+
+def test_without_the_package_nothing_leaves_plain_for_other_nodes_either(tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.assemble.domains.missing", lambda: "install holdfast[secure]")
+    acme = write_key(tmp_path)
+    tiers = [{"kind": "host", "capacity": "16 MiB"}]
+    data = {"listen": "unix:///tmp/x.sock", "tiers": tiers, "domains": {"acme": acme}}
+    assert sealed_domains(parse(data)) == []  # nobody gets it but engines of this machine
+    data["listen"] = ["unix:///tmp/x.sock", "tcp://127.0.0.1:0"]
+    with pytest.raises(ConfigError, match=r"domains\.acme: .* another node; install holdfast\["):
+        sealed_domains(parse(data))
+    acme["seal"] = False
+    assert sealed_domains(parse(data)) == []
 
 
 def test_a_renamed_domain_finds_its_sealed_blocks_under_the_new_name(tmp_path):

@@ -50,11 +50,13 @@ def sealed_domains(config: Config) -> list[str]:
     lack = missing() if wanted else ""
     if not lack:
         return wanted
+    leave = len(config.tiers) > 1 or bool(config.target_addresses)
     for name in wanted:
-        if config.domains[name].seal or len(config.tiers) > 1:
+        if config.domains[name].seal or leave:
             raise ConfigError(
-                f"domains.{name}: has a key of its own, so its blocks are sealed below the host; "
-                f"{lack}, or say domains.{name}.seal: false to have them written as they are"
+                f"domains.{name}: has a key of its own, so its blocks are sealed when they leave "
+                f"memory, for a tier below or another node; {lack}, or say domains.{name}.seal: "
+                "false to have them leave as they are"
             )
     return []
 
