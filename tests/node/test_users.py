@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.config import Config
 from holdfast.config.options import DomainOptions, HostOptions, Size
-from holdfast.errors import ConfigError, HoldfastError, RefusedError
+from holdfast.errors import ConfigError, HoldfastError, ProtocolError, RefusedError
 from holdfast.node.doorway import doorway
 from holdfast.node.sessions import House, NodeSession
 from holdfast.node.threads import Threads
@@ -40,7 +40,7 @@ def door():
         named = (b"f" * 16, 4096, 16, domain) if domain else ()
         return NodeSession(house, m.Hello(m.PROTOCOL, "test", *named), Peer(0, user))
 
-    yield SimpleNamespace(enter=enter, denied=denied, store=store)
+    yield SimpleNamespace(enter=enter, denied=denied, store=store, house=house)
     threads.close()
     store.close()
 
@@ -81,6 +81,16 @@ def test_a_tenant_neither_looks_at_the_whole_node_nor_changes_it(door):
     ):
         with pytest.raises(RefusedError, match="not look at all of it"):
             session.answer(request).send(None)
+
+
+@pytest.mark.parametrize("field", ["peer", "domain", "description", "publish", "fingerprint"])
+def test_a_hello_with_an_endless_name_is_refused_before_anybody_reads_it(door, field):
+    value = (b"1 " if field in ("publish", "fingerprint") else "1 ") * 40_000
+    named = {"fingerprint": b"f" * 16, "payload_bytes": 4096, "block_tokens": 16, "domain": "acme"}
+    hello = m.Hello(m.PROTOCOL, **{"peer": "test", **named, field: value})
+    with pytest.raises(ProtocolError, match=rf"^hello\.{field} has a length of 80000, not \d+ at"):
+        NodeSession(door.house, hello, Peer(0, MALLORY))
+    assert not door.denied
 
 
 def config(users, group="", listen="unix:///run/holdfast/node.sock"):

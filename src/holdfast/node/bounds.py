@@ -15,6 +15,15 @@ BLOCK_TOKENS_MAX = 1 << 20
 TOKENS_MAX = CHAIN_BLOCKS_MAX * BLOCK_TOKENS_MAX
 VERIFY_S_MAX = 30.0
 
+PEER_CHARS_MAX = 256
+DOMAIN_CHARS_MAX = 64
+"""What a configuration allows."""
+
+DESCRIPTION_CHARS_MAX = 64 << 10
+"""A fingerprint as text, and room."""
+
+PUBLISH_BYTES_MAX = 64
+
 JUDGED_HERE_BLOCKS = 4096
 """A longer chain is looked up and judged in a thread: some 10 us a block, and others wait."""
 
@@ -26,6 +35,21 @@ def keys_of(packed: bytes) -> list[bytes]:
             f"{len(packed) // KEY_BYTES} keys, the limit is {CHAIN_BLOCKS_MAX}; send fewer at once"
         )
     return unpack_keys(packed)
+
+
+def check_hello(hello: m.Hello) -> None:
+    """Raise for a hello with a name that is too long, before anybody compares or notes it."""
+    for field, length, limit in (
+        ("peer", len(hello.peer), PEER_CHARS_MAX),
+        ("domain", len(hello.domain), DOMAIN_CHARS_MAX),
+        ("description", len(hello.description), DESCRIPTION_CHARS_MAX),
+        ("publish", len(hello.publish), PUBLISH_BYTES_MAX),
+        ("fingerprint", len(hello.fingerprint), KEY_BYTES),
+    ):
+        if length > limit:
+            raise ProtocolError(
+                f"hello.{field} has a length of {length}, not {limit} at most; shorten it"
+            )
 
 
 def prompt_of(engine: Engine, request: m.Cover) -> Prompt:

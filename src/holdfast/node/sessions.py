@@ -8,11 +8,8 @@ anybody else gets them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import logging
-import os
-import select
 import time
 from collections.abc import Awaitable
 from functools import partial
@@ -28,11 +25,13 @@ from holdfast.node.bounds import (
     BLOCK_TOKENS_MAX,
     JUDGED_HERE_BLOCKS,
     check_bytes,
+    check_hello,
     check_within,
     keys_of,
     prompt_of,
     wish_of,
 )
+from holdfast.node.process import Process
 from holdfast.node.recorder import Recorder, asked_of
 from holdfast.node.threads import OPERATOR, Threads, run, take_turn
 from holdfast.node.users import Users
@@ -61,6 +60,7 @@ class NodeSession:
     """Answers one connection; see `holdfast.wire.server.Answering`."""
 
     def __init__(self, house: House, hello: m.Hello, peer: Peer) -> None:
+        check_hello(hello)
         store = house.store
         self._store = store
         self._threads = house.threads
@@ -77,8 +77,8 @@ class NodeSession:
         self.welcome = m.Welcome(m.PROTOCOL, store.incarnation, b"", 0)
         if hello.fingerprint or hello.payload_bytes:
             self._enter(hello)
-        self._process = _Process(peer.pid)
-        _log.info("session peer=%r pid=%d %s", hello.peer[:80], peer.pid, hello.description[:200])
+        self._process = Process(peer.pid)
+        _log.info("session peer=%r pid=%d %r", hello.peer[:80], peer.pid, hello.description[:200])
 
     def _check_user(self, hello: m.Hello) -> None:
         """Refuse a user who may not do what the peer means to."""
@@ -335,38 +335,6 @@ class NodeSession:
             case _:
                 data |= await run(looking, store.status)
         return m.Report(data)
-
-
-class _Process:
-    """The process behind a connection, watched so that a number used again fools nobody."""
-
-    def __init__(self, pid: int) -> None:
-        self._fd = -1
-        with contextlib.suppress(OSError):
-            self._fd = os.pidfd_open(pid) if pid else -1
-
-    async def gone(self, within_s: float) -> bool:
-        """Return whether it ends within that time; False if it is out of our sight."""
-        if self._fd < 0:
-            return False
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + within_s
-        while not self._ended():
-            if loop.time() >= end_s:
-                return False
-            await asyncio.sleep(0.02)
-        return True
-
-    def _ended(self) -> bool:
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def close(self) -> None:
-        """Let go of the descriptor."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
 
 def _domains(store: Store, request: m.Domains) -> dict[str, Any]:
