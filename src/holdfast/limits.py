@@ -30,6 +30,9 @@ FRAME_PAYLOAD_BYTES_MAX = PAYLOAD_BYTES_MAX + MIB
 CONNECTIONS_MAX = 1_024
 """Most connections a node serves at once."""
 
+OBSERVED_MAX = 512
+"""Most steps, and most endings, that one message tells: an engine keeps half as many."""
+
 IN_FLIGHT_MAX = 256
 """Most unanswered requests on one connection."""
 

@@ -1,9 +1,13 @@
 """A real node learns from what it reads and hears, plans by it, and knows it after a restart."""
 
+import contextlib
+
 import pytest
 
-from holdfast.errors import RefusedError
+from holdfast.errors import NodeGoneError, RefusedError
+from holdfast.limits import OBSERVED_MAX
 from holdfast.wire import messages as m
+from holdfast.wire.client import Client
 
 BLOCKS = 20
 STEPS = [(new, 0.0, 5e-5 * new) for new in (64, 128, 512, 2048)]
@@ -55,3 +59,18 @@ def test_what_the_engine_has_is_not_counted_and_nonsense_is_refused(slow, engine
             one.call(cover)
     one.call(m.Observed([(float("nan"), 0.0, 1.0), (64.0, -1e9, 1.0)], [(12345, 1.0, -1.0)]))
     assert one.call(m.Plans()).data["engines"][0]["steps"] == 0
+
+
+def test_an_engine_that_tells_without_end_is_not_listened_to(slow, engine):
+    one, step, ending = engine(slow.address), (64.0, 0.0, 0.01), (12345, 1.0, 1.0)
+    one.call(m.Observed([step] * OBSERVED_MAX, [ending] * OBSERVED_MAX))
+    for endless in ([step] * (OBSERVED_MAX + 1), []), ([], [ending] * (OBSERVED_MAX + 1)):
+        with pytest.raises(NodeGoneError, match="the connection broke"):
+            engine(slow.address).call(m.Observed(*endless))
+    with (
+        contextlib.closing(Client(slow.address, m.Hello(m.PROTOCOL, "test"), 10)) as looking,
+        pytest.raises(RefusedError, match="named no world"),  # whose steps would they be?
+    ):
+        looking.call(m.Observed([step]), 10)
+    assert one.call(m.Plans()).data["engines"][0]["steps"] == OBSERVED_MAX
+    assert f"length <= {OBSERVED_MAX}" in slow.said()

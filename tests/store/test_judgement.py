@@ -14,6 +14,7 @@ from holdfast.policy.fair_queue import LEAST
 from holdfast.store import ladder
 from holdfast.store.cover import Prompt
 from holdfast.store.judgement import (
+    ENGINES_MAX,
     PLANS_KEPT,
     PROBE_S,
     USUAL_BYTES,
@@ -57,9 +58,9 @@ class SlowTier(MemoryTier):
         return super().read(batch)
 
 
-def teach(judgement, cost=COST):
+def teach(judgement, cost=COST, engine=ENGINE):
     judgement.computed(
-        ENGINE, [Step(new, 0, cost.seconds(new)) for new in (64, 128, 512, 2048) for _ in range(3)]
+        engine, [Step(new, 0, cost.seconds(new)) for new in (64, 128, 512, 2048) for _ in range(3)]
     )
 
 
@@ -202,9 +203,50 @@ def test_a_domain_with_credit_expects_nearly_all_of_a_tier_that_others_flood():
     assert judgement.estimates(b"light")[1].bytes_per_s == pytest.approx(whole / 2)
 
 
-def record(first_token_s=0.1):
+def record(first_token_s=0.1, engine=ENGINE):
     plan = Plan(3, 0.02, first_token_s, 1.0, 0.5, "fetch 3 of 3 blocks")
-    return Record(ENGINE, 100, 0, 3, plan, MIB)
+    return Record(engine, 100, 0, 3, plan, MIB)
+
+
+RIVAL = ENGINE._replace(domain="aa" * 16)
+OWN = ENGINE._replace(domain="bb" * 16)
+DEARER = PrefillCost(1.0, 1.0, 0.0)
+
+
+def test_what_one_domain_tells_of_a_model_is_not_held_of_anothers():
+    judgement = Judgement(["host"], ManualClock())
+    teach(judgement, engine=OWN)
+    known = judgement.cost(OWN), judgement.token_s(OWN.fingerprint, OWN.domain)
+    assert known[1] == pytest.approx(COST.b, rel=0.01)
+    teach(judgement, DEARER, RIVAL)
+    for number in range(ENGINES_MAX):  # one that calls itself ever something else
+        teach(judgement, DEARER, RIVAL._replace(name=str(number)))
+    assert (judgement.cost(OWN), judgement.token_s(OWN.fingerprint, OWN.domain)) == known
+
+
+def test_nobody_ends_or_replaces_a_plan_of_another_domain():
+    judgement = Judgement(["host"], ManualClock())
+    number = judgement.planned(record(engine=OWN))
+    judgement.fetched(RIVAL, number, 1, 9.0, "late")
+    judgement.ended(RIVAL, Ending(number, 9.0, 9.0))
+    judgement.planned(record(engine=RIVAL), instead_of=number)
+    kept = judgement.plans()["plans"][1]
+    assert (kept["plan"], kept["outcome"], kept["landed_blocks"]) == (number, "", None)
+    assert kept["actual"] == {"fetched_s": None, "first_token_s": None}
+
+
+def test_what_was_kept_without_domains_is_known_until_they_tell_themselves():
+    judgement = Judgement(["host"], ManualClock())
+    teach(judgement)
+    old = judgement.as_data()
+    for engine in old["engines"]:
+        del engine["domain"]
+    teach(judgement, DEARER, OWN)
+    for data, cost in ((old, COST), (judgement.as_data(), DEARER)):
+        again = Judgement(["host"], ManualClock())
+        again.restore(data)
+        assert again.cost(OWN)[0].b == pytest.approx(cost.b, rel=0.01)
+        assert again.cost(RIVAL)[0].b == pytest.approx(COST.b, rel=0.01)
 
 
 def test_who_asks_for_a_cost_does_not_wait_for_the_fit(monkeypatch):
@@ -219,7 +261,7 @@ def test_who_asks_for_a_cost_does_not_wait_for_the_fit(monkeypatch):
 def test_plans_keep_what_was_expected_and_what_came():
     judgement = Judgement(["host", "disk"], ManualClock())
     number = judgement.planned(record())
-    judgement.fetched(number, 3, 0.03, "ok")
+    judgement.fetched(ENGINE, number, 3, 0.03, "ok")
     judgement.ended(ENGINE, Ending(number, 0.04, 0.11))
     answer = judgement.plans()
     (plan,) = answer["plans"]
@@ -237,7 +279,7 @@ def test_a_plan_made_again_takes_the_place_of_the_first_and_old_ones_go():
     for _ in range(PLANS_KEPT + 5):
         judgement.planned(record())
     assert len(judgement.plans()["plans"]) == PLANS_KEPT
-    judgement.fetched(1, 3, 0.1, "ok")
+    judgement.fetched(ENGINE, 1, 3, 0.1, "ok")
     judgement.ended(ENGINE, Ending(1, 0.1, 0.1))
 
 
@@ -245,7 +287,7 @@ def test_the_hand_over_is_learnt_from_what_the_engine_saw():
     judgement = Judgement(["host"], ManualClock())
     for _ in range(6):
         number = judgement.planned(record())
-        judgement.fetched(number, 3, 0.02, "ok")
+        judgement.fetched(ENGINE, number, 3, 0.02, "ok")
         judgement.ended(ENGINE, Ending(number, 0.05, 0.2))
     _, delivery = judgement.cost(ENGINE)
     assert delivery.seconds(3 * MIB) == pytest.approx(0.03, rel=0.1)

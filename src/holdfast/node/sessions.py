@@ -112,6 +112,7 @@ class NodeSession:
             )
         self._check_quotas(hello.domain, world)
         self._world = world
+        self._engine = self._engine._replace(domain=domain.hex())
         self.arena_fd = arena.fd
         incarnation = self._store.incarnation
         self.welcome = m.Welcome(
@@ -255,7 +256,9 @@ class NodeSession:
         fetch = partial(store.fetch, world, keys, request.deadline_s)
         fetched = await take_turn(self._threads.fetching, self._turn(len(keys)), fetch)
         lease, took_s = fetched.lease, store.clock.now() - asked_at
-        store.judgement.fetched(request.plan, len(fetched.places), took_s, str(fetched.outcome))
+        store.judgement.fetched(
+            self._engine, request.plan, len(fetched.places), took_s, str(fetched.outcome)
+        )
         if self._ended or not fetched.places:
             store.release(lease)
             lease = 0
@@ -266,6 +269,7 @@ class NodeSession:
         )
 
     def _learn(self, request: m.Observed) -> m.Done:
+        self._entered()
         steps = [Step(*step) for step in request.steps]
         self._store.told(self._engine, steps, [Ending(*ending) for ending in request.endings])
         return m.Done()

@@ -10,7 +10,6 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, NamedTuple
 
 from holdfast.clock import Clock
@@ -26,18 +25,17 @@ from holdfast.plan.cost import (
 from holdfast.plan.meter import Meter
 from holdfast.plan.planner import Plan
 from holdfast.policy.fair_queue import LEAST
+from holdfast.store.hindsight import right
 
 PLANS_KEPT = 256
 ENGINES_MAX = 64
-"""Engines and fingerprints whose speed is remembered; the one not seen for longest goes first."""
+"""Engines whose speed is remembered; of the domain with most the one not seen for longest goes."""
 
 DELIVERY_DEFAULT = TierEstimate(1e-3, 5e9)
 """From the node's memory into an engine's pages, until it told."""
 
 PROBE_S = 5.0
 """A tier that no plan wants is read this often all the same: it may have recovered."""
-
-ROUGHLY_RIGHT = 0.25
 
 _READS_MIN = 4
 _UNKNOWN_S = 1e-9
@@ -47,10 +45,14 @@ USUAL_BYTES = 64 * MIB
 
 
 class Engine(NamedTuple):
-    """Who computes: an engine's name, and the fingerprint (hex) of what it computes."""
+    """Who computes: an engine's name, the fingerprint of what it computes, its domain (both hex).
+
+    No domain: as an older version noted it, and then for all of them until they told themselves.
+    """
 
     name: str
     fingerprint: str
+    domain: str = ""
 
 
 class Step(NamedTuple):
@@ -193,18 +195,18 @@ class Judgement:
     def cost(self, engine: Engine) -> tuple[PrefillCost | None, TierEstimate]:
         """Return what computing costs an engine, if it told, and what being handed bytes does."""
         with self._lock:
-            learnt = self._engines.get(engine)
+            learnt = self._engines.get(engine) or self._engines.get(engine._replace(domain=""))
             if learnt is None:
                 return None, DELIVERY_DEFAULT
             return learnt.prefill.cost, learnt.delivery.estimate()
 
-    def token_s(self, fingerprint: str) -> float | None:
-        """Return what computing a token of a fingerprint takes its engines; None if none told."""
+    def token_s(self, fingerprint: str, domain: str = "") -> float | None:
+        """Return what computing a token takes a domain's engines; None if none of them told."""
         with self._lock:
             costs = [
                 learnt.prefill.cost
                 for engine, learnt in self._engines.items()
-                if engine.fingerprint == fingerprint
+                if engine.fingerprint == fingerprint and engine.domain in ("", domain)
             ]
         told = [cost.b for cost in costs if cost is not None and cost.b > 0]
         return sum(told) / len(told) if told else None
@@ -223,7 +225,8 @@ class Judgement:
     def planned(self, record: Record, instead_of: int = 0) -> int:
         """Keep a plan; return its number. `instead_of` was asked for the same prompt."""
         with self._lock:
-            self._plans.pop(instead_of, None)
+            if self._own(instead_of, record.engine):
+                del self._plans[instead_of]
             self._number += 1
             record.number, record.at = self._number, self._clock.now()
             self._plans[self._number] = record
@@ -231,18 +234,20 @@ class Judgement:
                 self._plans.popitem(last=False)
             return self._number
 
-    def fetched(self, number: int, blocks: int, seconds: float, outcome: str) -> None:
+    def fetched(
+        self, engine: Engine, number: int, blocks: int, seconds: float, outcome: str
+    ) -> None:
         """Note what a plan's fetch brought; the slowest of several ranks counts."""
         with self._lock:
-            record = self._plans.get(number)
+            record = self._own(number, engine)
             if record is not None and seconds >= (record.fetched_s or 0.0):
                 record.landed, record.fetched_s, record.outcome = blocks, seconds, outcome
 
     def ended(self, engine: Engine, ending: Ending) -> None:
         """Note what the engine saw of a plan, and learn how long the hand-over takes."""
         with self._lock:
-            record = self._plans.get(ending.plan)
-            if record is None or record.engine.name != engine.name:
+            record = self._own(ending.plan, engine)
+            if record is None:
                 return
             if ending.first_token_s > 0:
                 record.first_token_s = ending.first_token_s
@@ -274,7 +279,7 @@ class Judgement:
             ]
         return {
             "plans": records,
-            "right": _right(records),
+            "right": right(records),
             "tiers": tiers,
             "engines": engines,
         }
@@ -293,6 +298,7 @@ class Judgement:
                     {
                         "engine": engine.name,
                         "fingerprint": engine.fingerprint,
+                        "domain": engine.domain,
                         "prefill": learnt.prefill.as_data(),
                         "delivery": learnt.delivery.as_data(),
                     }
@@ -310,7 +316,8 @@ class Judgement:
             }
             engines = OrderedDict[Engine, _Learnt]()
             for one in data["engines"][-ENGINES_MAX:]:
-                learnt = engines[Engine(str(one["engine"]), str(one["fingerprint"]))] = _Learnt()
+                whose = str(one["engine"]), str(one["fingerprint"]), str(one.get("domain", ""))
+                learnt = engines[Engine(*whose)] = _Learnt()
                 learnt.prefill = PrefillFit.from_data(one["prefill"])
                 learnt.delivery = DeliveryFit.from_data(one["delivery"], DELIVERY_DEFAULT)
         except (KeyError, TypeError, AttributeError) as error:
@@ -348,9 +355,17 @@ class Judgement:
     def _learnt(self, engine: Engine) -> _Learnt:
         learnt = self._engines.setdefault(engine, _Learnt())
         self._engines.move_to_end(engine)
-        while len(self._engines) > ENGINES_MAX:
-            self._engines.popitem(last=False)
+        if len(self._engines) > ENGINES_MAX:  # of the domain with the most, or one forgets for all
+            (domain, _), *_ = Counter(each.domain for each in self._engines).most_common(1)
+            del self._engines[next(each for each in self._engines if each.domain == domain)]
         return learnt
+
+    def _own(self, number: int, engine: Engine) -> Record | None:
+        """Return a plan if it is that engine's: numbers can be guessed."""
+        record = self._plans.get(number)
+        if record is None or record.engine._replace(fingerprint=engine.fingerprint) != engine:
+            return None  # each rank has a fingerprint of its own
+        return record
 
 
 def _no_credit(tier: int, domain: bytes) -> float:
@@ -376,19 +391,4 @@ def _told(record: Record, now: float) -> dict[str, Any]:
         "actual": {"fetched_s": record.fetched_s, "first_token_s": record.first_token_s},
         "landed_blocks": record.landed,
         "outcome": record.outcome,
-    }
-
-
-def _right(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how many plans ended, and how far their first tokens were from what was expected."""
-    errors = [
-        abs(record["actual"]["first_token_s"] / record["expected"]["first_token_s"] - 1.0)
-        for record in records
-        if record["actual"]["first_token_s"] and record["expected"]["first_token_s"]
-    ]
-    return {
-        "ended": len(errors),
-        "within_25_percent": sum(error <= ROUGHLY_RIGHT for error in errors),
-        "median_error": median(errors) if errors else None,
-        "late": sum(record["outcome"] == "late" for record in records),
     }

@@ -33,7 +33,7 @@ class Worth:
         self._known_at = known_at
         saved: dict[int, float] = {}
         for number, world in enumerate(list(self._index.worlds)):
-            token_s = self._judgement.token_s(world.fingerprint.hex())
+            token_s = self._judgement.token_s(world.fingerprint.hex(), world.domain.hex())
             each = (token_s or 0.0) * world.block_tokens / world.record_bytes
             if 0.0 < each < math.inf:  # peers name worlds, too: one of no tokens saves nothing
                 saved[number] = each

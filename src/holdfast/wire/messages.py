@@ -7,13 +7,17 @@ arena. `holdfast.wire.frame` has the bytes around a message.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from holdfast.limits import SEGMENT_BLOCKS
+from holdfast.limits import OBSERVED_MAX, SEGMENT_BLOCKS
 
 PROTOCOL = 1
+
+T = TypeVar("T")
+Told: TypeAlias = Annotated[list[T], msgspec.Meta(max_length=OBSERVED_MAX)]
+"""A list whose length is checked before anything in it is read."""
 
 
 class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
@@ -168,11 +172,11 @@ class Observed(_Message, frozen=True, tag="observed"):
 
     `steps`: tokens computed, the context in front of them, seconds. `endings`: number of a plan,
     seconds until all that was fetched was in the engine's pages, seconds until the first token;
-    0 where that was not seen.
+    0 where that was not seen. More of either than `OBSERVED_MAX` ends the connection.
     """
 
-    steps: list[tuple[float, float, float]]
-    endings: list[tuple[int, float, float]] = []
+    steps: Told[tuple[float, float, float]]
+    endings: Told[tuple[int, float, float]] = []
 
 
 class Prestage(_Message, frozen=True, tag="prestage"):
