@@ -5,17 +5,19 @@ import time
 import numpy as np
 import pytest
 
+from holdfast.blocks.envelope import read_header
 from holdfast.blocks.key import Chain
 from holdfast.blocks.world import World
 from holdfast.clock import ManualClock
 from holdfast.codec.pack import payload
+from holdfast.errors import Outcome
 from holdfast.limits import RING_STALE_S
 from holdfast.store import commons
 from holdfast.store.keyring import KeyRing
 from holdfast.store.states import PUBLIC_SHARE
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
-from holdfast.testing.payloads import payload_of
+from holdfast.testing.payloads import header_of, payload_of, record_of
 
 MIB = 1 << 20
 PAYLOAD, TOKENS = 16 << 10, 16
@@ -58,8 +60,10 @@ class Reader:
 def made():
     stores = []
 
-    def make(tier=None, host_bytes=8 * MIB):
+    def make(tier=None, host_bytes=8 * MIB, ring=None):
         store = Store(host_bytes, [tier] if tier else [], KEYS)
+        if ring is not None:
+            store.seal_with(ring)
         store.publish_to("commons", b"t" * 32)
         store.start()
         stores.append(store)
@@ -228,3 +232,40 @@ def test_a_copy_is_not_written_below_a_second_time(made):
         assert time.monotonic() < end
         time.sleep(0.01)
     assert tier.usage().records == 8
+
+
+def test_no_peer_writes_in_it_what_is_not_sealed(made):
+    store, acme, _, public = made()
+    store.take_foreign()
+    common, own = public.names(1, 3), acme.names(1, 3)
+    for world, keys, stored in (
+        (public.world, common, Outcome.FULL),
+        (acme.world, own, Outcome.OK),
+    ):
+        records = [record_of(world, key) for key in keys]
+        berths = store.berth([header_of(world, key) for key in keys])
+        for berth, record in zip(berths, records, strict=True):
+            if berth.slot is not None:
+                berth.slot[:] = record
+        assert store.adopt(berths) == [stored] * 3
+    assert public.cover(common) == 0
+    assert not store.borrowable(acme.world, acme.names(2, 3), common)
+
+
+def test_what_a_peer_sends_sealed_with_its_key_is_the_publishers(made, tmp_path):
+    ring = KeyRing(tmp_path / "ring.json")
+    ring.enrol("commons", KEYS["commons"])
+    store, acme, _, public = made(ring=ring)
+    store.take_foreign()
+    common = public.names(1, 2)
+    public.save(common, common)
+    lent = store.lend(public.world, common, 5.0)
+    sealed = [bytes(record) for record in store.outgoing(public.world, lent.places)]
+    store.release(lent.lease)
+    assert store.forget(public.world, common) == 2
+    berths = store.berth([read_header(record)[0] for record in sealed])
+    for berth, record in zip(berths, sealed, strict=True):
+        berth.slot[:] = record
+    assert store.adopt(berths) == [Outcome.OK] * 2
+    assert store.borrow(acme.world, acme.names(1, 2), common) == 2
+    assert acme.read(acme.names(1, 2), common) == 2

@@ -121,6 +121,27 @@ def _check_public(config: Config) -> None:
                 f"domains.{name}.publish_file: {domain.publish_file!r} is of no use, as the domain "
                 "is not public; remove it, or set public"
             )
+        if domain.public and config.shares:
+            _check_shared_public(f"domains.{name}", domain, config.keyring)
+
+
+def _check_shared_public(at: str, domain: DomainOptions, keyring: str) -> None:
+    """What lies where others write is the publisher's only if no reader could have sealed it.
+
+    Readers have the domain's secret, which names its blocks; data keys must not follow from it.
+    """
+    if domain.seal is False:
+        raise ConfigError(
+            f"{at}.seal: false, so whoever can write to the tiers shared with other nodes could "
+            "write what everybody reads; leave it out, or make the domain public on a node "
+            "without such tiers"
+        )
+    if not keyring:
+        raise ConfigError(
+            f"{at}.public: without a key ring the data keys follow from the domain's secret, which "
+            "every engine of the node has: any of them could seal what everybody reads, for the "
+            "tiers shared with other nodes; set keyring to one file for all nodes of the pool"
+        )
 
 
 def _check_listen(config: Config) -> None:

@@ -14,7 +14,7 @@ from itertools import compress, groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from holdfast.blocks.envelope import HEADER_BYTES, Header
+from holdfast.blocks.envelope import HEADER_BYTES, SEAL_NONE, Header
 from holdfast.blocks.world import World
 from holdfast.codec.pack import is_announced
 from holdfast.errors import Outcome
@@ -39,6 +39,8 @@ class Berth(NamedTuple):
 
 def berth(store: Core, headers: Sequence[Header]) -> list[Berth]:
     """Hand out a slot for each record that is not held and fits; state only.
+
+    There is none for a record of the public domain that is not sealed.
 
     The slots are the caller's until it adopts or abandons them; it must do one or the other.
     """
@@ -126,6 +128,11 @@ def _named_otherwise(states: States, row: int, world: World) -> bool:
     return row >= 0 and states.index.world(row) != world
 
 
+def _is_vouched_for(states: States, header: Header) -> bool:
+    """Whether a record may come from just anybody: one that all domains read must be sealed."""
+    return header.domain != states.public or header.seal != SEAL_NONE
+
+
 def _here(states: States, row: int) -> bool:
     """Whether the row lies in memory, or is about to."""
     return row >= 0 and (states.index.places[HOST][row] >= 0 or row in states.loading)
@@ -140,8 +147,11 @@ def _berths(states: States, world: World, headers: Sequence[Header]) -> list[Ber
         states.touch([row])  # of any chain
     possible = slots(states, world) > 0
     wanted = [
-        possible and not is_held and not _named_otherwise(states, row, world)
-        for row, is_held in zip(rows, held, strict=True)
+        possible
+        and not is_held
+        and not _named_otherwise(states, row, world)
+        and _is_vouched_for(states, header)
+        for row, is_held, header in zip(rows, held, headers, strict=True)
     ]
     places = make_rooms(states, world, wanted.count(True))
     room, era, size = iter(places), states.era(world.domain), world.record_bytes
