@@ -48,6 +48,10 @@ class NodeGoneError(HoldfastError):
     """The node did not answer within the deadline, or the connection broke."""
 
 
+class StrangerError(NodeGoneError):
+    """Another user may stand behind the node's socket, so nothing was said to them."""
+
+
 class RefusedError(HoldfastError):
     """The node understood a request and will not serve it; the message is the node's."""
 

@@ -20,6 +20,7 @@ from typing import NoReturn
 from holdfast.errors import NodeGoneError, ProtocolError, RefusedError
 from holdfast.wire.address import socket_path
 from holdfast.wire.arena import ArenaMap
+from holdfast.wire.doorstep import check_listener, owners_of
 from holdfast.wire.frame import CONNECTION_ID, REQUEST_ID_MAX, encode, reply_reader
 from holdfast.wire.messages import (
     PROTOCOL,
@@ -50,6 +51,7 @@ class Client:
     """A session with the node at `address`; any thread may call any method.
 
     Raises at once: NodeGoneError if there is no node or it does not answer within `timeout_s`,
+    StrangerError if somebody else may stand behind the socket (nothing was said then),
     RefusedError if it does not want this session. `arena` is None where `hello` names no world.
     """
 
@@ -307,7 +309,10 @@ class Client:
 
     def _shake_hands(self, hello: Hello) -> Welcome:
         self._socket.settimeout(self._timeout_s)
-        self._socket.connect(socket_path(self.address))
+        path = socket_path(self.address)
+        owners = owners_of(path)
+        self._socket.connect(path)
+        check_listener(self._socket, path, owners)
         self._last_id += 1
         greeting = encode(self._last_id, hello)
         with contextlib.suppress(ConnectionError):  # turned away unheard: the reason is there yet

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StrangerError
 from holdfast.wire.client import Client
 from holdfast.wire.messages import Hello
 
@@ -30,7 +30,7 @@ class Link:
         self._timeout_s = timeout_s
         self._retry_s = retry_s
         self._client: Client | None = None
-        self._told = False
+        self._told = set[bool]()
         self._ended = threading.Event()
         self._tried = threading.Condition()
         self._thread = threading.Thread(target=self._keep, name="holdfast-link", daemon=True)
@@ -63,7 +63,7 @@ class Link:
                 self._hold(Client(self.address, self._hello, self._timeout_s))
                 pause_s = _FIRST_RETRY_S
             except (HoldfastError, OSError) as error:  # out of descriptors, say, for now
-                self._note(str(error))
+                self._note(str(error), strange=isinstance(error, StrangerError))
                 pause_s = min(2 * pause_s, self._retry_s)
             self._ended.wait(pause_s)
 
@@ -73,7 +73,7 @@ class Link:
             self._client = client
             self.incarnations += 1
             self.failure = ""
-            self._told = False
+            self._told.clear()
             self._tried.notify_all()
         if self._ended.is_set():
             client.close()
@@ -85,9 +85,12 @@ class Link:
         if not self._ended.is_set():
             self._note(f"node {self.address}: the connection is over")
 
-    def _note(self, failure: str) -> None:
-        """Log that the node is gone, once; while it is, attempts fail for this reason and that."""
+    def _note(self, failure: str, *, strange: bool = False) -> None:
+        """Log that the node is gone, once; while it is, attempts fail for this reason and that.
+
+        That a stranger is in its place is another thing, and logged once as well.
+        """
         self.failure = failure
-        if not self._told:
-            self._told = True
+        if strange not in self._told:
+            self._told.add(strange)
             _log.warning("%s; trying again, requests are recomputed meanwhile", failure)
