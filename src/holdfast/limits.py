@@ -21,6 +21,12 @@ CHAIN_BLOCKS_MAX = 65_536
 RESERVE_BLOCKS_MAX = 4_096
 """Most blocks that one request finds room for: all sessions wait while it does."""
 
+TICKETS_MAX = 4_096
+"""Most tickets of a session that are neither committed nor given back."""
+
+TICKET_BLOCKS_MAX = 4 * RESERVE_BLOCKS_MAX
+"""Most blocks in all of them: 2 M tokens at 128 a block."""
+
 FRAME_BODY_BYTES_MAX = 2 * MIB
 """Largest message body on a connection (65,536 keys of 16 bytes, and room)."""
 

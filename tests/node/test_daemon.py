@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import NodeGoneError, RefusedError
-from holdfast.limits import RECLAIM_S
+from holdfast.limits import RECLAIM_S, RESERVE_BLOCKS_MAX, TICKET_BLOCKS_MAX, TICKETS_MAX
 from holdfast.node.bounds import JUDGED_HERE_BLOCKS
 from holdfast.pause import pause, resume
 from holdfast.wire import messages as m
@@ -91,6 +91,21 @@ def test_leases_and_tickets_belong_to_their_session(start_node, engine, names):
     assert not thief.call(m.Release(fetched.lease)).valid
     assert owner.call(m.Release(fetched.lease)).valid
     assert not owner.call(m.Release(fetched.lease)).valid
+
+
+def test_a_session_holds_so_many_tickets_and_blocks_and_no_more(start_node, engine, names):
+    one = engine(start_node().address)
+    keys = names("many", RESERVE_BLOCKS_MAX)
+    tickets = [one.reserve(keys).ticket for _ in range(TICKET_BLOCKS_MAX // RESERVE_BLOCKS_MAX)]
+    told = rf"^reserve: 4 tickets with {TICKET_BLOCKS_MAX + 1} blocks, .*; end some first"
+    with pytest.raises(RefusedError, match=told):
+        one.reserve(keys[:1])
+    for ticket in tickets:
+        one.call(m.Abort(ticket))
+    for _ in range(TICKETS_MAX):
+        one.reserve([])
+    with pytest.raises(RefusedError, match=rf"^reserve: {TICKETS_MAX} tickets with 0 blocks"):
+        one.reserve([])
 
 
 def test_an_engine_that_leaves_gives_back_leases_and_tickets(start_node, engine, names):

@@ -47,13 +47,16 @@ class Two:
         world = self.world(name, payload_bytes)
         chain = Chain(self.store.domain(name)[0], world.fingerprint, TOKENS)
         chain.extend(np.random.default_rng(seed).integers(0, 1000, blocks * TOKENS))
-        reserved = self.store.reserve(world, chain.keys, chain.parent(0), 0)
-        arena = self.store.arena(world.domain).view
-        for key, place in zip(chain.keys, reserved.places, strict=True):
-            if place >= 0:
-                shake = hashlib.shake_128(key).digest(payload_bytes)
-                payload(arena[place:], payload_bytes)[:] = shake
-        return chain.keys, self.store.commit(reserved.ticket, retention)
+        arena, new = self.store.arena(world.domain).view, 0
+        for at in range(0, blocks, 64):
+            part = chain.keys[at : at + 64]
+            reserved = self.store.reserve(world, part, chain.parent(at), at)
+            for key, place in zip(part, reserved.places, strict=True):
+                if place >= 0:
+                    shake = hashlib.shake_128(key).digest(payload_bytes)
+                    payload(arena[place:], payload_bytes)[:] = shake
+            new += self.store.commit(reserved.ticket, retention)
+        return chain.keys, new
 
     def read(self, name, keys, payload_bytes=16 * KIB):
         """Fetch, check every byte, release; return how many blocks landed."""
@@ -97,6 +100,8 @@ def two():
 
     yield make
     for one in made:
+        for ticket in list(one.states.tickets):
+            one.store.abort(ticket)
         counted, known = one.recount()
         assert counted == known
         one.store.close()
@@ -341,3 +346,48 @@ def test_waves_are_short_where_another_domain_reads_too(two, monkeypatch):
     assert read("victim") == [1] * 30
     monkeypatch.setattr(one.store.judgement, "speed", lambda _: math.inf)
     assert read("victim") == [30]
+
+
+def hoard(two, name, blocks=16):
+    """Reserve and never commit, until there is no room; return the bytes of the slots."""
+    world, slots, seed = two.world(name), 0, 0
+    while True:
+        keys = [hashlib.blake2b(f"{name}/{seed}/{i}".encode(), digest_size=16).digest()
+                for i in range(blocks)]  # fmt: skip
+        got = sum(place >= 0 for place in two.store.reserve(world, keys, b"f" * 16, 0).places)
+        slots, seed = slots + got, seed + 1
+        if not got:
+            return slots * world.record_bytes
+
+
+def test_slots_that_nobody_fills_take_nothing_of_anothers_reservation(two):
+    one = two(quotas={"victim": {0: Quota(2 * MIB)}})
+    held = hoard(one, "flood")
+    assert MIB - 2 * SIZE < held <= MIB, "half of what nobody reserved"
+    for _ in range(20):
+        one.clock.advance(600)
+        one.store.keep_house()
+    assert one.save("victim", 1, 90)[1] == 90
+    assert hoard(one, "victim") <= 3 * MIB, "its own reservation, and half of the rest"
+
+
+def test_what_is_committed_or_given_back_counts_no_more(two):
+    one = two(quotas={"victim": {0: Quota(2 * MIB)}})
+    world, keys = one.world("flood"), [bytes([i]) * 16 for i in range(20)]
+    for end in (one.store.commit, one.store.abort):
+        for _ in range(10):
+            reserved = one.store.reserve(world, keys, b"f" * 16, 0)
+            end(reserved.ticket)
+    one.store.abort(one.store.reserve(world, [b"x" * 16], b"f" * 16, 0).ticket, rest_s=5.0)
+    held = hoard(one, "flood")
+    assert MIB - 3 * SIZE < held <= MIB - SIZE, "one slot rests yet"
+    one.clock.advance(6.0)
+    one.store.keep_house()
+    assert hoard(one, "flood") == SIZE
+
+
+def test_a_block_may_be_saved_where_all_memory_is_reserved_or_it_is_large(two):
+    one = two(quotas={"victim": {0: Quota(HOST_BYTES)}})
+    assert 0 < hoard(one, "flood") <= HOST_BYTES // 16
+    other = two(host_bytes=4 * MIB)
+    assert other.save("flood", 1, 1, payload_bytes=3 * MIB)[1] == 1

@@ -19,7 +19,14 @@ from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.world import World
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import BlockError, ConfigError, ProtocolError, RefusedError
-from holdfast.limits import CHAIN_BLOCKS_MAX, PAYLOAD_BYTES_MAX, RECLAIM_S, RESERVE_BLOCKS_MAX
+from holdfast.limits import (
+    CHAIN_BLOCKS_MAX,
+    PAYLOAD_BYTES_MAX,
+    RECLAIM_S,
+    RESERVE_BLOCKS_MAX,
+    TICKET_BLOCKS_MAX,
+    TICKETS_MAX,
+)
 from holdfast.node import hinted
 from holdfast.node.bounds import (
     BLOCK_TOKENS_MAX,
@@ -296,6 +303,13 @@ class NodeSession:
         if len(request.segment) not in (0, SEGMENT_BYTES):
             raise BlockError(
                 f"reserve.segment has {len(request.segment)} bytes, not {SEGMENT_BYTES}"
+            )
+        under_way = len(self._tickets), sum(self._tickets.values()) + len(keys)
+        if under_way[0] >= TICKETS_MAX or under_way[1] > TICKET_BLOCKS_MAX:
+            raise BlockError(
+                f"reserve: {under_way[0]} tickets with {under_way[1]} blocks, these included, are "
+                f"neither committed nor aborted; the limits are {TICKETS_MAX} and "
+                f"{TICKET_BLOCKS_MAX}; end some first"
             )
         reserved = self._store.reserve(world, keys, request.parent, request.depth, request.segment)
         self._tickets[reserved.ticket] = len(keys)

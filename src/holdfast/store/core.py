@@ -204,3 +204,4 @@ class Core:
     def _give_back(self, ticket: Ticket) -> None:
         places = [place for place in ticket.places if place != NOWHERE]
         self.states.give_back(ticket.world, places)
+        self.states.fill.handed_back(ticket.world.domain, ticket.nbytes)

@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from holdfast.policy.shares import OPEN, Quota, gives_way
 
+OPEN_SHARE = 1 / 16
+"""So much of memory, a chunk of it, is filled by anybody even where all of it is reserved."""
+
 _SPARE = 64
 """Stale entries that a line of blocks may always have."""
 
@@ -29,6 +32,8 @@ class Fill:
     def __init__(self, tiers: int) -> None:
         self.used: list[Counter[bytes]] = [Counter() for _ in range(tiers)]
         self._quotas: list[dict[bytes, Quota]] = [{} for _ in range(tiers)]
+        self._filling = Counter[bytes]()
+        """Bytes of memory in slots that engines were given and have not committed: they stay."""
         self._lines: list[dict[bytes, _Line]] = [{} for _ in range(tiers)]
         self.divided = False
         """Whether memory is divided between domains at all."""
@@ -56,6 +61,37 @@ class Fill:
         """Return the bytes of memory that other domains have reserved."""
         quotas = self._quotas[0]
         return sum(quotas[other].reserved_bytes for other in quotas if other != domain)
+
+    def hand_out(self, domain: bytes, nbytes: int) -> None:
+        """Count bytes that an engine of a domain is to fill."""
+        self._filling[domain] += nbytes
+
+    def handed_back(self, domain: bytes, nbytes: int) -> None:
+        """Count bytes that nobody fills any more."""
+        self._filling[domain] -= nbytes
+        if not self._filling[domain]:
+            del self._filling[domain]
+
+    def fillable(self, domain: bytes, size: int, capacity_bytes: int, share: float) -> int:
+        """Return how many blocks more a domain may be given to fill, in so much memory.
+
+        What was given stays for as long as its engine likes. So it comes out of the domain's own
+        reservation first, and then out of what nobody reserved: at most this share of that, or
+        one block, if that is more.
+        """
+        reserved = self.quota(0, domain).reserved_bytes
+        others = self.reserved_by_others(domain)
+        open_bytes = max(capacity_bytes - reserved - others, int(OPEN_SHARE * capacity_bytes))
+        beyond = {
+            each: max(0, nbytes - self.quota(0, each).reserved_bytes)
+            for each, nbytes in self._filling.items()
+        }
+        own, left = max(0, reserved - self._filling[domain]), open_bytes - sum(beyond.values())
+        most = min(left, share * open_bytes - beyond.get(domain, 0))
+        blocks = (own + max(0, int(most))) // size
+        if not blocks and not self._filling[domain] and (left >= size or not self._filling):
+            return 1
+        return blocks
 
     def fits(self, tier: int, domain: bytes, nbytes: int) -> bool:
         """Whether a domain may hold so many bytes more on a tier."""

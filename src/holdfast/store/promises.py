@@ -6,7 +6,7 @@ import threading
 from typing import NamedTuple
 
 from holdfast.blocks.world import World
-from holdfast.tiers.base import Place
+from holdfast.tiers.base import NOWHERE, Place
 
 
 class Ticket(NamedTuple):
@@ -22,6 +22,11 @@ class Ticket(NamedTuple):
     segment: bytes
     places: list[Place]
     era: int
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its slots."""
+        return (len(self.places) - self.places.count(NOWHERE)) * self.world.record_bytes
 
 
 class Lease(NamedTuple):

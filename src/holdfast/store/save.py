@@ -25,6 +25,9 @@ from holdfast.store.room import make_rooms
 from holdfast.store.states import HOST, States
 from holdfast.tiers.base import NOWHERE, Place
 
+FILLING_SHARE = 0.5
+"""Of the memory that nobody reserved, one of several domains may have so much in slots to fill."""
+
 
 class Reserved(NamedTuple):
     """Slots to fill: one place per key, -1 for a block that is held already or has no room.
@@ -50,10 +53,11 @@ def reserve(
         ]
         held = list(itertools.compress(rows, there))
         states.pin(held)  # they must not go to make room for what builds upon them
-        room = iter(make_rooms(states, world, there.count(False)))
+        room = iter(make_rooms(states, world, min(there.count(False), _fillable(store, world))))
         states.unpin(held)
         places = [NOWHERE if is_there else next(room, NOWHERE) for is_there in there]
         full = places.count(NOWHERE) > len(held)
+        states.fill.hand_out(world.domain, (len(keys) - places.count(NOWHERE)) * world.record_bytes)
         outcome = Outcome.FULL if full else Outcome.OK
         ticket = states.number()
         states.tickets[ticket] = Ticket(
@@ -109,10 +113,18 @@ def abort(store: Core, number: int, *, rest_s: float = 0.0) -> None:
             store.rest(ticket, store.clock.now() + rest_s)
 
 
+def _fillable(store: Core, world: World) -> int:
+    """Return how many blocks of a world may be handed out now; a lone domain is in nobody's way."""
+    share = FILLING_SHARE if len(store.states.hosts) > 1 else 1.0
+    fill, size = store.states.fill, world.record_bytes
+    return fill.fillable(world.domain, size, store.host_bytes, share)
+
+
 def _publish(store: Core, ticket: Ticket, parents: Sequence[bytes], retention: Retention) -> int:
     states, world = store.states, ticket.world
     taken: dict[int, Place] = {}
     with states.lock:
+        states.fill.handed_back(world.domain, ticket.nbytes)
         if states.era(world.domain) != ticket.era or states.sealing.is_away(world.domain):
             states.give_back(world, [place for place in ticket.places if place != NOWHERE])
             return 0
