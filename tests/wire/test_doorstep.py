@@ -191,3 +191,13 @@ def test_a_stranger_in_a_lost_nodes_place_is_logged(tmp_path, caplog):
     seen.wait(0.2)
     link.close()
     assert len(caplog.records) == 2, "each of the two once"
+
+
+def test_a_folder_of_ours_in_one_that_containers_share_is_ours(tmp_path):
+    shared = tmp_path / "shared"
+    own = shared / "holdfast"
+    own.mkdir(parents=True, mode=0o700)
+    shared.chmod(0o777)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(own / "node.sock"))
+        assert doorstep.owners_of(str(own / "node.sock")) == {os.geteuid()}

@@ -76,12 +76,13 @@ def _check_entry(
 ) -> None:
     """Raise StrangerError if users may have put an entry into a folder that is not theirs.
 
-    A socket's own folder must be closed to groups too, as the node wants it to be.
+    A socket's own folder must be closed to groups too, as the node wants it to be. Above it a
+    folder may be open (one that containers share is): what is ours or root's there nobody made.
     """
     writers = stat.S_IWOTH | (stat.S_IWGRP if is_last else 0)
     if not above.st_mode & writers:
         return
-    if not above.st_mode & stat.S_ISVTX:
+    if is_last and not above.st_mode & stat.S_ISVTX:
         raise StrangerError(
             f'"{path}": other users may change folder "{path.parent}" (mode '
             f"{stat.S_IMODE(above.st_mode):04o}), and so answer in the node's place; {_REMEDY}"
