@@ -107,7 +107,7 @@ class NodeSession:
         try:
             domain_key, domain = self._store.domain(hello.domain)
         except ConfigError:
-            self._store.audit.deny(f"peer {hello.peer}", f"asked for domain {hello.domain!r}")
+            self._store.audit.deny(f"user {self._user}", f"asked for domain {hello.domain!r}")
             raise
         common_key = self._check_publisher(hello, domain)
         world = World(hello.fingerprint, domain, hello.payload_bytes, hello.block_tokens)
@@ -134,7 +134,7 @@ class NodeSession:
         if domain != store.states.public:
             return store.public_key()
         if not hmac.compare_digest(hello.publish, store.publisher):
-            store.audit.deny(f"peer {hello.peer}", f"would publish in domain {hello.domain!r}")
+            store.audit.deny(f"user {self._user}", f"would publish in domain {hello.domain!r}")
             raise RefusedError(
                 f"domain {hello.domain!r} is public: only a publisher opens a session in it; give "
                 "its engine the publish_file that the node has"
