@@ -3,10 +3,16 @@
 import threading
 
 from holdfast.blocks.envelope import read_header
+from holdfast.testing.extents import MemoryExtents
 from holdfast.testing.memory import MemoryTier
 from holdfast.tiers.base import Place, Survivor
+from holdfast.tiers.disk.file import DiskConfig
+from holdfast.tiers.disk.region import SECTOR
+from holdfast.tiers.disk.tier import DiskTier
 
 MIB = 1 << 20
+REGION_BYTES = 17 * SECTOR
+"""Three of the rig's records of five sectors fit."""
 
 
 def test_a_new_store_serves_what_the_last_one_wrote_below(rig) -> None:
@@ -70,6 +76,24 @@ def test_what_was_written_since_does_not_go_for_its_own_sake(rig) -> None:
     assert one.read(chain) == 5
 
 
+def test_a_region_reused_behind_the_scan_takes_its_blocks_out_of_the_index(rig) -> None:
+    medium, _ = filled_disk(rig, 12)
+    tier = PausedDisk(medium, before=3)
+    other = rig(MIB, tier)
+    assert tier.paused.wait(60)
+    new = [other.chain(100 + n, 1) for n in range(3)]
+    save_in_turn(other, new)
+    tier.go.set()
+    assert other.store.recovery.wait(60)
+    other.leave_memory()
+    states = other.store.states
+    with states.lock:
+        places = [states.index.places[1][row] for row in states.index.rows()]
+    assert len(set(places)) == len(places) == tier.usage().records == 12
+    assert [other.read(chain) for chain in new] == [1, 1, 1]
+    assert not states.faults
+
+
 def test_a_tier_that_cannot_be_scanned_is_logged_and_left(rig, caplog) -> None:
     class Broken(MemoryTier):
         def survivors(self):
@@ -123,3 +147,38 @@ class StuckTier(MemoryTier):
     def survivors(self):
         self.go.wait(60)
         return iter(())
+
+
+class PausedDisk(DiskTier):
+    """A disk tier whose scan pauses before one of its survivors."""
+
+    def __init__(self, medium: MemoryExtents, before: int) -> None:
+        super().__init__(
+            DiskConfig(path="memory", capacity_bytes=medium.size), None, lambda _: medium
+        )
+        self.paused, self.go = threading.Event(), threading.Event()
+        self._before = before
+
+    def survivors(self):
+        for number, survivor in enumerate(super().survivors()):
+            if number == self._before:
+                self.paused.set()
+                self.go.wait(60)
+            yield survivor
+
+
+def filled_disk(rig, blocks: int):
+    """A medium of four regions with so many blocks on it, each a chain, and the chains."""
+    medium = MemoryExtents.formatted(REGION_BYTES, 4)
+    one = rig(MIB, PausedDisk(medium, before=-1))
+    chains = [one.chain(seed, 1) for seed in range(blocks)]
+    save_in_turn(one, chains)
+    one.store.close()
+    return medium, chains
+
+
+def save_in_turn(one, chains) -> None:
+    """Save chains so that they lie on the disk in this order."""
+    for chain in chains:
+        one.save(chain)
+        one.settle()

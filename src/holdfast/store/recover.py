@@ -7,17 +7,14 @@ clear from before its domain was sealed is overwritten, where the tier can: no k
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from holdfast.blocks.world import World
 from holdfast.clock import Clock
 from holdfast.store.states import States
 from holdfast.tiers.base import Survivor, Tier, Wiping
-
-BATCH = 256
 
 _log = logging.getLogger("holdfast.store")
 
@@ -60,11 +57,11 @@ class Recovery:
             _log.info("recovered blocks=%d seconds=%.3f", self.blocks, self.seconds)
 
     def _scan(self, number: int, tier: Tier) -> None:
-        survivors = self._not_in_the_clear(tier)
-        while batch := list(itertools.islice(survivors, BATCH)):
+        """Adopt one by one: only what a tier hands over at the moment is kept from being reused."""
+        for survivor in self._not_in_the_clear(tier):
             if self._stop.is_set():
                 return
-            self._adopt(number, batch)
+            self._adopt(number, survivor)
 
     def _not_in_the_clear(self, tier: Tier) -> Iterator[Survivor]:
         for survivor in tier.survivors():
@@ -77,20 +74,17 @@ class Recovery:
                 tier.wipe(survivor)
             tier.free([survivor.place])
 
-    def _adopt(self, number: int, batch: Sequence[Survivor]) -> None:
-        states = self._states
+    def _adopt(self, number: int, survivor: Survivor) -> None:
+        states, (header, place) = self._states, survivor
         with states.lock:
-            for header, place in batch:
-                if not states.sealing.may_open(header):
-                    states.lower[number - 1].free([place])
-                    continue
-                world = World(
-                    header.fingerprint, header.domain, header.payload_bytes, header.tokens
-                )
-                row = states.index.add(world, header.key, header.parent, header.depth)
-                if states.index.places[number][row] == place:
-                    continue  # it was written since: what is known of it is no older
-                states.vacate(row, number)
-                row = states.index.add(world, header.key, header.parent, header.depth)
-                states.publish_below(row, number, place)
-                self.blocks += 1
+            if not states.sealing.may_open(header):
+                states.lower[number - 1].free([place])
+                return
+            world = World(header.fingerprint, header.domain, header.payload_bytes, header.tokens)
+            row = states.index.add(world, header.key, header.parent, header.depth)
+            if states.index.places[number][row] == place:
+                return  # it was written since: what is known of it is no older
+            states.vacate(row, number)
+            row = states.index.add(world, header.key, header.parent, header.depth)
+            states.publish_below(row, number, place)
+            self.blocks += 1
