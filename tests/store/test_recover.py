@@ -94,6 +94,26 @@ def test_a_region_reused_behind_the_scan_takes_its_blocks_out_of_the_index(rig) 
     assert not states.faults
 
 
+def test_a_copy_written_since_stays_and_the_survivor_goes(rig) -> None:
+    medium, chains = filled_disk(rig, 9)
+    torn = medium.image.find(chains[0].keys[0]) + 200
+    medium.image[torn : torn + 64] = bytes(64)  # as after a power cut: only reads can tell
+    tier = PausedDisk(medium, before=0)
+    other = rig(MIB, tier)
+    assert tier.paused.wait(60)
+    save_in_turn(other, chains[:1])
+    index = other.store.states.index
+    fresh = index.places[1][index.find(chains[0].keys[0])]
+    tier.go.set()
+    assert other.store.recovery.wait(60)
+    assert index.places[1][index.find(chains[0].keys[0])] == fresh
+    assert tier.usage().records == 9
+    assert other.store.recovery.blocks == 8
+    other.leave_memory()
+    assert [other.read(chain) for chain in chains] == [1] * 9
+    assert not other.store.states.faults
+
+
 def test_a_tier_that_cannot_be_scanned_is_logged_and_left(rig, caplog) -> None:
     class Broken(MemoryTier):
         def survivors(self):
