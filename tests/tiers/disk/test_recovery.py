@@ -1,5 +1,7 @@
 """Coming back after a close or a crash: what is warm, in which order, and serving meanwhile."""
 
+import pytest
+
 from holdfast.clock import ManualClock
 from holdfast.errors import Outcome
 from holdfast.testing.extents import MemoryExtents
@@ -87,7 +89,7 @@ def test_a_scanned_region_is_sealed_by_the_next_write():
     tier = tier_on(medium)
     assert numbers_of(tier.survivors()) == [0, 1, 2]
     BLOCKS.save(tier, [3])
-    medium.fails = lambda what, at, nbytes: what == "read" and nbytes == REGION_BYTES
+    medium.fails = lambda what, at, nbytes: what == "read" and nbytes == REGION_BYTES - SECTOR
     assert numbers_of(reopened(medium).survivors()) == [0, 1, 2, 3]
     assert tier._regions.rows()[0].footer_bytes == SECTOR
 
@@ -240,3 +242,45 @@ def test_an_unreadable_footer_region_is_lost_alone():
     medium.fails = lambda what, at, nbytes: what == "read" and start < at < start + REGION_BYTES
     tier = tier_on(medium)
     assert numbers_of(tier.survivors()) == [0, 1, 2, 3, *range(8, 16)]
+
+
+@pytest.mark.parametrize("region_sectors", [16, 4096])
+def test_a_footer_that_can_not_be_read_costs_no_record(region_sectors):
+    region_bytes = region_sectors * SECTOR
+    medium = MemoryExtents.formatted(region_bytes, 4)
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(3))
+    tier.close()
+    footer = tier._superblock.geometry.region_at(1) - SECTOR
+    medium.fails = lambda what, at, nbytes: what == "read" and at <= footer < at + nbytes
+    tier = tier_on(medium)
+    assert numbers_of(tier.survivors()) == [0, 1, 2]
+    assert tier.usage().failures == 1
+    tier.close()
+    medium.fails = lambda what, at, nbytes: what == "read" and nbytes > 1 << 14
+    tier = tier_on(medium)
+    assert numbers_of(tier.survivors()) == [0, 1, 2]
+    assert tier.usage().failures == 0
+
+
+def test_a_bad_sector_in_a_region_without_footer_costs_one_record():
+    medium = new_medium()
+    tier = tier_on(medium)
+    bad = tier._regions.offset(BLOCKS.save(tier, range(3))[1]) + SECTOR
+    again = MemoryExtents(medium.image)
+    again.fails = lambda what, at, nbytes: what == "read" and at <= bad < at + nbytes
+    tier = tier_on(again)
+    assert numbers_of(tier.survivors()) == [0, 2]
+    assert tier.usage().failures == 1
+
+
+def test_a_device_that_answers_nothing_is_not_asked_for_every_sector():
+    medium = MemoryExtents.formatted(4096 * SECTOR, 1)
+    tier = tier_on(medium)
+    BLOCKS.save(tier, range(3))
+    asked = []
+    start = tier._superblock.geometry.region_at(0)
+    again = MemoryExtents(medium.image)
+    again.fails = lambda what, at, nbytes: what == "read" and at > start and not asked.append(at)
+    assert not numbers_of(tier_on(again).survivors())
+    assert len(asked) < 300

@@ -34,6 +34,9 @@ _TAIL_BYTES = 16 * KIB
 
 _SCAN_BYTES = 4 * MIB
 
+_BAD_SECTORS_MAX = 256
+"""Of one region: a device that answers nothing may take long to say so each time."""
+
 _AHEAD = 8
 """Footers read at once."""
 
@@ -58,7 +61,10 @@ class Found(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """One region's records; `footer_bytes` is 0 if it had to be scanned; `error` if it is lost."""
+    """One region's records; `footer_bytes` is 0 if it had to be scanned.
+
+    `error` if some of it can not be read: records may be missing, perhaps all.
+    """
 
     life: Life
     records: list[Listed]
@@ -167,15 +173,17 @@ def recover_regions(
 def _recover_region(
     extents: Extents, geometry: Geometry, life: Life, read: Future[memoryview | None]
 ) -> Recovered:
+    error: OSError | None = None
     try:
         footer = read.result()
-        if footer:
-            records = parse_footer(footer, life, geometry.region_sectors)
-            if records is not None:
-                return Recovered(life, records, len(footer), None)
-        return Recovered(life, list(_scan_region(extents, geometry, life)), 0, None)
-    except OSError as error:
-        return Recovered(life, [], 0, error)
+    except OSError as failed:
+        footer, error = None, failed
+    if footer:
+        records = parse_footer(footer, life, geometry.region_sectors)
+        if records is not None:
+            return Recovered(life, records, len(footer), None)
+    image, failed_too = _read_image(extents, geometry, life)
+    return Recovered(life, list(_scan(image, life)), 0, error or failed_too)
 
 
 def _read_footer(extents: Extents, geometry: Geometry, life: Life, hint: int) -> memoryview | None:
@@ -196,16 +204,41 @@ def _read_footer(extents: Extents, geometry: Geometry, life: Life, hint: int) ->
     return tail[len(tail) - need :]
 
 
-def _scan_region(extents: Extents, geometry: Geometry, life: Life) -> Iterator[Listed]:
+def _read_image(
+    extents: Extents, geometry: Geometry, life: Life
+) -> tuple[memoryview, OSError | None]:
+    """Return a region's bytes, zeros where it can not be read, and the first error there was.
+
+    Its header is left out: it has been read. After too many bad sectors nothing more is asked for.
+    """
+    image = aligned_buffer(geometry.region_bytes)
+    start, bad, error = geometry.region_at(life.region), 0, None
+    for at in range(SECTOR, len(image), _SCAN_BYTES):
+        piece = image[at : at + _SCAN_BYTES]
+        try:
+            extents.read(start + at, [piece])
+            continue
+        except OSError as failed:
+            error = error or failed
+        for near in range(0, len(piece), SECTOR):
+            sector = piece[near : near + SECTOR]
+            try:
+                extents.read(start + at + near, [sector])
+            except OSError:
+                sector[:] = bytes(SECTOR)
+                bad += 1
+                if bad == _BAD_SECTORS_MAX:
+                    piece[near:] = bytes(len(piece) - near)
+                    return image, error
+    return image, error
+
+
+def _scan(image: memoryview, life: Life) -> Iterator[Listed]:
     """Yield the records of a region without footer, sector by sector where there are gaps.
 
     A footer's entries are hints, since whoever reads a record verifies it. These are verified
-    here, unless they are sealed: the record behind a good header may be torn. Raises OSError.
+    here, unless they are sealed: the record behind a good header may be torn.
     """
-    image = aligned_buffer(geometry.region_bytes)
-    start = geometry.region_at(life.region)
-    for at in range(0, len(image), _SCAN_BYTES):
-        extents.read(start + at, [image[at : at + _SCAN_BYTES]])
     at = SECTOR
     while at < len(image):
         header = _record_at(image[at:], life.generation)
