@@ -260,7 +260,7 @@ def test_what_a_peer_sends_sealed_with_its_key_is_the_publishers(made, tmp_path)
     common = public.names(1, 2)
     public.save(common, common)
     lent = store.lend(public.world, common, 5.0)
-    sealed = [bytes(record) for record in store.outgoing(public.world, lent.places)]
+    sealed = [bytes(record) for record in store.outgoing(public.world, lent.lease, lent.places)]
     store.release(lent.lease)
     assert store.forget(public.world, common) == 2
     berths = store.berth([read_header(record)[0] for record in sealed])
