@@ -202,3 +202,20 @@ def save_in_turn(one, chains) -> None:
     for chain in chains:
         one.save(chain)
         one.settle()
+
+
+def test_an_old_copy_that_is_found_while_a_new_one_is_written_is_freed(rig) -> None:
+    records = {}
+    one = rig(MIB, MemoryTier(64 * MIB, records))
+    one.save(one.chain(1, 1))
+    one.settle()
+    (old,) = records
+    new = old + 7
+    records[new] = records[old]
+    states = one.store.states
+    with states.lock:
+        states.publish_below(0, 1, Place(new))
+    assert list(records) == [new]
+    with states.lock:
+        states.publish_below(0, 1, Place(new))
+    assert list(records) == [new]

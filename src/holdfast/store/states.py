@@ -187,11 +187,13 @@ class States:
         self.host(world).name_slots(list(places.values()), list(places))
 
     def publish_below(self, row: int, tier: int, place: Place) -> None:
-        """Note that a row now also lies on a lower tier; the copy there is whole."""
+        """Note that a row lies on a lower tier now too, whole; another copy there is freed."""
         column, world = self.index.places[tier], self.index.world(row)
         known, column[row] = Place(column[row]), place
         if known == NOWHERE:
             self.fill.take(tier, world.domain, world.record_bytes)
+        elif known != place:
+            self.lower[tier - 1].free([known])
         if known != place:
             self.fill.came(tier, world.domain, row, column)
 
