@@ -30,7 +30,7 @@ class House:
     def __init__(self, tier, ring=None, secrets=SECRETS, nbytes=PAYLOAD):
         self.clock = ManualClock()
         self.tier = tier
-        self.store = Store(8 * MIB + 2 * nbytes, [tier], secrets, clock=self.clock)
+        self.store = Store(8 * MIB + 4 * nbytes, [tier], secrets, clock=self.clock)
         self.ring = ring or ring_of(secrets, derives=isinstance(tier, SharedMemoryTier))
         self.store.seal_with(self.ring)
         self.store.start()
