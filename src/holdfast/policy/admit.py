@@ -11,6 +11,7 @@ Not thread-safe: the store calls it under its lock.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple, Protocol
@@ -63,6 +64,21 @@ class Admission(Protocol):
     def figures(self) -> dict[str, float]:
         """Return what people may want to know of the rule, by name."""
         return {}
+
+
+class Counting(Admission):
+    """Asks first and counts then, so that nothing is spent on what another rule refuses."""
+
+    def admit(self, block: Candidate, now_s: float) -> bool:
+        """Whether it is allowed; if so it is charged, here and where a rule inside counts."""
+        allowed = self.allows(block, now_s)
+        if allowed:
+            self.charge(block)
+        return allowed
+
+    @abstractmethod
+    def allows(self, block: Candidate, now_s: float) -> bool:
+        """Return what `admit` would, with nothing spent."""
 
 
 class Always(Admission):
@@ -148,7 +164,7 @@ class ReusePrediction(Admission):
         return found
 
 
-class WriteBudget(Admission):
+class WriteBudget(Counting):
     """Let pass what another rule admits, thinned so that a day's writes stay within a budget.
 
     After the dynamic random admission of CacheLib's flash cache (Berg et al., "The CacheLib Caching
@@ -183,15 +199,8 @@ class WriteBudget(Admission):
         """Return the rule's, and the share of what it admits that is let through now."""
         return {**self._rule.figures(), "share": self.share}
 
-    def admit(self, block: Candidate, now_s: float) -> bool:
-        """Whether the rule admits the block, the budget allows it, and the draw falls on it."""
-        allowed = self.allows(block, now_s)
-        if allowed:
-            self.charge(block)
-        return allowed
-
     def allows(self, block: Candidate, now_s: float) -> bool:
-        """As `admit`, with nothing spent: neither here nor from a budget that the rule has."""
+        """Whether the rule admits the block, the budget allows it, and the draw falls on it."""
         if not self._rule.allows(block, now_s):
             return False
         self._keep_time(now_s)
@@ -226,7 +235,7 @@ class WriteBudget(Admission):
         self._turn += 1
 
 
-class PerDomain(Admission):
+class PerDomain(Counting):
     """Let pass what another rule admits, of some domains only as much as their own rule does.
 
     Inside the budget of a tier, not around it: a domain without budget left takes none of the
@@ -249,15 +258,8 @@ class PerDomain(Admission):
         """Return those of the rule that all have in common."""
         return self._rule.figures()
 
-    def admit(self, block: Candidate, now_s: float) -> bool:
-        """Whether the rule admits the block, and its domain's own does."""
-        allowed = self.allows(block, now_s)
-        if allowed:
-            self.charge(block)
-        return allowed
-
     def allows(self, block: Candidate, now_s: float) -> bool:
-        """As `admit`, with nothing spent by either rule."""
+        """Whether the rule admits the block, and its domain's own does."""
         if not self._rule.allows(block, now_s):
             return False
         own = self._own.get(block.domain)

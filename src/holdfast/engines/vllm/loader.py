@@ -139,7 +139,7 @@ class Loader:
         moves = moves_of(job.load, fetched.places, self._device.pages.pages_per_block)
         try:
             moved = self._device.scatter(arena, moves, job.after).wait()
-        except Exception:
+        except Exception:  # whatever the device says: the slots are not kept until the lease ends
             if fetched.lease:
                 client.forget(client.send(Release(fetched.lease)))
             raise

@@ -173,7 +173,7 @@ class WorkerSide:
             if tickets and client.arena is not None:
                 transfer = self._device.gather(client.arena, moves)
                 self._flying.append(Flying(transfer, client, tickets))
-        except Exception:
+        except Exception:  # whatever it was: nobody else would give the slots back
             self._give_back(client, asked, tickets)
             raise
 
