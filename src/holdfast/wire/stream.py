@@ -61,10 +61,14 @@ class Deadline:
         """Whether there is no time left."""
         return time.monotonic() >= self.at
 
-    def seconds(self, moved: int = 0) -> float:
-        """Return what is left."""
+    def note(self, moved: int) -> None:
+        """Tell who wants to hear of it that so many bytes moved."""
         if moved and self.heard is not None:
             self.heard(moved)
+
+    def seconds(self, moved: int = 0) -> float:
+        """Return what is left."""
+        self.note(moved)
         left_s = self.at - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("the deadline has passed")

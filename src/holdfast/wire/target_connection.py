@@ -169,7 +169,7 @@ class Connection:
 
     def _answer(self, request_id: int, into: Sequence[memoryview], deadline: Deadline) -> Answer:
         self._stream.receive([self._head], deadline)
-        deadline.seconds(HEADER_BYTES)  # who wants to know hears of the first byte
+        deadline.note(HEADER_BYTES)  # at once: it says how long the answer took to begin
         head = read_head(self._head)
         if head.request_id != request_id:
             raise ProtocolError(f"the answer to request {head.request_id}, not {request_id}")
