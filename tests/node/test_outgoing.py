@@ -205,3 +205,22 @@ def test_small_messages_go_beside_the_line_until_somebody_waits(senders):
     large.result(10)
     behind.result(10)
     assert len(log) > 2
+
+
+def test_small_messages_that_went_beside_the_line_count_for_who_waits_in_it_later(senders):
+    line, log = Line(1), []
+    turns = [Turn(domain) for domain in (THIRD, b"x", b"y")]
+    for turn in turns:
+        line.enter(turn)
+    for _ in range(64):
+        small = [MESSAGE[:SMALL_BYTES]]
+        line.send(Peer("small", log), small, Turn(FLOOD, SMALL_BYTES), Progress())
+    flood = senders.submit(line.send, Peer("flood", log), [MESSAGE], Turn(FLOOD), Progress())
+    until(lambda: len(line._turns) == 1)
+    victim = senders.submit(line.send, Peer("victim", log), [MESSAGE], Turn(VICTIM), Progress())
+    until(lambda: len(line._turns) == 2)
+    for turn in turns:
+        line.leave(turn)
+    for sent in (flood, victim):
+        sent.result(10)
+    assert [name for name, _ in log[64:66]] == ["victim", "victim"]

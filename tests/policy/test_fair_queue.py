@@ -99,6 +99,18 @@ def test_large_work_counts_as_what_it_is() -> None:
     assert 4 <= first.count("large") <= 6
 
 
+def test_what_is_done_out_of_turn_counts_for_who_waits_as_well() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for _ in range(20):
+        queue.put("a", 1.0, "a")
+        queue.put("b", 1.0, "b")
+    for _ in range(6):
+        queue.pass_by("a", 1.0)
+    order = [taken(queue) for _ in range(16)]
+    assert order[:6] == ["b"] * 6
+    assert 4 <= order.count("a") <= 6
+
+
 def test_what_was_of_no_use_is_not_counted() -> None:
     queue: FairQueue[str] = FairQueue()
     for _ in range(20):

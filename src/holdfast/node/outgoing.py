@@ -122,8 +122,10 @@ class Line:
         Raises OSError as the stream does, TimeoutError too where the turn does not come.
         """
         nbytes = sum(map(len, parts))
-        if nbytes <= SMALL_BYTES and self._slips(turn):
+        if nbytes <= SMALL_BYTES and not self._turns.waited_for:
             stream.send(parts, pace)
+            with self._lock:  # only now: the peer waits for its bytes, nobody for the books
+                self._turns.slip(turn, self._now())
             return
         with contextlib.closing(_Going(self, stream, turn, pace)) as going:
             for piece in pieces([memoryview(part) for part in parts], self._piece_bytes()):
@@ -151,10 +153,6 @@ class Line:
         with self._lock:
             self._turns.done(turn, undone)
             self._let_on()
-
-    def _slips(self, turn: Turn) -> bool:
-        with self._lock:
-            return self._turns.slip(turn, self._now())
 
     def _piece_bytes(self) -> int:
         with self._lock:

@@ -156,10 +156,7 @@ class TargetSession:
                     self._reply(asked, self._answer(asked.message))
 
     def _reply(self, asked: Asked, reply: m.TargetReply) -> None:
-        self._stream.send([self._frame(asked, reply, 0)], self._service.pace())
-
-    def _frame(self, asked: Asked, reply: m.TargetReply, payload_bytes: int) -> bytearray:
-        return encode(asked.request_id, reply, payload_bytes)
+        self._stream.send([encode(asked.request_id, reply)], self._service.pace())
 
     def _refusal(self, error: Exception) -> Refused:
         self._service.counters.refused += 1
@@ -213,7 +210,7 @@ class TargetSession:
         return blocks
 
     def _get(self, asked: Asked, request: m.Get) -> None:
-        store, kept = self._store, self._service.kept
+        kept = self._service.kept
         try:
             self._check_may(request)
             if not 0 <= request.deadline_s <= DEADLINE_S_MAX:
@@ -224,21 +221,22 @@ class TargetSession:
         except Exception as error:  # noqa: BLE001  # one bad request never ends a target
             self._reply(asked, self._refusal(error))
             return
-        late_at = store.clock.now() + request.deadline_s
+        late_at = time.monotonic() + request.deadline_s
         if not kept.take(order.turn, request.deadline_s):
             self._reply(asked, m.Records(0, Outcome.LATE, _TOO_MUCH, self._service.epoch))
             return
         try:
-            self._lend(order, max(0.0, late_at - store.clock.now()))
+            self._lend(order, max(0.0, late_at - time.monotonic()))
         finally:
             kept.give(order.turn)
 
     def _order(self, asked: Asked, request: m.Get) -> _Order:
         world, keys = _named(request)
-        blocks = min(FRAME_PAYLOAD_BYTES_MAX // world.record_bytes, len(keys))
-        if blocks * world.record_bytes > SMALL_BYTES:
+        size = world.record_bytes
+        blocks = min(FRAME_PAYLOAD_BYTES_MAX // size, len(keys))
+        if blocks * size > SMALL_BYTES:
             blocks = min(blocks, self._store.cover(world, keys[:blocks]).blocks)
-        turn = Turn(world.domain, blocks * world.record_bytes, self._store.share(world.domain))
+        turn = Turn(world.domain, blocks * size, self._store.share(world.domain))
         return _Order(asked, request.spans, world, keys[:blocks], turn)
 
     def _lend(self, order: _Order, within_s: float) -> None:
@@ -260,7 +258,7 @@ class TargetSession:
         outcome = lent.outcome if len(records) == len(lent.places) else Outcome.LATE
         reason = "" if outcome is Outcome.OK else lent.reason
         reply = m.Records(len(records), outcome, reason, self._service.epoch)
-        nbytes = len(records) * world.record_bytes
+        nbytes = sum(map(len, records))
         turn = order.turn if nbytes == order.turn.cost else order.turn._replace(cost=nbytes)
         if order.spans:
             line.enter(turn)
@@ -270,7 +268,7 @@ class TargetSession:
                 line.leave(turn)
             self._reply(asked, reply)
         else:
-            frame = self._frame(asked, reply, nbytes)
+            frame = encode(asked.request_id, reply, nbytes)
             line.send(self._stream, [frame, *records], turn, self._service.pace())
         self._service.counters.sent_bytes += nbytes
 

@@ -113,8 +113,9 @@ class FairQueue(Generic[T]):
         return flow, work.item
 
     def pass_by(self, flow: Hashable, cost: float, terms: Terms = USUAL) -> None:
-        """Count work that is done at once, as nobody waits: `put` and `take` in one."""
-        self._position[flow] = self._start(flow, terms)
+        """Count work that is done at once, out of turn: `put` and `take` in one."""
+        if flow not in self._waiting:
+            self._position[flow] = self._start(flow, terms)
         self._serve(flow, cost, terms.share)
 
     def _serve(self, flow: Hashable, cost: float, share: float) -> None:

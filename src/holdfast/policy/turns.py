@@ -81,6 +81,11 @@ class Turns(Generic[T]):
         return len(self._queue)
 
     @property
+    def waited_for(self) -> bool:
+        """Whether somebody waits; a look that needs no lock."""
+        return bool(self._queue)
+
+    @property
     def empty(self) -> bool:
         """Whether nothing waits and nothing is under way."""
         return not self._under_way and not self._queue
@@ -95,19 +100,16 @@ class Turns(Generic[T]):
 
     def begin(self, turn: Turn, now: float) -> bool:
         """Whether work may begin without waiting; it is counted as under way then."""
-        if self._under_way.total() >= self._usual or not self.slip(turn, now):
+        if self._queue or self._under_way.total() >= self._usual:
             return False
+        self.slip(turn, now)
         self._under_way[turn.domain] += 1
         return True
 
-    def slip(self, turn: Turn, now: float) -> bool:
-        """Whether nobody waits; work too small to need a place is counted as done then."""
-        queue = self._queue
-        if queue:
-            return False
-        queue.advance(now)
-        queue.pass_by(turn.flow, turn.cost, turn.terms)
-        return True
+    def slip(self, turn: Turn, now: float) -> None:
+        """Count work that was or is done out of turn: nobody waited, or it is too small to."""
+        self._queue.advance(now)
+        self._queue.pass_by(turn.flow, turn.cost, turn.terms)
 
     def take(self, now: float) -> tuple[Turn, T] | None:
         """Return what may begin now, and count it as under way; None if nothing may.

@@ -55,7 +55,7 @@ class Fill:
 
     def share(self, domain: bytes) -> float:
         """Return a domain's weight beside the others'."""
-        return self.quota(0, domain).share
+        return self._quotas[0].get(domain, OPEN).share
 
     def reserved_by_others(self, domain: bytes) -> int:
         """Return the bytes of memory that other domains have reserved."""

@@ -63,12 +63,13 @@ class Deadline:
 
     def note(self, moved: int) -> None:
         """Tell who wants to hear of it that so many bytes moved."""
-        if moved and self.heard is not None:
+        if self.heard is not None:
             self.heard(moved)
 
     def seconds(self, moved: int = 0) -> float:
         """Return what is left."""
-        self.note(moved)
+        if moved:
+            self.note(moved)
         left_s = self.at - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("the deadline has passed")
@@ -157,7 +158,7 @@ class PlainStream:
 
     def send(self, parts: Sequence[Buffer], pace: Pace) -> None:
         """Send all parts; one call if the time allows."""
-        left, moved = [memoryview(part) for part in parts if len(part)], 0
+        left, moved = [memoryview(part) for part in parts if part], 0
         while left:
             self._limit(socket.SO_SNDTIMEO, pace.seconds(moved))
             try:
@@ -345,7 +346,7 @@ def seal(
 def pieces(parts: Sequence[memoryview], nbytes: int) -> list[list[memoryview]]:
     """Group and cut parts into pieces of at most `nbytes` and a number of buffers."""
     if len(parts) <= PARTS_MAX and sum(map(len, parts)) <= nbytes:
-        whole = [part for part in parts if part]
+        whole = [*filter(None, parts)]
         return [whole] if whole else []
     found: list[list[memoryview]] = []
     piece: list[memoryview] = []

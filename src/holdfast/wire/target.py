@@ -124,7 +124,9 @@ class Target:
     def put(self, records: Sequence[memoryview], deadline_s: float) -> list[Outcome]:
         """Store whole, packed records: OK (held now), FULL (no room, or not what it says)."""
         deadline = Deadline.within(deadline_s)
-        lanes = lanes_of([len(record) for record in records], self._ways, PUT_BYTES)
+        if len(records) == 1:
+            return self._put(records, deadline)
+        lanes = lanes_of([*map(len, records)], self._ways, PUT_BYTES)
         if is_one_message(lanes):
             return self._put(records, deadline)
 
@@ -147,7 +149,9 @@ class Target:
         `heard` is told how many more bytes came, now and then, the first at once; by any thread.
         """
         deadline = Deadline.within(deadline_s, heard)
-        lanes = lanes_of([len(part) for part in into], self._ways, FRAME_PAYLOAD_BYTES_MAX)
+        if len(into) == 1:
+            return self._get(world, keys, into, deadline)
+        lanes = lanes_of([*map(len, into)], self._ways, FRAME_PAYLOAD_BYTES_MAX)
         if is_one_message(lanes):
             return self._get(world, keys, into, deadline)
 

@@ -88,7 +88,7 @@ class Connection:
         if self.window is not None and lane is not None:
             return self._through(self.window, lane, request, payload or into, deadline)
         self._last_id += 1
-        frame = encode(self._last_id, request, sum(len(part) for part in payload))
+        frame = encode(self._last_id, request, sum(map(len, payload)))
         self._stream.send([frame, *payload], deadline)
         answer = self._answer(self._last_id, into, deadline)
         self.used = True
