@@ -95,6 +95,42 @@ JAMBA_MINI = {
     "mamba_dt_rank": 256,
     "mamba_expand": 2,
 }
+BAMBA_9B = {
+    "model_type": "bamba",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128_256,
+    "intermediate_size": 14_336,
+    "attn_layer_indices": [9, 18, 27],
+    "mamba_d_conv": 4,
+    "mamba_d_head": "auto",
+    "mamba_d_state": 128,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 128,
+}
+GRANITE_4_H_SMALL = {
+    "model_type": "granitemoehybrid",
+    "num_hidden_layers": 40,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 100_352,
+    "tie_word_embeddings": True,
+    "intermediate_size": 768,
+    "shared_intermediate_size": 1536,
+    "num_local_experts": 72,
+    "num_experts_per_tok": 10,
+    "layer_types": ["attention" if i % 10 == 5 else "mamba" for i in range(40)],
+    "mamba_d_conv": 4,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 128,
+}
 # Worked out by hand: full layers, bytes a token, bytes of all windows, bytes of all states.
 PUBLISHED = [
     (GEMMA2_9B, 21, 172_032, 21 * 2 * 8 * 256 * 2 * 4096, 0),
@@ -102,13 +138,15 @@ PUBLISHED = [
     (PHI4_MINI, 32, 131_072, 0, 0),
     (QWEN3_NEXT_80B, 12, 24_576, 0, 36 * 2 * (32 * 128 * 128 + (2 * 2048 + 4096) * 3)),
     (JAMBA_MINI, 4, 16_384, 0, 28 * 2 * 8192 * (16 + 3)),
+    (BAMBA_9B, 3, 12_288, 0, 29 * 2 * (8192 * 128 + (8192 + 2 * 128) * 3)),
+    (GRANITE_4_H_SMALL, 4, 16_384, 0, 36 * 2 * (8192 * 128 + (8192 + 2 * 128) * 3)),
 ]
 
 
 @pytest.mark.parametrize(
     ("config", "full", "a_token", "windows", "states"),
     PUBLISHED,
-    ids=["gemma2", "gemma3", "phi4", "qwen3-next", "jamba"],
+    ids=["gemma2", "gemma3", "phi4", "qwen3-next", "jamba", "bamba", "granite-4-h"],
 )
 def test_layers_that_see_all_are_told_from_the_others(config, full, a_token, windows, states):
     shape = read_model(config, "published")
@@ -119,10 +157,15 @@ def test_layers_that_see_all_are_told_from_the_others(config, full, a_token, win
 
 
 def test_hybrids_have_the_parameters_that_are_published():
-    for config, billions in ((QWEN3_NEXT_80B, (80, 3.7)), (JAMBA_MINI, (51.6, 12))):
+    for config, billions, active in (
+        (QWEN3_NEXT_80B, 80, 3.7),
+        (JAMBA_MINI, 51.6, 12),
+        (BAMBA_9B, 9.8, 9.8),
+        (GRANITE_4_H_SMALL, 32, 9),
+    ):
         shape = read_model(config, "hybrid")
-        assert shape.parameters / 1e9 == pytest.approx(billions[0], rel=0.02)
-        assert shape.active_parameters / 1e9 == pytest.approx(billions[1], rel=0.03)
+        assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.02)
+        assert shape.active_parameters / 1e9 == pytest.approx(active, rel=0.03)
 
 
 FULL = [
@@ -173,7 +216,8 @@ REFUSED = [
     ({"block_types": ["recurrent", "attention"]}, "block_types"),
     ({"_block_types": ["recurrent"]}, "_block_types"),
     ({"attn_type_list": [0, 1] * 4}, "attn_type_list"),
-    ({"attn_layer_indices": [3]}, "attn_layer_indices"),
+    ({"attn_layer_indices": [3], "model_type": "zamba"}, "attn_layer_indices"),
+    ({"attn_layer_indices": [8], "model_type": "bamba"}, "attn_layer_indices: .8.: there are 8"),
     ({"block_configs": [{}]}, "block_configs"),
     ({"mamba_d_state": 16}, "mamba_d_state: 16: says that layers differ, and not how"),
     ({"linear_num_value_heads": 2}, "linear_num_value_heads"),

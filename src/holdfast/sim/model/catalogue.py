@@ -17,7 +17,13 @@ from typing import Any
 from holdfast.errors import ConfigError
 from holdfast.sim.model.fields import Fields
 from holdfast.sim.model.layers import Layer, layers_of
-from holdfast.sim.model.parameters import count, heads, is_first_mamba, weights_bytes
+from holdfast.sim.model.parameters import (
+    count,
+    heads,
+    is_first_mamba,
+    mamba_sizes,
+    weights_bytes,
+)
 from holdfast.sim.model.shape import Attention, ModelShape
 
 CONFIG_BYTES_MAX = 4 * 1024 * 1024
@@ -190,10 +196,9 @@ def _mamba(fields: Fields, layers: int) -> Attention:
         inner = fields.number("mamba_expand") * fields.number("hidden_size")
         state = fields.number("mamba_d_state")
         return _state(fields, layers, inner * state, inner * max(kernel - 1, 0))
-    inner = fields.number("mamba_num_heads") * fields.number("mamba_head_dim")
-    state = fields.number("ssm_state_size")
-    convolved = inner + 2 * fields.number("n_groups") * state
-    return _state(fields, layers, inner * state, convolved * max(kernel - 1, 0))
+    sizes = mamba_sizes(fields)
+    convolved = sizes.inner + 2 * sizes.groups * sizes.state
+    return _state(fields, layers, sizes.inner * sizes.state, convolved * max(kernel - 1, 0))
 
 
 def _state(fields: Fields, layers: int, elements: int, convolution: int) -> Attention:

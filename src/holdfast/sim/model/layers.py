@@ -44,7 +44,6 @@ _STATE_FIELDS = (
 
 _OTHER_HYBRIDS = (
     "_block_types",
-    "attn_layer_indices",
     "block_configs",
     "block_types",
     "full_attn_idxs",
@@ -121,14 +120,25 @@ def _recurrent(fields: Fields, count: int) -> Sequence[Mixer] | None:
         return [_LAYER_TYPES[name] for name in blocks]
     if fields.value("full_attention_interval") is not None:  # Qwen3-Next
         return _every(fields, "full_attention_interval", count, "linear")
+    if fields.value("attn_layer_indices") is not None:
+        _check_type(fields, "attn_layer_indices", "bamba")
+        full = set(fields.numbers("attn_layer_indices"))
+        if max(full, default=0) >= count:
+            raise _not_understood(fields, "attn_layer_indices", f"there are {count} layers")
+        return ["full" if i in full else "mamba" for i in range(count)]
     if fields.value("attn_layer_period") is None:
         return None
-    kind = fields.value("model_type") or "jamba"
-    if kind != "jamba":
-        raise _not_understood(fields, "attn_layer_period", f"of model_type {kind!r:.40}")
+    _check_type(fields, "attn_layer_period", "jamba")
     period = _period(fields, "attn_layer_period")
     offset = fields.number("attn_layer_offset")
     return ["full" if i % period == offset else "mamba" for i in range(count)]
+
+
+def _check_type(fields: Fields, field: str, known: str) -> None:
+    """Raise ConfigError where a field means what it does in models of a type that this is not."""
+    kind = fields.value("model_type") or known
+    if kind != known:
+        raise _not_understood(fields, field, f"of model_type {kind!r:.40}")
 
 
 def _refuse_other_hybrids(fields: Fields) -> None:

@@ -89,6 +89,26 @@ def _mixer(fields: Fields, mixer: Mixer, hidden: int) -> float:
     return hidden * projections
 
 
+class MambaSizes(NamedTuple):
+    """Of layers of Mamba's second kind: `inner` is the width of all heads together."""
+
+    heads: int
+    inner: int
+    groups: int
+    state: int
+
+
+def mamba_sizes(fields: Fields) -> MambaSizes:
+    """Return what a config says in Nemotron's words or in those of Bamba and Granite."""
+    number = fields.number("mamba_num_heads", "mamba_n_heads", least=1)
+    if fields.value("mamba_head_dim", "mamba_d_head") in (None, "auto"):
+        inner = fields.number("mamba_expand") * fields.number("hidden_size")
+    else:
+        inner = number * fields.number("mamba_head_dim", "mamba_d_head")
+    groups = fields.number("n_groups", "mamba_n_groups")
+    return MambaSizes(number, inner, groups, fields.number("ssm_state_size", "mamba_d_state"))
+
+
 def is_first_mamba(fields: Fields) -> bool:
     """Whether recurrent layers are Mamba's first kind, which has no heads (Jamba)."""
     headless = fields.value("mamba_num_heads", "mamba_n_heads") is None
@@ -101,10 +121,9 @@ def _mamba(fields: Fields, hidden: int) -> float:
         said = fields.value("mamba_dt_rank")
         steps = -(-hidden // 16) if said in (None, "auto") else fields.number("mamba_dt_rank")
         return 3 * hidden * inner + inner * (2 * steps + 3 * state)
-    inner = fields.number("mamba_num_heads") * fields.number("mamba_head_dim")
-    groups = fields.number("n_groups") * fields.number("ssm_state_size")
-    into = 2 * inner + 2 * groups + fields.number("mamba_num_heads")
-    return hidden * into + inner * hidden
+    sizes = mamba_sizes(fields)
+    into = 2 * sizes.inner + 2 * sizes.groups * sizes.state + sizes.heads
+    return hidden * into + sizes.inner * hidden
 
 
 def _latent(fields: Fields, hidden: int) -> float:
