@@ -1,0 +1,72 @@
+"""A call is late through no fault of its own only while the whole machine stood still."""
+
+import os
+import time
+
+import pytest
+
+from holdfast.pause import pause, resume
+from holdfast.testing import chaos_pool
+from holdfast.testing.campaign import Tally
+from holdfast.testing.chaos_pool import SLACK_S, Users
+from holdfast.testing.standstill import LATE_S, Standstills
+
+
+@pytest.fixture
+def standstills():
+    """Watch; what is paused meanwhile is the watch alone, to which it looks like a standstill."""
+    with Standstills() as watch:
+        time.sleep(0.3)
+        yield watch
+
+
+def stand_still(watch, seconds):
+    begun_s = time.monotonic()
+    pause(watch._process.pid)
+    time.sleep(seconds)
+    resume(watch._process.pid)
+    return begun_s, time.monotonic()
+
+
+def test_it_says_how_long_the_machine_stood_still_within_a_time(standstills):
+    begun_s, ended_s = stand_still(standstills, 0.8)
+    stood_s = standstills.within(begun_s, ended_s + 0.2)
+    assert 0.6 <= stood_s <= 1.0 + (ended_s - begun_s - 0.8)
+    assert standstills.within(begun_s + 0.4, begun_s + 0.5) == pytest.approx(0.1)
+    assert standstills.within(begun_s - 9.0, begun_s - 8.0) == 0.0
+
+
+def test_a_process_that_keeps_its_threads_waiting_is_no_standstill(standstills):
+    begun_s = time.monotonic()
+    while time.monotonic() < begun_s + 2 * LATE_S:
+        sum(range(100_000))
+    assert standstills.within(begun_s, time.monotonic()) == 0.0
+
+
+def test_it_ends_with_whoever_watches():
+    watch = Standstills()
+    watch.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(watch._process.pid, 0)
+
+
+class Pool:
+    """No pool, but a watch."""
+
+    def __init__(self, watch):
+        self.standstills = watch
+
+
+def timed(watch, call, monkeypatch):
+    monkeypatch.setattr(chaos_pool, "USERS", 0)
+    calls = Tally("calls", "calls")
+    Users(Pool(watch), calls, Tally("blocks", "blocks"), 1)._timed("read", 0.0, call)
+    return calls
+
+
+def test_a_late_call_is_wrong_unless_the_machine_stood_still(standstills, monkeypatch):
+    late = timed(standstills, lambda: time.sleep(SLACK_S + 0.1), monkeypatch)
+    assert [each[:11] for each in late.failures] == ["a read took"]
+    stood = timed(standstills, lambda: stand_still(standstills, SLACK_S + 0.1), monkeypatch)
+    assert not stood.failures
+    assert stood.counts["late while the machine stood still"] == 1
