@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from holdfast.codec import seal
 from holdfast.store import domains
 from holdfast.store.keyring import KeyRing
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
@@ -153,3 +154,18 @@ def test_two_erasures_at_once_leave_a_domain_that_goes_on(sealed):
         thread.join()
     domains.follow(one.store)
     assert one.save(one.chain(1, BLOCKS)) == BLOCKS
+
+
+def test_what_is_erased_while_it_is_sealed_for_a_peer_does_not_go_out(sealed, monkeypatch):
+    one = sealed(SharedMemoryTier({}))
+    one.save(chain := one.chain(1, BLOCKS))
+    lent, matches = one.store.lend(one.world, chain.keys, 5.0), seal.matches
+
+    def erased_once_it_is_checked(record, header):
+        assert matches(record, header)
+        if one.store.states.leases:
+            one.store.erase("default")
+        return True  # what is sealed from now on was cleared under it
+
+    monkeypatch.setattr(seal, "matches", erased_once_it_is_checked)
+    assert one.store.outgoing(one.world, lent.lease, lent.places) == []

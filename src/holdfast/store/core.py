@@ -164,10 +164,10 @@ class Core:
         if not sealing.seals(world.domain):
             return records
         sealers = [sealing.sealer(record, world.domain) for record in records]
+        twins = sealing.twins(records, sealers)
         with self.states.lock:
-            if lease not in self.states.leases:  # erased: these may be the keys of what came after
-                return []
-        return sealing.twins(records, sealers)
+            # Erased meanwhile: a seal could be on what came after, or on what was cleared under it.
+            return twins if lease in self.states.leases else []
 
     @property
     def host_bytes(self) -> int:
