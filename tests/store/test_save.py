@@ -1,6 +1,7 @@
 """The save street: nobody sees half a block, and the first to commit a key wins."""
 
 from holdfast.errors import Outcome
+from holdfast.store import room
 from holdfast.testing.memory import MemoryTier
 
 MIB = 1 << 20
@@ -150,3 +151,28 @@ def test_a_key_that_is_in_a_ticket_twice_takes_one_slot(rig) -> None:
     assert one.read(chain) == 2
     assert one.store.states.host(one.world).usage().records == 2
     assert one.store.states.fill.used[0][one.world.domain] == 2 * one.world.record_bytes
+
+
+def test_what_is_pinned_keeps_nobody_from_the_rest_of_memory(rig, monkeypatch) -> None:
+    monkeypatch.setattr(room, "_PATIENCE", 4)
+    one = rig(4 * MIB)
+    for seed in range(20):  # more than are looked at, and all of them older than the rest
+        one.save(one.chain(seed, 1))
+        assert one.store.pin(one.world, one.chain(seed, 1).keys, 3_600.0) == 1
+    slots = one.store.states.host(one.world).slots(one.world.record_bytes)
+    for seed in range(100, 100 + 2 * slots):
+        assert one.save(one.chain(seed, 1)) == 1
+    assert all(one.read(one.chain(seed, 1)) for seed in range(20))
+
+
+def test_what_is_in_use_is_not_met_first_each_time(rig, monkeypatch) -> None:
+    monkeypatch.setattr(room, "_LEASED_MAX", 8)
+    one = rig(4 * MIB)
+    leased = [one.chain(seed, 1) for seed in range(20)]
+    for each in leased:
+        one.save(each)
+        one.store.lease(one.world, each.keys, 60.0)
+    slots = one.store.states.host(one.world).slots(one.world.record_bytes)
+    saved = sum(one.save(one.chain(seed, 1)) for seed in range(100, 100 + 2 * slots))
+    assert saved >= 2 * slots - 20 // 8, "each scan puts eight behind the others"
+    assert all(one.read(each) for each in leased)

@@ -8,7 +8,7 @@ row more.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 
 from holdfast.policy.base import Eviction, Weighing
 
@@ -78,12 +78,12 @@ class Apart:
             order.free.append(number)
             self._numbers[row] = _NOT_KNOWN
 
-    def victims(self, now_s: float) -> Iterator[int]:
+    def victims(self, now_s: float) -> Generator[int, None, None]:
         """Yield the rows of one domain after the other."""
         for whose in list(self._orders):
             yield from self.victims_of(whose, now_s)
 
-    def victims_of(self, whose: bytes, now_s: float) -> Iterator[int]:
+    def victims_of(self, whose: bytes, now_s: float) -> Generator[int, None, None]:
         """Yield a domain's rows, least valuable first; as for `victims`."""
         order = self._orders.get(whose)
         if order is not None:

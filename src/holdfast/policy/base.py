@@ -7,7 +7,7 @@ runs backwards. Not thread-safe: the store calls it under its lock. The promises
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Protocol, runtime_checkable
 
 NEVER = float("inf")
@@ -56,11 +56,11 @@ class Eviction(Protocol):
         """Note that a row that is not here names no block any more: the next one is another."""
         ...
 
-    def victims(self, now_s: float) -> Iterator[int]:
+    def victims(self, now_s: float) -> Generator[int, None, None]:
         """Yield rows, least valuable first, each at most once.
 
         The caller removes those it takes, as it takes them, and inserts and touches nothing before
-        it is done; those that it leaves keep their place.
+        it is done and has closed the generator; those that it leaves keep their place.
         """
         ...
 

@@ -19,7 +19,7 @@ everything.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from heapq import heappop, heappush, heapreplace
 
 from holdfast.policy.base import NEVER
@@ -159,7 +159,7 @@ class CostAware:
         """Ask this what a row is worth when it is lined up; steps of 1.4 are told apart."""
         self._worth = worth
 
-    def victims(self, now_s: float) -> Iterator[int]:
+    def victims(self, now_s: float) -> Generator[int, None, None]:
         """Yield leaves, the one whose expected use is furthest away for its worth first."""
         if now_s < self._now_s:  # noqa: PLR1730  # a call takes longer
             now_s = self._now_s

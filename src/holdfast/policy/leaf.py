@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Sequence
 
 from holdfast.policy.tree import Tree
 
@@ -77,7 +77,7 @@ class LeafLru:
         """Cut a row off from its children."""
         self._tree.forget(row)
 
-    def victims(self, now_s: float) -> Iterator[int]:
+    def victims(self, now_s: float) -> Generator[int, None, None]:
         """Yield leaves from the least recently used."""
         del now_s
         leaves, used, tree = self._leaves, self._used, self._tree

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Sequence
 
 from holdfast.policy.queues import Queues
 
@@ -63,7 +63,7 @@ class Lirs(Queues):
             used[row] = tick
         self._tick = tick
 
-    def victims(self, now_s: float) -> Iterator[int]:
+    def victims(self, now_s: float) -> Generator[int, None, None]:
         """Yield leaves outside the low set, which shrinks when there are none."""
         del now_s
         lines, full = self._lines, self._tree.rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 
 from holdfast.policy.lines import Lines
 from holdfast.policy.tree import Tree
@@ -56,7 +56,7 @@ class Queues:
 
     def _offer(
         self, following: Callable[[], int], left: Callable[[int, int, Hashable], None]
-    ) -> Iterator[int]:
+    ) -> Generator[int, None, None]:
         """Yield the leaves that `following` finds; those not taken keep their places.
 
         `left` is told row, line and name of every one that was taken.

@@ -13,7 +13,7 @@ less than one recent use, and it loses some points to leaf-first LRU (docs/refer
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Sequence
 
 from holdfast.policy.queues import Queues
 
@@ -61,7 +61,7 @@ class S3Fifo(Queues):
             if where[row] > _ASIDE:
                 self._lines.append(_MAIN, row)
 
-    def victims(self, now_s: float) -> Iterator[int]:
+    def victims(self, now_s: float) -> Generator[int, None, None]:
         """Yield leaves in the order that the queues give them up."""
         del now_s
         full = self._tree.rows

@@ -8,7 +8,8 @@ the store's lock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from itertools import islice
 
 from holdfast.blocks.world import World
@@ -20,7 +21,10 @@ ANYBODY = b""
 """Gives way where memory is not divided: whoever has what is worth least."""
 
 _PATIENCE = 1_024
-"""Blocks that are looked at for one that may go."""
+"""Blocks that nobody uses and that are looked at for one that may go."""
+
+_LEASED_MAX = 16 * _PATIENCE
+"""Blocks in use that are met meanwhile: they are put behind the others, so not all at once."""
 
 _RUNS_LOOKED_AT = 8
 """Stretches of memory among which the one is chosen whose blocks go."""
@@ -43,7 +47,8 @@ def make_rooms(states: States, world: World, count: int) -> list[Place]:
     if not one_by_one and states.fill.fits(HOST, world.domain, count * size):
         places = [place for place in host.reserve([size] * count).places if place != NOWHERE]
         if missing := count - len(places):
-            places += states.take_over(host, islice(_like(states, world), missing))
+            with closing(_like(states, world)) as rows:
+                places += states.take_over(host, islice(rows, missing))
         states.fill.take(HOST, world.domain, len(places) * size)
     while len(places) < count and (place := _make_room(states, world)) != NOWHERE:
         places.append(place)
@@ -70,15 +75,16 @@ def _make_room(states: States, world: World) -> Place:
     return place
 
 
-def _like(states: States, world: World) -> Iterator[int]:
+def _like(states: States, world: World) -> Generator[int, None, None]:
     """Yield rows that may go and leave just the slots that a world needs, up to the first other."""
     host, size, like = states.host(world), world.record_bytes, world
-    for row in _may_go(states, ANYBODY):
-        other = states.index.world(row)
-        if other is not like and (states.host(other) is not host or other.record_bytes != size):
-            return
-        like = other
-        yield row
+    with closing(_may_go(states, ANYBODY)) as rows:
+        for row in rows:
+            other = states.index.world(row)
+            if other is not like and (states.host(other) is not host or other.record_bytes != size):
+                return
+            like = other
+            yield row
 
 
 def make_room_below(states: States, world: World, tier: int, nbytes: int) -> bool:
@@ -119,36 +125,56 @@ def _evict(states: States, world: World, giver: bytes) -> bool:
     domain, size, host = world.domain, world.record_bytes, states.host(world)
     runs: list[list[int]] = []
     seen: set[int] = set()
-    for row in _may_go(states, giver):
-        other = states.index.world(row)
-        if states.host(other) is host and other.record_bytes == size:
-            if runs:
-                break
-            if other.domain != domain and states.fill.to_spare(HOST, other.domain) < size:
+    with closing(_may_go(states, giver)) as rows:
+        for row in rows:
+            other = states.index.world(row)
+            if states.host(other) is host and other.record_bytes == size:
+                if runs:
+                    break
+                if other.domain != domain and states.fill.to_spare(HOST, other.domain) < size:
+                    continue
+                states.vacate(row, HOST)
+                return True
+            if row in seen:
                 continue
-            states.vacate(row, HOST)
-            return True
-        if row in seen:
-            continue
-        run = states.host(other).beside(Place(states.index.places[HOST][row]))
-        seen.update(run)
-        if run and _all_may_go(states, run, domain):
-            runs.append(run)
-        if len(runs) == _RUNS_LOOKED_AT:
-            break
+            run = states.host(other).beside(Place(states.index.places[HOST][row]))
+            seen.update(run)
+            if run and _all_may_go(states, run, domain):
+                runs.append(run)
+            if len(runs) == _RUNS_LOOKED_AT:
+                break
     for row in min(runs, key=len, default=[]):
         states.vacate(row, HOST)
     return bool(runs)
 
 
-def _may_go(states: States, giver: bytes) -> Iterator[int]:
-    """Yield rows of a domain that may be evicted, least valuable first, while patience lasts."""
+def _may_go(states: States, giver: bytes) -> Generator[int, None, None]:
+    """Yield rows of a domain that may be evicted, least valuable first, while patience lasts.
+
+    What is leased is in use: it counts as used now, and so is not the first to be met next time.
+    """
     now_s, policy = states.clock.now(), states.eviction
     if giver != ANYBODY and isinstance(policy, Apart):
         victims = policy.victims_of(giver, now_s)
     else:
         victims = policy.victims(now_s)
-    return (row for row in islice(victims, _PATIENCE) if states.evictable(row))
+    leases, leased, patience = states.index.leases, list[int](), _PATIENCE
+    try:
+        for row in victims:
+            if leases[row]:
+                leased.append(row)
+                if len(leased) == _LEASED_MAX:
+                    break
+                continue
+            if states.evictable(row):
+                yield row
+            patience -= 1
+            if not patience:
+                break
+    finally:
+        victims.close()
+        for row in leased:
+            policy.touch([row], now_s)
 
 
 def _all_may_go(states: States, run: Sequence[int], asking: bytes) -> bool:
