@@ -205,3 +205,21 @@ def test_the_queue_of_contexts_to_bring_up_is_bounded(laddered) -> None:
     for _ in range(WAITING_MAX + 5):
         one.store.prestage(one.world, chain.keys, 80_000.0)
     assert one.store.status()["hints"]["prestaging"] == WAITING_MAX
+
+
+def test_a_context_that_is_pinned_again_with_every_turn_counts_once(laddered) -> None:
+    one, chain = laddered, laddered.chain(1, 24)
+    one.save(chain)
+    one.settle_writes()
+    for turn in range(1, 25):
+        assert one.store.pin(one.world, chain.keys[:turn], 100.0 - turn) == turn
+    pinned = one.store.status()["hints"]["pinned_bytes"]
+    assert pinned == 24 * one.world.record_bytes
+    assert len(one.store.states.leases) == 1
+    one.clock.advance(98.0)  # what was promised first holds
+    one.store.keep_house()
+    assert one.store.status()["hints"]["pinned_bytes"] == pinned
+    one.clock.advance(2.0)
+    one.store.keep_house()
+    assert one.store.status()["hints"]["pinned_bytes"] == 0
+    assert one.nothing_is_left_over()

@@ -31,8 +31,8 @@ def test_due_chains_come_in_the_order_of_their_times() -> None:
 
 def test_pins_count_until_they_end() -> None:
     known = Wishes()
-    known.pin(10.0, 100)
-    known.pin(20.0, 10)
+    known.pin(WORLD, b"a", wishes.Pin(10.0, 100, 1))
+    known.pin(WORLD, b"b", wishes.Pin(20.0, 10, 2))
     assert [known.pinned_bytes(at_s) for at_s in (0.0, 10.0, 20.0)] == [110, 10, 0]
 
 
@@ -49,10 +49,22 @@ def test_so_much_waits_and_so_many_are_begun_at_once(monkeypatch) -> None:
     assert len(known.due(2.0)) == 1
 
 
-def test_a_pin_that_came_to_less_counts_for_less() -> None:
+def test_what_is_about_to_be_pinned_counts_until_it_is() -> None:
     known = Wishes()
-    first, second = known.pin(10.0, 100), known.pin(10.0, 50)
-    known.repin(first, 20.0, 30)
-    known.repin(second, 20.0, 0)
+    first, second = known.claim(100), known.claim(50)
+    assert known.pinned_bytes(0.0) == 150
+    known.pin(WORLD, b"a", wishes.Pin(20.0, 30, 1))
+    known.end_claim(first)
+    known.end_claim(second)
     assert known.pinned_bytes(15.0) == 30
-    assert len(known._pins) == 1
+
+
+def test_pins_of_a_chains_beginnings_are_found_by_their_last_blocks() -> None:
+    known, keys = Wishes(), [bytes([i]) * 16 for i in range(6)]
+    pins = {keys[i]: wishes.Pin(9.0, 10 * i, i) for i in (1, 3, 5)}
+    for last, pin in pins.items():
+        known.pin(WORLD, last, pin)
+    assert known.pins_within(WORLD, keys[:4]) == {keys[i]: pins[keys[i]] for i in (1, 3)}
+    assert known.pins_within(WORLD._replace(domain=b"other"), keys) == {}
+    known.unpin(WORLD, keys[1])
+    assert known.pinned_bytes(0.0) == 80

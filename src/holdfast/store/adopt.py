@@ -10,7 +10,8 @@ not filled are abandoned. docs/decisions says why.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import compress, groupby
+from functools import partial
+from itertools import compress, groupby, takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -110,17 +111,16 @@ def abandon(store: Core, berths: Sequence[Berth]) -> None:
 
 def lease(store: Core, world: World, keys: Sequence[bytes], ttl_s: float) -> int:
     """Keep the leading run that lies in memory there for a while; return its length."""
-    states = store.states
-    with states.lock:
-        rows = []
-        for row in states.index.cover(world, keys).rows:
-            if states.index.places[HOST][row] < 0:
-                break
-            rows.append(row)
-        if rows:
-            states.lease(rows, store.clock.now() + ttl_s)
-            states.touch(rows)
-    return len(rows)
+    with store.states.lock:
+        return hold(store.states, world, keys, store.clock.now() + ttl_s)[1]
+
+
+def hold(states: States, world: World, keys: Sequence[bytes], until_s: float) -> tuple[int, int]:
+    """Lease what lies in memory of a leading run, under the lock; return the lease, the length."""
+    rows = list(takewhile(partial(states.lies, tier=HOST), states.index.cover(world, keys).rows))
+    number = states.lease(rows, until_s)
+    states.touch(rows)
+    return number, len(rows)
 
 
 def _named_otherwise(states: States, row: int, world: World) -> bool:

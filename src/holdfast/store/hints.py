@@ -6,7 +6,6 @@ a wish: it may be late, wrong or about nothing that is here, and then it changes
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from holdfast.blocks.world import World
@@ -15,10 +14,10 @@ from holdfast.plan.planner import Question
 from holdfast.plan.prestage import begin_in_s
 from holdfast.policy.base import NEVER
 from holdfast.policy.turns import Errand
-from holdfast.store.adopt import lease
+from holdfast.store.adopt import hold
 from holdfast.store.core import Core
 from holdfast.store.fetch import lend
-from holdfast.store.wishes import Chain, Staging
+from holdfast.store.wishes import Chain, Pin, Staging
 
 NAME_CHARS_MAX = 256
 PIN_S_MAX = 3_600.0
@@ -68,23 +67,39 @@ def pin(store: Core, world: World, keys: Sequence[bytes], ttl_s: float) -> int:
     """Bring what is held of a chain to memory and keep it there for `ttl_s`; return its blocks.
 
     Reads from lower tiers, so it takes its time. What would exceed the room for pins is left out.
+    A pin of the same chain, or of its beginning, becomes part of this one, which ends no sooner.
     """
     check_within("pin.ttl_s", ttl_s, PIN_S_MAX)
-    size, states, blocks = world.record_bytes, store.states, 0
+    size, states, wishes = world.record_bytes, store.states, store.wishes
     with states.lock:
         open_bytes = store.host_bytes - states.fill.reserved_by_others(world.domain)
-        room = int(PIN_SHARE * open_bytes) - store.wishes.pinned_bytes(store.clock.now())
-        keys = keys[: max(0, room) // size]
-        claim = store.wishes.pin(math.inf, len(keys) * size)  # or two would be given it at once
+        taken = wishes.pinned_bytes(store.clock.now())
+        taken -= sum(pin.nbytes for pin in wishes.pins_within(world, keys).values())
+        keys = keys[: max(0, int(PIN_SHARE * open_bytes) - taken) // size]
+        claim = wishes.claim(len(keys) * size)  # or two would be given it at once
     try:
         lent = lend(store, world, keys, _CLIMB_S, Errand.AHEAD)
         try:
-            blocks = lease(store, world, keys[: len(lent.places)], ttl_s)
+            with states.lock:
+                return _pin(store, world, keys[: len(lent.places)], ttl_s)
         finally:
             store.release(lent.lease)
     finally:
         with states.lock:
-            store.wishes.repin(claim, store.clock.now() + ttl_s, blocks * size)
+            wishes.end_claim(claim)
+
+
+def _pin(store: Core, world: World, keys: Sequence[bytes], ttl_s: float) -> int:
+    """Pin what lies in memory of a chain instead of its beginnings; under the lock."""
+    states, wishes = store.states, store.wishes
+    before = wishes.pins_within(world, keys)
+    until_s = max([store.clock.now() + ttl_s, *(pin.until_s for pin in before.values())])
+    number, blocks = hold(states, world, keys, until_s)
+    for last, pin in before.items():
+        wishes.unpin(world, last)
+        states.release(pin.lease)
+    if blocks:
+        wishes.pin(world, keys[blocks - 1], Pin(until_s, blocks * world.record_bytes, number))
     return blocks
 
 

@@ -43,6 +43,14 @@ class Staging(NamedTuple):
     needed_s: float
 
 
+class Pin(NamedTuple):
+    """A chain that stays in memory until then, by the store's clock; the lease that keeps it."""
+
+    until_s: float
+    nbytes: int
+    lease: int
+
+
 class Wishes:
     """Sessions by domain and name, and a queue of contexts by when to bring them up."""
 
@@ -53,7 +61,9 @@ class Wishes:
         self._waiting_bytes = 0
         self._begun = 0
         self._numbers = 0
-        self._pins: dict[int, tuple[float, int]] = {}
+        self._pins: dict[tuple[World, bytes], Pin] = {}
+        """By the last block's key, which names all in front of it as well."""
+        self._claims: dict[int, int] = {}
 
     def follow(self, world: World, session: str, keys: Sequence[bytes]) -> None:
         """Note the chain that a session used last; a shorter beginning of it changes nothing."""
@@ -102,22 +112,32 @@ class Wishes:
         """Note that a chain that was due is up, or will not be."""
         self._begun -= 1
 
-    def pin(self, until_s: float, nbytes: int) -> int:
-        """Count bytes as pinned until then; return a number for `repin`."""
+    def claim(self, nbytes: int) -> int:
+        """Count bytes as pinned that are about to be; return a number for `end_claim`."""
         self._numbers += 1
-        self._pins[self._numbers] = until_s, nbytes
+        self._claims[self._numbers] = nbytes
         return self._numbers
 
-    def repin(self, number: int, until_s: float, nbytes: int) -> None:
-        """Count other bytes instead, and until another time; none are not remembered."""
-        self._pins[number] = until_s, nbytes
-        if not nbytes:
-            del self._pins[number]
+    def end_claim(self, number: int) -> None:
+        """Count what was claimed no longer."""
+        del self._claims[number]
+
+    def pin(self, world: World, last: bytes, pin: Pin) -> None:
+        """Note that the chain up to a block is pinned."""
+        self._pins[world, last] = pin
+
+    def pins_within(self, world: World, keys: Sequence[bytes]) -> dict[bytes, Pin]:
+        """Return the pins of a chain and of its beginnings, by the last block of each."""
+        return {key: pin for key in keys if (pin := self._pins.get((world, key))) is not None}
+
+    def unpin(self, world: World, last: bytes) -> None:
+        """Note that the chain up to a block is not pinned any more, or as part of a longer one."""
+        del self._pins[world, last]
 
     def pinned_bytes(self, now_s: float) -> int:
-        """Return how many bytes are pinned."""
-        self._pins = {number: pin for number, pin in self._pins.items() if pin[0] > now_s}
-        return sum(nbytes for _, nbytes in self._pins.values())
+        """Return how many bytes are pinned, or about to be."""
+        self._pins = {chain: pin for chain, pin in self._pins.items() if pin.until_s > now_s}
+        return sum(pin.nbytes for pin in self._pins.values()) + sum(self._claims.values())
 
     def status(self, now_s: float) -> dict[str, int]:
         """Return how many sessions are followed, contexts wait, and bytes are pinned."""
