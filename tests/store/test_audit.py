@@ -182,3 +182,19 @@ def test_a_line_that_can_not_be_written_fails_nothing(tmp_path, caplog):
 def test_without_a_path_it_forgets():
     AuditLog().record("erase", domain="acme")
     AuditLog().deny("somebody", "something")
+
+
+def test_what_was_only_counted_is_written_once_its_minute_is_over_or_at_the_end(log, monkeypatch):
+    now = [1_000.0]
+    monkeypatch.setattr(audit.time, "monotonic", lambda: now[0])
+    for _ in range(10):
+        log.deny("host 10.0.0.9", "token: forged")
+    log.catch_up()
+    assert len(lines(log)) == 1
+    now[0] += DENIALS_APART_S
+    log.catch_up()
+    assert [line["unsaid"] for line in lines(log)] == [0, 9]
+    for _ in range(3):
+        log.deny("host 10.0.0.9", "token: forged")
+    log.catch_up(whole=True)
+    assert [line["unsaid"] for line in lines(log)] == [0, 9, 0, 2]

@@ -6,7 +6,7 @@ from functools import partial
 
 from holdfast.errors import Outcome
 from holdfast.policy.retention import Retention
-from holdfast.store import ladder
+from holdfast.store import hints, ladder
 from holdfast.store.states import HOST
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import fill_record, header_of
@@ -194,3 +194,54 @@ def test_a_block_put_by_a_peer_is_served_once_it_was_hashed(rig) -> None:
     assert one.store.release(fetched.lease)
     one.store.forget(one.world, [header.key])
     assert not one.store.states.unproven
+
+
+def test_a_fetch_overtakes_what_is_brought_up_for_later(rig, monkeypatch) -> None:
+    monkeypatch.setattr(ladder, "WAVE_BYTES", 1)
+    slow = HeldTier(4 * MIB)
+    one = rig(2 * MIB, slow)
+    chain, busy = one.chain(1, 8), one.chain(2, ladder.WAVES_AT_ONCE)
+    for each in (chain, busy):
+        one.save(each)
+    one.settle()
+    one.leave_memory()
+    others, _ = fetching(one, busy.keys)
+    end = time.monotonic() + 20
+    while slow.reads < ladder.WAVES_AT_ONCE:
+        assert time.monotonic() < end, "the threads never have their hands full"
+    assert one.store.prestage(one.world, chain.keys, 0.0) == 8
+    hints.bring_up(one.store)
+    while len(one.store.ladder._ahead) < 8:
+        assert time.monotonic() < end, "nothing is read ahead"
+    wanted, landed = fetching(one, chain.keys)
+    while one.store.ladder._ahead:
+        assert time.monotonic() < end, "what is needed now stays behind"
+    slow.go.set()
+    for work in (wanted, others):
+        work.join(60)
+    assert len(landed[0].places) == 8
+    for lease in list(one.store.states.leases):
+        one.store.release(lease)
+    one.store.background.shutdown()
+    assert one.nothing_is_left_over()
+
+
+def test_what_is_for_later_holds_no_end_up(rig, monkeypatch) -> None:
+    monkeypatch.setattr(ladder, "WAVE_BYTES", 1)
+    slow = HeldTier(4 * MIB)
+    one = rig(2 * MIB, slow)
+    one.save(chain := one.chain(1, 12))
+    one.settle()
+    one.leave_memory()
+    one.store.prestage(one.world, chain.keys, 0.0)
+    hints.bring_up(one.store)
+    end = time.monotonic() + 20
+    while slow.reads < ladder.WAVES_AT_ONCE:
+        assert time.monotonic() < end
+    closing = threading.Thread(target=one.store.close)
+    closing.start()
+    while one.store.ladder._ahead and len(one.store.states.loading) > ladder.WAVES_AT_ONCE:
+        assert time.monotonic() < end, "it is read to its end"
+    slow.go.set()
+    closing.join(60)
+    assert slow.reads <= ladder.WAVES_AT_ONCE + 1

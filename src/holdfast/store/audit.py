@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import logging
+import math
 import os
 import threading
 import time
@@ -103,6 +104,13 @@ class AuditLog:
             self.record("denied", who=told.who, why=told.why, unsaid=told.unsaid)
         if known is None:
             self.record("denied", who=who, why=why, unsaid=0)
+
+    def catch_up(self, *, whole: bool = False) -> None:
+        """Write how many denials were only counted, once their minute is over; `whole`: of all."""
+        with self._lock:
+            late = self._sweep(math.inf if whole else time.monotonic())
+        for told in late:
+            self.record("denied", who=told.who, why=told.why, unsaid=told.unsaid)
 
     def _sweep(self, now: float) -> list[_Told]:
         """Forget denials older than a minute; return those that stand for others, not written."""

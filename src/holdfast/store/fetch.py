@@ -116,6 +116,8 @@ def _street(store: Core, wanted: Wanted, check: Check) -> Fetched:
         rows = coverage.rows[: min(plan.blocks, slots(states, world))]
         lease = states.lease(rows, late_at + store.lease_s)
         states.touch(rows)
+        if errand is Errand.DEMAND:
+            ladder.overtake(rows)
         loading = [states.loading[row] for row in rows if row in states.loading]
         for each in loading:
             each.waiting += 1
@@ -188,7 +190,7 @@ def _await(store: Core, waves: Sequence[Wave], late_at: float) -> None:
     if late:
         store.ladder.cancel(waves)
     for reading in done:
-        if (error := reading.exception()) is not None:
+        if not reading.cancelled() and (error := reading.exception()) is not None:
             _log.error("what was being fetched is computed", exc_info=error)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
@@ -82,6 +82,8 @@ class Ladder:
         ]
         judgement.credit = self._credit
         self._descents = [Descent(states, number + 1) for number in range(len(states.lower))]
+        self._ahead: dict[int, Wave] = {}
+        """By row, what nobody waits for yet; under the store's lock."""
 
     def start(self) -> None:
         """Start writing behind saves."""
@@ -135,9 +137,22 @@ class Ladder:
                     self._judgement.dropped(tier, nbytes, domain)
                     with self._states.lock:
                         self._take_back(world, wave)
-                else:
-                    started.append(Wave(world, tier, wave, reading))
+                    continue
+                started.append(Wave(world, tier, wave, reading))
+                if errand is Errand.AHEAD:
+                    self._note_ahead(started[-1])
         return started
+
+    def overtake(self, rows: Iterable[int]) -> None:
+        """Take waves back that are for later and not begun, of rows needed now; under the lock.
+
+        They would be read behind what everybody else waits for. Who needs them claims them anew.
+        """
+        ahead = self._ahead
+        for wave in {id(ahead[row]): ahead[row] for row in rows if row in ahead}.values():
+            if not self._is_awaited(wave) and wave.reading.cancel():
+                self._take_back(wave.world, wave.climbs)
+                self._judgement.dropped(wave.tier, wave.nbytes, wave.world.domain)
 
     def cancel(self, waves: Sequence[Wave]) -> None:
         """Take waves back that nobody has begun to read or else waits for; the others land."""
@@ -173,6 +188,12 @@ class Ladder:
         if tier == HOST:
             return 0.0
         return self._climbers[tier - 1].credit(Turn(domain, share=self._states.fill.share(domain)))
+
+    def _note_ahead(self, wave: Wave) -> None:
+        with self._states.lock:
+            loading = self._states.loading
+            if not wave.reading.done():
+                self._ahead.update({c.row: wave for c in wave.climbs if c.row in loading})
 
     def _is_awaited(self, wave: Wave) -> bool:
         """Whether anybody but who claimed them waits for blocks of a wave; under the lock."""
@@ -229,13 +250,16 @@ class Ladder:
                     states.give_back(world, [climb.slot])
                     if states.index.places[climb.tier][climb.row] == climb.source and not away:
                         states.quarantine(climb.row, climb.tier, outcome)
-            states.publish_here(world, landed)
-            states.enter_host(list(landed))
-            self._settle(wave)
+            try:
+                states.publish_here(world, landed)
+                states.enter_host(list(landed))
+            finally:
+                self._settle(wave)
         return promoted
 
     def _settle(self, climbs: Sequence[Climb]) -> None:
         """Tell whoever waits for these that no more is coming; call under the lock."""
         for climb in climbs:
+            self._ahead.pop(climb.row, None)
             self._states.loading.pop(climb.row).over.set()
         self._states.unpin([climb.row for climb in climbs])

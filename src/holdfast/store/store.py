@@ -249,11 +249,14 @@ class Store(Core):
         self.recovery.close()  # the scrub waits for its end
         self.scrubber.close()
         self._prefault.close()
+        with self.states.lock:
+            self.ladder.overtake(list(self.states.loading))  # nobody will want what is for later
         self.background.shutdown(wait=True, cancel_futures=True)
         self.ladder.close()
         self._learnt.keep()
         for tier in (*self.states.lower, *self.states.all_hosts()):
             tier.close()
+        self.audit.catch_up(whole=True)
 
     def _keep(self) -> None:
         while not self._closed.wait(_HOUSEKEEPING_S):
@@ -264,6 +267,7 @@ class Store(Core):
 
     def _keep_once(self) -> None:
         self.keep_house()
+        self.audit.catch_up()
         domain_street.follow(self)
         if self.cold and self.recovery.seconds is not None:
             self.cold = False
