@@ -137,3 +137,11 @@ def test_a_block_that_names_one_behind_it_as_its_parent_has_none() -> None:
     rows = [index.add(WORLD, key(n), key((n + 1) % 3), n) for n in range(3)]
     itself = index.add(WORLD, key(9), key(9), 0)
     assert index.parent_rows([*rows, itself]) == [-1, -1, rows[0], -1]
+
+
+def test_a_block_of_another_world_is_in_front_of_none() -> None:
+    index = Residency(1)
+    (theirs,) = hold(index, range(1))
+    other = WORLD._replace(domain=b"o" * 16)
+    ours = [index.add(other, key(n), key(n - 1), n) for n in (1, 2)]
+    assert index.parent_rows([theirs, *ours]) == [-1, -1, ours[0]]

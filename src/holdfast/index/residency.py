@@ -113,12 +113,15 @@ class Residency:
     def parent_rows(self, rows: Sequence[int]) -> list[int]:
         """Return for each row that of the block in front, or -1 if it is not held.
 
-        Who names blocks may lie: one is in front only if it is less deep, so there are no rings.
+        Who names blocks may lie: one is in front only if it is less deep, so there are no rings,
+        and in the same world, so nobody's block hangs on another domain's.
         """
-        find, parents, depths = self._rows.get, self.parents, self.depths
+        find, parents, depths, world = self._rows.get, self.parents, self.depths, self._world_of
         fronts = [find(parents[row], NOT_HERE) for row in rows]
         return [
-            front if front >= 0 and depths[front] < depths[row] else NOT_HERE
+            front
+            if front >= 0 and depths[front] < depths[row] and world[front] == world[row]
+            else NOT_HERE
             for row, front in zip(rows, fronts, strict=True)
         ]
 
