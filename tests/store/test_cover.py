@@ -103,6 +103,17 @@ def test_only_so_much_hearsay_is_kept(other_saved, monkeypatch) -> None:
     assert other.store.cover(other.world, chain.keys).blocks == 5
 
 
+def test_what_two_shared_tiers_have_is_forgotten_block_by_block(rig, monkeypatch) -> None:
+    monkeypatch.setattr(hearsay, "HEARSAY_MAX", 5)
+    one = rig(MIB, SharedMemoryTier({}, "pool"), SharedMemoryTier({}, "valkey"))
+    one.save(one.chain(1, 8))
+    one.leave_memory()
+    assert len(one.store.states.hearsay) == 8
+    one.store.keep_house()
+    assert len(one.store.states.hearsay) == 5
+    assert one.store.status()["blocks"] == 5
+
+
 def test_what_was_written_elsewhere_and_left_memory_is_hearsay_too(rig, monkeypatch) -> None:
     monkeypatch.setattr(hearsay, "HEARSAY_MAX", 20)
     by_key = {}

@@ -137,3 +137,18 @@ def test_while_a_ring_hangs_nobody_begins_another_look(path, hanging):
     assert all(in_time(watch.glance) for _ in range(3))
     assert sum(thread.name == "holdfast-keyring" for thread in threading.enumerate()) == 1
     hung.back.set()
+
+
+def test_a_thread_that_can_not_be_had_is_a_look_that_went_wrong(path, monkeypatch):
+    watch = RingWatch(ring_at(path), ManualClock())
+    start = threading.Thread.start
+
+    def none_left(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    watch.glance()
+    assert watch.why == "can't start new thread; raise the limit of threads"
+    monkeypatch.setattr(threading.Thread, "start", start)
+    watch.glance()
+    assert watch.why == ""

@@ -1,6 +1,7 @@
 """Scrub: everything is read, at a pace, and what fails is forgotten and can be written again."""
 
 import threading
+import time
 
 import pytest
 
@@ -159,3 +160,24 @@ def test_it_begins_where_somebody_says_when_and_stops_with_the_store(rig) -> Non
     one.store.close()
     assert not scrubber._thread.is_alive()
     assert set(one.store.status()["scrub"]) == {"passes", "checked", "bytes", "corrupt"}
+
+
+def test_a_pass_that_fails_is_not_the_last_one(rig, monkeypatch, caplog) -> None:
+    one, failed = rig(MIB), threading.Event()
+    scrubber = Scrubber(one.store)
+    scrubber.every_s = 0.01
+
+    def go_over():
+        if not failed.is_set():
+            failed.set()
+            raise OSError(12, "Cannot allocate memory")
+        scrubber.passes += 1
+
+    monkeypatch.setattr(scrubber, "go_over", go_over)
+    scrubber.start()
+    until = time.monotonic() + 60
+    while not scrubber.passes:
+        assert time.monotonic() < until, "nobody looks any more"
+        time.sleep(0.01)
+    scrubber.close()
+    assert "a scrub ended early" in caplog.text

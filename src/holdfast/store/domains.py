@@ -150,9 +150,14 @@ def _end(store: Core, domain: bytes) -> None:
 
 def leave_memory(store: Core, domain: bytes) -> None:
     """Take a domain's blocks out of memory; below the host they stay known, and sealed."""
-    with store.states.lock:
-        for row in _rows(store, domain):
-            store.states.vacate(row, HOST)
+    states = store.states
+    with states.lock:
+        rows = iter(_rows(store, domain))
+    while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+        with states.lock:
+            for row in some:
+                if states.index.keys[row] is not None and states.index.world(row).domain == domain:
+                    states.vacate(row, HOST)
 
 
 def _elsewhere(store: Core, domain: bytes) -> dict[Shared, list[Get]]:

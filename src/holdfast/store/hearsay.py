@@ -30,5 +30,7 @@ def _forget(states: States, row: int) -> None:
         return
     known = [tier for tier, column in enumerate(states.index.places) if column[row] != NOWHERE]
     if states.shared.issuperset(known):
+        key = states.index.keys[row] or b""
         for tier in known:
             states.vacate(row, tier)
+        states.hearsay.pop(key, None)  # as long as one of several was left it was hearsay again

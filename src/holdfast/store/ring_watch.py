@@ -50,11 +50,19 @@ class RingWatch:
             look = self._look
             if look is None:
                 look = self._look = _Look()
-                work = threading.Thread(
-                    target=self._read, args=(look,), name="holdfast-keyring", daemon=True
-                )
-                work.start()
+                self._begin(look)
         look.over.wait(max(0.0, until - time.monotonic()))
+
+    def _begin(self, look: _Look) -> None:
+        """Read in a thread; under the lock. One that can not be had is a read that went wrong."""
+        work = threading.Thread(
+            target=self._read, args=(look,), name="holdfast-keyring", daemon=True
+        )
+        try:
+            work.start()
+        except RuntimeError as error:  # the limit of processes, or of memory for stacks
+            self.why, self._look = f"{error}; raise the limit of threads", None
+            look.over.set()
 
     def _read(self, look: _Look) -> None:
         at, why = self._clock.now(), ""

@@ -153,7 +153,10 @@ class Scrubber:
         self._store.recovery.wait()
         while not self._stop.is_set():
             begun = self._store.clock.now()
-            self.go_over()
+            try:
+                self.go_over()
+            except Exception:  # noqa: BLE001  # without this thread nobody would look for rot
+                _log.exception("a scrub ended early; the next one begins in time")
             self._stop.wait(max(1.0, begun + self.every_s - self._store.clock.now()))
 
 
