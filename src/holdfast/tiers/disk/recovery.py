@@ -154,7 +154,7 @@ def recover_regions(
         try:
             ahead = lives[start : start + _AHEAD]
             reads = [
-                pool.submit(_read_footer, extents, geometry, life, footers.get(life.region, 0))
+                pool.submit(read_footer, extents, geometry, life, footers.get(life.region, 0))
                 for life in ahead
             ]
             wait(reads)
@@ -186,7 +186,9 @@ def _recover_region(
     return Recovered(life, list(_scan(image, life)), 0, error or failed_too)
 
 
-def _read_footer(extents: Extents, geometry: Geometry, life: Life, hint: int) -> memoryview | None:
+def read_footer(
+    extents: Extents, geometry: Geometry, life: Life, hint: int = 0
+) -> memoryview | None:
     """Return the footer of a region, `hint` bytes long if that is not 0; None if there is none.
 
     Raises OSError.

@@ -203,12 +203,36 @@ class RegionLog:
         dead = (
             (index, region.starts[n])
             for index in reversed(self._taken)
-            if (region := self._regions[index]).state is State.SEALED
-            and region.live < len(region.starts)
+            if (region := self._regions[index]).state is State.SEALED and region.dead
             for n in range(len(region.starts))
             if not region.sectors[n]
         )
         return list(itertools.islice(dead, FREED_PER_REGION * self.geometry.region_count))
+
+    def dead(self) -> dict[Life, int]:
+        """Return how many records of each sealed region that has a footer are dead."""
+        return {
+            self._life(index): region.dead
+            for index in self._taken
+            if (region := self._regions[index]).state is State.SEALED and region.footer_bytes
+        }
+
+    def begin_prune(self, life: Life) -> set[int] | None:
+        """Return where a sealed region's live records begin, None of another; `end_prune` it."""
+        region = self._regions[life.region]
+        if region.state is not State.SEALED or region.generation != life.generation:
+            return None
+        region.busy += 1
+        return region.alive()
+
+    def end_prune(self, life: Life, alive: Collection[int], written: int) -> None:
+        """Forget the dead: the footer lists those alive only, in `written` bytes; 0: as before."""
+        region = self._regions[life.region]
+        region.busy -= 1
+        if written:
+            region.footer_bytes = written
+            region.keep(alive)
+        self._settle(life.region)
 
     # Recovery.
 

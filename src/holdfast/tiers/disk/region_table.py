@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from array import array
 from bisect import bisect_left
+from collections.abc import Collection
 
 from holdfast.blocks.key import KEY_BYTES
 
@@ -64,6 +65,22 @@ class Region:
         """Nothing is written here any more; the footer has the headers."""
         self.heads = _NO_HEADS
         self.unwritten = self.claimed = _NO_SECTORS
+
+    @property
+    def dead(self) -> int:
+        """How many of its records are dead."""
+        return len(self.starts) - self.live
+
+    def alive(self) -> set[int]:
+        """Return the sectors at which live records begin."""
+        return {start for start, sectors in zip(self.starts, self.sectors, strict=True) if sectors}
+
+    def keep(self, starts: Collection[int]) -> None:
+        """Forget all records but those that begin at these sectors."""
+        kept = [number for number, start in enumerate(self.starts) if start in starts]
+        self.keys = bytearray().join(self.key(number) for number in kept)
+        self.starts = array("I", [self.starts[number] for number in kept])
+        self.sectors = array("I", [self.sectors[number] for number in kept])
 
     def find(self, sector: int) -> int:
         """Return the number of the record that starts at `sector`; -1 if none."""

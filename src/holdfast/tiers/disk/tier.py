@@ -24,6 +24,7 @@ from holdfast.failpoints import reach
 from holdfast.tiers.base import NOWHERE, Get, Place, Put, Reserved, Survivor, Usage
 from holdfast.tiers.disk.extent_io import Extents, Span, spread
 from holdfast.tiers.disk.file import DiskConfig, check_superblock, open_file
+from holdfast.tiers.disk.footers import Footers
 from holdfast.tiers.disk.recovery import Found, Recovered, look, recover_regions
 from holdfast.tiers.disk.region import (
     INCARNATION_SHIFT,
@@ -31,7 +32,6 @@ from holdfast.tiers.disk.region import (
     SUPERBLOCKS,
     Life,
     Snapshot,
-    pack_footer,
     pack_region_header,
     pack_snapshot,
     pack_superblock,
@@ -104,6 +104,9 @@ class DiskTier:
             ) from error
         first = incarnation << INCARNATION_SHIFT | 1
         self._regions = RegionLog(superblock.geometry, superblock.uuid, first)
+        self._footers = Footers(
+            self._extents, superblock.geometry, self._regions, self._mutex, self._may_go_on_after
+        )
         self._lives = self._regions.adopt(found.generations, found.empty)
         for index in found.unreadable:
             self._regions.retire(index)
@@ -265,24 +268,8 @@ class DiskTier:
         return broken
 
     def _seal_due(self) -> None:
-        geometry = self._superblock.geometry
-        while not self.read_only:
+        if not self.read_only and self._footers.write_due():
             with self._mutex:
-                seal = self._regions.next_seal()
-            if seal is None:
-                return
-            footer = _aligned(pack_footer(seal.life, seal.entries))
-            end = geometry.region_at(seal.life.region) + geometry.region_bytes
-            written = len(footer)
-            reach("region_seal")
-            try:
-                self._extents.write(end - written, [footer])
-            except OSError as error:
-                self._count_failures({0: error})
-                written = 0
-            reach("region_sealed")
-            with self._mutex:
-                self._regions.sealed(seal, written)
                 self._changed = True
 
     def _save_snapshot(self) -> None:
@@ -297,6 +284,8 @@ class DiskTier:
                 if not self._changed or self.read_only or not self._recovered:
                     return
                 self._changed = False
+            self._footers.prune()
+            with self._mutex:
                 self._sequence += 1
                 snapshot = Snapshot(
                     self._superblock.uuid,
@@ -357,6 +346,11 @@ class DiskTier:
                 self._regions.end_scan(life)
 
     # Inside.
+
+    def _may_go_on_after(self, error: OSError) -> bool:
+        """Count a failure; return whether more may be written."""
+        self._count_failures({0: error})
+        return not self.read_only
 
     def _count_failures(self, failed: Mapping[int, OSError]) -> None:
         """Count failed records; too many in a while, and nothing more is written."""
