@@ -42,11 +42,19 @@ def test_a_gpu_is_named_with_its_number():
     gpu, number = shipped().gpu("h200x8")
     assert (gpu.about, number) == ("H200 SXM, 141 GB", 8)
     assert shipped().gpu("B200")[1] == 1
-    for text in ("H200x0", "H900x8", "", "x8"):
+    for text in ("H200x", "H900x8", "", "x8"):
         with pytest.raises(ConfigError, match=r"gpu.*known: A100"):
             shipped().gpu(text)
     with pytest.raises(ConfigError, match=r"tape.*one of.*ddr5"):
         shipped().medium("tape")
+
+
+@pytest.mark.parametrize("number", ["0", "00", "100000", "9" * 400, "9" * 9_000])
+def test_a_number_of_gpus_that_no_engine_has_is_refused(number):
+    assert shipped().gpu("H200x99999")[1] == 99_999
+    assert shipped().gpu("H200x008")[1] == 8
+    with pytest.raises(ConfigError, match=r"^gpu 'H200x\d+.*': an engine has 1 to 99,999"):
+        shipped().gpu(f"H200x{number}")
 
 
 def test_a_plain_number_is_a_range_without_width(laid_over):
@@ -91,6 +99,10 @@ BAD = [
     ("site: {dollars_per_kwh: .nan}", r"site\.dollars_per_kwh\.low: nan"),
     ("site: {dollars_per_kwh: {low: 3}}", r"site\.dollars_per_kwh: low 3, .* not in order"),
     ("sites: {x: 3}", r"profile: .*'sites'; remove it; known here: date, site, media, gpus"),
+    ("site: {prefill_utilisation: 50}", r"site\.prefill_utilisation: 50: a share .* at most 1"),
+    ("site: {prefill_utilisation: {high: 1.2}}", r"site\.prefill_utilisation: 1\.2: a share"),
+    ("site: {prefill_utilisation: 0}", r"site\.prefill_utilisation: 0: must be above 0"),
+    ("site: {power_overhead: 0.3}", r"site\.power_overhead: 0\.3: a building draws at least"),
     ("media: 3", "media: not name: figures"),
     ("media: {ddr5: 3}", r"media\.ddr5: 3"),
     ("date: yesterday", "date: 'yesterday'"),

@@ -22,10 +22,20 @@ from holdfast.yaml_file import read_mapping
 FIGURE_MIN, FIGURE_MAX = 1e-6, 1e24
 """No figure that must be above 0 is smaller, and none is larger; what is, is a mistake."""
 
+GPUS_MAX = 99_999
+"""Most GPUs under one engine; more is a mistake."""
+
 _Amount = Annotated[float, msgspec.Meta(ge=0)]
-_GPU = re.compile(r"([A-Za-z0-9_.-]+?)(?:x(\d+))?")
+_GPU = re.compile(r"([A-Za-z0-9_.-]+?)(?:x([0-9]+))?")
 _AT = re.compile(r" - at `\$?\.?(.*)`$")
 _PLAIN = ("tier", "about", "unit")
+_SHOWN_MAX = 40
+"""Characters of a user's text that a message repeats."""
+_BOUNDS = {
+    "site.prefill_utilisation": (FIGURE_MIN, 1.0, "a share of a GPU's peak is at most 1"),
+    "site.power_overhead": (1.0, FIGURE_MAX, "a building draws at least what its machines draw, 1"),
+}
+"""Figures with limits of their own, and why."""
 _S = TypeVar("_S", bound=msgspec.Struct)
 
 
@@ -112,16 +122,25 @@ class Profile(_Section, frozen=True):
     def gpu(self, text: str) -> tuple[Gpu, int]:
         """Return the GPU and the number of it that a text such as "H200x8" means.
 
-        Raises ConfigError for a name that is not listed, or a number below 1.
+        Raises ConfigError for a name that is not listed, or a number below 1 or above `GPUS_MAX`.
         """
+        shown = repr(text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "...")
         found = _GPU.fullmatch(text)
         names = {name.lower(): name for name in self.gpus}
-        if found is None or found[1].lower() not in names or found[2] == "0":
+        if found is None or found[1].lower() not in names:
             raise ConfigError(
-                f"gpu {text!r}: not a known one, with its number, such as H200x8; known: "
+                f"gpu {shown}: not a known one, with its number, such as H200x8; known: "
                 f"{', '.join(self.gpus)}; others go into a file for --prices"
             )
-        return self.gpus[names[found[1].lower()]], int(found[2] or 1)
+        digits = (found[2] or "1").lstrip("0") or "0"
+        # Python does not read a number of thousands of digits; six are too many already.
+        number = int(digits) if len(digits) <= len(str(GPUS_MAX)) else GPUS_MAX + 1
+        if not 1 <= number <= GPUS_MAX:
+            raise ConfigError(
+                f"gpu {shown}: an engine has 1 to {GPUS_MAX:,} of them; give such a number, as in "
+                "H200x8"
+            )
+        return self.gpus[names[found[1].lower()]], number
 
 
 _NAMED: dict[str, type[msgspec.Struct]] = {"media": Medium, "gpus": Gpu}
@@ -250,6 +269,10 @@ def _check(profile: Profile, file: str) -> None:
                     f"{here}: {figure.low if small else figure.high:g}: not within "
                     f"{FIGURE_MIN:g} and {FIGURE_MAX:g}; correct it"
                 )
+            least, most, why = _BOUNDS.get(f"{path}.{name}", (0.0, FIGURE_MAX, ""))
+            if figure.low < least or figure.high > most:
+                wrong = figure.low if figure.low < least else figure.high
+                raise ConfigError(f"{here}: {wrong:g}: {why}; correct it")
 
 
 def _explain(
