@@ -110,6 +110,23 @@ def test_wrong_options_are_named(files, more, says, capsys):
     assert says in capsys.readouterr().err
 
 
+def test_contexts_that_are_too_long_for_the_model_are_counted(files, tmp_path, capsys):
+    lines = [
+        {"timestamp": 0, "input_length": 512 * n, "output_length": 1, "hash_ids": list(range(n))}
+        for n in (10, 80, 81, 100)  # Qwen3-8B takes 80 * 512 tokens
+    ]
+    trace, roomy = tmp_path / "long.jsonl", tmp_path / "roomy.yaml"
+    roomy.write_text(LADDER.replace("MiB", "GiB"))
+    files[-1] = str(roomy)
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["sim", str(trace), *files[1:], "--model", "Qwen3-8B"]) == 2
+    says = "takes at most 40,960 tokens (max_position_embeddings), and 2 of the 4 requests of long"
+    assert f"{says} are longer, the longest 51,200; name another" in capsys.readouterr().err
+    trace.write_text(json.dumps(lines[1]) + "\n")
+    assert main(["sim", str(trace), *files[1:], "--model", "Qwen3-8B"]) == 0
+    capsys.readouterr()
+
+
 def test_an_unknown_trace_names_the_shipped_ones(files, capsys):
     assert main(["sim", "nosuch", *files[1:]]) != 0
     assert "nosuch: no such file, nor a shipped trace; those are: conversation" in (

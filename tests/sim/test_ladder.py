@@ -143,9 +143,22 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path):
     assert read_ladder(str(file)).name == "ladder"
 
 
+def test_a_model_that_does_not_fit_into_the_gpus_is_refused():
+    seventy = load_model("Llama-3.1-70B")
+    tight = parse_ladder({"tiers": [HOST], "engine": {"gpu": "H200"}})
+    says = (
+        r"^ladder: engine\.gpu: H200: 141\.0 GB, but the weights of .*70B take 141\.1 GB; use more"
+    )
+    with pytest.raises(ConfigError, match=says):
+        resolve(tight, shipped(), 64, seventy)
+    tight = parse_ladder({"tiers": [HOST], "engine": {"gpu": "H200x2"}})
+    assert resolve(tight, shipped(), 64, seventy).gpus == 2
+
+
 @pytest.mark.parametrize("file", sorted((ROOT / "examples" / "ladders").glob("*.yaml")))
 def test_the_examples_are_ladders(file):
-    found = resolve(read_ladder(str(file)), shipped(), 512, load_model("Llama-3.1-70B"))
+    model = "Llama-3.1-8B" if file.stem == "many-workers" else "Llama-3.1-70B"
+    found = resolve(read_ladder(str(file)), shipped(), 512, load_model(model))
     assert all(rung.blocks > 900 for rung in found.rungs)
 
 

@@ -20,7 +20,7 @@ from holdfast.rig.report import Report, Row, check_target, number, write
 from holdfast.sim.economy import assumptions, economy_figures
 from holdfast.sim.figures import Figure, Run, hit_figures, time_figures, wear_figures
 from holdfast.sim.fleet import Fleet
-from holdfast.sim.hardware import UNBOUNDED, resolve
+from holdfast.sim.hardware import UNBOUNDED, check_contexts, resolve
 from holdfast.sim.ladder import read_ladder
 from holdfast.sim.model import load_model
 from holdfast.sim.outlook import outlook, outlook_figures
@@ -80,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(args.model) if args.model else None
     profile = load_profile(args.prices or "")
     trace = read_trace(args)
+    if model:
+        check_contexts(trace, model)
     hardware = resolve(ladder, profile, trace.block_tokens, model)
     fleet = Fleet(hardware, args.workers, rules_of(hardware, args.policy))
     hints = returns(trace) if args.hints else None

@@ -13,9 +13,11 @@ from holdfast.blocks.world import World
 from holdfast.config.options import Size
 from holdfast.errors import ConfigError
 from holdfast.plan.cost import PrefillCost
+from holdfast.sim.formulas import GB
 from holdfast.sim.ladder import EngineModel, Ladder, TierModel
 from holdfast.sim.model import ModelShape
 from holdfast.sim.profile import Gpu, Medium, Profile
+from holdfast.sim.trace import Trace
 
 UNBOUNDED = 1 << 48
 """Blocks of a tier that is paid by the byte and ends nowhere."""
@@ -72,6 +74,8 @@ def resolve(
     """Return the figures for blocks of so many tokens. Raises ConfigError."""
     where = ladder.name
     gpu, gpus = _gpu(ladder, profile)
+    if gpu and model:
+        _check_weights(ladder, model, gpu.memory_bytes.mid * gpus)
     world = _world(ladder, block_tokens, model)
     rungs = []
     for number, tier in enumerate(ladder.tiers):
@@ -81,6 +85,18 @@ def resolve(
             raise ConfigError(f"{where}: tiers.{number}.{error}") from error
     prefill = _prefill(ladder, profile, model, (gpu, gpus))
     return Hardware(where, rungs, world, ladder.engine, prefill, gpu, gpus, profile)
+
+
+def check_contexts(trace: Trace, model: ModelShape) -> None:
+    """Raise ConfigError if requests of a trace are longer than the model takes."""
+    longer = int((trace.input_tokens > model.context_max).sum()) if model.context_max else 0
+    if longer:
+        raise ConfigError(
+            f"--model {model.name}: takes at most {model.context_max:,} tokens "
+            f"(max_position_embeddings), and {longer:,} of the {trace.requests:,} requests of "
+            f"{trace.name} are longer, the longest {int(trace.input_tokens.max()):,}; name another "
+            "model, or give a config.json with its rope scaling applied"
+        )
 
 
 def prefill_cost(model: ModelShape, flop_per_s: float, step_s: float) -> PrefillCost:
@@ -97,6 +113,16 @@ def _gpu(ladder: Ladder, profile: Profile) -> tuple[Gpu | None, int]:
         return profile.gpu(ladder.engine.gpu)
     except ConfigError as error:
         raise ConfigError(f"{ladder.name}: engine.gpu: {error}") from error
+
+
+def _check_weights(ladder: Ladder, model: ModelShape, memory_bytes: float) -> None:
+    """Raise ConfigError if the model does not fit into the memory of one engine's GPUs."""
+    if model.weights_bytes > memory_bytes:
+        raise ConfigError(
+            f"{ladder.name}: engine.gpu: {ladder.engine.gpu}: {memory_bytes / GB:,.1f} GB, but the "
+            f"weights of {model.name} take {model.weights_bytes / GB:,.1f} GB; use more GPUs, or "
+            "name another model"
+        )
 
 
 def _world(ladder: Ladder, block_tokens: int, model: ModelShape | None) -> World:
