@@ -47,11 +47,41 @@ def test_figures_come_as_rows_and_as_a_table(files, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "host" in shown
     assert "hit tokens" in shown
+    assert re.search(
+        r"^gpu busy .* of the engines there are \(.* prefill, .* decode\)$", shown, re.MULTILINE
+    )
 
 
 def test_json_on_standard_output_is_nothing_but_json(files, capsys):
     assert main(["sim", *files, "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "sim"
+
+
+def test_the_rows_say_what_was_simulated_and_what_they_take_for_granted(files, tmp_path, capsys):
+    out, roomy = tmp_path / "sim.json", tmp_path / "roomy.yaml"
+    roomy.write_text(LADDER.replace("MiB", "GiB"))
+    model = ["--model", "Llama-3.1-8B", "--workers", "2"]
+    assert main(["sim", *files[:-1], str(roomy), *model, "--json", str(out)]) == 0
+    first, *rows = json.loads(out.read_text())["rows"]
+    assert first["what"] == "sim.setting"
+    assert (first["trace"], first["ladder"], first["workers"]) == ("made", "roomy", 2)
+    assert first["model"] == "meta-llama/Meta-Llama-3.1-8B"
+    assert first["command"].startswith(f"holdfast sim {files[0]} --ladder {roomy} --model Llama-3")
+    shown = capsys.readouterr().out
+    assert "; roomy, meta-llama/Meta-Llama-3.1-8B, 2 workers" in shown
+    said = [row["says"] for row in rows if row["what"] == "sim.assumption"]
+    assert said == [line.removeprefix("- ") for line in shown.splitlines() if line[:2] == "- "]
+
+
+def test_counts_are_shown_to_the_last_one(files, tmp_path, capsys):
+    trace = tmp_path / "many.jsonl"
+    line = {"input_length": 512, "output_length": 1, "hash_ids": [0]}
+    lines = [json.dumps({"timestamp": 1_000 * n, **line}) for n in range(1_234)]
+    trace.write_text("\n".join(lines))
+    assert main(["sim", str(trace), *files[1:]]) == 0
+    shown = capsys.readouterr().out
+    assert "many: 1,234 requests, " in shown
+    assert re.search(r"^requests +1,234 requests$", shown, re.MULTILINE)
 
 
 def test_the_page_and_the_picture_stand_alone(files, tmp_path):

@@ -22,7 +22,7 @@ from holdfast.sim.figures import Figure, Run, hit_figures, time_figures, wear_fi
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.hardware import UNBOUNDED, check_contexts, resolve
 from holdfast.sim.ladder import read_ladder
-from holdfast.sim.model import load_model
+from holdfast.sim.model import ModelShape, load_model
 from holdfast.sim.outlook import outlook, outlook_figures
 from holdfast.sim.page import page
 from holdfast.sim.pictures import capacity_chart
@@ -102,9 +102,9 @@ def run(args: argparse.Namespace) -> int:
         Figure("sim.speed", trace.blocks / max(spent_s, 1e-9), "blocks/s", {"cpu_s": spent_s}),
     ]
     if args.json != "-":
-        _show(found, figures)
+        _show(found, figures, model)
     if args.json:
-        write(Report("sim", [_row(figure) for figure in figures]), args.json)
+        write(Report("sim", _rows(args, found, figures, model)), args.json)
     if args.svg:
         _write("--svg", args.svg, capacity_chart(found, curves))
     if args.html:
@@ -157,14 +157,14 @@ def _progress(trace: Trace, stream: TextIO) -> Iterator[Callable[[int], None] | 
         print("\r" + " " * 60, end="\r", file=stream, flush=True)
 
 
-def _show(found: Run, figures: list[Figure]) -> None:
+def _show(found: Run, figures: list[Figure], model: ModelShape | None) -> None:
     """Print the tiers as a table, then every other figure on a line."""
     trace, fleet = found.trace, found.fleet
+    on = f"{fleet.hardware.name}, {model.name}" if model else fleet.hardware.name
     print(
         f"{trace.name}: {trace.requests:,} requests, "
         f"{trace.input_tokens.sum() / 1e6:,.1f} M tokens in, "
-        f"{trace.output_tokens.sum() / 1e6:,.1f} M out; {fleet.hardware.name}, "
-        f"{len(fleet.workers)} workers\n"
+        f"{trace.output_tokens.sum() / 1e6:,.1f} M out; {on}, {len(fleet.workers)} workers\n"
     )
     print(f"{'tier':<10}{'hits':>8}{'read GB':>12}{'written GB':>12}{'held/capacity blocks':>28}")
     for figure in figures:
@@ -179,9 +179,7 @@ def _show(found: Run, figures: list[Figure]) -> None:
     for figure in figures:
         if not figure.what.startswith("sim.tier."):
             name = figure.what.removeprefix("sim.").replace(".", " ").replace("_", " ")
-            without = figure.more.get("without_ladder_s")
-            beside = f" (without the ladder {without:.3g})" if isinstance(without, float) else ""
-            print(f"{name:<28}{number(figure.value):>10} {figure.unit}{beside}")
+            print(f"{name:<28}{_value(figure):>10} {figure.unit}{_beside(figure)}")
     print("\n" + "\n".join(f"- {line}" for line in assumptions(found)))
 
 
@@ -189,5 +187,41 @@ def _many(blocks: object) -> str:
     return f"{blocks:,}" if isinstance(blocks, int) and blocks < UNBOUNDED else "no end"
 
 
-def _row(figure: Figure) -> Row:
-    return Row(what=figure.what, value=figure.value, unit=figure.unit, more=figure.more)
+def _value(figure: Figure) -> str:
+    """Show a figure with three digits; a count exactly."""
+    counts = figure.unit == "requests" and figure.value is not None
+    return f"{figure.value:,.0f}" if counts else number(figure.value)
+
+
+def _beside(figure: Figure) -> str:
+    """Show what a figure is to be seen with."""
+    more = figure.more
+    if isinstance(without := more.get("without_ladder_s"), float):
+        return f" (without the ladder {without:.3g})"
+    if figure.what == "sim.gpu.busy":
+        return f" ({more['prefill']:.3g} prefill, {more['decode']:.3g} decode)"
+    if "rated" in more:
+        return f" ({more['of_capacity']:.3g} of its capacity, rated for {more['rated']:g})"
+    return ""
+
+
+def _rows(
+    args: argparse.Namespace, found: Run, figures: list[Figure], model: ModelShape | None
+) -> list[Row]:
+    """Return what was simulated, every figure, and what they take for granted."""
+    setting: dict[str, object] = {
+        "trace": found.trace.name,
+        "ladder": found.fleet.hardware.name,
+        "model": model.name if model else None,
+        "gpus": found.fleet.hardware.gpus,
+        "workers": len(found.fleet.workers),
+        "command": _command(args),
+    }
+    return [
+        Row(what="sim.setting", value=None, unit="", more=setting),
+        *(Row(what=f.what, value=f.value, unit=f.unit, more=f.more) for f in figures),
+        *(
+            Row(what="sim.assumption", value=None, unit="", more={"says": line})
+            for line in assumptions(found)
+        ),
+    ]

@@ -1,9 +1,10 @@
 """What a simulated fleet costs: dollars per million tokens out, and energy.
 
 GPUs are paid by the second that they work, at their hourly price, which covers their memory and
-power. Whole units of every other medium are bought and written off over the profile's years, and
-drink their idle power plus the share of the rest in which they move bytes. Object stores are paid
-by the byte kept and by request.
+power; work for which the run has no time is paid too, and `assumptions` says so. Whole units of
+every other medium are bought and written off over the profile's years, and drink their idle power
+plus the share of the rest in which they move bytes. Object stores are paid by the byte kept and by
+request.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from holdfast.sim.figures import Figure, Run
+from holdfast.sim.formulas import SECONDS_PER_DAY
 from holdfast.sim.hardware import Rung
 
 HOUR_S = 3_600.0
@@ -98,7 +100,33 @@ def assumptions(run: Run) -> list[str]:
             f"only while it works, tiers written off in {site.amortised_years.mid:g} years, "
             f"${site.dollars_per_kwh.mid:g}/kWh times {site.power_overhead.mid:g}"
         )
+    return lines + _strained(run)
+
+
+def _strained(run: Run) -> list[str]:
+    """Say where the figures hold less than they seem to: too few engines, and a short trace."""
+    lines = []
+    gpus, workers = run.fleet.hardware.gpus, len(run.fleet.workers)
+    needs = [("", run.busy, run.span_s), ("without the ladder, ", run.bare_busy, run.bare_span_s)]
+    for which, busy, span_s in needs:
+        if busy > 1:
+            there = workers * gpus * span_s / HOUR_S
+            lines.append(
+                f"{which}prefill and decoding need {busy:.2f} of the engines there are, "
+                f"{_hours(busy * there)} GPU hours of {_hours(there)}: dollars and energy are of "
+                "the hours needed, and answers would come later than this; use more --workers"
+            )
+    wears = any(rung.kind in ("disk", "pool") for rung in run.fleet.hardware.rungs)
+    if wears and 0 < run.span_s < SECONDS_PER_DAY:
+        lines.append(
+            f"writes per day are those of {_hours(run.span_s / HOUR_S)} hours, taken for a whole "
+            "day: that overstates them where the hours are busy ones, or tiers fill"
+        )
     return lines
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
 
 
 def _cost(run: Run, tier: int, rung: Rung) -> TierCost:

@@ -36,9 +36,12 @@ class Run(NamedTuple):
     @property
     def span_s(self) -> float:
         """Seconds from the first arrival to the end of the last answer."""
-        rate = self.fleet.hardware.engine.decode_tokens_per_s
-        answered = self.requests.first_s + self.trace.output_tokens / rate
-        return float(answered.max(initial=0.0))
+        return self._end_s(self.requests)
+
+    @property
+    def bare_span_s(self) -> float:
+        """The same of the engines without any tier."""
+        return self._end_s(self.bare)
 
     @property
     def output_tokens(self) -> int:
@@ -55,6 +58,24 @@ class Run(NamedTuple):
         """Seconds of whole engines that decoding took: requests share them."""
         engine = self.fleet.hardware.engine
         return self.output_tokens / (engine.decode_tokens_per_s * engine.decodes_at_once)
+
+    @property
+    def busy(self) -> float:
+        """Engines that prefill and decoding need together, over those there are.
+
+        Decoding does not slow prefill here, so it may be above 1: more work than the run has time.
+        """
+        return _share(self.prefill_s + self.decode_s, len(self.fleet.workers) * self.span_s)
+
+    @property
+    def bare_busy(self) -> float:
+        """The same without any tier: what was fetched is computed too."""
+        computed_s = self.prefill_s + float(self.requests.saved_s.sum())
+        return _share(computed_s + self.decode_s, len(self.fleet.workers) * self.bare_span_s)
+
+    def _end_s(self, served: Served) -> float:
+        rate = self.fleet.hardware.engine.decode_tokens_per_s
+        return float((served.first_s + self.trace.output_tokens / rate).max(initial=0.0))
 
     def tier_bytes(self, tier: int) -> tuple[float, float]:
         """Bytes read from and written to one tier of the ladder, by all workers."""
@@ -113,35 +134,49 @@ def time_figures(run: Run) -> list[Figure]:
         figures.append(Figure(f"sim.ttft.p{percent}", value, "s", {"without_ladder_s": without}))
     figures.append(Figure("sim.ttft.mean", _mean(ttft), "s", parts))
     saved = float(found.saved_s.sum())
-    busy = (run.prefill_s + run.decode_s) / (len(run.fleet.workers) * run.span_s or 1.0)
+    there_s = len(run.fleet.workers) * run.span_s
+    parts_busy: dict[str, object] = {
+        "workers": len(run.fleet.workers),
+        "prefill": _share(run.prefill_s, there_s),
+        "decode": _share(run.decode_s, there_s),
+        "without_ladder": run.bare_busy,
+    }
     return [
         *figures,
         Figure("sim.gpu.prefill", run.prefill_s * gpus, "GPU s"),
         Figure(
             "sim.gpu.saved", saved * gpus, "GPU s", {"share": _share(saved, saved + run.prefill_s)}
         ),
-        Figure("sim.gpu.busy", busy, "share", {"workers": len(run.fleet.workers)}),
+        Figure("sim.gpu.decode", run.decode_s * gpus, "GPU s"),
+        Figure("sim.gpu.busy", run.busy, "of the engines there are", parts_busy),
         Figure("sim.late", float(found.late.sum()), "requests"),
         Figure("sim.requests", float(run.trace.requests), "requests", {"span_s": run.span_s}),
     ]
 
 
 def wear_figures(run: Run) -> list[Figure]:
-    """Drive writes per day of every tier that wears, beside what its medium is rated for."""
+    """Writes per day of every tier that wears, beside what its medium is rated for.
+
+    Of whole drives, as they are bought and rated; a tier's `capacity` may be a part of them.
+    """
     figures = []
     for tier, rung in enumerate(run.fleet.hardware.rungs):
         rated = rung.medium.drive_writes_per_day if rung.medium else None
         written = run.tier_bytes(tier)[1]
         if rung.kind not in ("disk", "pool") or not run.span_s:
             continue
-        capacity = rung.bytes_bought
         owners = len(run.fleet.shelves(tier))
         per_day = written / run.span_s * SECONDS_PER_DAY
-        more: dict[str, object] = {"tb_per_day": per_day / 1e12}
+        more: dict[str, object] = {
+            "tb_per_day": per_day / 1e12,
+            "of_capacity": per_day / (rung.nbytes * owners),
+            "measured_s": run.span_s,
+        }
         if rated:
             more |= {"rated": rated.mid, "drives_worth": rung.units_bought * owners}
         what = f"sim.writes_per_day.{tier}.{rung.kind}"
-        figures.append(Figure(what, per_day / (capacity * owners), "of capacity", more))
+        unit = "of the drives bought" if rung.units_bought else "of its capacity"
+        figures.append(Figure(what, per_day / (rung.bytes_bought * owners), unit, more))
     return figures
 
 

@@ -1,0 +1,46 @@
+"""What a run costs, and what is said where the figures hold less than they seem to."""
+
+import pytest
+
+from holdfast.sim.economy import assumptions, economy_figures
+
+ENGINE = {"gpu": "H200x2", "prefill": {"a": 1.0}, "decode_tokens_per_s": 10, "decodes_at_once": 1}
+DISK = {"kind": "disk", "medium": "nvme-tlc"}
+
+
+@pytest.fixture
+def priced(made, ran):
+    """Run requests of so many seconds apart that take 1 s to compute and 2 s to answer."""
+
+    def run(apart, tier):
+        trace = made([[0, 1], [2, 3], [4, 5]], [0, 0, 0], [apart] * 3)
+        trace = trace._replace(output_tokens=trace.output_tokens + 20)
+        return ran(trace, {"engine": ENGINE, "tiers": [tier], "token_bytes": 1_000})
+
+    return run
+
+
+def test_hours_that_the_run_does_not_have_are_not_billed_in_silence(priced):
+    run = priced(0, {"kind": "host", "capacity_tokens": 400})
+    said = [line for line in assumptions(run) if "of the engines there are" in line]
+    assert [line.startswith("without the ladder, ") for line in said] == [False, True]
+    # 9 s of two GPUs, in a run of 5 s
+    assert "need 1.80 of the engines there are, 0.005 GPU hours of 0.0028: dollars" in said[0]
+    gpu_dollars = economy_figures(run)[0].more["gpu_dollars"]
+    price = run.fleet.hardware.gpu.dollars_per_hour.mid
+    assert gpu_dollars == pytest.approx(price * 18 / 3_600)
+
+
+def test_a_run_within_its_hours_has_no_such_line(priced):
+    assert not [line for line in assumptions(priced(10, DISK)) if "there are" in line]
+
+
+def test_writes_of_less_than_a_day_are_said_to_be_overstated(priced):
+    [said] = [line for line in assumptions(priced(1_799, DISK)) if line.startswith("writes per")]
+    assert said.startswith(
+        "writes per day are those of 1.0 hours, taken for a whole day: that over"
+    )
+    whole_day = priced(43_200, DISK)
+    assert not [line for line in assumptions(whole_day) if line.startswith("writes per day")]
+    memory = priced(10, {"kind": "host", "capacity_tokens": 400})
+    assert not [line for line in assumptions(memory) if line.startswith("writes per day")]
