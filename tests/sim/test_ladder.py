@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.cli.sim import add_arguments
 from holdfast.errors import ConfigError
-from holdfast.sim.hardware import UNBOUNDED, resolve
+from holdfast.sim.formats.load import load
+from holdfast.sim.hardware import UNBOUNDED, check_contexts, resolve
 from holdfast.sim.ladder import parse_ladder, read_ladder
 from holdfast.sim.model import load_model
 from holdfast.sim.profile import shipped
@@ -170,6 +171,7 @@ def test_the_commands_of_the_pages_can_be_typed(page):
     add_arguments(parser)
     for command in commands:
         args = parser.parse_args(shlex.split(command))
-        assert find_trace(args.trace).exists()
-        assert (ROOT / args.ladder).exists()
         assert args.router in ROUTERS
+        trace, model = load(find_trace(args.trace)), load_model(args.model)
+        check_contexts(trace, model)
+        resolve(read_ladder(str(ROOT / args.ladder)), shipped(), trace.block_tokens, model)
