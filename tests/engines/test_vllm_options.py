@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 pytest.importorskip("vllm")
@@ -17,6 +19,10 @@ def test_nothing_written_is_a_private_node_with_defaults():
 def test_an_address_is_taken_as_it_is():
     assert read_options({"holdfast": "unix:///run/h.sock"}).address == "unix:///run/h.sock"
     assert read_options({"holdfast": "/run/h.sock"}).address == "/run/h.sock"
+
+
+def test_the_longest_wait_for_an_answer_is_a_minute():
+    assert read_options({"cover_deadline_ms": 60_000}).cover_deadline_s == 60.0
 
 
 def test_a_yaml_file_gives_address_and_engine_section(tmp_path):
@@ -46,7 +52,10 @@ def test_a_node_for_other_machines_only_is_refused(tmp_path):
         ({"holdfast": "node:9000"}, r"extra_config\.holdfast: node address 'node:9000'.*YAML"),
         ({"holdfast": 5}, r"extra_config: Expected `str`, got `int` - at `\$\.holdfast`"),
         ({"block_tokens": -1}, r"extra_config\.block_tokens: -1 is below 0"),
-        ({"cover_deadline_ms": 0}, r"extra_config\.cover_deadline_ms: 0 is not above 0"),
+        ({"cover_deadline_ms": 0}, r"extra_config\.cover_deadline_ms: 0 is not above 0 and"),
+        ({"cover_deadline_ms": math.nan}, r"cover_deadline_ms: nan is not above 0 and at most 60,"),
+        ({"cover_deadline_ms": math.inf}, r"cover_deadline_ms: inf is not above 0 and at most 60,"),
+        ({"cover_deadline_ms": 60_001}, r"cover_deadline_ms: 60001 is not above 0 and at most 60"),
         ({"domain": ""}, r"extra_config\.domain is empty"),
         ({"holdfast": "/no/such.yaml"}, r"/no/such\.yaml: can not be read"),
     ],

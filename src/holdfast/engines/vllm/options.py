@@ -15,6 +15,9 @@ from holdfast.wire.address import socket_path
 
 _AT = "kv_connector_extra_config"
 
+COVER_DEADLINE_MS_MAX = 60_000
+"""As long as a load may take at most: a wait for the answer alone that is longer is a mistake."""
+
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every option of the connector.
@@ -41,10 +44,12 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"{_AT}.block_tokens: {self.block_tokens} is below 0; "
                 f"leave it out for {BLOCK_TOKENS}"
             )
-        if self.cover_deadline_ms is not None and self.cover_deadline_ms <= 0:
+        if self.cover_deadline_ms is not None and not (
+            0 < self.cover_deadline_ms <= COVER_DEADLINE_MS_MAX
+        ):
             raise ConfigError(
-                f"{_AT}.cover_deadline_ms: {self.cover_deadline_ms:g} is not above 0; "
-                "leave it out for what suits the prompt"
+                f"{_AT}.cover_deadline_ms: {self.cover_deadline_ms:g} is not above 0 and at most "
+                f"{COVER_DEADLINE_MS_MAX:,}; leave it out for what suits the prompt"
             )
         if not self.domain:
             raise ConfigError(f"{_AT}.domain is empty; leave it out for 'default'")
