@@ -42,7 +42,7 @@ def _engine(engine: Mapping[str, Any]) -> str:
 
 def _right(right: Mapping[str, Any]) -> str:
     if not right["ended"]:
-        return "  no plan has ended yet"
+        return "  no plan with an expectation has ended yet"
     return (
         f"  {right['within_25_percent']} of {right['ended']} plans within 25 % of what was "
         f"expected, half of them within {100 * right['median_error']:.0f} %; {right['late']} late"
