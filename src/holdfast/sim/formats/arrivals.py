@@ -21,6 +21,7 @@ def made_up(rows: Rows, reading: Reading) -> Trace:
     """Give every request ids for its full blocks, and make the trace."""
     size = reading.block_tokens or BLOCK_TOKENS
     requests = rows.requests()
+    rows.refuse_too_many(requests.input_tokens // size)
     requests = requests.taken(np.argsort(requests.time_s, kind="stable"))
     chains: dict[int, list[int]] = {}
     history: dict[int, int] = {}

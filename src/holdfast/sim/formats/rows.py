@@ -20,6 +20,14 @@ _log = logging.getLogger(__name__)
 TOKENS_MAX = 2**31
 """No prompt is longer; more is a fault of the file."""
 
+REQUEST_BLOCKS_MAX = 1 << 22
+"""Most blocks of one request: 67 M tokens at 16 a block; more is a fault of the file."""
+BLOCKS_MAX = 1 << 29
+"""Most block accesses of a trace, twelve times those of the longest one shipped.
+
+A few bytes of a file can stand for any number of blocks, and each takes memory.
+"""
+
 Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 TIME_MAX = 1e15
 """No time stamp is further from 0, in whatever unit; more is a fault of the file."""
@@ -84,6 +92,24 @@ class Rows:
         if not self.lines:
             raise self.source.fault(0, "no requests in it; is it the right file?")
 
+    def refuse_too_many(self, counts: Longs) -> None:
+        """Refuse requests, in the order of the file, that have so many blocks; before listing them.
+
+        Raises TraceError with the line, the number of blocks and the limit.
+        """
+        until = np.cumsum(counts)
+        over = np.flatnonzero((counts > REQUEST_BLOCKS_MAX) | (until > BLOCKS_MAX))
+        if not len(over):
+            return
+        at = int(over[0])
+        if counts[at] > REQUEST_BLOCKS_MAX:
+            what = f"{counts[at]:,} blocks; a request has {REQUEST_BLOCKS_MAX:,} at most"
+            remedy = "correct or remove the line, or take larger blocks (--block-tokens)"
+        else:
+            what = f"{until[at]:,} blocks up to here; a trace has {BLOCKS_MAX:,} at most"
+            remedy = "split the file, or take larger blocks (--block-tokens)"
+        raise self.source.fault(self.lines[at], f"{what}; {remedy}")
+
     def requests(self) -> Requests:
         """The columns without the ids, in the order of the file; warns where that isn't by time."""
         self.refuse_none()
@@ -106,6 +132,7 @@ class Rows:
     def trace(self, block_tokens: int) -> Trace:
         """The trace of these requests and ids."""
         counts, ids = self.blocks()
+        self.refuse_too_many(counts)
         return arrange(self.source.name, block_tokens, self.requests(), counts, ids)
 
     def blocks(self) -> tuple[Longs, Longs]:

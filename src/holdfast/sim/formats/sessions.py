@@ -121,6 +121,7 @@ def read(source: Source, reading: Reading) -> Trace:
     order = np.argsort(times, kind="stable")
     rows.time_s = array("d", np.sort(times))  # composed, so there is no order to warn about
     requests = rows.requests().taken(order)._replace(time_s=times[order])
+    rows.refuse_too_many(np.array(rows.counts, np.int64))
     counts, ids = chains.ids(order)
     return arrange(source.name, block_tokens, requests, counts, ids)
 
@@ -143,6 +144,7 @@ def _add(rows: Rows, chains: Chains, number: int, session: Session, start_s: flo
         think_s = math.nan if think is None or not at else think
         tokens = request.tokens, request.answer
         rows.add(number, start_s + since_s, tokens, known, think_s)
+        rows.counts.append(blocks)
 
 
 def _flat(rows: Rows, number: int, session: Session) -> Iterator[tuple[Request, float]]:
