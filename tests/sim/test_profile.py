@@ -57,6 +57,18 @@ def test_a_number_of_gpus_that_no_engine_has_is_refused(number):
         shipped().gpu(f"H200x{number}")
 
 
+@pytest.mark.parametrize("name", ["H200x8", "My card 3"])
+def test_a_gpu_of_ones_own_is_found_by_its_whole_name(laid_over, name):
+    figures = "flop_per_s memory_bytes memory_bytes_per_s host_bytes_per_s network_bytes_per_s"
+    lines = ", ".join(f"{figure}: 1e12" for figure in figures.split())
+    profile = laid_over(
+        f'gpus: {{"{name}": {{about: mine, {lines}, dollars_per_hour: 9, watts: 9}}}}'
+    )
+    gpu, number = profile.gpu(name.lower())
+    assert (gpu.about, number) == ("mine", 1)
+    assert profile.gpu("H200x4")[1] == 4
+
+
 def test_a_plain_number_is_a_range_without_width(laid_over):
     profile = laid_over("media: {ddr5: {dollars_per_gb: 7}}")
     price = profile.media["ddr5"].dollars_per_gb

@@ -125,8 +125,10 @@ class Profile(_Section, frozen=True):
         Raises ConfigError for a name that is not listed, or a number below 1 or above `GPUS_MAX`.
         """
         shown = repr(text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "...")
-        found = _GPU.fullmatch(text)
         names = {name.lower(): name for name in self.gpus}
+        if text.lower() in names:  # a user's own name may end as a number does, or have a space
+            return self.gpus[names[text.lower()]], 1
+        found = _GPU.fullmatch(text)
         if found is None or found[1].lower() not in names:
             raise ConfigError(
                 f"gpu {shown}: not a known one, with its number, such as H200x8; known: "
