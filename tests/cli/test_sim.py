@@ -84,6 +84,14 @@ def test_counts_are_shown_to_the_last_one(files, tmp_path, capsys):
     assert re.search(r"^requests +1,234 requests$", shown, re.MULTILINE)
 
 
+def test_wear_is_shown_beside_what_drives_are_rated_for(files, tmp_path, capsys):
+    drives = tmp_path / "drives.yaml"
+    drives.write_text(LADDER.replace("100 MiB,", "100 MiB, medium: nvme-tlc,"))
+    assert main(["sim", *files[:-1], str(drives)]) == 0
+    says = r"^writes per day 1 disk .* the drives bought \(rated for 1; .* the tier.s capacity\)$"
+    assert re.search(says, capsys.readouterr().out, re.MULTILINE)
+
+
 def test_the_page_and_the_picture_stand_alone(files, tmp_path):
     html, svg = tmp_path / "sim.html", tmp_path / "sim.svg"
     assert main(["sim", *files, "--html", str(html), "--svg", str(svg), "--hints"]) == 0

@@ -201,7 +201,7 @@ def _beside(figure: Figure) -> str:
     if figure.what == "sim.gpu.busy":
         return f" ({more['prefill']:.3g} prefill, {more['decode']:.3g} decode)"
     if "rated" in more:
-        return f" ({more['of_capacity']:.3g} of its capacity, rated for {more['rated']:g})"
+        return f" (rated for {more['rated']:g}; {more['of_capacity']:.3g} of the tier's capacity)"
     return ""
 
 
