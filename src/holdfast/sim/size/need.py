@@ -126,7 +126,7 @@ def need(question: Question, rungs: tuple[Rung, ...], held: dict[float, Floats])
         _tier(question, use, rate, nodes, inputs - held[use.rung.tokens])
         for use, rate in zip(uses, request_rates, strict=True)
     )
-    if not all(_fits(question, tier, nodes) for tier in tiers):
+    if not _carried(question, tiers, nodes) or not all(_has_room(question, t) for t in tiers):
         return None
     ttft_s = question.overhead_s + compute_s + _load_s(question, uses, tiers)
     wish = question.wish
@@ -266,13 +266,20 @@ def _nodes(question: Question, uses: list[_Use], engines: float) -> int:
     return question.nodes or max(1, ceil(engines), ceil(by_links / BUSY))
 
 
-def _fits(question: Question, tier: TierNeed, nodes: int) -> bool:
-    """Whether a node has room for its share of the units, and links for its share of the reads."""
-    room = question.profile.medium(tier.medium).units_per_node
-    link = question.into_engine(tier.tier) * nodes * BUSY
-    return tier.traffic_bytes_per_s <= link and (
-        room is None or tier.units <= tier.spread * room.mid
+def _carried(question: Question, tiers: tuple[TierNeed, ...], nodes: int) -> bool:
+    """Whether the links of all engines, and their network, carry what all tiers send together."""
+    remote = sum(tier.traffic_bytes_per_s for tier in tiers if tier.tier in REMOTE)
+    whole = sum(tier.traffic_bytes_per_s for tier in tiers)
+    return (
+        whole <= question.link_bytes_per_s * nodes * BUSY
+        and remote <= question.network_bytes_per_s * nodes * BUSY
     )
+
+
+def _has_room(question: Question, tier: TierNeed) -> bool:
+    """Whether a node has room for its share of the units."""
+    room = question.profile.medium(tier.medium).units_per_node
+    return room is None or tier.units <= tier.spread * room.mid
 
 
 def _dollars_per_h(

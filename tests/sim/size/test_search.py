@@ -1,0 +1,115 @@
+"""The cheapest ladder in time, and what is said where there is none."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.sim.profile import Range
+from holdfast.sim.size import Wish, answer, of_users
+from holdfast.sim.size.need import GPU_BUSY, Rung
+from holdfast.sim.size.search import reachable
+from holdfast.sim.size.tell import assumptions
+
+
+def priced(question, medium, dollars_per_gb):
+    """The same question with another price of one medium."""
+    price = Range(low=dollars_per_gb, mid=dollars_per_gb, high=dollars_per_gb, source="test")
+    media = dict(question.profile.media)
+    media[medium] = msgspec.structs.replace(media[medium], dollars_per_gb=price)
+    profile = msgspec.structs.replace(question.profile, media=media)
+    return msgspec.structs.replace(question, profile=profile)
+
+
+def test_the_proposal_is_the_cheapest_that_is_in_time(asked):
+    question = asked(of_users(300, 40_000, 1000, 60.0), wish=Wish(0.5), nodes=2)
+    found = answer(question)
+    assert found.best.ttft_s[1] <= 0.5
+    assert found.best.within >= 0.95
+    assert found.best.dollars_per_h < found.without.dollars_per_h
+    front = found.frontier
+    assert [n.ttft_s[1] for n in front] == sorted(n.ttft_s[1] for n in front)
+    assert [n.dollars_per_h for n in front] == sorted(
+        (n.dollars_per_h for n in front), reverse=True
+    )
+    hits = [n.hit for n in found.by_hits]
+    assert hits == sorted(hits)
+    assert found.by_hits[0].hit > 0.9  # with fewer hits two machines do not keep up
+    assert answer(msgspec.structs.replace(question, nodes=0)).by_hits[0].hit == 0
+
+
+def test_prices_choose_the_medium(asked):
+    question = asked(of_users(300, 40_000, 1000, 60.0), nodes=4)
+    assert {t.medium for t in answer(priced(question, "ddr5", 0.001)).best.tiers} == {"ddr5"}
+    dear = priced(priced(question, "ddr5", 1e4), "nvme-tlc", 1e4)
+    assert {t.medium for t in answer(dear).best.tiers} == {"pool-flash"}
+    dearest = msgspec.structs.replace(priced(dear, "pool-flash", 1e5), nodes=0)
+    assert answer(dearest).best.tiers == ()  # computing is cheaper
+
+
+def test_machines_that_can_not_compute_the_load_are_refused(worked_out, asked):
+    """Of 8,000 users every 600 s, 13.3 thousand tokens a second are new: 1.3 engines, 70 % busy."""
+    question = asked(of_users(8000, 50_000, 1000, 600.0), nodes=1)
+    assert worked_out(question, Rung("pool-flash", question.demand.unique_tokens)) is None
+    with pytest.raises(ConfigError, match=r"--nodes: 1: .* takes 2 of them .*; give 2 or more"):
+        answer(question)
+    found = answer(msgspec.structs.replace(question, nodes=2))
+    for one in (found.best, *found.frontier, *found.by_hits):
+        assert one.prefill_gpu_s_per_s <= 2 * GPU_BUSY
+    assert found.without.prefill_gpu_s_per_s > 30  # what it is compared with takes more of them
+    lines = assumptions(msgspec.structs.replace(question, nodes=2))
+    assert "without memory the load would take 50 machines, not the 2 of --nodes" in lines
+    small = msgspec.structs.replace(question, nodes=2, media=("ddr5",))
+    with pytest.raises(ConfigError, match=r"--nodes: 2: too few .* ladder of ddr5.*; give more"):
+        answer(small)
+
+
+def test_a_window_that_is_not_full_is_not_brought_whole(asked):
+    question = asked(of_users(100, 2000, 10, 60.0), "llama-4-maverick")
+    soonest_s, _ = reachable(question, {1.0: question.demand.held(question.demand.unique_tokens)})
+    load_s = 1990 * 48 * 4096 / question.link_bytes_per_s
+    compute_s = question.prefill_s(np.array([1990.0]), np.array([2000.0]))[0]
+    assert soonest_s == pytest.approx(0.04 + compute_s + load_s, rel=1e-6)
+
+
+UNREACHABLE = [
+    (0.05, 1000, "soonest is .* computing 1,000 tokens that no store can hold"),
+    (0.09, 10, r"soonest is .* bringing 32\.\d GB of context over the GPUs' links \(432 GB/s\)"),
+]
+
+
+@pytest.mark.parametrize(("ttft_s", "new", "message"), UNREACHABLE)
+def test_a_wish_that_can_not_be_met_says_what_can_and_why(asked, ttft_s, new, message):
+    question = asked(of_users(100, 100_000, new, 60.0), wish=Wish(ttft_s))
+    with pytest.raises(ConfigError, match=f"slo-ttft {ttft_s} s: not reachable for 95%.*{message}"):
+        answer(question)
+
+
+def test_an_engine_that_is_slow_itself_is_named(asked):
+    question = asked(of_users(10, 200, 10, 60.0), wish=Wish(0.03))
+    with pytest.raises(ConfigError, match=r"the engine itself takes 0\.04 s"):
+        answer(question)
+
+
+def test_media_that_are_too_slow_are_named(asked):
+    question = asked(of_users(100, 3000, 1500, 60.0), wish=Wish(0.12), media=("s3-standard",))
+    with pytest.raises(ConfigError, match="none of s3-standard brings context in less than half"):
+        answer(question)
+
+
+def test_a_question_without_an_answer_is_refused(asked):
+    with pytest.raises(ConfigError, match=r"200,000 tokens.*at most 131,072"):
+        answer(asked(of_users(10, 200_000, 10, 60.0)))
+    with pytest.raises(ConfigError, match=r"weights .* take 141 GB; use more GPUs"):
+        answer(asked(of_users(10, 2000, 10, 60.0), gpu="H100x1"))
+    with pytest.raises(ConfigError, match=r"medium 'tape'.*ddr5"):
+        answer(asked(of_users(10, 2000, 10, 60.0), media=("tape",)))
+    with pytest.raises(ConfigError, match=r"medium 'hbm': device memory"):
+        answer(asked(of_users(10, 2000, 10, 60.0), media=("hbm",)))
+    for wish in (Wish(-1.0), Wish(float("nan"))):
+        with pytest.raises(ConfigError, match="--slo-ttft"):
+            answer(asked(of_users(10, 2000, 10, 60.0), wish=wish))
+    with pytest.raises(ConfigError, match="--slo-share"):
+        answer(asked(of_users(10, 2000, 10, 60.0), wish=Wish(1.0, 95)))
+    with pytest.raises(ConfigError, match="--nodes"):
+        answer(asked(of_users(10, 2000, 10, 60.0), nodes=-1))
