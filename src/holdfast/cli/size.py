@@ -149,8 +149,8 @@ def _show(question: Question, found: Answer, out: TextIO) -> None:
         f"first token    {best.ttft_s[1]:.2f} s for {share:.0%} of requests, "
         f"{best.ttft_s[0]:.2f} s for half; computed {without.ttft_s[1]:.2f} and "
         f"{without.ttft_s[0]:.2f} s\n"
-        f"prefill        {best.prefill_gpu_s_per_s:.2f} engines busy, without memory "
-        f"{without.prefill_gpu_s_per_s:.2f}\n"
+        f"prefill        {best.prefill_gpu_s_per_s:.2f} engines busy of {best.engines:.2f}, "
+        f"without memory {without.prefill_gpu_s_per_s:.2f} of {without.engines:.2f}\n"
         f"cost           ${best.dollars_per_h:,.2f} an hour, {_of_storage(best)}; without memory "
         f"${without.dollars_per_h:,.2f}\n"
         f"               ${million_tokens_dollars(question, best):.4f} per million input tokens; "
@@ -228,6 +228,7 @@ def _rows(question: Question, found: Answer) -> list[Row]:
             "$/M tokens",
         ),
         ("size.engines", best.prefill_gpu_s_per_s, without.prefill_gpu_s_per_s, "engines"),
+        ("size.engines.needed", best.engines, without.engines, "engines"),
         ("size.energy", _kwh_a_day(best), _kwh_a_day(without), "kWh/day"),
     ]
     rows += [

@@ -176,3 +176,36 @@ def test_the_network_carries_all_remote_tiers_together(asked, worked_out):
         assert (found is not None) == carried
     for tier in found.tiers:
         assert tier.traffic_bytes_per_s < 2 * 95e9 * BUSY
+
+
+def bursts(load, peak):
+    """The same load with a busiest minute of so many times the average."""
+    return load._replace(peak=peak)
+
+
+def test_engines_keep_up_with_the_busiest_minute(asked, worked_out):
+    load = of_users(1000, 50_000, 1000, 100.0)
+    rung = Rung("pool-flash", load.unique_tokens)
+    calm = worked_out(asked(load), rung)
+    assert calm.engines == pytest.approx(calm.prefill_gpu_s_per_s / GPU_BUSY)
+    assert worked_out(asked(bursts(load, 1.4)), rung).engines == calm.engines
+    bursty = worked_out(asked(bursts(load, 5.0)), rung)
+    assert bursty.engines == pytest.approx(5 * calm.prefill_gpu_s_per_s)
+    assert bursty.prefill_gpu_s_per_s == calm.prefill_gpu_s_per_s
+    assert bursty.gpu_dollars_per_h == pytest.approx(3.5 * calm.gpu_dollars_per_h)
+    assert bursty.gpu_watts == calm.gpu_watts  # energy is counted by the day
+    machines = int(np.ceil(bursty.engines))
+    few = asked(bursts(load, 5.0), nodes=machines - 1)
+    assert worked_out(few, rung) is None
+    with pytest.raises(ConfigError, match=f"takes {machines} of them .* in the busiest minute"):
+        answer(few)
+
+
+def test_energy_is_that_of_the_average_not_of_the_busiest_minute(asked, worked_out):
+    load = of_users(1000, 50_000, 1000, 100.0)
+    rung = Rung("ddr5", load.unique_tokens)  # bought for its capacity, whatever the traffic
+    found = [worked_out(asked(bursts(load, peak), nodes=20), rung) for peak in (1.0, 5.0)]
+    [calm], [bursty] = (one.tiers for one in found)
+    assert bursty.units == calm.units
+    assert bursty.traffic_bytes_per_s == 5 * calm.traffic_bytes_per_s
+    assert bursty.watts == pytest.approx(calm.watts)

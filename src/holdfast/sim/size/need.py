@@ -64,6 +64,7 @@ class TierNeed(NamedTuple):
     """Share of input tokens served from here."""
     dollars_per_h: float
     watts: float
+    """On the average, with what the building adds."""
 
 
 class Need(NamedTuple):
@@ -77,8 +78,12 @@ class Need(NamedTuple):
     """Share of requests whose first token comes within the wish; 1 without one."""
     prefill_gpu_s_per_s: float
     """Engines (all GPUs of one) that are busy with prefill, on the average."""
+    engines: float
+    """Engines that prefill takes: some are idle, so that the busiest minute finds enough."""
     gpu_dollars_per_h: float
+    """For all of these engines."""
     gpu_watts: float
+    """On the average, with what the building adds; engines for bursts only draw none."""
 
     @property
     def dollars_per_h(self) -> float:
@@ -92,7 +97,7 @@ class Need(NamedTuple):
 
     @property
     def watts(self) -> float:
-        """Power of the storage, with what the building adds."""
+        """Power of the storage on the average, with what the building adds."""
         return sum(tier.watts for tier in self.tiers)
 
 
@@ -118,7 +123,7 @@ def need(question: Question, rungs: tuple[Rung, ...], held: dict[float, Floats])
     request_rates = _request_rates(question, uses, compute_s)
     if request_rates is None:
         return None
-    engines = question.engines(compute_s)
+    busy, engines = question.busy(compute_s), question.engines(compute_s)
     if 0 < question.nodes < engines:
         return None
     nodes = _nodes(question, uses, engines)
@@ -132,16 +137,20 @@ def need(question: Question, rungs: tuple[Rung, ...], held: dict[float, Floats])
     wish = question.wish
     within = 1.0 if wish.ttft_s is None else float((ttft_s <= wish.ttft_s * (1 + 1e-9)).mean())
     quantiles = np.quantile(ttft_s, (0.5, wish.share), method="inverted_cdf")
-    gpus = engines * question.gpus
     site = question.profile.site
     return Need(
         tiers=tiers,
         hit=float(deepest.sum() / inputs.sum()),
         ttft_s=(float(quantiles[0]), float(quantiles[1]), float(ttft_s.mean())),
         within=within,
-        prefill_gpu_s_per_s=engines * GPU_BUSY,
-        gpu_dollars_per_h=gpus * question.price(question.gpu.dollars_per_hour),
-        gpu_watts=gpus * question.gpu.watts.mid * site.power_overhead.mid,
+        prefill_gpu_s_per_s=busy,
+        engines=engines,
+        gpu_dollars_per_h=engines * question.gpus * question.price(question.gpu.dollars_per_hour),
+        gpu_watts=busy
+        / GPU_BUSY
+        * question.gpus
+        * question.gpu.watts.mid
+        * site.power_overhead.mid,
     )
 
 
@@ -235,7 +244,8 @@ def _tier(
     bound = max(counts, key=lambda name: (counts[name], name == "capacity"))
     units = max(split, counts[bound])
     bought = units * medium.unit_bytes.mid if medium.unit_bytes is not None else capacity
-    watts = _watts(question, medium, units, traffic / (units * read))
+    # Energy is paid for by the day, so it goes by the average, not by the busiest minute.
+    watts = _watts(question, medium, units, traffic / demand.peak / (units * read))
     return TierNeed(
         medium=use.rung.name,
         tier=medium.tier,

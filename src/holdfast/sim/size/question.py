@@ -15,7 +15,7 @@ from holdfast.sim.profile import Gpu, Profile, Range
 from holdfast.sim.size.demand import Demand, Floats
 
 GPU_BUSY = 0.7
-"""Share of its time that a GPU computes prefill; the rest keeps queues short."""
+"""Share of its time that a GPU computes prefill, on the average; the rest keeps queues short."""
 
 _GPU_MEMORY_USED = 0.9
 """Share of a GPU's memory that engines take for weights and context; vLLM's default."""
@@ -135,9 +135,17 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         done: Floats = np.interp(last, at, seconds) - np.interp(first, at, seconds)
         return done
 
+    def busy(self, compute_s: Floats) -> float:
+        """Return how many engines compute at a time, with so many seconds for each request."""
+        return self.demand.requests_per_s * float(compute_s.mean())
+
     def engines(self, compute_s: Floats) -> float:
-        """Return how many engines it takes to compute so many seconds for each request."""
-        return self.demand.requests_per_s * float(compute_s.mean()) / GPU_BUSY
+        """Return how many engines it takes to compute so many seconds for each request.
+
+        They are `GPU_BUSY` on the average, and in the busiest minute all are busy at most: if that
+        minute asked for more, a queue would grow in it, and first tokens would wait for it.
+        """
+        return self.busy(compute_s) * max(1 / GPU_BUSY, self.demand.peak)
 
     @cached_property
     def _prefill(self) -> tuple[Floats, Floats]:

@@ -196,7 +196,8 @@ def _check_nodes(question: Question) -> None:
     if 0 < question.nodes < least:
         raise ConfigError(
             f"--nodes: {question.nodes}: what no store can hold takes {least} of them to compute, "
-            f"{GPU_BUSY:.0%} busy; give {least} or more, leave it out, or ask for less"
+            f"{GPU_BUSY:.0%} busy on the average and all in the busiest minute at most; give "
+            f"{least} or more, leave it out, or ask for less"
         )
 
 

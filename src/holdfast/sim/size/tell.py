@@ -52,8 +52,9 @@ def assumptions(question: Question) -> list[str]:
         (
             f"prefill: {shape.active_parameters / 1e9:.3g}B active parameters, "
             f"{question.gpus} GPUs at {site.prefill_utilisation.mid:.0%} of "
-            f"{question.gpu.flop_per_s.mid / 1e12:,.0f} TFLOP/s; {GPU_BUSY:.0%} busy, so that "
-            "waiting for a GPU is left out; decode is not counted"
+            f"{question.gpu.flop_per_s.mid / 1e12:,.0f} TFLOP/s; {GPU_BUSY:.0%} busy on "
+            "the average and all of them in the busiest minute at most, so that waiting for a GPU "
+            "is left out; decode is not counted"
         ),
         (
             f"above {even:.3g} GB/s, fetching {typical:,} tokens beats computing them; a "
