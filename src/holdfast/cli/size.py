@@ -15,7 +15,7 @@ from holdfast.sim.explain import CLAIMS, find_claim
 from holdfast.sim.formulas import GB
 from holdfast.sim.model import known_models, load_model
 from holdfast.sim.profile import load_profile
-from holdfast.sim.size import Answer, Demand, Question, Wish, answer, of_trace, of_users
+from holdfast.sim.size import Answer, Cut, Demand, Question, Wish, answer, of_trace, of_users
 from holdfast.sim.size.draw import frontier_svg, hits_svg
 from holdfast.sim.size.need import Need, TierNeed
 from holdfast.sim.size.tell import (
@@ -107,11 +107,12 @@ def _question(args: argparse.Namespace) -> Question:
         raise ConfigError("--model: missing; give a name of `holdfast size --models`, or a config")
     profile = load_profile(args.prices or "")
     gpu, gpus = profile.gpu(args.gpu)
+    shape = load_model(args.model)
     chosen = {"media": tuple(args.media.split(","))} if args.media else {}
     return Question(
-        shape=load_model(args.model),
+        shape=shape,
         dtype=args.dtype,
-        demand=_demand(args),
+        demand=_demand(args, Cut.of(shape)),
         gpu=gpu,
         gpus=gpus,
         profile=profile,
@@ -122,12 +123,12 @@ def _question(args: argparse.Namespace) -> Question:
     )
 
 
-def _demand(args: argparse.Namespace) -> Demand:
+def _demand(args: argparse.Namespace, cut: Cut) -> Demand:
     of_people = [n for n in ("users", "context", "new", "every") if getattr(args, n) is not None]
     if args.trace:
         if of_people:
             raise ConfigError(f"--{of_people[0]}: a trace says this itself; leave one of them out")
-        return of_trace(read_trace(args), args.rate)
+        return of_trace(read_trace(args), args.rate, cut)
     if args.rate is not None:
         raise ConfigError("--rate: for a trace; users come back --every so many seconds")
     for name in OPTIONS:
@@ -136,7 +137,8 @@ def _demand(args: argparse.Namespace) -> Demand:
     if args.users is None or args.context is None:
         raise ConfigError("no load: give --users and --context, or --trace FILE")
     new = min(_NEW_TOKENS, args.context) if args.new is None else args.new
-    return of_users(args.users, args.context, new, _EVERY_S if args.every is None else args.every)
+    every_s = _EVERY_S if args.every is None else args.every
+    return of_users(args.users, args.context, new, every_s, cut)
 
 
 def _show(question: Question, found: Answer, out: TextIO) -> None:

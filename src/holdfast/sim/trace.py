@@ -51,6 +51,8 @@ class Trace(NamedTuple):
     """[n + 1] where the ids of each request start in `ids`; the last is their number."""
     ids: Ints
     """[starts[n]] the blocks of request `i`, head first, are `ids[starts[i] : starts[i + 1]]`."""
+    content: bool = True
+    """Whether ids tell content; else they are made up, and only sessions are known to share it."""
 
     @property
     def requests(self) -> int:

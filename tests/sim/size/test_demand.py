@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
 from holdfast.sim.curve import curve
-from holdfast.sim.size import of_trace, of_users
+from holdfast.sim.formats.load import load
+from holdfast.sim.model import load_model
+from holdfast.sim.size import Cut, of_trace, of_users
 
 
 def test_users_who_are_alike_hit_in_proportion_to_the_space():
@@ -34,9 +36,9 @@ def test_some_requests_stand_for_all_of_a_real_trace(shipped):
     some = demand.thinned()
     assert len(some.input_tokens) == 2000
     for blocks, hit in ((10_000, 0.216), (50_000, 0.362)):
-        for load in (demand, some):
-            held = load.held(blocks * 512.0).sum() / load.input_tokens.sum()
-            assert held == pytest.approx(hit, abs=0.03 if load is some else 0.002)
+        for asked_of in (demand, some):
+            held = asked_of.held(blocks * 512.0).sum() / asked_of.input_tokens.sum()
+            assert held == pytest.approx(hit, abs=0.03 if asked_of is some else 0.002)
     assert demand.peak == pytest.approx(1.2, abs=0.05)
     assert some.thinned() is some
 
@@ -78,3 +80,82 @@ def test_a_trace_without_ids_can_not_be_sized(made):
     trace = made([[], []], [0, 0], [0, 1])
     with pytest.raises(ConfigError, match="no block ids"):
         of_trace(trace)
+
+
+def hits_at_ends(trace, blocks):
+    """Tokens of each request that an LRU store of so many blocks serves up to an earlier end."""
+    recent, ended, hits = [], set(), []
+    for request, tokens in enumerate(trace.input_tokens.tolist()):
+        chain = trace.chain(request).tolist()
+        held = set(recent[:blocks])
+        depth = 0
+        for at, block in enumerate(chain):
+            if block not in held:
+                break
+            depth = at + 1 if block in ended else depth
+        hits.append(max(0, min(depth * trace.block_tokens, tokens - 1)))
+        recent = chain + [block for block in recent if block not in chain]
+        full = min(tokens // trace.block_tokens, len(chain))
+        ended |= set(chain[full - 1 : full])
+    return hits
+
+
+@given(st.data())
+def test_a_context_that_is_kept_at_its_end_serves_as_far_as_that(any_trace, data):
+    trace = data.draw(any_trace)
+    if not trace.blocks:
+        return
+    demand = of_trace(trace, cut=Cut.END)
+    for blocks in range(trace.unique + 1):
+        held = demand.held(blocks * trace.block_tokens)
+        assert held.tolist() == hits_at_ends(trace, blocks)
+
+
+def test_what_branches_within_a_context_hits_only_where_it_can_be_cut(made):
+    branches = made([[1, 2, 3], [1, 2, 4], [1, 2, 4, 5]], [0, 0, 0], [0, 1, 1])
+    assert of_trace(branches).held(1e9).tolist() == [0, 8, 12]
+    demand = of_trace(branches, cut=Cut.END)
+    assert demand.held(1e9).tolist() == [0, 0, 12]
+    assert demand.held(11).tolist() == [0, 0, 0]  # all of it, or nothing
+    assert demand.checkpoints == 3
+    assert not of_trace(made([[1], [2]], [0, 0], [0, 1]), cut=Cut.END).held(1e9).any()
+
+
+def test_a_user_whose_context_is_half_held_has_to_compute_it():
+    demand = of_users(4, 1000, 100, 60.0, Cut.END)
+    assert demand.held(1500).tolist() == [900, 0, 0, 0]
+    assert of_users(4, 1000, 100, 60.0).held(1500).tolist() == [900, 500, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("model", "cut"),
+    [
+        ("Llama-3.1-8B", Cut.BLOCK),
+        ("DeepSeek-V3", Cut.BLOCK),
+        ("gpt-oss-120b", Cut.END),
+        ("Qwen3.5", Cut.END),
+    ],
+)
+def test_windows_and_states_are_kept_at_ends_only(model, cut):
+    assert Cut.of(load_model(model)) is cut
+
+
+def test_the_rate_that_is_sized_for_is_said(made):
+    trace = made([[1, 2], [1, 2], [1, 3]], [0, 0, 0], [0, 1, 1])
+    assert of_trace(trace, 20.0).about.endswith("average; sized for 20 a second")
+    assert "sized for" not in of_trace(trace).about
+
+
+def test_a_trace_that_tells_no_content_is_refused(shipped):
+    with pytest.raises(ConfigError, match="nothing is known of reuse; use a trace with block ids"):
+        of_trace(shipped("azure_llm_2023_code"))
+
+
+def test_reuse_within_sessions_is_said_to_be_all_that_is_known(tmp_path):
+    file = tmp_path / "burst.csv"
+    head = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens"
+    turns = "0,s,1,m,128,64,192,Conversation log\n60,s,1,m,256,64,320,Conversation log\n"
+    file.write_text(f"{head},Log Type\n{turns}")
+    demand = of_trace(load(file))
+    assert demand.held(1e9).tolist() == [0, 128]
+    assert demand.about.endswith("reuse is known within sessions only, more may be hit")

@@ -39,4 +39,4 @@ def made_up(rows: Rows, reading: Reading) -> Trace:
         rows.chain(chain)
         if session != UNKNOWN:
             chains[session], history[session] = chain, tokens + answer
-    return arrange(rows.source.name, size, requests, *rows.blocks())
+    return arrange(rows.source.name, size, requests, *rows.blocks())._replace(content=False)

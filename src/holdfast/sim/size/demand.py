@@ -8,6 +8,7 @@ who are all alike and come back at random give a uniform one.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
 from holdfast.sim.formats.rows import TOKENS_MAX
-from holdfast.sim.reuse import reuse
+from holdfast.sim.model import ModelShape
+from holdfast.sim.reuse import Reuse, reuse
 from holdfast.sim.trace import Longs, Trace
 
 Floats = NDArray[np.float64]
@@ -27,6 +29,20 @@ _MINUTE_S = 60.0
 _USERS_MAX = 100_000_000
 _EVERY_S_MIN, _EVERY_S_MAX = 1e-3, 1e9
 _RATE_MIN, _RATE_MAX = 1e-9, 1e9
+
+
+class Cut(Enum):
+    """How far a held context serves a request that only starts like it."""
+
+    BLOCK = "block"
+    """As far as they are the same: every layer sees the whole of it."""
+    END = "end"
+    """As far as an earlier request ended: only there, a state or windows were kept."""
+
+    @classmethod
+    def of(cls, shape: ModelShape) -> Cut:
+        """Return where contexts of this model can be cut."""
+        return cls.END if shape.recurrent or shape.windows else cls.BLOCK
 
 
 class Demand(NamedTuple):
@@ -44,15 +60,22 @@ class Demand(NamedTuple):
     newer: Floats
     """[m] tokens that were used since the piece was."""
     tokens: Floats
-    """[m] how long the piece is."""
+    """[m] how long the piece is; where contexts are cut at ends, it is held whole or not at all."""
     unique_tokens: float
     """All different tokens: a store of this size never evicts."""
     contexts: float
-    """Contexts that exist at the end, each with a recurrent state or windows of its own."""
+    """Contexts that exist at the end, each with windows of its own."""
+    checkpoints: float
+    """Ends of requests, each with a recurrent state of its own."""
+    cut: Cut = Cut.BLOCK
 
     def held(self, capacity_tokens: float) -> Floats:
         """Return how many leading tokens of each request such a store holds; never all of them."""
-        pieces = np.clip(capacity_tokens - self.newer, 0.0, self.tokens)
+        room = capacity_tokens - self.newer
+        if self.cut is Cut.END:
+            pieces = np.where(room >= self.tokens, self.tokens, 0.0)
+        else:
+            pieces = np.clip(room, 0.0, self.tokens)
         held = np.bincount(self.request, weights=pieces, minlength=len(self.input_tokens))
         most: Floats = np.minimum(held, np.maximum(self.input_tokens - 1, 0))
         return most
@@ -75,7 +98,7 @@ class Demand(NamedTuple):
         )
 
 
-def of_users(users: int, context: int, new: int, every_s: float) -> Demand:
+def of_users(users: int, context: int, new: int, every_s: float, cut: Cut = Cut.BLOCK) -> Demand:
     """Return the load of users who each keep one context and come back with `new` tokens.
 
     All have `context` tokens of which the last `new` are new each time, and come back every
@@ -100,13 +123,15 @@ def of_users(users: int, context: int, new: int, every_s: float) -> Demand:
         tokens=np.full(n, float(context - new)),
         unique_tokens=float(users) * context,
         contexts=float(users),
+        checkpoints=float(users),
+        cut=cut,
     )
 
 
-def of_trace(trace: Trace, requests_per_s: float | None = None) -> Demand:
+def of_trace(trace: Trace, requests_per_s: float | None = None, cut: Cut = Cut.BLOCK) -> Demand:
     """Return the load of a trace, with exact hits, at its own rate or at another.
 
-    Raises ConfigError where it has no block ids, or for a rate that makes no sense.
+    Raises ConfigError where nothing is known of reuse, or for a rate that makes no sense.
     """
     if requests_per_s is not None:
         rates = f"{_RATE_MIN:g} to {_RATE_MAX:g} requests a second"
@@ -117,21 +142,73 @@ def of_trace(trace: Trace, requests_per_s: float | None = None) -> Demand:
             "or --users and --context"
         )
     runs = reuse(trace)
+    if not trace.content and not len(runs.request):
+        raise ConfigError(
+            f"trace {trace.name}: says when requests came and how long they were, but not what was "
+            "in them, so nothing is known of reuse; use a trace with block ids or texts, or "
+            "--users and --context"
+        )
+    pieces = _at_ends(trace, runs) if cut is Cut.END else _by_block(trace, runs)
     span_s = max(float(trace.time_s[-1] - trace.time_s[0]), 1.0)
     _, minutes = np.unique(trace.time_s // _MINUTE_S, return_counts=True)
     rate = trace.requests / span_s
     return Demand(
         about=f"trace {trace.name}: {trace.requests:,} requests in {span_s:,.0f} s, "
-        f"{trace.input_tokens.mean():,.0f} tokens on the average",
+        f"{trace.input_tokens.mean():,.0f} tokens on the average"
+        + ("" if requests_per_s is None else f"; sized for {requests_per_s:,.4g} a second")
+        + ("" if trace.content else "; reuse is known within sessions only, more may be hit"),
         requests_per_s=requests_per_s or rate,
         peak=max(1.0, float(minutes.max()) / min(_MINUTE_S, span_s) / rate),
         input_tokens=trace.input_tokens,
-        request=runs.request,
-        newer=runs.newer.astype(np.float64) * trace.block_tokens,
-        tokens=runs.blocks.astype(np.float64) * trace.block_tokens,
+        request=pieces.request,
+        newer=pieces.newer,
+        tokens=pieces.tokens,
         unique_tokens=float(trace.unique) * trace.block_tokens,
         contexts=float(trace.unique * trace.block_tokens / max(trace.input_tokens.mean(), 1.0)),
+        checkpoints=pieces.ends,
+        cut=cut,
     )
+
+
+class _Pieces(NamedTuple):
+    """What was used before, in tokens; see `Demand`."""
+
+    request: Longs
+    newer: Floats
+    tokens: Floats
+    ends: float
+    """Different places where requests ended; 0 where it does not matter."""
+
+
+def _by_block(trace: Trace, runs: Reuse) -> _Pieces:
+    size = float(trace.block_tokens)
+    return _Pieces(runs.request, runs.newer * size, runs.blocks * size, 0.0)
+
+
+def _at_ends(trace: Trace, runs: Reuse) -> _Pieces:
+    """Cut what was used before where earlier requests ended: behind their last full block.
+
+    What such a piece needs to be held is the place of its last block in the order of recency, and
+    along a chain those places only grow: so a piece is held if all in front of it are.
+    """
+    full = np.minimum(trace.input_tokens // trace.block_tokens, np.diff(trace.starts)).tolist()
+    ended = np.zeros(trace.unique, np.bool_)
+    found: list[Longs] = []
+    for request, blocks in enumerate(full):
+        chain = trace.chain(request)
+        found.append(np.flatnonzero(ended[chain]))
+        if blocks:
+            ended[chain[blocks - 1]] = True
+    request_of = np.repeat(np.arange(trace.requests), [len(one) for one in found])
+    last = np.concatenate(found)  # blocks in front of the last one of each piece
+    in_front = np.where(np.diff(request_of, prepend=-1) != 0, -1, np.roll(last, 1))
+    stride = int(np.diff(trace.starts).max()) + 1
+    heads = runs.request * stride + runs.depth
+    run = np.searchsorted(heads, request_of * stride + last, side="right") - 1
+    place = runs.newer[run] + last - runs.depth[run] + 1
+    length = last - in_front
+    size = float(trace.block_tokens)
+    return _Pieces(request_of, (place - length) * size, length * size, float(ended.sum()))
 
 
 def _check(fine: bool, name: str, value: float, limit: str) -> None:  # noqa: FBT001  # a verdict

@@ -111,18 +111,27 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
         A context that is shorter than a window does not fill it; one of no token has neither.
         """
-        held = sum(
+        fixed: Floats = self._window_bytes(tokens) + self.shape.state_bytes() * (tokens > 0)
+        return fixed
+
+    def _window_bytes(self, tokens: Floats) -> Floats:
+        elements = sum(
             (np.minimum(tokens, span) * elements for span, elements in self.shape.windows),
             np.zeros(len(tokens)),
         )
-        fixed: Floats = held * dtype_bytes(self.dtype) + self.shape.state_bytes() * (tokens > 0)
-        return fixed
+        return elements * dtype_bytes(self.dtype)
 
     @cached_property
     def stored_token_bytes(self) -> float:
-        """Bytes that a stored token takes, its share of what comes with its context included."""
-        each = float(self.fixed_bytes(self.demand.input_tokens.astype(np.float64)).mean())
-        return self.token_bytes + each * self.demand.contexts / self.demand.unique_tokens
+        """Bytes that a stored token takes, its share of what comes with its context included.
+
+        The windows of a longer context take the place of those of its start; a state is kept at
+        every end that a request may go on from.
+        """
+        demand = self.demand
+        windows = float(self._window_bytes(demand.input_tokens.astype(np.float64)).mean())
+        beside = windows * demand.contexts + self.shape.state_bytes() * demand.checkpoints
+        return self.token_bytes + beside / demand.unique_tokens
 
     def price(self, figure: Range | None) -> float:
         """Return the figure that is asked for; 0 for what costs nothing."""

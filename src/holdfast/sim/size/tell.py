@@ -92,7 +92,10 @@ def _conditions(question: Question) -> list[str]:
     shape, inputs = question.shape, question.demand.input_tokens.astype(np.float64)
     said = []
     if any(part.kind in ("window", "chunk") for part in shape.attention):
-        said.append("of windowed layers only the last window of a context is kept")
+        said.append(
+            "of windowed layers only the last window of a context is kept, so a context is used "
+            "as far as an earlier request ended, or not at all"
+        )
     machines = ceil(question.engines(question.prefill_s(0 * inputs, inputs)))
     if 0 < question.nodes < machines:
         said.append(
@@ -101,7 +104,7 @@ def _conditions(question: Question) -> list[str]:
         )
     if shape.recurrent:
         said.append(
-            f"recurrent layers: a checkpoint of {shape.state_bytes() / 1e6:,.0f} MB is kept at the "
-            "end of each context, so a context is used whole or not at all"
+            f"recurrent layers: a checkpoint of {shape.state_bytes() / 1e6:,.0f} MB is kept where "
+            "a request ends, so a context is used as far as an earlier one ended, or not at all"
         )
     return said
