@@ -6,9 +6,10 @@ each with one of a few capacities. There are some hundreds; each is worked out b
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator
 from itertools import accumulate, pairwise, product
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 import msgspec
@@ -26,6 +27,12 @@ _FRACTIONS = (0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.08, 0.12, 0.2, 0.3, 0.45,
 _FRONTIER_POINTS = 12
 _FINALISTS = 12
 _HIT_STEP = 0.002
+_CLOSE = 1.003
+"""How close the soonest first token is looked for."""
+
+_LIMITS = 1.25
+"""Up to so much above what links and GPUs allow, it is they that limit a first token."""
+
 _FLOORS = (("host",), ("disk", "pool"), ("object",))
 
 
@@ -51,10 +58,12 @@ def answer(question: Question) -> Answer:
     # What is compared with may take more machines than there are.
     unlimited = msgspec.structs.replace(question, wish=search.any_time, nodes=0)
     without = need(unlimited, (), {0.0: question.demand.held(0.0)})
-    if best is None or without is None:
+    if without is None or best is None:
         raise search.unreachable()
-    front = _no_worse([best, *search.frontier(without.ttft_s[1])])
-    return Answer(best, without, front, search.by_hits(), search.tried)
+    front = search.frontier(without.ttft_s[1])
+    latest_s = question.wish.ttft_s or inf
+    best = min([best, *(one for one in front if one.ttft_s[1] <= latest_s)], key=_rank)
+    return Answer(best, without, _no_worse([best, *front]), search.by_hits(), search.tried)
 
 
 class _Search:
@@ -65,47 +74,110 @@ class _Search:
         self.any_time = Wish(None, question.wish.share)
         self._small = msgspec.structs.replace(question, demand=question.demand.thinned())
         unique = question.demand.unique_tokens
-        self._small_held = {
-            share * unique: self._small.demand.held(share * unique) for share in (0.0, *_FRACTIONS)
-        }
-        self._whole_held: dict[float, Floats] = {}
+        capacities = [share * unique for share in (0.0, *_FRACTIONS)]
+        self._small_held = {tokens: self._small.demand.held(tokens) for tokens in capacities}
+        self._whole_held = {tokens: question.demand.held(tokens) for tokens in capacities}
+        self._least: dict[tuple[float, float], tuple[float, float]] = {}
         candidates = list(_candidates(question))
         self.tried = len(candidates)
         asked = _with_wish(self._small, self.any_time)
-        worked_out = ((need(asked, rungs, self._small_held), rungs) for rungs in candidates)
+        worked_out = [(need(asked, rungs, self._small_held), rungs) for rungs in candidates]
         known = [(one, rungs) for one, rungs in worked_out if one is not None]
         # A wish can only make a ladder dearer, so this is also a bound on what any wish costs.
-        self._ladders = sorted(known, key=lambda pair: pair[0].dollars_per_h)
+        self._ladders = sorted(known, key=lambda pair: _rank(pair[0]))
+        self._doubtful = [rungs for one, rungs in worked_out if one is None]
 
     def unreachable(self) -> ConfigError:
         """Return the error that says what can be had instead, and what is in the way."""
-        return _unreachable(self._small, self._small_held)
+        wish, question = self._question.wish, self._question
+        asked = "" if wish.ttft_s is None else f"--slo-ttft {wish.ttft_s:g} s"
+        if wish.ttft_s is not None and (found := self._soonest(wish.ttft_s)) is not None:
+            soonest, why = found
+            return ConfigError(
+                f"{asked}: not reachable for {wish.share:.0%} of requests; the soonest is "
+                f"{ceil(soonest * 100) / 100:.2f} s: {why}; ask for more time or a smaller "
+                "--slo-share, or use more GPUs or other --media"
+            )
+        media = ", ".join(question.media)
+        if question.nodes:
+            return ConfigError(
+                f"--nodes: {question.nodes}: too few to compute what no ladder of {media} brings "
+                "in time, or to hold that ladder; give more, leave it out, or use other --media"
+            )
+        return ConfigError(
+            f"{asked or 'no ladder'}: none of {media} brings context in less than half of the "
+            "time that computing it takes, or has room for it in the machines that compute the "
+            "rest, and computing it is too slow; use other --media"
+        )
 
-    def asking(self, wish: Wish) -> Question:
-        """Return the question with another wish."""
-        return _with_wish(self._question, wish)
+    def _soonest(self, wished_s: float) -> tuple[float, str] | None:
+        """Return the soonest first token that a ladder gives, and what limits it; None if none.
+
+        Looked for above what no ladder beats: first in strides that grow, then by halving.
+        """
+        bound_s, why = reachable(self._question, self._whole_held)
+        low_s = high_s = max(bound_s, wished_s)
+        slowest_s = max([low_s, *(2 * one.ttft_s[1] for one, _ in self._ladders)])
+        stride = _CLOSE
+        while (quickest := self._any_in_time(high_s)) is None:
+            if high_s >= slowest_s:
+                return None
+            low_s, high_s, stride = high_s, min(high_s * stride, slowest_s), stride**2
+        while high_s > low_s * _CLOSE:
+            middle_s = (low_s * high_s) ** 0.5
+            if (one := self._any_in_time(middle_s)) is None:
+                low_s = middle_s
+            else:
+                high_s, quickest = middle_s, one
+        media = ", ".join(self._question.media)
+        if not quickest.tiers:
+            why = f"none of {media} brings context in less than half of what computing it takes"
+        elif high_s > bound_s * _LIMITS:
+            why = f"no ladder of {media} that fits is quicker"
+        return high_s, why
+
+    def _any_in_time(self, ttft_s: float) -> Need | None:
+        """Return a ladder, however dear, with a first token in time; None if there is none."""
+        wish = Wish(ttft_s, self.any_time.share)
+        dearest_first = (rungs for _, rungs in reversed(self._ladders))
+        hopeful = (rungs for rungs in dearest_first if not self._hopeless(wish, rungs))
+        whole = (self._whole(wish, rungs) for rungs in hopeful)
+        return next((one for one in whole if one is not None), None)
 
     def cheapest(self, wish: Wish) -> Need | None:
         """Return the cheapest ladder that meets a wish; None if there is none."""
+        whole = (self._whole(wish, rungs) for _, rungs in self._found(wish)[:_FINALISTS])
+        if finalists := [one for one in whole if one is not None]:
+            return min(finalists, key=_rank)
+        # Close to what is possible, some of the requests can not tell: all are asked about each.
+        ladders = [(bound.dollars_per_h, rungs) for bound, rungs in self._ladders]
+        best = None
+        for bound, rungs in [*ladders, *((inf, rungs) for rungs in self._doubtful)]:
+            if best is not None and bound > best.dollars_per_h:
+                break
+            one = None if self._hopeless(wish, rungs) else self._whole(wish, rungs)
+            best = min((found for found in (best, one) if found), key=_rank, default=None)
+        return best
+
+    def _found(self, wish: Wish) -> list[tuple[Need, tuple[Rung, ...]]]:
+        """Return the cheapest ladders that meet a wish for some requests, the finalists first."""
         asked = _with_wish(self._small, wish)
-        found: list[tuple[float, tuple[Rung, ...]]] = []
+        found: list[tuple[Need, tuple[Rung, ...]]] = []
         for bound, rungs in self._ladders:
-            if len(found) >= _FINALISTS and bound.dollars_per_h > found[_FINALISTS - 1][0]:
+            last = found[_FINALISTS - 1][0] if len(found) >= _FINALISTS else None
+            if last is not None and bound.dollars_per_h > last.dollars_per_h:
                 break
             one = need(asked, rungs, self._small_held)
             if one is not None:
-                found.append((one.dollars_per_h, rungs))
-                found.sort(key=lambda pair: pair[0])
-        whole = (self._whole(wish, rungs) for _, rungs in found[:_FINALISTS])
-        return next((one for one in whole if one is not None), None)
+                insort(found, (one, rungs), key=lambda pair: _rank(pair[0]))
+        return found
 
     def frontier(self, slowest_s: float) -> list[Need]:
         """Return the cheapest ladder for each of several wishes."""
-        quickest_s, _ = reachable(self._small, self._small_held)
+        quickest_s, _ = reachable(self._question, self._whole_held)
         last_s = max(slowest_s, quickest_s * 1.1)
         times = np.geomspace(quickest_s * 1.02, last_s, _FRONTIER_POINTS)
-        share = self.any_time.share
-        found = (self.cheapest(Wish(float(ttft_s), share)) for ttft_s in times)
+        found = (self.cheapest(Wish(float(ttft_s), self.any_time.share)) for ttft_s in times)
         return [one for one in found if one is not None]
 
     def by_hits(self) -> tuple[Need, ...]:
@@ -126,10 +198,27 @@ class _Search:
 
     def _whole(self, wish: Wish, rungs: tuple[Rung, ...]) -> Need | None:
         """Work out a ladder with every request counted."""
-        for tokens in (0.0, *(rung.tokens for rung in rungs)):
-            if tokens not in self._whole_held:
-                self._whole_held[tokens] = self._question.demand.held(tokens)
-        return need(self.asking(wish), rungs, self._whole_held)
+        return need(_with_wish(self._question, wish), rungs, self._whole_held)
+
+    def _hopeless(self, wish: Wish, rungs: tuple[Rung, ...]) -> bool:
+        """Whether a ladder is too slow, or leaves too much to compute, however fast its tiers."""
+        question = self._question
+        tokens = rungs[-1].tokens if rungs else 0.0
+        tiers = [question.profile.medium(rung.name).tier for rung in rungs]
+        link = max((question.into_engine(tier) for tier in tiers), default=inf)
+        if (tokens, link) not in self._least:
+            held = self._whole_held[tokens]
+            compute_s, load_s = _at_best(question, held, link)
+            at = _last_in_time(question, ttft_s := question.overhead_s + compute_s + load_s)
+            self._least[tokens, link] = float(ttft_s[at]), question.engines(compute_s)
+        least_s, engines = self._least[tokens, link]
+        late = wish.ttft_s is not None and least_s > wish.ttft_s * (1 + 1e-9)
+        return late or 0 < question.nodes < engines
+
+
+def _rank(one: Need) -> tuple[float, float]:
+    """Return what proposals are ordered by: the cheapest first, of those the quickest."""
+    return one.dollars_per_h, one.ttft_s[1]
 
 
 def _candidates(question: Question) -> Iterator[tuple[Rung, ...]]:
@@ -156,36 +245,50 @@ def _no_worse(points: list[Need]) -> tuple[Need, ...]:
 
 
 def reachable(question: Question, held: dict[float, Floats]) -> tuple[float, str]:
-    """Return the soonest first token for the wished share of requests, and what limits it.
+    """Return what no first token beats for the wished share of requests, and what limits it.
 
-    With everything held that was ever seen, brought at the speed of the GPUs' own links, or of the
-    engine's network where no medium is local.
+    `held` has what is held of each request at several capacities, the largest and 0 among them.
+    What is held comes at the speed of the GPUs' own links, or of the engine's network where no
+    medium is local.
     """
     inputs = question.demand.input_tokens.astype(np.float64)
-    deepest = held[max(held)]
-    compute_s = question.prefill_s(deepest, inputs)
-    nbytes = deepest * question.token_bytes + question.fixed_bytes(deepest)
     tiers = [question.profile.medium(name).tier for name in question.media]
     link_bytes_per_s = max(question.into_engine(tier) for tier in tiers)
     links = "the engine's network" if set(tiers) <= set(REMOTE) else "the GPUs' links"
-    load_s = nbytes / link_bytes_per_s
-    ttft_s = question.overhead_s + compute_s + load_s
-    share = question.wish.share
-    at = int(np.argsort(ttft_s)[max(0, int(np.ceil(share * len(ttft_s))) - 1)])
-    fresh = inputs[at] - deepest[at]
-    if load_s[at] > compute_s[at]:
-        why = (
-            f"bringing {nbytes[at] / GB:.1f} GB of context over {links} "
-            f"({link_bytes_per_s / GB:.0f} GB/s) takes {load_s[at]:.2f} s"
-        )
-    elif compute_s[at] > question.overhead_s:
-        why = (
-            f"computing {fresh:,.0f} tokens that no store can hold, since they are new, takes "
-            f"{compute_s[at]:.2f} s"
-        )
-    else:
-        why = f"the engine itself takes {question.overhead_s:.2f} s a request"
-    return float(ttft_s[at]), why
+    soonest_s, why = inf, ""
+    for tokens in sorted(held, reverse=True):
+        compute_s, load_s = _at_best(question, held[tokens], link_bytes_per_s)
+        ttft_s = question.overhead_s + compute_s + load_s
+        at = _last_in_time(question, ttft_s)
+        if ttft_s[at] >= soonest_s:
+            continue
+        soonest_s = float(ttft_s[at])
+        if load_s[at] > compute_s[at]:
+            why = (
+                f"bringing {load_s[at] * link_bytes_per_s / GB:.1f} GB of context over {links} "
+                f"({link_bytes_per_s / GB:.0f} GB/s) takes {load_s[at]:.2f} s"
+            )
+        elif compute_s[at] > question.overhead_s:
+            new = ", since they are new," if tokens == max(held) else " sooner"
+            why = (
+                f"computing {inputs[at] - held[tokens][at]:,.0f} tokens that no store can "
+                f"{'hold' if tokens == max(held) else 'bring'}{new} takes {compute_s[at]:.2f} s"
+            )
+        else:
+            why = f"the engine itself takes {question.overhead_s:.2f} s a request"
+    return soonest_s, why
+
+
+def _at_best(question: Question, held: Floats, link_bytes_per_s: float) -> tuple[Floats, Floats]:
+    """Return the seconds to compute and to load each request with a link of its own."""
+    inputs = question.demand.input_tokens.astype(np.float64)
+    nbytes = held * question.token_bytes + question.fixed_bytes(held)
+    return question.prefill_s(held, inputs), nbytes / link_bytes_per_s
+
+
+def _last_in_time(question: Question, ttft_s: Floats) -> int:
+    """Return the latest request of the share that is wished for."""
+    return int(np.argsort(ttft_s)[max(0, ceil(question.wish.share * len(ttft_s) - 1e-9) - 1)])
 
 
 def _check_nodes(question: Question) -> None:
@@ -199,27 +302,6 @@ def _check_nodes(question: Question) -> None:
             f"{GPU_BUSY:.0%} busy on the average and all in the busiest minute at most; give "
             f"{least} or more, leave it out, or ask for less"
         )
-
-
-def _unreachable(question: Question, held: dict[float, Floats]) -> ConfigError:
-    soonest, why = reachable(question, held)
-    wish = question.wish
-    asked = "" if wish.ttft_s is None else f"--slo-ttft {wish.ttft_s:g} s"
-    if wish.ttft_s is not None and soonest > wish.ttft_s:
-        return ConfigError(
-            f"{asked}: not reachable for {wish.share:.0%} of requests; the soonest is "
-            f"{soonest:.2f} s: {why}; ask for more time or a smaller --slo-share, or use more GPUs"
-        )
-    if question.nodes:
-        return ConfigError(
-            f"--nodes: {question.nodes}: too few to compute what no ladder of "
-            f"{', '.join(question.media)} brings in time, or to hold that ladder; give more, leave "
-            "it out, or use other --media"
-        )
-    return ConfigError(
-        f"{asked or 'no ladder'}: none of {', '.join(question.media)} brings context in less than "
-        "half of the time that computing it takes, and computing it is too slow; use other --media"
-    )
 
 
 def _with_wish(question: Question, wish: Wish) -> Question:
