@@ -22,11 +22,19 @@ def test_it_proposes_tiers_and_says_what_it_assumed(capsys, tmp_path):
         assert word in shown
     rows = json.loads(report.read_text())["rows"]
     by_name = {row["what"]: row for row in rows}
+    sized = by_name["size.sized"]
+    assert (sized["value"], sized["unit"]) == (1.0, "requests/s")
+    assert sized["load"].startswith("300 users with 40,000 tokens")
+    assert sized["model"] == "meta-llama/Meta-Llama-3.1-70B"
+    assert (sized["gpus"], sized["nodes"], sized["slo_ttft_s"]) == (8, 2, 1.0)
+    assert (sized["dtype"], sized["media"]) == ("bf16", ["ddr5", "nvme-tlc"])
     assert by_name["size.ttft"]["ok"] is True
     assert by_name["size.ttft"]["goal"] == 1.0
     tiers = [row for row in rows if row["what"] in ("size.host", "size.disk")]
     assert tiers
     for row in tiers:
+        assert row["unit"] == "bytes"
+        assert row["bought_as"] in ("channel", "drive")
         assert {"units", "bytes_per_s", "writes_per_day", "watts", "dollars_per_h"} <= set(row)
     assert sum(row["what"] == "size.assumption" for row in rows) >= 8
     assert any(row["what"] == "size.frontier" for row in rows)
@@ -48,6 +56,12 @@ def test_it_sizes_for_a_trace(capsys, tmp_path):
     assert "2,454 requests" in shown
     assert "hits           92" in shown or "hits           93" in shown
     assert "what hits cost" in picture.read_text()
+
+
+def test_what_can_not_be_written_is_found_before_the_work(capsys, monkeypatch):
+    monkeypatch.setattr("holdfast.cli.size.answer", None)  # not called
+    assert main(["size", *LOAD, "--svg", "/proc/x.svg"]) == USAGE
+    assert capsys.readouterr().out == ""
 
 
 def test_claims_and_models_are_listed(capsys, tmp_path):
@@ -75,7 +89,7 @@ BAD = [
     ([*LOAD, "--media", "ddr5,tape"], "medium 'tape'"),
     ([*LOAD, "--prices", "nowhere.yaml"], "nowhere.yaml"),
     ([*LOAD, "--slo-ttft", "0.01"], "not reachable"),
-    ([*LOAD, *FEW, "--svg", "/nowhere/x.svg"], "--svg /nowhere/x.svg"),
+    ([*LOAD, *FEW, "--svg", "/proc/x.svg"], "--svg: cannot write '/proc/x.svg'"),
     ([*LOAD, "--json", "/proc/x.json"], "--json"),
     (["--explain", "nonsense"], "claim 'nonsense'"),
 ]

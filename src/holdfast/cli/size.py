@@ -80,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answer what was asked; print it, and write it as JSON if asked."""
     check_target(args.json)
+    check_target(args.svg, "--svg")
     out = sys.stderr if args.json == "-" else sys.stdout
     if args.explain is not None:
         report = _explain(args.explain, out)
@@ -255,14 +256,36 @@ def _rows(question: Question, found: Answer) -> list[Row]:
         for need in found.frontier
     ]
     said = [question.demand.about, *assumptions(question)]
-    return rows + [
+    return [_sized(question), *rows] + [
         Row(what="size.assumption", value=None, unit="", more={"says": line}) for line in said
     ]
+
+
+def _sized(question: Question) -> Row:
+    """Return what was asked: the row that tells one report from another."""
+    demand, wish = question.demand, question.wish
+    asked: dict[str, object] = {
+        "load": demand.about,
+        "model": question.shape.name,
+        "dtype": question.dtype,
+        "gpu": question.gpu.about,
+        "gpus": question.gpus,
+        "nodes": question.nodes or None,
+        "peak": demand.peak,
+        "input_tokens": float(demand.input_tokens.mean()),
+        "slo_ttft_s": wish.ttft_s,
+        "slo_share": wish.share,
+        "media": list(question.media),
+        "prices": question.prices,
+        "prices_of": question.profile.date,
+    }
+    return Row(what="size.sized", value=demand.requests_per_s, unit="requests/s", more=asked)
 
 
 def _tier_row(need: Need, at: int) -> Row:
     tier = need.tiers[at]
     fields = {name: value for name, value in tier._asdict().items() if name != "capacity_bytes"}
+    fields["bought_as"] = fields.pop("unit")  # the row's own unit is that of its value
     return Row(what=f"size.{tier.tier}", value=tier.capacity_bytes, unit="bytes", more=fields)
 
 
