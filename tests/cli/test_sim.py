@@ -124,7 +124,7 @@ def test_a_command_that_is_refused_leaves_old_results_alone(files, option, tmp_p
 
 def test_the_page_says_the_whole_command(files, tmp_path):
     (tmp_path / "my prices.yaml").write_text("site: {dollars_per_kwh: 0.5}")
-    said = ["--prices", str(tmp_path / "my prices.yaml"), "--block-tokens", "512", "--window", "60"]
+    said = ["--prices", str(tmp_path / "my prices.yaml"), "--block-tokens", "512"]
     assert main(["sim", *files, *said, "--hints", "--html", str(tmp_path / "sim.html")]) == 0
     [shown] = re.findall(r"holdfast (sim [^<]*)<", (tmp_path / "sim.html").read_text())
     typed = shlex.split(unescape(shown))

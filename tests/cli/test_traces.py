@@ -51,6 +51,19 @@ def test_a_window_is_seconds(odd, ladder, window, capsys):
         assert f"window of {window} s: give 0 to 1e+09" in capsys.readouterr().err
 
 
+def test_a_window_is_for_sessions_without_a_common_clock(odd, ladder, tmp_path, reported, capsys):
+    sizes = ["--block-tokens", str(BLOCK), "--window", "60"]
+    for command in (["sim", odd, "--ladder", ladder], [*SIZE, odd]):
+        assert main([*command, *sizes]) == USAGE
+        said = capsys.readouterr().err
+        assert "--window: 60 s: for sessions" in said
+        assert "odd have times of their own; leave it out" in said
+    sessions = tmp_path / "sessions.jsonl"
+    asked = [{"t": 9 * n, "in": 64 * n, "out": 1, "hash_ids": list(range(n))} for n in (2, 3)]
+    sessions.write_text(json.dumps({"block_size": 64, "requests": asked}) + "\n")
+    assert reported(*SIZE, str(sessions), "--window", "60")[0] == 0
+
+
 @pytest.mark.parametrize("option", ["--block-tokens", "--window"])
 def test_users_have_no_trace_to_read(option, capsys):
     users = ["size", "--model", "qwen3-8b", "--users", "3", "--context", "1000"]

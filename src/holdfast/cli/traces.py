@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from holdfast.errors import ConfigError
 from holdfast.sim.formats.load import load
 from holdfast.sim.formats.rows import Reading
 from holdfast.sim.shipped import find_trace
@@ -25,8 +26,17 @@ def add_trace_arguments(
 
 
 def read_trace(args: argparse.Namespace) -> Trace:
-    """Return the trace that `args.trace` names, a file or a shipped one. Raises TraceError."""
+    """Return the trace that `args.trace` names, a file or a shipped one.
+
+    Raises TraceError, and ConfigError for a window that this trace has no use for.
+    """
     reading = Reading(block_tokens=args.block_tokens)
     if args.window is not None:
         reading = reading._replace(window_s=args.window)
-    return load(find_trace(args.trace), reading)
+    trace = load(find_trace(args.trace), reading)
+    if args.window is not None and not trace.composed:
+        raise ConfigError(
+            f"--window: {args.window:g} s: for sessions that were recorded one by one, but the "
+            f"requests of {trace.name} have times of their own; leave it out"
+        )
+    return trace

@@ -53,6 +53,8 @@ class Trace(NamedTuple):
     """[starts[n]] the blocks of request `i`, head first, are `ids[starts[i] : starts[i + 1]]`."""
     content: bool = True
     """Whether ids tell content; else they are made up, and only sessions are known to share it."""
+    composed: bool = False
+    """Whether sessions that were recorded one by one start at random within a window."""
 
     @property
     def requests(self) -> int:

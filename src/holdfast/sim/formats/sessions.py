@@ -123,7 +123,8 @@ def read(source: Source, reading: Reading) -> Trace:
     requests = rows.requests().taken(order)._replace(time_s=times[order])
     rows.refuse_too_many(np.array(rows.counts, np.int64))
     counts, ids = chains.ids(order)
-    return arrange(source.name, block_tokens, requests, counts, ids)
+    trace = arrange(source.name, block_tokens, requests, counts, ids)
+    return trace._replace(composed=True)
 
 
 def _add(rows: Rows, chains: Chains, number: int, session: Session, start_s: float) -> None:
