@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from holdfast.cli.inspect_plans import plans_text
 from holdfast.cli.inspect import _merged
 from holdfast.wire import messages as m
 from holdfast.wire.client import Client
@@ -90,6 +91,12 @@ def test_plans_say_why_and_what_came_of_them(holdfast, node):
     assert "first token after 60 ms (expected " in text
     assert "us a token" in text
     client.close()
+
+
+def test_times_are_rounded_before_their_unit_is_chosen():
+    tier = {"tier": "pool", "bytes_per_s": 1e9, "latency_s": 0.0999, "queued_bytes": 0, "reads": 1}
+    answer = {"tiers": [tier], "engines": [], "right": {"ended": 0}, "plans": []}
+    assert "behind 0.10 s (1 reads)" in plans_text(answer)
 
 
 @pytest.mark.parametrize("verb", [["inspect"], ["verify"], ["domain"]])

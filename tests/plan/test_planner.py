@@ -135,6 +135,12 @@ def test_the_same_question_with_an_empty_queue_is_fetched_whole():
     assert plan.reason == "fetch 52 of 52 blocks from disk and pool: 60 ms against 3.35 s"
 
 
+def test_times_are_rounded_before_their_unit_is_chosen():
+    for seconds, said in ((0.0994, "99 ms"), (0.0999, "0.10 s"), (0.1, "0.10 s")):
+        nothing = question_of([], cost=PrefillCost(seconds, 0.0, 0.0))
+        assert BestCut().plan(nothing).reason.startswith(f"recompute {said}:")
+
+
 def test_a_slow_tier_is_not_asked():
     slow = [TierEstimate(0.0, 8e9), TierEstimate(1e-3, 1e6), TierEstimate(1e-3, 1e9)]
     plan = BestCut().plan(question_of([1] * 10, estimates=slow))

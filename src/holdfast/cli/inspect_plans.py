@@ -70,4 +70,5 @@ def _plan(plan: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= _SHORT_S else f"{1000 * seconds:.2g} ms"
+    rounded = float(f"{seconds:.2g}")  # before the unit is chosen: 99.9 ms are 0.10 s
+    return f"{seconds:.2f} s" if rounded >= _SHORT_S else f"{1000 * rounded:.2g} ms"

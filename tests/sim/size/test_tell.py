@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from holdfast.sim.size import of_users
-from holdfast.sim.size.tell import assumptions, size_text
+from holdfast.sim.size.tell import assumptions, figure_text, size_text
 
 
 def test_what_the_gpus_hold_themselves_is_told(asked):
@@ -30,4 +30,24 @@ def test_sizes_are_written_with_three_digits():
         "655 GB",
         "25 MB",
         "4,600 PB",
+    ]
+
+
+def test_sizes_are_rounded_before_their_unit_is_chosen():
+    assert [size_text(n) for n in (9.994e11, 9.996e11, 9.996e8, 9.999e17)] == [
+        "999 GB",
+        "1 TB",
+        "1 GB",
+        "1,000 PB",
+    ]
+
+
+def test_large_figures_have_no_exponent():
+    assert [figure_text(n) for n in (1.0, 1.206, 999.4, 999.6, 1234.0, 2e6)] == [
+        "1",
+        "1.21",
+        "999",
+        "1,000",
+        "1,234",
+        "2,000,000",
     ]

@@ -155,7 +155,7 @@ def of_trace(trace: Trace, requests_per_s: float | None = None, cut: Cut = Cut.B
     return Demand(
         about=f"trace {trace.name}: {trace.requests:,} requests in {span_s:,.0f} s, "
         f"{trace.input_tokens.mean():,.0f} tokens on the average"
-        + ("" if requests_per_s is None else f"; sized for {requests_per_s:,.4g} a second")
+        + ("" if requests_per_s is None else f"; sized for {requests_per_s:,.12g} a second")
         + ("" if trace.content else "; reuse is known within sessions only, more may be hit"),
         requests_per_s=requests_per_s or rate,
         peak=max(1.0, float(minutes.max()) / min(_MINUTE_S, span_s) / rate),

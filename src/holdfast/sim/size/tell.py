@@ -15,14 +15,18 @@ _TB = 1e12
 
 def size_text(nbytes: float) -> str:
     """Return bytes in decimal units, three digits."""
+    rounded = float(f"{nbytes:.3g}")  # before the unit is chosen: 999.9 GB are 1 TB
     for unit, size in (("PB", 1e15), ("TB", _TB), ("GB", GB)):
-        if nbytes >= size:
-            return (
-                f"{nbytes / size:.3g} {unit}"
-                if nbytes < 1000 * size
-                else f"{nbytes / size:,.0f} {unit}"
-            )
-    return f"{nbytes / 1e6:.3g} MB"
+        if rounded >= 1000 * size:
+            return f"{nbytes / size:,.0f} {unit}"
+        if rounded >= size:
+            return f"{rounded / size:.3g} {unit}"
+    return f"{rounded / 1e6:.3g} MB"
+
+
+def figure_text(value: float) -> str:
+    """Return a figure with three digits, and all of them before the point."""
+    return f"{value:,.0f}" if float(f"{value:.3g}") >= 1000 else f"{value:.3g}"  # noqa: PLR2004
 
 
 def ladder_text(need: Need) -> str:
@@ -50,14 +54,14 @@ def assumptions(question: Question) -> list[str]:
             f"{fixed / 1e6:,.1f} MB a context beside it; one copy of each context"
         ),
         (
-            f"prefill: {shape.active_parameters / 1e9:.3g}B active parameters, "
+            f"prefill: {figure_text(shape.active_parameters / 1e9)}B active parameters, "
             f"{question.gpus} GPUs at {site.prefill_utilisation.mid:.0%} of "
             f"{question.gpu.flop_per_s.mid / 1e12:,.0f} TFLOP/s; {GPU_BUSY:.0%} busy on "
             "the average and all of them in the busiest minute at most, so that waiting for a GPU "
             "is left out; decode is not counted"
         ),
         (
-            f"above {even:.3g} GB/s, fetching {typical:,} tokens beats computing them; a "
+            f"above {figure_text(even)} GB/s, fetching {typical:,} tokens beats computing them; a "
             f"fetch is given {FETCH_SHARE:.0%} of the time that it saves, or what the wish leaves"
         ),
         (
@@ -75,7 +79,7 @@ def assumptions(question: Question) -> list[str]:
         ),
         (
             f"bandwidth is shared fairly and {BUSY:.0%} busy at most; the busiest minute has "
-            f"{demand.peak:.3g} times the average"
+            f"{figure_text(demand.peak)} times the average"
         ),
         (
             f"prices: {question.prices} of the ranges of {question.profile.date}; hardware is paid "
