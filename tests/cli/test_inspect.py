@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from holdfast.cli.inspect_plans import plans_text
 from holdfast.cli.inspect import _merged
+from holdfast.cli.inspect_plans import plans_text
 from holdfast.wire import messages as m
 from holdfast.wire.client import Client
 
