@@ -57,10 +57,10 @@ def test_what_comes_from_a_pool_comes_by_network(worked_out, asked):
     compute_s = question.shape.prefill_flop(1000, 49_000) / (8 * 989e12 * 0.5)
     found = worked_out(question, Rung("pool-flash", whole))
     assert found.ttft_s[1] == pytest.approx(0.04 + compute_s + load_s, rel=1e-3)
-    assert f"{0.04 + compute_s + load_s:.2f}" == "0.75"
+    assert 0.75 < 0.04 + compute_s + load_s < 0.76
     hurried = msgspec.structs.replace(question, wish=Wish(0.7), media=("pool-flash",))
     assert worked_out(hurried, Rung("pool-flash", whole)) is None
-    with pytest.raises(ConfigError, match=r"0\.75 s: .* over the engine's network \(25 GB/s\)"):
+    with pytest.raises(ConfigError, match=r"0\.76 s: .* over the engine's network \(25 GB/s\)"):
         answer(hurried)
 
 

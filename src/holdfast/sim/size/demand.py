@@ -181,8 +181,8 @@ class _Pieces(NamedTuple):
 
 
 def _by_block(trace: Trace, runs: Reuse) -> _Pieces:
-    size = float(trace.block_tokens)
-    return _Pieces(runs.request, runs.newer * size, runs.blocks * size, 0.0)
+    newer, tokens = runs.newer * trace.block_tokens, runs.blocks * trace.block_tokens
+    return _Pieces(runs.request, newer.astype(np.float64), tokens.astype(np.float64), 0.0)
 
 
 def _at_ends(trace: Trace, runs: Reuse) -> _Pieces:

@@ -131,7 +131,10 @@ class _Search:
                 high_s, quickest = middle_s, one
         media = ", ".join(self._question.media)
         if not quickest.tiers:
-            why = f"none of {media} brings context in less than half of what computing it takes"
+            why = (
+                f"no ladder of {media} fits the machines that compute the rest and brings context "
+                "in less than half of what computing it takes"
+            )
         elif high_s > bound_s * _LIMITS:
             why = f"no ladder of {media} that fits is quicker"
         return high_s, why
