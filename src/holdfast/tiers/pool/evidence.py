@@ -53,10 +53,17 @@ class Evidence:
         self.ejections = 0
         self.on_trial = False
         """Back from an ejection, and not known yet to be any better."""
+        self.recovered_s = -math.inf
+        """When its breaker last closed again."""
+        self.era = 0
+        """Answers to what was asked in an earlier era are of no interest any more."""
         self.forget()
 
     def forget(self) -> None:
-        """Start judging anew: what it was like before an ejection is no evidence after it."""
+        """Start judging anew: what it was like before an ejection, or an outage, is no evidence
+        after it, and neither is what becomes of requests that were sent by then.
+        """
+        self.era += 1
         self.delays = Delays()
         self.answers = {Kind.QUESTION: Answers(), Kind.READ: Answers()}
         self.failure_share = 0.0

@@ -43,6 +43,8 @@ class HealthOptions(msgspec.Struct, frozen=True, kw_only=True):
     Whether it does is found out by trials, as many as `samples`, before users' requests go there.
     The margin is wide because an ejected target's blocks are recomputed: a slow hit beats that.
     For `doubt_s` after it was left alone, those who stood in for it are asked too.
+    An outage that its breaker dealt with counts against it only if there was another less than
+    `ejection_max_s` before.
     """
 
     breaker: BreakerOptions = BreakerOptions()
@@ -61,6 +63,7 @@ class Call(msgspec.Struct):
 
     target: str
     ticket: Ticket
+    era: int
     began_s: float
     nbytes: int
     kind: Kind = Kind.QUESTION
@@ -171,7 +174,7 @@ class PoolHealth:
             if ticket is None:
                 return None
             known.in_flight_bytes += nbytes
-            return Call(target, ticket, self._clock.now(), nbytes, kind)
+            return Call(target, ticket, known.era, self._clock.now(), nbytes, kind)
 
     def heard(self, call: Call, nbytes: int) -> None:
         """Take note that so many more bytes of an answer came."""
@@ -188,10 +191,14 @@ class PoolHealth:
             if known is None:
                 return
             known.in_flight_bytes = max(0, known.in_flight_bytes - call.nbytes)
+            before = known.breaker.phase()
             known.breaker.end(call.ticket, ending)
             now_s = self._clock.now()
-            began_s = now_s if call.heard_s is None else call.heard_s
-            known.learn(call.kind, ending, began_s - call.began_s, now_s - call.began_s)
+            if call.era == known.era:
+                began_s = now_s if call.heard_s is None else call.heard_s
+                known.learn(call.kind, ending, began_s - call.began_s, now_s - call.began_s)
+            if before is Phase.HALF_OPEN and known.breaker.phase() is Phase.CLOSED:
+                self._forgive(known, now_s)
             self._review()
 
     def choose(self, targets: Sequence[str]) -> str:
@@ -277,9 +284,19 @@ class PoolHealth:
         for target in tried:
             target.on_trial = self._ejected(target)
 
+    def _forgive(self, target: Evidence, now_s: float) -> None:
+        """Forget an outage that is over, unless there was another not long ago."""
+        if now_s >= target.recovered_s + self._options.ejection_max_s:
+            target.forget()
+        target.recovered_s = now_s
+
     def _is_tried(self, target: Evidence) -> bool:
         enough = target.fresh >= self._options.samples
-        return target.on_trial and enough and not self._ejected(target)
+        return target.on_trial and enough and self._is_judged(target)
+
+    def _is_judged(self, target: Evidence) -> bool:
+        """Whether the review judges it: what is down already is its breaker's business."""
+        return not self._ejected(target) and target.breaker.phase() is Phase.CLOSED
 
     def _gives_way(self, worse: Evidence) -> bool:
         """Take the mildest outlier back, early, for one that is far worse; False: none is."""
@@ -292,7 +309,7 @@ class PoolHealth:
 
     def _outliers(self) -> list[Evidence]:
         """Return the targets that stand out among those with enough answers, the worst first."""
-        judged = [target for target in self._members() if not self._ejected(target)]
+        judged = [target for target in self._members() if self._is_judged(target)]
         found = {id(target): target for kind in Kind for target in self._slow(judged, kind)}
         known = [target for target in judged if target.fresh >= self._options.samples]
         if len(known) >= COMPARED_MIN:
