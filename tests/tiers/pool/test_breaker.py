@@ -98,16 +98,17 @@ def test_a_long_answer_that_makes_progress_keeps_it_closed_and_a_dribble_does_no
     assert dribble.breaker.opened == 1
 
 
-def test_half_open_lets_one_probe_through_at_a_time():
+@pytest.mark.parametrize("good", [Ending.WELL, Ending.EMPTY])
+def test_half_open_lets_one_probe_through_at_a_time(good):
     scene = Scene()
     scene.half_open()
     first = scene.breaker.begin()
     assert first is not None
     assert scene.breaker.begin() is None
     scene.breaker.end(first, Ending.GIVEN_UP)
-    scene.ask(Ending.WELL)
+    scene.ask(good)
     assert scene.breaker.phase() is Phase.HALF_OPEN
-    scene.ask(Ending.WELL)
+    scene.ask(good)
     assert scene.breaker.phase() is Phase.CLOSED
 
 

@@ -26,6 +26,17 @@ def test_each_kind_has_a_latency_of_its_own(evidence):
     assert evidence.fresh == 30
 
 
+def test_a_read_that_finds_nothing_is_an_answer_and_says_nothing_of_reads(evidence):
+    for _ in range(30):
+        evidence.learn(Kind.READ, Ending.EMPTY, 0.0003, 0.0003)
+    assert evidence.latency_s(Kind.READ) is None
+    assert evidence.delays.late_s() is None
+    evidence.learn(Kind.READ, Ending.BADLY, 0.1, 0.1)
+    assert evidence.failure_share == pytest.approx(1 / 32)
+    evidence.learn(Kind.READ, Ending.EMPTY, 0.0003, 0.0003)
+    assert evidence.failure_share < 1 / 32
+
+
 def test_failures_count_whatever_was_asked_and_what_we_gave_up_does_not(evidence):
     for kind in Kind:
         evidence.learn(kind, Ending.BADLY, 0.1, 0.1)

@@ -91,6 +91,18 @@ def test_of_a_read_counts_when_its_first_byte_came(reach, health):
     assert reach.heard(None) is None
 
 
+@pytest.mark.parametrize(("blocks", "first_byte_s"), [(0, None), (1, 0.3)])
+def test_a_read_that_brings_nothing_went_well_and_is_no_measure_of_reads(
+    reach, health, blocks, first_byte_s
+):
+    call = reach.begin(at("tcp://h:1"), 1 << 20, 7, Kind.READ)
+    health._clock.advance(0.3)
+    assert reach.tell(call, lambda _: Got(blocks, Outcome.MISS)).blocks == blocks
+    report = health.reports()[0]
+    assert report.first_byte_s == (first_byte_s and pytest.approx(first_byte_s))
+    assert report.failure_share == reach.failures == 0
+
+
 def test_nothing_stays_connected_at_the_end(reach, made):
     for address in ("tcp://h:1", "tcp://h:2", "tcp://h:3"):
         reach.begin(at(address), 1, 7)

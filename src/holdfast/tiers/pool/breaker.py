@@ -31,11 +31,18 @@ class Phase(enum.StrEnum):
 
 
 class Ending(enum.StrEnum):
-    """How a request ended: well (a miss is well too), badly or too late, or given up by us."""
+    """How a request ended: well, or with nothing there, badly or too late, or given up by us.
+
+    A read that finds nothing ends as well as any; but it says nothing of how long reads take.
+    """
 
     WELL = "well"
+    EMPTY = "empty"
     BADLY = "badly"
     GIVEN_UP = "given up"
+
+
+_GOOD = (Ending.WELL, Ending.EMPTY)
 
 
 class BreakerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +119,7 @@ class Breaker:
         if ticket.era != self._era:
             return
         now_s = self._clock.now()
-        if ending is Ending.WELL:
+        if ending in _GOOD:
             self._good_sign()
             self._failures = 0
         self._waited_s += now_s - self._waiting_since_s
@@ -122,7 +129,7 @@ class Breaker:
             self._failures += 1
             if self._phase is Phase.HALF_OPEN or self._failures >= self._options.failures:
                 self._open(now_s)
-        elif ending is Ending.WELL and self._phase is Phase.HALF_OPEN:
+        elif ending in _GOOD and self._phase is Phase.HALF_OPEN:
             self._proved += 1
             if self._proved >= self._options.probes:
                 self._enter(Phase.CLOSED)

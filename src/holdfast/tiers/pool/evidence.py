@@ -60,8 +60,9 @@ class Evidence:
         self.forget()
 
     def forget(self) -> None:
-        """Start judging anew: what it was like before an ejection, or an outage, is no evidence
-        after it, and neither is what becomes of requests that were sent by then.
+        """Start judging anew, after an ejection or an outage.
+
+        What it was like before is no evidence, nor what becomes of requests sent by then.
         """
         self.era += 1
         self.delays = Delays()
@@ -71,9 +72,11 @@ class Evidence:
 
     def learn(self, kind: Kind, ending: Ending, first_byte_s: float, seconds: float) -> None:
         """Take a request into account: when its answer began, and when it was over."""
-        if kind is Kind.READ:
+        # What is not there is known at once. Compared with that, the only member that has
+        # anything would be slow: it brings it from its disk first.
+        if kind is Kind.READ and ending is not Ending.EMPTY:
             self.delays.record(seconds)
-        if kind in self.answers:
+        if kind in self.answers and ending is not Ending.EMPTY:
             self.answers[kind].learn(ending, first_byte_s)
         if ending is not Ending.GIVEN_UP:
             self.failure_share += _FAILURE_GAIN * ((ending is Ending.BADLY) - self.failure_share)

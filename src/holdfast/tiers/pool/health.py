@@ -38,10 +38,12 @@ class HealthOptions(msgspec.Struct, frozen=True, kw_only=True):
     """When a target is an outlier; times in seconds.
 
     Judged every `review_s` on at least `samples` new answers: one slower than `slow_factor` times
-    the median and `slow_margin_s` above it, or failing in more than `failure_share_max` of its
-    last answers, is left alone for `ejection_s`, twice as long each time it comes back no better.
+    the median and `slow_margin_s` above it (reads: `read_margin_s`), or failing in more than
+    `failure_share_max` of its last answers, is left alone for `ejection_s`, twice as long each
+    time it comes back no better.
     Whether it does is found out by trials, as many as `samples`, before users' requests go there.
-    The margin is wide because an ejected target's blocks are recomputed: a slow hit beats that.
+    The margins are wide because an ejected target's blocks are recomputed: a slow hit beats that.
+    That for reads is wider, as one may have in memory what another has on busy flash.
     For `doubt_s` after it was left alone, those who stood in for it are asked too.
     An outage that its breaker dealt with counts against it only if there was another less than
     `ejection_max_s` before.
@@ -52,6 +54,7 @@ class HealthOptions(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 8
     slow_factor: float = 3.0
     slow_margin_s: float = 0.02
+    read_margin_s: float = 0.08
     failure_share_max: float = 0.1
     ejection_s: float = 30.0
     ejection_max_s: float = 300.0
@@ -73,8 +76,8 @@ class Call(msgspec.Struct):
 class TargetReport(msgspec.Struct, frozen=True):
     """One target for people to look at. Times in seconds; None where nothing was measured.
 
-    `latency_s` is that of questions, `first_byte_s` that of reads; 95 in 100 reads were over in
-    `late_s`.
+    `latency_s` is that of questions, `first_byte_s` that of reads that found something; 95 in 100
+    of these were over in `late_s`.
     """
 
     target: str
@@ -98,8 +101,8 @@ class PoolHealth:
     """The targets' health as this process sees it. Any thread; nothing waits.
 
     `keep` says who the targets are, for the cap on ejections counts them. Latency is the time from
-    sending a request to the first byte of its answer, so that sizes do not matter, and that of
-    reads is compared with reads, that of questions with questions.
+    sending a request to the first byte of its answer, so that sizes do not matter; that of reads
+    is compared with reads that found something, that of questions with questions.
     """
 
     def __init__(self, clock: Clock, options: HealthOptions, chance: random.Random) -> None:
@@ -319,6 +322,7 @@ class PoolHealth:
     def _slow(self, judged: Sequence[Evidence], kind: Kind) -> list[Evidence]:
         """Return whose answers of a kind take much longer than the others'."""
         options, seconds = self._options, dict[int, float]()
+        margin_s = options.read_margin_s if kind is Kind.READ else options.slow_margin_s
         for target in judged:
             answers = target.answers.get(kind)
             if answers is not None and answers.fresh >= options.samples:
@@ -326,7 +330,7 @@ class PoolHealth:
         if len(seconds) < COMPARED_MIN:
             return []
         median_s = statistics.median_low(seconds.values())
-        slow_s = max(options.slow_factor * median_s, median_s + options.slow_margin_s)
+        slow_s = max(options.slow_factor * median_s, median_s + margin_s)
         return [target for target in judged if seconds.get(id(target), 0.0) > slow_s]
 
     def _failing(self, target: Evidence) -> bool:

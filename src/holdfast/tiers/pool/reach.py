@@ -129,16 +129,22 @@ class Reach:
         if call is None:
             return None
         answer: A | None = None
-        failed = True
+        ending = Ending.BADLY
         try:
             answer = ask(call.far)
-            failed = not {Outcome.GONE, Outcome.LATE}.isdisjoint(_outcomes(answer))
+            ending = _ending(answer)
         except HoldfastError as error:
             _log.warning("pool member %s at %s: %s", call.member.id, call.member.address, error)
         finally:  # or it would count as under way, and be held against the member, for ever
-            self.failures += failed
-            self._health.end(call.begun, Ending.BADLY if failed else Ending.WELL)
+            self.failures += ending is Ending.BADLY
+            self._health.end(call.begun, ending)
         return answer
+
+
+def _ending(answer: Answer) -> Ending:
+    if not {Outcome.GONE, Outcome.LATE}.isdisjoint(_outcomes(answer)):
+        return Ending.BADLY
+    return Ending.EMPTY if isinstance(answer, Got) and not answer.blocks else Ending.WELL
 
 
 def _outcomes(answer: Answer) -> set[Outcome]:
