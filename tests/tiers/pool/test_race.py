@@ -2,9 +2,13 @@
 
 import time
 
+from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
 from holdfast.testing.payloads import world_of
+from holdfast.tiers.base import Get, segment_place
 from holdfast.tiers.pool import tier
+from holdfast.tiers.pool.hot import HOT_HITS
+from holdfast.tiers.pool.part import segment_of
 
 WORLD = world_of(8_000)
 
@@ -20,6 +24,24 @@ def test_a_hot_segment_gets_a_second_copy_and_outlives_its_owner(fleet) -> None:
     assert len(holders) == 2
     holders[0].mood = "dead"
     assert set(one.read(chain)) == {Outcome.OK}
+
+
+def test_one_fetch_of_a_long_context_makes_nothing_hot_however_many_batches_it_takes(fleet):
+    one = fleet()
+    chain = one.chain(1, 512)
+    one.write(chain)
+    place = segment_place(chain.segment(0))
+    gets = [Get(place, key, aligned_buffer(WORLD.record_bytes), WORLD) for key in chain.keys]
+    for fetch in range(1, 62):
+        for start in range(0, 512 if fetch < 3 else 4, 4):
+            assert set(one.pool.read(gets[start : start + 4])) == {Outcome.OK}
+        assert one.pool.hot.top(1)[0].hits == fetch
+        assert one.pool.hot.is_hot(segment_of(place)) == (fetch >= HOT_HITS)
+    for _ in range(40):  # who is asked first of two owners is drawn
+        one.pool.read(gets[-4:])
+    strayed = one.pool.strayed(chain.keys, WORLD.record_bytes)
+    assert strayed >= set(chain.keys[-4:]), "the rest of a hot segment is asked of both owners"
+    assert one.pool.hot.top(1)[0].hits == 61
 
 
 def test_what_was_written_before_it_was_hot_gets_its_second_copy_too(fleet, monkeypatch) -> None:

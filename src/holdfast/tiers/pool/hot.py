@@ -4,6 +4,7 @@ Metwally, Agrawal, El Abbadi, "Efficient computation of frequent and top-k eleme
 streams" (2005). Of N hits, every segment with more than N / capacity is among those kept, and its
 count is too high by `error` at most. Counts are halved every `half_life_s`, so what was hot
 yesterday makes room. Not for deciding what to keep: only for what deserves a second copy.
+A hit is a read of a segment's first block, so that a fetch counts once however large it is.
 """
 
 from __future__ import annotations

@@ -273,7 +273,10 @@ class PoolTier:
         What came from elsewhere than its owner strayed, and so did what one of two owners has not:
         it was written before many asked for it.
         """
-        copies = HOT_COPIES if self.hot.hit(part.segment) else 1
+        # One fetch reads a segment in many batches. Its first block is in one of them.
+        begins = any(_is_first(batch[index]) for index in part.indices)
+        hot = self.hot.hit(part.segment) if begins else self.hot.is_hot(part.segment)
+        copies = HOT_COPIES if hot else 1
         route = self.lookup.route(part.segment, copies)
         left = list(part.indices)
         members, asked = self._order(route), set[Member]()
@@ -364,6 +367,11 @@ class PoolTier:
     def _count(self, which: int, number: int) -> None:
         with self._lock:
             self._usage[which] += number
+
+
+def _is_first(get: Get) -> bool:
+    """Whether a block is the first of its segment, which is named for it."""
+    return segment_place(get.key[:SEGMENT_BYTES]) == get.place
 
 
 def _kept(outcome: Outcome) -> Outcome:
