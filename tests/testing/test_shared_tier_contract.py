@@ -97,7 +97,7 @@ class Target:
             return Outcome.LATE
         return Outcome.GONE if self.targets.mood == "dead" else None
 
-    def put(self, records, deadline_s):
+    def put(self, records, deadline_s, heard=None):
         if trouble := self._trouble(deadline_s):
             return [trouble] * len(records)
         for record in records:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from holdfast.wire.credentials import client_context, server_context
-from holdfast.wire.stream import Deadline, Idle, PlainStream, Progress, seal
+from holdfast.wire.stream import LOOK_UP_S, Deadline, Idle, PlainStream, Progress, seal
 
 MIB = 1 << 20
 
@@ -64,6 +64,58 @@ def test_a_send_nobody_takes_ends_at_its_deadline(ends):
     with pytest.raises(TimeoutError):
         near.send([bytes(64 * MIB)], Deadline.within(0.2))
     assert 0.19 < time.monotonic() - start_s < 1.5
+
+
+def test_who_wants_to_hear_of_bytes_hears_of_them_while_a_receive_goes_on(ends):
+    near, far = ends
+    sent, heard, told = random.Random(4).randbytes(MIB), [], threading.Event()
+
+    def hear(nbytes):
+        heard.append(nbytes)
+        told.set()
+
+    def speak():
+        far.sendall(sent[:1000])
+        if told.wait(5):
+            far.sendall(sent[1000:])
+
+    thread = beside(speak)
+    (into,) = parts_of([MIB])
+    near.receive([into], Deadline.within(5, hear))
+    thread.join()
+    assert (into, heard[0]) == (sent, 1000)
+
+
+def test_who_wants_to_hear_of_bytes_hears_of_them_while_a_send_goes_on(ends):
+    near, far = ends[0], PlainStream(ends[1])
+    sent, told = bytes(64 * MIB), threading.Event()
+    thread = beside(near.send, [sent], Deadline.within(20, lambda _: told.set()))
+    assert told.wait(10), "what the system holds for the other side went"
+    (into,) = parts_of([len(sent)])
+    far.receive([into], Deadline.within(20))
+    thread.join()
+
+
+def test_no_time_out_is_set_anew_for_each_call_that_somebody_hears_of(ends, monkeypatch):
+    near, far = ends
+    set_to = []
+    limit = near._socket.setsockopt
+
+    class Counted:
+        def __getattr__(self, name):
+            return getattr(raw, name)
+
+        def setsockopt(self, *option):
+            set_to.append(option)
+            limit(*option)
+
+    raw, near._socket = near._socket, Counted()
+    for left_s in (9.0, 8.0, 2.0, 0.5):
+        far.sendall(b"ab")
+        near.receive(parts_of([1, 1]), Deadline.within(left_s, lambda _: None))
+    assert len(set_to) == 1
+    assert Deadline.within(9.0, lambda _: None).seconds() == LOOK_UP_S
+    assert Deadline.within(9.0).seconds() > 8.0
 
 
 class Short:

@@ -1,5 +1,6 @@
 """Large batches go over two connections at once, and a batch is no more than its leading run."""
 
+import socket
 import threading
 import time
 
@@ -57,6 +58,24 @@ def test_who_reads_hears_of_the_first_byte_before_the_rest_is_here(target):
 
     assert target(script).get(WORLD, KEYS, room(), 20, hear).blocks == 8
     assert heard[0] == HEADER_BYTES
+
+
+def test_who_writes_hears_of_what_went_before_all_is_taken(target):
+    records = [RECORDS[i % 8] for i in range(SPLIT_BYTES // WORLD.record_bytes - 1)]
+    heard, go_on = [], threading.Event()
+
+    def script(far):
+        far.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        far.welcome()
+        assert go_on.wait(10)
+        far.say(far.take()[1], m.Stored(bytes([1]) * len(records)))
+
+    def hear(nbytes):
+        heard.append(nbytes)
+        go_on.set()
+
+    assert target(script).put(records, 20, hear) == [Outcome.OK] * len(records)
+    assert 0 < heard[0] < SPLIT_BYTES
 
 
 @pytest.mark.parametrize("said", ["full", "ok"])

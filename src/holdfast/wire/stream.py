@@ -30,7 +30,11 @@ _SHORTEST_WAIT_S = 0.001
 _LOOPBACK_CONGESTION = b"cubic"
 """BBR, where it is the default, paces loopback to half its speed; elsewhere it is left alone."""
 
+LOOK_UP_S = 0.25
+"""How often a transfer tells what moved, at the least: often enough for who judges in 1.5 s."""
+
 Buffer: TypeAlias = memoryview | bytes | bytearray
+Heard: TypeAlias = Callable[[int], None]
 
 
 class Pace(Protocol):
@@ -45,14 +49,17 @@ class Pace(Protocol):
 
 
 class Deadline:
-    """A transfer must be over by a moment in `time.monotonic()`; `heard` is told what moved."""
+    """A transfer must be over by a moment in `time.monotonic()`; `heard` is told what moved.
 
-    def __init__(self, at: float, heard: Callable[[int], None] | None = None) -> None:
+    Where somebody is told no call blocks for long, so that they hear of bytes as they trickle.
+    """
+
+    def __init__(self, at: float, heard: Heard | None = None) -> None:
         self.at = at
         self.heard = heard
 
     @classmethod
-    def within(cls, seconds: float, heard: Callable[[int], None] | None = None) -> Deadline:
+    def within(cls, seconds: float, heard: Heard | None = None) -> Deadline:
         """Return the deadline so many seconds from now."""
         return cls(time.monotonic() + seconds, heard)
 
@@ -67,13 +74,13 @@ class Deadline:
             self.heard(moved)
 
     def seconds(self, moved: int = 0) -> float:
-        """Return what is left."""
+        """Return what is left, or how long until somebody wants to hear what moved."""
         if moved:
             self.note(moved)
         left_s = self.at - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("the deadline has passed")
-        return left_s
+        return left_s if self.heard is None else min(left_s, LOOK_UP_S)
 
 
 class Idle:

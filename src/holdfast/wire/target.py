@@ -27,7 +27,7 @@ from holdfast.wire.credentials import Credentials
 from holdfast.wire.frame import plain
 from holdfast.wire.lanes import is_one_message, lanes_of
 from holdfast.wire.messages import Refused, Report, Status
-from holdfast.wire.stream import Deadline
+from holdfast.wire.stream import Deadline, Heard
 from holdfast.wire.target_connection import Answer, Connection, connect
 from holdfast.wire.window import Detour, Road
 from holdfast.workers import workers
@@ -121,9 +121,14 @@ class Target:
         self._connections_max = connections_max
         self._beside: ThreadPoolExecutor | None = None
 
-    def put(self, records: Sequence[memoryview], deadline_s: float) -> list[Outcome]:
-        """Store whole, packed records: OK (held now), FULL (no room, or not what it says)."""
-        deadline = Deadline.within(deadline_s)
+    def put(
+        self, records: Sequence[memoryview], deadline_s: float, heard: Heard | None = None
+    ) -> list[Outcome]:
+        """Store whole, packed records: OK (held now), FULL (no room, or not what it says).
+
+        `heard` is told how many more bytes went, where they do not go at once; by any thread.
+        """
+        deadline = Deadline.within(deadline_s, heard)
         if len(records) == 1:
             return self._put(records, deadline)
         lanes = lanes_of([*map(len, records)], self._ways, PUT_BYTES)
@@ -141,7 +146,7 @@ class Target:
         keys: Sequence[bytes],
         into: Sequence[memoryview],
         deadline_s: float,
-        heard: Callable[[int], None] | None = None,
+        heard: Heard | None = None,
     ) -> Got:
         """Receive the leading run of records into buffers of `world.record_bytes` each.
 
@@ -276,16 +281,11 @@ class Target:
                 seasoned = connection.used
                 try:
                     answer = connection.ask(request, payload, into, deadline)
-                except TimeoutError:
+                except BaseException as error:
                     self._drop(connection)
-                    raise
-                except OSError:
-                    self._drop(connection)
-                    if not seasoned:
-                        raise
-                    continue
-                except BaseException:
-                    self._drop(connection)
+                    gone = isinstance(error, OSError) and not isinstance(error, TimeoutError)
+                    if gone and seasoned:
+                        continue
                     raise
                 if isinstance(answer.message, Refused) and self._renewed(connection):
                     connection.close()

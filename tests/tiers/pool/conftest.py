@@ -51,7 +51,7 @@ class FakeTarget:
         self.calls = 0
         self.callers = []
 
-    def put(self, records, deadline_s):
+    def put(self, records, deadline_s, heard=None):
         if not self._answers():
             return [Outcome.GONE] * len(records)
         for record in records:

@@ -49,7 +49,7 @@ class BreakerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """When to open, and for how long; times in seconds.
 
     `failures` in a row open it, and so does waiting for `stall_s` while fewer than
-    `progress_bytes` come. Each pause is twice the one before, from `pause_s` to `pause_max_s`,
+    `progress_bytes` move. Each pause is twice the one before, from `pause_s` to `pause_max_s`,
     and up to `jitter` of itself longer, so that clients do not probe together. `probes` in a row
     must go well to close it.
     """
@@ -108,7 +108,7 @@ class Breaker:
         return Ticket(self._era)
 
     def heard(self, ticket: Ticket, nbytes: int) -> None:
-        """Take note that bytes of an answer came; enough of them are a good sign."""
+        """Take note that bytes came, or went; enough of them are a good sign."""
         if ticket.era == self._era:
             self._heard_bytes += nbytes
             if self._heard_bytes >= self._options.progress_bytes:

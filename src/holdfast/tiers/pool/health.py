@@ -180,7 +180,7 @@ class PoolHealth:
             return Call(target, ticket, known.era, self._clock.now(), nbytes, kind)
 
     def heard(self, call: Call, nbytes: int) -> None:
-        """Take note that so many more bytes of an answer came."""
+        """Take note that so many more bytes of an answer came, or of a write went."""
         with self._lock:
             if call.heard_s is None:
                 call.heard_s = self._clock.now()

@@ -15,6 +15,7 @@ from holdfast.tiers.pool.evidence import Kind
 from holdfast.tiers.pool.health import Call as Begun
 from holdfast.tiers.pool.health import PoolHealth
 from holdfast.tiers.pool.members import Member
+from holdfast.wire.stream import Heard
 from holdfast.wire.target import Found, Got, Held
 
 Answer: TypeAlias = Got | Held | Found | list[Outcome] | tuple[dict[str, Any], Outcome]
@@ -27,8 +28,10 @@ class Far(Protocol):
 
     epoch: int
 
-    def put(self, records: Sequence[memoryview], deadline_s: float) -> list[Outcome]:
-        """Store whole records."""
+    def put(
+        self, records: Sequence[memoryview], deadline_s: float, heard: Heard | None = None
+    ) -> list[Outcome]:
+        """Store whole records; tell `heard` of bytes as they go."""
         ...
 
     def get(
@@ -37,7 +40,7 @@ class Far(Protocol):
         keys: Sequence[bytes],
         into: Sequence[memoryview],
         deadline_s: float,
-        heard: Callable[[int], None] | None = None,
+        heard: Heard | None = None,
     ) -> Got:
         """Receive the leading run; tell `heard` of bytes as they come."""
         ...
@@ -120,8 +123,8 @@ class Reach:
                 self._far[member.id], far = (member, anew), anew
             return far
 
-    def heard(self, call: Call | None) -> Callable[[int], None] | None:
-        """Return whom to tell how many bytes of an answer came; None where nothing is asked."""
+    def heard(self, call: Call | None) -> Heard | None:
+        """Return whom to tell how many bytes moved; None where nothing is asked."""
         return None if call is None else partial(self._health.heard, call.begun)
 
     def tell(self, call: Call | None, ask: Callable[[Far], A]) -> A | None:

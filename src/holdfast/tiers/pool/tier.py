@@ -256,16 +256,23 @@ class PoolTier:
 
     def _write(self, part: Part, batch: Sequence[Put], outcomes: list[Outcome]) -> None:
         records = [batch[index].record for index in part.indices]
-        nbytes, route = sum(map(len, records)), self._route(part)
+        route = self._route(part)
         for member in route.write:
             if not part.left_s:
                 break
-            call = self.reach.begin(member, nbytes, route.digest, Kind.WRITE)
-            stored = self.reach.tell(call, lambda far: far.put(records, part.left_s)) or ()
+            stored = self._send(route.digest, member, part, records)
             for index, outcome in zip(part.indices, stored, strict=False):
                 if outcomes[index] is not Outcome.OK:
                     outcomes[index] = outcome
                 self._count(1, len(batch[index].record) * (outcome is Outcome.OK))
+
+    def _send(
+        self, digest: int, member: Member, part: Part, records: Sequence[memoryview]
+    ) -> Sequence[Outcome]:
+        """Put records to one member; return what became of each, nothing where it is not said."""
+        call = self.reach.begin(member, sum(map(len, records)), digest, Kind.WRITE)
+        heard = self.reach.heard(call)
+        return self.reach.tell(call, lambda far: far.put(records, part.left_s, heard)) or ()
 
     def _read(self, part: Part, batch: Sequence[Get], outcomes: list[Outcome]) -> None:
         """Ask one member after the other for what is still missing of a segment.
