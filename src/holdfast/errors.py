@@ -16,6 +16,8 @@ class Outcome(enum.StrEnum):
     MISS = "miss"
     FULL = "full"
     LATE = "late"
+    UNSENT = "unsent"
+    """A request to another node was given up before it was sent, as too many of ours go there."""
     CORRUPT = "corrupt"
     GONE = "gone"
 

@@ -209,6 +209,38 @@ def test_no_target_is_gone_at_once():
     assert node.exist(WORLD, KEYS, 5).outcome is Outcome.GONE
 
 
+def test_who_finds_no_connection_of_ours_free_has_sent_nothing_and_questions_find_one(target):
+    go, asked = threading.Event(), threading.Event()
+
+    def busy(far):
+        far.welcome()
+        while True:
+            _, request_id, _ = far.take()
+            asked.set()
+            assert go.wait(30)
+            far.say(request_id, m.Records(0, "miss"))
+
+    beside = serving(m.Existing(b"\1"), m.Records(0, "miss"))
+    node = target(busy, beside, connections_max=1)
+    first = threading.Thread(target=node.get, args=(WORLD, KEYS, marked(), 30))
+    first.start()
+    assert asked.wait(10)
+    assert node.get(WORLD, KEYS, marked(), 0.1) == (0, Outcome.UNSENT, "")
+    assert node.put(RECORDS[:2], 0.1) == [Outcome.UNSENT] * 2
+    assert node.exist(WORLD, KEYS[:1], 10) == (b"\1", Outcome.OK)
+    assert (node.late, node.gone) == (0, 0)
+    heard = []
+    last = threading.Thread(target=node.get, args=(WORLD, KEYS, marked(), 30, heard.append))
+    last.start()
+    while not node._freed._waiters:
+        time.sleep(0.01)
+    go.set()
+    first.join()
+    last.join()
+    assert heard[0] == 0, "from then on it is the target who is waited for"
+    assert heard[1] > 0
+
+
 def test_no_time_is_late():
     assert Target("tcp://127.0.0.1:1").exist(WORLD, KEYS, 0) == (bytes(8), Outcome.LATE)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeAlias, TypeVar
 
 from holdfast.limits import MIB
 
 SPLIT_BYTES = 8 * MIB
 """From here on a batch goes over several connections at once."""
 
+R = TypeVar("R")
 Lane: TypeAlias = list[slice]
 """Messages that follow each other, as spans of the batch."""
 
@@ -37,3 +39,19 @@ def lanes_of(sizes: Sequence[int], ways: int, message_bytes: int) -> list[Lane]:
 def is_one_message(lanes: Sequence[Lane]) -> bool:
     """Return whether all of a batch is one message."""
     return len(lanes) == 1 and len(lanes[0]) == 1
+
+
+def abreast(
+    work: Callable[[Lane], R], lanes: Sequence[Lane], beside: ThreadPoolExecutor | None
+) -> list[R]:
+    """Work on all lanes at once, on the first in this thread; return when all have ended."""
+    if beside is None:
+        return [work(lane) for lane in lanes]
+    others = [(lane, beside.submit(work, lane)) for lane in lanes[1:]]
+    try:
+        done = [work(lane) for lane in lanes[:1]]
+        return done + [
+            work(lane) if future.cancel() else future.result() for lane, future in others
+        ]
+    finally:
+        wait([future for _, future in others if not future.cancel()])

@@ -11,8 +11,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -25,7 +25,7 @@ from holdfast.wire import target_messages as m
 from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.credentials import Credentials
 from holdfast.wire.frame import plain
-from holdfast.wire.lanes import is_one_message, lanes_of
+from holdfast.wire.lanes import Lane, abreast, is_one_message, lanes_of
 from holdfast.wire.messages import Refused, Report, Status
 from holdfast.wire.stream import Deadline, Heard
 from holdfast.wire.target_connection import Answer, Connection, connect
@@ -34,6 +34,9 @@ from holdfast.workers import workers
 
 CONNECTIONS = 2
 CONNECTIONS_MAX = 16
+BESIDE_MAX = 4
+"""Connections beside those, for what carries no records: no question waits for our own bulk."""
+
 LANES_MAX = 2
 """How many, unless said otherwise: one for every two cores, as copying a byte keeps one busy."""
 
@@ -46,11 +49,14 @@ PUT_BYTES = 66 * MIB
 _FETCH_SHARE = 0.8
 """How much of a deadline the target may spend before it sends; the rest is for the way."""
 
-_OUTCOMES = {str(outcome): outcome for outcome in Outcome}
+_OUTCOMES = {str(outcome): outcome for outcome in Outcome if outcome is not Outcome.UNSENT}
 
 T = TypeVar("T", bound=msgspec.Struct)
-R = TypeVar("R")
 _log = logging.getLogger(__name__)
+
+
+class _NoneFreeError(Exception):
+    """Every connection that a call might have had is in use, by calls of our own."""
 
 
 class Got(NamedTuple):
@@ -78,9 +84,9 @@ class Found(NamedTuple):
 class Target:
     """One target at `tcp://host:port`; any thread may call any method, many at once.
 
-    Failures are outcomes: LATE past the deadline, GONE where there is no target. Raised are only
-    ConfigError, for credentials that can not be read, and RefusedError, where one side does not
-    accept the other's.
+    Failures are outcomes: LATE past the deadline, UNSENT if no connection of ours was free by then,
+    GONE where there is no target. Raised are only ConfigError, for credentials that can not be
+    read, and RefusedError, where one side does not accept the other's.
     """
 
     def __init__(
@@ -115,7 +121,7 @@ class Target:
         self._ways = lanes or min(LANES_MAX, max(1, len(os.sched_getaffinity(0)) // 2))
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
-        self._free = connections_max
+        self._free = connections_max + BESIDE_MAX
         self._idle: list[Connection] = []
         self._closed = False
         self._connections_max = connections_max
@@ -126,7 +132,8 @@ class Target:
     ) -> list[Outcome]:
         """Store whole, packed records: OK (held now), FULL (no room, or not what it says).
 
-        `heard` is told how many more bytes went, where they do not go at once; by any thread.
+        `heard` is told how many more bytes went, where they do not go at once, and 0 if a
+        connection had to be waited for, when it was there; by any thread.
         """
         deadline = Deadline.within(deadline_s, heard)
         if len(records) == 1:
@@ -138,7 +145,7 @@ class Target:
         def put_lane(lane: Sequence[slice]) -> list[Outcome]:
             return [one for span in lane for one in self._put(records[span], deadline)]
 
-        return [one for done in self._abreast(put_lane, lanes) for one in done]
+        return [one for done in abreast(put_lane, lanes, self._workers(lanes)) for one in done]
 
     def get(
         self,
@@ -151,7 +158,8 @@ class Target:
         """Receive the leading run of records into buffers of `world.record_bytes` each.
 
         What lies in the buffers behind the run is undefined. The caller verifies every record.
-        `heard` is told how many more bytes came, now and then, the first at once; by any thread.
+        `heard` is told how many more bytes came, now and then, the first at once, and what `put`
+        tells of connections; by any thread.
         """
         deadline = Deadline.within(deadline_s, heard)
         if len(into) == 1:
@@ -167,11 +175,11 @@ class Target:
             )
 
         wanted = [lane[-1].stop - lane[0].start for lane in lanes]
-        return _joined(zip(wanted, self._abreast(get_lane, lanes), strict=True))
+        return _joined(zip(wanted, abreast(get_lane, lanes, self._workers(lanes)), strict=True))
 
     def exist(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Held:
         """Ask which of these blocks the target holds, whatever the order."""
-        request = m.Exist(**_named(world, keys), epoch=self.epoch)
+        request = m.Exist(**m.named(world, keys), epoch=self.epoch)
         reply, outcome, _ = self._ask(request, m.Existing, Deadline.within(deadline_s))
         if reply is None or len(reply.held) != len(keys):
             return Held(bytes(len(keys)), outcome if reply is None else Outcome.GONE)
@@ -180,15 +188,15 @@ class Target:
 
     def delete(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Found:
         """Have blocks forgotten; the next put really writes them again."""
-        return self._count(m.Delete(**_named(world, keys), epoch=self.epoch), deadline_s)
+        return self._count(m.Delete(**m.named(world, keys), epoch=self.epoch), deadline_s)
 
     def stage(self, world: World, keys: Sequence[bytes], deadline_s: float) -> Found:
         """Have the leading run brought to the target's memory; returns before that is done."""
-        return self._count(m.Stage(**_named(world, keys), epoch=self.epoch), deadline_s)
+        return self._count(m.Stage(**m.named(world, keys), epoch=self.epoch), deadline_s)
 
     def lease(self, world: World, keys: Sequence[bytes], ttl_s: float, deadline_s: float) -> Found:
         """Have the leading run brought to the target's memory and kept there for `ttl_s`."""
-        request = m.Lease(**_named(world, keys), ttl_s=ttl_s, epoch=self.epoch)
+        request = m.Lease(**m.named(world, keys), ttl_s=ttl_s, epoch=self.epoch)
         return self._count(request, deadline_s)
 
     def stats(self, deadline_s: float) -> tuple[dict[str, Any], Outcome]:
@@ -220,7 +228,7 @@ class Target:
         self, world: World, keys: Sequence[bytes], into: Sequence[memoryview], deadline: Deadline
     ) -> Got:
         share_s = max(0.0, _FETCH_SHARE * (deadline.at - time.monotonic()))
-        request = m.Get(**_named(world, keys), deadline_s=share_s, epoch=self.epoch)
+        request = m.Get(**m.named(world, keys), deadline_s=share_s, epoch=self.epoch)
         reply, outcome, nbytes = self._ask(request, m.Records, deadline, into=into)
         if reply is None:
             return Got(0, outcome)
@@ -248,6 +256,8 @@ class Target:
         """Return the reply and the bytes of its payload, or None and why there is none."""
         try:
             answer = self._call(request, payload, into, deadline)
+        except _NoneFreeError:
+            return None, Outcome.UNSENT, 0
         except TimeoutError as error:
             self.late += 1
             _log.debug("late target=%s request=%s: %s", self.address, type(request).__name__, error)
@@ -274,7 +284,7 @@ class Target:
         deadline: Deadline,
     ) -> Answer:
         """Ask on a connection that was idle, or on a new one if the idle one has died."""
-        kept: Connection | None = self._claim(deadline)
+        kept: Connection | None = self._claim(deadline, BESIDE_MAX if payload or into else 0)
         try:
             while True:
                 connection, kept = kept or self._dial(deadline), None
@@ -306,15 +316,19 @@ class Target:
             return False
         return token is not None and token.text != connection.claims
 
-    def _claim(self, deadline: Deadline) -> Connection | None:
+    def _claim(self, deadline: Deadline, spare: int) -> Connection | None:
         """Wait for the right to use one connection; return an idle one, if there is any."""
         with self._lock:
-            while not self._free:
-                self._freed.wait(deadline.seconds())
+            waits = self._free <= spare
+            while self._free <= spare:
+                if not self._freed.wait(max(0.0, deadline.at - time.monotonic())):
+                    raise _NoneFreeError
             if self._closed:
                 raise ConnectionAbortedError("closed by its owner")
             self._free -= 1
             connection = self._idle.pop() if self._idle else None
+        if waits:
+            deadline.note(0)
         if connection is None or not (connection.spent or self._outdated(connection)):
             return connection
         connection.close()
@@ -327,7 +341,7 @@ class Target:
         """Give the right back, and the connection if it is still good."""
         with self._lock:
             self._free += 1
-            self._freed.notify()
+            self._freed.notify_all()  # who comes first may wait for more than one
             keep = connection is not None and len(self._idle) < self._keep and not self._closed
             if keep and connection is not None:
                 self._idle.append(connection)
@@ -351,24 +365,10 @@ class Target:
         self.over = over
         return connection
 
-    def _abreast(
-        self, work: Callable[[Sequence[slice]], R], lanes: Sequence[Sequence[slice]]
-    ) -> list[R]:
-        """Work on all lanes at once, on the first in this thread; return when all have ended."""
-        beside = self._workers() if len(lanes) > 1 else None
-        if beside is None:
-            return [work(lane) for lane in lanes]
-        others = [(lane, beside.submit(work, lane)) for lane in lanes[1:]]
-        try:
-            done = [work(lane) for lane in lanes[:1]]
-            return done + [
-                work(lane) if future.cancel() else future.result() for lane, future in others
-            ]
-        finally:
-            wait([future for _, future in others if not future.cancel()])
-
-    def _workers(self) -> ThreadPoolExecutor | None:
+    def _workers(self, lanes: Sequence[Lane]) -> ThreadPoolExecutor | None:
         """Return threads for lanes beside the caller's, started when first wanted; None: none."""
+        if len(lanes) < 2:  # noqa: PLR2004  # the caller works on the first
+            return None
         with self._lock:
             if self._beside is None and not self._closed and self._ways > 1:
                 try:
@@ -392,8 +392,3 @@ def _joined(parts: Iterable[tuple[int, Got]]) -> Got:
         if got.blocks < wanted or got.outcome is not Outcome.OK:
             return got._replace(blocks=blocks)
     return Got(blocks, Outcome.OK if blocks else Outcome.MISS)
-
-
-def _named(world: World, keys: Sequence[bytes]) -> dict[str, Any]:
-    """Return the fields that name blocks in a request."""
-    return {**world._asdict(), "keys": b"".join(keys)}

@@ -7,13 +7,20 @@ order. `epoch` is 64 bits that name the sender's view of the pool; it never deci
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 
+from holdfast.blocks.world import World
 from holdfast.wire.messages import List, Refused, Report, Status
 
 TARGET_PROTOCOL = 1
+
+
+def named(world: World, keys: Sequence[bytes]) -> dict[str, Any]:
+    """Return the fields that name blocks in a request."""
+    return {**world._asdict(), "keys": b"".join(keys)}
 
 
 class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):

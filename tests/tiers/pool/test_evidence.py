@@ -42,16 +42,18 @@ def test_failures_count_whatever_was_asked_and_what_we_gave_up_does_not(evidence
         evidence.learn(kind, Ending.BADLY, 0.1, 0.1)
     failing = evidence.failure_share
     assert failing == pytest.approx(1 - (31 / 32) ** 3)
-    evidence.learn(Kind.READ, Ending.GIVEN_UP, 0.1, 0.1)
-    assert evidence.failure_share == failing
+    latency_s = evidence.latency_s(Kind.READ)
+    evidence.learn(Kind.READ, Ending.GIVEN_UP, 9.0, 9.0)
+    assert (evidence.failure_share, evidence.latency_s(Kind.READ)) == (failing, latency_s)
+    assert evidence.fresh == 3
 
 
-def test_what_was_given_up_early_does_not_make_a_target_look_quick():
+def test_what_failed_early_does_not_make_a_target_look_quick():
     answers = Answers()
     answers.learn(Ending.WELL, 0.1)
-    answers.learn(Ending.GIVEN_UP, 0.01)
+    answers.learn(Ending.BADLY, 0.01)
     assert answers.latency_s == pytest.approx(0.1)
-    answers.learn(Ending.GIVEN_UP, 0.9)
+    answers.learn(Ending.BADLY, 0.9)
     assert answers.latency_s == pytest.approx(0.2)
 
 

@@ -79,6 +79,16 @@ def test_a_read_takes_what_its_first_byte_took_however_much_followed():
     assert scene.health.reports()[0].first_byte_s == pytest.approx(0.002)
 
 
+def test_what_a_read_waited_for_a_connection_of_ours_is_not_held_against_who_answers():
+    scene = Scene(3)
+    call = scene.health.begin("n0", 1 << 20, Kind.READ)
+    for moved, waited_s in ((0, 1.2), (48, 0.002), (0, 0.5)):  # the last: another lane's
+        scene.clock.advance(waited_s)
+        scene.health.heard(call, moved)
+    scene.health.end(call, Ending.WELL)
+    assert scene.health.reports()[0].first_byte_s == pytest.approx(0.002)
+
+
 def test_who_serves_a_large_context_is_not_compared_with_those_who_answer_questions():
     scene = Scene(4)
     for _ in range(200):

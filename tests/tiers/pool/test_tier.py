@@ -219,22 +219,6 @@ def test_of_who_does_not_answer_nothing_is_known(fleet, mood) -> None:
     assert one.pool.known(one.puts(chain)) == [False] * 200
 
 
-def test_of_a_write_is_heard_what_went_while_it_goes_on(fleet) -> None:
-    one = fleet(1, health=HealthOptions(breaker=BreakerOptions(stall_s=0.3)))
-    breaker = one.pool.health._targets["t0"].breaker
-
-    def put(records, deadline_s, heard=None):
-        for _ in range(10):
-            time.sleep(0.05)
-            heard(breaker._options.progress_bytes)
-            assert one.pool.reachable()
-        return [Outcome.OK] * len(records)
-
-    one.targets["t0"].put = put
-    assert one.write(one.chain(1, 1)) == [Outcome.OK]
-    assert breaker.opened == 0
-
-
 def test_a_member_that_refuses_us_is_gone_not_an_error(fleet) -> None:
     one = fleet(1)
     chain = one.chain(1, 3)

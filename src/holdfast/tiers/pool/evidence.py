@@ -32,7 +32,7 @@ class Answers:
 
     def learn(self, ending: Ending, seconds: float) -> None:
         """Take an answer's time to its first byte, or how long we waited for it, into account."""
-        # What was given up says how long it took at least: good only to know that it is slow.
+        # What failed says how long it took at least: good only to know that it is slow.
         if ending is Ending.WELL or self.latency_s is None or seconds > self.latency_s:
             before_s = seconds if self.latency_s is None else self.latency_s
             self.latency_s = before_s + _LATENCY_GAIN * (seconds - before_s)
@@ -71,15 +71,19 @@ class Evidence:
         self.fresh = 0
 
     def learn(self, kind: Kind, ending: Ending, first_byte_s: float, seconds: float) -> None:
-        """Take a request into account: when its answer began, and when it was over."""
+        """Take a request into account: when its answer began, and when it was over.
+
+        What was given up was never sent: it was for us to send it, and says nothing of the target.
+        """
+        if ending is Ending.GIVEN_UP:
+            return
         # What is not there is known at once. Compared with that, the only member that has
         # anything would be slow: it brings it from its disk first.
         if kind is Kind.READ and ending is not Ending.EMPTY:
             self.delays.record(seconds)
         if kind in self.answers and ending is not Ending.EMPTY:
             self.answers[kind].learn(ending, first_byte_s)
-        if ending is not Ending.GIVEN_UP:
-            self.failure_share += _FAILURE_GAIN * ((ending is Ending.BADLY) - self.failure_share)
+        self.failure_share += _FAILURE_GAIN * ((ending is Ending.BADLY) - self.failure_share)
         self.fresh += 1
 
     def latency_s(self, kind: Kind) -> float | None:

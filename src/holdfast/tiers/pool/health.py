@@ -180,10 +180,15 @@ class PoolHealth:
             return Call(target, ticket, known.era, self._clock.now(), nbytes, kind)
 
     def heard(self, call: Call, nbytes: int) -> None:
-        """Take note that so many more bytes of an answer came, or of a write went."""
+        """Take note that so many more bytes of an answer came, or of a write went.
+
+        0 of them: it was not sent before, as too many of our own were on their way there.
+        """
         with self._lock:
-            if call.heard_s is None:
+            if call.heard_s is None and nbytes:
                 call.heard_s = self._clock.now()
+            elif call.heard_s is None:
+                call.began_s = self._clock.now()
             if known := self._targets.get(call.target):
                 known.breaker.heard(call.ticket, nbytes)
 

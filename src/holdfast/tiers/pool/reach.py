@@ -145,8 +145,11 @@ class Reach:
 
 
 def _ending(answer: Answer) -> Ending:
-    if not {Outcome.GONE, Outcome.LATE}.isdisjoint(_outcomes(answer)):
+    outcomes = _outcomes(answer)
+    if not {Outcome.GONE, Outcome.LATE}.isdisjoint(outcomes):
         return Ending.BADLY
+    if Outcome.UNSENT in outcomes:
+        return Ending.GIVEN_UP
     return Ending.EMPTY if isinstance(answer, Got) and not answer.blocks else Ending.WELL
 
 

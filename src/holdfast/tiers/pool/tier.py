@@ -263,7 +263,7 @@ class PoolTier:
             stored = self._send(route.digest, member, part, records)
             for index, outcome in zip(part.indices, stored, strict=False):
                 if outcomes[index] is not Outcome.OK:
-                    outcomes[index] = outcome
+                    outcomes[index] = _told(outcome)
                 self._count(1, len(batch[index].record) * (outcome is Outcome.OK))
 
     def _send(
@@ -332,8 +332,8 @@ class PoolTier:
         call = self.reach.begin(member, sum(map(len, into)), digest, Kind.READ)
         heard = self.reach.heard(call)
         got = self.reach.tell(call, lambda far: far.get(world, keys, into, part.left_s, heard))
-        if got is None or got.outcome in (Outcome.GONE, Outcome.LATE):
-            failed = Outcome.GONE if got is None else got.outcome
+        if got is None or got.outcome in (Outcome.GONE, Outcome.LATE, Outcome.UNSENT):
+            failed = Outcome.GONE if got is None else _told(got.outcome)
             for index in left[got.blocks if got else 0 :]:
                 outcomes[index] = failed
         if got is None:
@@ -341,7 +341,7 @@ class PoolTier:
         for index in left[: got.blocks]:
             outcomes[index] = Outcome.OK
         if got.blocks < len(left) and outcomes[left[got.blocks]] is not Outcome.OK:
-            outcomes[left[got.blocks]] = _kept(got.outcome)
+            outcomes[left[got.blocks]] = _kept(_told(got.outcome))
         return left[got.blocks :]
 
     def _ask(self, part: Part, world: World, keys: Sequence[bytes], found: bytearray) -> None:
@@ -379,6 +379,11 @@ class PoolTier:
 def _is_first(get: Get) -> bool:
     """Whether a block is the first of its segment, which is named for it."""
     return segment_place(get.key[:SEGMENT_BYTES]) == get.place
+
+
+def _told(outcome: Outcome) -> Outcome:
+    """Return what the store hears: not sent in time is late."""
+    return Outcome.LATE if outcome is Outcome.UNSENT else outcome
 
 
 def _kept(outcome: Outcome) -> Outcome:

@@ -1,0 +1,50 @@
+"""A member is blamed for what it does, not for a slow line or for what we have not sent yet."""
+
+import time
+
+from holdfast.errors import Outcome
+from holdfast.tiers.pool.breaker import BreakerOptions
+from holdfast.tiers.pool.health import HealthOptions
+from holdfast.wire.target import Got
+
+
+def test_of_a_write_is_heard_what_went_while_it_goes_on(fleet) -> None:
+    one = fleet(1, health=HealthOptions(breaker=BreakerOptions(stall_s=0.3)))
+    breaker = one.pool.health._targets["t0"].breaker
+
+    def put(records, deadline_s, heard=None):
+        for _ in range(10):
+            time.sleep(0.05)
+            heard(breaker._options.progress_bytes)
+            assert one.pool.reachable()
+        return [Outcome.OK] * len(records)
+
+    one.targets["t0"].put = put
+    assert one.write(one.chain(1, 1)) == [Outcome.OK]
+    assert breaker.opened == 0
+
+
+def test_what_we_did_not_send_in_time_is_late_and_no_fault_of_the_member(fleet) -> None:
+    one = fleet(1)
+    chain = one.chain(1, 3)
+    one.targets["t0"].put = lambda records, *_: [Outcome.UNSENT] * len(records)
+    one.targets["t0"].get = lambda *_: Got(0, Outcome.UNSENT)
+    for _ in range(5):
+        assert one.write(chain) == one.read(chain) == [Outcome.LATE] * 3
+    assert one.pool.reachable()
+    assert one.pool.usage().failures == 0
+    assert one.pool.health.reports()[0].failure_share == 0
+
+
+def test_what_came_before_we_could_send_no_more_is_kept(fleet) -> None:
+    one = fleet(1)
+    chain = one.chain(1, 3)
+    one.write(chain)
+    get = one.targets["t0"].get
+
+    def half(world, keys, into, *rest):
+        got = get(world, keys[:2], into[:2], *rest)
+        return got._replace(outcome=Outcome.UNSENT)
+
+    one.targets["t0"].get = half
+    assert one.read(chain) == [Outcome.OK, Outcome.OK, Outcome.LATE]
