@@ -51,6 +51,14 @@ def test_a_descriptor_without_a_key_is_refused(tmp_path, data, words):
         key_of(tmp_path, {"key_fd": fd})
 
 
+def test_a_descriptor_is_read_before_a_file_of_ours_can_have_its_number(tmp_path):
+    fd = os.dup(2)
+    os.close(fd)  # the next that is opened gets it
+    with pytest.raises(ConfigError, match=rf"key_fd: descriptor {fd} can not be read: Bad file"):
+        key_of(tmp_path, {"key_fd": fd})
+    assert not (tmp_path / "disk").exists()
+
+
 def test_a_descriptor_that_is_not_open_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"key_fd: descriptor 999 .* holdfast serve 999< FILE"):
         key_of(tmp_path, {"key_fd": 999})

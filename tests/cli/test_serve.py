@@ -117,3 +117,45 @@ def test_a_foreign_file_in_the_data_folder_is_refused_and_left_alone(holdfast, t
     assert str(file) in done.stderr
     assert file.read_bytes() == b"somebody else's " * 4096
     assert not (tmp_path / "node.sock").exists()
+
+
+def test_a_key_on_a_descriptor_that_is_not_open_is_asked_for(holdfast, tmp_path):
+    config = tmp_path / "node.yaml"
+    config.write_text(
+        f"listen: unix://{tmp_path}/node.sock\n"
+        f"tiers: [{{kind: host, capacity: 16 MiB}}, "
+        f"{{kind: disk, path: {tmp_path}/disk, capacity: 16 MiB}}]\n"
+        "domains: {acme: {key_fd: 3}}\n"
+    )
+    words = "domains.acme.key_fd: descriptor 3 is not open; start the node with the key on it"
+    for arguments in (["serve"], ["serve", "--private"], ["verify", "--offline"]):
+        if "--offline" in arguments:
+            words = "domains.acme.key_fd: descriptor 3 can not be read: Bad file descriptor; start"
+            (tmp_path / "disk").mkdir()
+            (tmp_path / "disk" / "blocks.holdfast").touch()
+        done = holdfast(*arguments, "--config", config)
+        assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+        assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "node.sock.lock").exists()
+
+
+def test_a_key_comes_on_a_descriptor_from_the_shell(serving, tmp_path):
+    config, key = tmp_path / "node.yaml", tmp_path / "acme.key"
+    key.write_bytes(bytes(32))
+    config.write_text(
+        f"listen: unix://{tmp_path}/node.sock\ntiers: [{{kind: host, capacity: 16 MiB}}]\n"
+        "domains: {acme: {key_fd: %d}}\n"
+    )
+    with key.open("rb") as opened:
+        config.write_text(config.read_text() % opened.fileno())
+        serving("--config", config, pass_fds=[opened.fileno()])
+
+
+def test_a_parent_that_can_not_be_watched_is_refused(holdfast, tmp_path):
+    words = "--with-parent: descriptor 77 is not open; start the node with the reading end"
+    done = holdfast("serve", "--private", "--with-parent", "77")
+    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    with (tmp_path / "file").open("wb") as opened:
+        fd = opened.fileno()
+        done = holdfast("serve", "--private", "--with-parent", fd, pass_fds=[fd])
+    assert (done.returncode, "is a file or a folder, and no pipe" in done.stderr) == (2, True)

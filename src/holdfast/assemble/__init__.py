@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from holdfast.assemble.domains import domain_keys, open_ring
+from holdfast.assemble.domains import DEFAULT_DOMAIN, configured_keys, default_key, open_ring
 from holdfast.assemble.keys import read_key
 from holdfast.assemble.rules import choose_rules, divide
 from holdfast.config import (
@@ -38,6 +38,7 @@ def open_store(config: Config) -> Store:
 
     Raises ConfigError, FormatError or BusyError and leaves what is on the media as it was.
     """
+    keys = configured_keys(config)
     with contextlib.ExitStack() as undo:
         lower: list[Tier] = []
         for number, options in enumerate(config.tiers):
@@ -45,7 +46,8 @@ def open_store(config: Config) -> Store:
                 lower.append(_tier(config, options, number, config.tier_names[number]))
                 undo.callback(lower[-1].close)
         host_bytes = next(tier.capacity for tier in config.tiers if isinstance(tier, HostOptions))
-        keys = domain_keys(config)
+        if DEFAULT_DOMAIN not in keys:
+            keys[DEFAULT_DOMAIN] = default_key(config)
         audit = AuditLog(Path(config.audit_file) if config.audit_file else None)
         ring = open_ring(config, keys, audit)
         eviction = POLICIES[config.policy]()

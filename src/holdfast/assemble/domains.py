@@ -18,8 +18,12 @@ DEFAULT_DOMAIN = "default"
 DEFAULT_KEY_FILE = "default.key"
 
 
-def domain_keys(config: Config) -> dict[str, bytes]:
-    """Return the key of each domain. Called with the tiers open: their folders are ours then."""
+def configured_keys(config: Config) -> dict[str, bytes]:
+    """Return the key of each domain that is configured, from where it says.
+
+    Called before anything is opened: a descriptor that the process was not started with is free
+    then, and not a file of ours.
+    """
     keys: dict[str, bytes] = {}
     for name, domain in config.domains.items():
         key = domain_key(name, domain)
@@ -30,13 +34,18 @@ def domain_keys(config: Config) -> dict[str, bytes]:
                     "domain; give each a key of its own"
                 )
         keys[name] = key
-    if DEFAULT_DOMAIN not in keys:
-        folder = config.disk_folder
-        if folder:
-            keys[DEFAULT_DOMAIN] = _kept_key(Path(folder, DEFAULT_KEY_FILE))
-        else:
-            keys[DEFAULT_DOMAIN] = secrets.token_bytes(DOMAIN_KEY_BYTES)
     return keys
+
+
+def default_key(config: Config) -> bytes:
+    """Return the key of the default domain where none is configured; a node with a disk keeps it.
+
+    Called with the tiers open: their folders are ours then.
+    """
+    folder = config.disk_folder
+    if folder:
+        return _kept_key(Path(folder, DEFAULT_KEY_FILE))
+    return secrets.token_bytes(DOMAIN_KEY_BYTES)
 
 
 def sealed_domains(config: Config) -> list[str]:

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from holdfast.blocks.key import DOMAIN_KEY_BYTES
-from holdfast.config import DomainOptions
+from holdfast.config import Config, DomainOptions
 from holdfast.errors import ConfigError
 
 _READ_BYTES = 2 * DOMAIN_KEY_BYTES + 2
@@ -25,6 +25,28 @@ def domain_key(name: str, domain: DomainOptions) -> bytes:
     if domain.key_fd is not None:
         return _from_descriptor(domain.key_fd, f"{at}.key_fd")
     return read_key(Path(domain.key_file), f"{at}.key_file")
+
+
+def check_descriptors(config: Config) -> None:
+    """Raise ConfigError for a `key_fd` that this process was not started with.
+
+    Called before anything else is opened: a number that is free until then would become a lock or
+    a socket of ours, which reading the key would empty and close.
+    """
+    for name, domain in config.domains.items():
+        if domain.key_fd is not None and not was_handed_over(domain.key_fd):
+            raise ConfigError(
+                f"domains.{name}.key_fd: descriptor {domain.key_fd} is not open; start the node "
+                f"with the key on it: holdfast serve {domain.key_fd}< FILE"
+            )
+
+
+def was_handed_over(fd: int) -> bool:
+    """Whether this process was started with a descriptor: what Python opens is not inheritable."""
+    try:
+        return os.get_inheritable(fd)
+    except (OSError, OverflowError):
+        return False
 
 
 def read_key(file: Path, setting: str) -> bytes:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 
 from holdfast import config as configuration
+from holdfast.assemble.keys import was_handed_over
 from holdfast.cli.options import add_config_arguments, load_config
 from holdfast.cli.settled import settled
 from holdfast.config import Config
+from holdfast.errors import ConfigError
 from holdfast.node.daemon import NO_PARENT, notify, serve
 from holdfast.node.private import private_folder
 
@@ -44,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
+    if args.with_parent != NO_PARENT:
+        _check_parent(args.with_parent)
     configuration.arm_failpoint()
     notify_address = configuration.notify_address()
     with _configured(args) as config, contextlib.ExitStack() as stack:
@@ -56,6 +62,20 @@ def run(args: argparse.Namespace) -> int:
         serve(config, ready, parent_fd=args.with_parent)
         notify(notify_address, "STOPPING=1")
     return 0
+
+
+def _check_parent(fd: int) -> None:
+    """Raise ConfigError for what can not tell that a parent has ended, before any of ours opens."""
+    if not was_handed_over(fd):
+        found = "is not open"
+    elif stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFREG, stat.S_IFDIR):
+        found = "is a file or a folder, and no pipe"
+    else:
+        return
+    raise ConfigError(
+        f"--with-parent: descriptor {fd} {found}; start the node with the reading end of a pipe on "
+        "it, or leave the option out"
+    )
 
 
 @contextlib.contextmanager

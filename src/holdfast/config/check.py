@@ -40,6 +40,7 @@ TTL_S_MAX = 10 * 365 * 86_400.0
 WRITES_PER_DAY_MAX = 1_000.0
 FIRST_FD = 3
 """Descriptors before this are input, output and errors."""
+FD_MAX = (1 << 31) - 1
 
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _DOMAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -96,9 +97,10 @@ def _check_domain(name: str, domain: DomainOptions) -> None:
         raise ConfigError(
             f"{at}: {' and '.join(given) or 'no key'} given; name one of {', '.join(sources)}"
         )
-    if domain.key_fd is not None and domain.key_fd < FIRST_FD:
+    if domain.key_fd is not None and not FIRST_FD <= domain.key_fd <= FD_MAX:
         raise ConfigError(
-            f"{at}.key_fd: {domain.key_fd} is not a descriptor of yours; use {FIRST_FD} or more"
+            f"{at}.key_fd: {domain.key_fd} is not a descriptor of yours; use {FIRST_FD} or more, "
+            f"at most {FD_MAX}"
         )
     _within(f"{at}.key_timeout_s", domain.key_timeout_s, DEADLINE_S_MAX)
 

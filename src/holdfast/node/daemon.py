@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.assemble import open_store
-from holdfast.assemble.keys import read_key
+from holdfast.assemble.keys import check_descriptors, read_key
 from holdfast.assemble.registration import register
 from holdfast.config import Config
 from holdfast.node.doorway import doorway, listen
@@ -58,6 +58,7 @@ def serve(
     found again meanwhile.
     Raises ConfigError, FormatError or BusyError before that, with nothing changed.
     """
+    check_descriptors(config)
     sys.setswitchinterval(_SWITCH_S)
     _allow_descriptors()
     entry, users = _entry(config), users_of(config)
