@@ -1,10 +1,12 @@
 """Opening the disk tier's file: made once, refused by name if it is not ours, never changed."""
 
+import re
+
 import pytest
 
 from holdfast.errors import BusyError, ConfigError, FormatError
 from holdfast.limits import MIB
-from holdfast.tiers.disk.file import FILE_NAME, DiskConfig
+from holdfast.tiers.disk.file import FILE_NAME, DiskConfig, check_file
 from holdfast.tiers.disk.tier import DiskTier
 
 
@@ -85,10 +87,33 @@ def test_a_file_cut_short_is_refused(made):
 
 
 def test_a_changed_capacity_is_refused_with_the_remedy(made):
-    for changes in ({"capacity_bytes": 16 * MIB}, {"region_bytes": 2 * MIB}):
+    for name, changes in (
+        ("capacity", {"capacity_bytes": 16 * MIB}),
+        ("region", {"region_bytes": 2 * MIB}),
+        ("capacity", {"capacity_bytes": 16 * MIB, "region_bytes": 2 * MIB}),
+    ):
         message = refused(made, ConfigError, **changes)
-        assert message.startswith("tiers.1.capacity")
-        assert "set it back, or delete the file" in message
+        assert message.startswith(f"tiers.1.{name}: ")
+        assert "or delete the file and lose its blocks" in message
+        set_back = re.findall(r"tiers\.1\.(\w+) to (\d+)", message)
+        changes.update({f"{key}_bytes": int(value) for key, value in set_back})
+        DiskTier(config_for(made, **changes)).close()
+
+
+def test_a_file_is_checked_beside_the_node_that_has_it_open(made):
+    was = (made / FILE_NAME).read_bytes()
+    held = DiskTier(config_for(made))
+    check_file(config_for(made))
+    with pytest.raises(ConfigError, match=r"set tiers\.1\.capacity to \d+, or delete the file"):
+        check_file(config_for(made, capacity_bytes=16 * MIB))
+    held.close()
+    (made / FILE_NAME).write_bytes(was[:MIB])
+    with pytest.raises(FormatError, match="cut short"):
+        check_file(config_for(made))
+    check_file(config_for(made / "none"))
+    with pytest.raises(ConfigError, match=r"tiers\.1\.capacity is 8388608 bytes, less than one"):
+        check_file(config_for(made / "none", region_bytes=64 * MIB))
+    assert not (made / "none").exists()
 
 
 def test_less_than_one_region_is_refused(tmp_path):

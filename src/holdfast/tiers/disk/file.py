@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.errors import ConfigError, FormatError
-from holdfast.limits import GIB, MIB
+from holdfast.limits import MIB
 from holdfast.tiers.disk.extent_io import Extents, FileExtents, lock_folder, preallocate
 from holdfast.tiers.disk.recovery import read_superblock
 from holdfast.tiers.disk.region import (
@@ -81,18 +81,49 @@ def check_superblock(extents: Extents, config: DiskConfig) -> Superblock:
     geometry = superblock.geometry
     asked = Geometry.within(config.capacity_bytes, config.region_bytes or geometry.region_bytes)
     if asked != geometry:
-        was = f"{geometry.file_bytes / GIB:.2f} GiB in regions of {geometry.region_bytes} bytes"
-        raise ConfigError(
-            f'{config.setting}.capacity: "{path}" was made with {was}, now '
-            f"{config.capacity_bytes / GIB:.2f} GiB in regions of {asked.region_bytes} bytes are "
-            "asked; set it back, or delete the file and lose its blocks"
-        )
+        raise _changed(path, config, geometry, asked)
     if extents.size < geometry.file_bytes:
         raise FormatError(
             f'"{path}" has {extents.size} bytes, its superblock says {geometry.file_bytes}; '
             "it was cut short: delete it, its blocks will be recomputed"
         )
     return superblock
+
+
+def check_file(config: DiskConfig) -> None:
+    """Raise what opening the tier would, as far as can be told beside a node that has it open.
+
+    Takes no lock and changes nothing; a file that is not there is none to complain of.
+    """
+    _check(config)
+    path = Path(config.path) / FILE_NAME
+    if not path.exists():
+        _fresh_geometry(config)
+        return
+    try:
+        extents = FileExtents(path, os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY))
+    except OSError as error:
+        raise ConfigError(f'{config.setting}.path: "{path}": {error.strerror}') from error
+    try:
+        check_superblock(extents, config)
+    finally:
+        extents.close()
+
+
+def _changed(path: Path, config: DiskConfig, was: Geometry, asked: Geometry) -> ConfigError:
+    """Say what does not fit the file in exact bytes, so that it can be set to what does."""
+    back = {}
+    if Geometry.within(config.capacity_bytes, was.region_bytes) != was:
+        back["capacity"] = was.file_bytes
+    if asked.region_bytes != was.region_bytes:
+        back["region"] = was.region_bytes
+    remedy = " and ".join(f"{config.setting}.{name} to {value}" for name, value in back.items())
+    return ConfigError(
+        f'{config.setting}.{next(iter(back))}: "{path}" was made with {was.file_bytes} bytes, '
+        f"{was.region_count} regions of {was.region_bytes}; {config.capacity_bytes} bytes are "
+        f"{asked.region_count} regions of {asked.region_bytes}; set {remedy}, or delete the file "
+        "and lose its blocks"
+    )
 
 
 def _check(config: DiskConfig) -> None:
