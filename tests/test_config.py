@@ -134,7 +134,7 @@ def test_plain_data_of_a_config_is_the_same_config():
             data(engine={"sav": 1}),
             "engine: contains unknown field 'sav'; .*: deadline_s, save, model",
         ),
-        (data(domains={"a": {"file": 1}}), r"domains\.\*: contains unknown .*: key_file"),
+        (data(domains={"a": {"file": 1}}), r"domains\.a: contains unknown .*: key_file"),
         (data({"kind": "host"}), r"tiers\.0: missing required field 'capacity'; add it"),
         (
             data({"kind": "tape", "capacity": 1}),
@@ -151,8 +151,8 @@ def test_plain_data_of_a_config_is_the_same_config():
         (data(transport="pigeon"), "transport: 'pigeon': .*; use one of: auto, nixl, tcp"),
         (data(HOST, DISK | {"admit": "no"}), "tiers.1.admit: 'no': .*; use one of: always, "),
         (data(lease_s="soon"), "lease_s: 'soon': Expected 'float', got 'str'"),
-        (data(lease_s=0), "lease_s: 0 s is not above 0 and at most 3600 s"),
-        (data(lease_s=1e9), "lease_s: 1e.09 s is not above 0 and at most 3600 s"),
+        (data(lease_s=0), "lease_s: 0 s is not above 0 and at most 3,600 s; raise it"),
+        (data(lease_s=1e9), "lease_s: 1,000,000,000 s is not .* at most 3,600 s; lower it"),
         (data(engine={"deadline_s": float("nan")}), r"engine\.deadline_s: nan s is not above 0"),
         (
             data(listen="tcp://h:1"),
@@ -359,7 +359,10 @@ def test_a_target_registers_with_what_is_said_and_defaults():
         (registered(address="10.0.0.1"), r"register\.address: '10\.0\.0\.1' is not an address"),
         (registered(weight=0), r"register\.weight: 0\.0 is not above 0"),
         (registered(zone="a/b"), r"register\.zone: 'a/b' is not"),
-        (registered(drain_s=0), r"register\.drain_s: 0 s is not above 0 and at most 3600 s"),
+        (
+            registered(drain_s=0),
+            r"register\.drain_s: 0 s is not .* at most 3,600 s; raise it",
+        ),
         (registered(name="x"), r"register: .*unknown field 'name'; .*: members, id, address,"),
         (
             {**registered(), "listen": "tcp://0.0.0.0:7441", "tokens": {"key_file": "k"}},
@@ -392,5 +395,5 @@ def test_a_question_to_a_pool_has_its_limits(ask_s):
 @pytest.mark.parametrize("ramp_s", [0, -1, 86_401])
 def test_a_ramp_has_its_limits(ramp_s):
     pool = {"kind": "pool", "members": "m.yaml", "ramp_s": ramp_s}
-    with pytest.raises(ConfigError, match=r"tiers\.1\.ramp_s: .* above 0 and at most 86400 s"):
+    with pytest.raises(ConfigError, match=r"tiers\.1\.ramp_s: .* above 0 and at most 86,400 s"):
         parse(data(HOST, pool, domains={"default": {"key_file": "k"}}))

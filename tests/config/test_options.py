@@ -42,7 +42,9 @@ def test_a_scrub_must_be_able_to_read_everything_in_its_time():
     assert parse(data(listen=HERE, scrub={"every_s": 0})).scrub.every_s == 0
     with pytest.raises(ConfigError, match=r"scrub.rate: 1000 B a second read 58.59 KiB in 60 s, t"):
         parse(data(listen=HERE, scrub={"every_s": 60, "rate": 1000}))
-    with pytest.raises(ConfigError, match=r"scrub.every_s: -1 s is not above 0"):
+    with pytest.raises(
+        ConfigError, match=r": -1 s is not from 0 to 31,536,000 s .* 0 turns it off"
+    ):
         parse(data(listen=HERE, scrub={"every_s": -1}))
 
 
@@ -79,3 +81,23 @@ def test_a_size_of_nothing_there_is_is_refused_by_its_key(huge):
     with pytest.raises(ConfigError, match=r"^tiers\.0\.capacity: ") as refused:
         parse({"tiers": tiers})
     assert len(str(refused.value)) < 250
+
+
+@pytest.mark.parametrize(
+    ("domains", "words"),
+    [
+        ({"a": {"seal": "maybe"}}, r"domains\.a\.seal: 'maybe': Expected 'bool \| null'"),
+        ({"ok": {}, "b": {"share": "much"}}, r"domains\.b\.share: 'much': Expected 'float"),
+        ({"ok": {"share": 2}, "b": 5}, r"domains\.b: 5: Expected 'object', got 'int'; correct it"),
+        (
+            {"ok": {"quota_bytes": {"host": 1}}, "b": {"quota_bytes": {"host": 1, "disk": "x"}}},
+            r"domains\.b\.quota_bytes\.disk: 'x': not a size; write bytes",
+        ),
+        ({"b": {"key_command": ["cat", 1]}}, r"domains\.b\.key_command\.1: 1: Expected 'str'"),
+        ({1: {"key_file": "k"}}, r"domains: 1 is no text, and a name is; put it in quotes"),
+        ({"b": {"quota_bytes": {2: 1}}}, r"domains\.b\.quota_bytes: 2 is no text, and a name is"),
+    ],
+)
+def test_what_is_wrong_with_a_domain_is_said_with_its_name_and_the_value(domains, words):
+    with pytest.raises(ConfigError, match=f"^{words}"):
+        parse(data(listen=HERE, domains=domains))

@@ -72,7 +72,11 @@ def _check_scrub(config: Config) -> None:
     every_s, rate = config.scrub.every_s, config.scrub.rate
     if every_s == 0:
         return
-    _within("scrub.every_s", every_s, SCRUB_S_MAX)
+    if not 0 <= every_s <= SCRUB_S_MAX:
+        raise ConfigError(
+            f"scrub.every_s: {every_s:,.10g} s is not from 0 to {SCRUB_S_MAX:,.0f} s (a year); "
+            "correct it, 0 turns it off"
+        )
     held = sum(
         t.capacity for t in config.tiers if isinstance(t, HostOptions | CxlOptions | DiskOptions)
     )
@@ -355,4 +359,7 @@ def _kind(tier: TierOptions) -> str:
 
 def _within(at: str, value: float, limit: float) -> None:
     if not 0 < value <= limit:
-        raise ConfigError(f"{at}: {value:g} s is not above 0 and at most {limit:g} s")
+        remedy = "lower it" if value > limit else "raise it"
+        raise ConfigError(
+            f"{at}: {value:,.10g} s is not above 0 and at most {limit:,.0f} s; {remedy}"
+        )

@@ -6,8 +6,9 @@ the remedy.
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -43,7 +44,7 @@ from holdfast.yaml_file import read_mapping
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-_AT = re.compile(r" - at `\$?(.*)`$")
+_AT = re.compile(r" - at (`key` in )?`\$?(.*)`$")
 _LONE = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
 """Halves of characters that no file's name has, in whatever encoding."""
 _KEY = re.compile(r"[A-Za-z0-9_-]+|\.{3}")
@@ -96,7 +97,7 @@ def load(
 def parse(data: Mapping[str, Any], folder: Path | None = None) -> Config:
     """Turn plain data into a checked Config; relative paths count from `folder`."""
     try:
-        config = msgspec.convert(data, Config, strict=False, dec_hook=_custom)
+        config = _converted(data)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(error, data)) from error
     except UnicodeEncodeError as error:
@@ -107,6 +108,10 @@ def parse(data: Mapping[str, Any], folder: Path | None = None) -> Config:
     config = _absolute(config, folder or Path.cwd())
     check(config)
     return config
+
+
+def _converted(data: Mapping[str, Any]) -> Config:
+    return msgspec.convert(data, Config, strict=False, dec_hook=_custom)
 
 
 def as_data(config: Config) -> dict[str, Any]:
@@ -148,18 +153,59 @@ def _custom(kind: type, value: object) -> object:
 def _explain(error: msgspec.ValidationError, data: Mapping[str, Any]) -> str:
     """Put the key's path first, then the value, what is wrong with it, and the remedy."""
     found = _AT.search(str(error))
-    keys = [] if found is None else _KEY.findall(found[1])
-    value: Any = data
-    for key in keys:
-        if isinstance(value, list):
-            value = value[int(key)]
-        else:
-            value = value.get(key) if isinstance(value, dict) else None
+    keys = [] if found is None else _named(_KEY.findall(found[2]), str(error), data)
+    value = _at(data, keys)
     what = _AT.sub("", str(error)).replace("`", "'").replace("Object ", "")
+    path = ".".join(keys) or "configuration"
+    if found is not None and found[1]:
+        name = next(key for key in value if not isinstance(key, str))
+        return f"{path}: {name!r:.80} is no text, and a name is; put it in quotes"
     plain = isinstance(value, str | int | float) and keys
     shown = f"{value!r:.80}: " if plain else ""
-    path = ".".join("*" if key == "..." else key for key in keys) or "configuration"
     return f"{path}: {shown}{what}; {_remedy(what, keys, value)}"
+
+
+def _named(keys: Sequence[str], said: str, data: Mapping[str, Any]) -> list[str]:
+    """Return keys with the name of an entry for each `...`, which is all that we are told.
+
+    It is the first entry with which alone the same is said.
+    """
+    here: dict[str, Any] = copy.deepcopy(dict(data))
+    named: list[str] = []
+    for key in keys:
+        if key != "...":
+            named.append(key)
+            continue
+        entries = _at(here, named)
+        every = dict(entries)
+        for name, entry in every.items():
+            entries.clear()
+            entries[name] = entry
+            if _said_of(here) == said:
+                named.append(str(name))
+                break
+        else:  # it takes several entries together, so none of them is named
+            entries.update(every)
+            named.append("*")
+    return named
+
+
+def _said_of(data: Mapping[str, Any]) -> str:
+    try:
+        _converted(data)
+    except msgspec.ValidationError as error:
+        return str(error)
+    return ""
+
+
+def _at(data: object, keys: Sequence[str]) -> Any:  # noqa: ANN401  # whatever was written there
+    """Return what is at a path; None where nothing is."""
+    for key in keys:
+        if isinstance(data, list):
+            data = data[int(key)]
+        else:
+            data = data.get(key) if isinstance(data, dict) else None
+    return data
 
 
 def _remedy(what: str, keys: list[str], value: object) -> str:
