@@ -7,6 +7,8 @@ import pytest
 
 from holdfast import __version__
 from holdfast.cli import machine
+from holdfast.tiers.disk.file import DiskConfig
+from holdfast.tiers.disk.tier import DiskTier
 
 
 def examined(holdfast, *arguments):
@@ -28,6 +30,13 @@ def config(tmp_path):
         return file
 
     return write
+
+
+def key(folder, byte=0):
+    file = folder / f"{byte}.key"
+    file.write_bytes(bytes([byte]) * 32)
+    file.chmod(0o600)
+    return file
 
 
 def test_a_sound_machine_without_a_node_is_well(holdfast, config, tmp_path):
@@ -99,7 +108,7 @@ def test_a_store_of_another_make_is_looked_for(holdfast, config, tmp_path, tier)
     with socket.create_server(("127.0.0.1", 0)) as there:
         address = f"tcp://127.0.0.1:{there.getsockname()[1]}"
         line = f"  - {{{tier.format(address=address)}}}\n"
-        domains = f"domains: {{default: {{key_file: {tmp_path}/key}}}}\n"
+        domains = f"domains: {{default: {{key_file: {key(tmp_path)}}}}}\n"
         file.write_text(file.read_text() + line + domains)
         code, checks, _ = examined(holdfast, "--config", file)
         assert code == 0
@@ -112,14 +121,12 @@ def test_a_store_of_another_make_is_looked_for(holdfast, config, tmp_path, tier)
 
 def test_it_says_which_domains_are_sealed_and_with_what(holdfast, tmp_path):
     file = tmp_path / "node.yaml"
-    key = tmp_path / "acme.key"
-    key.write_bytes(bytes(32))
-    key.chmod(0o600)
     file.write_text(
         f"listen: unix://{tmp_path}/node.sock\n"
         f"tiers: [{{kind: host, capacity: 16 MiB}}, "
         f"{{kind: disk, path: {tmp_path}/disk, capacity: 16 MiB}}]\n"
-        f"domains: {{acme: {{key_file: {key}}}, plain: {{key_file: {key}, seal: false}}}}\n"
+        f"domains: {{acme: {{key_file: {key(tmp_path)}}}, "
+        f"plain: {{key_file: {key(tmp_path, 1)}, seal: false}}}}\n"
     )
     done = holdfast("doctor", "--config", file)
     assert f"acme (key ring {tmp_path}/disk/keyring.json)" in done.stdout
@@ -146,3 +153,36 @@ def test_cxl_memory_is_looked_at_and_not_taken(holdfast, tmp_path, where, ok, wo
     assert code == (0 if ok else 1)
     assert checks["tiers.1"]["found"] == "cxl, 32 MiB"
     assert words in checks["tiers.1"]["why"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "what", "words"),
+    [
+        ("domains.a.key_file={0}/nope", "keys", "domains.a.key_file: '{0}/nope' can not be read"),
+        ("domains.a.key_fd=77", "keys", "domains.a.key_fd: descriptor 77 is not open; start"),
+        ("domains.a.key_file={0}/0.key", "keys", "has the key of domains.b, so it would be the sa"),
+        ("tokens.key_file={0}/nope", "tokens", "tokens.key_file: '{0}/nope' can not be read"),
+        ("record={0}/no/x", "record", "record: '{0}/no/x' can not be written: there is no folder"),
+        ("audit={0}", "audit", "'{0}' can not be written: it is a folder; name a file in it"),
+        ("keyring={0}/0.key", "key ring", "is damaged or no key ring"),
+        ("domains.b.users.0=no-such-user", "users", "domains.b.users.0: there is no user 'no-su"),
+        ("tiers.1.capacity=20 MiB", "tiers.1", "regions of 2097152; set tiers.1.capacity to "),
+    ],
+)
+def test_what_a_node_would_refuse_is_a_problem_and_nothing_is_changed(
+    holdfast, config, tmp_path, setting, what, words
+):
+    file, disk = config(), tmp_path / "new" / "disk"
+    domains = f"domains: {{b: {{key_file: {key(tmp_path)}}}}}\n"
+    file.write_text(file.read_text() + domains)
+    DiskTier(DiskConfig(path=str(disk), capacity_bytes=16 << 20)).close()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    setting, words = setting.format(tmp_path), words.format(tmp_path)
+    code, checks, _ = examined(holdfast, "--config", file, "--set", setting)
+    assert code == 1
+    assert words in checks[what]["why"]
+    assert [found["what"] for found in checks.values() if found["ok"] is False] == [what]
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    if what != "audit":  # without which a node goes on, and says so each time
+        done = holdfast("serve", "--config", file, "--set", setting)
+        assert done.returncode == 2, done.stderr

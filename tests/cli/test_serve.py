@@ -127,7 +127,7 @@ def test_a_key_on_a_descriptor_that_is_not_open_is_asked_for(holdfast, tmp_path)
         f"{{kind: disk, path: {tmp_path}/disk, capacity: 16 MiB}}]\n"
         "domains: {acme: {key_fd: 3}}\n"
     )
-    words = "domains.acme.key_fd: descriptor 3 is not open; start the node with the key on it"
+    words = "domains.acme.key_fd: descriptor 3 is not open; start it with the key there"
     for arguments in (["serve"], ["serve", "--private"], ["verify", "--offline"]):
         if "--offline" in arguments:
             words = "domains.acme.key_fd: descriptor 3 can not be read: Bad file descriptor; start"

@@ -26,7 +26,7 @@ from holdfast.policy.choice import POLICIES
 from holdfast.store.audit import AuditLog
 from holdfast.store.store import Store
 from holdfast.tiers.base import Tier
-from holdfast.tiers.disk.file import DiskConfig
+from holdfast.tiers.disk.file import DiskConfig, check_file
 from holdfast.tiers.disk.tier import DiskTier
 from holdfast.tiers.throttle import Throttled
 
@@ -113,15 +113,7 @@ def _tier(
 
             return open_cxl(options, f"tiers.{number}", name)
         case DiskOptions():
-            disk = DiskTier(
-                DiskConfig(
-                    path=options.path,
-                    capacity_bytes=options.capacity,
-                    region_bytes=options.region,
-                    setting=f"tiers.{number}",
-                    name=name,
-                )
-            )
+            disk = DiskTier(_disk_config(options, number, name))
             return Throttled(disk, options.read_limit) if options.read_limit else disk
         case PoolOptions():
             from holdfast.assemble.pool import open_pool
@@ -135,3 +127,21 @@ def _tier(
             from holdfast.assemble.existing import open_mooncake
 
             return open_mooncake(options, f"tiers.{number}", name)
+
+
+def check_disk(options: DiskOptions, number: int, name: str) -> None:
+    """Raise ConfigError or FormatError where a disk tier's file would be refused; changes nothing.
+
+    A node may have it open meanwhile.
+    """
+    check_file(_disk_config(options, number, name))
+
+
+def _disk_config(options: DiskOptions, number: int, name: str) -> DiskConfig:
+    return DiskConfig(
+        path=options.path,
+        capacity_bytes=options.capacity,
+        region_bytes=options.region,
+        setting=f"tiers.{number}",
+        name=name,
+    )

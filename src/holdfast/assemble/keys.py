@@ -36,8 +36,8 @@ def check_descriptors(config: Config) -> None:
     for name, domain in config.domains.items():
         if domain.key_fd is not None and not was_handed_over(domain.key_fd):
             raise ConfigError(
-                f"domains.{name}.key_fd: descriptor {domain.key_fd} is not open; start the node "
-                f"with the key on it: holdfast serve {domain.key_fd}< FILE"
+                f"domains.{name}.key_fd: descriptor {domain.key_fd} is not open; start it "
+                f"with the key there, as in: holdfast serve {domain.key_fd}< FILE"
             )
 
 

@@ -19,6 +19,7 @@ from holdfast.cli.options import (
     load_config,
     write_json,
 )
+from holdfast.cli.rehearsal import disk_problem, rehearse
 from holdfast.codec.seal import missing
 from holdfast.config import (
     Config,
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         data = as_data(config)
         findings += _configuration(args, config)
+        findings += rehearse(config)
         findings += _node(config)
     if args.json:
         checks = [msgspec.to_builtins(finding) for finding in findings]
@@ -90,7 +92,7 @@ def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding
             case CxlOptions():
                 yield _cxl(number, tier)
             case DiskOptions():
-                yield from _disk(number, tier)
+                yield from _disk(config, number, tier)
             case PoolOptions():
                 yield _pool(number, tier)
             case ValkeyOptions():
@@ -158,7 +160,7 @@ def _store(number: int, kind: str, addresses: Sequence[str]) -> Finding:
     return problem(name, found, f"{why}; start it, or correct the address")
 
 
-def _disk(number: int, tier: DiskOptions) -> Iterator[Finding]:
+def _disk(config: Config, number: int, tier: DiskOptions) -> Iterator[Finding]:
     name = f"tiers.{number}"
     there = nearest(tier.path)
     stat = os.statvfs(there)
@@ -167,6 +169,8 @@ def _disk(number: int, tier: DiskOptions) -> Iterator[Finding]:
     found = f"disk, {tier.capacity} in {tier.path}"
     if not os.access(there, os.W_OK):
         yield problem(name, found, f"{there} is not writable for user {os.geteuid()}; chown it")
+    elif wrong := disk_problem(config, number, tier):
+        yield problem(name, found, wrong)
     elif held:
         yield Finding(name, found, f"{Size(held)} laid out, {Size(free)} more free", ok=True)
     elif tier.capacity > free:

@@ -1,0 +1,101 @@
+"""What `doctor` tries as `serve` would at its start, and leaves as it is: keys, tokens, users."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from holdfast.assemble import check_disk
+from holdfast.assemble.domains import DEFAULT_DOMAIN, DEFAULT_KEY_FILE, configured_keys
+from holdfast.assemble.keys import check_descriptors, read_key
+from holdfast.cli.machine import Finding, problem
+from holdfast.config import Config, DiskOptions
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.node.users import group_of, users_of
+from holdfast.store.keyring import KeyRing
+from holdfast.wire.credentials import TlsFiles, server_context
+
+
+def rehearse(config: Config) -> Iterator[Finding]:
+    """Try what a node needs of its configuration at its start; what was not named is left out.
+
+    A key is read from where it comes, its command run: nothing else tells whether it can be had.
+    """
+    yield _tried("keys", _keys(config), lambda: _try_keys(config))
+    if config.keyring_file and Path(config.keyring_file).exists():
+        yield _tried("key ring", config.keyring_file, lambda: _try_ring(config.keyring_file))
+    if config.tokens.key_file:
+        file = Path(config.tokens.key_file)
+        yield _tried("tokens", str(file), lambda: read_key(file, "tokens.key_file"))
+    if config.tls:
+        files = TlsFiles(config.tls.cert, config.tls.key, config.tls.ca)
+        yield _tried("tls", files.cert, lambda: server_context(files))
+    if config.socket_group or any(domain.users for domain in config.domains.values()):
+        yield _tried("users", "known to this machine", lambda: _try_users(config))
+    for name, target in (("record", config.record), ("audit", config.audit)):
+        if target:
+            yield _tried(name, target, partial(_appends, name, target))
+
+
+def disk_problem(config: Config, number: int, tier: DiskOptions) -> str:
+    """Say why a node would refuse a disk tier's file as it is; empty if it would not."""
+    try:
+        check_disk(tier, number, config.tier_names[number])
+    except HoldfastError as error:
+        return str(error)
+    return ""
+
+
+def _tried(what: str, found: str, attempt: Callable[[], object]) -> Finding:
+    try:
+        attempt()
+    except HoldfastError as error:
+        return problem(what, found, str(error))
+    return Finding(what, found, ok=True)
+
+
+def _keys(config: Config) -> str:
+    names = [name for name in config.domains if name != DEFAULT_DOMAIN]
+    own = "configured" if DEFAULT_DOMAIN in config.domains else "the node's own"
+    return ", ".join([f"{DEFAULT_DOMAIN}: {own}", *names])
+
+
+def _try_keys(config: Config) -> None:
+    check_descriptors(config)
+    configured_keys(config)
+    for name, domain in config.domains.items():
+        if domain.publish_file:
+            read_key(Path(domain.publish_file), f"domains.{name}.publish_file")
+    kept = Path(config.disk_folder, DEFAULT_KEY_FILE)
+    if DEFAULT_DOMAIN not in config.domains and config.disk_folder and kept.exists():
+        read_key(kept, f"domains.{DEFAULT_DOMAIN}")
+
+
+def _try_ring(file: str) -> None:
+    try:
+        KeyRing(Path(file))
+    except OSError as error:
+        raise ConfigError(
+            f"keyring: {file!r} can not be read: {error.strerror}; correct it"
+        ) from error
+
+
+def _try_users(config: Config) -> None:
+    users_of(config)
+    group_of(config)
+
+
+def _appends(name: str, target: str) -> None:
+    """Raise ConfigError where a file could not be opened to append to it, nor made."""
+    file, folder = Path(target), Path(target).parent
+    why = ""
+    if not folder.is_dir():
+        why = f"there is no folder {str(folder)!r}; make it"
+    elif file.is_dir():
+        why = "it is a folder; name a file in it"
+    elif not os.access(file if file.exists() else folder, os.W_OK):
+        why = f"user {os.geteuid()} may not; chown it, or name another file"
+    if why:
+        raise ConfigError(f"{name}: {target!r} can not be written: {why}")
