@@ -40,7 +40,7 @@ BUSY = 3
 NO_NODE = 4
 INTERRUPTED = 130
 
-_EXIT_CODES = """\
+EXIT_CODES = """\
 exit codes: 0 all is well; 1 a check or a step failed; 2 wrong usage, configuration, trace or
 data folder; 3 in use by another node; 4 no node answers, or it refuses; 130 interrupted"""
 
@@ -48,16 +48,15 @@ data folder; 3 in use by another node; 4 no node answers, or it refuses; 130 int
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. Errors of ours become one line on standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser()
     if not arguments or arguments[0] not in VERBS:
-        parser.parse_args(arguments or ["--help"])  # shows help or the error, and exits
+        _parser().parse_args(arguments or ["--help"])  # shows help or the error, and exits
     name = arguments[0]
-    verb = import_module(f"holdfast.cli.{name}")
-    parser = argparse.ArgumentParser(
-        prog=f"holdfast {name}", description=VERBS[name], epilog=_EXIT_CODES
-    )
-    verb.add_arguments(parser)
     try:
+        verb = import_module(f"holdfast.cli.{name}")  # takes long enough to be interrupted
+        parser = argparse.ArgumentParser(
+            prog=f"holdfast {name}", description=VERBS[name], epilog=EXIT_CODES
+        )
+        verb.add_arguments(parser)
         status: int = verb.run(parser.parse_args(arguments[1:]))
     except HoldfastError as error:
         print(f"holdfast {name}: {error}", file=sys.stderr)
@@ -80,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="holdfast",
         usage="holdfast VERB [OPTIONS]",
         description="A shared, tiered memory for the KV caches of LLM inference.",
-        epilog=f"verbs:\n{lines}\n\n`holdfast VERB --help` lists its options.\n\n{_EXIT_CODES}",
+        epilog=f"verbs:\n{lines}\n\n`holdfast VERB --help` lists its options.\n\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")

@@ -194,3 +194,10 @@ def test_help_lists_subjects_and_exit_codes(capsys):
     out = capsys.readouterr().out
     assert all(name in out for name in bench.SUBJECTS)
     assert "exit codes" in out
+
+
+@pytest.mark.parametrize("subject", bench.SUBJECTS)
+def test_the_help_of_each_subject_ends_with_the_exit_codes(capsys, subject):
+    with pytest.raises(SystemExit):
+        main(["bench", subject, "--help"])
+    assert "exit codes: 0 all is well" in capsys.readouterr().out

@@ -6,6 +6,7 @@ import argparse
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from holdfast.cli import EXIT_CODES
 from holdfast.cli.measuring import finish
 from holdfast.cli.options import add_json_argument
 from holdfast.rig import report
@@ -46,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
     """
     subject = import_module(f"holdfast.cli.bench.{args.subject}")
     parser = argparse.ArgumentParser(
-        prog=f"holdfast bench {args.subject}", description=SUBJECTS[args.subject]
+        prog=f"holdfast bench {args.subject}",
+        description=SUBJECTS[args.subject],
+        epilog=EXIT_CODES,
     )
     subject.add_arguments(parser)
     add_json_argument(parser)
