@@ -88,3 +88,40 @@ def test_what_the_system_refuses_is_one_line_too(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "run", fail)
     assert cli.main(["doctor"]) == 1
     assert capsys.readouterr().err == "holdfast doctor: /srv/x: Permission denied\n"
+
+
+def test_an_interrupt_while_a_verb_is_loaded_is_told_by_the_exit_code_alone(monkeypatch, capsys):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "import_module", interrupted)
+    assert cli.main(["sim", "conversation"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["doctor"],
+        ["inspect", "--node", "unix:///nowhere/node.sock"],
+        ["inspect", "audit"],
+        ["domain", "erase", "acme", "--node", "unix:///nowhere/node.sock"],
+        ["verify", "--node", "unix:///nowhere/node.sock"],
+        ["soak", "torn", "--faults", "1"],
+        ["sim", "conversation", "--ladder", "none.yaml"],
+        ["size", "--model", "Llama-3.1-8B", "--users", "1"],
+        ["bench", "seal"],
+        ["demo"],
+    ],
+)
+def test_where_json_goes_is_checked_before_anything_is_done(tmp_path, capsys, argv):
+    assert cli.main([*argv, "--json", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"--json: cannot write {str(tmp_path)!r}: Is a directory; choose" in said.err
+
+
+def test_json_goes_to_a_folder_that_is_made(tmp_path, capsys):
+    target = tmp_path / "new" / "x.json"
+    cli.main(["doctor", "--json", str(target)])
+    assert '"checks"' in target.read_text()

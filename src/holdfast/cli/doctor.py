@@ -34,6 +34,7 @@ from holdfast.config import (
 )
 from holdfast.errors import ConfigError, HoldfastError, MembershipError, NodeGoneError
 from holdfast.probe import memory
+from holdfast.rig.report import check_target
 from holdfast.tiers.cxl.medium import describe
 from holdfast.tiers.pool.member_file import MemberFile
 from holdfast.wire.address import tcp_endpoint
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Examine machine, configuration and node; 1 if something needs a person."""
+    check_target(args.json)
     findings = list(examine())
     data: dict[str, object] = {}
     try:

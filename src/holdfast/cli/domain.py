@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.cli import FAILED, OK
 from holdfast.cli.options import add_config_arguments, add_json_argument, node_address, write_json
 from holdfast.errors import ConfigError, ProtocolError
+from holdfast.rig.report import check_target
 from holdfast.wire.client import Client
 from holdfast.wire.messages import PROTOCOL, Domains, Hello, Report
 
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask the node and show its answer; 1 if an erased domain's keys may still be elsewhere."""
+    check_target(args.json)
     if (args.action == "list") == bool(args.name):
         words = "shows all domains; name none" if args.name else "name one domain"
         raise ConfigError(f"{args.action}: {words}")

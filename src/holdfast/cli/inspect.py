@@ -19,6 +19,7 @@ from holdfast.cli.options import (
 )
 from holdfast.config import Size
 from holdfast.errors import ConfigError, ProtocolError
+from holdfast.rig.report import check_target
 from holdfast.store.audit import check
 from holdfast.wire.client import Client
 from holdfast.wire.messages import (
@@ -60,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask the node and show its answer; 1 if the audit log is not as it was written."""
+    check_target(args.json)
     if args.action == "audit":
         return _audit(args)
     request = _request(args)

@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast.config import Config, load
 from holdfast.errors import ConfigError
+from holdfast.rig.report import check_target
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,8 +64,12 @@ def read_fingerprint(text: str) -> str:
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare `--json FILE`."""
-    parser.add_argument("--json", metavar="FILE", help="write JSON; - for standard output")
+    """Declare `--json FILE`; what takes it checks with `check_target` before it begins."""
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help="write JSON, in a folder that is made if need be; - for standard output",
+    )
 
 
 def write_json(data: Any, target: str) -> None:  # noqa: ANN401  # whatever JSON can hold
@@ -73,6 +78,7 @@ def write_json(data: Any, target: str) -> None:  # noqa: ANN401  # whatever JSON
     if target == "-":
         sys.stdout.write(text)
         return
+    check_target(target)
     try:
         Path(target).write_text(text, encoding="utf-8")
     except OSError as error:

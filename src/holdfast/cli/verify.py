@@ -23,6 +23,7 @@ from holdfast.cli.options import (
 from holdfast.config import Config, DiskOptions, Size
 from holdfast.errors import ConfigError, ProtocolError
 from holdfast.limits import MIB
+from holdfast.rig.report import check_target
 from holdfast.store.scrub import Wish
 from holdfast.tiers.disk.file import FILE_NAME
 from holdfast.wire.client import Client
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Verify slice by slice; 1 if a copy failed."""
+    check_target(args.json)
     wish = Wish(read_fingerprint(args.fingerprint), 0, SLICE_S, _rate(args.rate))
     if args.offline and args.node:
         raise ConfigError("--offline and --node: one or the other; drop one")
