@@ -50,6 +50,7 @@ bench: setup ## measure this machine, tiers then the engine, and render docs/ben
 	    $(BIN)/python tools/benchmarks.py; exit $$missed
 
 soak: setup ## every campaign at full length, or for MINUTES; then the endless tests
+	@mkdir -p build
 	@$(BIN)/holdfast soak $(if $(MINUTES),--minutes $(MINUTES)) --json build/soak.json
 	@HOLDFAST_SOAK_MINUTES=$(or $(MINUTES),10) \
 	    $(BIN)/pytest -m soak --timeout=0 --hypothesis-profile=soak

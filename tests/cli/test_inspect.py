@@ -66,7 +66,7 @@ def test_no_node_has_an_exit_code_of_its_own(holdfast, tmp_path):
 def test_json_that_can_not_be_written_is_named(holdfast, node):
     done = holdfast("inspect", "--node", node, "--json", "/none/file.json")
     assert done.returncode == 2
-    assert "--json /none/file.json: No such file or directory" in done.stderr
+    assert "--json: cannot write '/none/file.json': No such file or directory" in done.stderr
 
 
 def test_plans_say_why_and_what_came_of_them(holdfast, node):

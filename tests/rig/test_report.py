@@ -70,10 +70,15 @@ def test_a_report_is_ok_unless_a_goal_was_missed():
     assert not Report("x", [fine], broken_off=True).ok
 
 
-def test_writes_to_a_file_in_a_new_folder(tmp_path):
-    target = tmp_path / "new" / "x.json"
+def test_writes_to_a_file_and_makes_no_folder(tmp_path):
+    target = tmp_path / "x.json"
     report.write(Report("x", []), str(target))
     assert json.loads(target.read_text())["rows"] == []
+    with pytest.raises(
+        ConfigError, match=r"--json: cannot write .*No such file or directory; choo"
+    ):
+        report.write(Report("x", []), str(tmp_path / "new" / "x.json"))
+    assert list(tmp_path.iterdir()) == [target]
 
 
 def test_a_dash_writes_to_standard_output(capsys):

@@ -114,12 +114,12 @@ def to_json(report: Report) -> bytes:
 def check_target(target: str | None, option: str = "--json") -> None:
     """Raise ConfigError if what the option names could not be written: before the work.
 
-    Folders are made as needed, and what the file holds stays until something is written.
+    No folder is made: one that is not there is more often a slip of the pen. What the file holds
+    stays until something is written.
     """
     if target is not None and target != "-":
         path = Path(target)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             was_there = path.exists()
             with path.open("ab"):
                 pass
@@ -132,7 +132,7 @@ def check_target(target: str | None, option: str = "--json") -> None:
 
 
 def write(report: Report, target: str) -> None:
-    """Write the JSON to a file, or to standard output for `-`; folders are made as needed."""
+    """Write the JSON to a file, or to standard output for `-`. Raises ConfigError."""
     encoded = to_json(report)
     if target == "-":
         sys.stdout.write(encoded.decode())
