@@ -1,5 +1,7 @@
 """`holdfast pool`: draining a member is one edit of the members file."""
 
+import stat
+
 import pytest
 import yaml
 
@@ -50,3 +52,16 @@ def test_what_cannot_be_is_refused_and_changes_nothing(file, capsys):
     assert main(["pool", "drain", "b", "--members", str(file)]) == 2
     assert "the last one that takes segments" in capsys.readouterr().err
     assert states(file)["b"] == "serving"
+
+
+def test_a_link_stays_a_link_and_the_file_keeps_its_mode(file, tmp_path, capsys):
+    link = tmp_path / "links" / "members.yaml"
+    link.parent.mkdir()
+    link.symlink_to(file)
+    file.chmod(0o640)
+    assert main(["pool", "drain", "a", "--members", str(link)]) == 0
+    assert (link.is_symlink(), file.is_symlink()) == (True, False)
+    assert states(file) == {"a": "draining", "b": "serving"}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert [path.name for path in link.parent.iterdir()] == ["members.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["links", "members.yaml"]

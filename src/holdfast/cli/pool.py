@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import stat
 from pathlib import Path
 
 import msgspec
@@ -64,13 +66,26 @@ def _members_file(config: Config) -> str:
 
 
 def _replace(path: Path, data: dict[str, object]) -> None:
+    """Put another file in the place of one, with its mode and, where we may, its owner.
+
+    What a symbolic link names is replaced, not the link: others may reach it by its own name.
+    """
     import yaml
 
-    made = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        plain = msgspec.to_builtins(data)
-        made.write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
-        made.rename(path)
+        file = path.resolve(strict=True)
+        was = file.stat()
+        made = file.with_name(f".{file.name}.{os.getpid()}")
+        text = yaml.safe_dump(msgspec.to_builtins(data), sort_keys=False)
+        try:
+            with made.open("x", encoding="utf-8") as opened:
+                with contextlib.suppress(PermissionError):
+                    os.fchown(opened.fileno(), was.st_uid, was.st_gid)
+                os.fchmod(opened.fileno(), stat.S_IMODE(was.st_mode))
+                opened.write(text)
+            made.rename(file)
+        except OSError:
+            made.unlink(missing_ok=True)
+            raise
     except OSError as error:
-        made.unlink(missing_ok=True)
         raise ConfigError(f"{path}: can not be written: {error.strerror}") from error
