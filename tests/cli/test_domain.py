@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from holdfast.cli.domain import _entry, _text
 from holdfast.testing.payloads import payload_of
 from holdfast.wire import messages as m
 from holdfast.wire.client import Client
@@ -157,3 +158,38 @@ def test_a_token_is_noted(holdfast, config, tmp_path):
     log = (tmp_path / "disk" / "audit.jsonl").read_text()
     assert '"action":"token","peer":"h1"' in log
     assert done.stdout.split(".")[2].strip() not in log
+
+
+def test_what_was_done_is_said_in_numbers_that_are_true():
+    assert _text("retire", {"domain": "a", "retired": 0}) == (
+        "a: nothing destroyed, there is no data key but the newest"
+    )
+    assert "a: 1 data key destroyed" in _text("retire", {"domain": "a", "retired": 1})
+    erased = {"domain": "a", "epochs": 1, "blocks": 2, "everywhere": True}
+    assert _text("erase", erased) == "a: 1 data key destroyed, 2 blocks gone"
+    entry = {"domain": "a", "id": "00", "sealed": True, "derived": False, "erasures": 1}
+    assert "erased 1 time" in _entry({**entry, "configured": True, "epochs": []})[0].split(", ")
+
+
+def test_a_domain_whose_keys_are_derived_is_not_erased_without_a_ring_and_nothing_to_retire(
+    holdfast, serving, config, tmp_path
+):
+    (tmp_path / "members.yaml").write_text("members: [{id: a, address: 'tcp://127.0.0.1:9'}]\n")
+    config.write_text(
+        f"listen: unix://{tmp_path}/node.sock\n"
+        "tiers:\n"
+        "  - {kind: host, capacity: 16 MiB}\n"
+        f"  - {{kind: pool, members: {tmp_path}/members.yaml}}\n"
+        f"domains: {{default: {{key_file: {tmp_path}/acme.key}}}}\n"
+    )
+    serving("--config", config)
+    for action, code, said in (
+        ("erase", 4, "without a keyring file this node would not remember that it was erased"),
+        ("retire", 0, "default: nothing destroyed, there is no data key but the newest"),
+        ("rotate", 0, "epoch 2 seals from now on"),
+        ("retire", 4, "data keys follow from the domain's key in epochs 1, so they can not be"),
+    ):
+        done = holdfast("domain", action, "default", "--config", config)
+        assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done.stderr
+    done = holdfast("inspect", "--config", config)
+    assert "  pool     shared: `holdfast inspect pool` shows its members; " in done.stdout

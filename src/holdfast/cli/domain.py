@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.cli import FAILED, OK
-from holdfast.cli.options import add_config_arguments, add_json_argument, node_address, write_json
+from holdfast.cli.options import (
+    add_config_arguments,
+    add_json_argument,
+    many,
+    node_address,
+    write_json,
+)
 from holdfast.errors import ConfigError, ProtocolError
 from holdfast.rig.report import check_target
 from holdfast.wire.client import Client
@@ -21,9 +27,10 @@ actions:
   list           the domains, whether their blocks are sealed, and the epochs of their data keys
   rotate NAME    begin another epoch, which seals from now on; what older ones sealed stays readable
   retire NAME    destroy all data keys but the newest: what they sealed can not be read again;
-                 refused where one follows from the domain's key
+                 refused if one to be destroyed follows from the domain's key
   erase NAME     destroy all data keys: nothing that was sealed with them can be read again, on any
-                 medium; where one follows from the domain's key it says so, and ends with 1"""
+                 medium; where one follows from the domain's key it says so, and ends with 1,
+                 or is refused, with 4, if no keyring file would remember the erasure"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,9 +72,12 @@ def _text(action: str, answer: Mapping[str, Any]) -> str:
         case "rotate":
             return f"{name}: epoch {answer['epoch']} seals from now on"
         case "retire":
-            return f"{name}: {answer['retired']} data keys destroyed, the newest is left"
+            if not answer["retired"]:
+                return f"{name}: nothing destroyed, there is no data key but the newest"
+            return f"{name}: {many(answer['retired'], 'data key')} destroyed, the newest is left"
         case "erase":
-            keys, blocks = f"{answer['epochs']} data keys", f"{answer['blocks']} blocks gone"
+            keys = many(answer["epochs"], "data key")
+            blocks = f"{many(answer['blocks'], 'block')} gone"
             if answer["everywhere"]:
                 return f"{name}: {keys} destroyed, {blocks}"
             return (
@@ -82,7 +92,7 @@ def _text(action: str, answer: Mapping[str, Any]) -> str:
 def _entry(entry: Mapping[str, Any]) -> list[str]:
     marks = ["sealed below the host" if entry["sealed"] else "not sealed"]
     marks += ["data keys derived"] if entry["derived"] else []
-    marks += [f"erased {entry['erasures']} times"] if entry["erasures"] else []
+    marks += [f"erased {many(entry['erasures'], 'time')}"] if entry["erasures"] else []
     marks += [] if entry["configured"] else ["not configured here"]
     first = f"{entry['domain']:<16} {entry['id']}  {', '.join(marks)}"
     return [first, *(f"  epoch {each['epoch']}, from {each['made']}" for each in entry["epochs"])]
