@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from holdfast.cli.inspect import _merged
+from holdfast.cli.inspect import _fill, _merged
 from holdfast.cli.inspect_plans import plans_text
 from holdfast.wire import messages as m
 from holdfast.wire.client import Client
@@ -112,3 +112,11 @@ def test_memory_is_one_line_however_many_domains_share_it():
     host = {"tier": "host", "used_bytes": 5, "capacity_bytes": 9, "records": 1, "failures": 0}
     disk = {**host, "tier": "disk", "failures": 2}
     assert _merged([host, host, disk]) == [{**host, "used_bytes": 10, "records": 2}, disk]
+
+
+def test_a_tier_without_a_capacity_of_its_own_is_not_called_empty():
+    tier = {"tier": "pool", "used_bytes": 0, "capacity_bytes": 0, "records": 0, "failures": 1}
+    assert "0 B" not in _fill(tier)
+    assert "`holdfast inspect pool` shows its members; 1 failure" in _fill(tier)
+    filled = _fill({**tier, "tier": "host", "capacity_bytes": 4096, "records": 1, "failures": 0})
+    assert filled == "  host     0 B of 4 KiB used, 1 record, 0 failures"

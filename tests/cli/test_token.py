@@ -53,7 +53,7 @@ def test_without_a_key_it_asks_for_one(tmp_path, capsys):
     file = tmp_path / "node.yaml"
     file.write_text("tiers: [{kind: host, capacity: 16 MiB}]")
     assert main(["token", "--config", str(file)]) == USAGE
-    assert "no key; name one with --key-file" in capsys.readouterr().err
+    assert "token: no key to make a token with; name one with --key-file" in capsys.readouterr().err
 
 
 def test_a_token_that_finds_no_place_is_left_nowhere(key_file, tmp_path, capsys):

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,7 @@ from holdfast.cli.options import (
     add_config_arguments,
     add_json_argument,
     load_config,
+    many,
     write_json,
 )
 from holdfast.cli.rehearsal import disk_problem, rehearse
@@ -147,7 +149,7 @@ def _pool(number: int, tier: PoolOptions) -> Finding:
         members = MemberFile(tier.members).read()
     except MembershipError as error:
         return problem(name, found, str(error))
-    return Finding(name, found, f"{len(members)} members", ok=True)
+    return Finding(name, found, many(len(members), "member"), ok=True)
 
 
 def _store(number: int, kind: str, addresses: Sequence[str]) -> Finding:
@@ -198,14 +200,16 @@ def _node(config: Config) -> Iterator[Finding]:
         reply = client.call(Status(), ANSWER_S)
     finally:
         client.close()
-    status = reply.data if isinstance(reply, Report) else {}
+    status: dict[str, Any] = reply.data if isinstance(reply, Report) else {}
     yield Finding(
-        "node", f"answers at {config.node_address}", f"{status.get('blocks')} blocks", ok=True
+        "node", f"answers at {config.node_address}", many(status.get("blocks", 0), "block"), ok=True
     )
     recovery = status.get("recovery_s")
     words = "still reading the disk" if recovery is None else f"took {recovery:.3f} s"
-    yield Finding("recovery", f"{status.get('recovered_blocks')} blocks found again", words)
+    yield Finding(
+        "recovery", f"{many(status.get('recovered_blocks', 0), 'block')} found again", words
+    )
     faults = status.get("faults")
     count = len(faults) if isinstance(faults, list) else 0
     if count:
-        yield problem("faults", f"{count} blocks failed", "`holdfast inspect` lists them")
+        yield problem("faults", f"{many(count, 'block')} failed", "`holdfast inspect` lists them")

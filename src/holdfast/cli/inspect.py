@@ -13,6 +13,7 @@ from holdfast.cli.options import (
     add_config_arguments,
     add_json_argument,
     load_config,
+    many,
     node_address,
     read_fingerprint,
     write_json,
@@ -96,7 +97,9 @@ def _audit(args: argparse.Namespace) -> int:
         write_json({"file": config.audit_file, **found._asdict()}, args.json)
     if args.json != "-":
         verdict = "the chain is broken:" if found.faults else "the chain is whole"
-        first = f"{config.audit_file}: {found.lines} lines, last hash {found.head}; {verdict}"
+        first = (
+            f"{config.audit_file}: {many(found.lines, 'line')}, last hash {found.head}; {verdict}"
+        )
         print("\n".join([first, *(f"  {fault}" for fault in found.faults)]))
     return FAILED if found.faults else OK
 
@@ -122,7 +125,7 @@ def _ask(client: Client, request: Request) -> dict[str, Any]:
 
 def _text(request: Request, answer: Mapping[str, Any]) -> str:
     if isinstance(request, Drop):
-        return f"dropped {answer['dropped']} blocks"
+        return f"dropped {many(answer['dropped'], 'block')}"
     if isinstance(request, Plans):
         return plans_text(answer)
     if isinstance(request, Members):
@@ -134,7 +137,7 @@ def _text(request: Request, answer: Mapping[str, Any]) -> str:
 
 def _pool(pool: Mapping[str, Any]) -> list[str]:
     members = pool.get("members", [])
-    lines = [f"{pool['tier']}: {len(members)} members, epoch {pool.get('epoch', 0)}"]
+    lines = [f"{pool['tier']}: {many(len(members), 'member')}, epoch {pool.get('epoch', 0)}"]
     if pool.get("trouble"):
         lines.append(f"  membership: {pool['trouble']}")
     return lines + [line for member in members for line in _member(member)]
@@ -169,27 +172,35 @@ def _member(member: Mapping[str, Any]) -> list[str]:
 
 
 def _tiers(status: Mapping[str, Any]) -> list[str]:
-    lines = [f"node {status['incarnation']}: {status['blocks']} blocks"]
-    lines += [
-        f"  {tier['tier']:<8} {Size(tier['used_bytes'])} of {Size(tier['capacity_bytes'])} used, "
-        f"{tier['records']} records, {tier['failures']} failures"
-        for tier in _merged(status["tiers"])
-    ]
+    lines = [f"node {status['incarnation']}: {many(status['blocks'], 'block')}"]
+    lines += [_fill(tier) for tier in _merged(status["tiers"])]
     lines += [_admission(rule) for rule in status["admission"]]
     lines += [_domain(domain) for domain in status["domains"]]
     hints, scrub = status["hints"], status["scrub"]
     lines.append(
-        f"  hints   {hints['sessions']} sessions followed, {hints['prestaging']} contexts to bring "
-        f"up, {Size(hints['pinned_bytes'])} pinned"
+        f"  hints   {many(hints['sessions'], 'session')} followed, "
+        f"{many(hints['prestaging'], 'context')} to bring up, {Size(hints['pinned_bytes'])} pinned"
     )
     lines.append(
-        f"  scrub   {scrub['passes']} passes, {scrub['checked']} copies, {scrub['corrupt']} corrupt"
+        f"  scrub   {many(scrub['passes'], 'pass')}, {many(scrub['checked'], 'copy')}, "
+        f"{scrub['corrupt']} corrupt"
     )
     lines += [
         f"  fault   {fault['tier']} {fault['key']}: {fault['outcome']}"
         for fault in status["faults"]
     ]
     return lines
+
+
+def _fill(tier: Mapping[str, Any]) -> str:
+    """Say how full a tier is; of one with no capacity of its own the far side has to be asked."""
+    failures = many(tier["failures"], "failure")
+    if not tier["capacity_bytes"]:
+        return f"  {tier['tier']:<8} shared: `holdfast inspect pool` shows its members; {failures}"
+    return (
+        f"  {tier['tier']:<8} {Size(tier['used_bytes'])} of {Size(tier['capacity_bytes'])} used, "
+        f"{many(tier['records'], 'record')}, {failures}"
+    )
 
 
 def _admission(rule: Mapping[str, Any]) -> str:
@@ -213,11 +224,11 @@ def _domain(domain: Mapping[str, Any]) -> str:
 def _world(world: Mapping[str, Any]) -> list[str]:
     size = Size(world["payload_bytes"])
     first = (
-        f"{world['fingerprint']}  domain {world['domain']}: {world['blocks']} blocks "
+        f"{world['fingerprint']}  domain {world['domain']}: {many(world['blocks'], 'block')} "
         f"of {world['block_tokens']} tokens, {size}"
     )
     tiers = [
-        f"  {name:<8}{tier['blocks']} blocks, {Size(tier['bytes'])}"
+        f"  {name:<8}{many(tier['blocks'], 'block')}, {Size(tier['bytes'])}"
         for name, tier in world["tiers"].items()
     ]
     return [first, *tiers]

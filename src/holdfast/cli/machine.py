@@ -21,6 +21,7 @@ from holdfast.buffers import (
     populate,
     prefer_huge_pages,
 )
+from holdfast.cli.options import many
 from holdfast.config import Size
 from holdfast.probe import memory
 
@@ -124,7 +125,7 @@ def _numa() -> Finding:
     nodes = sorted(Path("/sys/devices/system/node").glob("node[0-9]*"))
     bare = [node.name for node in nodes if not _kernel(str(node / "cpulist"))]
     words = f"without processors (CXL?): {', '.join(bare)}" if bare else ""
-    return Finding("numa", f"{len(nodes) or 1} nodes", words)
+    return Finding("numa", many(len(nodes) or 1, "node"), words)
 
 
 def _copying() -> Finding:

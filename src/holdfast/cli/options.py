@@ -68,7 +68,7 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         metavar="FILE",
-        help="write JSON, in a folder that is made if need be; - for standard output",
+        help="write JSON to a file in a folder that is there; - for standard output",
     )
 
 
@@ -79,7 +79,12 @@ def write_json(data: Any, target: str) -> None:  # noqa: ANN401  # whatever JSON
         sys.stdout.write(text)
         return
     check_target(target)
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--json {target}: {error.strerror}; choose another file") from error
+    Path(target).write_text(text, encoding="utf-8")
+
+
+def many(count: int, what: str) -> str:
+    """Return how many there are of something: 1 block, 2 blocks, 2 passes, 2 copies."""
+    if count == 1:
+        return f"1 {what}"
+    stem, ending = (what[:-1], "ies") if what.endswith("y") else (what, "s")
+    return f"{count} {stem}{'es' if stem.endswith('s') else ending}"

@@ -53,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the token, or replace the file that holds the last one."""
     file = args.key_file or load_config(args).tokens.key_file
     if not file:
-        raise ConfigError("token: no key; name one with --key-file, or a --config with tokens")
+        raise ConfigError(
+            "no key to make a token with; name one with --key-file, or a --config with tokens"
+        )
     key = read_key(Path(file), "tokens.key_file")
     line = issue(key, args.peer, args.may or VERBS, args.lifetime, time.time())
     log = load_config(args).audit_file if args.config else ""

@@ -16,6 +16,7 @@ from holdfast.cli.options import (
     add_config_arguments,
     add_json_argument,
     load_config,
+    many,
     node_address,
     read_fingerprint,
     write_json,
@@ -142,5 +143,7 @@ def _text(answer: dict[str, Any]) -> str:
     bad = [f"  {fault['tier']}: {fault['outcome']}" for fault in answer["bad"]]
     words = f"{len(bad)} failed and were dropped:" if bad else "all are intact"
     size, seconds = Size(answer["bytes"]), answer["seconds"]
-    checked = f"verified {answer['checked']} stored copies, {size} in {seconds:.1f} s; {words}"
+    checked = (
+        f"verified {many(answer['checked'], 'stored copy')}, {size} in {seconds:.1f} s; {words}"
+    )
     return "\n".join([checked, *bad])
