@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from holdfast.cli.inspect import _fill, _merged
+from holdfast.cli.inspect import _admission, _fill, _merged
 from holdfast.cli.inspect_plans import plans_text
 from holdfast.wire import messages as m
 from holdfast.wire.client import Client
@@ -120,3 +120,8 @@ def test_a_tier_without_a_capacity_of_its_own_is_not_called_empty():
     assert "`holdfast inspect pool` shows its members; 1 failure" in _fill(tier)
     filled = _fill({**tier, "tier": "host", "capacity_bytes": 4096, "records": 1, "failures": 0})
     assert filled == "  host     0 B of 4 KiB used, 1 record, 0 failures"
+
+
+def test_counts_of_a_tiers_rule_are_whole_numbers():
+    rule = {"tier": "disk", "share": 0.123456, "over_budget": 1_234_567.0}
+    assert _admission(rule) == "  admit   disk: share 0.1235, over_budget 1,234,567"

@@ -143,6 +143,7 @@ def test_a_spent_budget_is_whole_again_the_next_day():
 def test_no_minute_spends_more_than_an_hours_worth():
     rule = WriteBudget(Always(), 240 * MIB)
     assert sum(rule.admit(block(number), 0.0) for number in range(500)) == 10
+    assert rule.figures()["over_budget"] == 490
 
 
 def test_a_block_larger_than_an_hours_worth_passes_alone():
@@ -156,3 +157,4 @@ def test_the_budget_asks_its_rule_first():
     assert not rule.admit(block(1), 0.0)
     rule.used(block(1, 0), 0.0)
     assert rule.admit(block(1), 0.0)
+    assert rule.figures()["over_budget"] == 0

@@ -205,7 +205,11 @@ def _fill(tier: Mapping[str, Any]) -> str:
 
 def _admission(rule: Mapping[str, Any]) -> str:
     """Say what the rule of a tier goes by, and whether its door is shut."""
-    figures = [f"{name} {value:.4g}" for name, value in rule.items() if name != "tier"]
+    figures = [
+        f"{name} {value:,.0f}" if float(value).is_integer() else f"{name} {value:.4g}"
+        for name, value in rule.items()
+        if name != "tier"
+    ]
     return f"  admit   {rule['tier']}: {', '.join(figures)}"
 
 

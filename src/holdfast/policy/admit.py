@@ -186,6 +186,8 @@ class WriteBudget(Counting):
         self._turn = 0
         self.share = 1.0
         """Share of what the rule admits that is let through now."""
+        self.over_budget = 0
+        """How often a block was turned away that the rule admits; one may be offered again."""
 
     def used(self, block: Candidate, now_s: float, *, at_hand: bool = False) -> None:
         """Tell the rule."""
@@ -196,8 +198,9 @@ class WriteBudget(Counting):
         self._rule.gave_up(name, now_s)
 
     def figures(self) -> dict[str, float]:
-        """Return the rule's, and the share of what it admits that is let through now."""
-        return {**self._rule.figures(), "share": self.share}
+        """Return the rule's, the share of what it admits that passes now, and what did not."""
+        over = float(self.over_budget)
+        return {**self._rule.figures(), "share": self.share, "over_budget": over}
 
     def allows(self, block: Candidate, now_s: float) -> bool:
         """Whether the rule admits the block, the budget allows it, and the draw falls on it."""
@@ -208,7 +211,9 @@ class WriteBudget(Counting):
         drawn = int.from_bytes(block.name[:4], "little") ^ (self._turn * _MIX & _DRAW_MAX)
         spent = self._written + block.nbytes > self._budget
         burst = self._burst and self._burst + block.nbytes > self._budget / _BURST
-        return not (spent or burst or drawn > self.share * _DRAW_MAX)
+        over = bool(spent or burst or drawn > self.share * _DRAW_MAX)
+        self.over_budget += over
+        return not over
 
     def charge(self, block: Candidate) -> None:
         """Spend a block's bytes, here and where the rule has a budget."""
