@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.assemble import open_store
 from holdfast.assemble.domains import sealed_domains
+from holdfast.assemble.keys import was_handed_over
 from holdfast.config import parse
 from holdfast.errors import ConfigError
 from holdfast.testing.contexts import Contexts
@@ -57,6 +58,22 @@ def test_a_descriptor_is_read_before_a_file_of_ours_can_have_its_number(tmp_path
     with pytest.raises(ConfigError, match=rf"key_fd: descriptor {fd} can not be read: Bad file"):
         key_of(tmp_path, {"key_fd": fd})
     assert not (tmp_path / "disk").exists()
+
+
+def test_a_descriptor_of_ours_is_not_taken_for_one_that_was_handed_over():
+    read, write = os.pipe()
+    with os.fdopen(read, "rb"), os.fdopen(write, "wb"):
+        assert not was_handed_over(read)
+        os.set_inheritable(read, True)  # as what comes through exec is
+        assert was_handed_over(read)
+    assert not was_handed_over(read)
+    assert not was_handed_over(1 << 40)
+
+
+@pytest.mark.parametrize("fd", [2, 1 << 40])
+def test_a_number_that_no_descriptor_of_yours_has_is_refused(tmp_path, fd):
+    with pytest.raises(ConfigError, match=rf"key_fd: {fd} is not a descriptor of yours; use 3"):
+        config(tmp_path, {"acme": {"key_fd": fd}})
 
 
 def test_a_descriptor_that_is_not_open_is_refused(tmp_path):
