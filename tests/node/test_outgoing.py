@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from holdfast.node.outgoing import PIECE_BYTES, SMALL_BYTES, TURN_S, Kept, Line
+from holdfast.node.outgoing import LEAST_BYTES, PIECE_BYTES, SMALL_BYTES, TURN_S, Kept, Line
 from holdfast.policy.turns import Turn
 from holdfast.wire.stream import Progress
 
@@ -207,6 +207,66 @@ def test_small_messages_go_beside_the_line_until_somebody_waits(senders):
     assert len(log) > 2
 
 
+def test_a_flood_of_small_messages_stands_in_line_and_does_not_delay_another_domain(senders):
+    """One goes beside the line; of the others, no more go before the victim than its share."""
+    line, log = Line(1), []
+    turns = [Turn(domain) for domain in (THIRD, b"x", b"y")]
+    for turn in turns:
+        line.enter(turn)
+    peers = [Peer("flood", log, reads=False) for _ in range(60)]
+    turn = Turn(FLOOD, SMALL_BYTES)
+    flood = [
+        senders.submit(line.send, peer, [MESSAGE[:SMALL_BYTES]], turn, Progress()) for peer in peers
+    ]
+    until(lambda: len(line._turns) == 59, 10.0)
+    victim = senders.submit(line.send, Peer("victim", log), [MESSAGE], Turn(VICTIM), Progress())
+    until(lambda: len(line._turns) == 60)
+    for peer in peers:
+        peer.reading.set()
+    for turn in turns:
+        line.leave(turn)
+    for sent in (*flood, victim):
+        sent.result(30)
+    last = max(i for i, (name, _) in enumerate(log) if name == "victim")
+    assert sum(nbytes for name, nbytes in log[:last] if name == "flood") <= 10 * MIB
+    line.send(Peer("small", log), [MESSAGE[:1]], Turn(THIRD), Progress())
+    assert line._slipping == 0
+    assert line._turns.empty
+
+
+def test_small_messages_of_a_domain_that_is_alone_never_stand_in_line(senders):
+    line, log = Line(1), []
+    peers = [Peer("alone", log, reads=False) for _ in range(20)]
+    sent = [senders.submit(line.send, p, [MESSAGE[:1]], Turn(FLOOD), Progress()) for p in peers]
+    until(lambda: line._slipping == 20, 10.0)
+    for peer in peers:
+        peer.reading.set()
+    for each in sent:
+        each.result(10)
+
+
+def test_tiny_messages_count_as_more_than_their_bytes(senders):
+    """A thousand of them would go before one piece of another domain otherwise."""
+    line, log = Line(1), []
+    turns = [Turn(domain) for domain in (THIRD, b"x", b"y")]
+    for turn in turns:
+        line.enter(turn)
+    for _ in range(2 * PIECE_BYTES // LEAST_BYTES):
+        line.send(Peer("tiny", log), [MESSAGE[:1]], Turn(FLOOD, 1), Progress())
+    flood = senders.submit(line.send, Peer("flood", log), [MESSAGE], Turn(FLOOD), Progress())
+    until(lambda: len(line._turns) == 1)
+    victim = senders.submit(line.send, Peer("victim", log), [MESSAGE], Turn(VICTIM), Progress())
+    until(lambda: len(line._turns) == 2)
+    log.clear()
+    line.leave(turns.pop())
+    until(lambda: log)
+    assert log[0][0] == "victim"
+    for turn in turns:
+        line.leave(turn)
+    for sent in (flood, victim):
+        sent.result(10)
+
+
 def test_small_messages_that_went_beside_the_line_count_for_who_waits_in_it_later(senders):
     line, log = Line(1), []
     turns = [Turn(domain) for domain in (THIRD, b"x", b"y")]
@@ -219,8 +279,10 @@ def test_small_messages_that_went_beside_the_line_count_for_who_waits_in_it_late
     until(lambda: len(line._turns) == 1)
     victim = senders.submit(line.send, Peer("victim", log), [MESSAGE], Turn(VICTIM), Progress())
     until(lambda: len(line._turns) == 2)
+    line.leave(turns.pop())  # one place only: who gets it came last, and had less
+    until(lambda: len(log) > 64)
+    assert log[64][0] == "victim"
     for turn in turns:
         line.leave(turn)
     for sent in (flood, victim):
         sent.result(10)
-    assert [name for name, _ in log[64:66]] == ["victim", "victim"]

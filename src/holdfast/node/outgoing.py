@@ -23,7 +23,10 @@ LARGE_PIECE_BYTES = 64 << 20
 """What is sent in one turn: beside others, and of a message that found the line empty."""
 
 SMALL_BYTES = 256 << 10
-"""A message so small needs no place in the line while nobody waits there."""
+"""A message so small needs no place in the line while nobody waits there, and few such are sent."""
+
+LEAST_BYTES = 128 << 10
+"""What anything sent counts as at least: about what a message costs the processors in itself."""
 
 TURN_S = 0.05
 """How long a turn may take; a peer that takes less than its piece meanwhile waits for another."""
@@ -110,23 +113,35 @@ class Line:
     """The way out: pieces of a few connections at once, the domains by turns."""
 
     def __init__(self, at_once: int = 0, now: Callable[[], float] = time.monotonic) -> None:
-        at_once = at_once or max(2, (os.cpu_count() or 2) // 2)
-        self._turns: Turns[threading.Event] = Turns(at_once, SPARE)
+        self._at_once = at_once or max(2, (os.cpu_count() or 2) // 2)
+        self._turns: Turns[threading.Event] = Turns(self._at_once, SPARE)
+        self._slipping = 0
+        """Small messages under way beside the line."""
         self._now = now
         self._lock = threading.Lock()
 
     def send(self, stream: Stream, parts: Sequence[Buffer], turn: Turn, pace: Progress) -> None:
         """Send parts in order, piece by piece, each in a turn of its own.
 
-        A small message is counted as what `turn` costs, a larger one piece by piece as its bytes.
+        A piece is counted as its bytes, but not as less than `LEAST_BYTES`.
         Raises OSError as the stream does, TimeoutError too where the turn does not come.
         """
         nbytes = sum(map(len, parts))
-        if nbytes <= SMALL_BYTES and not self._turns.waited_for:
-            stream.send(parts, pace)
-            with self._lock:  # only now: the peer waits for its bytes, nobody for the books
-                self._turns.slip(turn, self._now())
-            return
+        if nbytes <= SMALL_BYTES:
+            with self._lock:  # many of them fill the line too: beside other domains they wait
+                slips = not self._turns.waited_for and (
+                    self._slipping < self._at_once
+                    or not self._turns.shared(turn.domain, self._now())
+                )
+                self._slipping += slips
+            if slips:
+                try:
+                    stream.send(parts, pace)
+                finally:
+                    with self._lock:  # only now: the peer waits for its bytes, not for the books
+                        self._slipping -= 1
+                        self._turns.slip(_costing(turn, nbytes), self._now())
+                return
         with contextlib.closing(_Going(self, stream, turn, pace)) as going:
             for piece in pieces([memoryview(part) for part in parts], self._piece_bytes()):
                 going.begin(sum(map(len, piece)))
@@ -210,9 +225,13 @@ class _Going:
             self._line.leave(self._turn, float(self._left))
 
     def _enter(self) -> None:
-        self._turn = self._turn._replace(cost=float(self._left))
+        self._turn = _costing(self._turn, self._left)
         begun = time.monotonic()
         self._line.enter(self._turn)
         entered = time.monotonic()
         self._pace.rest(entered - begun)
         self._until = entered + TURN_S
+
+
+def _costing(turn: Turn, nbytes: int) -> Turn:
+    return turn._replace(cost=float(max(nbytes, LEAST_BYTES)))

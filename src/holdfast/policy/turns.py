@@ -92,9 +92,7 @@ class Turns(Generic[T]):
 
     def put(self, turn: Turn, item: T, now: float) -> None:
         """Queue work."""
-        self._seen[turn.domain] = now
-        if len(self._seen) > _SEEN_MAX:
-            self._seen = {d: at for d, at in self._seen.items() if now - at < SEEN_S}
+        self._see(turn.domain, now)
         self._queue.advance(now)
         self._queue.put(turn.flow, turn.cost, (turn, item), turn.terms)
 
@@ -108,6 +106,7 @@ class Turns(Generic[T]):
 
     def slip(self, turn: Turn, now: float) -> None:
         """Count work that was or is done out of turn: nobody waited, or it is too small to."""
+        self._see(turn.domain, now)
         self._queue.advance(now)
         self._queue.pass_by(turn.flow, turn.cost, turn.terms)
 
@@ -156,6 +155,11 @@ class Turns(Generic[T]):
         while (taken := self._queue.take()) is not None:
             waiting.append(taken[1][1])
         return waiting
+
+    def _see(self, domain: bytes, now: float) -> None:
+        self._seen[domain] = now
+        if len(self._seen) > _SEEN_MAX:
+            self._seen = {d: at for d, at in self._seen.items() if now - at < SEEN_S}
 
     def _has_few(self, flow: Hashable) -> bool:
         domain: bytes = flow[0]  # type: ignore[index]
