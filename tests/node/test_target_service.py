@@ -1,15 +1,19 @@
 """What the connections of a target share is shared between domains too."""
 
+import contextlib
 import threading
 from typing import NamedTuple
 
 import pytest
 
-from holdfast.blocks.world import World
+from holdfast.blocks.envelope import read_header
+from holdfast.blocks.world import World, domain_id
+from holdfast.errors import Outcome
 from holdfast.limits import MIB
 from holdfast.node.target_service import STAGED_MAX, Service
 from holdfast.store.cover import Covered
 from holdfast.store.store import Store
+from holdfast.testing.payloads import key_of, record_of
 
 
 class Lent(NamedTuple):
@@ -19,11 +23,18 @@ class Lent(NamedTuple):
 
 
 WORLD = World(b"f" * 16, b"d" * 16, 1024, 16)
+A, B = domain_id(b"a" * 32), domain_id(b"b" * 32)
+
+
+def put(store, record):
+    berths = store.berth([read_header(record)[0]])
+    berths[0].slot[:] = record
+    assert store.adopt(berths) == [Outcome.OK]
 
 
 @pytest.fixture
 def service():
-    with Store(4 * MIB, [], {"default": b"s" * 32}) as store:
+    with Store(4 * MIB, [], {"default": b"s" * 32, "a": b"a" * 32, "b": b"b" * 32}) as store:
         store.start()
         store.take_foreign()
         made = Service(store)
@@ -33,20 +44,39 @@ def service():
 
 def test_several_domains_share_what_may_be_under_way(service):
     """Of 2 MiB in all: one alone may have it all, beside others a half, and each one message."""
-    with service.receiving(MIB, b"a") as first, service.receiving(MIB, b"a") as second:
+    with service.receiving(MIB, A) as first, service.receiving(MIB, A) as second:
         assert first
         assert second
-        with service.receiving(MIB, b"a") as third, service.receiving(MIB, b"b") as other:
+        with service.receiving(MIB, A) as third, service.receiving(MIB, B) as other:
             assert not third
             assert other
-            with service.receiving(1, b"b") as more:
+            with service.receiving(1, B) as more:
                 assert not more
-    with service.receiving(1, b"b"), service.receiving(MIB, b"a") as again:
+    with service.receiving(1, B), service.receiving(MIB, A) as again:
         assert again
-        with service.receiving(1, b"a") as more:
+        with service.receiving(1, A) as more:
             assert not more
-    with service.receiving(2 * MIB, b"a") as all_of_it:
+    with service.receiving(2 * MIB, A) as all_of_it:
         assert all_of_it
+
+
+def test_names_that_are_made_up_have_no_more_room_than_one_domain(service):
+    with contextlib.ExitStack() as stack:
+        names = [bytes([i]) * 16 for i in range(20)]
+        granted = [stack.enter_context(service.receiving(MIB // 4, name)) for name in names]
+        assert sum(granted) == 8
+        assert stack.enter_context(service.receiving(MIB, A))
+        assert not stack.enter_context(service.receiving(1, B)), "half as much again, and no more"
+
+
+def test_a_domain_whose_records_are_here_is_no_stranger(service):
+    stranger, guest = b"x" * 16, WORLD._replace(domain=b"g" * 16)
+    with service.receiving(2 * MIB, stranger):
+        with service.receiving(1, guest.domain) as first:
+            assert not first
+        put(service.store, record_of(guest, key_of(1)))
+        with service.receiving(1, guest.domain) as again:
+            assert again
 
 
 def test_leases_that_are_asked_for_together_have_no_more_than_one_after_the_other(service):

@@ -40,6 +40,12 @@ LEASED_SHARE = 0.25
 _STAGE_S = 60.0
 _DISCARD_BYTES = 2 * MIB
 _RECEIVING_SHARE = 0.5
+_RECEIVING_MOST = 1.5
+"""First messages go beyond what may be received at once, up to this times as much."""
+
+_STRANGERS = b""
+"""What domains of which nothing is here count as: one domain."""
+
 _SENDING_SHARE = 0.5
 _log = logging.getLogger(__name__)
 
@@ -134,14 +140,20 @@ class Service:
     def receiving(self, nbytes: int, domain: bytes) -> Iterator[bool]:
         """Say whether so many bytes may be received into slots now; they count until the end.
 
-        One message of each domain always may: how much of it finds room is the store's to say.
-        Where several domains send, none has more than half of what may be under way.
+        Where several domains send, none has more than half of what may be under way. But one
+        message of each may, up to half as much again in all: how much of it finds room is the
+        store's to say. Domains of which nothing is here count as one, or whoever makes up a name
+        for each message had all of the memory.
         """
+        domain = domain if self._is_known(domain) else _STRANGERS
         with self._lock:
             under_way = self._receiving
             own, sum_bytes = under_way[domain] + nbytes, under_way.total() + nbytes
             most = self._receiving_most
-            granted = own == nbytes or (sum_bytes <= most and (own == sum_bytes or 2 * own <= most))
+            if own == nbytes:
+                granted = own == sum_bytes or sum_bytes <= _RECEIVING_MOST * most
+            else:
+                granted = sum_bytes <= most and (own == sum_bytes or 2 * own <= most)
             if granted:
                 under_way[domain] = own
         try:
@@ -200,6 +212,11 @@ class Service:
     def close(self) -> None:
         """Wait for what is being staged."""
         self._stagers.shutdown(cancel_futures=True)
+
+    def _is_known(self, domain: bytes) -> bool:
+        """Whether this node has a domain's key, or some of its records."""
+        states = self.store.states
+        return domain in states.hosts or any(used[domain] for used in states.fill.used)
 
     def _climb(self, world: World, keys: Sequence[bytes]) -> None:
         try:
