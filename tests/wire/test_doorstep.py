@@ -102,6 +102,26 @@ def test_a_folder_that_a_stranger_made_where_anybody_may_is_not_entered(shared, 
 
 @as_root
 @forks
+@pytest.mark.parametrize("mode", [0o775, 0o1775])
+def test_a_folder_that_a_stranger_made_where_a_group_may_is_not_entered(tmp_path, listen, mode):
+    team = tmp_path / "team"
+    team.mkdir()
+    team.chmod(mode)
+    os.chown(team, 0, SERVICE)
+    folder = folder_of(STRANGER, team)
+    heard = listen(folder / "node.sock", STRANGER)
+    told = rf'belongs to user {STRANGER}, and group {SERVICE} may make it in ".*/team"; remove it'
+    with pytest.raises(StrangerError, match=told):
+        connect(folder / "node.sock")
+    os.chown(folder, 0, -1)
+    os.chown(folder / "node.sock", 0, -1)
+    with pytest.raises(StrangerError, match=f"a process of user {STRANGER} answers"):
+        connect(folder / "node.sock")
+    assert heard() == b"-"
+
+
+@as_root
+@forks
 def test_the_node_of_a_service_user_is_spoken_to(tmp_path, listen):
     folder = folder_of(SERVICE, tmp_path)
     heard = listen(folder / "node.sock", SERVICE)
@@ -193,11 +213,12 @@ def test_a_stranger_in_a_lost_nodes_place_is_logged(tmp_path, caplog):
     assert len(caplog.records) == 2, "each of the two once"
 
 
-def test_a_folder_of_ours_in_one_that_containers_share_is_ours(tmp_path):
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+def test_a_folder_of_ours_in_one_that_others_write_to_is_ours(tmp_path, mode):
     shared = tmp_path / "shared"
     own = shared / "holdfast"
     own.mkdir(parents=True, mode=0o700)
-    shared.chmod(0o777)
+    shared.chmod(mode)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(own / "node.sock"))
         assert doorstep.owners_of(str(own / "node.sock")) == {os.geteuid()}

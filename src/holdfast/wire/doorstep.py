@@ -76,21 +76,23 @@ def _check_entry(
 ) -> None:
     """Raise StrangerError if users may have put an entry into a folder that is not theirs.
 
-    A socket's own folder must be closed to groups too, as the node wants it to be. Above it a
-    folder may be open (one that containers share is): what is ours or root's there nobody made.
+    A socket's own folder must be closed to them, as the node wants it to be, unless it is sticky.
+    Above it a folder may be open (to a group, or as one that containers share): what is ours or
+    root's there nobody else made.
     """
-    writers = stat.S_IWOTH | (stat.S_IWGRP if is_last else 0)
-    if not above.st_mode & writers:
+    mode = above.st_mode
+    if not mode & (stat.S_IWOTH | stat.S_IWGRP):
         return
-    if is_last and not above.st_mode & stat.S_ISVTX:
+    if is_last and not mode & stat.S_ISVTX:
         raise StrangerError(
             f'"{path}": other users may change folder "{path.parent}" (mode '
-            f"{stat.S_IMODE(above.st_mode):04o}), and so answer in the node's place; {_REMEDY}"
+            f"{stat.S_IMODE(mode):04o}), and so answer in the node's place; {_REMEDY}"
         )
     if found.st_uid not in (os.geteuid(), ROOT):
+        makers = "anybody" if mode & stat.S_IWOTH else f"group {above.st_gid}"
         raise StrangerError(
-            f'"{path}" belongs to user {found.st_uid}, and anybody may make it in "{path.parent}"; '
-            f"remove it if it is not your node's, or {_REMEDY}"
+            f'"{path}" belongs to user {found.st_uid}, and {makers} may make it in '
+            f'"{path.parent}"; remove it if it is not your node\'s, or {_REMEDY}'
         )
 
 
