@@ -1,9 +1,11 @@
 """The members file: watched, replaced, half-written and wrong."""
 
+import errno
 import json
 import logging
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +27,7 @@ FULL = """
 members:
   - {id: flash-1, address: "tcp://10.0.0.1:7070", weight: 4, zone: a}
   - {id: flash-2, address: "tcp://[fd00::2]:7070", state: draining}
-  - {id: flash-3, address: unix:///run/holdfast/3.sock, incarnation: "7"}
+  - {id: flash-3, address: "tcp://flash-3.example:7070", incarnation: "7"}
 """
 """Each kind of address and each field."""
 
@@ -66,7 +68,7 @@ def test_every_field_is_read(path):
     assert MemberFile(str(path)).read() == (
         Member(id="flash-1", address="tcp://10.0.0.1:7070", weight=4.0, zone="a"),
         Member(id="flash-2", address="tcp://[fd00::2]:7070", state=State.DRAINING),
-        Member(id="flash-3", address="unix:///run/holdfast/3.sock", incarnation="7"),
+        Member(id="flash-3", address="tcp://flash-3.example:7070", incarnation="7"),
     )
 
 
@@ -153,6 +155,28 @@ def test_a_file_that_did_not_change_is_not_told_again(path):
         time.sleep(LOOK_S / 4)
     source.close()
     assert len(heard.lists) == 1
+
+
+def test_a_change_that_could_not_be_read_at_first_is_read_later(path, monkeypatch):
+    replace(path, FULL)
+    heard = Heard()
+    source = MemberFile(str(path), LOOK_S)
+    source.watch(heard)
+    heard.until(lambda members: len(members) == 3)
+    opened = Path.open
+
+    def exhausted(self, *args, **options):
+        if self == path:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(self, *args, **options)
+
+    with monkeypatch.context() as scarce:
+        scarce.setattr(Path, "open", exhausted)
+        replace(path, FULL.replace("4", "5"))
+        assert "can not be read: Too many open files" in wait_for_trouble(source)
+    heard.until(lambda members: members[0].weight == 5)
+    assert wait_for_trouble(source, gone=True) == ""
+    source.close()
 
 
 def test_a_file_that_is_too_large_is_refused(path):

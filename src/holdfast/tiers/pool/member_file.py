@@ -56,16 +56,23 @@ class MemberFile:
             if self._error is not None:
                 raise self._error
             return
-        self._seen, self._error = stamp, None
+        self._seen, self._error = (), None
         try:
             members = self.read()
+        except _UnreadableError:
+            raise  # says nothing about what is in it: read it again
         except MembershipError as error:
-            self._error = error
+            self._seen, self._error = stamp, error
             raise
         if _stamp(self._path) != stamp:
-            self._seen = ()  # changed while we read: look again before believing it
-        elif self._told is not None:
+            return  # changed while we read: look again before believing it
+        self._seen = stamp
+        if self._told is not None:
             self._told(members)
+
+
+class _UnreadableError(MembershipError):
+    """The file can not be opened or read now."""
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
@@ -80,7 +87,8 @@ def _read(path: str) -> tuple[Member, ...]:
     try:
         data = read_mapping(path, FILE_BYTES_MAX)  # JSON is YAML too
     except ConfigError as error:
-        raise MembershipError(str(error)) from error
+        said = _UnreadableError if isinstance(error.__cause__, OSError) else MembershipError
+        raise said(str(error)) from error
     return read_members(data, path)
 
 
