@@ -40,7 +40,10 @@ GOOD = {"id": "a", "address": "tcp://10.0.0.1:7070"}
         ({"address": "tcp://h:0"}, ["members.0.address: 'tcp://h:0' ", "1 to 65535"]),
         ({"address": "tcp://h:65536"}, ["members.0.address: 'tcp://h:65536' "]),
         ({"address": "tcp://fd00::1:80"}, ["members.0.address: ", "[v6]:port"]),
-        ({"address": "unix://here"}, ["members.0.address: ", "absolute path"]),
+        (
+            {"address": "unix:///run/holdfast/node.sock"},
+            ["members.0.address: 'unix:///run/holdfast/node.sock' ", "; write tcp://host:port or "],
+        ),
         ({"address": None}, ["members.0.address: "]),
     ],
 )

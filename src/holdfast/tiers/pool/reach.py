@@ -85,6 +85,8 @@ class Reach:
         self._left: list[Far] = []
         """At addresses that members have left; closing may wait for calls, which `begin` may not.
         """
+        self._refusals: dict[str, str] = {}
+        """Why members could not be connected to, as it was said last."""
         self.failures = 0
 
     def keep(self, known: Collection[str]) -> None:
@@ -102,12 +104,16 @@ class Reach:
     def begin(
         self, member: Member, nbytes: int, digest: int, kind: Kind = Kind.QUESTION
     ) -> Call | None:
-        """Let a call through, or not, as the member's health is."""
+        """Let a call through, or not, as the member's health is, or if it can not be spoken to."""
         begun = self._health.begin(member.id, nbytes, kind)
         if begun is None:
             return None
         try:
             far = self._far_of(member)
+        except HoldfastError as error:  # our own fault, nothing against the member
+            self._health.end(begun, Ending.GIVEN_UP)
+            self._tell_once(member, str(error))
+            return None
         except BaseException:
             self._health.end(begun, Ending.GIVEN_UP)
             raise
@@ -119,9 +125,15 @@ class Reach:
             known, far = self._far.get(member.id, (None, None))
             if far is None or known is None or known.address != member.address:
                 anew = self._connect(member)
+                self._refusals.pop(member.id, None)
                 self._left += [far] if far is not None else []
                 self._far[member.id], far = (member, anew), anew
             return far
+
+    def _tell_once(self, member: Member, words: str) -> None:
+        if self._refusals.get(member.id) != words:
+            self._refusals[member.id] = words
+            _log.warning("pool member %s at %s is not asked: %s", member.id, member.address, words)
 
     def heard(self, call: Call | None) -> Heard | None:
         """Return whom to tell how many bytes moved; None where nothing is asked."""

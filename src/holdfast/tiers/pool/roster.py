@@ -6,9 +6,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from holdfast.errors import ConfigError, MembershipError
+from holdfast.errors import MembershipError
 from holdfast.tiers.pool.members import Member, State
-from holdfast.wire.address import UNIX, socket_path
 
 MEMBERS_MAX = 1024
 WEIGHT_MAX = 10_000.0
@@ -94,7 +93,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     if found is None or not 0 < port <= PORT_MAX:
         raise MembershipError(
             f"{address!r:.300} is not an address with a port from 1 to {PORT_MAX}; "
-            "write tcp://host:port, tcp://[v6]:port or unix:///path"
+            "write tcp://host:port or tcp://[v6]:port, where the member listens for other nodes"
         )
     return found[1] or found[2], port
 
@@ -109,11 +108,8 @@ _PLAIN = Member(id="-", address="-")
 
 def _address(value: object, at: str) -> str:
     try:
-        if isinstance(value, str) and value.startswith(UNIX):
-            socket_path(value)
-        else:
-            host_and_port(value if isinstance(value, str) else repr(value))
-    except (ConfigError, MembershipError) as error:
+        host_and_port(value if isinstance(value, str) else repr(value))
+    except MembershipError as error:
         raise MembershipError(f"{at}: {error}") from error
     return str(value)
 
