@@ -67,3 +67,25 @@ def test_a_mute_server_leaves_time_to_ask_the_next_what_the_cluster_is(mute, tal
     assert server.endpoint == talking
     assert server.patience.health() == (Phase.CLOSED, "")
     cluster.close()
+
+
+def test_who_has_little_time_goes_by_the_old_map_while_another_learns_it(
+    mute, talking, monkeypatch
+):
+    cluster = Cluster([talking], Login(), SystemClock())
+    assert cluster.server(b"tag", Deadline.within(20)).endpoint == talking
+    monkeypatch.setattr(slots, "ASK_S", 60.0)
+    monkeypatch.setattr(slots, "REFRESH_S", 0.0)
+    monkeypatch.setattr(cluster, "_ranges", [slots.Range(0, SLOTS - 1, mute)])
+    cluster.doubt()
+    learning = threading.Thread(target=cluster.server, args=(b"tag", Deadline.within(4.0)))
+    learning.start()
+    try:
+        while not cluster._learning.locked():
+            time.sleep(0.001)
+        start_s = time.monotonic()
+        assert cluster.server(b"tag", Deadline.within(0.1)).endpoint == mute
+        assert time.monotonic() - start_s < 1
+    finally:
+        learning.join(30)
+        cluster.close()

@@ -148,8 +148,11 @@ class Cluster:
         return self._servers[endpoint]
 
     def _learn(self, deadline: Deadline) -> None:
-        """Ask one server after the other; who does not learn waits for who does."""
-        with self._learning:
+        """Ask one server after the other; who does not learn waits for who does, as it may."""
+        wait_s = max(0.0, deadline.at - time.monotonic())
+        if not self._learning.acquire(timeout=wait_s):
+            return  # what was known before is all there is
+        try:
             now_s = self._clock.now()
             if not self._doubted or now_s - self._learnt_s < REFRESH_S:
                 return
@@ -162,6 +165,8 @@ class Cluster:
                 if ranges:
                     self._adopt(ranges)
                     return
+        finally:
+            self._learning.release()
 
     def _adopt(self, ranges: list[Range]) -> None:
         kept = {each.owner for each in ranges} | set(self._seeds)
