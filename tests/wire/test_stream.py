@@ -1,5 +1,6 @@
 """Streams: whole buffers, in order, and never for longer than the pace allows."""
 
+import contextlib
 import random
 import socket
 import threading
@@ -204,6 +205,30 @@ def test_a_trickle_is_given_up(ends):
     assert time.monotonic() - start_s < 2
     stop.set()
     thread.join()
+
+
+def test_a_peer_that_takes_enough_over_tls_keeps_its_pace(ends, tmp_path):
+    """It takes 234 KiB in 2 s, of which 160 must move: less than one large call has."""
+    for end in (ends[0]._socket, ends[1]):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10)
+    near, far = sealed_ends(ends, tmp_path)
+
+    def take():
+        (into,) = parts_of([8 << 10])
+        with contextlib.suppress(OSError):
+            for _ in range(96):
+                far.receive([into], Deadline.within(20))
+                time.sleep(0.07)
+
+    thread = beside(take)
+    try:
+        near.send([bytes(96 * (8 << 10))], Progress(160 << 10, 2.0))
+    finally:
+        near.cut()
+        thread.join()
+        near.close()
+        far.close()
 
 
 def test_enough_bytes_buy_more_time():

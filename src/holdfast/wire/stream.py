@@ -22,11 +22,15 @@ from holdfast.wire.address import HostPort
 
 PIECE_BYTES = 8 * MIB
 SEALED_PIECE_BYTES = 256 * KIB
+SLOW_PIECE_BYTES = 16 * KIB
+"""What is sealed and sent in one call, to a peer that takes it quickly or slowly."""
+
 PARTS_MAX = 256
 """Buffers in one call; the kernel allows 1,024."""
 
 _TIMEVAL = struct.Struct("@ll")
 _SHORTEST_WAIT_S = 0.001
+_SLOW_S = 0.25
 _LOOPBACK_CONGESTION = b"cubic"
 """BBR, where it is the default, paces loopback to half its speed; elsewhere it is left alone."""
 
@@ -229,6 +233,7 @@ class SealedStream:
     def __init__(self, connected: ssl.SSLSocket) -> None:
         self._socket = connected
         self._limit_s = -1.0
+        self._piece_bytes = SLOW_PIECE_BYTES
 
     def shake_hands(self, deadline: Deadline) -> None:
         """Start TLS. Raises OSError, of which ssl.SSLError is one."""
@@ -236,18 +241,25 @@ class SealedStream:
         self._socket.do_handshake()
 
     def send(self, parts: Sequence[Buffer], pace: Pace) -> None:
-        """Send all parts, 256 KiB a call."""
+        """Send all parts, up to 256 KiB a call: what moved is known at its end only.
+
+        So calls are small where the last ones were slow: a pace must see what a slow peer takes.
+        """
         moved = 0
-        for piece in pieces([memoryview(part) for part in parts], SEALED_PIECE_BYTES):
-            for part in piece:
-                left = part
-                while left:
+        for part in parts:
+            left = memoryview(part)
+            while left:
+                begun = time.monotonic()
+                piece = left[: self._piece_bytes]
+                sent = False
+                while not sent:
                     self._limit(pace.seconds(moved))
-                    try:
-                        moved = self._socket.send(left)
-                    except TimeoutError:  # some of it may be under way: said again as it was
-                        moved = 0
-                    left = left[moved:]
+                    moved = 0
+                    with contextlib.suppress(TimeoutError):  # part of it may be under way: again
+                        moved = self._socket.send(piece)
+                        sent = True
+                left = left[moved:]
+                self._adapt(time.monotonic() - begun)
 
     def receive(self, parts: Sequence[memoryview], pace: Pace) -> None:
         """Fill all parts; a piece takes many calls, so each does as little as it can."""
@@ -287,6 +299,13 @@ class SealedStream:
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
+
+    def _adapt(self, took_s: float) -> None:
+        """Send less at once after a slow call, and twice as much after a quick one."""
+        if took_s > _SLOW_S:
+            self._piece_bytes = SLOW_PIECE_BYTES
+        elif self._piece_bytes < SEALED_PIECE_BYTES:
+            self._piece_bytes *= 2
 
     def _limit(self, wait_s: float) -> None:
         """Set the time-out unless it is about right: setting it costs a system call."""
