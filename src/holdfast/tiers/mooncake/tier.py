@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from importlib.util import find_spec
@@ -24,7 +25,7 @@ from holdfast.limits import MIB
 from holdfast.tiers.base import Get, Place, Put, Reserved, Survivor, Usage
 from holdfast.tiers.gate import Gate
 from holdfast.tiers.mooncake import messages as m
-from holdfast.tiers.mooncake.process import ClientProcess, Lane
+from holdfast.tiers.mooncake.process import FAIR_S, ClientProcess, Lane, NotYetError
 from holdfast.tiers.patience import Patience
 from holdfast.tiers.pool.breaker import Ending
 from holdfast.wire.address import tcp_endpoint
@@ -272,6 +273,9 @@ class MooncakeTier:
             return Outcome.GONE
         try:
             codes = self._work(work, deadline)
+        except NotYetError:  # our own queue: it says nothing about the store
+            self._patience.end(ticket, Ending.GIVEN_UP)
+            return Outcome.LATE
         except TimeoutError as error:
             self._patience.end(ticket, Ending.BADLY, f"late: {error}")
             return Outcome.LATE
@@ -292,6 +296,15 @@ class MooncakeTier:
         lane = process.take(deadline)
         try:
             codes = work(lane)
+        except NotYetError:
+            process.give(lane)
+            raise
+        except TimeoutError as error:
+            if not process.owe(lane):
+                process.kill()  # it hangs, and the lane's memory is its own
+            elif lane.waited_s < FAIR_S:
+                raise NotYetError(str(error)) from error
+            raise
         except BaseException:
             process.kill()  # it may still be at work on the lane's memory
             raise
@@ -300,8 +313,8 @@ class MooncakeTier:
 
     def _running(self, deadline: Deadline) -> ClientProcess:
         """Return the process; start it if there is none, or none that is of any use."""
-        if not self._starting.acquire(timeout=deadline.seconds()):
-            raise TimeoutError("Mooncake's client is being started")
+        if not self._starting.acquire(timeout=max(0.0, deadline.at - time.monotonic())):
+            raise NotYetError("Mooncake's client is being started")
         try:
             process = self._process
             if process is not None and not process.hopeless:
