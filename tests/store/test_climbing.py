@@ -245,3 +245,52 @@ def test_what_is_for_later_holds_no_end_up(rig, monkeypatch) -> None:
     slow.go.set()
     closing.join(60)
     assert slow.reads <= ladder.WAVES_AT_ONCE + 1
+
+
+def test_a_pin_is_whole_although_a_fetch_hurried_its_beginning(rig, monkeypatch) -> None:
+    monkeypatch.setattr(ladder, "WAVE_BYTES", 1)
+    slow = HeldTier(4 * MIB)
+    one = rig(4 * MIB, slow)
+    one.save(chain := one.chain(1, 20))
+    one.settle()
+    one.leave_memory()
+    pinned: list[int] = []
+    pinning = threading.Thread(
+        target=lambda: pinned.append(one.store.pin(one.world, chain.keys, 100.0))
+    )
+    pinning.start()
+    end = time.monotonic() + 20
+    while len(one.store.ladder._ahead) < 20 - ladder.WAVES_AT_ONCE:
+        assert time.monotonic() < end, "nothing is read ahead"
+    wanted, landed = fetching(one, chain.keys[:10])
+    while len(one.store.ladder._ahead) > 10:
+        assert time.monotonic() < end
+    slow.go.set()
+    for work in (wanted, pinning):
+        work.join(60)
+    assert (len(landed[0].places), pinned) == (10, [20])
+
+
+def test_a_wave_is_taken_back_once(rig, monkeypatch) -> None:
+    monkeypatch.setattr(ladder, "WAVE_BYTES", 1)
+    slow = HeldTier(4 * MIB)
+    one = rig(2 * MIB, slow)
+    busy, chain = one.chain(1, ladder.WAVES_AT_ONCE), one.chain(2, 2)
+    for each in (busy, chain):
+        one.save(each)
+    one.settle()
+    one.leave_memory()
+    others, _ = fetching(one, busy.keys)
+    end = time.monotonic() + 20
+    while slow.reads < ladder.WAVES_AT_ONCE:
+        assert time.monotonic() < end
+    states, up = one.store.states, one.store.ladder
+    with states.lock:
+        climbs = up.claim(one.world, states.index.find_all(chain.keys))
+    waves = up.climb(one.world, climbs)
+    up.cancel(waves)
+    held = states.fill.used[HOST].total()
+    up.cancel(waves)
+    assert states.fill.used[HOST].total() == held
+    slow.go.set()
+    others.join(60)

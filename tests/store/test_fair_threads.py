@@ -53,6 +53,20 @@ def test_who_comes_behind_a_flood_is_next(pools):
     assert order.index("victim") <= 1
 
 
+def test_what_was_for_later_and_is_waited_for_by_now_comes_in_turn(pools):
+    pool, gate = pools(1, 0)
+    order, later = [], Turn(VICTIM, errand=Errand.AHEAD)
+    first = pool.submit(Turn(FLOOD), lambda: gate.wait(60))
+    ahead = [pool.submit(later, lambda n=n: order.append(n)) for n in range(3)]
+    flood = [pool.submit(Turn(FLOOD), lambda: order.append("flood")) for _ in range(10)]
+    pool.hurry(later, ahead[2])
+    pool.hurry(later, first)  # has begun: nothing to do
+    gate.set()
+    wait([first, *ahead, *flood], 30)
+    assert order.index(2) <= 1
+    assert sorted(map(str, order)) == ["0", "1", "2", *["flood"] * 10]
+
+
 def test_what_is_read_ahead_waits_for_what_somebody_waits_for(pools):
     pool, gate = pools(1, 0)
     order = []

@@ -132,14 +132,15 @@ class FairQueue(Generic[T]):
         """Return what a flow that waits has next."""
         return self._waiting[flow][0].item
 
-    def withdraw(self, flow: Hashable, unwanted: Callable[[T], bool]) -> None:
-        """Take a flow's work off the line that nobody wants any more."""
+    def withdraw(self, flow: Hashable, unwanted: Callable[[T], bool]) -> list[T]:
+        """Take a flow's work off the line that nobody wants any more; return it."""
         line = self._waiting.get(flow, deque())
         rest = deque(work for work in line if not unwanted(work.item))
         if rest:
             self._waiting[flow] = rest
         else:
             self._waiting.pop(flow, None)
+        return [work.item for work in line if unwanted(work.item)]
 
     def refund(self, flow: Hashable, cost: float, share: float) -> None:
         """Take so much of the work that a flow was given for not done."""

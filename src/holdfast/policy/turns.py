@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
@@ -131,6 +131,12 @@ class Turns(Generic[T]):
     def withdraw(self, turn: Turn, item: T) -> None:
         """Take work off the line that nobody wants any more."""
         self._queue.withdraw(turn.flow, lambda entry: entry[1] is item)
+
+    def hurry(self, turn: Turn, wanted: Callable[[T], bool], now: float) -> None:
+        """Let work that is in line for later stand where what somebody waits for stands."""
+        demand = turn._replace(errand=Errand.DEMAND)
+        for _, item in self._queue.withdraw(turn.flow, lambda entry: wanted(entry[1])):
+            self.put(demand, item, now)
 
     def done(self, turn: Turn, undone: float = 0.0) -> None:
         """Count work as over; so much of its cost was not done, and nobody pays for that."""

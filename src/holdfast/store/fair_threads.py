@@ -70,6 +70,11 @@ class FairThreads:
             self._changed.notify()
         return future
 
+    def hurry(self, turn: Turn, future: Future[T]) -> None:
+        """Somebody waits by now for what was submitted for later: do it in turn, unless begun."""
+        with self._changed:
+            self._turns.hurry(turn, lambda task: task.future is future, self._now())
+
     def credit(self, turn: Turn) -> float:
         """Return how much work, by its cost, would be done for a domain before that of others."""
         with self._changed:

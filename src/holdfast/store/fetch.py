@@ -117,7 +117,7 @@ def _street(store: Core, wanted: Wanted, check: Check) -> Fetched:
         lease = states.lease(rows, late_at + store.lease_s)
         states.touch(rows)
         if errand is Errand.DEMAND:
-            ladder.overtake(rows)
+            ladder.hurry(rows)
         loading = [states.loading[row] for row in rows if row in states.loading]
         for each in loading:
             each.waiting += 1

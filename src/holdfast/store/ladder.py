@@ -143,22 +143,29 @@ class Ladder:
                     self._note_ahead(started[-1])
         return started
 
-    def overtake(self, rows: Iterable[int]) -> None:
-        """Take waves back that are for later and not begun, of rows needed now; under the lock.
+    def hurry(self, rows: Iterable[int]) -> None:
+        """Have waves that are for later, of rows needed now, read in turn; under the lock.
 
-        They would be read behind what everybody else waits for. Who needs them claims them anew.
+        They would be read behind what everybody else waits for.
         """
-        ahead = self._ahead
-        for wave in {id(ahead[row]): ahead[row] for row in rows if row in ahead}.values():
-            if not self._is_awaited(wave) and wave.reading.cancel():
-                self._take_back(wave.world, wave.climbs)
-                self._judgement.dropped(wave.tier, wave.nbytes, wave.world.domain)
+        for wave in self._for_later(rows):
+            turn = Turn(wave.world.domain, errand=Errand.AHEAD)
+            self._climbers[wave.tier - 1].hurry(turn, wave.reading)
+            for climb in wave.climbs:
+                self._ahead.pop(climb.row, None)
+
+    def give_up(self) -> None:
+        """Take back what is for later and not begun: nobody will want it."""
+        with self._states.lock:
+            waves = self._for_later(list(self._ahead))
+        self.cancel(waves)
 
     def cancel(self, waves: Sequence[Wave]) -> None:
         """Take waves back that nobody has begun to read or else waits for; the others land."""
         for wave in waves:
             with self._states.lock:  # or somebody would begin to wait for it now
-                taken = not self._is_awaited(wave) and wave.reading.cancel()
+                over = wave.reading.done()  # taken back before, too: its slots are others' by now
+                taken = not (over or self._is_awaited(wave)) and wave.reading.cancel()
                 if taken:
                     self._take_back(wave.world, wave.climbs)
             if taken:
@@ -194,6 +201,10 @@ class Ladder:
             loading = self._states.loading
             if not wave.reading.done():
                 self._ahead.update({c.row: wave for c in wave.climbs if c.row in loading})
+
+    def _for_later(self, rows: Iterable[int]) -> list[Wave]:
+        ahead = self._ahead
+        return list({id(ahead[row]): ahead[row] for row in rows if row in ahead}.values())
 
     def _is_awaited(self, wave: Wave) -> bool:
         """Whether anybody but who claimed them waits for blocks of a wave; under the lock."""

@@ -249,8 +249,7 @@ class Store(Core):
         self.recovery.close()  # the scrub waits for its end
         self.scrubber.close()
         self._prefault.close()
-        with self.states.lock:
-            self.ladder.overtake(list(self.states.loading))  # nobody will want what is for later
+        self.ladder.give_up()
         self.background.shutdown(wait=True, cancel_futures=True)
         self.ladder.close()
         self._learnt.keep()
