@@ -126,3 +126,13 @@ def test_what_was_used_sooner_than_expected_ages_from_that_use():
     policy.touch([0], 10.0)
     enter(policy, [1], 20.0)
     assert take(policy, 2, 30.0) == [0, 1]
+
+
+def test_what_is_passed_by_goes_behind_the_others_and_keeps_its_hint() -> None:
+    policy = CostAware()
+    for row in range(3):
+        policy.insert([row], [-1], [row], float(row))
+    policy.expect([1], NEVER)
+    for row in (0, 1):
+        policy.pass_by(row, 5.0)
+    assert list(policy.victims(6.0)) == [1, 2, 0]

@@ -259,3 +259,10 @@ def test_a_record_that_is_in_a_message_twice_takes_one_slot(store):
         is_right(store.record(WORLD, p), WORLD, k) for p, k in zip(lent.places, KEYS, strict=False)
     ] == [True] * 2
     store.release(lent.lease)
+
+
+def test_a_lease_on_nothing_is_none(rig) -> None:
+    one = rig()
+    assert one.store.lease(one.world, one.chain(1, 2).keys, 60.0) == 0
+    assert one.store.pin(one.world, one.chain(1, 2).keys, 60.0) == 0
+    assert not one.store.states.leases

@@ -58,6 +58,12 @@ class Apart:
         if rows:
             self._order(rows[0]).policy.touch(self._known(rows), now_s)
 
+    def pass_by(self, row: int, now_s: float) -> None:
+        """Put a row in use behind the others of its domain."""
+        number = self._find(row)
+        if number >= 0:
+            self._order(row).policy.pass_by(number, now_s)
+
     def expect(self, rows: Sequence[int], at_s: float) -> None:
         """Note when a chain is needed again."""
         if rows:

@@ -40,6 +40,13 @@ class Eviction(Protocol):
         """
         ...
 
+    def pass_by(self, row: int, now_s: float) -> None:
+        """Put a row behind the others that was met among the victims, and that is in use.
+
+        What is expected of it still is. Not while victims are being taken.
+        """
+        ...
+
     def expect(self, rows: Sequence[int], at_s: float) -> None:
         """Note when a chain is needed again: its leading rows, in order, as for `touch`.
 

@@ -117,6 +117,11 @@ class CostAware:
                 if not holes:
                     return
 
+    def pass_by(self, row: int, now_s: float) -> None:
+        """Put a row in use behind the others, unless it is known when it is needed."""
+        if self._tree.is_here(row) and self._hint[row] == _UNHINTED:
+            self._used[row] = self._stamp(now_s)
+
     def expect(self, rows: Sequence[int], at_s: float) -> None:
         """Note when a chain is needed again, at its last row here."""
         tree = self._tree

@@ -61,6 +61,10 @@ class LeafLru:
                 if not tree.holes:
                     return
 
+    def pass_by(self, row: int, now_s: float) -> None:
+        """Count it as a use, as it is in use."""
+        self.touch([row], now_s)
+
     def expect(self, rows: Sequence[int], at_s: float) -> None:
         """Nothing: this order knows the past only."""
 

@@ -63,6 +63,10 @@ class Lirs(Queues):
             used[row] = tick
         self._tick = tick
 
+    def pass_by(self, row: int, now_s: float) -> None:
+        """Count it as a use, as it is in use."""
+        self.touch([row], now_s)
+
     def victims(self, now_s: float) -> Generator[int, None, None]:
         """Yield leaves outside the low set, which shrinks when there are none."""
         del now_s

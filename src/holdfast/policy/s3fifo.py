@@ -61,6 +61,10 @@ class S3Fifo(Queues):
             if where[row] > _ASIDE:
                 self._lines.append(_MAIN, row)
 
+    def pass_by(self, row: int, now_s: float) -> None:
+        """Count it as a use, as it is in use."""
+        self.touch([row], now_s)
+
     def victims(self, now_s: float) -> Generator[int, None, None]:
         """Yield leaves in the order that the queues give them up."""
         del now_s

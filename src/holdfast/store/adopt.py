@@ -118,9 +118,10 @@ def lease(store: Core, world: World, keys: Sequence[bytes], ttl_s: float) -> int
 def hold(states: States, world: World, keys: Sequence[bytes], until_s: float) -> tuple[int, int]:
     """Lease what lies in memory of a leading run, under the lock; return the lease, the length."""
     rows = list(takewhile(partial(states.lies, tier=HOST), states.index.cover(world, keys).rows))
-    number = states.lease(rows, until_s)
+    if not rows:
+        return 0, 0
     states.touch(rows)
-    return number, len(rows)
+    return states.lease(rows, until_s), len(rows)
 
 
 def _named_otherwise(states: States, row: int, world: World) -> bool:

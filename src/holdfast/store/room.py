@@ -23,7 +23,7 @@ ANYBODY = b""
 _PATIENCE = 1_024
 """Blocks that nobody uses and that are looked at for one that may go."""
 
-_LEASED_MAX = 16 * _PATIENCE
+_LEASED_MAX = 2 * _PATIENCE
 """Blocks in use that are met meanwhile: they are put behind the others, so not all at once."""
 
 _RUNS_LOOKED_AT = 8
@@ -151,7 +151,7 @@ def _evict(states: States, world: World, giver: bytes) -> bool:
 def _may_go(states: States, giver: bytes) -> Generator[int, None, None]:
     """Yield rows of a domain that may be evicted, least valuable first, while patience lasts.
 
-    What is leased is in use: it counts as used now, and so is not the first to be met next time.
+    What is leased is in use: it goes behind the others, so as not to be met first next time.
     """
     now_s, policy = states.clock.now(), states.eviction
     if giver != ANYBODY and isinstance(policy, Apart):
@@ -174,7 +174,7 @@ def _may_go(states: States, giver: bytes) -> Generator[int, None, None]:
     finally:
         victims.close()
         for row in leased:
-            policy.touch([row], now_s)
+            policy.pass_by(row, now_s)
 
 
 def _all_may_go(states: States, run: Sequence[int], asking: bytes) -> bool:

@@ -212,6 +212,20 @@ class EvictionContract:
             self._churn(policy, turn)
         assert _items(policy) <= 2 * before + 2_000
 
+    def test_what_is_passed_by_is_met_after_the_others(self) -> None:
+        """It is in use, as are rows that are not here, which are passed over."""
+        policy = self.make()
+        for row in range(8):
+            enter(policy, [row], float(row), name=row)
+        first = take(policy, 1, 9.0)[0]
+        left = [row for row in range(8) if row != first]
+        met = next(iter(policy.victims(9.0)))
+        for again in range(3):  # one use may not be enough
+            policy.pass_by(met, 10.0 + again)
+        policy.pass_by(first, 10.0)
+        assert next(iter(policy.victims(14.0))) != met
+        assert sorted(policy.victims(14.0)) == left
+
     def _churn(self, policy: Eviction, turn: int) -> None:
         rows = list(range(8 * (turn % 16), 8 * (turn % 16) + 8))
         enter(policy, rows, float(turn), name=turn)
