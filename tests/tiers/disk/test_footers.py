@@ -112,9 +112,16 @@ def test_a_footer_that_can_not_be_written_again_stays_as_it_is(medium, places, m
         write(offset, views)
 
     monkeypatch.setattr(medium, "write", worn)
+    for number in (1, 3):  # and again whenever a snapshot is due
+        tier.free([places[number]])
+        freed.add(number)
+        tier._save_snapshot()
+    failures = tier.usage().failures
+    assert 1 <= failures <= REGIONS - 1, "each region once"
     tier.close()
     monkeypatch.setattr(medium, "write", write)
-    assert tier.usage().failures >= 1
+    assert tier.usage().failures == failures
+    assert not tier.read_only
     found = numbers_of(tier_on(medium))
     assert set(found) >= {n for n in range(COUNT) if n not in freed}
     snapshots = [

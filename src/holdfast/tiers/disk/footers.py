@@ -44,6 +44,8 @@ class Footers:
         self._regions = regions
         self._mutex = mutex
         self._failed = failed
+        self._hopeless: set[Life] = set()
+        """Those that could not be written again: once is enough to know."""
 
     def write_due(self) -> bool:
         """Write those of regions that are full; return whether there were any."""
@@ -72,10 +74,12 @@ class Footers:
         for life in sorted(dead, key=dead.__getitem__, reverse=True):
             if left <= FREED_PER_REGION * self._geometry.region_count:
                 return
-            left -= dead[life]
+            if life in self._hopeless:
+                continue
             with self._mutex:
                 alive = self._regions.begin_prune(life)
             if alive is None:
+                left -= dead[life]
                 continue
             may_go_on = True
             try:
@@ -84,6 +88,10 @@ class Footers:
                 may_go_on, written = self._failed(error), 0
             with self._mutex:
                 self._regions.end_prune(life, alive, written)
+            if written:
+                left -= dead[life]
+            else:
+                self._hopeless.add(life)
             if not may_go_on:
                 return
 
