@@ -1,6 +1,7 @@
 """`holdfast doctor`: what was found, what was chosen, why, and an exit code that can be used."""
 
 import json
+import os
 import socket
 
 import pytest
@@ -186,3 +187,13 @@ def test_what_a_node_would_refuse_is_a_problem_and_nothing_is_changed(
     if what != "audit":  # without which a node goes on, and says so each time
         done = holdfast("serve", "--config", file, "--set", setting)
         assert done.returncode == 2, done.stderr
+
+
+def test_a_pipe_is_left_to_the_node(holdfast, config, tmp_path):
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    settings = ("domains.a.key_file", "tokens.key_file")
+    for setting, what in zip(settings, ("keys", "tokens"), strict=True):
+        pipe = f"{setting}={tmp_path}/pipe"
+        code, checks, _ = examined(holdfast, "--config", config(), "--set", pipe)
+        assert code == 1
+        assert checks[what]["why"].endswith("is a pipe, which only `serve` may read; not tried")

@@ -13,6 +13,7 @@ from holdfast.cli.options import many
         (2, "block", "2 blocks"),
         (1, "stored copy", "1 stored copy"),
         (3, "stored copy", "3 stored copies"),
+        (2, "data key", "2 data keys"),
     ],
 )
 def test_one_is_said_as_one(count, what, words):

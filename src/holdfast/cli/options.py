@@ -83,8 +83,10 @@ def write_json(data: Any, target: str) -> None:  # noqa: ANN401  # whatever JSON
 
 
 def many(count: int, what: str) -> str:
-    """Return how many there are of something: 1 block, 2 blocks, 2 passes, 2 copies."""
+    """Return how many there are of something: 1 block, 2 keys, 2 passes, 2 copies."""
     if count == 1:
         return f"1 {what}"
-    stem, ending = (what[:-1], "ies") if what.endswith("y") else (what, "s")
-    return f"{count} {stem}{'es' if stem.endswith('s') else ending}"
+    if what.endswith("s"):
+        return f"{count} {what}es"
+    copies = what.endswith("y") and what[-2] not in "aeiou"  # and keys
+    return f"{count} {what[:-1]}ies" if copies else f"{count} {what}s"

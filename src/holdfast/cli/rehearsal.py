@@ -24,11 +24,11 @@ def rehearse(config: Config) -> Iterator[Finding]:
     A key is read from where it comes, its command run: nothing else tells whether it can be had.
     """
     yield _tried("keys", _keys(config), lambda: _try_keys(config))
-    if config.keyring_file and Path(config.keyring_file).exists():
+    if config.keyring_file:
         yield _tried("key ring", config.keyring_file, lambda: _try_ring(config.keyring_file))
     if config.tokens.key_file:
-        file = Path(config.tokens.key_file)
-        yield _tried("tokens", str(file), lambda: read_key(file, "tokens.key_file"))
+        file = config.tokens.key_file
+        yield _tried("tokens", file, partial(_try_key, file, "tokens.key_file"))
     if config.tls:
         files = TlsFiles(config.tls.cert, config.tls.key, config.tls.ca)
         yield _tried("tls", files.cert, lambda: server_context(files))
@@ -53,6 +53,8 @@ def _tried(what: str, found: str, attempt: Callable[[], object]) -> Finding:
         attempt()
     except HoldfastError as error:
         return problem(what, found, str(error))
+    except OSError as error:  # a folder on the way there that this user may not enter
+        return problem(what, found, f"{error.filename}: {error.strerror}; run this as its user")
     return Finding(what, found, ok=True)
 
 
@@ -64,16 +66,32 @@ def _keys(config: Config) -> str:
 
 def _try_keys(config: Config) -> None:
     check_descriptors(config)
+    for name, domain in config.domains.items():
+        if domain.key_file:
+            _check_file(domain.key_file, f"domains.{name}.key_file")
     configured_keys(config)
     for name, domain in config.domains.items():
         if domain.publish_file:
-            read_key(Path(domain.publish_file), f"domains.{name}.publish_file")
+            _try_key(domain.publish_file, f"domains.{name}.publish_file")
     kept = Path(config.disk_folder, DEFAULT_KEY_FILE)
     if DEFAULT_DOMAIN not in config.domains and config.disk_folder and kept.exists():
         read_key(kept, f"domains.{DEFAULT_DOMAIN}")
 
 
+def _try_key(file: str, setting: str) -> None:
+    _check_file(file, setting)
+    read_key(Path(file), setting)
+
+
+def _check_file(file: str, setting: str) -> None:
+    """Raise ConfigError for a key that could be read once only: it is for the node to read."""
+    if Path(file).is_fifo():
+        raise ConfigError(f"{setting}: {file!r} is a pipe, which only `serve` may read; not tried")
+
+
 def _try_ring(file: str) -> None:
+    if not Path(file).exists():  # the node makes it
+        return
     try:
         KeyRing(Path(file))
     except OSError as error:

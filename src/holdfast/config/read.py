@@ -193,7 +193,7 @@ def _named(keys: Sequence[str], said: str, data: Mapping[str, Any]) -> list[str]
 def _said_of(data: Mapping[str, Any]) -> str:
     try:
         _converted(data)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         return str(error)
     return ""
 

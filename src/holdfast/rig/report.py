@@ -121,6 +121,8 @@ def check_target(target: str | None, option: str = "--json") -> None:
         path = Path(target)
         try:
             was_there = path.exists()
+            if was_there and not path.is_file() and not path.is_dir():
+                return  # whoever reads from a pipe would take the end of this for its end
             with path.open("ab"):
                 pass
             if not was_there:
