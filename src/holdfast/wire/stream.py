@@ -249,17 +249,16 @@ class SealedStream:
         for part in parts:
             left = memoryview(part)
             while left:
-                begun = time.monotonic()
-                piece = left[: self._piece_bytes]
-                sent = False
+                piece, took_s, sent = left[: self._piece_bytes], 0.0, False
                 while not sent:
                     self._limit(pace.seconds(moved))
-                    moved = 0
+                    moved, begun = 0, time.monotonic()
                     with contextlib.suppress(TimeoutError):  # part of it may be under way: again
                         moved = self._socket.send(piece)
                         sent = True
+                    took_s += time.monotonic() - begun
                 left = left[moved:]
-                self._adapt(time.monotonic() - begun)
+                self._adapt(took_s)
 
     def receive(self, parts: Sequence[memoryview], pace: Pace) -> None:
         """Fill all parts; a piece takes many calls, so each does as little as it can."""

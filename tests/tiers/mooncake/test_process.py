@@ -9,8 +9,10 @@ import pytest
 
 from holdfast.errors import Outcome
 from holdfast.testing.chained import Chained
+from holdfast.tiers.mooncake import messages as m
 from holdfast.tiers.mooncake import tier as module
 from holdfast.tiers.mooncake.tier import LANES, MooncakeOptions, MooncakeTier
+from holdfast.wire.stream import Deadline
 
 SLOW_STORE = """
 import time
@@ -18,7 +20,9 @@ class MooncakeDistributedStore:
     def setup(self, *settings): time.sleep({starts_s}); return 0
     def register_buffer(self, *memory): return 0
     def batch_get_into(self, keys, addresses, sizes): time.sleep({takes_s}); return list(sizes)
-    def batch_is_exist(self, keys): return [1] * len(keys)
+    def batch_is_exist(self, keys):
+        time.sleep({asks_s} * (keys == ["slow"]))
+        return [1] * len(keys)
 """
 BLOCKS = Chained(4_000)
 
@@ -32,10 +36,10 @@ def store(tmp_path, monkeypatch):
     opened = []
     with create_server(("127.0.0.1", 0)) as master:
 
-        def start(takes_s, starts_s=0.0, deadline_s=2.0):
+        def start(takes_s, starts_s=0.0, deadline_s=2.0, asks_s=0.0):
             (tmp_path / "mooncake").mkdir()
             (tmp_path / "mooncake" / "__init__.py").touch()
-            text = SLOW_STORE.format(takes_s=takes_s, starts_s=starts_s)
+            text = SLOW_STORE.format(takes_s=takes_s, starts_s=starts_s, asks_s=asks_s)
             (tmp_path / "mooncake" / "store.py").write_text(text)
             address = f"tcp://127.0.0.1:{master.getsockname()[1]}"
             options = MooncakeOptions(master=address, lane_bytes=1 << 20, deadline_s=deadline_s)
@@ -103,3 +107,19 @@ def test_who_waits_for_a_client_that_starts_blames_nobody(store):
         assert tier.held(BLOCKS.world, [b"k" * 16], 0) == 0
     assert tier.reachable()
     assert state(tier) == "active"
+
+
+def test_who_waits_gets_a_lane_that_was_owed_later(store):
+    tier = store(takes_s=0.0, deadline_s=5.0, asks_s=0.6)
+    until_started(tier)
+    client = tier._process
+    lanes = [client.take(Deadline.within(5.0)) for _ in range(LANES)]
+    taken = []
+    waiting = threading.Thread(target=lambda: taken.append(client.take(Deadline.within(20.0))))
+    waiting.start()
+    time.sleep(0.1)
+    with pytest.raises(TimeoutError):
+        lanes[0].ask(m.Exist(["slow"]), Deadline.within(0.2))
+    assert client.owe(lanes[0])
+    waiting.join(10)
+    assert taken == [lanes[0]]

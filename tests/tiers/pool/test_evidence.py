@@ -37,6 +37,16 @@ def test_a_read_that_finds_nothing_is_an_answer_and_says_nothing_of_reads(eviden
     assert evidence.failure_share < 1 / 32
 
 
+def test_to_find_nothing_later_than_others_find_something_is_slow(evidence):
+    for _ in range(20):
+        evidence.learn(Kind.READ, Ending.WELL, 0.01, 0.01)
+    evidence.learn(Kind.READ, Ending.EMPTY, 0.0003, 0.0003)
+    assert evidence.latency_s(Kind.READ) == pytest.approx(0.01)
+    for _ in range(200):
+        evidence.learn(Kind.READ, Ending.EMPTY, 0.3, 0.3)
+    assert evidence.latency_s(Kind.READ) == pytest.approx(0.3, rel=0.01)
+
+
 def test_failures_count_whatever_was_asked_and_what_we_gave_up_does_not(evidence):
     for kind in Kind:
         evidence.learn(kind, Ending.BADLY, 0.1, 0.1)

@@ -134,9 +134,9 @@ class ClientProcess:
             self._readying.release()
         while not deadline.over:
             self._collect()
-            with contextlib.suppress(queue.Empty):
+            with contextlib.suppress(queue.Empty):  # one may be owed from this moment on
                 left_s = max(0.0, deadline.at - time.monotonic())
-                return self._lanes.get(timeout=min(left_s, _LOOK_S) if self._owing else left_s)
+                return self._lanes.get(timeout=min(left_s, _LOOK_S))
         raise NotYetError("all lanes are busy")
 
     def give(self, lane: Lane) -> None:

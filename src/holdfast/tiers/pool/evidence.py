@@ -32,7 +32,10 @@ class Answers:
 
     def learn(self, ending: Ending, seconds: float) -> None:
         """Take an answer's time to its first byte, or how long we waited for it, into account."""
-        # What failed says how long it took at least: good only to know that it is slow.
+        if ending is Ending.EMPTY and seconds <= (self.latency_s or math.inf):
+            return
+        # What failed says how long it took at least: good only to know that it is slow. So does
+        # what found nothing, where reads that do find something are quicker.
         if ending is Ending.WELL or self.latency_s is None or seconds > self.latency_s:
             before_s = seconds if self.latency_s is None else self.latency_s
             self.latency_s = before_s + _LATENCY_GAIN * (seconds - before_s)
@@ -81,7 +84,7 @@ class Evidence:
         # anything would be slow: it brings it from its disk first.
         if kind is Kind.READ and ending is not Ending.EMPTY:
             self.delays.record(seconds)
-        if kind in self.answers and ending is not Ending.EMPTY:
+        if kind in self.answers:
             self.answers[kind].learn(ending, first_byte_s)
         self.failure_share += _FAILURE_GAIN * ((ending is Ending.BADLY) - self.failure_share)
         self.fresh += 1
