@@ -50,6 +50,14 @@ def put_damaged(one, key) -> None:
     assert one.store.adopt([berth]) == [Outcome.OK]
 
 
+def until_hands_are_full(slow) -> float:
+    """Wait until every thread reads from a tier; return by when the rest should have come."""
+    end = time.monotonic() + 20
+    while slow.reads < ladder.WAVES_AT_ONCE:
+        assert time.monotonic() < end, "the threads never have their hands full"
+    return end
+
+
 def fetching(one, keys, deadline_s: float = 60.0) -> tuple[threading.Thread, list]:
     fetched: list = []
     fetch = partial(one.store.fetch, one.world, keys, deadline_s)
@@ -110,9 +118,7 @@ def test_what_one_fetch_gives_up_another_still_gets(rig, monkeypatch) -> None:
     one.settle()
     one.leave_memory()
     others, _ = fetching(one, busy.keys)
-    until = time.monotonic() + 20
-    while slow.reads < ladder.WAVES_AT_ONCE:
-        assert time.monotonic() < until, "the threads never have their hands full"
+    until = until_hands_are_full(slow)
     hasty, first = fetching(one, chain.keys, 1.0)
     while len(one.store.states.leases) < 2:
         assert time.monotonic() < until
@@ -206,9 +212,7 @@ def test_a_fetch_overtakes_what_is_brought_up_for_later(rig, monkeypatch) -> Non
     one.settle()
     one.leave_memory()
     others, _ = fetching(one, busy.keys)
-    end = time.monotonic() + 20
-    while slow.reads < ladder.WAVES_AT_ONCE:
-        assert time.monotonic() < end, "the threads never have their hands full"
+    end = until_hands_are_full(slow)
     assert one.store.prestage(one.world, chain.keys, 0.0) == 8
     hints.bring_up(one.store)
     while len(one.store.ladder._ahead) < 8:
@@ -281,9 +285,7 @@ def test_a_wave_is_taken_back_once(rig, monkeypatch) -> None:
     one.settle()
     one.leave_memory()
     others, _ = fetching(one, busy.keys)
-    end = time.monotonic() + 20
-    while slow.reads < ladder.WAVES_AT_ONCE:
-        assert time.monotonic() < end
+    until_hands_are_full(slow)
     states, up = one.store.states, one.store.ladder
     with states.lock:
         climbs = up.claim(one.world, states.index.find_all(chain.keys))
