@@ -1,5 +1,6 @@
 """What every test can ask for."""
 
+import gc
 import os
 
 import pytest
@@ -23,6 +24,12 @@ def pytest_collection_modifyitems(config, items):
         skipped = [item for item in items if item.get_closest_marker("soak")]
         config.hook.pytest_deselected(items=skipped)
         items[:] = [item for item in items if item not in skipped]
+
+
+def pytest_collection_finish():
+    """Go no more through what the tests have imported: every thread waits long for that."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

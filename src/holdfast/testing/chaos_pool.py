@@ -314,4 +314,4 @@ class Users:
             if took_s - stood_s > most_s + SLACK_S:
                 self._calls.fail(f"a {verb} took {took_s:.2f} s of {most_s:g}")
             elif stood_s:
-                self._calls.counts["late while the machine stood still"] += 1
+                self._calls.counts["late while a processor stood still"] += 1

@@ -1,13 +1,15 @@
-"""When this machine stood still, so that no call is blamed for it: a process that only looks.
+"""When a processor stood still, so that no call is blamed for it: processes that only look.
 
-A virtual machine can be taken off its processors for a second, and then every call under way is
-late by that. A process that sleeps most of the time gets a processor soon after it wants one
-however busy the others are, so only a standstill of the machine makes it late; what one process
-does to itself, such as to hold its own lock, does not.
+A virtual machine can be taken off a processor for a second, and then every call whose thread ran
+there is late by that, and so is every other of its process if that thread held the lock of the
+interpreter. A process that sleeps most of the time gets its processor soon after it wants it
+however busy the others are, so only a standstill makes it late; what one process does to itself,
+such as to hold its own lock, does not. One looks at each processor: others may well go on.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -20,7 +22,8 @@ LATE_S = 0.2
 
 _CLOCK = "CLOCK_MONOTONIC"  # one for all processes
 _WATCH = f"""
-import os, time
+import os, sys, time
+os.sched_setaffinity(0, {{int(sys.argv[1])}})
 clock, parent = time.{_CLOCK}, os.getppid()
 seen = time.clock_gettime(clock)
 while os.getppid() == parent:
@@ -33,27 +36,29 @@ while os.getppid() == parent:
 
 
 class Standstills:
-    """Watches from a process of its own until `close`. Times are those of `time.monotonic`."""
+    """Watches from a process on each processor until `close`. Times are `time.monotonic`'s."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._spans: list[tuple[float, float]] = []
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _WATCH],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            process_group=0,
-        )
-        self._reader = threading.Thread(target=self._read, name="standstills", daemon=True)
-        self._reader.start()
+        self._processes = [_look_at(processor) for processor in sorted(os.sched_getaffinity(0))]
+        self._readers = [
+            threading.Thread(target=self._read, args=(process,), name="standstills", daemon=True)
+            for process in self._processes
+        ]
+        for reader in self._readers:
+            reader.start()
 
     def within(self, begun_s: float, ended_s: float) -> float:
-        """Return for how many seconds between two times the machine stood still."""
+        """Return for how many seconds between two times a processor stood still."""
         time.sleep(2 * LOOK_S)  # what has just ended is told with the next look
         with self._lock:
-            spans = list(self._spans)
-        return sum(max(0.0, min(ended_s, end) - max(begun_s, begin)) for begin, end in spans)
+            spans = sorted(self._spans)
+        stood_s, counted_s = 0.0, begun_s
+        for begin, end in spans:  # of several processors they may overlap
+            stood_s += max(0.0, min(ended_s, end) - max(counted_s, begin))
+            counted_s = max(counted_s, end)
+        return stood_s
 
     def __len__(self) -> int:
         """Return how many there were."""
@@ -68,15 +73,28 @@ class Standstills:
 
     def close(self) -> None:
         """Look no longer."""
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        for reader in self._readers:
+            reader.join()
 
-    def _read(self) -> None:
-        if self._process.stdout is None:
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        if process.stdout is None:
             return
-        with self._process.stdout as told:
+        with process.stdout as told:
             for line in told:
                 begin, end = map(float, line.split())
                 with self._lock:
                     self._spans.append((begin, end))
+
+
+def _look_at(processor: int) -> subprocess.Popen[str]:
+    """Return a process that runs on that processor alone and prints when it was late."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _WATCH, str(processor)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
