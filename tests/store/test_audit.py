@@ -1,6 +1,7 @@
 """The audit log: every change of it shows, several processes share it, floods do not fill it."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -152,6 +153,18 @@ def test_after_a_minute_all_are_told_again_and_how_many_were_not(log, monkeypatc
     assert sum(len(kind) for kind in log._denied.values()) == 1
 
 
+def test_all_that_is_told_late_is_made_durable_at_once(log, monkeypatch):
+    for number in range(DENIED_MAX):
+        log.deny(f"host {number}", "token: forged")
+        log.deny(f"host {number}", "token: forged")
+    synced = []
+    monkeypatch.setattr(audit.os, "fsync", synced.append)
+    log.catch_up(whole=True)
+    assert len(synced) == 1
+    verdict = check(log.path)
+    assert (verdict.lines, verdict.faults) == (2 * DENIED_MAX, [])
+
+
 def test_what_a_stranger_says_is_cut_before_it_is_kept(log):
     log.deny("user " + "7" * MIB, "domain " + "1 " * MIB)
     (kind,) = log._denied.values()
@@ -176,7 +189,21 @@ def test_a_chain_made_anew_passes_and_misses_the_hash_that_was_kept(log):
 def test_a_line_that_can_not_be_written_fails_nothing(tmp_path, caplog):
     log = AuditLog(tmp_path / "none" / "audit.jsonl")
     log.record("erase", domain="acme")
-    assert "lost: No such file" in caplog.text or "lost" in caplog.text
+    assert "lost: erase {'domain': 'acme'}" in caplog.text
+
+
+def test_what_the_disk_takes_half_of_is_told_and_ends_no_chain(log, monkeypatch, caplog):
+    filled(log, 1)
+    write = os.write
+    monkeypatch.setattr(audit.os, "write", lambda fd, data: write(fd, data[: len(data) // 2]))
+    log.deny("host 10.0.0.9", "token: forged")
+    assert "No space left" in caplog.text
+    assert "lost: denied" in caplog.text
+    monkeypatch.undo()
+    log.record("erase", domain="acme")
+    verdict = check(log.path)
+    assert verdict.lines == 2
+    assert verdict.faults == ["line 2 is not a whole line of the log"]
 
 
 def test_without_a_path_it_forgets():

@@ -9,6 +9,7 @@ key, token or text of a user is ever written.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import logging
@@ -16,6 +17,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,13 +74,17 @@ class AuditLog:
 
     def record(self, action: str, **what: str | int) -> None:
         """Append one line."""
-        if self.path is None:
+        self._record([(action, what)])
+
+    def _record(self, deeds: Sequence[tuple[str, Mapping[str, str | int]]]) -> None:
+        if self.path is None or not deeds:
             return
         with self._lock:
             try:
-                self._append(self.path, action, what)
+                _append(self.path, deeds)
             except OSError as error:
-                _log.warning("audit %s: %s; lost: %s %s", self.path, error, action, what)
+                for action, what in deeds:
+                    _log.warning("audit %s: %s; lost: %s %s", self.path, error, action, what)
 
     def deny(self, who: str, why: str) -> None:
         """Note that somebody was turned away; the same again within a minute is only counted.
@@ -100,17 +106,14 @@ class AuditLog:
                 reasons[reason] = _Told(now, who, why)
             else:
                 reasons[reason] = known._replace(unsaid=known.unsaid + 1)
-        for told in late:
-            self.record("denied", who=told.who, why=told.why, unsaid=told.unsaid)
-        if known is None:
-            self.record("denied", who=who, why=why, unsaid=0)
+        fresh = [_Told(now, who, why)] if known is None else []
+        self._record([_denial(told) for told in (*late, *fresh)])
 
     def catch_up(self, *, whole: bool = False) -> None:
         """Write how many denials were only counted, once their minute is over; `whole`: of all."""
         with self._lock:
             late = self._sweep(math.inf if whole else time.monotonic())
-        for told in late:
-            self.record("denied", who=told.who, why=told.why, unsaid=told.unsaid)
+        self._record([_denial(told) for told in late])
 
     def _sweep(self, now: float) -> list[_Told]:
         """Forget denials older than a minute; return those that stand for others, not written."""
@@ -126,19 +129,30 @@ class AuditLog:
                     del kind[who]
         return late
 
-    def _append(self, path: Path, action: str, what: dict[str, str | int]) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            number, before, whole = _last(fd)
-            at = datetime.now(UTC).isoformat(timespec="milliseconds")
+
+def _denial(told: _Told) -> tuple[str, Mapping[str, str | int]]:
+    return "denied", {"who": told.who, "why": told.why, "unsaid": told.unsaid}
+
+
+def _append(path: Path, deeds: Sequence[tuple[str, Mapping[str, str | int]]]) -> None:
+    """Append a line for each, all of them durable with one `fsync`."""
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        last, before, whole = _last(fd)
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        written = [] if whole else [b""]  # ends what a crash left of a line
+        for number, (action, what) in enumerate(deeds, last + 1):
             short = {name: _short(value) for name, value in what.items()}
-            line = {"n": number + 1, "at": at, "action": action, **short, "before": before}
-            line["hash"] = _hash(line)
-            os.write(fd, (b"" if whole else b"\n") + msgspec.json.encode(line) + b"\n")
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+            line = {"n": number, "at": at, "action": action, **short, "before": before}
+            line["hash"] = before = _hash(line)
+            written.append(msgspec.json.encode(line))
+        data = b"\n".join([*written, b""])
+        if os.write(fd, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def check(path: Path) -> Verdict:
