@@ -156,6 +156,26 @@ def test_a_model_that_does_not_fit_into_the_gpus_is_refused():
     assert resolve(tight, shipped(), 64, seventy).gpus == 2
 
 
+@pytest.mark.parametrize(
+    ("capacity", "model", "says"),
+    [
+        ("300 GB", None, r"300\.0 GB: engine\.gpu has 282\.0 GB; lower the capacity, or use more"),
+        ("150 GB", "Llama-3.1-70B", r"150\.0 GB: engine\.gpu has 282\.0 GB, 141\.1 GB of them for"),
+    ],
+)
+def test_a_device_tier_that_does_not_fit_beside_the_model_is_refused(capacity, model, says):
+    named, size = load_model(model) if model else None, None if model else 64 * 1024
+    tiers = [{"kind": "device", "capacity": capacity}, HOST]
+    rest = {"engine": {"gpu": "H200x2", "prefill": {"a": 0, "b": 1e-5, "c": 0}}}
+    full = parse_ladder({"tiers": tiers, "token_bytes": size, **rest})
+    with pytest.raises(ConfigError, match=rf"^ladder: tiers\.0\.capacity: {says}"):
+        resolve(full, shipped(), 64, named)
+    fits = parse_ladder(
+        {"tiers": [{"kind": "device", "capacity": "140 GB"}, HOST], "token_bytes": size, **rest}
+    )
+    assert resolve(fits, shipped(), 64, named).rungs[0].nbytes <= 140e9
+
+
 @pytest.mark.parametrize("file", sorted((ROOT / "examples" / "ladders").glob("*.yaml")))
 def test_the_examples_are_ladders(file):
     model = "Llama-3.1-8B" if file.stem == "many-workers" else "Llama-3.1-70B"

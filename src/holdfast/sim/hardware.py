@@ -7,6 +7,7 @@ the middle of the profile's range.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from holdfast.blocks.world import World
@@ -83,6 +84,8 @@ def resolve(
             rungs.append(_rung(tier, profile, world, (gpu, gpus)))
         except ConfigError as error:
             raise ConfigError(f"{where}: tiers.{number}.{error}") from error
+    if gpu:
+        _check_room(where, rungs, gpu.memory_bytes.mid * gpus, model)
     prefill = _prefill(ladder, profile, model, (gpu, gpus))
     return Hardware(where, rungs, world, ladder.engine, prefill, gpu, gpus, profile)
 
@@ -123,6 +126,20 @@ def _check_weights(ladder: Ladder, model: ModelShape, memory_bytes: float) -> No
             f"weights of {model.name} take {model.weights_bytes / GB:,.1f} GB; use more GPUs, or "
             "name another model"
         )
+
+
+def _check_room(
+    where: str, rungs: Sequence[Rung], memory_bytes: float, model: ModelShape | None
+) -> None:
+    """Raise ConfigError if a device tier takes what one engine's GPUs have not beside the model."""
+    weights = model.weights_bytes if model else 0.0
+    for number, rung in enumerate(rungs):
+        if rung.model.kind == "device" and rung.nbytes + weights > memory_bytes:
+            beside = f", {weights / GB:,.1f} GB of them for {model.name}" if model else ""
+            raise ConfigError(
+                f"{where}: tiers.{number}.capacity: {rung.nbytes / GB:,.1f} GB: engine.gpu has "
+                f"{memory_bytes / GB:,.1f} GB{beside}; lower the capacity, or use more GPUs"
+            )
 
 
 def _world(ladder: Ladder, block_tokens: int, model: ModelShape | None) -> World:
