@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from holdfast.errors import ConfigError
 from holdfast.testing import crash, crash_node
 from holdfast.testing.campaign import Order, Tally
 
@@ -21,6 +22,11 @@ def test_a_node_that_the_campaign_killed_died_at_no_failpoint(order):
     points = crash_node.POINTS
     assert tally.counts["at any moment"] == 3
     assert [tally.counts[f"at {point}"] for point in points] == [1, 1, 1, 0, 0, 0, 0]
+
+
+def test_a_folder_too_long_for_a_socket_is_refused_before_any_node_is_started(order):
+    with pytest.raises(ConfigError, match="a Unix socket allows 107; choose a shorter folder"):
+        crash_node.kill_nodes(order._replace(folder=order.folder / ("long" * 25)))
 
 
 def test_a_point_that_never_kills_is_found_out(order, monkeypatch):

@@ -38,12 +38,18 @@ def _soak(part, folder):
         process.wait()
 
 
-def test_an_interrupt_of_the_group_is_no_failure(tmp_path):
-    with _soak("crash.node", tmp_path) as process:
-        _await(lambda: list(tmp_path.rglob("node.sock")))
+@pytest.fixture
+def folder(tmp_path_factory):
+    """Return one with a short name: sockets are in it."""
+    return tmp_path_factory.mktemp("soak")
+
+
+def test_an_interrupt_of_the_group_is_no_failure(folder):
+    with _soak("crash.node", folder) as process:
+        _await(lambda: list(folder.rglob("node.sock")))
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(60) == 130
-    rows = json.loads((tmp_path / "soak.json").read_text())["rows"]
+    rows = json.loads((folder / "soak.json").read_text())["rows"]
     assert [row["failures"] for row in rows] == [[]]
     assert rows[0]["tried"] >= 1
 
@@ -55,11 +61,11 @@ def _serving(folder):
             and " serve " in line]  # fmt: skip
 
 
-def test_a_soak_that_is_killed_leaves_no_node_behind(tmp_path):
-    with _soak("crash.node", tmp_path) as process:
-        _await(lambda: list(tmp_path.rglob("node.sock")))
+def test_a_soak_that_is_killed_leaves_no_node_behind(folder):
+    with _soak("crash.node", folder) as process:
+        _await(lambda: list(folder.rglob("node.sock")))
         process.kill()
-    _await(lambda: not _serving(tmp_path))
+    _await(lambda: not _serving(folder))
 
 
 def test_a_target_is_in_no_group_of_ours(tmp_path):

@@ -37,7 +37,7 @@ H20_FIRST_TOKEN_S = {"device": 0.111, "host": 0.272, "pool": 0.97, "computed": 1
 
 H20_TOLERANCE = 0.20
 _H20_TIERS: dict[str, dict[str, Any]] = {
-    "device": {"kind": "device", "capacity": "40 GiB"},
+    "device": {"kind": "device", "capacity": "30 GiB"},
     "host": {"kind": "host", "medium": "ddr5", "units": 8},
     "pool": {"kind": "pool", "capacity": "1 TiB", "read_bytes_per_s": 6.6e9},
     "computed": {"kind": "device", "capacity_tokens": 512},

@@ -23,6 +23,7 @@ from holdfast.testing.campaign import Order, Tally
 from holdfast.testing.contexts import BLOCK_TOKENS, FINGERPRINT, chain_of, check_payload
 from holdfast.testing.payloads import payload_of
 from holdfast.tiers.base import NOWHERE
+from holdfast.wire.address import socket_path
 from holdfast.wire.client import Client
 from holdfast.wire.messages import (
     PROTOCOL,
@@ -118,11 +119,15 @@ class Ending(NamedTuple):
 
 
 class NodeProcess:
-    """`holdfast serve` in a folder, started with a failpoint and killed at will."""
+    """`holdfast serve` in a folder, started with a failpoint and killed at will.
+
+    Raises ConfigError if the folder's name is too long for a socket in it.
+    """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.address = f"unix://{folder}/node.sock"
+        socket_path(self.address)  # refused here, and not by every node that is started
+        folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / "node.yaml"
         self._log = folder / "node.log"
         host = {"kind": "host", "capacity": 32 * MIB}
