@@ -35,6 +35,7 @@ UNSAFE_MODULES = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "torch.load"}
 ENGINES = {"sglang", "tensorrt_llm", "torch", "transformers", "vllm"}
 BESIDE_ENGINES = {"devices", "engines", "rig", "testing"}
+IN_ONE_THREAD = {"cli", "rig", "sim", "testing"}
 ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.putenv"}
 DEEPER = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 
@@ -170,6 +171,29 @@ def nothing_loads_code():
                 yield f"{where(path)}:{node.lineno}", f"{unsafe.pop()} runs what it reads"
 
 
+def unprepared_classes():
+    """The names of classes that several threads may not decode at once."""
+    nodes = (node for path in HOUSE for node in ast.walk(tree(path)))
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    ready = {node.name for node in classes if "prepared" in map(dotted, node.decorator_list)}
+    return {node.name for node in classes} - ready
+
+
+def what_threads_decode_is_prepared():
+    unprepared = unprepared_classes()
+    for path in HOUSE:
+        threads = path.relative_to(PACKAGE).parts[0] not in {*IN_ONE_THREAD, "prepared.py"}
+        for node in (node for each in functions(path) for node in ast.walk(each) if threads):
+            name = dotted(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+            if name == "Decoder":
+                yield f"{where(path)}:{node.lineno}", "make decoders where the module begins"
+            told = {dotted(k.value) for k in node.keywords if k.arg == "type"} if name else set()
+            if name in ("convert", "_convert", "_call"):
+                told |= set(map(dotted, node.args))
+            for kind in sorted(told & unprepared):
+                yield f"{where(path)}:{node.lineno}", f"{kind} is not @prepared"
+
+
 def broad_excepts_give_a_reason():
     for path in HOUSE:
         for node in ast.walk(tree(path)):
@@ -201,6 +225,7 @@ RULES = [
     engines_stay_at_the_edge,
     nothing_loads_code,
     broad_excepts_give_a_reason,
+    what_threads_decode_is_prepared,
     modules_say_what_they_are,
 ]
 

@@ -14,10 +14,12 @@ import msgspec
 from holdfast.blocks.key import KEY_BYTES
 from holdfast.blocks.layout import Layout
 from holdfast.errors import BlockError
+from holdfast.prepared import prepared
 
 FINGERPRINT_FORMAT = 1
 
 
+@prepared
 class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a block's bytes depend on, besides its tokens.
 

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.limits import GIB, KIB, LEASE_S, MIB, SEGMENT_BLOCKS, WEEK_S
+from holdfast.prepared import prepared
 from holdfast.wire.address import is_tcp
 
 KEYRING_NAME = "keyring.json"
@@ -250,6 +251,7 @@ class EngineOptions(_Section, frozen=True):
     model_digest: str = ""
 
 
+@prepared
 class Config(_Section, frozen=True):
     """Everything a node, and an engine beside it, is told.
 

@@ -20,6 +20,7 @@ import msgspec
 from holdfast.blocks.world import World
 from holdfast.errors import ConfigError
 from holdfast.limits import GIB, KIB, MIB
+from holdfast.prepared import prepared
 from holdfast.wire.messages import Cover
 
 BYTES_MAX = 8 * GIB
@@ -32,6 +33,7 @@ _BEGIN = b'{"at_s":'
 _log = logging.getLogger(__name__)
 
 
+@prepared
 class Asked(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request as it came: when, in which world, how long, its blocks' keys in hexadecimal."""
 

@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.config.options import Size
 from holdfast.errors import ConfigError
+from holdfast.prepared import prepared
 from holdfast.yaml_file import read_mapping
 
 Kind: TypeAlias = Literal["device", "host", "cxl", "disk", "pool", "object"]
@@ -104,6 +105,7 @@ class EngineModel(_Section, frozen=True):
     """Most that a fetch may take, whatever it saves."""
 
 
+@prepared
 class Ladder(_Section, frozen=True):
     """What every simulated worker has, and what all share, as the file says it."""
 

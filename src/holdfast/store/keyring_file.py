@@ -11,6 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from holdfast.errors import FormatError, RefusedError
+from holdfast.prepared import prepared
 from holdfast.store.keyring_lock import unwritable
 
 RING_FORMAT = 1
@@ -37,6 +38,7 @@ class RingDomain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     erasures: int = 0
 
 
+@prepared
 class _Ring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     check: str

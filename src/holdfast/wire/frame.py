@@ -29,6 +29,8 @@ WORDS_CHARS_MAX = 300
 
 _ROOM_BYTES = 64 * KIB
 _ENCODER = msgspec.msgpack.Encoder()
+_REQUESTS = msgspec.msgpack.Decoder(Request)
+_REPLIES = msgspec.msgpack.Decoder(Reply)
 
 M = TypeVar("M")
 
@@ -161,9 +163,9 @@ class FrameReader(Generic[M]):
 
 def request_reader() -> FrameReader[Request]:
     """Return a reader for the node's side."""
-    return FrameReader(msgspec.msgpack.Decoder(Request))
+    return FrameReader(_REQUESTS)
 
 
 def reply_reader() -> FrameReader[Reply]:
     """Return a reader for the asking side."""
-    return FrameReader(msgspec.msgpack.Decoder(Reply))
+    return FrameReader(_REPLIES)

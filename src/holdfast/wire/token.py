@@ -23,6 +23,7 @@ import msgspec
 
 from holdfast.errors import ConfigError, RefusedError
 from holdfast.limits import TOKEN_S_MAX
+from holdfast.prepared import prepared
 
 MARK = "hft1"
 NONCE_BYTES = 32
@@ -38,6 +39,7 @@ _PERSON = b"holdfast-token-1"
 _UNIX_S_MAX = 1 << 40
 
 
+@prepared
 class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a token says: who, what it may do, and until when (Unix seconds)."""
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from holdfast.errors import NodeGoneError
+from holdfast.prepared import prepared
 from holdfast.wire.client import Client
 from holdfast.wire.frame import plain
 from holdfast.wire.messages import Closed, Pin, Request, Returns
@@ -25,6 +26,7 @@ NAME_CHARS_MAX = 256
 _log = logging.getLogger("vllm.holdfast")
 
 
+@prepared
 class Hint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a request says of itself; `closed`, `returns_in_s` and `pin_s` count from its end.
 

@@ -11,6 +11,7 @@ import msgspec
 from holdfast.config import EngineOptions, load
 from holdfast.errors import ConfigError
 from holdfast.limits import BLOCK_TOKENS
+from holdfast.prepared import prepared
 from holdfast.wire.address import socket_path
 
 _AT = "kv_connector_extra_config"
@@ -19,6 +20,7 @@ COVER_DEADLINE_MS_MAX = 60_000
 """As long as a load may take at most: a wait for the answer alone that is longer is a mistake."""
 
 
+@prepared
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every option of the connector.
 

@@ -39,6 +39,7 @@ _OWN_BYTES = 16 << 20
 """Mooncake's own buffer; nothing goes through it."""
 
 _UP, _DOWN = 0, 1
+_DECODER = msgspec.msgpack.Decoder(Request)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -77,7 +78,6 @@ def _connect(settings: Settings, memory: np.ndarray[Any, Any]) -> Any:  # noqa: 
 def _serve(store: Any, memory: np.ndarray[Any, Any], lane: Connection) -> None:  # noqa: ANN401  # Mooncake's
     """Answer the requests of one lane, one after the other."""
     start = memory.ctypes.data
-    decode = msgspec.msgpack.Decoder(Request).decode
 
     def addresses(shares: Sequence[Share]) -> list[int]:
         return [start + share.offset for share in shares]
@@ -99,7 +99,7 @@ def _serve(store: Any, memory: np.ndarray[Any, Any], lane: Connection) -> None: 
 
     while True:
         try:
-            request = decode(lane.recv_bytes())
+            request = _DECODER.decode(lane.recv_bytes())
             lane.send_bytes(msgspec.msgpack.encode(answer(request)))
         except (EOFError, OSError):
             return

@@ -6,10 +6,13 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from holdfast.prepared import prepared
+
 READY = b"ready"
 """First word on the control connection if all is well; anything else says what is not."""
 
 
+@prepared
 class Settings(msgspec.Struct, frozen=True):
     """What Mooncake's client wants to know. `master`: HOST:PORT; `host`: ours, as others see it."""
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.errors import MembershipError
+from holdfast.prepared import prepared
 from holdfast.tiers.pool.http_json import HttpJson, TlsFiles
 
 _T = TypeVar("_T")
@@ -50,6 +51,7 @@ class _Header(msgspec.Struct):
     revision: int = 0
 
 
+@prepared
 class _Range(msgspec.Struct):
     header: _Header
     kvs: list[_Kv] = []
@@ -68,15 +70,18 @@ class _Watch(msgspec.Struct):
     compact_revision: int = 0
 
 
+@prepared
 class _Watched(msgspec.Struct):
     result: _Watch
 
 
+@prepared
 class _Lease(msgspec.Struct):
     id: int = msgspec.field(default=0, name="ID")
     ttl_s: int = msgspec.field(default=0, name="TTL")
 
 
+@prepared
 class _Alive(msgspec.Struct):
     result: _Lease
 

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from holdfast.errors import MembershipError
+from holdfast.prepared import prepared
 from holdfast.tiers.pool.http_json import HttpJson, HttpStatusError, TlsFiles
 from holdfast.tiers.pool.members import Member, State
 from holdfast.tiers.pool.roster import MEMBERS_MAX, read_member, tcp_address
@@ -77,6 +78,7 @@ class _Metadata(msgspec.Struct, rename="camel"):
     resource_version: str = ""
 
 
+@prepared
 class _Slice(msgspec.Struct, rename="camel"):
     metadata: _Metadata
     address_type: str = ""
@@ -84,6 +86,7 @@ class _Slice(msgspec.Struct, rename="camel"):
     ports: list[_Port] | None = None
 
 
+@prepared
 class _Slices(msgspec.Struct):
     metadata: _Metadata
     items: list[_Slice] | None = None
