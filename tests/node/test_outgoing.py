@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from holdfast.node import outgoing
 from holdfast.node.outgoing import LEAST_BYTES, PIECE_BYTES, SMALL_BYTES, TURN_S, Kept, Line
 from holdfast.policy.turns import Turn
 from holdfast.wire.stream import Progress
@@ -207,8 +208,11 @@ def test_small_messages_go_beside_the_line_until_somebody_waits(senders):
     assert len(log) > 2
 
 
-def test_a_flood_of_small_messages_stands_in_line_and_does_not_delay_another_domain(senders):
+def test_a_flood_of_small_messages_stands_in_line_and_does_not_delay_another_domain(
+    senders, monkeypatch
+):
     """One goes beside the line; of the others, no more go before the victim than its share."""
+    monkeypatch.setattr(outgoing, "TURN_S", 10.0)  # of 60 threads one may wait long for the core
     line, log = Line(1), []
     turns = [Turn(domain) for domain in (THIRD, b"x", b"y")]
     for turn in turns:
