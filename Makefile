@@ -24,12 +24,9 @@ help: ## list the targets
 run: setup ## set up, then show a real engine getting its context back (holdfast demo)
 	@$(BIN)/holdfast demo
 
-# Two files of tests at a time, each file whole: its tests share engines that take long to start.
-IN_TWO = --numprocesses 2 --dist loadfile --no-loadscope-reorder
-
 test: lint docs ## set up, then every check and every test, the engine's included
 	@echo "test: pytest"
-	@$(BIN)/pytest --hypothesis-profile=ci $(IN_TWO)
+	@$(BIN)/pytest --hypothesis-profile=ci
 
 lint: setup ## ruff, mypy, the import contract, spelling
 	@echo "lint: ruff";         $(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .

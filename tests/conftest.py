@@ -17,15 +17,9 @@ settings.register_profile("ci", max_examples=200, derandomize=True, print_blob=T
 settings.register_profile("soak", max_examples=20_000, print_blob=True, **_SHARED)
 settings.load_profile("default")
 
-LONGEST = "test_campaigns.py"
-
 
 def pytest_collection_modifyitems(config, items):
-    """Leave the soak tests out unless -m asks for some; begin with the file that takes longest.
-
-    Where two files are run at a time, one would be at it alone in the end.
-    """
-    items.sort(key=lambda item: item.path.name != LONGEST)
+    """Leave the soak tests out unless -m asks for some."""
     if not config.option.markexpr:
         skipped = [item for item in items if item.get_closest_marker("soak")]
         config.hook.pytest_deselected(items=skipped)
