@@ -68,20 +68,51 @@ def test_a_plan_that_takes_one_of_equal_cuts_is_not_worse_than_the_luckiest():
     assert median(lucky) > 1.05
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_plan_that_is_worse_than_another_cut_is_told(place):
-    def takes(plan, held):
-        return (2, 0.11) if plan == "best" else best_of(plan, held)
+def two_of(plan, held):
+    """The planner fetches two at most, whatever is held."""
+    return (min(held, 2), 0.11) if plan == "best" else best_of(plan, held)
 
-    row, _ = cut_row(takes, noise=0.03, place=place)
+
+def too_many(plan, held):
+    """Two are best, and the planner fetches all."""
+    return held, 0.05 + 0.03 * abs(2 - held)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_plan_that_leaves_what_it_should_fetch_is_told(place):
+    row, bench = cut_row(two_of, noise=0.03, place=place)
     assert row.value == pytest.approx(0.11 / 0.05, rel=0.1)
     assert (row.ok, row.more["best_cut"], row.more["planned_cut"]) == (False, 4, 2)
+    assert not row.more["same_node"]
+    assert [plan for _, plan in bench.had][2:] == [*TURNS]
 
 
-def test_a_machine_that_becomes_slower_is_not_in_the_comparison():
-    row, bench = cut_row(best_of, noise=0.0, drift=0.001)
-    assert row.value == pytest.approx(1.0, abs=0.002)
-    assert [plan for _, plan in bench.had] == ["held", *TURNS]
+@pytest.mark.parametrize("place", PLACES)
+def test_a_plan_that_fetches_what_it_should_leave_is_told(place):
+    row, bench = cut_row(too_many, noise=0.03, place=place)
+    assert row.value == pytest.approx(0.11 / 0.05, rel=0.1)
+    assert (row.ok, row.more["best_cut"], row.more["planned_cut"]) == (False, 2, 4)
+    assert row.more["same_node"]
+    assert {plan for _, plan in bench.had[1:]} == {"best"}
+
+
+@pytest.mark.parametrize(("takes", "nodes"), [(best_of, 1), (two_of, 1 + len(TURNS))])
+def test_a_machine_that_becomes_slower_is_not_in_the_comparison(takes, nodes):
+    row, bench = cut_row(takes, noise=0.0, drift=0.0001)
+    assert row.value == pytest.approx(1.0 if takes is best_of else 0.11 / 0.05, rel=0.0002)
+    assert len(bench.had) == 1 + nodes
+
+
+def test_a_cut_context_that_once_came_late_is_not_what_the_plan_is_held_against():
+    def late(plan, held):
+        late.asked += 1
+        return (0, 0.2) if late.asked % 7 == 0 else best_of(plan, held)
+
+    late.asked = 0
+    row, _ = cut_row(late, noise=0.0)
+    assert row.more["same_node"]
+    assert row.more["beside"] < 10
+    assert row.value == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -103,13 +134,13 @@ def test_memory_that_gets_slower_as_it_fills_is_not_in_the_comparison(place):
     row = against_cuts(bench, place, 512, course)
     assert row.value == pytest.approx(1.0)
     assert row.more["planned_s"] > best_of("best", 4)[1], "most of both were slower"
-    assert row.more["beside"] == 3 * TURNS.count("best") == 12
+    assert row.more["beside"] == 10
 
 
 def test_a_cut_that_others_disturb_is_not_the_worse_for_it(shares):
-    """Beside one of three rounds of the plan they compute; a round of the search has five cuts."""
-    rounds, cuts, turn = 4, 5, 3
-    busy = [0.0] * (rounds * cuts + turn) + [0.5, 0.0, 0.0]
+    """Beside three of eight pairs they compute; a round of the search has five cuts."""
+    rounds, cuts = 4, 5
+    busy = [0.0] * (rounds * cuts) + [0.5, 0.0, 0.0, 0.0] * 3
     shares += busy
 
     def disturbed(self, engine, prompt):
@@ -125,10 +156,11 @@ def test_a_cut_that_others_disturb_is_not_the_worse_for_it(shares):
     assert row.value == pytest.approx(1.0)
 
 
-def test_each_turn_has_a_disk_of_its_own():
+@pytest.mark.parametrize(("takes", "nodes"), [(best_of, 1), (two_of, 1 + len(TURNS))])
+def test_each_node_has_a_disk_of_its_own(takes, nodes):
     """What was asked before would not fit it, too."""
-    _, bench = cut_row(best_of, noise=0.0)
-    assert bench.cleared == 1 + len(TURNS) == len(bench.had)
+    _, bench = cut_row(takes, noise=0.0)
+    assert bench.cleared == 1 + nodes == len(bench.had)
 
 
 def test_turns_hide_neither_a_steady_nor_a_growing_change():
