@@ -1,15 +1,14 @@
 """A node's client and vLLM's objects, played in memory."""
 
 import contextlib
-import json
+import functools
+import multiprocessing
+import multiprocessing.forkserver
 import os
 import socket
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -31,7 +30,13 @@ from holdfast.wire.messages import (
 )
 
 DOMAIN_KEY = bytes(range(32))
-DRIVER = Path(__file__).with_name("vllm_driver.py")
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+"""What real engines are told before they import vLLM."""
 
 
 def pytest_configure():
@@ -269,16 +274,13 @@ class Engine:
     """A real vLLM in a process of its own; calls go to the methods of `vllm_driver.Driver`."""
 
     def __init__(self, log, **options):
+        import vllm_driver
+
         self.log = log
-        with log.open("ab") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, str(DRIVER)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
-        self._say(options)
+        self._channel, its_end = multiprocessing.Pipe()
+        self.process = forks().Process(target=vllm_driver.run, args=(its_end, log, options))
+        self.process.start()
+        its_end.close()
 
     def wait_ready(self):
         assert self._hear() == "ready"
@@ -286,31 +288,34 @@ class Engine:
 
     def __getattr__(self, name):
         def call(**arguments):
-            self._say([name, arguments])
+            self._channel.send((name, arguments))
             return self._hear()
 
         return call
 
-    def _say(self, what):
-        print(json.dumps(what), file=self.process.stdin, flush=True)
-
     def _hear(self):
-        line = self.process.stdout.readline()
-        assert line, f"the engine ended; the end of {self.log}:\n{self.log.read_text()[-3000:]}"
-        return json.loads(line)
+        try:
+            return self._channel.recv()
+        except EOFError:
+            pytest.fail(f"the engine ended; the end of {self.log}:\n{self.log.read_text()[-3000:]}")
 
     def close(self):
         """Let the engine end by itself, which is part of what is tested."""
-        self.process.stdin.close()
-        status = self.process.wait(60)
-        self.process.stdout.close()
-        assert status == 0, self.log.read_text()[-3000:]
+        self._channel.close()
+        self.process.join(60)
+        assert self.process.exitcode == 0, self.log.read_text()[-3000:]
 
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
+
+@functools.cache
+def forks():
+    """Engines are forked from a process that has imported vLLM, which takes ten seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vllm.entrypoints.llm", "holdfast.engines.vllm.worker"])
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        multiprocessing.forkserver.ensure_running()
+    return context
 
 
 @contextlib.contextmanager

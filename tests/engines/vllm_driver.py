@@ -1,35 +1,16 @@
-"""A vLLM engine in a process of its own, told what to do line by line: JSON in, JSON out."""
+"""A vLLM engine in a process of its own, that calls the methods it is told to."""
 
+import contextlib
 import hashlib
-import json
 import os
-import sys
 import time
-
-# vLLM logs to standard output: keep that for answers, and send everything else to the log.
-ANSWERS = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-
-os.environ |= {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "TORCHDYNAMO_DISABLE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
-
-import torch  # noqa: E402
-from vllm import LLM, SamplingParams  # noqa: E402
-from vllm.config import KVTransferConfig  # noqa: E402
-
-from holdfast.engines.vllm import worker  # noqa: E402
-
-# A machine that runs tests is busy: what is not about deadlines must not fail for them.
-worker.DEADLINE_MIN_S = 3.0
-worker.RESERVE_S = 3.0
 
 
 class Driver:
     def __init__(self, options):
+        from vllm import LLM
+        from vllm.config import KVTransferConfig
+
         transfer = options.pop("kv_transfer", None)
         self.llm = LLM(
             **options,
@@ -51,9 +32,7 @@ class Driver:
         manager.free = note_and_free
 
     def ask(self, prompts, tokens, logprobs=None, **settings):
-        params = SamplingParams(
-            temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=logprobs, **settings
-        )
+        params = greedy(tokens, logprobs=logprobs, **settings)
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = self.llm.generate(inputs, params, use_tqdm=False)
         return [self.answer(output) for output in outputs]
@@ -72,14 +51,14 @@ class Driver:
         }
 
     def ask_salted(self, prompt, tokens, salt):
-        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        params = greedy(tokens)
         inputs = {"prompt_token_ids": prompt, "cache_salt": salt}
         (output,) = self.llm.generate(inputs, params, use_tqdm=False)
         return self.answer(output)
 
     def abort(self, prompt, steps):
         """Run a request for some steps, abort it, and step until nothing of it is left."""
-        params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+        params = greedy(50)
         self.engine.add_request("aborted", {"prompt_token_ids": prompt}, params)
         for _ in range(steps):
             self.engine.step()
@@ -97,6 +76,7 @@ class Driver:
 
     def digests(self, count):
         """Return a digest of the first pages of the request that ended last, in their order."""
+        import torch
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         layers = get_kv_transfer_group()._worker._device._keep
@@ -141,14 +121,25 @@ class Driver:
         return found
 
 
-def main():
-    driver = Driver(json.loads(sys.stdin.readline()))
-    print(json.dumps("ready"), file=ANSWERS, flush=True)
-    for line in sys.stdin:
-        name, arguments = json.loads(line)
-        print(json.dumps(getattr(driver, name)(**arguments)), file=ANSWERS, flush=True)
+def greedy(tokens, **settings):
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, **settings)
+
+
+def run(channel, log, options):
+    """Be an engine until the other end of the channel is closed."""
+    from holdfast.engines.vllm import worker
+
+    with log.open("ab") as errors:
+        os.dup2(errors.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
+    # A machine that runs tests is busy: what is not about deadlines must not fail for them.
+    worker.DEADLINE_MIN_S = worker.RESERVE_S = 3.0
+    driver = Driver(options)
+    channel.send("ready")
+    with contextlib.suppress(EOFError):
+        while True:
+            name, arguments = channel.recv()
+            channel.send(getattr(driver, name)(**arguments))
     driver.engine.engine_core.shutdown()
-
-
-if __name__ == "__main__":
-    main()
