@@ -23,9 +23,10 @@ there is no limit) has to reach; a missed goal is printed like a met one. `make 
 measures one subject anew.
 """
 NOTES = {
-    "bench plan": "These rows are of the way it was measured before: other engines without "
-    "Holdfast, in couples, stood for recomputing. Now an engine is held against itself, and says "
-    "how sure it is.",
+    "bench plan": "Of two runs of one evening, on a machine that gave half of what the others "
+    "had, less at times; `doubt` is the standard error of a ratio. `plan.cut` from the disk was "
+    "measured another way: behind nodes of their own, of which two that start alike differ by a "
+    "tenth. Contexts held nowhere and the connector by itself were not measured.",
     "bench pool": "`pool.late.p99` is of three tries; now it is of five, and says how sure it is.",
     "bench tiers": "The limit of `host.fetch` was one thread that copies, where ours has two; now "
     "both have two.",
