@@ -278,7 +278,8 @@ class Engine:
 
         self.log = log
         self._channel, its_end = multiprocessing.Pipe()
-        self.process = forks().Process(target=vllm_driver.run, args=(its_end, log, options))
+        its = (its_end, log, options)
+        self.process = forks().Process(target=vllm_driver.run, args=its, daemon=True)
         self.process.start()
         its_end.close()
 
