@@ -173,7 +173,7 @@ def _shipped_data() -> dict[str, Any]:
 
     text = (resources.files("holdfast.sim") / "data" / "profile.yaml").read_text(encoding="utf-8")
     loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader  # ten times as fast
-    data: dict[str, Any] = yaml.load(text, Loader=loader)  # noqa: S506  # both are safe
+    data: dict[str, Any] = loader(text).get_single_data()
     return data
 
 
