@@ -54,16 +54,18 @@ def run_slice(name, folder):
 
 
 @pytest.fixture(scope="module")
-def slices(tmp_path_factory):
-    """Every campaign's process, ended, and its folder; those that watch the clock ran alone."""
-    folders = {name: tmp_path_factory.mktemp("soak") for name in SLICES}  # short: sockets are in it
+def slices(request, tmp_path_factory):
+    """The process of each campaign that is asked for, ended, and its folder."""
+    tests = [item for item in request.session.items if "slices" in item.fixturenames]
+    asked = {test.callspec.params["name"] for test in tests}
+    folders = {name: tmp_path_factory.mktemp("soak") for name in asked}  # short: sockets are in it
     order = [name for name in SLICES if name not in ALONE], ALONE
     ended = {}
     for names, at_once in zip(order, (len(os.sched_getaffinity(0)), 1), strict=True):
         with ThreadPoolExecutor(at_once) as pool:
-            for name in names:
+            for name in (name for name in names if name in asked):
                 ended[name] = pool.submit(run_slice, name, folders[name])
-    return {name: (ended[name].result(), folders[name]) for name in SLICES}
+    return {name: (ended[name].result(), folders[name]) for name in asked}
 
 
 @pytest.mark.timeout(0)
