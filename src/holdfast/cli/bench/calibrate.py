@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the ladder file to write, for `holdfast sim --ladder` (default: %(default)s)",
     )
-    measuring.add_rounds_argument(parser, ROUNDS, "rounds per length", ROUNDS_MIN)
+    measuring.add_rounds_argument(parser, ROUNDS, "rounds per length and node", ROUNDS_MIN)
     measuring.add_model_argument(parser, "demo")
     measuring.add_quick_argument(parser, "few and short contexts")
     measuring.add_keep_argument(parser)
