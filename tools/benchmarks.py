@@ -23,10 +23,11 @@ there is no limit) has to reach; a missed goal is printed like a met one. `make 
 measures one subject anew.
 """
 NOTES = {
-    "bench plan": "Of two runs of one evening, on a machine that gave half of what the others "
-    "had, less at times; `doubt` is the standard error of a ratio. `plan.cut` from the disk was "
-    "measured another way: behind nodes of their own, of which two that start alike differ by a "
-    "tenth. Contexts held nowhere and the connector by itself were not measured.",
+    "bench plan": "Of several runs of one evening, on a machine that gave half of what the others "
+    "had, less at times; `doubt` is the standard error of a ratio, `runs` what each run said where "
+    "there were two: the value is their mean, weighted by how sure they are. `plan.cut` from the "
+    "disk was measured another way: behind nodes of their own, of which two that start alike "
+    "differ by a tenth. The connector by itself was not measured.",
     "bench pool": "`pool.late.p99` is of three tries; now it is of five, and says how sure it is.",
     "bench tiers": "The limit of `host.fetch` was one thread that copies, where ours has two; now "
     "both have two.",

@@ -60,7 +60,7 @@ class Pool:
         self._token_key = self._secret("token.key", self._signing)
         self._token = self.renew_token()
 
-    def start_targets(self, count: int) -> list[str]:
+    def start_targets(self, count: int, disk_bytes: int = TARGET_DISK_BYTES) -> list[str]:
         """Start targets, list them as members, and return their names."""
         self.renew_token()
         names = [f"target-{self._started + number}" for number in range(1, count + 1)]
@@ -70,7 +70,7 @@ class Pool:
             node = Node(
                 self._folder / name,
                 TARGET_HOST_BYTES,
-                TARGET_DISK_BYTES,
+                disk_bytes,
                 settings={"tokens": {"key_file": self._token_key}},
                 also=place.address,
                 inside=place.inside,

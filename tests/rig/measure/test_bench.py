@@ -1,12 +1,13 @@
 """Contexts are saved until the node has them, and put where they are said to be."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
-from holdfast.rig.measure.bench import SAVED_S, TAIL_TOKENS, Bench, Course
+from holdfast.rig.measure.bench import MEETING, POOL, SAVED_S, TAIL_TOKENS, Bench, Course
 
 PROMPTS = [[7] * (2 * BLOCK_TOKENS + TAIL_TOKENS), [8] * (BLOCK_TOKENS + TAIL_TOKENS)]
 
@@ -32,14 +33,14 @@ def save():
 
     def run(times):
         bench, asked = object.__new__(Bench), []
-        bench.node, bench.behind = FakeNode(times), "behind"
+        bench.keeper, bench.behind = FakeNode(times), "behind"
 
         def ttft_s(engine, prompt, hint=None):
             assert engine == "behind"
             asked.append(prompt)
             if prompt is PROMPTS[-1]:
-                bench.node.given_up -= 1
-                bench.node.blocks = 8 if bench.node.given_up < 0 else 7
+                bench.keeper.given_up -= 1
+                bench.keeper.blocks = 8 if bench.keeper.given_up < 0 else 7
             return 1.0, 0
 
         bench.ttft_s = ttft_s
@@ -66,17 +67,78 @@ def test_long_contexts_get_fewer_rounds_and_short_ones_more():
         assert [course.rounds_at(n) for n in lengths] == expected
 
 
+class PlacedBench(Bench):
+    """Notes what it would do; where contexts are saved is `keeper`."""
+
+    def __init__(self, keeper="node"):
+        self.node, self.keeper, self.behind = Dropping(self, "node"), keeper, "behind"
+        self.keeper = self.node if keeper == "node" else Dropping(self, keeper)
+        self.did = []
+
+    def text(self, tokens):
+        return [tokens]
+
+    def move(self, place, plan):
+        self.did.append(place)
+        self.keeper = Dropping(self, "target") if place == POOL else self.node
+
+    def save(self, prompts):
+        self.did.append(f"saved {len(prompts)} at {self.keeper.name}")
+
+    def ttft_s(self, engine, prompt, hint=None):
+        self.did.append(f"asked for {prompt[0]}")
+        return 1.0, 0
+
+
+class Dropping:
+    """A node or a target that notes when it drops everything."""
+
+    process = SimpleNamespace(running=True)
+
+    def __init__(self, bench, name):
+        self.bench, self.name = bench, name
+
+    def drop_all(self):
+        self.bench.did.append(f"{self.name} emptied")
+
+    def blocks_on_disk(self):
+        return 0
+
+
+SAVED = f"saved {len(PROMPTS)} at node"
+
+
 @pytest.mark.parametrize(
-    ("place", "done"),
-    [("host", ["disk", "saved"]), ("disk", ["saved", "disk"]), ("slow", ["saved", "slow"])],
+    ("place", "before", "done"),
+    [
+        ("host", "node", ["disk", SAVED]),
+        ("disk", "node", [SAVED, "disk"]),
+        ("slow", "node", [SAVED, "slow"]),
+        ("disk", "target", ["disk", SAVED, "disk"]),
+        ("slow", "target", ["disk", SAVED, "slow"]),
+    ],
 )
-def test_what_is_in_memory_was_saved_after_the_start_and_all_else_before(place, done):
-    """A node that starts has nothing in memory."""
-    bench, did = object.__new__(Bench), []
-    bench.move = lambda place, plan: did.append(place)
-    bench.save = lambda prompts: did.append("saved")
+def test_what_is_in_memory_was_saved_after_the_start_and_all_else_before(place, before, done):
+    """A node that starts has nothing in memory; what is at a target is not on its disk."""
+    bench = PlacedBench(before)
     bench.have(place, "best", PROMPTS)
-    assert did == done
+    assert bench.did == done
+
+
+def test_what_is_in_a_pool_is_saved_there_and_forgotten_here():
+    """The node, which forgets what it learnt when it ends, has met engine and target by then."""
+    bench = PlacedBench()
+    bench.have(POOL, "best", PROMPTS)
+    met = [f"asked for {tokens}" for tokens in MEETING]
+    saved = f"saved {len(PROMPTS) + len(MEETING)} at target"
+    assert bench.did == [POOL, saved, "node emptied", *met]
+
+
+def test_a_target_is_cleared_with_its_node():
+    bench = PlacedBench("target")
+    bench.probe = [1]
+    bench.clear()
+    assert bench.did == ["node emptied", "target emptied", "saved 1 at target"]
 
 
 def test_a_disk_is_met_with_contexts_that_lie_on_it():

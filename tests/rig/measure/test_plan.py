@@ -126,4 +126,4 @@ def test_only_the_parts_that_were_named_are_measured(monkeypatch):
     assert rows("slow", "connector") == ["slow 128", "slow 512", "slow cut 512", "connector"]
     assert bench.did == ["meet slow"]
     assert rows("nowhere") == ["nowhere 512"]
-    assert len(rows(*PARTS)) == 3 * 3 + 1 + 1
+    assert len(rows(*PARTS)) == 4 * 3 + 1 + 1

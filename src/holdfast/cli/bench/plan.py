@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=plan.PARTS,
         metavar="PART",
         help="measure these alone: contexts from memory (host), from a disk, from a slow one, from "
-        "nowhere, what a connector costs: %(choices)s (default: all)",
+        "a pool's target, from nowhere, what a connector costs: %(choices)s (default: all)",
     )
     measuring.add_quick_argument(parser, "few and short contexts")
     measuring.add_keep_argument(parser)

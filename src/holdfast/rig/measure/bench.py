@@ -1,7 +1,8 @@
 """A couple of engines, one alone and one behind a node: what `bench plan` and `calibrate` ask.
 
-Contexts are put where they are to come from: in the node's memory, on its disk, or on a disk that
-is slowed on purpose. Texts are seen once, so nothing is held that was not put there.
+Contexts are put where they are to come from: in the node's memory, on its disk, on a disk that is
+slowed on purpose, or at a target over loopback TCP. Texts are seen once, so nothing is held that
+was not put there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS, GIB, MIB
 from holdfast.rig.ask import NO_HINT, ask
 from holdfast.rig.model import SHAPES
+from holdfast.rig.network import LoopbackNetwork
 from holdfast.rig.node import Node
+from holdfast.rig.pool import Pool
 from holdfast.rig.process import wait_until
 from holdfast.rig.server import (
     Engine,
@@ -26,6 +29,8 @@ from holdfast.rig.server import (
     wait_all_ready,
 )
 
+NODE = "node"
+POOL = "pool"
 TAIL_TOKENS = 16
 SLOW = 0.5
 """How fast the slow disk is read, as a share of what would make fetching as quick as computing."""
@@ -78,7 +83,10 @@ class Course(NamedTuple):
 
 
 class Bench:
-    """Two engines, one alone and one behind a node that is started anew as it is needed."""
+    """Two engines, one alone and one behind a node that is started anew as it is needed.
+
+    `keeper`: who has what is saved on its disk, the node itself or the target it writes to.
+    """
 
     def __init__(self, stack: ExitStack, folder: Path, course: Course) -> None:
         self._stack = stack
@@ -87,7 +95,8 @@ class Bench:
         self._chance = random.Random(folder.name)  # noqa: S311  # texts that nobody has seen
         self._slow_bytes_per_s = 0
         self._rest = Rest()
-        self.node = self._start("disk", "best")
+        self._pool: Pool | None = None
+        self.node = self.keeper = self._start("disk", "best")
         stack.callback(self._stop)
         self.alone, self.behind = self._start_engines()
         self.probe = self.text(BLOCK_TOKENS)
@@ -112,18 +121,18 @@ class Bench:
         self._rest.everywhere()
 
     def save(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Compute these behind the node, until it has them on disk.
+        """Compute these behind the node, until its disk has them, or its target's.
 
         An engine gives a block up that the node has no room for in time: it is asked once more.
         """
-        blocks = self.node.blocks_on_disk() + sum(len(each) // BLOCK_TOKENS for each in prompts)
+        blocks = self.keeper.blocks_on_disk() + sum(len(each) // BLOCK_TOKENS for each in prompts)
         for within_s in SAVED_S:
             for prompt in prompts:
                 self.ttft_s(self.behind, prompt)
             with suppress(HoldfastError):
-                self.node.wait_on_disk(blocks, within_s)
+                self.keeper.wait_on_disk(blocks, within_s)
                 return
-        self.node.wait_on_disk(blocks)
+        self.keeper.wait_on_disk(blocks)
 
     def renew(self) -> None:
         """Have another couple of engines; the first prompts are behind them."""
@@ -136,21 +145,25 @@ class Bench:
 
     def clear(self) -> None:
         """Have the node hold nothing but the probe: all that is asked would not fit its disk."""
-        self.node.drop_all()
-        wait_until(self.node.process, lambda: not self.node.blocks_on_disk(), CLEARED_S, "empty")
+        keeper = self.keeper
+        for each in (self.node, keeper):
+            each.drop_all()
+        wait_until(keeper.process, lambda: not keeper.blocks_on_disk(), CLEARED_S, "empty")
         self.save([self.probe])
 
     def have(self, place: str, plan: str, prompts: Sequence[Sequence[int]]) -> None:
         """Have contexts at a place and no nearer, behind a node just started that plans so."""
-        if place == "host":
+        if place == POOL:
+            self._have_in_pool(plan, prompts)
+            return
+        if place == "host" or self.keeper is not self.node:
             self.move("disk", plan)  # what is saved after it is in memory
-            self.save(prompts)
-        else:
-            self.save(prompts)
+        self.save(prompts)
+        if place != "host":
             self.move(place, plan)
 
     def meet(self, place: str) -> None:
-        """Let the node meet a disk: its first fetch from a new medium is a guess."""
+        """Let the node meet a place: its first fetch from a new medium is a guess."""
         prompts = [self.text(length) for length in MEETING]
         self.have(place, "best", prompts)
         for prompt in prompts:
@@ -168,7 +181,10 @@ class Bench:
     def move(self, place: str, plan: str) -> None:
         """Start the node anew, warm from its disk and with nothing in memory."""
         self._stop()
-        self.node = self._start(place, plan)
+        if place == POOL:
+            self.node, self.keeper = self._start_in_pool(plan)
+        else:
+            self.node = self.keeper = self._start(place, plan)
         self.node.wait_recovered()
 
         def heard() -> bool:
@@ -176,6 +192,18 @@ class Bench:
             return bool(self.node.plans()["plans"])
 
         wait_until(self.behind.process, heard, CONNECTED_S, "asking its node")
+
+    def _have_in_pool(self, plan: str, prompts: Sequence[Sequence[int]]) -> None:
+        """Have contexts at the target alone.
+
+        A node without a disk keeps nothing it has learnt: each learns the engine and the target.
+        """
+        self.move(POOL, plan)
+        taught = [self.text(tokens) for tokens in MEETING]
+        self.save([*taught, *prompts])
+        self.node.drop_all()
+        for prompt in taught:
+            self.ttft_s(self.behind, prompt)
 
     def _start_engines(self) -> tuple[Engine, Engine]:
         tokens_max = max(self._course.lengths) + 1024
@@ -196,10 +224,19 @@ class Bench:
     def _start(self, place: str, plan: str) -> Node:
         disk: dict[str, object] = {
             "kind": "disk",
-            "path": str(self._folder / "node" / "disk"),
+            "path": str(self._folder / NODE / "disk"),
             "capacity": DISK_BYTES,
         }
         if place == "slow":
             disk["read_limit"] = max(MIB, self._slow_bytes_per_s)
         tiers = [{"kind": "host", "capacity": HOST_BYTES}, disk]
-        return Node(self._folder / "node", settings={"plan": plan, "tiers": tiers})
+        return Node(self._folder / NODE, settings={"plan": plan, "tiers": tiers})
+
+    def _start_in_pool(self, plan: str) -> tuple[Node, Node]:
+        """Return a node without a disk, and the target that keeps what is saved."""
+        if self._pool is None:
+            self._pool = Pool(self._stack, self._folder, LoopbackNetwork())
+            self._pool.start_targets(1, DISK_BYTES)
+        self._pool.renew_token()
+        [target] = self._pool.targets.values()
+        return self._pool.start_host(NODE, plan), target

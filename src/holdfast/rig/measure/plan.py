@@ -21,12 +21,12 @@ from typing import NamedTuple, TypeAlias
 from holdfast.rig.ask import NO_HINT
 from holdfast.rig.calm import Others, calm
 from holdfast.rig.doubt import of_mean, of_median, settled
-from holdfast.rig.measure.bench import BYPASS, Bench, Course
+from holdfast.rig.measure.bench import BYPASS, POOL, Bench, Course
 from holdfast.rig.measure.cuts import against_cuts
 from holdfast.rig.report import Row, at_most, with_more
 from holdfast.rig.server import Engine
 
-PLACES = ("host", "disk", "slow")
+PLACES = ("host", "disk", "slow", POOL)
 NOWHERE = "nowhere"
 CONNECTOR = "connector"
 PARTS = (*PLACES, NOWHERE, CONNECTOR)
