@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from holdfast.errors import ConfigError
+from holdfast.sim.model import ModelShape
 from holdfast.sim.profile import Range
 from holdfast.sim.size import Wish, answer, of_trace, of_users
 from holdfast.sim.size.need import GPU_BUSY, Rung
@@ -85,6 +86,21 @@ def test_a_wish_that_can_not_be_met_says_what_can_and_why(asked, ttft_s, new, me
     question = asked(of_users(100, 100_000, new, 60.0), wish=Wish(ttft_s))
     with pytest.raises(ConfigError, match=f"slo-ttft {ttft_s} s: not reachable for 95%.*{message}"):
         answer(question)
+
+
+def test_a_search_computes_a_models_flop_once_whatever_it_tries(asked, monkeypatch):
+    """Every wish tried had all 4,096 lengths computed anew: 18 s to say that none can be had."""
+    lengths, of_shape = [], ModelShape.prefill_flop
+
+    def counted(shape, new, context=0):
+        lengths.append(new)
+        return of_shape(shape, new, context)
+
+    monkeypatch.setattr(ModelShape, "prefill_flop", counted)
+    demand = of_users(300, 40_321, new=1000, every_s=300.0)
+    with pytest.raises(ConfigError, match="not reachable"):
+        answer(asked(demand, wish=Wish(0.01)))
+    assert 4096 <= len(lengths) <= 2 * 4096
 
 
 def test_an_engine_that_is_slow_itself_is_named(asked):

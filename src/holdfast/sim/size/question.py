@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -159,6 +159,18 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def _prefill(self) -> tuple[Floats, Floats]:
         """Points of the time to compute a prompt from its start, to interpolate between."""
-        at = np.linspace(0.0, float(self.demand.input_tokens.max()), _POINTS)
-        flop = np.array([self.shape.prefill_flop(int(tokens)) for tokens in at])
-        return np.floor(at), flop / self.flop_per_s
+        at, flop = _prefill_flop(self.shape, int(self.demand.input_tokens.max()))
+        return at, flop / self.flop_per_s
+
+
+@lru_cache(maxsize=8)
+def _prefill_flop(shape: ModelShape, longest: int) -> tuple[Floats, Floats]:
+    """Return lengths up to the longest, and FLOP to compute prompts so long; the same for any wish.
+
+    A search asks a question again for every wish it tries.
+    """
+    at = np.linspace(0.0, float(longest), _POINTS)
+    points = np.floor(at), np.array([shape.prefill_flop(int(tokens)) for tokens in at])
+    for each in points:
+        each.setflags(write=False)
+    return points
