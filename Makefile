@@ -12,6 +12,9 @@ EXTRAS  := dev,demo,bench,secure,mooncake,nixl,peers
 MINUTES ?=
 BENCH   ?= tiers seal quota pool plan calibrate vllm traces policies sim
 
+# Compiled once and kept, whatever the environment says: engines and nodes are started all the time.
+export PYTHONDONTWRITEBYTECODE :=
+
 # $(call quietly,what,command): a line on screen; the command's output only if it fails.
 quietly = echo "set-up: $(1)"; mkdir -p $(DONE); \
 	{ $(2); } >$@.log 2>&1 || { cat $@.log; exit 1; }; touch $@
