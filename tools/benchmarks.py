@@ -34,9 +34,7 @@ NOTES = {
     "bench vllm": "`vllm.lmcache` does not say how often LMCache missed, nor `vllm.overhead` how "
     "sure it is; now they do.",
     "soak": "Of several runs, from 2026-11-20 on, each row with as much as it says was tried: "
-    "`soak.flips.wire` stopped short of its full length. What later turned out "
-    "to be counted and not done is told in [how to re-run the campaigns]"
-    "(how-to/campaigns.md#what-the-published-run-did-not-do).",
+    "`soak.flips.wire` stopped short of its full length.",
 }
 """What a report does not say of itself, as of the code of today; gone when it is measured anew."""
 
