@@ -173,6 +173,8 @@ class Pool:
 
     def _secret(self, name: str, content: bytes) -> str:
         file = self._folder / name
-        file.touch(_OWNER_ONLY)
-        file.write_bytes(content)
+        fresh = file.with_suffix(".new")
+        fresh.touch(_OWNER_ONLY)
+        fresh.write_bytes(content)
+        fresh.rename(file)  # a node may be reading the one before
         return str(file)

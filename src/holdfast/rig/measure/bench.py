@@ -111,6 +111,8 @@ class Bench:
         self, engine: Engine, prompt: Sequence[int], hint: Mapping[str, object] = NO_HINT
     ) -> tuple[float, int]:
         """Ask without the engine's own cache: seconds to the first token, tokens fetched."""
+        if self._pool is not None:
+            self._pool.renew_token()  # it lasts ten minutes, a round of long contexts may be longer
         self._rest.before(engine)
         engine.reset_prefix_cache()
         asked = ask(engine, prompt, 1, hint)
@@ -237,6 +239,5 @@ class Bench:
         if self._pool is None:
             self._pool = Pool(self._stack, self._folder, LoopbackNetwork())
             self._pool.start_targets(1, DISK_BYTES)
-        self._pool.renew_token()
         [target] = self._pool.targets.values()
         return self._pool.start_host(NODE, plan), target
