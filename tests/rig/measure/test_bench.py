@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
+from holdfast.rig.measure import bench as measuring
 from holdfast.rig.measure.bench import MEETING, POOL, SAVED_S, TAIL_TOKENS, Bench, Course
 
 PROMPTS = [[7] * (2 * BLOCK_TOKENS + TAIL_TOKENS), [8] * (BLOCK_TOKENS + TAIL_TOKENS)]
@@ -149,3 +150,18 @@ def test_a_disk_is_met_with_contexts_that_lie_on_it():
     bench.meet("slow")
     assert asked[0] == ("slow", "best", len(asked) - 1)
     assert all(engine == "behind" for engine, *_ in asked[1:])
+
+
+def test_a_token_of_a_pool_is_renewed_before_every_context(monkeypatch):
+    """It lasts ten minutes; a round of long contexts took twelve, and was let in no more."""
+    did = []
+    asked = SimpleNamespace(
+        answer=SimpleNamespace(ttft_s=0.5), tokens=SimpleNamespace(fetched_total=128)
+    )
+    monkeypatch.setattr(measuring, "ask", lambda *_: did.append("asked") or asked)
+    bench = object.__new__(Bench)
+    bench._rest = SimpleNamespace(before=lambda engine: None)
+    bench._pool = SimpleNamespace(renew_token=lambda: did.append("renewed"))
+    engine = SimpleNamespace(reset_prefix_cache=lambda: None)
+    assert [bench.ttft_s(engine, [1]) for _ in range(2)] == [(0.5, 128)] * 2
+    assert did == ["renewed", "asked"] * 2
