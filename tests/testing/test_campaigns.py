@@ -1,7 +1,6 @@
 """A slice of every campaign: the same command that anyone can run for as long as they like."""
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -9,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from holdfast.cli import main
 from holdfast.cli.soak import open_target
 from holdfast.errors import Outcome
 from holdfast.store import fetch, sealing
@@ -35,20 +33,10 @@ ALONE = ("timing", "chaos")
 """These watch the clock: nothing else may run beside them."""
 
 
-@pytest.fixture(autouse=True)
-def _as_it_was():
-    """A command may change its process; these run in ours."""
-    interval, log = sys.getswitchinterval(), logging.getLogger("holdfast")
-    level = log.level
-    yield
-    sys.setswitchinterval(interval)
-    log.setLevel(level)
-
-
-def run_slice(name, folder):
+def run_part(name, faults, folder):
     """In a process of its own: here, all threads wait while a million objects are gone through."""
     figures = folder / "soak.json"
-    options = ["--faults", str(SLICES[name]), "--folder", str(folder), "--json", str(figures)]
+    options = ["--faults", str(faults), "--folder", str(folder), "--json", str(figures)]
     command = [sys.executable, "-m", "holdfast", "soak", name, *options]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -64,7 +52,7 @@ def slices(request, tmp_path_factory):
     for names, at_once in zip(order, (len(os.sched_getaffinity(0)), 1), strict=True):
         with ThreadPoolExecutor(at_once) as pool:
             for name in (name for name in names if name in asked):
-                ended[name] = pool.submit(run_slice, name, folders[name])
+                ended[name] = pool.submit(run_part, name, SLICES[name], folders[name])
     return {name: (ended[name].result(), folders[name]) for name in asked}
 
 
@@ -88,10 +76,9 @@ def test_nothing_is_ever_served_wrong(name, slices):
     ],
 )
 def test_a_part_runs_alone(part, faults, tmp_path):
-    figures = tmp_path / "soak.json"
-    options = ["--faults", str(faults), "--folder", str(tmp_path), "--json", str(figures)]
-    assert main(["soak", part, *options]) == 0
-    (row,) = json.loads(figures.read_text())["rows"]
+    ended = run_part(part, faults, tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (row,) = json.loads((tmp_path / "soak.json").read_text())["rows"]
     assert row["what"] == f"soak.{part}"
     assert row["tried"] >= 200
 

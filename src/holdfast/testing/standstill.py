@@ -9,6 +9,7 @@ such as to hold its own lock, does not. One looks at each processor: others may 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -20,39 +21,55 @@ LOOK_S = 0.02
 LATE_S = 0.2
 """The clock must have gone so much further than it should have."""
 
+_ANSWER_S = 10.0
+"""So long a look that was asked for is waited for."""
+
 _CLOCK = "CLOCK_MONOTONIC"  # one for all processes
 _WATCH = f"""
-import os, sys, time
+import os, select, sys, time
 os.sched_setaffinity(0, {{int(sys.argv[1])}})
-clock, parent = time.{_CLOCK}, os.getppid()
+clock, asked = time.{_CLOCK}, b""
 seen = time.clock_gettime(clock)
-while os.getppid() == parent:
-    time.sleep({LOOK_S})
+while True:
+    waiting, _, _ = select.select([0], [], [], {LOOK_S})
     now = time.clock_gettime(clock)
     if now - seen > {LOOK_S + LATE_S}:
         print(seen + {LOOK_S}, now, flush=True)
     seen = now
+    if waiting:
+        if not os.read(0, 4096):
+            break
+        print(now, flush=True)
 """
+"""It ends with its input, and answers what comes there with when it looked."""
 
 
 class Standstills:
-    """Watches from a process on each processor until `close`. Times are `time.monotonic`'s."""
+    """Watches from a process on each processor until `close`. Times are `time.monotonic`'s.
+
+    Once it is made, all of them look.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._told = threading.Condition()
         self._spans: list[tuple[float, float]] = []
         self._processes = [_look_at(processor) for processor in sorted(os.sched_getaffinity(0))]
+        self._looked_s = {process.pid: 0.0 for process in self._processes}
         self._readers = [
             threading.Thread(target=self._read, args=(process,), name="standstills", daemon=True)
             for process in self._processes
         ]
         for reader in self._readers:
             reader.start()
+        self._look()
 
     def within(self, begun_s: float, ended_s: float) -> float:
-        """Return for how many seconds between two times a processor stood still."""
-        time.sleep(2 * LOOK_S)  # what has just ended is told with the next look
-        with self._lock:
+        """Return for how many seconds between two times a processor stood still.
+
+        Each process is asked to look once more: one that stood still until now tells it first.
+        """
+        self._look()
+        with self._told:
             spans = sorted(self._spans)
         stood_s, counted_s = 0.0, begun_s
         for begin, end in spans:  # of several processors they may overlap
@@ -62,7 +79,7 @@ class Standstills:
 
     def __len__(self) -> int:
         """Return how many there were."""
-        with self._lock:
+        with self._told:
             return len(self._spans)
 
     def __enter__(self) -> Self:
@@ -76,24 +93,37 @@ class Standstills:
         for process in self._processes:
             process.kill()
             process.wait()
+            process.stdin.close()  # type: ignore[union-attr]  # a pipe
         for reader in self._readers:
             reader.join()
+
+    def _look(self) -> None:
+        """Have each process look now; return when all have told what they saw."""
+        asked_s = time.monotonic()
+        for process in self._processes:
+            with contextlib.suppress(OSError, ValueError):  # it has ended, or been closed
+                os.write(process.stdin.fileno(), b"?")  # type: ignore[union-attr]  # a pipe
+        with self._told:
+            self._told.wait_for(lambda: min(self._looked_s.values()) >= asked_s, _ANSWER_S)
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         if process.stdout is None:
             return
         with process.stdout as told:
             for line in told:
-                begin, end = map(float, line.split())
-                with self._lock:
-                    self._spans.append((begin, end))
+                *begin, now = map(float, line.split())
+                with self._told:
+                    self._spans.extend((begin_s, now) for begin_s in begin)
+                    if not begin:
+                        self._looked_s[process.pid] = now
+                        self._told.notify_all()
 
 
 def _look_at(processor: int) -> subprocess.Popen[str]:
     """Return a process that runs on that processor alone and prints when it was late."""
     return subprocess.Popen(
         [sys.executable, "-c", _WATCH, str(processor)],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         process_group=0,
