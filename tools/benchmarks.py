@@ -23,12 +23,12 @@ there is no limit) has to reach; a missed goal is printed like a met one. `make 
 measures one subject anew.
 """
 NOTES = {
-    "bench plan": "Of several runs of one evening, on a machine that gave half of what the others "
-    "had, less at times; `doubt` is the standard error of a ratio, `runs` what each run said where "
-    "there were two: the value is their mean, weighted by how sure they are. `plan.cut` from the "
-    "disk was measured another way: behind nodes of their own, of which two that start alike "
-    "differ by a tenth. From the pool others of the machine disturbed most samples; 8,192 tokens "
-    "and cuts from there were not measured, nor was the connector by itself.",
+    "bench plan": "Of several runs, most of one evening, on a machine that gave half of what the "
+    "others had, less at times; `doubt` is the standard error of a ratio, `runs` what each run "
+    "said where there were two: the value is their mean, weighted by how sure they are. `plan.cut` "
+    "from the disk was measured another way: behind nodes of their own, of which two that start "
+    "alike differ by a tenth. From the pool others of the machine disturbed most samples; 8,192 "
+    "tokens, cuts from there and the connector by itself are of the next morning.",
     "bench pool": "`pool.late.p99` is of three tries; now it is of five, and says how sure it is.",
     "bench tiers": "The limit of `host.fetch` was one thread that copies, where ours has two; now "
     "both have two.",
