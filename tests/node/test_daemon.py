@@ -333,7 +333,7 @@ def test_a_node_that_hangs_is_gone_within_the_deadline(start_node, engine):
         started = time.monotonic()
         with pytest.raises(NodeGoneError, match=r"no answer within 0\.3 s"):
             one.client.call(m.Cover(b""), 0.3)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 5
     finally:
         resume(node.process.pid)
 

@@ -168,7 +168,7 @@ def test_a_dribble_ends_at_the_deadline(server):
     try:
         with pytest.raises(TimeoutError):
             list(server.connection.get(buffers(1), Deadline.within(0.3)))
-        assert 0.3 <= time.monotonic() - begun_s < 2.0
+        assert 0.3 <= time.monotonic() - begun_s < 5.0
     finally:
         stop.set()
         thread.join()

@@ -22,7 +22,7 @@ KEYS = [key_of(i) for i in range(8)]
 RECORDS = [record_of(WORLD, key) for key in KEYS]
 MARK = 0xA5
 LATE_S = 1.0
-SLACK_S = 1.5
+SLACK_S = 4.0
 
 
 def marked(count=8):
@@ -204,7 +204,7 @@ def test_no_target_is_gone_at_once():
     assert node.put(RECORDS, 5) == [Outcome.GONE] * 8
     assert node.stats(5) == ({}, Outcome.GONE)
     assert node.stage(WORLD, KEYS, 5) == (0, Outcome.GONE)
-    assert seconds < 2
+    assert seconds < 5
     node.close()
     assert node.exist(WORLD, KEYS, 5).outcome is Outcome.GONE
 

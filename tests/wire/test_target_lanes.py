@@ -17,7 +17,7 @@ WORLD = world_of(30_000)
 KEYS = [key_of(i) for i in range(8)]
 RECORDS = [record_of(WORLD, key) for key in KEYS]
 LATE_S = 1.0
-SLACK_S = 1.5
+SLACK_S = 4.0
 
 
 def room(count=8):

@@ -11,7 +11,7 @@ from holdfast.testing.chained import Chained
 from holdfast.testing.shared_tier_contract import SharedTierContract
 from holdfast.tiers.mooncake.tier import MooncakeOptions, MooncakeTier
 
-DEADLINE_S = 2.0
+DEADLINE_S = 4.0
 LANE_BYTES = 16 << 20
 
 

@@ -85,7 +85,7 @@ def test_who_has_little_time_goes_by_the_old_map_while_another_learns_it(
             time.sleep(0.001)
         start_s = time.monotonic()
         assert cluster.server(b"tag", Deadline.within(0.1)).endpoint == mute
-        assert time.monotonic() - start_s < 1
+        assert time.monotonic() - start_s < 3
     finally:
         learning.join(30)
         cluster.close()

@@ -271,7 +271,7 @@ def test_what_swallows_everything_costs_little_after_two_deadlines():
         outcomes = [blocks.load(tier, [0])[0] for _ in range(40)]
         assert outcomes[:2] == [Outcome.LATE] * 2
         assert outcomes.count(Outcome.GONE) >= 30
-        assert time.monotonic() - begun_s < 3.0
+        assert time.monotonic() - begun_s < 5.0
         tier.close()
 
 
