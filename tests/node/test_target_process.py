@@ -28,7 +28,7 @@ KEYS = [key_of(i) for i in range(24)]
 RECORDS = [record_of(WORLD, key) for key in KEYS]
 KEY = bytes(range(32))
 MARK = b"\xa5"
-SLACK_S = 2.0
+SLACK_S = 5.0
 
 
 @pytest.fixture
