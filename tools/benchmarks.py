@@ -34,8 +34,7 @@ NOTES = {
     "both have two.",
     "bench vllm": "`vllm.lmcache` does not say how often LMCache missed, nor `vllm.overhead` how "
     "sure it is; now they do.",
-    "soak": "Of several runs, from 2026-11-20 on, each row with as much as it says was tried: "
-    "`soak.flips.wire` stopped short of its full length.",
+    "soak": "Of several runs, from 2026-11-20 on, each row with as much as it says was tried.",
 }
 """What a report does not say of itself, as of the code of today; gone when it is measured anew."""
 
