@@ -33,6 +33,15 @@ def pytest_collection_finish():
 
 
 @pytest.fixture
+def standstills():
+    """Tell how long something took, less what the machine stood still: `since`."""
+    from holdfast.testing.standstill import Standstills  # not before it is rewritten
+
+    with Standstills() as watch:
+        yield watch
+
+
+@pytest.fixture
 def soak_s():
     """Seconds that a soak test may take: what `make soak MINUTES=n` asked for."""
     return 60 * float(os.environ.get("HOLDFAST_SOAK_MINUTES", "1"))

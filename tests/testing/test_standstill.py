@@ -13,14 +13,8 @@ from holdfast.testing.chaos_pool import SLACK_S, Users
 from holdfast.testing.standstill import LATE_S, Standstills
 
 
-@pytest.fixture
-def standstills():
-    """Watch; what is paused meanwhile is the watch alone, to which it looks like a standstill."""
-    with Standstills() as watch:
-        yield watch
-
-
 def stand_still(watch, seconds, processors=None):
+    """Pause the watch alone, to which it looks like a standstill."""
     begun_s = time.monotonic()
     processes = watch._processes[:processors]
     for process in processes:
@@ -49,6 +43,12 @@ def test_one_that_stands_still_until_just_now_is_waited_for(standstills):
     time.sleep(0.6)
     assert standstills.within(begun_s, begun_s + 0.6) >= 0.5
     going_on.join()
+
+
+def test_what_took_long_is_told_without_the_time_that_a_processor_stood_still(standstills):
+    begun_s, _ = stand_still(standstills, 0.8)
+    time.sleep(0.3)
+    assert standstills.since(begun_s) < 1.0 <= time.monotonic() - begun_s
 
 
 def test_each_processor_is_looked_at(standstills):

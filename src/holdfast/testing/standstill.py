@@ -28,7 +28,7 @@ _CLOCK = "CLOCK_MONOTONIC"  # one for all processes
 _WATCH = f"""
 import os, select, sys, time
 os.sched_setaffinity(0, {{int(sys.argv[1])}})
-clock, asked = time.{_CLOCK}, b""
+clock = time.{_CLOCK}
 seen = time.clock_gettime(clock)
 while True:
     waiting, _, _ = select.select([0], [], [], {LOOK_S})
@@ -77,6 +77,11 @@ class Standstills:
             counted_s = max(counted_s, end)
         return stood_s
 
+    def since(self, begun_s: float) -> float:
+        """Return the seconds since a time, less those for which a processor stood still."""
+        now_s = time.monotonic()
+        return now_s - begun_s - self.within(begun_s, now_s)
+
     def __len__(self) -> int:
         """Return how many there were."""
         with self._told:
@@ -111,11 +116,12 @@ class Standstills:
             return
         with process.stdout as told:
             for line in told:
-                *begin, now = map(float, line.split())
+                first_s, *end_s = map(float, line.split())
                 with self._told:
-                    self._spans.extend((begin_s, now) for begin_s in begin)
-                    if not begin:
-                        self._looked_s[process.pid] = now
+                    if end_s:
+                        self._spans.append((first_s, end_s[0]))
+                    else:
+                        self._looked_s[process.pid] = first_s
                         self._told.notify_all()
 
 
