@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 quietly = echo "set-up: $(1)"; mkdir -p $(DONE); \
 	{ $(2); } >$@.log 2>&1 || { cat $@.log; exit 1; }; touch $@
 
-.PHONY: help setup run test lint format docs architecture bench soak clean
+.PHONY: help setup run test lint format docs architecture bench peers soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -51,6 +51,13 @@ bench: setup ## measure this machine, tiers then the engine, and render docs/ben
 	@missed=0; for what in $(BENCH); do \
 	    $(BIN)/holdfast bench $$what --json docs/benchmarks/$$what.json || missed=1; done; \
 	    $(BIN)/python tools/benchmarks.py; exit $$missed
+
+peers: setup ## install the servers that `holdfast bench pool` compares with (apt)
+	@for package in redis-server libibverbs1; do \
+	    if dpkg -s $$package >/dev/null 2>&1; then echo "peers: $$package is there"; \
+	    else echo "peers: installing $$package"; \
+	        apt-get install -y --no-install-recommends $$package >$(DONE)/peers.log 2>&1 \
+	        || { cat $(DONE)/peers.log; exit 1; }; fi; done
 
 soak: setup ## every campaign at full length, or for MINUTES; then the endless tests
 	@mkdir -p build

@@ -1,7 +1,10 @@
 """What every test can ask for."""
 
 import gc
+import json
 import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,9 +38,9 @@ def pytest_collection_finish():
 @pytest.fixture
 def standstills():
     """Tell how long something took, less what the machine stood still: `since`."""
-    from holdfast.testing.standstill import Standstills  # not before it is rewritten
+    from holdfast.testing.stalls import StallWatch  # not before it is rewritten
 
-    with Standstills() as watch:
+    with StallWatch() as watch:
         yield watch
 
 
@@ -45,3 +48,30 @@ def standstills():
 def soak_s():
     """Seconds that a soak test may take: what `make soak MINUTES=n` asked for."""
     return 60 * float(os.environ.get("HOLDFAST_SOAK_MINUTES", "1"))
+
+
+@pytest.fixture
+def holdfast():
+    """Run `holdfast ARGUMENTS`; returns the finished process."""
+
+    def run(*arguments, **options):
+        argv = [sys.executable, "-m", "holdfast", *map(str, arguments)]
+        return subprocess.run(
+            argv, capture_output=True, text=True, timeout=120, check=False, **options
+        )
+
+    return run
+
+
+@pytest.fixture
+def reported(tmp_path):
+    """Run `holdfast ARGUMENTS --json FILE` here; returns the status and the rows that it wrote."""
+
+    from holdfast.cli import main
+
+    def run(*arguments):
+        target = tmp_path / "report.json"
+        status = main([*map(str, arguments), "--json", str(target)])
+        return status, json.loads(target.read_text())["rows"]
+
+    return run

@@ -9,11 +9,11 @@ import pytest
 from holdfast.assemble import open_store
 from holdfast.config import parse
 from holdfast.errors import BusyError, ConfigError
-from holdfast.policy.admit import Always, PerDomain, ReusePrediction, SecondTouch, WriteBudget
-from holdfast.policy.apart import Apart
+from holdfast.policy.admit import AlwaysAdmit, PerDomain, ReusePrediction, SecondTouch, WriteBudget
 from holdfast.policy.cost_aware import CostAware
 from holdfast.policy.leaf import LeafLru
 from holdfast.policy.lirs import Lirs
+from holdfast.policy.per_domain import PerDomainEviction
 from holdfast.policy.s3fifo import S3Fifo
 
 MIB = 1 << 20
@@ -65,12 +65,12 @@ def test_a_domains_key_file_holds_bytes_or_hex(configured, tmp_path, encode):
 @pytest.mark.parametrize(
     ("content", "mode", "words"),
     [
-        (None, 0, r"can not be read: No such file.*; make it with: \(umask 077; head -c 32"),
-        (b"", 0o600, "holds no key but 0 bytes; it must hold 32 bytes or 64 hex digits"),
-        (b"short", 0o600, "holds no key but 5 bytes; it must hold 32 bytes or 64 hex digits"),
-        (b"x" * 64, 0o600, "holds no key but 64 bytes;"),
-        (b"k" * 33, 0o600, "holds no key but 33 bytes;"),
-        (b"k" * 9999, 0o600, "holds no key but 66 bytes or more;"),
+        (None, 0, r"cannot be read: No such file.*; make it with: \(umask 077; head -c 32"),
+        (b"", 0o600, "holds 0 bytes, not a key; it must hold 32 bytes or 64 hex digits"),
+        (b"short", 0o600, "holds 5 bytes, not a key; it must hold 32 bytes or 64 hex digits"),
+        (b"x" * 64, 0o600, "holds 64 bytes, not a key;"),
+        (b"k" * 33, 0o600, "holds 33 bytes, not a key;"),
+        (b"k" * 9999, 0o600, "holds 66 bytes or more, not a key;"),
         (b"k" * 32, 0o644, "is open to other users; chmod 600 it"),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_key_file_that_is_there_but_not_for_us_is_never_to_be_made_anew(
 
     config = configured(disk=False, domains={"team": {"key_file": str(file)}})
     monkeypatch.setattr(Path, "open", refuse)
-    told = rf"^domains\.team\.key_file: '{file}' can not be read: not for you; name a file that"
+    told = rf"^domains\.team\.key_file: '{file}' cannot be read: not for you; name a file that"
     with pytest.raises(ConfigError, match=told) as refused:
         open_store(config)
     assert "make it" not in str(refused.value)
@@ -120,8 +120,8 @@ def test_what_refuses_to_start_lets_go_of_the_disk(configured, tmp_path):
 
 def test_options_reach_the_store(configured):
     with open_store(configured(disk=False, lease_s=7, write="on_eviction")) as store:
-        assert store.lease_s == 7
-        assert store.write_behind is False
+        assert store.options.lease_s == 7
+        assert store.options.writes_behind is False
 
 
 @pytest.mark.parametrize(
@@ -130,15 +130,15 @@ def test_options_reach_the_store(configured):
 )
 def test_the_policy_is_chosen_by_name(configured, policy, kind):
     with open_store(configured(disk=False, policy=policy)) as store:
-        assert type(store.states.eviction) is kind
+        assert type(store.table.eviction) is kind
     with open_store(configured(disk=False)) as store:
-        assert type(store.states.eviction) is CostAware
+        assert type(store.table.eviction) is CostAware
 
 
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
-        ({}, Always),
+        ({}, AlwaysAdmit),
         ({"admit": "second_touch"}, SecondTouch),
         ({"admit": "reuse"}, ReusePrediction),
         ({"admit": "reuse", "writes_per_day": 0.5}, WriteBudget),
@@ -147,7 +147,7 @@ def test_the_policy_is_chosen_by_name(configured, policy, kind):
 def test_a_disk_tiers_rule_is_chosen_by_name(configured, tmp_path, options, kind):
     disk = {"kind": "disk", "path": str(tmp_path / "disk"), "capacity": 16 * MIB, **options}
     with open_store(configured(tiers=[{"kind": "host", "capacity": 16 * MIB}, disk])) as store:
-        (rule,) = store.states.rules.of
+        (rule,) = store.table.rules.of
         assert type(rule) is kind
 
 
@@ -163,10 +163,10 @@ def test_domains_get_what_their_options_say(configured, tmp_path):
         domain = store.domain("acme")[1]
         assert store.quotas(domain) == {"disk": MIB}
         assert store.share(domain) == 2
-        assert store.states.fill.quota(0, domain).reserved_bytes == 2 * MIB
-        assert type(store.states.eviction) is Apart
-        assert type(store.states.rules.of[0]) is PerDomain
-        assert domain in store.states.rules.budgets[0]
+        assert store.table.usage.quota(0, domain).reserved_bytes == 2 * MIB
+        assert type(store.table.eviction) is PerDomainEviction
+        assert type(store.table.rules.of[0]) is PerDomain
+        assert domain in store.table.rules._budgets[0]
 
 
 @pytest.mark.parametrize("times", [0.0, -1.0, 1e9])

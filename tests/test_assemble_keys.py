@@ -10,8 +10,8 @@ from holdfast.assemble.domains import sealed_domains
 from holdfast.assemble.keys import was_handed_over
 from holdfast.config import parse
 from holdfast.errors import ConfigError
-from holdfast.testing.contexts import Contexts
 from holdfast.testing.payloads import key_of as key_of_block
+from holdfast_bench.campaigns.contexts import Contexts
 
 KEY = bytes(range(32))
 
@@ -55,7 +55,7 @@ def test_a_descriptor_without_a_key_is_refused(tmp_path, data, words):
 def test_a_descriptor_is_read_before_a_file_of_ours_can_have_its_number(tmp_path):
     fd = os.dup(2)
     os.close(fd)  # the next that is opened gets it
-    with pytest.raises(ConfigError, match=rf"key_fd: descriptor {fd} can not be read: Bad file"):
+    with pytest.raises(ConfigError, match=rf"key_fd: descriptor {fd} cannot be read: Bad file"):
         key_of(tmp_path, {"key_fd": fd})
     assert not (tmp_path / "disk").exists()
 
@@ -72,7 +72,7 @@ def test_a_descriptor_of_ours_is_not_taken_for_one_that_was_handed_over():
 
 @pytest.mark.parametrize("fd", [2, 1 << 40])
 def test_a_number_that_no_descriptor_of_yours_has_is_refused(tmp_path, fd):
-    with pytest.raises(ConfigError, match=rf"key_fd: {fd} is not a descriptor of yours; use 3"):
+    with pytest.raises(ConfigError, match=rf"key_fd: {fd} cannot be a key's descriptor; use 3"):
         config(tmp_path, {"acme": {"key_fd": fd}})
 
 
@@ -97,8 +97,8 @@ def test_a_key_comes_from_a_command(tmp_path, code):
     [
         (command("print('no')"), "printed 3 bytes; it must print 32 bytes or 64 hex digits"),
         (command("import sys; sys.exit('vault is sealed')"), "ended with 1: vault is sealed; run"),
-        (command("raise SystemExit(7)"), "ended with 7: no words"),
-        ({"key_command": ["/none/such"]}, "'/none/such' can not be run: No such file"),
+        (command("raise SystemExit(7)"), "ended with 7: no error output"),
+        ({"key_command": ["/none/such"]}, "'/none/such' cannot be run: No such file"),
         (
             {"key_command": ["sleep", "30"], "key_timeout_s": 0.1},
             "'sleep' printed no key within 0.1 s; see why, or raise key_timeout_s",
@@ -140,7 +140,7 @@ def test_domains_with_a_key_of_their_own_are_sealed_and_the_kept_one_is_not(tmp_
 def test_without_the_package_what_would_be_sealed_is_not_written_otherwise(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     domains = {"acme": write_key(tmp_path)}
-    refusal = r"domains\.acme: has a key.*holdfast\[secure\].*domains\.acme\.seal: false"
+    refusal = r"domains\.acme: has a key.*holdfast-kv\[secure\].*domains\.acme\.seal: false"
     for wanted in (None, True):
         domains["acme"]["seal"] = wanted
         with pytest.raises(ConfigError, match=refusal):
@@ -155,7 +155,7 @@ def test_a_damaged_ring_stops_the_start_and_is_left(tmp_path):
     open_store(config(tmp_path, domains)).close()
     ring = tmp_path / "disk" / "keyring.json"
     ring.write_text("garbage")
-    with pytest.raises(Exception, match=r"keyring: .*damaged or no key ring"):
+    with pytest.raises(Exception, match=r"keyring: .*damaged or not a key ring"):
         open_store(config(tmp_path, domains))
     assert ring.read_text() == "garbage"
     ring.unlink()
@@ -169,13 +169,13 @@ def test_a_replaced_key_is_refused(tmp_path):
 
 
 def test_without_the_package_nothing_leaves_plain_for_other_nodes_either(tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.assemble.domains.missing", lambda: "install holdfast[secure]")
+    monkeypatch.setattr("holdfast.assemble.domains.missing", lambda: "install holdfast-kv[secure]")
     acme = write_key(tmp_path)
     tiers = [{"kind": "host", "capacity": "16 MiB"}]
     data = {"listen": "unix:///tmp/x.sock", "tiers": tiers, "domains": {"acme": acme}}
     assert sealed_domains(parse(data)) == []  # nobody gets it but engines of this machine
     data["listen"] = ["unix:///tmp/x.sock", "tcp://127.0.0.1:0"]
-    with pytest.raises(ConfigError, match=r"domains\.acme: .* another node; install holdfast\["):
+    with pytest.raises(ConfigError, match=r"domains\.acme: .* another node; install holdfast-kv\["):
         sealed_domains(parse(data))
     acme["seal"] = False
     assert sealed_domains(parse(data)) == []
@@ -205,10 +205,10 @@ def test_a_pool_without_a_common_ring_derives_its_keys(tmp_path):
     pool = {"kind": "pool", "members": str(tmp_path / "members.yaml")}
     domains = {"default": write_key(tmp_path)}
     with open_store(config(tmp_path, domains, [pool])) as store:
-        assert store.states.sealing.ring.derives
+        assert store.table.sealing.ring.derives
         with pytest.raises(Exception, match=r"would not remember .*; set keyring"):
             store.erase("default")
     ring = str(tmp_path / "ring.json")
     with open_store(config(tmp_path, domains, [pool], keyring=ring)) as store:
-        assert not store.states.sealing.ring.derives
+        assert not store.table.sealing.ring.derives
         assert store.erase("default")["everywhere"]

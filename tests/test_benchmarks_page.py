@@ -15,7 +15,7 @@ def loaded():
 
 
 def drawn(name, rows):
-    return getattr(loaded(), name)({"rows": rows})
+    return getattr(loaded(), name)({"name": "bench x", "rows": rows}).svg()
 
 
 def words_of(svg):
@@ -58,6 +58,34 @@ def test_policies_are_drawn_by_trace_and_capacity_beside_the_bound():
     assert {"agents, 12,500", "the oracle's bound", "cost-aware, with hints"} <= words
     assert {"0.635", "0.329", "0.564"} <= words
     assert not words & {"LIRS", "0.1"}
+
+
+def test_each_question_has_its_chart_and_its_table():
+    rows = [
+        {"what": "plan.recompute", "source": "host", "tokens": 8192, "planned_s": 0.18,
+         "recompute_s": 10.1},
+        {"what": "plan.recompute", "source": "slow", "tokens": 8192, "planned_s": 8.0,
+         "recompute_s": 7.8},
+        {"what": "plan.cut", "source": "disk", "tokens": 512, "planned_s": 0.07, "best_s": 0.071},
+    ]  # fmt: skip
+    tool = loaded()
+    report = {"name": "bench plan", "rows": rows}
+    table = list(tool.first_token_chart(report).table())
+    assert table == [
+        "| | computed again | fetched by Holdfast |",
+        "|---|--:|--:|",
+        "| host, 8,192 tokens | 10.1 | 0.18 |",
+    ]
+    assert list(tool.cuts_chart(report).table())[2] == "| disk, 512 tokens | 0.071 | 0.07 |"
+    rows = [
+        {"what": "x.disk.write", "value": 2.0, "unit": "GB/s", "limit": 2.5},
+        {"what": "x.seal", "value": 5.0, "unit": "GB/s", "limit": 6.0},
+        {"what": "x.core", "value": 5.0, "unit": "GB/s", "limit": None},
+        {"what": "x.wait", "value": 5.0, "unit": "ms", "limit": 6.0},
+    ]
+    report = {"name": "bench x", "rows": rows}
+    assert list(tool.limits_chart(report).groups) == ["disk.write", "seal"]
+    assert list(tool.sealing_chart(report).groups) == ["disk.write"]
 
 
 def test_figures_in_lists_and_mappings_have_three_digits_too():

@@ -49,7 +49,7 @@ def test_it_stays_mapped_until_the_last_view_is_gone(fd):
 
 @pytest.mark.parametrize("nbytes", [0, -1, 3 * HUGE_PAGE + 1, 1 << 62])
 def test_a_length_that_the_file_has_not_is_refused(fd, nbytes):
-    with pytest.raises(ValueError, match=f"{nbytes} bytes of a file that has {3 * HUGE_PAGE}"):
+    with pytest.raises(ValueError, match=f"{nbytes} bytes of a file of {3 * HUGE_PAGE} bytes"):
         SharedMapping(fd, nbytes)
     assert mappings() == 0
 

@@ -156,7 +156,7 @@ def test_plain_data_of_a_config_is_the_same_config():
         (data(engine={"deadline_s": float("nan")}), r"engine\.deadline_s: nan s is not above 0"),
         (
             data(listen="tcp://h:1"),
-            "listen: 'tcp://h:1' can be reached from other machines, and nothing says who",
+            "listen: 'tcp://h:1' can be reached from other machines without authentication",
         ),
         (data(listen="http://h:1"), "listen: node address 'http://h:1' is not unix:// and an"),
         (data(listen="tcp://h"), "listen: target address 'tcp://h' is not tcp://host:port, such"),
@@ -175,11 +175,11 @@ def test_plain_data_of_a_config_is_the_same_config():
         ({"listen": "/x", "tiers": []}, "tiers: nothing given"),
         (
             data({**HOST, "capacity": "900 TiB"}),
-            r"tiers\.0\.capacity: 900 TiB asked, .* is .*; lower",
+            r"tiers\.0\.capacity: 900 TiB given, .* is .*; lower",
         ),
         (data({**HOST, "capacity": 5}), r"tiers\.0\.capacity: 5 B is less than 16 MiB; raise it"),
         (data(HOST, {**DISK, "capacity": 5}), r"tiers\.1\.capacity: 5 B is less than 16 MiB"),
-        (data(HOST, DISK, DISK), r"tiers\.2\.path: '/data/blocks' is the folder of tiers\.1 too"),
+        (data(HOST, DISK, DISK), r"tiers\.2\.path: '/data/blocks' is also the folder of tiers\.1"),
         (data(domains={"A/b": {"key_file": "x"}}), r"domains\.A/b: a domain's name has 1 to 64 of"),
     ],
 )
@@ -191,9 +191,9 @@ def test_an_error_names_path_value_limit_and_remedy(given_, words):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("HOLDFAST__TIERS__7__CAPACITY", "HOLDFAST__TIERS__7__CAPACITY: '7' is no place in"),
-        ("HOLDFAST__TIERS__X", "HOLDFAST__TIERS__X: 'x' is no place in"),
-        ("HOLDFAST__LISTEN__X", "HOLDFAST__LISTEN__X: 'x' is no place in '/run/a.sock'"),
+        ("HOLDFAST__TIERS__7__CAPACITY", "HOLDFAST__TIERS__7__CAPACITY: '7' does not exist in"),
+        ("HOLDFAST__TIERS__X", "HOLDFAST__TIERS__X: 'x' does not exist in"),
+        ("HOLDFAST__LISTEN__X", "HOLDFAST__LISTEN__X: 'x' does not exist in '/run/a.sock'"),
         ("HOLDFAST__LEAS_S", "configuration: contains unknown field 'leas_s'"),
     ],
 )
@@ -217,12 +217,12 @@ def test_the_environment_can_add_a_tier(written):
 )
 def test_a_file_that_is_no_mapping_is_refused_by_name(written, text):
     file = written(text)
-    with pytest.raises(ConfigError, match=r"holdfast\.yaml: (holds|can not be read as YAML)"):
+    with pytest.raises(ConfigError, match=r"holdfast\.yaml: (holds|cannot be read as YAML)"):
         load(file, environment={})
 
 
 def test_a_file_that_is_missing_is_refused_by_name(tmp_path):
-    with pytest.raises(ConfigError, match=r"none\.yaml: can not be read: No such file"):
+    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file"):
         load(str(tmp_path / "none.yaml"), environment={})
 
 
@@ -285,14 +285,17 @@ def test_files_of_a_valkey_tier_count_from_the_configurations_folder(tmp_path):
         ({"address": "10.0.0.7:6379"}, r"tiers\.1\.address: .* is not tcp://host:port"),
         ({"address": ["tcp://a:1", "tcp://b:1"]}, r"tiers\.1\.address: 2 .* set cluster: true"),
         ({"address": [], "cluster": True}, r"tiers\.1\.address: 0 addresses given"),
-        ({"cluster": True, "database": 2}, r"tiers\.1\.database: 2 does not exist in a cluster"),
+        (
+            {"cluster": True, "database": 2},
+            r"tiers\.1\.database: 2 is below 0, or given for a cluster",
+        ),
         ({"ttl_s": -1}, r"tiers\.1\.ttl_s: -1 s is not from 0 to 315360000 s .* 0 leaves it"),
         ({"ttl_s": 315_360_001.0}, r"tiers\.1\.ttl_s: .* is not from 0 to 315360000 s"),
         ({"ttl_s": float("inf")}, r"tiers\.1\.ttl_s: inf s is not from 0"),
         ({"ttl_s": float("nan")}, r"tiers\.1\.ttl_s: nan s is not from 0"),
         ({"deadline_s": 0}, r"tiers\.1\.deadline_s: 0 s is not above 0"),
         ({"ask_s": 61}, r"tiers\.1\.ask_s: 61 s is not .* at most 60 s"),
-        ({"prefix": "a{b}"}, r"tiers\.1\.prefix: 'a\{b\}' does not begin keys; use"),
+        ({"prefix": "a{b}"}, r"tiers\.1\.prefix: 'a\{b\}' is not a key prefix; use"),
         ({"user": "hf"}, r"tiers\.1\.user: given without password_file; add it"),
         ({"tls_cert": "c"}, r"tiers\.1\.tls_cert: given without tls_ca; add it"),
         ({"password": "x"}, r"tiers\.1: .*unknown field 'password'; remove it; known here: kind,"),
@@ -325,7 +328,7 @@ def test_a_mooncake_tier_is_read(tmp_path):
             {"protocol": "quic"},
             r"tiers\.1\.protocol: .*Invalid enum value 'quic'; use one of: tcp, rdma",
         ),
-        ({"prefix": ""}, r"tiers\.1\.prefix: '' does not begin keys; use"),
+        ({"prefix": ""}, r"tiers\.1\.prefix: '' is not a key prefix; use"),
         ({"deadline_s": 99}, r"tiers\.1\.deadline_s: 99 s is not .* at most 60 s"),
     ],
 )
@@ -352,9 +355,12 @@ def test_a_target_registers_with_what_is_said_and_defaults():
     [
         (
             registered(members="pool.yaml"),
-            r"register\.members: 'pool\.yaml' takes no reg",
+            r"register\.members: 'pool\.yaml' does not take reg",
         ),
-        (registered(members="etcd://"), r"register\.members: 'etcd://' takes no .* etcd://HOST"),
+        (
+            registered(members="etcd://"),
+            r"register\.members: 'etcd://' does not take .* etcd://HOST",
+        ),
         (registered(id="flash 1"), r"register\.id: 'flash 1' is not"),
         (registered(address="10.0.0.1"), r"register\.address: '10\.0\.0\.1' is not an address"),
         (registered(weight=0), r"register\.weight: 0\.0 is not above 0"),
@@ -366,11 +372,11 @@ def test_a_target_registers_with_what_is_said_and_defaults():
         (registered(name="x"), r"register: .*unknown field 'name'; .*: members, id, address,"),
         (
             {**registered(), "listen": "tcp://0.0.0.0:7441", "tokens": {"key_file": "k"}},
-            r"register\.address: other hosts can not connect to tcp://0\.0\.0\.0:7441; listen on",
+            r"register\.address: other hosts cannot connect to tcp://0\.0\.0\.0:7441; listen on",
         ),
         (
             {**registered(address="tcp://a:1"), "listen": "unix:///run/h/node.sock"},
-            r"register\.address: other hosts can not connect to unix:",
+            r"register\.address: other hosts cannot connect to unix:",
         ),
     ],
 )

@@ -8,8 +8,8 @@ import yaml
 
 from holdfast.config import PoolOptions, check, parse
 from holdfast.limits import BLOCK_TOKENS, GIB, SEGMENT_BLOCKS
-from holdfast.probe import Memory
-from holdfast.tiers.pool.roster import read_members
+from holdfast.membership.member_list import read_members
+from holdfast.probe import MemoryInfo
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "how-to" / "pool.md"
 
@@ -22,7 +22,7 @@ def shown(kind):
 
 @pytest.fixture(autouse=True)
 def _large_machine(monkeypatch):
-    monkeypatch.setattr(check, "memory", lambda: Memory(1024 * GIB, "this test"))
+    monkeypatch.setattr(check, "memory", lambda: MemoryInfo(1024 * GIB, "this test"))
 
 
 def test_every_block_of_the_page_is_looked_at():

@@ -22,7 +22,7 @@ def test_a_free_port_can_be_listened_on():
 def test_no_port_is_given_twice_nor_lent_by_the_kernel(tmp_path, monkeypatch, lent, below):
     file = tmp_path / "range"
     file.write_text(f"{lent}\n")
-    monkeypatch.setattr(probe, "_LENT", file)
+    monkeypatch.setattr(probe, "_EPHEMERAL_RANGE", file)
     ports = {free_port() for _ in range(50)}
     assert len(ports) == 50
     assert 15_000 <= min(ports) <= max(ports) < below
@@ -33,7 +33,7 @@ def test_where_all_are_lent_it_is_any_that_is_free(tmp_path, monkeypatch, lent):
     file = tmp_path / "range"
     if lent:
         file.write_text(lent)
-    monkeypatch.setattr(probe, "_LENT", file)
+    monkeypatch.setattr(probe, "_EPHEMERAL_RANGE", file)
     assert free_port() > 1024
 
 

@@ -20,10 +20,10 @@ def test_a_mapping_comes_as_it_is(tmp_path):
         (b"- 1\n", "holds a list; write"),
         (b"just words", "holds plain text; write"),
         (b"3", "holds one value; write"),
-        (b"tiers: [\n", "can not be read as YAML: line 2, column 1: expected the node content"),
+        (b"tiers: [\n", "cannot be read as YAML: line 2, column 1: expected the node content"),
         (b"a: 1\n? [1, 2]\n: 3\n", "line 2, column 3: found unhashable key; correct it"),
         (b"!!python/object:os.system {}", "line 1, column 1: could not determine a constructor"),
-        (b"a: 2024-13-45", "can not be read as YAML: month must be in 1..12; correct it"),
+        (b"a: 2024-13-45", "cannot be read as YAML: month must be in 1..12; correct it"),
         (b"a: 1\n---\nb: 2\n", "line 2, column 1: but found another document; correct it"),
         (b"a: 1\nb: 2\na: 3\n", "line 3: 'a' is there twice; remove one"),
         (b"a: {b: {c: 1, c: 2}}\n", "line 1: 'c' is there twice; remove one"),
@@ -31,8 +31,8 @@ def test_a_mapping_comes_as_it_is(tmp_path):
         (b"[" * 100_000, "line 1, column 65: brackets nested more than 64 deep"),
         (b"a: " + b"[" * 65 + b"]" * 65, "line 1, column 68: brackets nested more than 64 deep"),
         (b"- " * 5_000, "nested too deep"),
-        (b"\xff\xfe", "is no text in UTF-8; name another file"),
-        (b"a\0b", "can not be read as YAML: unacceptable character #x0000"),
+        (b"\xff\xfe", "is not text in UTF-8; name another file"),
+        (b"a\0b", "cannot be read as YAML: unacceptable character #x0000"),
         (b"#" * (FILE_BYTES_MAX + 1), f"has more than {FILE_BYTES_MAX} bytes; name another"),
     ],
 )
@@ -48,7 +48,7 @@ def test_what_is_wrong_is_one_line(tmp_path, data, words):
 
 def test_what_can_not_be_read_says_why(tmp_path):
     for name, words in (("none", "No such file or directory"), ("", "Is a directory")):
-        with pytest.raises(ConfigError, match=f"can not be read: {words}; name another file"):
+        with pytest.raises(ConfigError, match=f"cannot be read: {words}; name another file"):
             read_mapping(str(tmp_path / name))
 
 

@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "src" / "holdfast"
+PACKAGES = ("holdfast", "holdfast_bench")
 PAGE = ROOT / "ARCHITECTURE.md"
 START, END = "<!-- modules: make architecture -->", "<!-- /modules -->"
 COLUMN = 22
 
 
-def floors() -> list[list[str]]:
+def floors(package: str) -> list[list[str]]:
     """The names on each floor, highest first; the import contract is the one list of them."""
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
-    layers = tools["importlinter"]["contracts"][0]["layers"]
+    contracts = tools["importlinter"]["contracts"]
+    [layers] = [each["layers"] for each in contracts if each.get("containers") == [package]]
     return [["__init__", "__main__"], *([n.strip("() ") for n in at.split("|")] for at in layers)]
 
 
@@ -30,9 +31,10 @@ def line(label: str, module: Path) -> str:
     return f"{label:{COLUMN}}{sentence}".rstrip()
 
 
-def listing(name: str) -> Iterator[str]:
+def listing(package: str, name: str) -> Iterator[str]:
     """The lines of one module, or of one folder and the modules in it."""
-    folder, module = PACKAGE / name, PACKAGE / f"{name}.py"
+    root = ROOT / "src" / package
+    folder, module = root / name, root / f"{name}.py"
     if module.exists():
         yield line(module.name, module)
     if (folder / "__init__.py").exists():
@@ -43,9 +45,15 @@ def listing(name: str) -> Iterator[str]:
 
 
 def section() -> str:
-    """The whole list, floor by floor, highest first."""
-    blocks = ["\n".join(entry for name in floor for entry in listing(name)) for floor in floors()]
-    return "```text\n" + "\n\n".join(filter(None, blocks)) + "\n```"
+    """The lists of both packages, floor by floor, highest first."""
+    lists = []
+    for package in PACKAGES:
+        blocks = [
+            "\n".join(entry for name in floor for entry in listing(package, name))
+            for floor in floors(package)
+        ]
+        lists.append(f"`src/{package}`\n\n```text\n" + "\n\n".join(filter(None, blocks)) + "\n```")
+    return "\n\n".join(lists)
 
 
 def main() -> int:

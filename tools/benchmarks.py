@@ -1,26 +1,38 @@
-"""Render docs/benchmarks.md from the reports in docs/benchmarks/: what was measured, and where."""
+"""Render the pages of benchmarks from the reports in docs/benchmarks/.
+
+docs/benchmarks.md answers one question a section with a chart, its table and its command;
+docs/benchmarks/rows.md has every row of every report.
+"""
 
 import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 REPORTS = ROOT / "docs" / "benchmarks"
 
+ROWS_PAGE = REPORTS / "rows.md"
+
 INTRO = """\
 # Benchmarks
 
-Rendered by `make bench` from the reports in `docs/benchmarks/` (`tools/benchmarks.py`). Each figure
-is a median. Where a figure has a *limit*, the limit was measured in the same run, in turns with
-ours, by the plainest code that moves the same bytes into as much memory; *ratio* is ours over the
-limit, taken in each round where rounds are short. The machines are shared and noisy: compare
-ratios, not seconds. *goal* is what the ratio (or the value, where
-there is no limit) has to reach; a missed goal is printed like a met one. `make bench BENCH=pool`
-measures one subject anew.
+Every figure is a median and was measured by the command beneath it. The machines are shared and
+noisy: compare the bars of one chart, not seconds between charts. [All rows](benchmarks/rows.md)
+has each figure with its limit, ratio and goal. These pages are rendered by `make bench`
+(`tools/benchmarks.py`); `make bench BENCH=pool` measures one subject again.
+"""
+ROWS_INTRO = """\
+# All rows
+
+Every row of every report in `docs/benchmarks/`. Where a figure has a *limit*, the limit was
+measured in the same run, in turns with ours, by the plainest code that moves the same bytes into as
+much memory; *ratio* is ours over the limit, taken in each round where rounds are short. *goal* is
+what the ratio (or the value, where there is no limit) has to reach; a missed goal is printed like a
+met one.
 """
 NOTES = {
     "bench plan": "Of several runs, most of one evening, on a machine that gave half of what the "
@@ -58,6 +70,23 @@ POLICIES = {
     "s3fifo": ("S3-FIFO", "#d98324"),
     "lirs": ("LIRS", "#b3423a"),
 }
+FIRST_TOKEN = {
+    "recompute_s": ("computed again", "#9aa5b1"),
+    "planned_s": ("fetched by Holdfast", "#1f6feb"),
+}
+CUTS = {
+    "best_s": ("the best of all cuts", "#9aa5b1"),
+    "planned_s": ("the plan's cut", "#1f6feb"),
+}
+LIMITS = {
+    "limit": ("the plainest code for the same bytes", "#9aa5b1"),
+    "value": ("Holdfast", "#1f6feb"),
+}
+SEALING = {
+    "limit": ("without sealing", "#9aa5b1"),
+    "value": ("sealed", "#1f6feb"),
+}
+TOKENS_SHOWN = (1_024, 4_096, 8_192)
 BAR, GAP, LEFT, WIDTH = 13, 18, 150, 430
 
 
@@ -94,8 +123,71 @@ Groups: TypeAlias = dict[str, dict[str, float]]
 """Figures by the group of bars they stand in, and by series."""
 
 
-def pool_chart(report: dict[str, Any]) -> str:
-    """Return an SVG of GB/s, 32 blocks a call; stores that were not measured are left out."""
+class Chart(NamedTuple):
+    """Bars: what they show, with the unit, the series and the groups they stand in."""
+
+    title: str
+    series: Series
+    groups: Groups
+
+    def svg(self) -> str:
+        """Return the picture."""
+        return chart(self.title, self.series, self.groups)
+
+    def table(self) -> Iterator[str]:
+        """Yield the lines of the table behind the picture; series without a figure are left out."""
+        shown = [name for name in self.series if any(name in bars for bars in self.groups.values())]
+        yield "| | " + " | ".join(self.series[name][0] for name in shown) + " |"
+        yield "|---" + "|--:" * len(shown) + "|"
+        for label, bars in self.groups.items():
+            yield f"| {label} | " + " | ".join(figure(bars.get(name)) for name in shown) + " |"
+
+
+def first_token_chart(report: dict[str, Any]) -> Chart:
+    """Return seconds to the first token, computed again and fetched, by tier and length."""
+    groups: Groups = {
+        f"{row['source']}, {row['tokens']:,} tokens": {name: row[name] for name in FIRST_TOKEN}
+        for row in report["rows"]
+        if row["what"] == "plan.recompute"
+        and row["source"] in ("host", "disk", "pool")
+        and row["tokens"] in TOKENS_SHOWN
+    }
+    return Chart("seconds to the first token (less is better)", FIRST_TOKEN, groups)
+
+
+def cuts_chart(report: dict[str, Any]) -> Chart:
+    """Return seconds to the first token with the plan's cut and with the best of all cuts."""
+    groups: Groups = {
+        f"{row['source']}, {row['tokens']:,} tokens": {name: row[name] for name in CUTS}
+        for row in report["rows"]
+        if row["what"] == "plan.cut"
+    }
+    return Chart("seconds to the first token (less is better)", CUTS, groups)
+
+
+def limits_chart(report: dict[str, Any]) -> Chart:
+    """Return GB/s of each path beside its limit, measured in the same run."""
+    return Chart("GB/s (more is better)", LIMITS, limited(report))
+
+
+def sealing_chart(report: dict[str, Any]) -> Chart:
+    """Return GB/s of disk and pool, sealed and not."""
+    groups = {label: bars for label, bars in limited(report).items() if label.count(".")}
+    return Chart("GB/s (more is better)", SEALING, groups)
+
+
+def limited(report: dict[str, Any]) -> Groups:
+    """Return the rows in GB/s that have a limit, by their name without the report's."""
+    subject = report["name"].rpartition(" ")[2]
+    return {
+        row["what"].removeprefix(f"{subject}."): {"value": row["value"], "limit": row["limit"]}
+        for row in report["rows"]
+        if row["unit"] == "GB/s" and row.get("limit") is not None
+    }
+
+
+def pool_chart(report: dict[str, Any]) -> Chart:
+    """Return GB/s, 32 blocks a call; stores that were not measured are left out."""
     groups: Groups = {
         f"{verb}, 32 x {size[:-3]}": {} for verb in ("get", "put") for size in POOL_SIZES
     }
@@ -108,25 +200,78 @@ def pool_chart(report: dict[str, Any]) -> str:
             bars[store] = row["value"]
             if row.get("limit") is not None:
                 bars["plain"] = row["limit"]
-    return chart("GB/s over loopback TCP, one client (more is better)", POOL_STORES, groups)
+    return Chart("GB/s over loopback TCP, one client (more is better)", POOL_STORES, groups)
 
 
-def policies_chart(report: dict[str, Any]) -> str:
-    """Return an SVG of token hits by policy, for each trace and size of the store."""
+def policies_chart(report: dict[str, Any]) -> Chart:
+    """Return token hits by policy, for each trace and size of the store."""
     groups: Groups = {}
     for row in report["rows"]:
         trace, blocks, policy = str(row["what"]).split(".", 2)
         if policy in POLICIES:
             groups.setdefault(f"{trace}, {int(blocks):,}", {})[policy] = row["value"]
     title = "share of input tokens hit, by trace and blocks of the store (more is better)"
-    return chart(title, POLICIES, groups)
+    return Chart(title, POLICIES, groups)
 
 
-CHARTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {
-    "bench pool": ("pool.svg", "GB/s by store and size", pool_chart),
-    "bench policies": ("policies.svg", "Token hits by policy, trace and capacity", policies_chart),
-}
-"""By report: the chart's file, its words, and what draws it."""
+class Question(NamedTuple):
+    """A section of the page: what is asked, of which report, and the answer in words."""
+
+    title: str
+    words: str
+    report: str
+    file: str
+    draw: Callable[[dict[str, Any]], Chart]
+
+
+QUESTIONS = (
+    Question(
+        "How much sooner is the first token?",
+        "A real vLLM on the CPU, a small model, contexts that lie on one tier. Grey is the time "
+        "that the same engine takes to compute the context again.",
+        "bench plan",
+        "first_token.svg",
+        first_token_chart,
+    ),
+    Question(
+        "How good is the plan?",
+        "Some leading part of a context is fetched, the rest is computed. The plan's cut beside "
+        "the best of all cuts that were tried.",
+        "bench plan",
+        "cuts.svg",
+        cuts_chart,
+    ),
+    Question(
+        "How does a pool compare with Redis, Mooncake Store, LMCache and plain sockets?",
+        "One client, one server, 32 blocks a call over loopback TCP.",
+        "bench pool",
+        "pool.svg",
+        pool_chart,
+    ),
+    Question(
+        "What does sealing cost?",
+        "Blocks of a domain with a key are encrypted with AES-256-GCM before they leave memory. "
+        "`link` is a pool behind a link of 10 Gbit/s, as between two hosts.",
+        "bench seal",
+        "sealing.svg",
+        sealing_chart,
+    ),
+    Question(
+        "How near is each path to what the machine can do?",
+        "`host.fetch` copies from the arena to an engine's pages; `busy` is beside a thread that "
+        "spins. Grey was measured in the same run, in turns.",
+        "bench tiers",
+        "tiers.svg",
+        limits_chart,
+    ),
+    Question(
+        "Which eviction policy hits most?",
+        "Public traces replayed through one store. The oracle knows the future.",
+        "bench policies",
+        "policies.svg",
+        policies_chart,
+    ),
+)
 
 
 def chart(title: str, series: Series, groups: Groups) -> str:
@@ -167,15 +312,31 @@ def _bars(series: Series, groups: Groups, y: int) -> Iterator[str]:
         y += GAP
 
 
-def section(report: dict[str, Any]) -> Iterator[str]:
-    """The lines of one report: machine, date, command, rows."""
+def machine_of(report: dict[str, Any]) -> str:
+    """Return where and when a report was measured, in one sentence."""
     machine = report["machine"]
     memory_gib = machine["memory_bytes"] / (1 << 30)
-    yield f"\n## `holdfast {report['name']}`\n"
-    yield (
+    return (
         f"{machine['date']}, {machine['cores']} cores of {machine['cpu']}, {memory_gib:.0f} GiB, "
-        f"Linux {machine['kernel']}, Python {machine['python']}, Holdfast {report['version']}.\n"
+        f"Linux {machine['kernel']}, Python {machine['python']}, Holdfast {report['version']}."
     )
+
+
+def answer(question: Question, report: dict[str, Any]) -> Iterator[str]:
+    """Draw the chart of a question; yield the lines of its section."""
+    drawn = question.draw(report)
+    (REPORTS / question.file).write_text(drawn.svg())
+    yield f"\n## {question.title}\n"
+    yield f"{question.words}\n"
+    yield f"![{drawn.title}]({REPORTS.name}/{question.file})\n"
+    yield from drawn.table()
+    yield f"\n`holdfast {question.report}`; {machine_of(report)}"
+
+
+def section(report: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of one report: machine, date, command, rows."""
+    yield f"\n## `holdfast {report['name']}`\n"
+    yield f"{machine_of(report)}\n"
     if report["name"] in NOTES:
         yield f"{NOTES[report['name']]}\n"
     yield "| " + " | ".join([*KNOWN, "more"]) + " |"
@@ -184,16 +345,19 @@ def section(report: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Write the page."""
+    """Write both pages and the charts."""
     reports = [json.loads(path.read_text()) for path in sorted(REPORTS.glob("*.json"))]
-    lines: list[str] = []
-    for report in reports:
-        lines += section(report)
-        if report["name"] in CHARTS:
-            file, words, drawn = CHARTS[report["name"]]
-            (REPORTS / file).write_text(drawn(report))
-            lines += ["", f"![{words}]({REPORTS.name}/{file})"]
-    PAGE.write_text(INTRO + "\n".join(lines or ["\nNothing is measured yet."]) + "\n")
+    by_name = {report["name"]: report for report in reports}
+    answers = [
+        line
+        for question in QUESTIONS
+        if question.report in by_name
+        for line in answer(question, by_name[question.report])
+    ]
+    rows = [line for report in reports for line in section(report)]
+    nothing = ["\nNothing is measured yet."]
+    PAGE.write_text(INTRO + "\n".join(answers or nothing) + "\n")
+    ROWS_PAGE.write_text(ROWS_INTRO + "\n".join(rows or nothing) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,16 +3,19 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from holdfast.version import __version__ as __version__  # exported, not used
+
 if TYPE_CHECKING:
-    from holdfast.assemble import open_here as open  # noqa: A004  # as gzip.open
     from holdfast.blocks.fingerprint import Fingerprint
     from holdfast.blocks.layout import Layout, Slice
+    from holdfast.client.opening import open_store as open  # noqa: A004  # as gzip.open
+    from holdfast.client.session import NodeStore
     from holdfast.config import Config, load
     from holdfast.errors import HoldfastError, Outcome
-    from holdfast.store.session import Landed, Session
+    from holdfast.policy.retention import Retention
+    from holdfast.session import Landed, Session
     from holdfast.store.store import Store
 
-__version__ = "0.1.0"
 
 __all__ = [
     "Config",
@@ -20,7 +23,9 @@ __all__ = [
     "HoldfastError",
     "Landed",
     "Layout",
+    "NodeStore",
     "Outcome",
+    "Retention",
     "Session",
     "Slice",
     "Store",
@@ -32,23 +37,25 @@ _HOMES = {
     "Config": "holdfast.config",
     "Fingerprint": "holdfast.blocks.fingerprint",
     "HoldfastError": "holdfast.errors",
-    "Landed": "holdfast.store.session",
+    "Landed": "holdfast.session",
     "Layout": "holdfast.blocks.layout",
+    "NodeStore": "holdfast.client.session",
     "Outcome": "holdfast.errors",
-    "Session": "holdfast.store.session",
+    "Retention": "holdfast.policy.retention",
+    "Session": "holdfast.session",
     "Slice": "holdfast.blocks.layout",
     "Store": "holdfast.store.store",
     "load": "holdfast.config",
-    "open": "holdfast.assemble",
+    "open": "holdfast.client.opening",
 }
-"""Where each public name lives; loaded at its first use, so that importing holdfast is cheap."""
+"""Module of each public name, imported at the name's first use: `import holdfast` is fast."""
 
 
 def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    return getattr(import_module(home), "open_here" if name == "open" else name)
+    return getattr(import_module(home), "open_store" if name == "open" else name)
 
 
 def __dir__() -> list[str]:

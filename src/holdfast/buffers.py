@@ -1,4 +1,4 @@
-"""Aligned memory and the one way to look at it: writable byte views, never copies."""
+"""Aligned and shared memory, accessed by writable byte views without copies."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ import ctypes
 import functools
 import mmap
 import os
+import resource
 import weakref
+from pathlib import Path
 from typing import Any, Protocol
 
 ALIGNMENT = 4096
-"""Direct I/O wants addresses, offsets and lengths in multiples of this."""
+"""Direct I/O requires addresses, offsets and lengths that are multiples of this, in bytes."""
 
 HUGE_PAGE = 2 << 20
-"""Bytes of a transparent huge page: of x86-64, and of other processors with pages of 4 KiB."""
+"""Bytes of a transparent huge page on x86-64, and on other processors with 4 KiB pages."""
+
+_COREDUMP_FILTER = Path("/proc/self/coredump_filter")
+_DUMP_ELF_HEADERS = 0x10
+"""Bit of the filter for the first page of ELF files; the other bits are kinds of memory."""
 
 _MADV_POPULATE_WRITE = 23
 _MADV_COLLAPSE = 25
@@ -29,9 +35,9 @@ def align_up(nbytes: int, alignment: int = ALIGNMENT) -> int:
 def aligned_buffer(nbytes: int) -> memoryview:
     """Return zeroed private memory of at least `nbytes`, page-aligned, on huge pages if possible.
 
-    The caller owns it; it is unmapped when the last view is gone. Memory that holds a huge page
-    begins with one, which the kernel sees to for multiples of such pages only; what is left of
-    it behind the last whole one takes small pages.
+    The caller owns it; it is unmapped when the last view is gone. A buffer of at least `HUGE_PAGE`
+    starts at a huge page boundary, which the kernel does not guarantee for other lengths than
+    multiples of `HUGE_PAGE`. Bytes after the last whole huge page are on small pages.
     """
     if nbytes < HUGE_PAGE:
         return memoryview(private_memory(align_up(max(nbytes, 1))))[:nbytes]
@@ -42,7 +48,7 @@ def aligned_buffer(nbytes: int) -> memoryview:
 
 
 def private_memory(nbytes: int) -> mmap.mmap:
-    """Map memory that only this process sees, and no core dump: shared seldom gets huge pages."""
+    """Map private anonymous memory, on huge pages if possible and not in core dumps."""
     memory = _private(nbytes)
     prefer_huge_pages(memory)
     return memory
@@ -55,62 +61,73 @@ def _private(nbytes: int) -> mmap.mmap:
 
 
 class Advisable(Protocol):
-    """Mapped memory that the kernel can be told about."""
+    """Mapped memory with a `madvise` method, such as `mmap.mmap`."""
 
     def madvise(self, option: int, start: int = 0, length: int = 0, /) -> None:
-        """Advise the kernel, by default about all of it; raise OSError where it refuses."""
+        """Advise the kernel, by default about all of the memory; raise OSError if it refuses."""
         ...
 
 
 class SharedMapping:
-    """A file of memory mapped at a multiple of `HUGE_PAGE`: huge pages of it need that.
+    """A shared mapping of a file, at a multiple of `HUGE_PAGE`, as huge pages require.
 
-    The descriptor stays the caller's. Unmapped when the last view of `view` is gone. Raises
-    OSError, or ValueError if the file is shorter: to touch its end would end the process.
+    The caller keeps the descriptor. The file is unmapped when the last view of `view` is gone.
+    Raises OSError, and ValueError if the file is shorter than `nbytes`, because an access past
+    its end kills the process (SIGBUS).
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
         if not 0 < nbytes <= os.fstat(fd).st_size:
-            raise ValueError(f"{nbytes} bytes of a file that has {os.fstat(fd).st_size}")
+            raise ValueError(f"{nbytes} bytes of a file of {os.fstat(fd).st_size} bytes")
         libc = _libc()
         whole = align_up(nbytes) + HUGE_PAGE
-        spare = libc.mmap(
+        reserved = libc.mmap(
             None, whole, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0
         )
-        if spare == _FAILED:
+        if reserved == _FAILED:
             raise _os_error()
-        self.address = align_up(spare, HUGE_PAGE)
+        self.address = align_up(reserved, HUGE_PAGE)
         writable = mmap.PROT_READ | mmap.PROT_WRITE
-        # The reservation is given up from here on: the file lies over it, and its rest goes.
+        # The file replaces part of the reserved range; the rest of the range is unmapped below.
         if (
             libc.mmap(self.address, nbytes, writable, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
             == _FAILED
         ):
             error = _os_error()
-            libc.munmap(spare, whole)
+            libc.munmap(reserved, whole)
             raise error
         end = self.address + align_up(nbytes)
-        for start, stop in ((spare, self.address), (end, spare + whole)):
+        for start, stop in ((reserved, self.address), (end, reserved + whole)):
             if stop > start:
                 libc.munmap(start, stop - start)
-        # Only a class of its own has instances that a finalizer can be bound to.
+        # A finalizer can be bound to an instance of a subclass of the array type only.
         kind: Any = type("Mapped", (ctypes.c_char * nbytes,), {})
         memory = kind.from_address(self.address)
-        # Not at exit: a thread may yet be copying, and the kernel unmaps what is left.
+        # Not at exit: a thread may still be copying, and the kernel unmaps the file then.
         weakref.finalize(memory, libc.munmap, self.address, nbytes).atexit = False
         self.view = memoryview(memory).cast("B")
 
     def madvise(self, option: int, start: int = 0, length: int = 0, /) -> None:
-        """See `Advisable`; other threads run meanwhile, which is why this is not `mmap.mmap`."""
+        """See `Advisable`; unlike `mmap.mmap`, this call releases the GIL."""
         if _libc().madvise(self.address + start, length or len(self.view) - start, option):
+            raise _os_error()
+
+    def give_up_copy(self) -> None:
+        """Replace the mapping of the file by private zeroed memory; views of it stay valid.
+
+        Raises OSError if the kernel refuses.
+        """
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE
+        writable, nbytes = mmap.PROT_READ | mmap.PROT_WRITE, align_up(len(self.view))
+        if _libc().mmap(self.address, nbytes, writable, flags, -1, 0) == _FAILED:
             raise _os_error()
 
 
 def populate(memory: Advisable, start: int, nbytes: int) -> bool:
-    """Bring pages in, changing no byte; return whether all are huge that can be by their place.
+    """Populate pages without changing a byte; return whether every possible huge page is huge.
 
-    Shared memory seldom gets huge pages by itself (`shmem_enabled` is "never" nearly everywhere),
-    but may be collapsed into some where a page of each is there (MADV_COLLAPSE, Linux 6.1).
+    Most systems give shared memory no huge pages by default (`shmem_enabled` is "never"), but
+    MADV_COLLAPSE (Linux 6.1) makes one of every aligned range with at least one populated page.
     """
     first, end = align_up(start, HUGE_PAGE), (start + nbytes) // HUGE_PAGE * HUGE_PAGE
     huge = first < end
@@ -127,9 +144,9 @@ def populate(memory: Advisable, start: int, nbytes: int) -> bool:
 
 
 def prefer_huge_pages(memory: Advisable, *span: int) -> bool:
-    """Ask for transparent huge pages; return False where the kernel refuses.
+    """Ask for transparent huge pages; return False if the kernel refuses.
 
-    `span` is the start and the length, in bytes, of what they are for; all of it by default.
+    `span`: start and length in bytes of the range; by default all of the memory.
     """
     try:
         memory.madvise(mmap.MADV_HUGEPAGE, *span)
@@ -139,9 +156,9 @@ def prefer_huge_pages(memory: Advisable, *span: int) -> bool:
 
 
 def secret_memory(secret: bytes) -> memoryview:
-    """Return a copy of a secret in a page of its own: not swapped, where allowed, nor dumped.
+    """Return a copy of a secret in a page of its own, locked if allowed, not in core dumps.
 
-    The page goes back to the kernel, which clears it, with the last view of it.
+    With the last view, the page returns to the kernel, which clears it.
     """
     page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     keep_from_dumps(page)
@@ -152,9 +169,23 @@ def secret_memory(secret: bytes) -> memoryview:
 
 
 def keep_from_dumps(memory: Advisable) -> None:
-    """Leave memory out of core dumps, where the kernel can."""
+    """Leave memory out of core dumps, if the kernel can."""
     with contextlib.suppress(OSError, ValueError):
         memory.madvise(mmap.MADV_DONTDUMP)
+
+
+def keep_memory_from_dumps() -> None:
+    """Leave all memory of this process, and of its later children, out of core dumps.
+
+    For Holdfast's own processes: Python copies secrets on its heap, where they cannot be marked one
+    by one. A dump then has the ELF headers and the registers of the threads. If the kernel has no
+    filter, the size of a dump is limited to 0. Raises OSError if neither is possible.
+    """
+    try:
+        _COREDUMP_FILTER.write_text(f"{_DUMP_ELF_HEADERS:#x}\n", "ascii")
+    except OSError:
+        _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 _FAILED = ctypes.c_void_p(-1).value

@@ -1,4 +1,4 @@
-"""The one source of time, so that a simulation can turn it by hand."""
+"""Monotonic clocks: the machine's, and a manual one for tests and the simulator."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Anything that tells monotonic seconds."""
+    """A source of monotonic seconds."""
 
     def now(self) -> float:
-        """Return monotonic seconds; only differences mean anything."""
+        """Return monotonic seconds; only differences have a meaning."""
         ...
 
 
@@ -23,13 +23,13 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to; for tests and the simulator."""
+    """A clock that advances only by its methods; for tests and the simulator."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s
 
     def now(self) -> float:
-        """Return the seconds last set."""
+        """Return the seconds that the clock was set and advanced to."""
         return self._now_s
 
     def advance(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Every error and every outcome that Holdfast names."""
+"""All exceptions and outcomes of Holdfast."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import enum
 
 
 class Outcome(enum.StrEnum):
-    """What became of one block, or of one request; never an exception.
+    """The result of one block or one request; never an exception.
 
-    A failure is an outcome with a name: it is counted, shown by `doctor`, and never reaches the
-    user's request, which recomputes instead.
+    A failure is counted by its outcome and shown by `doctor`; the user's request does not fail,
+    its blocks are recomputed.
     """
 
     OK = "ok"
@@ -17,9 +17,33 @@ class Outcome(enum.StrEnum):
     FULL = "full"
     LATE = "late"
     UNSENT = "unsent"
-    """A request to another node was given up before it was sent, as too many of ours go there."""
+    """A request to another node was not sent, because this node has too many under way."""
     CORRUPT = "corrupt"
+    UNREADABLE = "unreadable"
+    """A complete record that this host cannot open or must not trust; other hosts may read it."""
     GONE = "gone"
+
+
+class NotFollowed(enum.StrEnum):
+    """Why a plan was not carried out, so that its times do not count for its accuracy."""
+
+    HAD = "engine_had_it"
+    """The engine had more of the prompt in its own cache than it had reported."""
+    LOST = "engine_lost_it"
+    """The engine had less of the prompt in its own cache than it had reported."""
+    LATE = "answered_late"
+    """The node's answer came after the engine had stopped waiting for it."""
+    NOT_FETCHED = "not_fetched"
+    """The plan was to fetch, and the engine did not fetch."""
+    PREEMPTED = "preempted"
+    """The engine preempted the request before its first token."""
+    ENDED = "request_ended"
+    """The request ended before its first token."""
+    RESET = "engine_reset"
+    """The engine reset its caches."""
+    GONE = "engine_gone"
+    """The connection between engine and node ended before the request's first token."""
+    OTHER = "other"
 
 
 class HoldfastError(Exception):
@@ -31,7 +55,7 @@ class ConfigError(HoldfastError):
 
 
 class FormatError(HoldfastError):
-    """A file or folder is not ours, or of another version; it is left untouched."""
+    """A file or folder is not Holdfast's, or is of another version; it is left untouched."""
 
 
 class BusyError(HoldfastError):
@@ -39,28 +63,32 @@ class BusyError(HoldfastError):
 
 
 class BlockError(HoldfastError, ValueError):
-    """A block, key or fingerprint handed to Holdfast has the wrong shape."""
+    """A block, key, fingerprint or other argument of the caller has the wrong type or shape."""
+
+
+class StoreClosedError(HoldfastError):
+    """The store was closed, or opened by the process that this one was forked from."""
 
 
 class ProtocolError(HoldfastError):
-    """The other side of a connection sent something the protocol does not allow."""
+    """The peer of a connection sent something that the protocol does not allow."""
 
 
 class NodeGoneError(HoldfastError):
     """The node did not answer within the deadline, or the connection broke."""
 
 
-class StrangerError(NodeGoneError):
-    """Another user may stand behind the node's socket, so nothing was said to them."""
+class UntrustedPeerError(NodeGoneError):
+    """Another user may own the process at the node's socket, so nothing was sent to it."""
 
 
 class RefusedError(HoldfastError):
-    """The node understood a request and will not serve it; the message is the node's."""
+    """The node understood a request and refuses it; the message is the node's."""
 
 
 class MembershipError(HoldfastError):
-    """A list of pool members can not be had or makes no sense; the last one stays in force."""
+    """A list of pool members cannot be read or is invalid; the last one stays in force."""
 
 
 class TraceError(HoldfastError, ValueError):
-    """A trace can not be read; the message names file and line, what is wrong and the remedy."""
+    """A trace cannot be read; the message names the file, the line, the error and the remedy."""

@@ -1,9 +1,9 @@
-"""Named points in the code where a test may end this process, as `kill -9` would.
+"""Failpoints: named points in the code at which a test can end this process, as `kill -9` would.
 
-    HOLDFAST_FAILPOINT=region_seal:3 holdfast serve     ends at the third region that is sealed
+    HOLDFAST_FAILPOINT=region_seal:3 holdfast serve     the process ends at the third sealed region
 
-Off, a point costs one call that looks at an empty dict. Nothing is flushed, closed or told: what a
-crash at that very line leaves behind is what is left.
+A disabled point costs one lookup in an empty dict. Nothing is flushed or closed, so the state on
+disk is that of a crash at this line.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ POINTS = (
     "descent_written",
     "climb_read",
 )
-"""Every point there is.
+"""The names of all failpoints.
 
-`disk_open`: a new incarnation is on the disk. `region_header`: a region has one, and no record yet.
-`extent_write`: before any write. `region_seal`, `region_sealed`, `snapshot`, `snapshot_written`:
-before and after a footer and a snapshot. `commit_packed`: records are whole and not in the index;
-`commit_published`: they are. `descent_written`: copies lie below, and the index does not know.
-`climb_read`: records lie in memory, not verified yet.
+`disk_open`: the disk has a new incarnation. `region_header`: a region has a header and no record.
+`extent_write`: before any write. `region_seal`, `region_sealed`: before and after a region's
+footer. `snapshot`, `snapshot_written`: before and after a snapshot. `commit_packed`: records are
+complete and not in the index; `commit_published`: they are in it. `descent_written`: write-behind
+has written copies to a lower tier, and they are not in the index. `climb_read`: a promotion has
+read records into memory and not verified them.
 """
 
 _armed: dict[str, int] = {}
 
 
 def arm(text: str) -> None:
-    """Arm one point, `NAME` or `NAME:N` for its N-th pass; the empty text disarms all.
+    """Arm one point, `NAME` or `NAME:N` for its N-th pass; an empty text disarms all.
 
-    Raises ValueError for a name or a number that there is not.
+    Raises ValueError for an unknown name and for an N below 1.
     """
     name, _, number = text.partition(":")
     if text and name not in POINTS:

@@ -1,4 +1,4 @@
-"""A limit on everything: sizes, counts and times that no peer may exceed."""
+"""Limits on the sizes, counts and times of peers' requests."""
 
 from __future__ import annotations
 
@@ -10,65 +10,65 @@ BLOCK_TOKENS = 128
 """Default tokens per block, where the engine's page allows it."""
 
 SEGMENT_BLOCKS = 512
-"""Blocks of a chain that are placed together on a pool node, where nobody says otherwise."""
+"""Default number of consecutive blocks of a chain that a pool places together."""
 
 PAYLOAD_BYTES_MAX = 256 * MIB
 """Largest payload of one block."""
 
 CHAIN_BLOCKS_MAX = 65_536
-"""Most keys in one request: 8 M tokens at 128 a block."""
+"""Maximum keys in one request: 8 M tokens at 128 a block."""
 
 RESERVE_BLOCKS_MAX = 4_096
-"""Most blocks that one request finds room for: all sessions wait while it does."""
+"""Maximum blocks in one reservation; other sessions wait while slots are allocated."""
 
-TICKETS_MAX = 4_096
-"""Most tickets of a session that are neither committed nor given back."""
+RESERVATIONS_MAX = 4_096
+"""Maximum open reservations of a session: neither committed nor aborted."""
 
-TICKET_BLOCKS_MAX = 4 * RESERVE_BLOCKS_MAX
-"""Most blocks in all of them: 2 M tokens at 128 a block."""
+RESERVED_BLOCKS_MAX = 4 * RESERVE_BLOCKS_MAX
+"""Maximum blocks in a session's open reservations: 2 M tokens at 128 a block."""
 
 FRAME_BODY_BYTES_MAX = 2 * MIB
-"""Largest message body on a connection (65,536 keys of 16 bytes, and room)."""
+"""Largest message body on a connection: 65,536 keys of 16 bytes, and other fields."""
 
 FRAME_PAYLOAD_BYTES_MAX = PAYLOAD_BYTES_MAX + MIB
 """Largest raw payload behind one message: one largest record, or several smaller ones."""
 
 CONNECTIONS_MAX = 1_024
-"""Most connections a node serves at once."""
+"""Maximum connections that a node serves at once."""
 
 OBSERVED_MAX = 512
-"""Most steps, and most endings, that one message tells: an engine keeps half as many."""
+"""Maximum entries in each list of one timing report; an engine buffers half as many."""
 
 IN_FLIGHT_MAX = 256
-"""Most unanswered requests on one connection."""
+"""Maximum unanswered requests on one connection."""
 
 HANDSHAKE_S = 5.0
-"""A connection that has not said hello by then is closed."""
+"""Time for a new connection's first message; after it the connection is closed."""
 
 HANDSHAKES_MAX = 128
-"""Most connections that have not said hello yet."""
+"""Maximum connections whose first message has not arrived."""
 
 BODY_S = 2.0
-"""A message that has begun must be whole by then; its payload has a pace instead."""
+"""Time in which a message must arrive after its first byte; a payload has a minimum rate."""
 
 IDLE_S = 300.0
-"""A connection from another node that asks nothing for this long is closed."""
+"""A connection from another node without requests for this long is closed."""
 
 PACE_S = 5.0
 PACE_BYTES = 5 * 64 * KIB
-"""A payload that moves fewer bytes than this in `PACE_S` is given up: 64 KiB/s."""
+"""Minimum rate of a payload: its transfer fails if fewer bytes move in `PACE_S` (64 KiB/s)."""
 
 TOKEN_S_MAX = 600.0
-"""A token that lets a node in is valid for this long at most."""
+"""Maximum lifetime of a token that admits a node to a target."""
 
 RING_STALE_S = 60.0
-"""A key ring that could not be read for this long is taken for one that lost its keys."""
+"""A key ring that cannot be read for this long counts as one without keys."""
 
 LEASE_S = 30.0
-"""A lease nobody released is taken back after this long."""
+"""A lease that its holder does not release expires after this long."""
 
 WEEK_S = 7 * 86_400.0
-"""All that is stored is read and verified once in this time, if nobody says otherwise."""
+"""Default period in which every stored block is read and verified once."""
 
 RECLAIM_S = 10.0
-"""Slots a vanished engine might still be writing to rest this long before reuse."""
+"""Slots that a lost engine may still write to are not reused for this long."""

@@ -1,4 +1,4 @@
-"""Structs that several threads may decode at once, even the first time."""
+"""Prepare msgspec structs at import, so that several threads may decode them at once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ T = TypeVar("T")
 
 
 def prepared(kind: type[T]) -> type[T]:
-    """Have msgspec learn the fields of a class now, while its module is imported.
+    """Make msgspec collect the fields of a class now, while its module is imported.
 
-    Else it learns them when something is first decoded as it or converted to it, and a second
-    thread that comes meanwhile finds half of them: the process ends with a segmentation fault
-    (msgspec 0.22; seen in a node that connected to three targets at once). So this stands before
-    every class that `convert` or `decode(type=...)` is told; what a module makes a `Decoder` for
-    is learnt with that.
+    Otherwise msgspec collects them at the first decode or conversion, and a second thread that
+    decodes meanwhile finds an incomplete class: the process ends with a segmentation fault (msgspec
+    0.22; seen in a node that connected to three targets at once). So every class that is passed to
+    `convert` or `decode(type=...)` has this decorator. A `Decoder` of a module does the same.
     """
     msgspec.msgpack.Decoder(kind)
     return kind

@@ -1,4 +1,4 @@
-"""What this machine gives a process: facts that are looked up, never guessed."""
+"""Resources that this machine gives a process: its memory limit, and free TCP ports."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PORTS = range(15_000, 32_000)
-"""Below those that Linux lends to whoever names none, unless it was told otherwise."""
+"""Below Linux's default range of ephemeral ports."""
 
-_LENT = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _drawn = itertools.count(random.SystemRandom().randrange(len(_PORTS)))
 
 
-class Memory(NamedTuple):
-    """Bytes of memory this process may use, and who says so."""
+class MemoryInfo(NamedTuple):
+    """Bytes of memory that this process may use, and the source of the limit."""
 
     nbytes: int
     source: str
 
 
-def memory() -> Memory:
+def memory() -> MemoryInfo:
     """Return the smaller of the machine's memory and the control group's limit."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    found = Memory(machine, "the machine's memory")
+    found = MemoryInfo(machine, "the machine's memory")
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
             limit = int(Path("/sys/fs/cgroup", name).read_text())
         except (OSError, ValueError):
             continue
         if limit < found.nbytes:
-            found = Memory(limit, "the control group's limit")
+            found = MemoryInfo(limit, "the control group's limit")
     return found
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that nobody listens on right now.
+    """Return a TCP port of the loopback interface on which no socket listens now.
 
-    Another one at each call, and where there are such, one that the kernel lends to nobody: it is
-    free until somebody asks for it by its number, however many connect meanwhile, and no connection
-    to it while it is free can come out at itself. Raises OSError where no port is free.
+    Each call returns another port, preferably one outside the kernel's ephemeral range. The kernel
+    gives such a port to no outgoing connection: it stays free until a process binds its number, and
+    a connection to it while it is free cannot connect to itself. Raises OSError if no port is free.
     """
-    for port in _unlent():
+    for port in _below_ephemeral_range():
         with contextlib.suppress(OSError):
             return _bound(port)
     return _bound(0)
@@ -59,10 +59,10 @@ def _bound(port: int) -> int:
         return number
 
 
-def _unlent() -> Iterator[int]:
-    """Yield ports that the kernel lends to nobody, none of them twice in a while."""
+def _below_ephemeral_range() -> Iterator[int]:
+    """Yield the ports of `_PORTS` below the ephemeral range, after those of earlier calls."""
     try:
-        lowest = int(_LENT.read_text().split()[0])
+        lowest = int(_EPHEMERAL_RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return
     for number in itertools.islice(_drawn, len(_PORTS)):

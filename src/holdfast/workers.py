@@ -1,50 +1,74 @@
-"""Threads that all run before any work comes, so that none is left behind in a queue.
+"""Thread pools that start all threads at once, so that no work stays in a queue without a thread.
 
-Their work goes straight into buffers that are somebody else's once the call is over.
+The work writes to buffers that the caller reuses after the call, so it must not run later.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from holdfast.errors import ConfigError
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 
 def workers(threads: int, name: str, begin: Callable[[], None] | None = None) -> ThreadPoolExecutor:
     """Return a pool all of whose threads are running; each called `begin` first.
 
-    A pool that has to make one when work comes, and can not, raises with that work in its queue:
-    it would be done later, into buffers that are somebody else's by then. Raises ConfigError, also
-    where `begin` raises.
+    If a `ThreadPoolExecutor` cannot start a thread, `submit` raises but keeps the work in its
+    queue: the work would run later, on buffers that the caller has reused. Raises ConfigError if a
+    thread cannot be started or `begin` raises.
     """
-    met = threading.Barrier(threads + 1)
+    all_running = threading.Barrier(threads + 1)
     failures: list[Exception] = []
 
     def first() -> None:
         try:
             if begin is not None:
                 begin()
-        except Exception as error:  # noqa: BLE001  # whatever it is: nobody may wait for this thread
+        except Exception as error:  # noqa: BLE001  # on any error the barrier must be released
             failures.append(error)
-            met.abort()
+            all_running.abort()
 
     pool = ThreadPoolExecutor(threads, name, first)
     try:
         for _ in range(threads):
-            pool.submit(met.wait)
-        met.wait()
+            pool.submit(all_running.wait)
+        all_running.wait()
     except RuntimeError as error:
-        met.abort()
+        all_running.abort()
         pool.shutdown()
         if failures:
             raise ConfigError(
-                f"{name}: a thread could not begin ({failures[0]!r}); allow this process what it "
-                "was refused"
+                f"{name}: a thread could not begin ({failures[0]!r}); give this process the "
+                "permission that it lacks"
             ) from failures[0]
         raise ConfigError(
             f"{name}: {threads} threads are more than this process may start ({error}); raise its "
             "limit of processes"
         ) from error
     return pool
+
+
+def submit_or_run(
+    pool: ThreadPoolExecutor | None, work: Callable[[A], T], argument: A
+) -> Future[T]:
+    """Run work in a pool, or in this thread if there is no pool or it accepts no more work.
+
+    At the interpreter's exit no pool accepts work.
+    """
+    try:
+        if pool is None:
+            raise RuntimeError("there is no pool")
+        return pool.submit(work, argument)
+    except RuntimeError:
+        done: Future[T] = Future()
+        try:
+            done.set_result(work(argument))
+        except Exception as error:  # noqa: BLE001  # the caller gets it with the result
+            done.set_exception(error)
+        return done

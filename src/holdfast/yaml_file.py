@@ -1,4 +1,4 @@
-"""Reads a YAML file that a person wrote: what is wrong with it is one line, with its place."""
+"""Read a YAML file of settings; an error is one line that names the file and the position."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 FILE_BYTES_MAX = 4 * MIB
 BRACKETS_MAX = 64
-"""How deep brackets may nest: reading them takes time that grows with its square."""
+"""Maximum nesting depth of brackets: the parser's time grows with the square of the depth."""
 
 _NAMES = {type(None): "nothing", list: "a list", str: "plain text"}
 
 
 def read_mapping(file: str, bytes_max: int = FILE_BYTES_MAX) -> dict[str, Any]:
-    """Return what a file of `key: value` lines says. Raises ConfigError naming file and line."""
+    """Return the mapping in a file. Raises ConfigError, which names the file and the line."""
     data = _parse(_text(file, bytes_max), file)
     if not isinstance(data, dict):
         held = _NAMES.get(type(data), "one value")
@@ -33,15 +33,13 @@ def _text(file: str, bytes_max: int) -> str:
         with Path(file).open("rb") as opened:
             data = opened.read(bytes_max + 1)
     except OSError as error:
-        raise ConfigError(
-            f"{file}: can not be read: {error.strerror}; name another file"
-        ) from error
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}; name another file") from error
     if len(data) > bytes_max:
         raise ConfigError(f"{file}: has more than {bytes_max} bytes; name another file")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: is no text in UTF-8; name another file") from error
+        raise ConfigError(f"{file}: is not text in UTF-8; name another file") from error
 
 
 def _parse(text: str, file: str) -> object:
@@ -60,29 +58,29 @@ def _parse(text: str, file: str) -> object:
         mark = error.problem_mark
         at = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         what = f"{at}{error.problem or error.context}"
-        raise ConfigError(f"{file}: can not be read as YAML: {what}; correct it") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, say
+        raise ConfigError(f"{file}: cannot be read as YAML: {what}; correct it") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: e.g. an invalid date
         what = " ".join(str(error).split())
-        raise ConfigError(f"{file}: can not be read as YAML: {what}; correct it") from error
+        raise ConfigError(f"{file}: cannot be read as YAML: {what}; correct it") from error
 
 
 @functools.cache
 def _loader() -> type[yaml.SafeLoader]:
-    """Return a loader that minds `BRACKETS_MAX`; yaml is loaded where a file is read."""
+    """Return a safe loader that enforces `BRACKETS_MAX`; yaml is imported at the first read."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class BoundedYamlLoader(yaml.SafeLoader):
         def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
             if self.flow_level == BRACKETS_MAX:
                 problem = f"brackets nested more than {BRACKETS_MAX} deep"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.get_mark())
             super().fetch_flow_collection_start(token)
 
-    return Loader
+    return BoundedYamlLoader
 
 
 def _check_once(root: Any, file: str) -> None:  # noqa: ANN401  # a node of an untyped library
-    """Refuse a key that stands twice in one mapping, of which YAML would drop the first."""
+    """Raise ConfigError for a key that a mapping has twice; the parser would drop the first."""
     import yaml
 
     waiting, seen = [root], set[int]()

@@ -1,6 +1,9 @@
 """Keys: golden vectors, chaining, and that nothing but the same prefix has the same name."""
 
 import hashlib
+from array import array
+from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -165,6 +168,81 @@ def test_wrong_shapes_are_refused(changes, expected):
 def test_tokens_that_are_none_are_refused(tokens):
     with pytest.raises(BlockError, match="token"):
         chain_of(tokens)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (bytes([1, 0, 0, 0] * 4), "of type bytes; pass a sequence of integers"),
+        (bytearray([1, 0, 0, 0] * 4), "of type bytearray"),
+        (memoryview(bytes(4)), "of type memoryview"),
+        ("abcd", "of type str"),
+        ("", "of type str"),
+        (array("f", [1.0] * 4), "type code 'f'"),
+        ([1.0, 2.0, 3.0, 4.0], "must be integers from 0"),
+        ([1, 2, 3, 4.0], "must be integers from 0"),
+        ((1, 2, 3, None), "must be integers from 0"),
+        (np.array(5), "not 0-d int64"),
+        (np.zeros((1, 4), dtype=np.int32), "not 2-d int32"),
+        (np.array([True] * 4), "not 1-d bool"),
+        (np.array([1, 2, 3, 4], dtype=object), "not 1-d object"),
+        (np.array([1, 2, 3, -4], dtype=np.int8), "not from -4 to 3"),
+        (np.array([1, 2, 3, 2**63], dtype=np.uint64), f"to {2**63}"),
+        ({1, 2, 3, 4}, "of type set"),
+        ({1: 0, 2: 0, 3: 0, 4: 0}, "of type dict"),
+        (iter([1, 2, 3, 4]), "of type list_iterator"),
+        (deque([1, 2, 3, 4, 5]), "of type deque|must be integers"),
+        (None, "of type NoneType"),
+        (7, "of type int"),
+    ],
+)
+def test_tokens_of_a_wrong_type_are_refused_by_name(tokens, words):
+    """An array of words takes bytes as raw memory: four of them would name one token."""
+    with pytest.raises(BlockError, match=words):
+        chain_of(tokens)
+
+
+class Wrapped(Sequence):
+    """A sequence of one's own, as engines hand over."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def __len__(self):
+        return len(self.tokens)
+
+    def __getitem__(self, index):
+        return self.tokens[index]
+
+
+class Elsewhere:
+    """Another library's array."""
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array([1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        (1, 2, 3, 4),
+        range(1, 5),
+        array("B", [1, 2, 3, 4]),
+        array("q", [1, 2, 3, 4]),
+        Wrapped([1, 2, 3, 4]),
+        Elsewhere(),
+        [np.int64(1), np.uint8(2), 3, 4],
+        *(np.array([1, 2, 3, 4], dtype=kind) for kind in ("i1", "u1", ">i2", "u4", "<i8", "u8")),
+        np.array([1, 0, 2, 0, 3, 0, 4, 0])[::2],
+    ],
+)
+def test_integers_of_every_kind_of_sequence_name_the_same(tokens):
+    assert chain_of(tokens).keys == chain_of([1, 2, 3, 4]).keys
+
+
+def test_a_slice_of_bytes_is_not_read_as_words():
+    with pytest.raises(BlockError, match="of type Wrapped"):
+        chain_of(Wrapped(bytes([1, 0, 0, 0] * 4 + [1])))
 
 
 def test_half_a_key_is_refused():

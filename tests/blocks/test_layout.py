@@ -1,4 +1,4 @@
-"""Layouts: their sizes add up, and what can not be is refused."""
+"""Layouts: their sizes add up, and what cannot be is refused."""
 
 import msgspec
 import pytest

@@ -1,6 +1,5 @@
-"""Commands run as a user runs them, and a node for them to talk to."""
+"""A node for commands to talk to."""
 
-import json
 import os
 import select
 import subprocess
@@ -10,44 +9,12 @@ import time
 import pytest
 
 from holdfast.blocks.envelope import HEADER_BYTES
-from holdfast.cli import main, measuring
-from holdfast.wire import messages as m
-from holdfast.wire.client import Client
+from holdfast.wire.local import messages as m
+from holdfast.wire.local.client import Client
 
 READY_S = 60
 FINGERPRINT = b"fingerprint-16-b"
 PAYLOAD_BYTES = 4096
-
-
-@pytest.fixture
-def holdfast():
-    """Run `holdfast ARGUMENTS`; returns the finished process."""
-
-    def run(*arguments, **options):
-        argv = [sys.executable, "-m", "holdfast", *map(str, arguments)]
-        return subprocess.run(
-            argv, capture_output=True, text=True, timeout=120, check=False, **options
-        )
-
-    return run
-
-
-@pytest.fixture
-def reported(tmp_path):
-    """Run `holdfast ARGUMENTS --json FILE` here; returns the status and the rows that it wrote."""
-
-    def run(*arguments):
-        target = tmp_path / "report.json"
-        status = main([*map(str, arguments), "--json", str(target)])
-        return status, json.loads(target.read_text())["rows"]
-
-    return run
-
-
-@pytest.fixture
-def engine_is_here(monkeypatch):
-    """Let commands believe that vLLM is installed."""
-    monkeypatch.setattr(measuring, "find_spec", lambda _: True)
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from holdfast import __version__
-from holdfast.cli import machine
 from holdfast.tiers.disk.file import DiskConfig
+from holdfast.tiers.disk.kind import direct_io, nearest
 from holdfast.tiers.disk.tier import DiskTier
+from holdfast.version import __version__
 
 
 def examined(holdfast, *arguments):
@@ -48,9 +48,9 @@ def test_a_sound_machine_without_a_node_is_well(holdfast, config, tmp_path):
     for what in ("python", "memory", "shared memory", "huge pages", "numa", "process_vm_readv"):
         assert checks[what]["found"]
     assert checks["tiers.1"]["found"] == f"disk, 16 MiB in {tmp_path}/new/disk"
-    assert "made at the first start" in checks["tiers.1"]["why"]
+    assert "created at the first start" in checks["tiers.1"]["why"]
     assert checks["tiers.1 direct I/O"]["found"]
-    assert checks["node"]["found"] == "none answers"
+    assert checks["node"]["found"] == "no answer"
     assert "`holdfast serve` starts a node" in checks["node"]["why"]
     assert not (tmp_path / "new").exists()
 
@@ -65,7 +65,7 @@ def test_a_disk_tier_larger_than_the_disk_is_a_problem(holdfast, config):
 def test_a_configuration_that_can_not_be_used_is_a_problem(holdfast, config):
     code, checks, report = examined(holdfast, "--config", config(host="900 TiB"))
     assert code == 1
-    assert "tiers.0.capacity: 900 TiB asked" in checks["configuration"]["why"]
+    assert "tiers.0.capacity: 900 TiB given" in checks["configuration"]["why"]
     assert report["config"] == {}
     done = holdfast("doctor", "--config", config(host="900 TiB"))
     assert "PROBLEM  configuration" in done.stdout
@@ -86,19 +86,19 @@ def test_versions_are_read_without_importing(holdfast, config):
 
 
 def test_direct_io_is_tried_and_leaves_no_file(tmp_path):
-    finding = machine.direct_io("direct I/O", str(tmp_path))
+    finding = direct_io("direct I/O", str(tmp_path))
     assert finding.ok or finding.found.startswith("refused")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_direct_io_in_a_folder_that_is_not_there_is_refused(tmp_path):
-    finding = machine.direct_io("direct I/O", str(tmp_path / "none"))
+    finding = direct_io("direct I/O", str(tmp_path / "none"))
     assert finding.found == "refused: No such file or directory"
 
 
 def test_the_nearest_folder_is_the_one_that_exists(tmp_path):
-    assert machine.nearest(str(tmp_path / "a" / "b")) == str(tmp_path)
-    assert machine.nearest(str(tmp_path)) == str(tmp_path)
+    assert nearest(str(tmp_path / "a" / "b")) == str(tmp_path)
+    assert nearest(str(tmp_path)) == str(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_it_says_which_domains_are_sealed_and_with_what(holdfast, tmp_path):
     ("where", "ok", "words"),
     [
         ("node: any", True, "ordinary memory of any node"),
-        ("node: 999", False, "tiers.1.node: there is no node 999"),
-        ("device: /dev/dax99.9", False, "'/dev/dax99.9' is not there"),
-        ("device: /dev/zero", False, "'/dev/zero' is no DAX device"),
+        ("node: 999", False, "tiers.1.node: node 999 does not exist"),
+        ("device: /dev/dax99.9", False, "'/dev/dax99.9' cannot be found"),
+        ("device: /dev/zero", False, "'/dev/zero' is not a DAX device"),
     ],
 )
 def test_cxl_memory_is_looked_at_and_not_taken(holdfast, tmp_path, where, ok, words):
@@ -159,13 +159,13 @@ def test_cxl_memory_is_looked_at_and_not_taken(holdfast, tmp_path, where, ok, wo
 @pytest.mark.parametrize(
     ("setting", "what", "words"),
     [
-        ("domains.a.key_file={0}/nope", "keys", "domains.a.key_file: '{0}/nope' can not be read"),
+        ("domains.a.key_file={0}/nope", "keys", "domains.a.key_file: '{0}/nope' cannot be read"),
         ("domains.a.key_fd=77", "keys", "domains.a.key_fd: descriptor 77 is not open; start"),
-        ("domains.a.key_file={0}/0.key", "keys", "has the key of domains.b, so it would be the sa"),
-        ("tokens.key_file={0}/nope", "tokens", "tokens.key_file: '{0}/nope' can not be read"),
-        ("record={0}/no/x", "record", "record: '{0}/no/x' can not be written: there is no folder"),
-        ("audit={0}", "audit", "'{0}' can not be written: it is a folder; name a file in it"),
-        ("keyring={0}/0.key", "key ring", "is damaged or no key ring"),
+        ("domains.a.key_file={0}/0.key", "keys", "has the key of domains.b, so they would be one"),
+        ("tokens.key_file={0}/nope", "tokens", "tokens.key_file: '{0}/nope' cannot be read"),
+        ("record={0}/no/x", "record", "record: '{0}/no/x' cannot be written: there is no folder"),
+        ("audit={0}", "audit", "'{0}' cannot be written: it is a folder; name a file in it"),
+        ("keyring={0}/0.key", "key ring", "is damaged or not a key ring"),
         ("domains.b.users.0=no-such-user", "users", "domains.b.users.0: there is no user 'no-su"),
         ("tiers.1.capacity=20 MiB", "tiers.1", "regions of 2097152; set tiers.1.capacity to "),
     ],

@@ -1,13 +1,18 @@
 """`holdfast domain` against a running node: what is erased is gone, for good, and logged."""
 
 import json
+import os
+import pty
+import subprocess
+import sys
 
+import msgspec
 import pytest
 
 from holdfast.cli.domain import _entry, _text
 from holdfast.testing.payloads import payload_of
-from holdfast.wire import messages as m
-from holdfast.wire.client import Client
+from holdfast.wire.local import messages as m
+from holdfast.wire.local.client import Client
 
 FINGERPRINT = b"fingerprint-16-b"
 PAYLOAD_BYTES = 4096
@@ -99,7 +104,7 @@ def test_domains_are_listed_rotated_and_erased(holdfast, serving, engine, config
     assert (entries["globex"]["sealed"], entries["default"]["sealed"]) == (True, False)
 
     lease = acme.fetch().lease
-    done = holdfast("domain", "erase", "acme", "--config", config, "--json", "-")
+    done = holdfast("domain", "erase", "acme", "--yes", "--config", config, "--json", "-")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert (answer["blocks"], answer["epochs"], answer["everywhere"]) == (4, 2, True)
@@ -162,11 +167,13 @@ def test_a_token_is_noted(holdfast, config, tmp_path):
 
 def test_what_was_done_is_said_in_numbers_that_are_true():
     assert _text("retire", {"domain": "a", "retired": 0}) == (
-        "a: nothing destroyed, there is no data key but the newest"
+        "a: nothing destroyed, the newest data key is the only one"
     )
-    assert "a: 1 data key destroyed" in _text("retire", {"domain": "a", "retired": 1})
-    erased = {"domain": "a", "epochs": 1, "blocks": 2, "everywhere": True}
-    assert _text("erase", erased) == "a: 1 data key destroyed, 2 blocks gone"
+    assert "a: 1 data key destroyed" in _text("retire", {"domain": "a", "retired": 1, "blocks": 0})
+    disk = {"disk": {"blocks": 2, "bytes": 8192}}
+    erased = {"domain": "a", "epochs": 1, "blocks": 2, "tiers": disk, "everywhere": True}
+    told = "a: 1 data key destroyed, 2 blocks gone: 2 blocks on disk (8 KiB)"
+    assert _text("erase", erased) == told
     entry = {"domain": "a", "id": "00", "sealed": True, "derived": False, "erasures": 1}
     assert "erased 1 time" in _entry({**entry, "configured": True, "epochs": []})[0].split(", ")
 
@@ -185,11 +192,109 @@ def test_a_domain_whose_keys_are_derived_is_not_erased_without_a_ring_and_nothin
     serving("--config", config)
     for action, code, said in (
         ("erase", 4, "without a keyring file this node would not remember that it was erased"),
-        ("retire", 0, "default: nothing destroyed, there is no data key but the newest"),
+        ("retire", 0, "default: nothing destroyed, the newest data key is the only one"),
         ("rotate", 0, "epoch 2 seals from now on"),
-        ("retire", 4, "data keys follow from the domain's key in epochs 1, so they can not be"),
+        ("retire", 4, "keys are derived from the domain's key in epochs 1, so they cannot be"),
     ):
         done = holdfast("domain", action, "default", "--config", config)
         assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done.stderr
     done = holdfast("inspect", "--config", config)
     assert "  pool     shared: `holdfast inspect pool` shows its members; " in done.stdout
+
+
+def on_a_terminal(*arguments, answer):
+    """Run `holdfast ARGUMENTS` on a terminal where a user types an answer; return code and text."""
+    ours, theirs = pty.openpty()
+    os.write(ours, answer.encode())
+    argv = [sys.executable, "-m", "holdfast", *map(str, arguments)]
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        with subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+            os.close(theirs)
+            shown = b""
+            try:
+                while part := screen.read(4096):
+                    shown += part
+            except OSError:  # the terminal's other end is closed
+                pass
+        return process.returncode, shown.decode()
+
+
+def listed(holdfast, config):
+    return json.loads(holdfast("inspect", "--config", config, "--json", "-").stdout)
+
+
+def test_retiring_says_what_becomes_unreadable_and_does_it_when_told(
+    holdfast, serving, engine, config
+):
+    process, address = serving("--config", config)
+    engine(address, "acme").save()
+    saved(address, "acme")
+    process.terminate()
+    process.wait()
+    _, address = serving("--config", config)  # nothing is in memory
+    while listed(holdfast, config)["status"]["recovery_s"] is None:
+        pass
+    assert holdfast("domain", "rotate", "acme", "--config", config).returncode == 0
+    done = holdfast("domain", "retire", "acme", "--config", config)
+    assert done.returncode == 4
+    assert "1 data key would be destroyed; copies of 4 blocks on disk (32 KiB) are" in done.stderr
+    assert "become unreadable; nothing was changed; there is no terminal" in done.stderr
+    code, shown = on_a_terminal("domain", "retire", "acme", "--config", config, answer="n\n")
+    assert (code, "retire the old data keys of acme? [y/N]" in shown) == (4, True)
+    assert engine(address, "acme").blocks() == 4
+    assert holdfast("inspect", "drop", "--all", "--config", config).returncode == 4
+    client = Client(address, m.Hello(m.PROTOCOL, "test"), 10)
+    drop = client.call(m.Drop("*", "preview"), 10).data
+    assert drop["blocks"][0]["blocks"] == 4
+    client.close()
+
+
+def test_what_retiring_makes_unreadable_is_neither_listed_nor_planned_with(
+    holdfast, serving, engine, config, tmp_path
+):
+    process, address = serving("--config", config)
+    engine(address, "acme").save()
+    saved(address, "acme")
+    process.terminate()
+    process.wait()
+    _, address = serving("--config", config)
+    while listed(holdfast, config)["status"]["recovery_s"] is None:
+        pass
+    holdfast("domain", "rotate", "acme", "--config", config)
+    acme = engine(address, "acme")
+    assert acme.client.call(m.Cover(b"".join(KEYS)), 10).blocks == 4
+    done = holdfast("domain", "retire", "acme", "--yes", "--config", config, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert (answer["retired"], answer["blocks"], answer["lost"]) == (1, 4, 4)
+    assert answer["tiers"] == {"disk": {"blocks": 4, "bytes": 32768}}
+    answer = listed(holdfast, config)
+    assert (answer["blocks"], answer["status"]["blocks"]) == ([], 0)
+    disk = next(tier for tier in answer["status"]["tiers"] if tier["tier"] == "disk")
+    assert disk["records"] == 0
+    assert acme.client.call(m.Cover(b"".join(KEYS)), 10).blocks == 0
+    assert "copies that cannot be opened left the index blocks=4 disk_blocks=4" in (
+        (tmp_path / "serve1.log").read_text()
+    )
+    assert acme.save() == 4
+    assert acme.blocks() == 4
+
+
+def test_an_erasure_asks_first(holdfast, serving, engine, config):
+    _, address = serving("--config", config)
+    acme = engine(address, "acme")
+    acme.save()
+    saved(address, "acme")
+    done = holdfast("domain", "erase", "acme", "--config", config)
+    assert done.returncode == 4
+    assert "4 blocks become unreadable: 4 blocks on host (32 KiB), 4 blocks on disk" in done.stderr
+    assert acme.blocks() == 4
+    code, shown = on_a_terminal("domain", "erase", "acme", "--config", config, answer="y\n")
+    assert code == 0, shown
+    assert "1 data key destroyed, 4 blocks gone" in shown
+    assert acme.blocks() == 0
+
+
+def test_requests_without_the_new_field_are_as_old_nodes_and_clients_know_them():
+    assert b"step" not in msgspec.msgpack.encode(m.Domains("rotate", "acme"))
+    assert b"step" not in msgspec.msgpack.encode(m.Drop("*"))

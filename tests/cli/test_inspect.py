@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from holdfast.cli.inspect import _admission, _fill, _merged
+from holdfast.cli.inspect import _admission, _merged, _usage
 from holdfast.cli.inspect_plans import plans_text
-from holdfast.wire import messages as m
-from holdfast.wire.client import Client
+from holdfast.wire.local import messages as m
+from holdfast.wire.local.client import Client
 
 FINGERPRINT = b"fingerprint-16-b".hex()
 
@@ -18,14 +18,14 @@ def inspected(holdfast, node, *arguments):
     return done.returncode, json.loads(done.stdout)
 
 
-def test_list_shows_worlds_and_tiers(holdfast, node, save):
+def test_list_shows_namespaces_and_tiers(holdfast, node, save):
     save(node, 5).close()
     code, answer = inspected(holdfast, node)
     assert code == 0
-    (world,) = answer["blocks"]
-    assert world["fingerprint"] == FINGERPRINT
-    assert (world["domain"], world["blocks"]) == ("default", 5)
-    assert world["tiers"]["host"]["blocks"] == 5
+    (namespace,) = answer["blocks"]
+    assert namespace["fingerprint"] == FINGERPRINT
+    assert (namespace["domain"], namespace["blocks"]) == ("default", 5)
+    assert namespace["tiers"]["host"]["blocks"] == 5
     assert answer["status"]["blocks"] == 5
     text = holdfast("inspect", "--node", node).stdout
     assert f"{FINGERPRINT}  domain default: 5 blocks of 16 tokens, 4 KiB" in text
@@ -39,16 +39,24 @@ def test_an_empty_node_says_so(holdfast, node):
 def test_drop_forgets_one_fingerprint_or_everything(holdfast, node, save):
     save(node, 4).close()
     assert inspected(holdfast, node, "drop", "0" * 32)[1]["dropped"] == 0
-    assert inspected(holdfast, node, "drop", FINGERPRINT)[1]["dropped"] == 4
+    assert inspected(holdfast, node, "drop", FINGERPRINT, "--yes")[1]["dropped"] == 4
     save(node, 2).close()
-    assert "dropped 2 blocks" in holdfast("inspect", "drop", "--all", "--node", node).stdout
+    done = holdfast("inspect", "drop", "--all", "--node", node)
+    assert done.returncode == 4
+    assert (
+        f"{FINGERPRINT}, domain default: 2 blocks would be dropped: 2 blocks on host" in done.stderr
+    )
+    assert "nothing was changed; there is no terminal to ask on: add --yes" in done.stderr
+    assert inspected(holdfast, node)[1]["status"]["blocks"] == 2
+    done = holdfast("inspect", "drop", "--all", "--yes", "--node", node)
+    assert "dropped 2 blocks" in done.stdout
     assert inspected(holdfast, node)[1]["blocks"] == []
 
 
 def test_unclear_wishes_are_wrong_usage(holdfast, node):
     for arguments, words in (
-        (["drop"], "drop: name one fingerprint, or say --all"),
-        (["drop", FINGERPRINT, "--all"], "drop: name one fingerprint, or say --all"),
+        (["drop"], "drop: name one fingerprint, or add --all"),
+        (["drop", FINGERPRINT, "--all"], "drop: name one fingerprint, or add --all"),
         (["drop", "xyz"], "'xyz' is not 32 hex digits"),
         (["list", FINGERPRINT], "list: shows all fingerprints"),
     ):
@@ -89,14 +97,14 @@ def test_plans_say_why_and_what_came_of_them(holdfast, node):
     text = holdfast("inspect", "plans", "--node", node).stdout
     assert "test, 100 tokens: fetch 3 of 3 blocks from host: " in text
     assert "first token after 60 ms (expected " in text
-    assert "us a token" in text
+    assert "1 ms a token" in text
     client.close()
 
 
 def test_times_are_rounded_before_their_unit_is_chosen():
     tier = {"tier": "pool", "bytes_per_s": 1e9, "latency_s": 0.0999, "queued_bytes": 0, "reads": 1}
     answer = {"tiers": [tier], "engines": [], "right": {"ended": 0}, "plans": []}
-    assert "behind 0.10 s (1 reads)" in plans_text(answer)
+    assert "after 0.10 s (1 read)" in plans_text(answer)
 
 
 @pytest.mark.parametrize("verb", [["inspect"], ["verify"], ["domain"]])
@@ -116,9 +124,9 @@ def test_memory_is_one_line_however_many_domains_share_it():
 
 def test_a_tier_without_a_capacity_of_its_own_is_not_called_empty():
     tier = {"tier": "pool", "used_bytes": 0, "capacity_bytes": 0, "records": 0, "failures": 1}
-    assert "0 B" not in _fill(tier)
-    assert "`holdfast inspect pool` shows its members; 1 failure" in _fill(tier)
-    filled = _fill({**tier, "tier": "host", "capacity_bytes": 4096, "records": 1, "failures": 0})
+    assert "0 B" not in _usage(tier)
+    assert "`holdfast inspect pool` shows its members; 1 failure" in _usage(tier)
+    filled = _usage({**tier, "tier": "host", "capacity_bytes": 4096, "records": 1, "failures": 0})
     assert filled == "  host     0 B of 4 KiB used, 1 record, 0 failures"
 
 

@@ -19,14 +19,14 @@ from holdfast.errors import (
 def test_help_names_every_verb_and_exit_code(holdfast):
     done = holdfast("--help")
     assert done.returncode == 0
-    for verb, about in cli.VERBS.items():
-        assert f"{verb:<9}{about}" in done.stdout
+    for name, verb in cli.all_verbs().items():
+        assert f"{name:<9}{verb.about}" in done.stdout
     assert "exit codes: 0 all is well" in done.stdout
     assert holdfast().stdout == done.stdout
 
 
 def test_every_verb_has_help_of_its_own(holdfast):
-    for verb in cli.VERBS:
+    for verb in cli.all_verbs():
         done = holdfast(verb, "--help")
         assert (done.returncode, done.stderr) == (0, "")
         assert f"usage: holdfast {verb}" in done.stdout

@@ -1,16 +1,14 @@
 """`holdfast serve`: private nodes end with their parent, mistakes are named, flags count."""
 
-import fcntl
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from holdfast.node import private
-from holdfast.wire import messages as m
-from holdfast.wire.client import Client
+from holdfast.scratch import NODE
+from holdfast.wire.local import messages as m
+from holdfast.wire.local.client import Client
 
 
 @pytest.fixture
@@ -25,7 +23,7 @@ def test_a_private_node_ends_with_its_parent_and_leaves_nothing(serving, save, l
     watched, parent = lifeline
     process, address = serving("--private", "--with-parent", watched, pass_fds=[watched])
     folder = Path(address.removeprefix("unix://")).parent
-    assert folder.name.startswith(private.PREFIX)
+    assert folder.name.startswith(NODE)
     assert folder.stat().st_mode & 0o777 == 0o700
     save(address, 3).close()
     assert {path.name for path in folder.iterdir()} >= {"disk", "node.sock"}
@@ -47,33 +45,6 @@ def test_a_private_node_takes_its_tiers_from_the_file(serving, lifeline, tmp_pat
     assert process.wait(60) == 0
 
 
-def test_what_a_killed_private_node_left_is_swept_unless_it_is_in_use(tmp_path):
-    left, used, young, foreign = (
-        tmp_path / name
-        for name in (
-            f"{private.PREFIX}{os.geteuid()}-left",
-            f"{private.PREFIX}{os.geteuid()}-used",
-            f"{private.PREFIX}{os.geteuid()}-young",
-            "holdfast-something-else",
-        )
-    )
-    for folder in (left, used, young, foreign):
-        folder.mkdir()
-        (folder / "file").write_text("x")
-        if folder is not young:
-            os.utime(folder, (time.time() - 3600,) * 2)
-    fd = os.open(used, os.O_RDONLY)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    with private.private_folder(str(tmp_path)) as folder:
-        assert Path(folder).exists()
-        assert not left.exists()
-        assert (used / "file").exists()
-        assert (young / "file").exists()
-        assert (foreign / "file").exists()
-    assert not Path(folder).exists()
-    os.close(fd)
-
-
 def test_flags_beat_the_file(serving, tmp_path):
     file = tmp_path / "node.yaml"
     file.write_text("listen: /nowhere/x\ntiers: [{kind: host, capacity: 99 TiB}]\n")
@@ -85,12 +56,12 @@ def test_flags_beat_the_file(serving, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--set", "tiers.0.capacity"], "--set tiers.0.capacity: not KEY=VALUE"),
-        (["--set", "tiers.0.capacity=900 TiB"], "tiers.0.capacity: 900 TiB asked, "),
+        (["--set", "tiers.0.capacity"], "--set tiers.0.capacity: is not KEY=VALUE"),
+        (["--set", "tiers.0.capacity=900 TiB"], "tiers.0.capacity: 900 TiB given, "),
         (["--set", "lease=3"], "configuration: contains unknown field 'lease'; remove it"),
         (
             ["--config", "/none.yaml"],
-            "/none.yaml: can not be read: No such file or directory; name",
+            "/none.yaml: cannot be read: No such file or directory; name",
         ),
     ],
 )
@@ -127,10 +98,10 @@ def test_a_key_on_a_descriptor_that_is_not_open_is_asked_for(holdfast, tmp_path)
         f"{{kind: disk, path: {tmp_path}/disk, capacity: 16 MiB}}]\n"
         "domains: {acme: {key_fd: 3}}\n"
     )
-    words = "domains.acme.key_fd: descriptor 3 is not open; start it with the key there"
+    words = "domains.acme.key_fd: descriptor 3 is not open; start the node with the key"
     for arguments in (["serve"], ["serve", "--private"], ["verify", "--offline"]):
         if "--offline" in arguments:
-            words = "domains.acme.key_fd: descriptor 3 can not be read: Bad file descriptor; start"
+            words = "domains.acme.key_fd: descriptor 3 cannot be read: Bad file descriptor; start"
             (tmp_path / "disk").mkdir()
             (tmp_path / "disk" / "blocks.holdfast").touch()
         done = holdfast(*arguments, "--config", config)
@@ -158,4 +129,4 @@ def test_a_parent_that_can_not_be_watched_is_refused(holdfast, tmp_path):
     with (tmp_path / "file").open("wb") as opened:
         fd = opened.fileno()
         done = holdfast("serve", "--private", "--with-parent", fd, pass_fds=[fd])
-    assert (done.returncode, "is a file or a folder, and no pipe" in done.stderr) == (2, True)
+    assert (done.returncode, "is a file or a folder, not a pipe" in done.stderr) == (2, True)

@@ -139,7 +139,7 @@ def test_the_page_says_the_whole_command(files, tmp_path):
     ("more", "says"),
     [
         (["--router", "coin"], "--router: 'coin' is not known; use one of: round_robin"),
-        (["--workers", "0"], "--workers: 0 is not within 1 and 1,000"),
+        (["--workers", "0"], "--workers: 0 is not from 1 to 1,000"),
         (["--model", "nobody"], "model 'nobody': not one of"),
     ],
 )
@@ -158,7 +158,7 @@ def test_contexts_that_are_too_long_for_the_model_are_counted(files, tmp_path, c
     files[-1] = str(roomy)
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["sim", str(trace), *files[1:], "--model", "Qwen3-8B"]) == 2
-    says = "takes at most 40,960 tokens (max_position_embeddings), and 2 of the 4 requests of long"
+    says = "takes at most 40,960 tokens (max_position_embeddings), but 2 of the 4 requests of long"
     assert f"{says} are longer, the longest 51,200; name another" in capsys.readouterr().err
     trace.write_text(json.dumps(lines[1]) + "\n")
     assert main(["sim", str(trace), *files[1:], "--model", "Qwen3-8B"]) == 0
@@ -167,6 +167,6 @@ def test_contexts_that_are_too_long_for_the_model_are_counted(files, tmp_path, c
 
 def test_an_unknown_trace_names_the_shipped_ones(files, capsys):
     assert main(["sim", "nosuch", *files[1:]]) != 0
-    assert "nosuch: no such file, nor a shipped trace; those are: conversation" in (
+    assert "nosuch: neither a file nor a shipped trace; shipped are: conversation" in (
         capsys.readouterr().err
     )

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from holdfast.cli import USAGE, main
-from holdfast.wire import token
+from holdfast.wire.remote import token
 
 KEY = bytes(range(32))
 
@@ -40,8 +40,8 @@ def test_it_replaces_a_file_in_one_step(key_file, tmp_path, capsys):
     ("arguments", "words"),
     [
         (["--lifetime", "601"], "token: a lifetime of 601 s is not above 0 and at most 600 s"),
-        (["--key-file", "/nowhere"], "tokens.key_file: '/nowhere' can not be read"),
-        (["--out", "/nowhere/token"], "--out: '/nowhere/token' can not be written"),
+        (["--key-file", "/nowhere"], "tokens.key_file: '/nowhere' cannot be read"),
+        (["--out", "/nowhere/token"], "--out: '/nowhere/token' cannot be written"),
     ],
 )
 def test_what_it_can_not_do_it_says(key_file, capsys, arguments, words):
@@ -59,5 +59,5 @@ def test_without_a_key_it_asks_for_one(tmp_path, capsys):
 def test_a_token_that_finds_no_place_is_left_nowhere(key_file, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     assert main(["token", "--key-file", key_file, "--out", str(tmp_path / "out")]) == USAGE
-    assert "can not be written: Is a directory" in capsys.readouterr().err
+    assert "cannot be written: Is a directory" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "out"]

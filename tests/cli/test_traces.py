@@ -57,7 +57,7 @@ def test_a_window_is_for_sessions_without_a_common_clock(odd, ladder, tmp_path, 
         assert main([*command, *sizes]) == USAGE
         said = capsys.readouterr().err
         assert "--window: 60 s: for sessions" in said
-        assert "odd have times of their own; leave it out" in said
+        assert "odd have times of their own; omit it" in said
     sessions = tmp_path / "sessions.jsonl"
     asked = [{"t": 9 * n, "in": 64 * n, "out": 1, "hash_ids": list(range(n))} for n in (2, 3)]
     sessions.write_text(json.dumps({"block_size": 64, "requests": asked}) + "\n")
@@ -68,4 +68,4 @@ def test_a_window_is_for_sessions_without_a_common_clock(odd, ladder, tmp_path, 
 def test_users_have_no_trace_to_read(option, capsys):
     users = ["size", "--model", "qwen3-8b", "--users", "3", "--context", "1000"]
     assert main([*users, option, "5"]) == USAGE
-    assert f"{option}: says how to read a trace; add --trace" in capsys.readouterr().err
+    assert f"{option}: needs a trace; add --trace" in capsys.readouterr().err

@@ -7,8 +7,8 @@ import pytest
 from holdfast.assemble import open_store
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.config import load
-from holdfast.testing.contexts import Contexts, chain_of
-from holdfast.wire import messages as m
+from holdfast.wire.local import messages as m
+from holdfast_bench.campaigns.contexts import Contexts, chain_of
 
 FINGERPRINT = b"fingerprint-16-b".hex()
 MIB = 1 << 20
@@ -83,8 +83,8 @@ def test_a_folder_in_use_is_left_alone(holdfast, configured):
     [
         (["xyz"], "'xyz' is not 32 hex digits"),
         (["--rate", "fast"], "--rate fast: not a size"),
-        (["--rate", "0"], "--rate 0: nothing would ever be read"),
-        (["--offline", "--node", "unix:///n.sock"], "--offline and --node: one or the other"),
+        (["--rate", "0"], "--rate 0: nothing would be read"),
+        (["--offline", "--node", "unix:///n.sock"], "--offline and --node exclude each other"),
     ],
 )
 def test_unclear_wishes_are_wrong_usage(holdfast, arguments, words):

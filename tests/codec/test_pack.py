@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from holdfast.blocks.envelope import Header, record_bytes, stamp, write_header
 from holdfast.codec import pack
 from holdfast.errors import Outcome
-from holdfast.testing.payloads import header_of, key_of, record_of, world_of
+from holdfast.testing.payloads import header_of, key_of, namespace_of, record_of
 
-WORLD = world_of(300)
+NAMESPACE = namespace_of(300)
 KEY = key_of(0)
 
 
-def verify(record, key=KEY, world=WORLD):
-    return pack.verify(record, key, world.fingerprint, world.payload_bytes)
+def verify(record, key=KEY, namespace=NAMESPACE):
+    return pack.verify(record, key, namespace.fingerprint, namespace.payload_bytes)
 
 
 def test_golden_tag():
@@ -39,29 +39,29 @@ def test_golden_tag():
 
 @pytest.mark.parametrize("nbytes", [0, 1, 300, 3_952, 3_953, 70_000])
 def test_what_is_packed_verifies(nbytes):
-    world = world_of(nbytes)
-    record = record_of(world, KEY)
-    assert verify(record, world=world) is Outcome.OK
+    namespace = namespace_of(nbytes)
+    record = record_of(namespace, KEY)
+    assert verify(record, namespace=namespace) is Outcome.OK
     assert len(pack.payload(record, nbytes)) == nbytes
 
 
 def test_the_slots_last_owner_leaves_nothing_behind():
     record = memoryview(bytearray(b"\xee" * 4096))
     pack.payload(record, 300)[:] = bytes(300)
-    pack.pack(record, header_of(WORLD, KEY))
+    pack.pack(record, header_of(NAMESPACE, KEY))
     assert bytes(record[128:428]) == bytes(300)
     assert bytes(record[444:]) == bytes(4096 - 444)
 
 
 def test_a_tier_may_stamp_it_again():
-    record = record_of(WORLD, KEY)
+    record = record_of(NAMESPACE, KEY)
     stamp(record, 77)
     assert verify(record) is Outcome.OK
 
 
 def test_every_flipped_bit_is_noticed():
     for bit in range(8 * (128 + 300 + 16)):
-        record = record_of(WORLD, KEY)
+        record = record_of(NAMESPACE, KEY)
         record[bit // 8] ^= 1 << bit % 8
         assert verify(record) is not Outcome.OK, bit
 
@@ -69,7 +69,7 @@ def test_every_flipped_bit_is_noticed():
 def test_every_flipped_identity_is_noticed_even_with_a_good_crc():
     """The CRC guards against accidents in the mark; the tag covers the identity."""
     for bit in range(8 * 16, 8 * 128):
-        record = record_of(WORLD, KEY)
+        record = record_of(NAMESPACE, KEY)
         record[bit // 8] ^= 1 << bit % 8
         stamp(record, 0)
         assert verify(record) is not Outcome.OK, bit
@@ -77,7 +77,7 @@ def test_every_flipped_identity_is_noticed_even_with_a_good_crc():
 
 @given(st.integers(0, 128 + 300 + 15))
 def test_every_cut_is_noticed(end):
-    record = record_of(WORLD, KEY)
+    record = record_of(NAMESPACE, KEY)
     assert verify(record[:end]) is Outcome.CORRUPT
     zeroed = memoryview(bytes(record[:end]).ljust(4096, b"\0"))
     assert end >= 443 or verify(zeroed) is Outcome.CORRUPT
@@ -89,35 +89,35 @@ def test_noise_is_corrupt(noise):
 
 
 def test_another_block_is_a_miss():
-    assert verify(record_of(WORLD, key_of(1))) is Outcome.MISS
-    assert verify(record_of(world_of(300, seed=9), KEY)) is Outcome.MISS
+    assert verify(record_of(NAMESPACE, key_of(1))) is Outcome.MISS
+    assert verify(record_of(namespace_of(300, seed=9), KEY)) is Outcome.MISS
 
 
 def test_another_length_is_corrupt():
-    assert verify(record_of(world_of(301), KEY)) is Outcome.CORRUPT
+    assert verify(record_of(namespace_of(301), KEY)) is Outcome.CORRUPT
 
 
 def test_another_blocks_payload_under_this_header_is_corrupt():
-    record, other = record_of(WORLD, KEY), record_of(WORLD, key_of(1))
+    record, other = record_of(NAMESPACE, KEY), record_of(NAMESPACE, key_of(1))
     record[128:] = other[128:]
     assert verify(record) is Outcome.CORRUPT
 
 
 def test_an_unknown_seal_is_corrupt():
-    record = record_of(WORLD, KEY)
-    header = header_of(WORLD, KEY)._replace(seal=1)
+    record = record_of(NAMESPACE, KEY)
+    header = header_of(NAMESPACE, KEY)._replace(seal=1)
     pack.pack(record, header)
     assert verify(record) is Outcome.CORRUPT
 
 
 def test_a_payload_in_an_unknown_code_is_not_taken_for_a_plain_one():
-    record = record_of(WORLD, KEY)
-    pack.pack(record, header_of(WORLD, KEY)._replace(codec=1))
+    record = record_of(NAMESPACE, KEY)
+    pack.pack(record, header_of(NAMESPACE, KEY)._replace(codec=1))
     assert verify(record) is Outcome.CORRUPT
 
 
 def test_a_length_that_lies_is_corrupt():
-    record = record_of(WORLD, KEY)
-    write_header(record, header_of(WORLD, KEY)._replace(payload_bytes=2**32 - 1))
+    record = record_of(NAMESPACE, KEY)
+    write_header(record, header_of(NAMESPACE, KEY)._replace(payload_bytes=2**32 - 1))
     assert verify(record) is Outcome.CORRUPT
-    assert pack.verify(record, KEY, WORLD.fingerprint, 2**32 - 1) is Outcome.CORRUPT
+    assert pack.verify(record, KEY, NAMESPACE.fingerprint, 2**32 - 1) is Outcome.CORRUPT

@@ -8,9 +8,16 @@ from holdfast.blocks.envelope import HEADER_BYTES, read_header, record_bytes, st
 from holdfast.codec import pack, seal
 from holdfast.codec.seal import DataKey
 from holdfast.errors import FormatError, Outcome
-from holdfast.testing.payloads import header_of, is_right, key_of, payload_of, record_of, world_of
+from holdfast.testing.payloads import (
+    header_of,
+    is_right,
+    key_of,
+    namespace_of,
+    payload_of,
+    record_of,
+)
 
-WORLD = world_of(300)
+NAMESPACE = namespace_of(300)
 KEY = key_of(0)
 SECRET = bytes(range(32))
 DATA_KEY = DataKey(seal.derive(SECRET, 1), 1)
@@ -22,16 +29,16 @@ def seal_into(record, into, data_key=DATA_KEY, nonce=NONCE):
     return data_key.sealer(record, nonce).seal(record, into)
 
 
-def sealed(key=KEY, world=WORLD, data_key=DATA_KEY, nonce=NONCE):
-    record = memoryview(bytearray(b"\xee" * record_bytes(world.payload_bytes)))
-    assert seal_into(record_of(world, key), record, data_key, nonce) is Outcome.OK
+def sealed(key=KEY, namespace=NAMESPACE, data_key=DATA_KEY, nonce=NONCE):
+    record = memoryview(bytearray(b"\xee" * record_bytes(namespace.payload_bytes)))
+    assert seal_into(record_of(namespace, key), record, data_key, nonce) is Outcome.OK
     return record
 
 
 def test_golden_bytes():
     record = memoryview(bytearray(record_bytes(8)))
     record[128:136] = b"holdfast"
-    pack.pack(record, header_of(WORLD, KEY)._replace(
+    pack.pack(record, header_of(NAMESPACE, KEY)._replace(
         key=bytes([1]) * 16, parent=bytes([2]) * 16, fingerprint=bytes([3]) * 16,
         domain=bytes([4]) * 16, depth=5, tokens=128, payload_bytes=8, raw_bytes=8,
     ))  # fmt: skip
@@ -67,18 +74,18 @@ def test_golden_keys():
 
 @pytest.mark.parametrize("nbytes", [1, 300, 3_952, 3_953, 70_000])
 def test_what_is_sealed_opens(nbytes):
-    world = world_of(nbytes)
-    record = sealed(world=world)
+    namespace = namespace_of(nbytes)
+    record = sealed(namespace=namespace)
     assert DATA_KEY.open(record) is Outcome.OK
-    assert is_right(record, world, KEY)
-    assert bytes(record) == bytes(record_of(world, KEY))
+    assert is_right(record, namespace, KEY)
+    assert bytes(record) == bytes(record_of(namespace, KEY))
 
 
 def test_a_sealed_record_shows_nothing_of_its_payload_and_does_not_pass_for_a_plain_one():
     record = sealed()
     assert bytes(payload_of(KEY, 300))[:32] not in bytes(record)
-    assert pack.verify(record, KEY, WORLD.fingerprint, 300) is Outcome.CORRUPT
-    assert not is_right(record, WORLD, KEY)
+    assert pack.verify(record, KEY, NAMESPACE.fingerprint, 300) is Outcome.CORRUPT
+    assert not is_right(record, NAMESPACE, KEY)
 
 
 def test_a_tier_may_stamp_it():
@@ -140,7 +147,7 @@ def test_another_domains_key_is_a_miss():
 
 @given(st.sampled_from(SIGNED_BYTES), st.integers(1, 255))
 def test_damage_is_not_sealed(at, change):
-    record = record_of(WORLD, KEY)
+    record = record_of(NAMESPACE, KEY)
     sealer = DATA_KEY.sealer(record, NONCE)
     record[at] ^= change
     into = memoryview(bytearray(len(record)))
@@ -152,7 +159,7 @@ def test_damage_is_not_sealed(at, change):
 
 
 def test_a_damaged_header_has_no_sealer():
-    record = record_of(WORLD, KEY)
+    record = record_of(NAMESPACE, KEY)
     record[40] ^= 1
     assert DATA_KEY.sealer(record, NONCE) is None
 
@@ -164,14 +171,14 @@ def test_what_is_sealed_already_is_not_sealed_again():
 
 
 def test_a_sealer_is_good_for_the_record_it_was_made_for_and_no_other():
-    one, other = record_of(WORLD, KEY), record_of(WORLD, key_of(1))
+    one, other = record_of(NAMESPACE, KEY), record_of(NAMESPACE, key_of(1))
     into = memoryview(bytearray(len(one)))
     assert DATA_KEY.sealer(one, NONCE).seal(other, into) is Outcome.CORRUPT
     assert bytes(into) == bytes(len(into))
 
 
 def test_a_tier_may_stamp_a_record_meanwhile():
-    record = record_of(WORLD, KEY)
+    record = record_of(NAMESPACE, KEY)
     sealer = DATA_KEY.sealer(record, NONCE)
     stamp(record, 77)
     into = memoryview(bytearray(len(record)))
@@ -190,15 +197,15 @@ def test_a_data_key_does_not_show_itself():
 
 
 def test_a_wrapped_key_opens_under_its_secret_domain_and_epoch_only():
-    wrapped = DATA_KEY.wrapped(SECRET, WORLD.domain, NONCE)
-    assert seal.unwrap(wrapped, SECRET, WORLD.domain, 1) == seal.derive(SECRET, 1)
+    wrapped = DATA_KEY.wrapped(SECRET, NAMESPACE.domain, NONCE)
+    assert seal.unwrap(wrapped, SECRET, NAMESPACE.domain, 1) == seal.derive(SECRET, 1)
     flipped = bytes([wrapped[20] ^ 1])
     for case in (
-        (wrapped, bytes(32), WORLD.domain, 1),
+        (wrapped, bytes(32), NAMESPACE.domain, 1),
         (wrapped, SECRET, bytes(16), 1),
-        (wrapped, SECRET, WORLD.domain, 2),
-        (wrapped[:-1], SECRET, WORLD.domain, 1),
-        (wrapped[:20] + flipped + wrapped[21:], SECRET, WORLD.domain, 1),
+        (wrapped, SECRET, NAMESPACE.domain, 2),
+        (wrapped[:-1], SECRET, NAMESPACE.domain, 1),
+        (wrapped[:20] + flipped + wrapped[21:], SECRET, NAMESPACE.domain, 1),
     ):
         with pytest.raises(FormatError, match="epoch"):
             seal.unwrap(*case)

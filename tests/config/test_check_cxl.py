@@ -31,7 +31,7 @@ def test_cxl_memory_is_named_by_node_or_by_device():
             [HOST, {**CXL, "device": "/dev/dax0.0"}],
             r"tiers\.1: node any and device '/dev/dax0\.0' given; name",
         ),
-        ([HOST, {**CXL, "node": -3}], r"tiers\.1\.node: -3 is no node"),
+        ([HOST, {**CXL, "node": -3}], r"tiers\.1\.node: -3 is not a NUMA node"),
         (
             [HOST, {**CXL, "node": "some"}],
             r"tiers\.1\.node: 'some': .*; use one of: a number, any$",
@@ -39,10 +39,10 @@ def test_cxl_memory_is_named_by_node_or_by_device():
         ([HOST, {**CXL, "capacity": 5}], r"tiers\.1\.capacity: 5 B is less than 16 MiB"),
         (
             [HOST, {**CXL, "capacity": "900 TiB"}],
-            r"tiers\.1\.capacity: 900 TiB asked together with the host tier, .*; lower it, or name",
+            r"tiers\.1\.capacity: 900 TiB given together with the host tier, .*; lower it, or name",
         ),
-        ([HOST, DISK, CXL], r"tiers\.2\.kind: 'cxl' stands behind 'disk'; put the fastest"),
-        ([HOST, CXL, CXL], r"tiers\.2: 'any' is the memory of tiers\.1 too; give that one"),
+        ([HOST, DISK, CXL], r"tiers\.2\.kind: 'cxl' is listed after 'disk'; put the fastest"),
+        ([HOST, CXL, CXL], r"tiers\.2: 'any' is also the memory of tiers\.1; give that one"),
     ],
 )
 def test_what_can_not_be_is_refused(tiers, words):

@@ -1,4 +1,4 @@
-"""Quotas that can not be: refused by key, value, limit and remedy."""
+"""Quotas that cannot be: refused by key, value, limit and remedy."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_what_can_be_is_read():
         ({"quota_bytes": {"pool1": "1 GiB"}}, r"quota_bytes\.pool1: .* set quotas on the nodes"),
         (
             {"quota_bytes": {"host": "1 MiB"}},
-            r"quota_bytes\.host: 1 MiB is less than 64 MiB, what one block takes at least; raise",
+            r"quota_bytes\.host: 1 MiB is less than 64 MiB, the least that one block takes; raise",
         ),
         ({"quota_bytes": {"disk": 100}}, r"quota_bytes\.disk: 100 B is less than 4 KiB"),
         (
@@ -79,5 +79,5 @@ def test_reservations_fit_into_memory_together():
 
 
 def test_a_write_budget_needs_a_disk():
-    with pytest.raises(ConfigError, match="no disk tier that they go to"):
+    with pytest.raises(ConfigError, match="there is no disk tier to write to"):
         config({"write_budget_bytes_per_day": "1 GiB"}, tiers=TIERS[:1])

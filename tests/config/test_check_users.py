@@ -25,11 +25,11 @@ def test_users_are_names_or_numbers_and_a_group_lets_them_open_the_socket():
     ("users", "options", "words"),
     [
         ([-1], {}, r"domains\.acme\.users\.0: -1 is not from 0 to 4294967294"),
-        (["a", 65534], {}, r"domains\.acme\.users\.1: 65534 .*stands for anybody unknown"),
-        ([""], {}, r"domains\.acme\.users\.0: '' is nobody in particular"),
-        (["nobody"], {}, r"domains\.acme\.users\.0: 'nobody' is nobody in particular"),
+        (["a", 65534], {}, r"domains\.acme\.users\.1: 65534 .*stands for any unknown user"),
+        ([""], {}, r"domains\.acme\.users\.0: '' does not name a user"),
+        (["nobody"], {}, r"domains\.acme\.users\.0: 'nobody' does not name a user"),
         ([1], {"listen": "tcp://127.0.0.1:1"}, r"acme\.users: this node has no Unix socket"),
-        ([], {"socket_group": 7}, r"socket_group: 7 could open the socket and nothing behind it"),
+        ([], {"socket_group": 7}, r"socket_group: 7 could open the socket, but no domain"),
         ([1], {"socket_group": 65534}, r"socket_group: 65534 is not from 0"),
     ],
 )

@@ -40,7 +40,9 @@ def test_a_token_key_is_enough_to_be_reached(tmp_path):
 def test_a_scrub_must_be_able_to_read_everything_in_its_time():
     assert parse(data(listen=HERE)).scrub.every_s == 7 * 86_400
     assert parse(data(listen=HERE, scrub={"every_s": 0})).scrub.every_s == 0
-    with pytest.raises(ConfigError, match=r"scrub.rate: 1000 B a second read 58.59 KiB in 60 s, t"):
+    with pytest.raises(
+        ConfigError, match=r"scrub.rate: 1000 B a second reads 58.59 KiB in 60 s, t"
+    ):
         parse(data(listen=HERE, scrub={"every_s": 60, "rate": 1000}))
     with pytest.raises(
         ConfigError, match=r": -1 s is not from 0 to 31,536,000 s .* 0 turns it off"
@@ -64,8 +66,8 @@ HOST = {"kind": "host", "capacity": "64 MiB"}
     [
         ({"capacity": 1 << 51}, r"tiers\.1\.capacity: .* is more than 1024 TiB; lower it"),
         ({"path": ""}, r"tiers\.1\.path: is empty; name a folder"),
-        ({"path": "a\0b"}, r"can not name a file; correct it"),
-        ({"path": "a\ud800"}, r"can not name a file; correct it"),
+        ({"path": "a\0b"}, r"cannot name a file; correct it"),
+        ({"path": "a\ud800"}, r"cannot name a file; correct it"),
         ({"writes_per_day": "\udc80"}, r"is not UTF-8 text; correct it"),
     ],
 )
@@ -94,8 +96,8 @@ def test_a_size_of_nothing_there_is_is_refused_by_its_key(huge):
             r"domains\.b\.quota_bytes\.disk: 'x': not a size; write bytes",
         ),
         ({"b": {"key_command": ["cat", 1]}}, r"domains\.b\.key_command\.1: 1: Expected 'str'"),
-        ({1: {"key_file": "k"}}, r"domains: 1 is no text, and a name is; put it in quotes"),
-        ({"b": {"quota_bytes": {2: 1}}}, r"domains\.b\.quota_bytes: 2 is no text, and a name is"),
+        ({1: {"key_file": "k"}}, r"domains: 1 is not text, as a name must be; put it in quotes"),
+        ({"b": {"quota_bytes": {2: 1}}}, r"domains\.b\.quota_bytes: 2 is not text, as a name"),
     ],
 )
 def test_what_is_wrong_with_a_domain_is_said_with_its_name_and_the_value(domains, words):

@@ -163,9 +163,9 @@ def test_an_empty_plan_moves_nothing_and_succeeds(copies):
         (Move(HEADER, [4]), "the engine has 4"),
         (Move(HEADER, [-1]), r"pages \[-1\]"),
         (Move(2000, [0]), "the arena has 1024 bytes"),
-        (Move(-8, [0]), "at -8 asked"),
-        (Move(HEADER, [0, 1]), "it has 1"),
-        (Move(HEADER, []), "it has 1"),
+        (Move(-8, [0]), "at -8 requested"),
+        (Move(HEADER, [0, 1]), "which has 1"),
+        (Move(HEADER, []), "which has 1"),
     ],
 )
 def test_a_move_outside_is_refused_before_a_byte_moves(move, named):

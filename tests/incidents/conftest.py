@@ -6,8 +6,8 @@ import pytest
 
 from holdfast.limits import MIB
 from holdfast.store.store import Store
-from holdfast.testing.contexts import Contexts
 from holdfast.testing.memory import MemoryTier
+from holdfast_bench.campaigns.contexts import Contexts
 
 SECRETS = {"default": b"d" * 32, "acme": b"a" * 32, "birch": b"b" * 32}
 PAYLOAD_BYTES = 9_000

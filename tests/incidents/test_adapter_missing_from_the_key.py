@@ -25,7 +25,7 @@ TOKENS = np.arange(64)
 @pytest.mark.parametrize(
     "change", [{"adapter": "a1"}, {"model": "other weights"}, {"kv_quantisation": "fp8"}]
 )
-def test_what_was_computed_otherwise_is_another_world(open_store, change):
+def test_what_was_computed_otherwise_is_another_namespace(open_store, change):
     store = open_store()
     other = msgspec.structs.replace(PLAIN, **change)
     blocks = np.ones((4, LAYOUT.payload_bytes), np.uint8)

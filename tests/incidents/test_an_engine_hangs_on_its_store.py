@@ -12,10 +12,10 @@ import time
 import pytest
 
 from holdfast.errors import NodeGoneError, Outcome
-from holdfast.testing.payloads import key_of, world_of
-from holdfast.wire.client import Client
-from holdfast.wire.messages import PROTOCOL, Hello
-from holdfast.wire.target import Target
+from holdfast.testing.payloads import key_of, namespace_of
+from holdfast.wire.local.client import Client
+from holdfast.wire.local.messages import PROTOCOL, Hello
+from holdfast.wire.remote.client import TargetClient
 
 PATIENT_S = 5.0
 
@@ -31,11 +31,11 @@ def test_a_node_that_says_nothing_is_gone_by_the_deadline(tmp_path):
 
 
 def test_a_target_that_says_nothing_is_late():
-    world = world_of(4_000)
+    namespace = namespace_of(4_000)
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        target = Target("tcp://{}:{}".format(*mute.getsockname()))
+        target = TargetClient("tcp://{}:{}".format(*mute.getsockname()))
         start = time.monotonic()
-        held = target.exist(world, [key_of(1)], 0.2)
+        held = target.exist(namespace, [key_of(1)], 0.2)
         assert held.outcome is Outcome.LATE
         assert time.monotonic() - start < PATIENT_S
         target.close()
@@ -44,6 +44,6 @@ def test_a_target_that_says_nothing_is_late():
 def test_a_target_that_is_not_there_is_gone():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = "tcp://{}:{}".format(*closed.getsockname())
-    target = Target(address)
-    assert target.exist(world_of(4_000), [key_of(1)], 20.0).outcome is Outcome.GONE
+    target = TargetClient(address)
+    assert target.exist(namespace_of(4_000), [key_of(1)], 20.0).outcome is Outcome.GONE
     target.close()

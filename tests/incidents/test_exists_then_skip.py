@@ -6,9 +6,9 @@ did not mend it. Every request of that prefix recomputes, or worse, for ever.
 Thread, of the same kind: https://github.com/LMCache/LMCache/issues/4991
 """
 
-from holdfast.cli.soak import open_target
-from holdfast.testing.contexts import Contexts, chain_of
-from holdfast.testing.loopback import near_and_far
+from holdfast_bench.campaigns.contexts import Contexts, chain_of
+from holdfast_bench.campaigns.loopback import local_and_remote
+from holdfast_bench.cli.soak import open_target
 
 CHAIN = chain_of("a prompt", 4)
 
@@ -29,16 +29,16 @@ def test_the_next_save_rewrites_it_on_a_tier_of_ones_own(open_store, below):
 
 
 def test_the_next_save_rewrites_it_at_a_target_that_others_read_too():
-    with near_and_far(open_target, 9_000) as both:
-        both.near.save(CHAIN)
-        both.near.settle()
-        both.near.leave_host(CHAIN)
-        states = both.far.states
-        place = states.index.places[0][states.index.find(CHAIN[1])]
-        both.far.record(both.near.world, place)[700] ^= 1
-        assert both.near.read(CHAIN) == 1
-        assert both.far.held(both.near.world, CHAIN) == b"\1\0\1\1"
-        both.near.save(CHAIN)
-        both.near.settle()
-        both.near.leave_host(CHAIN)
-        assert both.near.read(CHAIN) == 4
+    with local_and_remote(open_target, 9_000) as both:
+        both.local.save(CHAIN)
+        both.local.settle()
+        both.local.leave_host(CHAIN)
+        table = both.remote.table
+        place = table.index.places[0][table.index.find(both.local.namespace, CHAIN[1])]
+        both.remote.record(both.local.namespace, place)[700] ^= 1
+        assert both.local.read(CHAIN) == 1
+        assert both.remote.held(both.local.namespace, CHAIN) == b"\1\0\1\1"
+        both.local.save(CHAIN)
+        both.local.settle()
+        both.local.leave_host(CHAIN)
+        assert both.local.read(CHAIN) == 4

@@ -11,13 +11,13 @@ https://github.com/kvcache-ai/Mooncake/issues/3465
 import pytest
 
 from holdfast.errors import Outcome
-from holdfast.testing.contexts import Contexts, chain_of
-from holdfast.testing.faulty import Fault, FaultyTier
+from holdfast.testing.faulty import FaultyTier, InjectedFault
+from holdfast_bench.campaigns.contexts import Contexts, chain_of
 
 CHAIN = chain_of("a prompt", 4)
 
 
-@pytest.mark.parametrize("fault", [Fault.GONE_WRITE, Fault.FULL_WRITE])
+@pytest.mark.parametrize("fault", [InjectedFault.GONE_WRITE, InjectedFault.FULL_WRITE])
 def test_what_could_not_be_written_is_not_found_below(open_store, below, fault):
     tier, records = below
     contexts = Contexts(open_store(FaultyTier(tier, 1, {fault: 1.0})), 9_000)
@@ -31,27 +31,27 @@ def test_what_could_not_be_written_is_not_found_below(open_store, below, fault):
 
 def test_a_read_that_fails_is_not_a_hit(open_store, below):
     tier, _ = below
-    contexts = Contexts(open_store(FaultyTier(tier, 1, {Fault.GONE_READ: 1.0})), 9_000)
+    contexts = Contexts(open_store(FaultyTier(tier, 1, {InjectedFault.GONE_READ: 1.0})), 9_000)
     contexts.save(CHAIN)
     contexts.settle()
     contexts.leave_host(CHAIN)
-    fetched = contexts.store.fetch(contexts.world, CHAIN, 5.0)
+    fetched = contexts.store.fetch(contexts.namespace, CHAIN, 5.0)
     assert (fetched.places, fetched.outcome) == ([], Outcome.GONE)
 
 
 def test_slots_that_are_not_committed_belong_to_no_key(contexts):
-    store, world = contexts.store, contexts.world
-    reserved = store.reserve(world, CHAIN, world.fingerprint, 0)
-    assert store.cover(world, CHAIN).blocks == 0
+    store, namespace = contexts.store, contexts.namespace
+    reserved = store.reserve(namespace, CHAIN, namespace.fingerprint, 0)
+    assert store.cover(namespace, CHAIN).blocks == 0
     store.abort(reserved.ticket)
     assert store.commit(reserved.ticket) == 0
     assert contexts.read(CHAIN) == 0
 
 
 def test_two_writers_of_one_key_do_not_meet(contexts):
-    store, world = contexts.store, contexts.world
-    first = store.reserve(world, CHAIN, world.fingerprint, 0)
-    second = store.reserve(world, CHAIN, world.fingerprint, 0)
+    store, namespace = contexts.store, contexts.namespace
+    first = store.reserve(namespace, CHAIN, namespace.fingerprint, 0)
+    second = store.reserve(namespace, CHAIN, namespace.fingerprint, 0)
     assert set(first.places).isdisjoint(second.places)
     contexts.save(CHAIN)
     store.abort(first.ticket)  # one of them gives up, with nothing but rubbish in its slots

@@ -1,4 +1,4 @@
-"""A process starts again, and what it has on flash can not be reached any more.
+"""A process starts again, and what it has on flash cannot be reached any more.
 
 Mooncake: a client that restarts within its lease's time finds none of its blocks; a master that
 restarts has lost its metadata. Stores that write their index only at a clean end start cold.
@@ -7,11 +7,11 @@ https://github.com/kvcache-ai/Mooncake/issues/2306
 https://github.com/kvcache-ai/Mooncake/issues/2246
 """
 
-from holdfast.testing.contexts import Contexts, chain_of
 from holdfast.testing.extents import MemoryExtents
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.region import SECTOR
 from holdfast.tiers.disk.tier import DiskTier
+from holdfast_bench.campaigns.contexts import Contexts, chain_of
 
 CHAIN = chain_of("on flash", 6)
 

@@ -7,21 +7,22 @@ https://github.com/kvcache-ai/Mooncake/issues/4153
 """
 
 from holdfast.clock import ManualClock
+from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
-from holdfast.testing.contexts import Contexts, chain_of
 from holdfast.testing.extents import MemoryExtents
-from holdfast.testing.payloads import key_of, record_of, world_of
-from holdfast.tiers.base import Get, Put
+from holdfast.testing.payloads import key_of, namespace_of, record_of
+from holdfast.tiers.base import TierGet, TierPut
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.region import SECTOR
 from holdfast.tiers.disk.tier import DiskTier
+from holdfast_bench.campaigns.contexts import Contexts, chain_of
 
 CHAIN = chain_of("read slowly", 4)
 
 
 def test_while_it_is_leased_nobody_else_gets_the_slot(contexts):
     contexts.save(CHAIN)
-    fetched = contexts.store.fetch(contexts.world, CHAIN, 1.0)
+    fetched = contexts.store.fetch(contexts.namespace, CHAIN, 1.0)
     before = [bytes(contexts.record(key)) for key in CHAIN]
     for number in range(200):  # far more than there is memory for
         contexts.save(chain_of(f"other {number}", 4))
@@ -31,24 +32,24 @@ def test_while_it_is_leased_nobody_else_gets_the_slot(contexts):
 
 def test_what_was_copied_after_the_lease_ended_does_not_count():
     clock = ManualClock()
-    with Store(1 << 20, [], {"default": b"d" * 32}, clock=clock) as store:
+    with Store(1 << 20, [], {"default": b"d" * 32}, StoreOptions(clock=clock)) as store:
         contexts = Contexts(store, 9_000)
         contexts.save(CHAIN)
-        fetched = store.fetch(contexts.world, CHAIN, 1.0)
+        fetched = store.fetch(contexts.namespace, CHAIN, 1.0)
         clock.advance(3600)
-        store.keep_house()
+        store.housekeep()
         assert store.release(fetched.lease) is False
 
 
 def test_a_place_on_disk_that_was_reclaimed_is_a_miss():
     medium = MemoryExtents.formatted(16 * SECTOR, 3)
     tier = DiskTier(DiskConfig(path="memory", capacity_bytes=medium.size), None, lambda _: medium)
-    world, key = world_of(SECTOR - 144), key_of(0)
-    [first] = tier.reserve([world.record_bytes]).places
-    assert tier.write([Put(first, record_of(world, key))]) == ["ok"]
+    namespace, key = namespace_of(SECTOR - 144), key_of(0)
+    [first] = tier.reserve([namespace.record_bytes]).places
+    assert tier.write([TierPut(first, record_of(namespace, key))]) == ["ok"]
     for number in range(1, 80):
-        [place] = tier.reserve([world.record_bytes]).places
-        tier.write([Put(place, record_of(world, key_of(number)))])
-    into = memoryview(bytearray(world.record_bytes))
-    assert tier.read([Get(first, key, into)]) == ["miss"]
+        [place] = tier.reserve([namespace.record_bytes]).places
+        tier.write([TierPut(place, record_of(namespace, key_of(number)))])
+    into = memoryview(bytearray(namespace.record_bytes))
+    assert tier.read([TierGet(first, key, into)]) == ["miss"]
     tier.close()

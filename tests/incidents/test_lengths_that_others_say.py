@@ -12,7 +12,7 @@ from holdfast.blocks.key import unpack_keys
 from holdfast.codec.pack import verify
 from holdfast.errors import BlockError, ProtocolError
 from holdfast.limits import PAYLOAD_BYTES_MAX
-from holdfast.testing.payloads import header_of, key_of, record_of, world_of
+from holdfast.testing.payloads import header_of, key_of, namespace_of, record_of
 from holdfast.wire.frame import read_head
 
 
@@ -30,13 +30,13 @@ def test_a_payload_beyond_the_limit_is_refused():
 
 
 def test_a_record_says_itself_how_long_it_is_and_is_checked_against_its_slot():
-    world = world_of(3_000)
-    record = record_of(world, key_of(1))
-    assert verify(record[:2_000], key_of(1), world.fingerprint, 3_000) == "corrupt"
-    assert verify(record, key_of(1), world.fingerprint, 2_999) == "corrupt"
-    assert read_header(record)[0] == header_of(world, key_of(1))
+    namespace = namespace_of(3_000)
+    record = record_of(namespace, key_of(1))
+    assert verify(record[:2_000], key_of(1), namespace.fingerprint, 3_000) == "corrupt"
+    assert verify(record, key_of(1), namespace.fingerprint, 2_999) == "corrupt"
+    assert read_header(record)[0] == header_of(namespace, key_of(1))
 
 
 def test_keys_are_computed_and_have_one_width():
-    with pytest.raises(BlockError, match="do not divide by 16"):
+    with pytest.raises(BlockError, match="are not a multiple of 16"):
         unpack_keys(b"a name of my own!")

@@ -5,7 +5,7 @@ Thread: https://github.com/LMCache/LMCache/issues/207
 
 import threading
 
-from holdfast.testing.contexts import Contexts, chain_of
+from holdfast_bench.campaigns.contexts import Contexts, chain_of
 
 ROUNDS = 60
 

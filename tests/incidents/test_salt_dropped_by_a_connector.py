@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.blocks.key import Chain
-from holdfast.testing.contexts import FINGERPRINT, Contexts
+from holdfast_bench.campaigns.contexts import FINGERPRINT, Contexts
 
 TOKENS = list(range(4 * 128))
 

@@ -18,7 +18,7 @@ SAVED = Layout.portable(layers=2, kv_heads=2, head_size=16, dtype="bfloat16", bl
 TOKENS = np.arange(48)
 
 
-def world(layout):
+def namespace(layout):
     return Fingerprint("model digest", layout, "{}", "none", "none")
 
 
@@ -37,8 +37,8 @@ def test_equal_sizes_do_not_make_equal_pages(open_store, read):
     assert read.payload_bytes == SAVED.payload_bytes
     store = open_store()
     blocks = np.ones((3, SAVED.payload_bytes), np.uint8)
-    store.session(world(SAVED)).save(TOKENS, blocks)
+    store.session(namespace(SAVED)).save(TOKENS, blocks)
     into = np.zeros_like(blocks)
-    assert store.session(world(read)).fetch(TOKENS, into).tokens == 0
+    assert store.session(namespace(read)).fetch(TOKENS, into).tokens == 0
     assert not into.any()
-    assert store.session(world(SAVED)).fetch(TOKENS, into).tokens == 48
+    assert store.session(namespace(SAVED)).fetch(TOKENS, into).tokens == 48

@@ -2,11 +2,11 @@
 
 import hashlib
 
-from holdfast.blocks.world import World
+from holdfast.blocks.namespace import Namespace
 from holdfast.index.residency import Residency
 
-WORLD = World(b"f" * 16, b"d" * 16, 4096, 128)
-OTHER = WORLD._replace(fingerprint=b"g" * 16)
+NAMESPACE = Namespace(b"f" * 16, b"d" * 16, 4096, 128)
+OTHER = NAMESPACE._replace(fingerprint=b"g" * 16)
 
 
 def key(number: int) -> bytes:
@@ -16,7 +16,7 @@ def key(number: int) -> bytes:
 def hold(index: Residency, numbers: range, tier: int = 0) -> list[int]:
     rows = []
     for number in numbers:
-        row = index.add(WORLD, key(number), key(number - 1), number)
+        row = index.add(NAMESPACE, key(number), key(number - 1), number)
         index.places[tier][row] = number
         rows.append(row)
     return rows
@@ -26,7 +26,7 @@ def test_coverage_ends_at_the_first_missing_block() -> None:
     index = Residency(2)
     hold(index, range(3))
     hold(index, range(4, 6))
-    coverage = index.cover(WORLD, [key(i) for i in range(6)])
+    coverage = index.cover(NAMESPACE, [key(i) for i in range(6)])
     assert coverage.blocks == 3
 
 
@@ -35,22 +35,54 @@ def test_coverage_names_the_fastest_tier_of_each_block() -> None:
     hold(index, range(4), tier=2)
     hold(index, range(2), tier=1)
     hold(index, range(1), tier=0)
-    assert index.cover(WORLD, [key(i) for i in range(4)]).tiers == [0, 1, 2, 2]
+    assert index.cover(NAMESPACE, [key(i) for i in range(4)]).tiers == [0, 1, 2, 2]
 
 
 def test_a_block_without_a_place_is_not_covered() -> None:
     index = Residency(1)
     rows = hold(index, range(2))
     index.places[0][rows[0]] = -1
-    assert index.cover(WORLD, [key(0), key(1)]).blocks == 0
+    assert index.cover(NAMESPACE, [key(0), key(1)]).blocks == 0
 
 
-def test_no_hit_crosses_worlds_even_under_one_key() -> None:
+def test_no_hit_crosses_namespaces_even_under_one_key() -> None:
     index = Residency(1)
     hold(index, range(2))
     assert index.cover(OTHER, [key(0)]).blocks == 0
     index.add(OTHER, key(9), key(8), 0)
     assert index.cover(OTHER, [key(0)]).blocks == 0
+    assert index.find(OTHER, key(0)) == -1
+    assert index.find_all(OTHER, [key(0), key(1)]) == [-1, -1]
+    assert index.held(OTHER, [key(0)]) == b"\0"
+
+
+def test_the_same_key_in_two_namespaces_is_two_blocks() -> None:
+    index = Residency(1)
+    mine = hold(index, range(3))
+    theirs = [index.add(OTHER, key(n), key(n - 1), n) for n in range(3)]
+    assert set(mine).isdisjoint(theirs)
+    assert len(index) == 6
+    assert index.parent_rows([*mine, *theirs]) == [-1, *mine[:2], -1, *theirs[:2]]
+    for row in theirs[:2]:
+        index.places[0][row] = 100 + row
+    assert index.cover(OTHER, [key(n) for n in range(3)]).rows == theirs[:2]
+    assert index.cover(NAMESPACE, [key(n) for n in range(3)]).rows == mine
+    index.drop(mine[0])
+    assert index.find(NAMESPACE, key(0)) == -1
+    assert index.find(OTHER, key(0)) == theirs[0]
+    assert sorted(index.rows()) == sorted([*mine[1:], *theirs])
+
+
+def test_a_name_is_the_same_again_in_its_namespace_and_in_no_other() -> None:
+    index = Residency(1)
+    (row,) = hold(index, range(1))
+    other = index.add(OTHER, key(0), b"", 0)
+    mine, theirs = index.names([row, other])
+    assert mine != theirs
+    assert mine[-16:] == theirs[-16:] == key(0)
+    index.drop(row)
+    index.add(OTHER, key(7), b"", 0)
+    assert index.names(hold(index, range(1))) == [mine]
 
 
 def test_dropped_rows_are_used_again_and_known_under_their_new_key_only() -> None:
@@ -58,9 +90,9 @@ def test_dropped_rows_are_used_again_and_known_under_their_new_key_only() -> Non
     (row,) = hold(index, range(1))
     index.places[0][row] = -1
     index.drop(row)
-    assert index.find(key(0)) == -1
-    assert index.add(WORLD, key(5), key(4), 5) == row
-    assert index.cover(WORLD, [key(0)]).blocks == 0
+    assert index.find(NAMESPACE, key(0)) == -1
+    assert index.add(NAMESPACE, key(5), key(4), 5) == row
+    assert index.cover(NAMESPACE, [key(0)]).blocks == 0
     assert len(index) == 1
 
 
@@ -71,26 +103,26 @@ def chain_of(numbers: range) -> tuple[list[bytes], list[bytes], list[int]]:
 def test_a_chain_at_once_is_its_blocks_one_after_the_other() -> None:
     apart, together = Residency(2), Residency(2)
     for index in (apart, together):
-        index.add(WORLD, key(3), key(2), 3)  # is known already, out of its turn
-        index.drop(index.add(WORLD, key(9), key(8), 9))
-    one_by_one = [apart.add(WORLD, key(n), key(n - 1), n) for n in range(1, 6)]
-    assert together.extend(WORLD, *chain_of(range(1, 6))) == one_by_one
+        index.add(NAMESPACE, key(3), key(2), 3)  # is known already, out of its turn
+        index.drop(index.add(NAMESPACE, key(9), key(8), 9))
+    one_by_one = [apart.add(NAMESPACE, key(n), key(n - 1), n) for n in range(1, 6)]
+    assert together.extend(NAMESPACE, *chain_of(range(1, 6))) == one_by_one
     assert together.keys == apart.keys
     assert together.parents == apart.parents
     assert together.depths == apart.depths
-    assert together.extend(WORLD, [], [], []) == []
+    assert together.extend(NAMESPACE, [], [], []) == []
 
 
 def test_new_blocks_at_once_are_as_if_one_after_the_other() -> None:
     apart, together = Residency(2), Residency(2)
-    one_by_one = [*hold(apart, range(4)), apart.add(WORLD, key(7), key(1), 2)]
+    one_by_one = [*hold(apart, range(4)), apart.add(NAMESPACE, key(7), key(1), 2)]
     keys, parents, depths = chain_of(range(4))
-    rows = together.extend(WORLD, [*keys, key(7)], [*parents, key(1)], [*depths, 2])
+    rows = together.extend(NAMESPACE, [*keys, key(7)], [*parents, key(1)], [*depths, 2])
     assert rows == one_by_one
-    assert together.cover(WORLD, keys).blocks == 0
+    assert together.cover(NAMESPACE, keys).blocks == 0
     for row in rows:
         together.places[0][row] = apart.places[0][row] = row
-    assert together.cover(WORLD, keys) == apart.cover(WORLD, keys)
+    assert together.cover(NAMESPACE, keys) == apart.cover(NAMESPACE, keys)
     assert together.parent_rows(rows) == apart.parent_rows(rows) == [-1, 0, 1, 2, 1]
     assert (together.keys, together.parents) == (apart.keys, apart.parents)
     assert (together.depths, together.leases) == (apart.depths, apart.leases)
@@ -98,7 +130,7 @@ def test_new_blocks_at_once_are_as_if_one_after_the_other() -> None:
     for row in reversed(rows):
         together.places[0][row] = -1
         together.drop(row)
-    assert together.worlds_named == 1
+    assert together.namespaces_named == 1
     assert len(together) == 0
 
 
@@ -108,40 +140,42 @@ def test_the_parent_row_is_found_by_key() -> None:
     assert index.parent_rows(rows) == [-1, rows[0], rows[1]]
 
 
-def test_more_worlds_than_two_bytes_can_count_are_told_apart() -> None:
+def test_more_namespaces_than_two_bytes_can_count_are_told_apart() -> None:
     index, many = Residency(1), 70_000
-    worlds = [WORLD._replace(domain=number.to_bytes(16, "big")) for number in range(many)]
-    rows = [index.add(world, key(n), b"", 0) for n, world in enumerate(worlds)]
-    assert all(index.world(row) == world for row, world in zip(rows, worlds, strict=True))
+    namespaces = [NAMESPACE._replace(domain=number.to_bytes(16, "big")) for number in range(many)]
+    rows = [index.add(namespace, key(n), b"", 0) for n, namespace in enumerate(namespaces)]
+    assert all(
+        index.namespace(row) == namespace for row, namespace in zip(rows, namespaces, strict=True)
+    )
 
 
-def test_a_world_without_a_block_leaves_nothing_behind() -> None:
+def test_a_namespace_without_a_block_leaves_nothing_behind() -> None:
     index = Residency(1)
     (kept,) = hold(index, range(1))
     for number in range(1, 1_000):
-        world = WORLD._replace(domain=number.to_bytes(16, "big"))
-        row = index.add(world, key(number), b"", 0)
-        assert index.world(row) == world
+        namespace = NAMESPACE._replace(domain=number.to_bytes(16, "big"))
+        row = index.add(namespace, key(number), b"", 0)
+        assert index.namespace(row) == namespace
         index.places[0][row] = number
-        assert index.cover(world, [key(number)]).blocks == 1
+        assert index.cover(namespace, [key(number)]).blocks == 1
         index.places[0][row] = -1
         index.drop(row)
-        assert index.cover(world, [key(number)]).blocks == 0
-    assert len(index.worlds) == 2
-    assert index.world(kept) == WORLD
-    assert index.cover(WORLD, [key(0)]).blocks == 1
+        assert index.cover(namespace, [key(number)]).blocks == 0
+    assert len(index.namespaces) == 2
+    assert index.namespace(kept) == NAMESPACE
+    assert index.cover(NAMESPACE, [key(0)]).blocks == 1
 
 
 def test_a_block_that_names_one_behind_it_as_its_parent_has_none() -> None:
     index = Residency(1)
-    rows = [index.add(WORLD, key(n), key((n + 1) % 3), n) for n in range(3)]
-    itself = index.add(WORLD, key(9), key(9), 0)
+    rows = [index.add(NAMESPACE, key(n), key((n + 1) % 3), n) for n in range(3)]
+    itself = index.add(NAMESPACE, key(9), key(9), 0)
     assert index.parent_rows([*rows, itself]) == [-1, -1, rows[0], -1]
 
 
-def test_a_block_of_another_world_is_in_front_of_none() -> None:
+def test_a_block_of_another_namespace_is_in_front_of_none() -> None:
     index = Residency(1)
     (theirs,) = hold(index, range(1))
-    other = WORLD._replace(domain=b"o" * 16)
+    other = NAMESPACE._replace(domain=b"o" * 16)
     ours = [index.add(other, key(n), key(n - 1), n) for n in (1, 2)]
     assert index.parent_rows([theirs, *ours]) == [-1, -1, ours[0]]

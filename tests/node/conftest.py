@@ -15,16 +15,19 @@ import pytest
 
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.buffers import aligned_buffer
-from holdfast.node.target import Entry, TargetServer, address_of, bind
-from holdfast.node.target_service import Limits, Service
+from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
+from holdfast.node.remote.service import TargetLimits, TargetService
+from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.payloads import is_right
-from holdfast.wire import messages as m
-from holdfast.wire import target_messages
 from holdfast.wire.address import tcp_endpoint
-from holdfast.wire.client import Client
 from holdfast.wire.frame import encode
-from holdfast.wire.target import Target
+from holdfast.wire.local import messages as m
+from holdfast.wire.local.client import Client
+from holdfast.wire.remote import messages
+from holdfast.wire.remote.client import TargetClient
+
+PEERS = StoreOptions(serves_peers=True)
 
 FINGERPRINT = b"fingerprint-16-b"
 PAYLOAD_BYTES = 20_000
@@ -176,21 +179,22 @@ class Engine:
 class TargetHere:
     """A target in this process, its parts, and a client in front of it."""
 
-    def __init__(self, world, limits, tiers, host_bytes, road):
-        self.world = world
+    def __init__(self, namespace, limits, tiers, host_bytes, transfer_buffers):
+        self.namespace = namespace
         self._undo = undo = contextlib.ExitStack()
-        self.store = Store(host_bytes, tiers, {"default": b"s" * 32})
+        self.store = Store(
+            host_bytes, tiers, {"default": b"s" * 32}, StoreOptions(serves_peers=True)
+        )
         undo.callback(self.store.close)
-        self.store.take_foreign()
         self.store.start()
-        self.service = Service(self.store, limits)
+        self.service = TargetService(self.store, limits)
         undo.callback(self.service.close)
         listener = bind("tcp://127.0.0.1:0")
         self.address = address_of(listener)
-        server = TargetServer(listener, self.service, Entry())
+        server = TargetServer(listener, self.service, EntryRules())
         server.start()
         undo.callback(server.close)
-        self.target = Target(self.address, road=road)
+        self.target = TargetClient(self.address, transfer_buffers=transfer_buffers)
         undo.callback(self.target.close)
 
     def close(self):
@@ -201,18 +205,18 @@ class TargetHere:
         """Return a plain socket that has joined."""
         raw = socket.create_connection(tcp_endpoint(self.address), 10)
         raw.recv(4096)
-        join = target_messages.Join(target_messages.TARGET_PROTOCOL, "raw", b"n" * 32)
+        join = messages.Join(messages.TARGET_PROTOCOL, "raw", b"n" * 32)
         raw.sendall(encode(1, join))
         assert b"joined" in raw.recv(4096)
         return raw
 
-    def get(self, keys, world=None):
+    def get(self, keys, namespace=None):
         """Get blocks; return how many there were, every byte checked."""
-        world = world or self.world
-        into = [aligned_buffer(world.record_bytes) for _ in keys]
-        got = self.target.get(world, keys, into, 10)
+        namespace = namespace or self.namespace
+        into = [aligned_buffer(namespace.record_bytes) for _ in keys]
+        got = self.target.get(namespace, keys, into, 10)
         for key, record in zip(keys[: got.blocks], into, strict=False):
-            assert is_right(record, world, key)
+            assert is_right(record, namespace, key)
         return got.blocks
 
     def until(self, condition):
@@ -227,8 +231,10 @@ def serve_here():
     """Call to serve a target in this process; all are closed with the test."""
     with contextlib.ExitStack() as undo:
 
-        def serve(world, limits=None, tiers=(), host_bytes=16 * MIB, road=None):
-            made = TargetHere(world, limits or Limits(), list(tiers), host_bytes, road)
+        def serve(namespace, limits=None, tiers=(), host_bytes=16 * MIB, transfer_buffers=None):
+            made = TargetHere(
+                namespace, limits or TargetLimits(), list(tiers), host_bytes, transfer_buffers
+            )
             undo.callback(made.close)
             return made
 

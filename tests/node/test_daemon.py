@@ -1,7 +1,9 @@
 """A real node in its own process, over its real socket: serves, refuses, ends, comes back."""
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import stat
@@ -13,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import NodeGoneError, RefusedError
-from holdfast.limits import RECLAIM_S, RESERVE_BLOCKS_MAX, TICKET_BLOCKS_MAX, TICKETS_MAX
-from holdfast.node.bounds import JUDGED_HERE_BLOCKS
-from holdfast.pause import pause, resume
-from holdfast.wire import messages as m
-from holdfast.wire.client import Client
+from holdfast.limits import RECLAIM_S, RESERVATIONS_MAX, RESERVE_BLOCKS_MAX, RESERVED_BLOCKS_MAX
+from holdfast.node.local.validation import MAX_INLINE_BLOCKS
 from holdfast.wire.frame import encode
-from holdfast.wire.link import Link
+from holdfast.wire.local import messages as m
+from holdfast.wire.local.client import Client
+from holdfast.wire.local.reconnecting_client import ReconnectingClient
+from holdfast_bench.harness.pause import pause, resume
 
 
 def serve(config, **options):
@@ -43,7 +45,7 @@ def test_what_one_engine_saved_another_reads(start_node, engine, names):
 
 def test_a_chain_too_long_to_judge_in_between_is_judged_in_a_thread(start_node, engine, names):
     one = engine(start_node().address)
-    keys = names("long", JUDGED_HERE_BLOCKS + 1)
+    keys = names("long", MAX_INLINE_BLOCKS + 1)
     assert one.save(keys[:20]) == 20
     assert one.cover(keys[:-1]) == one.cover(keys) == 20
 
@@ -65,7 +67,7 @@ def test_two_engines_at_once_keep_their_own(start_node, engine, names):
         assert [one.read(chain)[0] for own in chains for chain in own] == [8] * 20
 
 
-def test_worlds_do_not_meet(start_node, engine, names, tmp_path):
+def test_namespaces_do_not_meet(start_node, engine, names, tmp_path):
     key_file = tmp_path / "other.key"
     key_file.write_bytes(os.urandom(32))
     key_file.chmod(0o600)
@@ -96,15 +98,17 @@ def test_leases_and_tickets_belong_to_their_session(start_node, engine, names):
 def test_a_session_holds_so_many_tickets_and_blocks_and_no_more(start_node, engine, names):
     one = engine(start_node().address)
     keys = names("many", RESERVE_BLOCKS_MAX)
-    tickets = [one.reserve(keys).ticket for _ in range(TICKET_BLOCKS_MAX // RESERVE_BLOCKS_MAX)]
-    told = rf"^reserve: 4 tickets with {TICKET_BLOCKS_MAX + 1} blocks, .*; end some first"
+    tickets = [one.reserve(keys).ticket for _ in range(RESERVED_BLOCKS_MAX // RESERVE_BLOCKS_MAX)]
+    told = rf"^reserve: 4 open reservations with {RESERVED_BLOCKS_MAX + 1} blocks,"
     with pytest.raises(RefusedError, match=told):
         one.reserve(keys[:1])
     for ticket in tickets:
         one.call(m.Abort(ticket))
-    for _ in range(TICKETS_MAX):
+    for _ in range(RESERVATIONS_MAX):
         one.reserve([])
-    with pytest.raises(RefusedError, match=rf"^reserve: {TICKETS_MAX} tickets with 0 blocks"):
+    with pytest.raises(
+        RefusedError, match=rf"^reserve: {RESERVATIONS_MAX} open reservations with 0 blocks"
+    ):
         one.reserve([])
 
 
@@ -170,16 +174,16 @@ def test_garbage_and_half_a_frame_harm_no_other_engine(start_node, engine, names
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (m.Cover(b"x" * 17), "17 bytes of keys do not divide by 16"),
+        (m.Cover(b"x" * 17), "17 bytes of keys are not a multiple of 16"),
         (m.Cover(bytes(16 * 65_537)), "65537 keys, the limit is 65536; send fewer at once"),
         (m.Fetch(b"", -1.0), r"fetch\.deadline_s: -1 is not from 0 to 60"),
         (m.Fetch(b"", float("nan")), r"fetch\.deadline_s: nan is not"),
         (m.Reserve(b"", b"short", 0), r"reserve\.parent has 5 bytes, not 16"),
-        (m.Reserve(b"k" * 16, b"p" * 16, 65_536), r"reserve\.depth: 65536 and 1 blocks more"),
+        (m.Reserve(b"k" * 16, b"p" * 16, 65_536), r"reserve\.depth: 65536 plus 1 blocks"),
         (m.Reserve(b"k" * 16, b"p" * 16, -1), r"reserve\.depth: -1"),
         (m.Reserve(b"k" * 16 * 4_097, b"p" * 16, 0), r"reserve\.keys: 4097 blocks, the limit is"),
         (m.Reserve(b"k" * 16, b"p" * 16, 0, b"seg"), r"reserve\.segment has 3 bytes, not 8"),
-        (m.Hello(m.PROTOCOL, "again"), "hello was said already"),
+        (m.Hello(m.PROTOCOL, "again"), "hello was already sent"),
     ],
 )
 def test_a_request_out_of_bounds_is_refused_by_name(start_node, engine, request_, words):
@@ -193,7 +197,7 @@ def test_a_request_out_of_bounds_is_refused_by_name(start_node, engine, request_
 @pytest.mark.parametrize(
     ("hello", "words"),
     [
-        (m.Hello(2, "t"), "protocol version 2 is not spoken here, 1 is"),
+        (m.Hello(2, "t"), "protocol version 2 is not supported, only 1; install"),
         (m.Hello(1, "t", b"f" * 16, 4096, 16, "nobody"), "'nobody' is not configured; known: def"),
         (m.Hello(1, "t", b"f" * 15, 4096, 16), r"hello\.fingerprint has 15 bytes, not 16"),
         (m.Hello(1, "t", b"f" * 16, 0, 16), r"hello\.payload_bytes is 0, not from 1 to"),
@@ -208,13 +212,13 @@ def test_a_hello_out_of_bounds_is_refused_by_name(start_node, hello, words):
         Client(node.address, hello, 5)
 
 
-def test_a_session_without_a_world_may_only_look(start_node):
+def test_a_session_without_a_namespace_may_only_look(start_node):
     node = start_node()
     client = Client(node.address, m.Hello(m.PROTOCOL, "looker"), 5)
     assert client.arena is None
-    with pytest.raises(RefusedError, match="named no world"):
+    with pytest.raises(RefusedError, match="named no namespace"):
         client.call(m.Cover(b""), 5)
-    assert client.call(m.List(), 5) == m.Report({"blocks": []})
+    assert client.call(m.List(), 5) == m.ReportRequest({"blocks": []})
     client.close()
 
 
@@ -294,7 +298,7 @@ def test_a_node_killed_is_gone_in_time_and_comes_back_warm(start_node, engine, n
     one.save(keys)
     one.until_on_disk(12)
     hello = m.Hello(m.PROTOCOL, "link", one.fingerprint, 20_000, 128)
-    link = Link(node.address, hello, 5.0, retry_s=0.1)
+    link = ReconnectingClient(node.address, hello, 5.0, retry_s=0.1)
     before = link.wait(10)
     node.kill()
     started = time.monotonic()
@@ -356,3 +360,52 @@ def test_the_default_domains_key_is_kept_private_beside_the_blocks(start_node, e
     key_file = tmp_path / "disk" / "default.key"
     assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
     assert engine(node.address).client.welcome.domain_key == key_file.read_bytes()
+
+
+def memory_has(pid, secret):
+    """Whether readable memory of a process has these bytes."""
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            span, mode = line.split()[:2]
+            start, end = (int(at, 16) for at in span.split("-"))
+            if "w" in mode and "p" in mode:
+                memory.seek(start)
+                if secret in memory.read(end - start):
+                    return True
+    return False
+
+
+def test_a_core_dump_of_a_node_has_no_secret_in_it(tmp_path):
+    secret = os.urandom(32)
+    key, file = tmp_path / "acme.key", tmp_path / "node.yaml"
+    key.write_bytes(secret)
+    key.chmod(0o600)
+    file.write_text(
+        f"listen: unix://{tmp_path}/node.sock\n"
+        "tiers: [{kind: host, capacity: 16 MiB}]\n"
+        f"domains: {{acme: {{key_file: {key}}}}}\n"
+    )
+    argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(file)]
+    with (
+        subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=tmp_path) as process,
+        contextlib.ExitStack() as undo,
+    ):
+        undo.callback(process.kill)
+        assert process.stdout.readline().startswith(b"READY")
+        assert Path(f"/proc/{process.pid}/coredump_filter").read_text().strip() == "00000010"
+        assert memory_has(process.pid, secret), "it is there to be dumped"
+        most = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        resource.prlimit(process.pid, resource.RLIMIT_CORE, (most, most))
+        process.send_signal(signal.SIGABRT)
+        process.wait()
+    assert process.returncode == -signal.SIGABRT
+    for core in tmp_path.glob("core*"):  # where the kernel writes it elsewhere, the filter is all
+        assert secret not in core.read_bytes()
+
+
+def test_a_drop_of_no_fingerprint_is_refused_and_drops_nothing(start_node, engine, names):
+    one = engine(start_node().address)
+    one.save(names("kept", 3))
+    with pytest.raises(RefusedError, match="drop: the fingerprint is empty"):
+        one.call(m.Drop(""))
+    assert one.read(names("kept", 3))[0] == 3

@@ -2,15 +2,18 @@
 
 import contextlib
 import json
+import re
+import subprocess
+import sys
 import time
 
 import pytest
 
 from holdfast.errors import RefusedError
-from holdfast.pause import pause, resume
 from holdfast.probe import free_port
-from holdfast.wire import messages as m
-from holdfast.wire.target import Target
+from holdfast.wire.local import messages as m
+from holdfast.wire.remote.client import TargetClient
+from holdfast_bench.harness.pause import pause, resume
 
 TARGET_TIERS = [{"kind": "host", "capacity": "32 MiB"}]
 PATIENT_S = 20.0
@@ -65,7 +68,7 @@ def written(engine):
 
 def held_by(address):
     """How many blocks a target holds."""
-    with contextlib.closing(Target(address)) as target:
+    with contextlib.closing(TargetClient(address)) as target:
         return target.stats(10)[0]["blocks"]
 
 
@@ -232,3 +235,128 @@ def test_a_deadline_out_of_bounds_is_refused(pool, engine, names):
     a = engine(pool.start_host("a").address)
     with pytest.raises(RefusedError, match=r"cover\.deadline_s: -1 is not from 0"):
         a.call(m.Cover(names("x", 1)[0], deadline_s=-1.0))
+
+
+def test_a_host_with_another_key_ring_deletes_and_replaces_nothing_on_the_targets(
+    pool, engine, names
+):
+    ours, other = (str(pool.folder / f"{name}.json") for name in ("ours", "other"))
+    a, c = (engine(pool.start_host(name, keyring=ours).address) for name in ("a", "c"))
+    wrong = pool.start_host("b", keyring=other)
+    b = engine(wrong.address)
+    until_members(a, 2)
+    keys = names("shared", 20)
+    assert a.save(keys) == 20
+    written(a)
+    assert until_covered(b, keys) == 20
+    assert b.read(keys) == (0, {}), "it has no key for them"
+    assert b.cover(keys) == 0, "it does not plan with them again"
+    assert b.save(keys) == 20
+    written(b)
+    assert sum(held_by(node.address) for node in pool.targets.values()) == 20
+    assert until_covered(c, keys) == 20
+    assert c.read(keys) == (20, {"pool": 20})
+    [line] = [line for line in wrong.said().splitlines() if "are misses here" in line]
+    assert "is not on this host's key ring" in line
+    assert "the same `keyring` file" in line
+    [domain] = [entry for entry in b.status()["domains"] if entry["domain"] == "default"]
+    assert domain["unreadable"] == 20
+
+
+def pool_of(host):
+    """What `inspect pool --json` says of each member, and its text."""
+    command = [sys.executable, "-m", "holdfast", "inspect", "pool", "--node", host.address]
+    done = subprocess.run([*command, "--json", "-"], capture_output=True, text=True, check=True)
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    members = json.loads(done.stdout)["shared"][0]["members"]
+    return {member["id"]: member for member in members}, text
+
+
+def until_condition(host, condition, name="t0"):
+    end = time.monotonic() + 60
+    while (members := pool_of(host)[0])[name]["condition"] != condition:
+        assert time.monotonic() < end, members
+    return members[name]
+
+
+def test_a_killed_target_is_unreachable_in_inspect_and_the_log_says_when_it_goes_and_comes(
+    pool, engine
+):
+    host = pool.start_host("a", ask_s=0.25)
+    until_members(engine(host.address), 2)
+    assert until_condition(host, "fine")["why"] == ""
+    victim = pool.targets["t0"]
+    victim.kill()
+    member = until_condition(host, "unreachable")
+    assert "refused" in member["why"].lower(), "the system's word for a closed port"
+    assert "t0" in pool_of(host)[1]
+    assert "unreachable: " in pool_of(host)[1]
+    assert pool_of(host)[0]["t1"]["condition"] == "fine"
+    until_logged(host, "pool member t0 at .* is gone: ")
+    until_phase(host, "t0", {"open", "half open"})
+    victim.start()
+    until_logged(host, "pool member t0 at .* answers again")
+    assert len(re.findall("pool member t0 at .* is gone", host.said())) == 1
+
+
+def test_a_stopped_target_gives_no_answer(pool, engine):
+    host = pool.start_host("a", ask_s=0.25)
+    until_members(engine(host.address), 2)
+    pause(pool.targets["t0"].process.pid)
+    try:
+        assert until_condition(host, "unreachable")["why"] == "no answer within 2 s"
+        until_phase(host, "t0", {"open", "half open"})
+    finally:
+        resume(pool.targets["t0"].process.pid)
+    until_condition(host, "fine")
+
+
+def until_logged(host, pattern):
+    end = time.monotonic() + 60
+    while not re.search(pattern, host.said()):
+        assert time.monotonic() < end, host.said()
+        time.sleep(0.1)
+
+
+def until_phase(host, name, phases):
+    end = time.monotonic() + 60
+    while pool_of(host)[0][name]["phase"] not in phases:
+        assert time.monotonic() < end
+
+
+def test_a_host_with_the_wrong_token_hears_the_targets_words_in_inspect_and_doctor(
+    tmp_path, start_node, engine
+):
+    keys = [tmp_path / name for name in ("right.key", "wrong.key")]
+    for number, key in enumerate(keys):
+        key.write_bytes(bytes([number]) * 32)
+        key.chmod(0o600)
+    token = tmp_path / "token"
+    make = ["token", "--key-file", str(keys[1]), "--out", str(token)]
+    subprocess.run([sys.executable, "-m", "holdfast", *make], check=True)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    tokens = {"key_file": str(keys[0])}
+    start_node(tmp_path / "t0", listen=address, tiers=TARGET_TIERS, tokens=tokens)
+    members = tmp_path / "members.yaml"
+    nowhere = f"tcp://127.0.0.1:{free_port()}"
+    listed = [{"id": "t0", "address": address}, {"id": "t1", "address": nowhere}]
+    members.write_text(json.dumps({"members": listed}))
+    host = start_node(
+        tmp_path / "host",
+        tiers=[{"kind": "host", "capacity": "64 MiB"}, {"kind": "pool", "members": str(members)}],
+        tokens={"file": str(token)},
+        domains={"default": {"key_file": str(keys[0])}},
+    )
+    until_members(engine(host.address), 2)
+    assert "not made with this target's key" in until_condition(host, "refused")["why"]
+    assert pool_of(host)[0]["t1"]["condition"] == "unreachable"
+    until_logged(host, "pool member t0 at .* is gone: refused: .*not made with this target's key")
+    command = [sys.executable, "-m", "holdfast", "doctor"]
+    config = ["--config", str(host.folder / "node.yaml"), "--json", "-"]
+    done = subprocess.run([*command, *config], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    checks = {check["found"].split(" ")[0]: check for check in json.loads(done.stdout)["checks"]}
+    assert checks["t0"]["ok"] is False
+    assert "refused: " in checks["t0"]["why"]
+    assert "not made with this target's key" in checks["t0"]["why"]
+    assert "unreachable: " in checks["t1"]["why"]

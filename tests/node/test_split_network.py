@@ -5,9 +5,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from holdfast.rig import pool as rig_pool
-from holdfast.rig.network import open_network
-from holdfast.rig.pool import Pool
+from holdfast_bench.harness import pool as rig_pool
+from holdfast_bench.harness.network import open_network
+from holdfast_bench.harness.pool import PoolUnderTest
 
 pytest.importorskip("cryptography", reason="hosts seal what leaves them")
 
@@ -28,7 +28,7 @@ def sides(tmp_path, monkeypatch, engine):
     with open_network(tmp_path / "network.log") as network, ExitStack() as stack:
         if not network.cuts:
             pytest.skip("network namespaces need root, ip, unshare, and a kernel that allows them")
-        pool = Pool(stack, tmp_path, network)
+        pool = PoolUnderTest(stack, tmp_path, network)
         pool.start_targets(2)
         here = pool.start_host("here")
         given, give = [], network.host

@@ -171,7 +171,7 @@ def test_what_was_learnt_survives_as_plain_data():
     ],
 )
 def test_other_data_is_refused(data):
-    with pytest.raises(ValueError, match=r"not the memory of a fit|could not convert"):
+    with pytest.raises(ValueError, match=r"not the saved state of a fit|could not convert"):
         PrefillFit.from_data(data)
 
 
@@ -205,7 +205,7 @@ def test_whatever_an_engine_says_the_fit_says_something_finite(steps):
 
 def test_absurd_steps_that_were_kept_are_not_known_again():
     data = {"count": 3, "seen": [[1.0, 1e9, 1e18, 1e-300, 3]]}
-    with pytest.raises(ValueError, match="not the memory of a fit"):
+    with pytest.raises(ValueError, match="not the saved state of a fit"):
         PrefillFit.from_data(data)
 
 

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.plan.cost import LOWER_DEFAULT
-from holdfast.plan.meter import Meter
+from holdfast.plan.meter import QueueMeter
 
 MIB = 1 << 20
 
 
 def test_what_is_in_line_is_counted():
-    meter = Meter()
+    meter = QueueMeter()
     meter.asked(8 * MIB, 0.0)
     meter.asked(8 * MIB, 0.0)
     assert meter.estimate(0.0).queued_bytes == 16 * MIB
@@ -21,25 +21,25 @@ def test_what_is_in_line_is_counted():
 
 
 def test_waves_side_by_side_show_the_speed_of_the_tier_not_of_a_wave():
-    meter = Meter()
+    meter = QueueMeter()
     for turn in range(12):
         now = turn * 1.0
         for _ in range(4):
             meter.asked(8 * MIB, now)
-        for wave in range(4):
-            meter.arrived(8 * MIB, 8 * MIB, now + (wave + 1) * 8 * MIB / 2e9)
+        for read_batch in range(4):
+            meter.arrived(8 * MIB, 8 * MIB, now + (read_batch + 1) * 8 * MIB / 2e9)
     assert meter.estimate(99.0).bytes_per_s == pytest.approx(2e9, rel=0.1)
 
 
 def test_a_line_that_stands_still_makes_the_estimate_worse_before_anything_has_ended():
-    meter = Meter()
+    meter = QueueMeter()
     meter.asked(8 * MIB, 0.0)
     assert meter.estimate(0.0).bytes_per_s == pytest.approx(LOWER_DEFAULT.bytes_per_s)
     assert meter.estimate(8.0).bytes_per_s == pytest.approx(MIB, rel=0.01)
 
 
 def test_bytes_that_did_not_come_teach_nothing():
-    meter = Meter()
+    meter = QueueMeter()
     for turn in range(10):
         meter.asked(8 * MIB, float(turn))
         meter.arrived(MIB, 8 * MIB, turn + 1e-4)
@@ -53,7 +53,7 @@ def test_bytes_that_did_not_come_teach_nothing():
     )
 )
 def test_the_line_is_empty_when_everything_ended_and_estimates_stay_sound(events):
-    meter, now = Meter(), 0.0
+    meter, now = QueueMeter(), 0.0
     for nbytes, _, _ in events:
         meter.asked(nbytes, now)
     for nbytes, waits_s, how in events:

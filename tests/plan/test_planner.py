@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.plan.cost import PrefillCost, TierEstimate
-from holdfast.plan.planner import BestCut, FetchHeld, Plan, Question, expected_s, fetch_s
+from holdfast.plan.planner import BestCut, FetchHeld, Plan, PlanQuestion, expected_s, fetch_s
 
 NAMES = ("host", "disk", "pool", "object")
 TIMES = st.floats(0, 0.1)
@@ -22,7 +22,7 @@ def questions(draw, limits=ENDLESS):
     tiers = draw(st.lists(st.integers(0, 3), max_size=24))
     block_tokens = draw(st.sampled_from([1, 16, 128]))
     prompt = max(1, len(tiers) * block_tokens + draw(st.integers(0, 3 * block_tokens)))
-    return Question(
+    return PlanQuestion(
         tiers=tiers,
         block_bytes=draw(st.integers(1, 1 << 23)),
         block_tokens=block_tokens,
@@ -36,7 +36,7 @@ def questions(draw, limits=ENDLESS):
     )
 
 
-def allowed(question: Question) -> list[int]:
+def allowed(question: PlanQuestion) -> list[int]:
     """Every cut within the limit, the empty one first."""
     last = len(question.tiers)
     cuts = range(question.first + 1, last + 1)
@@ -61,7 +61,7 @@ def test_never_worse_than_fetching_all_or_nothing(question):
     assert plan.recompute_s == pytest.approx(expected_s(question, question.first))
 
 
-def with_tier(question: Question, tier: int, **changes: float) -> Question:
+def with_tier(question: PlanQuestion, tier: int, **changes: float) -> PlanQuestion:
     estimates = list(question.estimates)
     estimates[tier] = estimates[tier]._replace(**changes)
     return question._replace(estimates=estimates)
@@ -105,9 +105,9 @@ def test_a_deadline_is_a_share_of_what_is_saved_and_leaves_time_for_what_is_expe
     assert left_s <= plan.recompute_s + 1e-9
 
 
-def question_of(tiers: list[int], **changes: object) -> Question:
+def question_of(tiers: list[int], **changes: object) -> PlanQuestion:
     """64-token blocks of 1 MiB over host, disk and pool; 1 ms a token to compute."""
-    question = Question(
+    question = PlanQuestion(
         tiers=tiers,
         block_bytes=1 << 20,
         block_tokens=64,

@@ -6,8 +6,8 @@ import pytest
 
 from holdfast.policy.admit import (
     DAY_S,
-    Always,
-    Candidate,
+    AdmissionCandidate,
+    AlwaysAdmit,
     PerDomain,
     ReusePrediction,
     SecondTouch,
@@ -21,16 +21,16 @@ def name(number: int) -> bytes:
     return hashlib.blake2b(str(number).encode(), digest_size=16).digest()
 
 
-def block(number: int, group: object = 0, nbytes: int = MIB) -> Candidate:
-    return Candidate(name(number), group, nbytes)
+def block(number: int, group: object = 0, nbytes: int = MIB) -> AdmissionCandidate:
+    return AdmissionCandidate(name(number), group, nbytes)
 
 
 def test_always_takes_everything():
-    assert Always().admit(block(1), 0.0)
+    assert AlwaysAdmit().admit(block(1), 0.0)
 
 
 def test_a_domain_without_budget_left_takes_nothing_of_the_tiers():
-    own = WriteBudget(Always(), 24 * 3 * MIB)
+    own = WriteBudget(AlwaysAdmit(), 24 * 3 * MIB)
     rule = WriteBudget(PerDomain(SecondTouch(1_000), {b"poor": own}), 24 * 10 * MIB)
     for number in range(100):
         rule.used(block(number, 0), 0.0)
@@ -42,8 +42,8 @@ def test_a_domain_without_budget_left_takes_nothing_of_the_tiers():
 
 
 def test_a_domain_is_not_charged_for_what_its_tier_does_not_write():
-    own = WriteBudget(Always(), 24 * 3 * MIB)
-    rule = WriteBudget(PerDomain(Always(), {b"poor": own}), 24 * 2 * MIB)
+    own = WriteBudget(AlwaysAdmit(), 24 * 3 * MIB)
+    rule = WriteBudget(PerDomain(AlwaysAdmit(), {b"poor": own}), 24 * 2 * MIB)
     blocks = [block(n)._replace(domain=b"poor") for n in range(20)]
     assert sum(rule.admit(each, 0.0) for each in blocks) == 2
     assert sum(own.admit(each, 0.0) for each in blocks) == 1
@@ -120,7 +120,7 @@ def written(rule, rate: int, seconds: range) -> int:
 
 def test_a_days_writes_stay_within_the_budget_and_last_all_day():
     budget = 20_000
-    rule = WriteBudget(Always(), budget * MIB)
+    rule = WriteBudget(AlwaysAdmit(), budget * MIB)
     halves = [written(rule, 1, range(at, at + 43_200)) for at in (0,)]
     passed = sum(rule.admit(block(at), float(at)) for at in range(43_200, 86_400))
     assert 0.9 * budget <= halves[0] + passed <= budget
@@ -129,25 +129,25 @@ def test_a_days_writes_stay_within_the_budget_and_last_all_day():
 
 
 def test_what_fits_the_budget_passes_whole():
-    rule = WriteBudget(Always(), 100_000 * MIB)
+    rule = WriteBudget(AlwaysAdmit(), 100_000 * MIB)
     assert all(rule.admit(block(at), float(at)) for at in range(0, 86_000, 10))
 
 
 def test_a_spent_budget_is_whole_again_the_next_day():
-    rule = WriteBudget(Always(), 240 * MIB)
+    rule = WriteBudget(AlwaysAdmit(), 240 * MIB)
     offers = [(number, 3_600.0 * (number // 50)) for number in range(24 * 50)]
     assert 216 <= sum(rule.admit(block(number), at) for number, at in offers) <= 240
     assert sum(rule.admit(block(number), at + DAY_S) for number, at in offers) >= 150
 
 
 def test_no_minute_spends_more_than_an_hours_worth():
-    rule = WriteBudget(Always(), 240 * MIB)
+    rule = WriteBudget(AlwaysAdmit(), 240 * MIB)
     assert sum(rule.admit(block(number), 0.0) for number in range(500)) == 10
     assert rule.figures()["over_budget"] == 490
 
 
 def test_a_block_larger_than_an_hours_worth_passes_alone():
-    rule = WriteBudget(Always(), 4 * MIB)
+    rule = WriteBudget(AlwaysAdmit(), 4 * MIB)
     assert [rule.admit(block(number), 0.0) for number in range(3)] == [True, False, False]
 
 

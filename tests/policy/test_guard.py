@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.policy.admit import Always, Candidate, SecondTouch
+from holdfast.policy.admit import AdmissionCandidate, AlwaysAdmit, SecondTouch
 from holdfast.policy.guard import ThrashGuard
 
 MIB = 1 << 20
@@ -29,7 +29,7 @@ class Tier:
 
     def use(self, number, now_s):
         uses = self.uses[number] = self.uses.get(number, 0) + 1
-        block = Candidate(name(number), 0, MIB, uses=min(uses, 4))
+        block = AdmissionCandidate(name(number), 0, MIB, uses=min(uses, 4))
         self.rule.used(block, now_s)
         if number in self.held:
             self.held.move_to_end(number)
@@ -42,7 +42,7 @@ class Tier:
 
 
 def guarded(rule=None):
-    return ThrashGuard(rule or Always(), BLOCKS * MIB, sample=1)
+    return ThrashGuard(rule or AlwaysAdmit(), BLOCKS * MIB, sample=1)
 
 
 def play(tier, numbers, start_s=0.0):
@@ -53,7 +53,7 @@ def play(tier, numbers, start_s=0.0):
 
 def test_a_cycle_that_does_not_fit_moves_a_fraction_and_hits_more():
     cycle = [n for _ in range(60) for n in range(4 * BLOCKS)]
-    lru, kept = play(Tier(Always()), cycle), play(Tier(guarded()), cycle)
+    lru, kept = play(Tier(AlwaysAdmit()), cycle), play(Tier(guarded()), cycle)
     assert lru.hits == 0
     assert lru.written == len(cycle)
     assert kept.written < 0.2 * lru.written
@@ -78,7 +78,7 @@ def test_a_tenth_that_comes_to_use_keeps_the_door_open():
     for turn in range(3_000):
         numbers += [turn % 1_000, 10_000 + turn, *([10_000 + turn - 20] if turn % 5 == 0 else [])]
     tier = play(Tier(guarded()), numbers)
-    open_door = play(Tier(Always()), numbers)
+    open_door = play(Tier(AlwaysAdmit()), numbers)
     assert tier.hits >= open_door.hits
 
 
@@ -110,7 +110,7 @@ def test_after_the_cycle_is_over_all_is_as_before():
 
 def test_the_rule_behind_it_is_asked_told_and_shown():
     rule = guarded(SecondTouch(1_000))
-    block = Candidate(name(1), 0, MIB)
+    block = AdmissionCandidate(name(1), 0, MIB)
     rule.used(block, 0.0)
     assert not rule.admit(block, 0.0)
     rule.used(block, 1.0)
@@ -126,10 +126,10 @@ events = st.lists(
 
 @given(events)
 def test_whatever_happens_it_lets_in_no_more_than_the_rule_and_shuts_for_a_reason(happened):
-    rule = ThrashGuard(Always(), 16 * MIB, sample=1)
+    rule = ThrashGuard(AlwaysAdmit(), 16 * MIB, sample=1)
     watched, wasted = {}, 0
     for at, (what, number, uses) in enumerate(happened):
-        block = Candidate(name(number), 0, MIB, uses=uses)
+        block = AdmissionCandidate(name(number), 0, MIB, uses=uses)
         match what:
             case "use":
                 rule.used(block, float(at))
@@ -149,5 +149,5 @@ def test_whatever_happens_it_lets_in_no_more_than_the_rule_and_shuts_for_a_reaso
 
 @given(st.lists(st.integers(0, BLOCKS - 1), max_size=2_000))
 def test_whatever_fits_is_served_as_if_there_were_no_guard(numbers):
-    with_guard, without = play(Tier(guarded()), numbers), play(Tier(Always()), numbers)
+    with_guard, without = play(Tier(guarded()), numbers), play(Tier(AlwaysAdmit()), numbers)
     assert (with_guard.hits, with_guard.written) == (without.hits, without.written)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.policy.admit import Always, Candidate
-from holdfast.policy.reuse_interval import BUCKETS, ReuseInterval, Served, _best, _fill
+from holdfast.policy.admit import AdmissionCandidate, AlwaysAdmit
+from holdfast.policy.reuse_interval import BUCKETS, ReuseInterval, ServedInterval, _best, _fill
 
 MIB = 1 << 20
 
@@ -29,7 +29,7 @@ class Tier:
         self.hits = self.written = 0
 
     def use(self, number, now_s, group=0, *, at_hand=False):
-        block = Candidate(name(number), group, MIB)
+        block = AdmissionCandidate(name(number), group, MIB)
         self.rule.used(block, now_s, at_hand=at_hand)
         if number in self.held:
             self.held.move_to_end(number)
@@ -50,7 +50,7 @@ def cycles(rule, blocks=100, of=400, rounds=30):
 
 
 def test_of_a_cycle_that_does_not_fit_it_keeps_the_part_that_does():
-    lru, kept = cycles(Always()), cycles(ReuseInterval(100 * MIB, sample=1))
+    lru, kept = cycles(AlwaysAdmit()), cycles(ReuseInterval(100 * MIB, sample=1))
     assert lru.hits == 0
     assert kept.hits > 0.15 * 30 * 400, "a quarter would fit, all the time"
     assert kept.written < 0.1 * lru.written
@@ -102,9 +102,11 @@ def test_what_a_faster_tier_had_is_no_reason_to_keep_it_here():
 def test_a_tier_that_is_no_faster_is_tried_now_and_then():
     rule = ReuseInterval(1_000 * MIB, lambda nbytes: -1e-9 * nbytes, sample=1)
     for turn in range(4_000):
-        rule.used(Candidate(name(turn % 100), 0, MIB), turn * 0.1)
-        rule.admit(Candidate(name(turn), 0, MIB), turn * 0.1)
-    taken = sum(rule.admit(Candidate(name(number), 0, MIB), 400.0) for number in range(6_400))
+        rule.used(AdmissionCandidate(name(turn % 100), 0, MIB), turn * 0.1)
+        rule.admit(AdmissionCandidate(name(turn), 0, MIB), turn * 0.1)
+    taken = sum(
+        rule.admit(AdmissionCandidate(name(number), 0, MIB), 400.0) for number in range(6_400)
+    )
     assert 50 < taken < 160
     assert rule.figures()["break_even_s"] == 0.0
 
@@ -114,34 +116,34 @@ def test_a_byte_that_saves_more_waits_longer():
     rule = ReuseInterval(70 * MIB, lambda nbytes: 1e-3 + nbytes / 1e9, sample=1)
     for turn in range(4_000):
         now_s = turn * 0.5
-        rule.used(Candidate(name(("large", turn % 50)), "large", MIB), now_s)
+        rule.used(AdmissionCandidate(name(("large", turn % 50)), "large", MIB), now_s)
         for part in range(4):
             small = name(("small", turn % 60, part))
-            rule.used(Candidate(small, "small", MIB // 4), now_s)
-        rule.admit(Candidate(name(0), "large", MIB), now_s)
+            rule.used(AdmissionCandidate(small, "small", MIB // 4), now_s)
+        rule.admit(AdmissionCandidate(name(0), "large", MIB), now_s)
     assert rule.setting.shares["small"] == pytest.approx(1.0)
     assert rule.setting.shares["large"] < 0.7
 
 
 def test_what_nobody_knows_yet_gets_the_benefit_of_the_doubt():
     rule = ReuseInterval(MIB)
-    assert all(rule.admit(Candidate(name(n), "new", MIB), float(n)) for n in range(100))
+    assert all(rule.admit(AdmissionCandidate(name(n), "new", MIB), float(n)) for n in range(100))
     assert rule.figures() == {}
 
 
 def test_names_and_classes_without_end_are_bounded():
     rule = ReuseInterval(MIB, watched=64, sample=1)
     for number in range(3_000):
-        rule.used(Candidate(name(number), number, MIB), number * 1e-3)
-        rule.admit(Candidate(name(number), number, MIB), number * 1e-3)
+        rule.used(AdmissionCandidate(name(number), number, MIB), number * 1e-3)
+        rule.admit(AdmissionCandidate(name(number), number, MIB), number * 1e-3)
     assert len(rule._classes) <= 256
     assert len(rule._watch._since) <= 64
-    assert sum(map(len, rule._watch._lines)) <= 3_000
+    assert sum(map(len, rule._watch._buckets)) <= 3_000
 
 
 classes = st.lists(
     st.builds(
-        Served,
+        ServedInterval,
         st.integers(),
         st.floats(0.0, 1.0),
         st.floats(1e-3, 1e6),

@@ -2,20 +2,20 @@
 
 import pytest
 
-from holdfast.policy.tree import Tree
+from holdfast.policy.tree import PrefixTree
 
 
 @pytest.mark.parametrize(("rows", "parents"), [([0, 1], [-1]), ([0], [-1, 0]), ([], [0])])
 def test_rows_and_parents_are_as_many_as_each_other(rows, parents):
-    tree = Tree()
-    with pytest.raises(ValueError, match="one of each a block"):
+    tree = PrefixTree()
+    with pytest.raises(ValueError, match="give a parent per row"):
         tree.add(rows, parents)
     assert tree.rows == tree.holes == 0
     assert not tree.here
 
 
 def test_a_row_of_which_others_are_children_leaves_a_hole():
-    tree = Tree()
+    tree = PrefixTree()
     tree.add([0, 1, 2], [-1, 0, 1])
     assert tree.take(1) == 0
     assert (tree.rows, tree.holes) == (2, 1)

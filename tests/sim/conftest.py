@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from holdfast.plan.planner import BestCut
-from holdfast.sim.figures import Run
+from holdfast.sim.figures import SimulationFigures
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.formats.load import load
 from holdfast.sim.hardware import resolve
@@ -17,7 +17,7 @@ from holdfast.sim.ladder import parse_ladder
 from holdfast.sim.profile import load_profile
 from holdfast.sim.route import ROUTERS
 from holdfast.sim.rules import rules_of
-from holdfast.sim.run import Setting, Simulation
+from holdfast.sim.run import Simulation, SimulationSettings
 from holdfast.sim.trace import Requests, Trace, arrange
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
@@ -80,16 +80,16 @@ def made() -> Callable[..., Trace]:
 
 
 @pytest.fixture(scope="session")
-def ran() -> Callable[..., Run]:
+def ran() -> Callable[..., SimulationFigures]:
     """Run a trace through a ladder that is written as in its file, on one worker."""
 
-    def run(trace: Trace, ladder: dict) -> Run:
+    def run(trace: Trace, ladder: dict) -> SimulationFigures:
         hardware = resolve(parse_ladder(ladder), load_profile(), trace.block_tokens)
         fleet, bare = (
-            Fleet(one, 1, rules_of(one)) for one in (hardware, hardware._replace(rungs=[]))
+            Fleet(one, 1, rules_of(one)) for one in (hardware, hardware._replace(tier_specs=[]))
         )
-        setting = Setting(BestCut(), ROUTERS["least_queue"])
+        setting = SimulationSettings(BestCut(), ROUTERS["least_queue"])
         served = Simulation(trace, fleet, setting).run()
-        return Run(trace, fleet, served, Simulation(trace, bare, setting).run())
+        return SimulationFigures(trace, fleet, served, Simulation(trace, bare, setting).run())
 
     return run

@@ -72,5 +72,5 @@ def test_a_tier_slower_than_computing_is_left_alone():
 
 
 def test_too_few_lengths_are_refused():
-    with pytest.raises(ConfigError, match="2 lengths are too few for a fit; measure 3"):
+    with pytest.raises(ConfigError, match="2 lengths are too few for a fit; measure at least 3"):
         calibration.prefill_of({1: 1.0, 2: 2.0}, TAIL)

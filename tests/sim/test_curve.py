@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.sim.curve import Order, curve
+from holdfast.sim.curve import ReuseOrder, curve
 from holdfast.sim.formats.load import load
 from holdfast.sim.formats.rows import Reading
 from holdfast.sim.reuse import reuse
@@ -17,7 +17,7 @@ BLOCK = 4
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 
 
-def replayed(trace: Trace, capacity: int, order: Order) -> tuple[int, int]:
+def replayed(trace: Trace, capacity: int, order: ReuseOrder) -> tuple[int, int]:
     """Hit blocks and tokens of one plain LRU store."""
     store: OrderedDict[int, None] = OrderedDict()
     blocks = tokens = 0
@@ -26,7 +26,7 @@ def replayed(trace: Trace, capacity: int, order: Order) -> tuple[int, int]:
         held = next((i for i, block in enumerate(chain) if block not in store), len(chain))
         blocks += held
         tokens += min(held * BLOCK, int(trace.input_tokens[request]))
-        for block in chain[::-1] if order is Order.LEAF_FIRST else chain:
+        for block in chain[::-1] if order is ReuseOrder.LEAF_FIRST else chain:
             store[block] = None
             store.move_to_end(block)
         while len(store) > capacity:
@@ -34,7 +34,7 @@ def replayed(trace: Trace, capacity: int, order: Order) -> tuple[int, int]:
     return blocks, tokens
 
 
-@given(data=st.data(), order=st.sampled_from(Order))
+@given(data=st.data(), order=st.sampled_from(ReuseOrder))
 def test_every_capacity_equals_its_replay(any_trace, data, order) -> None:
     trace = data.draw(any_trace)
     found = curve(trace, order=order)
@@ -80,7 +80,7 @@ def test_token_hits_of_conversation(shipped) -> None:
     sizes = {1_000: 0.0454, 5_860: 0.1388, 19_532: 0.2908, 97_657: 0.3707, 200_000: 0.3736}
     assert {size: round(found.token_hit(size), 4) for size in sizes} == sizes
     assert [found.capacity_for(s) for s in (0.5, 0.8, 0.95, 0.99)] == [8296, 20927, 37602, 85220]
-    head_first = curve(conversation, runs, Order.HEAD_FIRST)
+    head_first = curve(conversation, runs, ReuseOrder.HEAD_FIRST)
     sizes = {20: 0.0265, 5_860: 0.1382, 10_000: 0.2153}
     assert {size: round(head_first.token_hit(size), 4) for size in sizes} == sizes
 
@@ -88,7 +88,7 @@ def test_token_hits_of_conversation(shipped) -> None:
 def test_leaf_first_and_head_first_differ_most_on_shared_prompts(shipped) -> None:
     airline = shipped("airline")
     assert round(curve(airline).token_hit(30), 3) == 0.611
-    assert round(curve(airline, order=Order.HEAD_FIRST).token_hit(30), 4) == 0.1445
+    assert round(curve(airline, order=ReuseOrder.HEAD_FIRST).token_hit(30), 4) == 0.1445
 
 
 def test_a_day_of_agent_sessions(shipped) -> None:

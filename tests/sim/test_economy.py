@@ -37,9 +37,7 @@ def test_a_run_within_its_hours_has_no_such_line(priced):
 
 def test_writes_of_less_than_a_day_are_said_to_be_overstated(priced):
     [said] = [line for line in assumptions(priced(1_799, DISK)) if line.startswith("writes per")]
-    assert said.startswith(
-        "writes per day are those of 1.0 hours, taken for a whole day: that over"
-    )
+    assert said.startswith("writes per day are extrapolated from 1.0 hours, which over")
     whole_day = priced(43_200, DISK)
     assert not [line for line in assumptions(whole_day) if line.startswith("writes per day")]
     memory = priced(10, {"kind": "host", "capacity_tokens": 400})

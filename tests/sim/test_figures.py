@@ -37,7 +37,9 @@ def test_wear_is_of_whole_drives_and_beside_it_of_the_capacity(made, ran):
     assert written > 0
     assert found.span_s == 86_400.0
     assert (wear.value, wear.unit) == (pytest.approx(written / 61.44e12), "of the drives bought")
-    assert wear.more["of_capacity"] == pytest.approx(written / found.fleet.hardware.rungs[0].nbytes)
+    assert wear.more["of_capacity"] == pytest.approx(
+        written / found.fleet.hardware.tier_specs[0].nbytes
+    )
     assert (wear.more["rated"], wear.more["measured_s"]) == (1.0, 86_400.0)
 
 

@@ -33,12 +33,12 @@ def test_a_ladder_takes_its_figures_from_the_profile():
         }
     )
     found = resolve(ladder, shipped(), 64, load_model("Llama-3.1-70B"))
-    host, disk, cloud = found.rungs
+    host, disk, cloud = found.tier_specs
     assert host.read_bytes_per_s == 8 * 54e9  # the GPUs' own links are slower than 16 channels
-    assert host.blocks == int(16 * 64e9) // found.world.record_bytes
+    assert host.blocks == int(16 * 64e9) // found.namespace.record_bytes
     assert (disk.read_bytes_per_s, disk.latency_s) == (28e9, 0.001)
     assert cloud.blocks == UNBOUNDED
-    assert found.world.payload_bytes == 327_680 * 64
+    assert found.namespace.payload_bytes == 327_680 * 64
     # a 70B model at half of the peak of eight H100: 2 * 70.6e9 FLOP a token, and attention
     assert found.prefill.seconds(2_048) == pytest.approx(0.02 + 2_048 * 141e9 / 3.956e15, rel=0.02)
 
@@ -48,8 +48,8 @@ def test_what_the_file_says_goes_before_the_profile():
     found = resolve(
         parse_ladder({"engine": {"prefill": {"b": 1e-4}}, "tiers": [tier]}), shipped(), 64
     )
-    assert found.rungs[0].read_bytes_per_s == 1e9
-    assert found.rungs[0].blocks == 10
+    assert found.tier_specs[0].read_bytes_per_s == 1e9
+    assert found.tier_specs[0].blocks == 10
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,19 @@ def test_what_the_file_says_goes_before_the_profile():
         ({"tiers": [{**HOST, "capacity": "big"}]}, r"tiers.0.capacity: 'big': not a size"),
         (
             {"tiers": [{**HOST, "read_bytes_per_s": 0}]},
-            "tiers.0.read_bytes_per_s: 0 moves nothing; it must be above 0, or remove it",
+            "tiers.0.read_bytes_per_s: 0 must be above 0, or remove it",
         ),
-        ({"tiers": [{**HOST, "write_bytes_per_s": -1}]}, "tiers.0.write_bytes_per_s: -1 moves"),
+        (
+            {"tiers": [{**HOST, "write_bytes_per_s": -1}]},
+            "tiers.0.write_bytes_per_s: -1 must be above",
+        ),
         ({"tiers": [{**HOST, "latency_s": -1}]}, "tiers.0.latency_s: -1 must be 0 or more"),
-        ({"tiers": [{**HOST, "units": 0}]}, "tiers.0.units: 0 holds nothing"),
+        ({"tiers": [{**HOST, "units": 0}]}, "tiers.0.units: 0 must be at least 1"),
         ({"tiers": [{**HOST, "capacity_tokens": 9}]}, "tiers.0.capacity: 1 GiB, and capacity_tok"),
         ({"tiers": [{**HOST, "worker_bytes_per_s": 9}]}, "worker_bytes_per_s: a host belongs to"),
         (
             {"tiers": [{**HOST, "kind": "disk"}, HOST]},
-            "tiers.1.kind: 'host' stands behind 'disk'; put the fastest first",
+            "tiers.1.kind: 'host' is after 'disk'; put the fastest first",
         ),
         (
             {"tiers": [{**HOST, "kind": "pool"}, {**HOST, "kind": "pool"}]},
@@ -82,8 +85,14 @@ def test_what_the_file_says_goes_before_the_profile():
         ({"tiers": [HOST], "engine": {"utilisation": 2}}, "engine.utilisation: 2 must be above 0"),
         ({"tiers": [HOST], "token_bytes": 0}, "token_bytes: 0 must be above 0"),
         ({"tiers": [HOST], "token_bytes": float("inf")}, "token_bytes: inf must be above 0, at"),
-        ({"tiers": [{"kind": "host", "capacity_tokens": float("inf")}]}, "_tokens: inf is no num"),
-        ({"tiers": [{"kind": "host", "capacity_tokens": float("nan")}]}, "_tokens: nan is no num"),
+        (
+            {"tiers": [{"kind": "host", "capacity_tokens": float("inf")}]},
+            "_tokens: inf is not a num",
+        ),
+        (
+            {"tiers": [{"kind": "host", "capacity_tokens": float("nan")}]},
+            "_tokens: nan is not a num",
+        ),
         ({"tiers": [{**HOST, "latency_s": 1e300}]}, r"latency_s: 1e\+300 must be .*, at most 1e"),
         ({"tiers": [HOST], "engine": {"prefill": {"c": 1e300}}}, r"prefill.c: 1e\+300 must be 0"),
         ({"tiers": [HOST], "engine": {"step_s": 1e300}}, r"engine.step_s: 1e\+300 must be 0 or"),
@@ -129,16 +138,16 @@ def test_what_model_and_gpu_do_not_say_is_asked_for():
     with pytest.raises(ConfigError, match=r"engine\.prefill: is missing; add its a, b and c, or"):
         resolve(bare, shipped(), 64, load_model("Qwen3-8B"))
     wrong = parse_ladder({"tiers": [HOST], "engine": {"gpu": "Z80"}})
-    with pytest.raises(ConfigError, match=r"engine\.gpu: gpu 'Z80': not a known one"):
+    with pytest.raises(ConfigError, match=r"engine\.gpu: gpu 'Z80': not a known GPU"):
         resolve(wrong, shipped(), 64, load_model("Qwen3-8B"))
 
 
 def test_a_file_that_is_no_yaml_is_named(tmp_path):
     file = tmp_path / "ladder.yaml"
-    with pytest.raises(ConfigError, match=r"ladder\.yaml: can not be read: No such"):
+    with pytest.raises(ConfigError, match=r"ladder\.yaml: cannot be read: No such"):
         read_ladder(str(file))
     file.write_text("tiers: [")
-    with pytest.raises(ConfigError, match=r"ladder\.yaml: can not be read as YAML"):
+    with pytest.raises(ConfigError, match=r"ladder\.yaml: cannot be read as YAML"):
         read_ladder(str(file))
     file.write_text("tiers:\n  - {kind: host, capacity: 1 GiB}\n")
     assert read_ladder(str(file)).name == "ladder"
@@ -173,14 +182,14 @@ def test_a_device_tier_that_does_not_fit_beside_the_model_is_refused(capacity, m
     fits = parse_ladder(
         {"tiers": [{"kind": "device", "capacity": "140 GB"}, HOST], "token_bytes": size, **rest}
     )
-    assert resolve(fits, shipped(), 64, named).rungs[0].nbytes <= 140e9
+    assert resolve(fits, shipped(), 64, named).tier_specs[0].nbytes <= 140e9
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "examples" / "ladders").glob("*.yaml")))
 def test_the_examples_are_ladders(file):
     model = "Llama-3.1-8B" if file.stem == "many-workers" else "Llama-3.1-70B"
     found = resolve(read_ladder(str(file)), shipped(), 512, load_model(model))
-    assert all(rung.blocks > 900 for rung in found.rungs)
+    assert all(tier_spec.blocks > 900 for tier_spec in found.tier_specs)
 
 
 @pytest.mark.parametrize("page", ["docs/how-to/simulate.md", "docs/reference/sim.md"])

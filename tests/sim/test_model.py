@@ -258,7 +258,7 @@ def test_files_that_are_no_config_are_refused(tmp_path):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ConfigError, match=r"config\.json"):
             load_model(str(tmp_path))
-    with pytest.raises(ConfigError, match="can not be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         load_model(str(tmp_path / "none.json"))
 
 

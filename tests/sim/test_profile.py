@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.sim.profile import Range, load_profile, shipped
+from holdfast.sim.profile import ProfileRange, load_profile, shipped
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def laid_over(tmp_path):
 
 def figures(section):
     values = (getattr(section, name) for name in section.__struct_fields__)
-    return [value for value in values if isinstance(value, Range)]
+    return [value for value in values if isinstance(value, ProfileRange)]
 
 
 def test_the_shipped_profile_has_every_tier_and_a_source_for_each_figure():
@@ -92,7 +92,7 @@ media:
          write_bytes_per_s: 4e+8, dollars_per_gb: {low: 1, mid: 2, high: 3, source: me}}
 date: 2026-11-01
 """)
-    assert added.media["tape"].dollars_per_gb == Range(low=1, mid=2, high=3, source="me")
+    assert added.media["tape"].dollars_per_gb == ProfileRange(low=1, mid=2, high=3, source="me")
     assert added.date.month == 11
 
 
@@ -114,12 +114,15 @@ BAD = [
     ("site: {prefill_utilisation: 50}", r"site\.prefill_utilisation: 50: a share .* at most 1"),
     ("site: {prefill_utilisation: {high: 1.2}}", r"site\.prefill_utilisation: 1\.2: a share"),
     ("site: {prefill_utilisation: 0}", r"site\.prefill_utilisation: 0: must be above 0"),
-    ("site: {power_overhead: 0.3}", r"site\.power_overhead: 0\.3: a building draws at least"),
-    ("media: 3", "media: not name: figures"),
+    (
+        "site: {power_overhead: 0.3}",
+        r"site\.power_overhead: 0\.3: the overhead includes the machines",
+    ),
+    ("media: 3", "media: not a mapping of names"),
     ("media: {ddr5: 3}", r"media\.ddr5: 3"),
     ("date: yesterday", "date: 'yesterday'"),
     ("- 3", "holds a list"),
-    ("{", "can not be read as YAML"),
+    ("{", "cannot be read as YAML"),
 ]
 
 

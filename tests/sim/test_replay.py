@@ -100,7 +100,7 @@ def test_returns_are_the_next_use_of_a_sessions_own_chain(made):
 
 
 def test_a_store_that_holds_nothing_is_refused(made):
-    with pytest.raises(ValueError, match="capacity_blocks: 0 holds nothing"):
+    with pytest.raises(ValueError, match="capacity_blocks: 0: give 1 or more"):
         replay(made([[0]], [0], [0]), 0, LeafLru())
 
 

@@ -12,14 +12,14 @@ from holdfast.policy.s3fifo import S3Fifo
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.hardware import resolve
 from holdfast.sim.ladder import parse_ladder
-from holdfast.sim.memory import Rules
+from holdfast.sim.memory import SimulatedRules
 from holdfast.sim.profile import shipped
 from holdfast.sim.route import ROUTERS
 from holdfast.sim.rules import rules_of
-from holdfast.sim.run import Setting, Simulation
+from holdfast.sim.run import Simulation, SimulationSettings
 from holdfast.sim.trace import Requests, arrange
 
-SETTING = Setting(FetchHeld(), ROUTERS["round_robin"])
+SETTING = SimulationSettings(FetchHeld(), ROUTERS["round_robin"])
 
 
 def trace_of(chains):
@@ -46,8 +46,8 @@ def tier(kind, blocks, **more):
 
 def test_a_tier_may_have_a_policy_of_its_own():
     fleet = fleet_of([tier("host", 4), tier("disk", 9, policy="s3fifo")], "cost_aware")
-    assert isinstance(fleet.shelves(0)[0].eviction, CostAware)
-    assert isinstance(fleet.shelves(1)[0].eviction, S3Fifo)
+    assert isinstance(fleet.tier_states(0)[0].eviction, CostAware)
+    assert isinstance(fleet.tier_states(1)[0].eviction, S3Fifo)
 
 
 def test_unknown_policies_are_refused_where_they_stand():
@@ -62,7 +62,7 @@ def test_a_disk_that_waits_for_the_second_use_is_written_less():
     for admit, written in (("always", 6), ("second_touch", 2)):
         fleet = fleet_of([tier("host", 2), tier("disk", 40, admit=admit)])
         Simulation(trace_of(chains), fleet, SETTING).run()
-        disk = fleet.shelves(1)[0]
+        disk = fleet.tier_states(1)[0]
         assert disk.written == written
         assert (disk.declined > 0) == (admit == "second_touch")
 
@@ -87,7 +87,7 @@ def test_a_session_that_waits_already_is_expected_now():
     ladder = parse_ladder(
         {"tiers": [tier("host", 3)], "engine": {"prefill": {"a": 10.0}}, "token_bytes": 1_000}
     )
-    fleet = Fleet(resolve(ladder, shipped(), 4), 1, lambda _: Rules(Told()))
+    fleet = Fleet(resolve(ladder, shipped(), 4), 1, lambda _: SimulatedRules(Told()))
     hints = np.array([2.0, 99.0, NEVER])  # the first returns after 2 s, and is answered after 10
     setting = SETTING._replace(returns_s=hints)
     Simulation(trace_of([[0, 1], [2, 3], [0, 1]]), fleet, setting).run()
@@ -109,7 +109,7 @@ def cycled(**more):
     )
     served = Simulation(trace_of(CYCLE), fleet, SETTING).run()
     hits = int(served.fetched[:, 1].sum())
-    return fleet.shelves(1)[0], hits
+    return fleet.tier_states(1)[0], hits
 
 
 def test_a_cycle_larger_than_cxl_is_moved_less_and_hits_more_under_the_guard():
@@ -149,7 +149,7 @@ def test_what_returns_is_staged_from_disk_ahead_of_its_request():
                 "token_bytes": 1_000,
             }
         )
-        fleet = Fleet(resolve(ladder, shipped(), 4), 1, lambda _: Rules(LeafLru()))
+        fleet = Fleet(resolve(ladder, shipped(), 4), 1, lambda _: SimulatedRules(LeafLru()))
         trace = trace_of(chains)._replace(time_s=times)
         returns = np.array([30.0, NEVER, NEVER, NEVER])
         setting = SETTING._replace(returns_s=returns, prestage=prestage)

@@ -14,16 +14,16 @@ from holdfast.sim.fleet import Fleet
 from holdfast.sim.formats.load import load
 from holdfast.sim.hardware import resolve
 from holdfast.sim.ladder import parse_ladder
-from holdfast.sim.memory import Rules
+from holdfast.sim.memory import SimulatedRules
 from holdfast.sim.profile import shipped as profile
 from holdfast.sim.route import ROUTERS
 from holdfast.sim.rules import rules_of
-from holdfast.sim.run import Setting, Simulation
+from holdfast.sim.run import Simulation, SimulationSettings
 from holdfast.sim.trace import Requests, arrange
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 AT_ONCE = {"prefill": {}}
-HELD = Setting(FetchHeld(), ROUTERS["round_robin"])
+HELD = SimulationSettings(FetchHeld(), ROUTERS["round_robin"])
 
 
 def trace_of(chains, times=None, block_tokens=4, think=None, session=None):
@@ -42,7 +42,9 @@ def trace_of(chains, times=None, block_tokens=4, think=None, session=None):
 
 def fleet_of(tiers, engine=AT_ONCE, workers=1, block_tokens=4, token_bytes=1_000):
     ladder = parse_ladder({"tiers": tiers, "engine": engine, "token_bytes": token_bytes})
-    return Fleet(resolve(ladder, profile(), block_tokens), workers, lambda _: Rules(LeafLru()))
+    return Fleet(
+        resolve(ladder, profile(), block_tokens), workers, lambda _: SimulatedRules(LeafLru())
+    )
 
 
 def host(blocks, **more):
@@ -98,11 +100,11 @@ def test_tiers_never_hold_more_than_they_can_nor_lose_count(chains, sizes, write
     trace, fleet = trace_of(chains), fleet_of(tiers, workers=workers)
     found = Simulation(trace, fleet, HELD).run()
     for tier, size in enumerate(sizes):
-        for number, shelf in enumerate(fleet.shelves(tier)):
+        for number, tier_state in enumerate(fleet.tier_states(tier)):
             memory = fleet.shared if tier == 3 else fleet.workers[number].memory
             column = memory.index.places[0 if tier == 3 else tier]
-            assert shelf.held == sum(place for place in column if place > 0)
-            assert shelf.held <= shelf.peak <= size
+            assert tier_state.held == sum(place for place in column if place > 0)
+            assert tier_state.held <= tier_state.peak <= size
     assert (found.fetched.sum(axis=1) <= np.diff(trace.starts)).all()
     for memory in [fleet.shared, *(worker.memory for worker in fleet.workers)]:
         assert not any(memory.index.leases)
@@ -130,8 +132,8 @@ def test_blocks_take_their_time_over_the_link():
     engine = {"prefill": {"b": 100.0}}
     fleet = fleet_of([host(99, latency_s=0.5, read_bytes_per_s=4_096.0)], engine)
     trace = trace_of([[0, 1, 2, 3], [0, 1, 2, 3, 4]], times=[0.0, 5_000.0])
-    found = Simulation(trace, fleet, Setting(BestCut(), ROUTERS["round_robin"])).run()
-    block = fleet.hardware.world.record_bytes
+    found = Simulation(trace, fleet, SimulationSettings(BestCut(), ROUTERS["round_robin"])).run()
+    block = fleet.hardware.namespace.record_bytes
     assert found.fetched[1].tolist() == [4]
     assert found.fetched_s[1] - found.looked_s[1] == pytest.approx(0.5 + 4 * block / 4_096)
     assert found.first_s[1] - found.fetched_s[1] == pytest.approx(400.0)
@@ -142,7 +144,7 @@ def test_what_is_not_worth_fetching_is_computed():
     engine = {"prefill": {"b": 1e-6}}
     fleet = fleet_of([host(99, latency_s=5.0)], engine)
     trace = trace_of([[0, 1, 2], [0, 1, 2]], times=[0.0, 9.0])
-    found = Simulation(trace, fleet, Setting(BestCut(), ROUTERS["round_robin"])).run()
+    found = Simulation(trace, fleet, SimulationSettings(BestCut(), ROUTERS["round_robin"])).run()
     assert found.held.tolist() == [0, 3]
     assert found.fetched.sum() == 0
 
@@ -153,7 +155,7 @@ def test_a_late_fetch_is_cut_short_and_the_rest_is_computed():
     fleet = fleet_of([host(99, read_bytes_per_s=4_096.0)], engine)
     chain = list(range(8))
     trace = trace_of([chain] * 11, times=[0.0, *[200.0] * 10])
-    found = Simulation(trace, fleet, Setting(BestCut(), ROUTERS["round_robin"])).run()
+    found = Simulation(trace, fleet, SimulationSettings(BestCut(), ROUTERS["round_robin"])).run()
     late = found.late.astype(bool)
     assert late.any()
     assert (found.fetched[late].sum(axis=1) < 8).all()
@@ -175,15 +177,18 @@ def test_what_a_tier_evicts_goes_down_the_ladder():
     fleet = fleet_of(tiers)
     found = Simulation(trace, fleet, HELD).run()
     assert found.fetched.tolist() == [[0, 0], [0, 0], [0, 2]]
-    assert [shelf.written for tier in (0, 1) for shelf in fleet.shelves(tier)] == [6, 4]
+    assert [tier_state.written for tier in (0, 1) for tier_state in fleet.tier_states(tier)] == [
+        6,
+        4,
+    ]
 
 
 def test_too_many_writes_are_refused():
     slow = {"kind": "disk", "capacity_tokens": 40, "write_bytes_per_s": 1.0, "write_wait_s": 10_000}
     fleet = fleet_of([host(1), slow])
     Simulation(trace_of([[0, 1, 2]]), fleet, HELD).run()
-    shelf = fleet.shelves(1)[0]
-    assert (shelf.held, shelf.refused) == (1, 2)
+    tier_state = fleet.tier_states(1)[0]
+    assert (tier_state.held, tier_state.refused) == (1, 2)
 
 
 def test_in_a_closed_loop_the_next_request_waits_for_the_answer():
@@ -212,7 +217,7 @@ def test_routers_choose_as_they_say():
     for name, router in ROUTERS.items():
         trace = trace_of(chains, times=[0.0, 1.0, 50.0])
         fleet = fleet_of([host(99)], engine, workers=2)
-        found = Simulation(trace, fleet, Setting(FetchHeld(), router)).run()
+        found = Simulation(trace, fleet, SimulationSettings(FetchHeld(), router)).run()
         chosen[name] = found.worker.tolist()
     assert chosen["round_robin"] == [0, 1, 0]
     assert chosen["least_queue"] == [0, 1, 0]
@@ -251,12 +256,12 @@ def test_what_makes_it_faster_changes_no_figure(shipped):
         parse_ladder({"tiers": tiers, "engine": engine, "token_bytes": 327_680}), profile(), 512
     )
     fleet = Fleet(hardware, 2, rules_of(hardware))
-    setting = Setting(BestCut(), ROUTERS["least_queue"])
+    setting = SimulationSettings(BestCut(), ROUTERS["least_queue"])
     found = Simulation(first(shipped("conversation"), 1_500), fleet, setting).run()
     assert found.fetched.sum(axis=0).tolist() == [1_574, 1_080, 3_572]
     assert found.computed_tokens.sum() == 17_795_045
     assert found.first_s.sum() == pytest.approx(1_042_675.0452077598, rel=1e-12)
-    written = [[shelf.written for shelf in fleet.shelves(tier)] for tier in range(3)]
+    written = [[tier_state.written for tier_state in fleet.tier_states(tier)] for tier in range(3)]
     assert written == [[20_690, 19_430], [20_122, 18_918], [18_326, 17_079]]
 
 
@@ -276,14 +281,16 @@ def test_a_tier_with_room_for_all_needs_no_order(chains, sizes, workers):
     ladder = parse_ladder({"tiers": tiers, "engine": AT_ONCE, "token_bytes": 1_000})
     trace, hardware, found = trace_of(chains), resolve(ladder, profile(), 4), []
     for kind in (Fleet, Crowded):
-        fleet = kind(hardware, workers, lambda _: Rules(LeafLru()))
+        fleet = kind(hardware, workers, lambda _: SimulatedRules(LeafLru()))
         found.append([column.tolist() for column in Simulation(trace, fleet, HELD).run()])
-        found[-1].append([shelf.written for tier in range(3) for shelf in fleet.shelves(tier)])
+        found[-1].append(
+            [tier_state.written for tier in range(3) for tier_state in fleet.tier_states(tier)]
+        )
     assert found[0] == found[1]
 
 
 class Gradual(Fleet):
-    def make_all(self, keys, fronts, lengths):
+    def create_rows(self, keys, parent_runs, lengths):
         """Make no row before a request comes that has its run."""
 
 
@@ -301,13 +308,15 @@ def test_rows_made_at_once_are_those_made_on_the_way(chains, sizes, longest):
         fleet = kind(hardware, 1, rules_of(hardware))
         served = Simulation(trace, fleet, HELD._replace(longest_run=longest)).run()
         found.append([column.tolist() for column in served])
-        found[-1].append([shelf.written for tier in range(3) for shelf in fleet.shelves(tier)])
+        found[-1].append(
+            [tier_state.written for tier in range(3) for tier_state in fleet.tier_states(tier)]
+        )
     assert found[0] == found[1]
 
 
 def test_engines_without_a_tier_compute_everything():
     fleet = fleet_of([host(4)])
-    bare = Fleet(fleet.hardware._replace(rungs=[]), 1, rules_of(fleet.hardware))
+    bare = Fleet(fleet.hardware._replace(tier_specs=[]), 1, rules_of(fleet.hardware))
     trace = trace_of([[0, 1], [0, 1]])
     found = Simulation(trace, bare, HELD).run()
     assert found.computed_tokens.sum() == trace.input_tokens.sum()

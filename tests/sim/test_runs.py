@@ -46,8 +46,8 @@ def grown(draw):
     """Chains that share prefixes: each starts with a part of an earlier one."""
     chains, fresh = [], 0
     for _ in range(draw(st.integers(1, 12))):
-        front = draw(st.sampled_from(chains)) if chains and draw(st.booleans()) else []
-        kept = front[: draw(st.integers(0, len(front)))]
+        parent = draw(st.sampled_from(chains)) if chains and draw(st.booleans()) else []
+        kept = parent[: draw(st.integers(0, len(parent)))]
         more = draw(st.integers(0 if kept else 1, 6))
         chains.append([*kept, *range(fresh, fresh + more)])
         fresh += more
@@ -67,8 +67,8 @@ def test_every_request_is_its_runs_end_to_end(chains, longest):
 @given(grown(), st.integers(1, 5))
 def test_every_run_knows_the_one_in_front(chains, longest):
     runs = runs_of(trace_of([*chains, [], chains[0]]), longest)
-    fronts = runs.fronts().tolist()
+    parents = runs.parents().tolist()
     for request in range(len(chains) + 2):
         chain = runs.chain(request)
-        assert [fronts[run] for run in chain] == [-1, *chain][: len(chain)]
-    assert all(front < run for run, front in enumerate(fronts))
+        assert [parents[run] for run in chain] == [-1, *chain][: len(chain)]
+    assert all(parent < run for run, parent in enumerate(parents))

@@ -1,15 +1,18 @@
-"""The simulator decides by the code that serves: the same objects, imported and never copied."""
+"""The simulator uses the decision code of the store: the same objects, imported, not copied."""
 
 from importlib import import_module
 
 import pytest
 
 SHARED = {
-    ("holdfast.plan.planner", "BestCut"): ("holdfast.store.core", "holdfast.cli.sim"),
-    ("holdfast.plan.planner", "Question"): ("holdfast.store.cover", "holdfast.sim.run"),
+    ("holdfast.plan.planner", "BestCut"): ("holdfast.assemble", "holdfast.cli.sim"),
+    ("holdfast.plan.planner", "PlanQuestion"): ("holdfast.store.lookup", "holdfast.sim.run"),
     ("holdfast.plan.prestage", "begin_in_s"): ("holdfast.store.hints", "holdfast.sim.run"),
     ("holdfast.policy.choice", "POLICIES"): ("holdfast.assemble", "holdfast.sim.rules"),
-    ("holdfast.index.residency", "Residency"): ("holdfast.store.states", "holdfast.sim.memory"),
+    ("holdfast.index.residency", "Residency"): (
+        "holdfast.store.block_table",
+        "holdfast.sim.memory",
+    ),
 }
 
 

@@ -2,20 +2,23 @@
 
 import time
 
-from holdfast.policy.admit import Always, SecondTouch
+from holdfast.blocks.namespace import domain_id
+from holdfast.policy.admit import AlwaysAdmit, SecondTouch
 from holdfast.policy.retention import Retention
+from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
-from holdfast.testing.contexts import Contexts, chain_of
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
+from holdfast_bench.campaigns.contexts import Contexts, chain_of
 
 MIB = 1 << 20
+SECRET = b"s" * 32
 
 
 def choosy(rig):
     """A store whose lower tier takes blocks at their second use, and how many fit into memory."""
-    one = rig(MIB, MemoryTier(64 * MIB))
-    one.store.states.rules.choose(1, SecondTouch(1_000))
-    return one, one.store.states.host(one.world).slots(one.world.record_bytes)
+    rules = {1: TierRules(lambda _: SecondTouch(1_000))}
+    one = rig(MIB, MemoryTier(64 * MIB), rules=rules)
+    return one, one.store.table.host(one.namespace).slots(one.namespace.record_bytes)
 
 
 def below(one):
@@ -29,7 +32,7 @@ def test_what_was_used_once_is_not_written_and_leaves_for_good(rig):
     one.save(one.chain(2, slots))
     one.settle()
     assert below(one) == 0
-    assert one.store.cover(one.world, chain.keys).blocks == 0
+    assert one.store.cover(one.namespace, chain.keys).blocks == 0
 
 
 def test_what_was_used_again_is_written_before_it_leaves(rig):
@@ -57,7 +60,7 @@ def test_what_is_saved_anew_is_known_from_before(rig):
 def test_a_durable_context_is_written_whatever_the_rule_says(rig):
     one, _ = choosy(rig)
     chain = one.chain(1, 4)
-    reserved = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    reserved = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
     one.fill(chain.keys, reserved.places)
     one.store.commit(reserved.ticket, Retention.DURABLE)
     one.settle()
@@ -65,15 +68,16 @@ def test_a_durable_context_is_written_whatever_the_rule_says(rig):
 
 
 def test_what_a_tier_has_already_costs_no_budget(rig):
-    class Counting(Always):
+    class Counting(AlwaysAdmit):
         asked = 0
 
         def admit(self, block, now_s):
             self.asked += 1
             return super().admit(block, now_s)
 
-    one = rig(MIB, MemoryTier(64 * MIB))
-    budget = one.store.states.rules.budgets[0][one.world.domain] = Counting()
+    budget = Counting()
+    rules = {1: TierRules(budgets={domain_id(SECRET): budget})}
+    one = rig(MIB, MemoryTier(64 * MIB), rules=rules)
     chain = one.chain(1, 4)
     for blocks in (3, 4, 4):
         one.save(chain, 0, blocks, Retention.DURABLE)
@@ -90,8 +94,8 @@ def test_without_a_rule_everything_is_written(rig):
 
 def test_a_block_that_another_tier_has_is_still_offered_at_its_second_use() -> None:
     disk, pool = MemoryTier(64 * MIB, name="disk"), SharedMemoryTier({})
-    with Store(4 * MIB, [disk, pool], {"default": b"s" * 32}) as store:
-        store.states.rules.choose(1, SecondTouch(1_000))
+    options = StoreOptions(rules={1: TierRules(lambda _: SecondTouch(1_000))})
+    with Store(4 * MIB, [disk, pool], {"default": SECRET}, options) as store:
         store.start()
         contexts = Contexts(store, 16 << 10)
         once, twice = chain_of("once", 4), chain_of("twice", 4)
@@ -107,6 +111,6 @@ def test_a_block_that_another_tier_has_is_still_offered_at_its_second_use() -> N
 
 def settle(store) -> None:
     end = time.monotonic() + 60
-    while store.states.unwritten():
+    while store.table.unwritten():
         assert time.monotonic() < end
         time.sleep(0.01)

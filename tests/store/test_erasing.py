@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 
 from holdfast.codec import seal
+from holdfast.keys.keyring import KeyRing
 from holdfast.store import domains
-from holdfast.store.keyring import KeyRing
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 
 BLOCKS = 6
@@ -31,21 +31,18 @@ def sealed(rig, tmp_path):
     """Make stores that write nothing until told, and whose domain is sealed under one ring file."""
 
     def make(tier):
-        one = rig(tier=tier)
         ring = KeyRing(tmp_path / "ring.json")
         ring.enrol("default", b"s" * 32)
-        one.store.seal_with(ring)
-        one.store.write_behind = False
-        return one
+        return rig(tier=tier, ring=ring, writes_behind=False)
 
     return make
 
 
 def line_up(one):
     """Have everything written that is in memory, and what is lent not be lost for it."""
-    states = one.store.states
-    with states.lock:
-        states.write_through(list(states.index.rows()))
+    table = one.store.table
+    with table.lock:
+        table.queues.write_through(list(table.index.rows()))
     one.store.ladder.wake()
 
 
@@ -76,7 +73,7 @@ def test_what_set_out_while_rows_were_forgotten_is_not_sealed_afterwards(sealed,
     far = {}
     one = sealed(SlowToAnswerTier(far))
     one.save(one.chain(1, BLOCKS))
-    listed = domains._rows
+    listed = domains.rows_of_domain
 
     def then_set_out(found):
         line_up(one)
@@ -85,11 +82,11 @@ def test_what_set_out_while_rows_were_forgotten_is_not_sealed_afterwards(sealed,
 
     def rows(store, domain):
         found = listed(store, domain)
-        if store.states.erasures[domain]:  # no more than this is to be forgotten
+        if store.table.erasures[domain]:  # no more than this is to be forgotten
             return then_set_out(found)
         return found
 
-    monkeypatch.setattr(domains, "_rows", rows)
+    monkeypatch.setattr(domains, "rows_of_domain", rows)
     one.store.erase("default")
     one.tier.answers.set()
     one.settle_writes()
@@ -102,7 +99,7 @@ def test_a_node_that_sees_an_erasure_seals_nothing_until_it_has_forgotten(sealed
     old, new = other.chain(1, BLOCKS), other.chain(2, BLOCKS)
     other.save(old)
     one.store.erase("default")
-    other.store.states.sealing.ring.look()  # as who reads a record of the new epoch does
+    other.store.table.sealing.ring.look()  # as who reads a record of the new epoch does
     write_all(other)
     assert far == {}
     assert other.save(new) == 0
@@ -110,7 +107,7 @@ def test_a_node_that_sees_an_erasure_seals_nothing_until_it_has_forgotten(sealed
     assert other.read(old) == 0
     assert other.save(new) == BLOCKS
     write_all(other)
-    assert set(far) == set(new.keys)
+    assert {key for _, key in far} == set(new.keys)
 
 
 def test_leases_of_what_was_not_forgotten_yet_end_too(sealed, monkeypatch):
@@ -120,13 +117,13 @@ def test_leases_of_what_was_not_forgotten_yet_end_too(sealed, monkeypatch):
     forget = domains._forget
 
     def lent_first(*args):
-        lent.append(one.store.lend(one.world, chain.keys, 5.0))
+        lent.append(one.store.fetch_unverified(one.namespace, chain.keys, 5.0))
         return forget(*args)
 
     monkeypatch.setattr(domains, "_forget", lent_first)
     one.store.erase("default")
     assert len(lent[0].places) == BLOCKS
-    assert one.store.outgoing(one.world, lent[0].lease, lent[0].places) == []
+    assert one.store.outgoing(one.namespace, lent[0].lease, lent[0].places) == []
     assert not one.store.release(lent[0].lease)
     for each in lent[1:]:
         one.store.release(each.lease)
@@ -136,13 +133,13 @@ def test_leases_of_what_was_not_forgotten_yet_end_too(sealed, monkeypatch):
 def test_what_was_lent_before_an_erasure_does_not_go_out_after_it(sealed):
     one = sealed(SharedMemoryTier({}))
     one.save(chain := one.chain(1, BLOCKS))
-    lent, states = one.store.lend(one.world, chain.keys, 5.0), one.store.states
-    rows = states.index.find_all(chain.keys)
-    states.pin(rows)  # somebody else reads them, so their slots are not cleared yet
+    lent, table = one.store.fetch_unverified(one.namespace, chain.keys, 5.0), one.store.table
+    rows = table.index.find_all(one.namespace, chain.keys)
+    table.pin(rows)  # somebody else reads them, so their slots are not cleared yet
     one.store.erase("default")
-    assert states.sealing.ring.current(one.world.domain) is not None
-    assert one.store.outgoing(one.world, lent.lease, lent.places) == []
-    states.unpin(rows)
+    assert table.sealing.ring.current(one.namespace.domain) is not None
+    assert one.store.outgoing(one.namespace, lent.lease, lent.places) == []
+    table.unpin(rows)
 
 
 def test_two_erasures_at_once_leave_a_domain_that_goes_on(sealed):
@@ -159,13 +156,13 @@ def test_two_erasures_at_once_leave_a_domain_that_goes_on(sealed):
 def test_what_is_erased_while_it_is_sealed_for_a_peer_does_not_go_out(sealed, monkeypatch):
     one = sealed(SharedMemoryTier({}))
     one.save(chain := one.chain(1, BLOCKS))
-    lent, matches = one.store.lend(one.world, chain.keys, 5.0), seal.matches
+    lent, matches = one.store.fetch_unverified(one.namespace, chain.keys, 5.0), seal.matches
 
     def erased_once_it_is_checked(record, header):
         assert matches(record, header)
-        if one.store.states.leases:
+        if one.store.table.leases:
             one.store.erase("default")
         return True  # what is sealed from now on was cleared under it
 
     monkeypatch.setattr(seal, "matches", erased_once_it_is_checked)
-    assert one.store.outgoing(one.world, lent.lease, lent.places) == []
+    assert one.store.outgoing(one.namespace, lent.lease, lent.places) == []

@@ -8,8 +8,8 @@ from holdfast.errors import BlockError
 from holdfast.policy.base import NEVER
 from holdfast.policy.retention import Retention
 from holdfast.store import hints
-from holdfast.store.states import HOST
-from holdfast.store.wishes import WAITING_MAX
+from holdfast.store.block_table import HOST
+from holdfast.store.pending_hints import WAITING_MAX
 from holdfast.testing.memory import MemoryTier
 
 MIB = 1 << 20
@@ -18,25 +18,28 @@ MIB = 1 << 20
 @pytest.fixture
 def laddered(rig):
     """A store over a tier, and what its policy was told to expect."""
-    one = rig(4 * MIB, MemoryTier(64 * MIB))
+    return expecting(rig(4 * MIB, MemoryTier(64 * MIB)))
+
+
+def expecting(one):
     one.expected = []
-    one.store.states.eviction.expect = lambda rows, at_s: one.expected.append((len(rows), at_s))
+    one.store.table.eviction.expect = lambda rows, at_s: one.expected.append((len(rows), at_s))
     return one
 
 
 def below_only(one, chain):
     """Take a chain out of memory; the tier below keeps it."""
     one.settle()
-    with one.store.states.lock:
+    with one.store.table.lock:
         for key in reversed(chain.keys):
-            one.store.states.vacate(one.store.states.index.find(key), HOST)
+            one.store.table.remove_copy(one.store.table.index.find(one.namespace, key), HOST)
     assert in_memory(one, chain) == 0
 
 
 def in_memory(one, chain):
-    index = one.store.states.index
-    with one.store.states.lock:
-        rows = [index.find(key) for key in chain.keys]
+    index = one.store.table.index
+    with one.store.table.lock:
+        rows = index.find_all(one.namespace, chain.keys)
         return sum(row >= 0 and index.places[HOST][row] >= 0 for row in rows)
 
 
@@ -50,17 +53,17 @@ def until_up(one, chain):
 def test_a_sessions_blocks_are_expected_as_it_says(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 6)
     one.save(chain)
-    one.store.follow(one.world, "chat-1", chain.keys)
-    assert one.store.returns(one.world.domain, "chat-1", 30.0) == 6
-    assert one.store.closed(one.world.domain, "chat-1") == 6
+    one.store.follow(one.namespace, "chat-1", chain.keys)
+    assert one.store.returns(one.namespace.domain, "chat-1", 30.0) == 6
+    assert one.store.closed(one.namespace.domain, "chat-1") == 6
     assert one.expected == [(6, one.clock.now() + 30.0), (6, NEVER)]
 
 
 def test_a_session_that_is_not_known_is_no_harm(laddered) -> None:
-    one, domain = laddered, laddered.world.domain
+    one, domain = laddered, laddered.namespace.domain
     assert one.store.closed(domain, "nobody") == 0
     assert one.store.returns(domain, "nobody", 1.0) == 0
-    one.store.follow(one.world, "chat-1", one.chain(1, 2).keys)
+    one.store.follow(one.namespace, "chat-1", one.chain(1, 2).keys)
     assert one.store.closed(b"another-domain--", "chat-1") == 0
     assert one.store.closed(domain, "chat-1") == 0, "it was followed, but nothing was saved"
     assert one.expected in ([], [(0, NEVER)])
@@ -69,17 +72,17 @@ def test_a_session_that_is_not_known_is_no_harm(laddered) -> None:
 def test_a_beginning_of_what_is_known_does_not_shorten_it(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 6)
     one.save(chain)
-    one.store.follow(one.world, "chat-1", chain.keys)
-    one.store.follow(one.world, "chat-1", chain.keys[:2])
-    assert one.store.closed(one.world.domain, "chat-1") == 6
+    one.store.follow(one.namespace, "chat-1", chain.keys)
+    one.store.follow(one.namespace, "chat-1", chain.keys[:2])
+    assert one.store.closed(one.namespace.domain, "chat-1") == 6
 
 
 def test_what_returns_is_up_in_time_and_not_before(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 8)
     one.save(chain)
     below_only(one, chain)
-    one.store.follow(one.world, "chat-1", chain.keys)
-    one.store.returns(one.world.domain, "chat-1", 60.0)
+    one.store.follow(one.namespace, "chat-1", chain.keys)
+    one.store.returns(one.namespace.domain, "chat-1", 60.0)
     hints.bring_up(one.store)
     assert one.store.status()["hints"]["prestaging"] == 1
     one.clock.advance(59.6)
@@ -93,8 +96,8 @@ def test_what_returns_is_up_in_time_and_not_before(laddered) -> None:
 def test_what_goes_down_after_the_hint_is_up_in_time_too(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 8)
     one.save(chain)
-    one.store.follow(one.world, "chat-1", chain.keys)
-    one.store.returns(one.world.domain, "chat-1", 60.0)
+    one.store.follow(one.namespace, "chat-1", chain.keys)
+    one.store.returns(one.namespace.domain, "chat-1", 60.0)
     below_only(one, chain)
     one.clock.advance(59.6)
     hints.bring_up(one.store)
@@ -105,23 +108,23 @@ def test_prestage_brings_up_what_is_held_and_counts_it(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 8)
     one.save(chain, 0, 5)
     below_only(one, one.chain(1, 5))
-    assert one.store.prestage(one.world, chain.keys, 0.0) == 5
+    assert one.store.prestage(one.namespace, chain.keys, 0.0) == 5
     hints.bring_up(one.store)
     until_up(one, one.chain(1, 5))
-    assert one.store.prestage(one.world, one.chain(2, 3).keys, 0.0) == 0
+    assert one.store.prestage(one.namespace, one.chain(2, 3).keys, 0.0) == 0
 
 
 def test_pins_stay_whatever_else_is_saved_and_end(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 8)
     one.save(chain)
     below_only(one, chain)
-    assert one.store.pin(one.world, chain.keys, 100.0) == 8
+    assert one.store.pin(one.namespace, chain.keys, 100.0) == 8
     for seed in range(2, 60):
         one.save(one.chain(seed, 8))
         one.settle_writes()
     assert in_memory(one, chain) == 8
     one.clock.advance(101.0)
-    one.store.keep_house()
+    one.store.housekeep()
     assert one.store.status()["hints"]["pinned_bytes"] == 0
     for seed in range(60, 120):
         one.save(one.chain(seed, 8))
@@ -136,14 +139,14 @@ def test_pins_take_half_of_memory_at_most(laddered) -> None:
         chain = one.chain(seed, 8)
         one.save(chain)
         one.settle_writes()
-        pinned += one.store.pin(one.world, chain.keys, 100.0)
-    assert 0 < pinned * one.world.record_bytes <= one.store.host_bytes // 2
+        pinned += one.store.pin(one.namespace, chain.keys, 100.0)
+    assert 0 < pinned * one.namespace.record_bytes <= one.store.host_bytes // 2
     assert one.save(one.chain(99, 8)) == 8, "there is room for others"
 
 
 def test_two_pins_at_once_are_not_given_the_same_room(laddered, monkeypatch) -> None:
-    one, lend, pinned = laddered, hints.lend, []
-    half = one.store.host_bytes // 2 // one.world.record_bytes
+    one, fetch_unverified, pinned = laddered, hints.fetch_unverified, []
+    half = one.store.host_bytes // 2 // one.namespace.record_bytes
     chains = [one.chain(seed, half) for seed in (1, 2)]
     for chain in chains:
         one.save(chain)
@@ -152,13 +155,13 @@ def test_two_pins_at_once_are_not_given_the_same_room(laddered, monkeypatch) -> 
     def meanwhile(*asked):
         if not pinned:
             pinned.append(0)
-            pinned.append(one.store.pin(one.world, chains[1].keys, 100.0))
-        return lend(*asked)
+            pinned.append(one.store.pin(one.namespace, chains[1].keys, 100.0))
+        return fetch_unverified(*asked)
 
-    monkeypatch.setattr(hints, "lend", meanwhile)
-    pinned.append(one.store.pin(one.world, chains[0].keys, 100.0))
+    monkeypatch.setattr(hints, "fetch_unverified", meanwhile)
+    pinned.append(one.store.pin(one.namespace, chains[0].keys, 100.0))
     assert sum(pinned) == half
-    assert one.store.status()["hints"]["pinned_bytes"] == half * one.world.record_bytes
+    assert one.store.status()["hints"]["pinned_bytes"] == half * one.namespace.record_bytes
 
 
 def test_ephemeral_contexts_never_leave_memory_and_go_first(laddered) -> None:
@@ -171,9 +174,8 @@ def test_ephemeral_contexts_never_leave_memory_and_go_first(laddered) -> None:
     assert one.tier.usage().records == 8
 
 
-def test_durable_contexts_are_written_at_once_where_others_wait(laddered) -> None:
-    one = laddered
-    one.store.write_behind = False
+def test_durable_contexts_are_written_at_once_where_others_wait(rig) -> None:
+    one = expecting(rig(4 * MIB, MemoryTier(64 * MIB), writes_behind=False))
     one.save(one.chain(1, 4))
     one.save(one.chain(2, 4), retention=Retention.DURABLE)
     one.settle()
@@ -186,16 +188,28 @@ def test_durable_contexts_are_written_at_once_where_others_wait(laddered) -> Non
 @pytest.mark.parametrize(
     ("say", "words"),
     [
-        (lambda store, world: store.closed(world.domain, ""), "0 characters is not from 1 to 256"),
-        (lambda store, world: store.follow(world, "x" * 257, []), "257 characters"),
-        (lambda store, world: store.returns(world.domain, "a", -1.0), "returns.in_s: -1 is not"),
-        (lambda store, world: store.prestage(world, [], 1e6), r"prestage.in_s: 1e\+06 is not from"),
-        (lambda store, world: store.pin(world, [], float("nan")), "pin.ttl_s: nan is not from 0"),
+        (
+            lambda store, namespace: store.closed(namespace.domain, ""),
+            "0 characters is not from 1 to 256",
+        ),
+        (lambda store, namespace: store.follow(namespace, "x" * 257, []), "257 characters"),
+        (
+            lambda store, namespace: store.returns(namespace.domain, "a", -1.0),
+            "returns.in_s: -1 is not",
+        ),
+        (
+            lambda store, namespace: store.prestage(namespace, [], 1e6),
+            r"prestage.in_s: 1e\+06 is not from",
+        ),
+        (
+            lambda store, namespace: store.pin(namespace, [], float("nan")),
+            "pin.ttl_s: nan is not from 0",
+        ),
     ],
 )
 def test_hints_out_of_bounds_are_refused_by_name(laddered, say, words) -> None:
     with pytest.raises(BlockError, match=words):
-        say(laddered.store, laddered.world)
+        say(laddered.store, laddered.namespace)
 
 
 def test_the_queue_of_contexts_to_bring_up_is_bounded(laddered) -> None:
@@ -203,7 +217,7 @@ def test_the_queue_of_contexts_to_bring_up_is_bounded(laddered) -> None:
     one.save(chain)
     below_only(one, chain)
     for _ in range(WAITING_MAX + 5):
-        one.store.prestage(one.world, chain.keys, 80_000.0)
+        one.store.prestage(one.namespace, chain.keys, 80_000.0)
     assert one.store.status()["hints"]["prestaging"] == WAITING_MAX
 
 
@@ -211,15 +225,15 @@ def test_a_context_that_is_pinned_again_with_every_turn_counts_once(laddered) ->
     one, chain = laddered, laddered.chain(1, 24)
     one.save(chain)
     one.settle_writes()
-    for turn in range(1, 25):
-        assert one.store.pin(one.world, chain.keys[:turn], 100.0 - turn) == turn
+    for work_item in range(1, 25):
+        assert one.store.pin(one.namespace, chain.keys[:work_item], 100.0 - work_item) == work_item
     pinned = one.store.status()["hints"]["pinned_bytes"]
-    assert pinned == 24 * one.world.record_bytes
-    assert len(one.store.states.leases) == 1
+    assert pinned == 24 * one.namespace.record_bytes
+    assert len(one.store.table.leases) == 1
     one.clock.advance(98.0)  # what was promised first holds
-    one.store.keep_house()
+    one.store.housekeep()
     assert one.store.status()["hints"]["pinned_bytes"] == pinned
     one.clock.advance(2.0)
-    one.store.keep_house()
+    one.store.housekeep()
     assert one.store.status()["hints"]["pinned_bytes"] == 0
     assert one.nothing_is_left_over()

@@ -1,11 +1,12 @@
 """The arenas' memory comes in by itself, ahead of use, whatever a call to the kernel says."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from holdfast.store import prefault as module
-from holdfast.store.prefault import SCARCE_CHUNKS, Prefault
+from holdfast.store.prefault import SCARCE_CHUNKS, ArenaPrefault
 from holdfast.tiers.host import AHEAD_CHUNKS
 
 
@@ -16,6 +17,9 @@ class Host:
         self.left = chunks
         self.failed = False
         self.done = threading.Event()
+
+    def reclaim(self):
+        return 0
 
     def prefault(self, most):
         assert most == AHEAD_CHUNKS
@@ -31,12 +35,12 @@ class Host:
 class States:
     def __init__(self, *hosts):
         self.all_hosts = lambda: list(hosts)
-        self.numbers, self.tickets = 0, {}
+        self.leases = SimpleNamespace(issued=0, reservations=0)
 
 
 def test_every_arena_is_brought_in_though_one_fails_now_and_then(caplog):
     hosts = Host(3), Host(5)
-    prefault = Prefault(States(*hosts))
+    prefault = ArenaPrefault(States(*hosts))
     prefault.start()
     assert all(host.done.wait(30) for host in hosts)
     prefault.close()
@@ -45,7 +49,7 @@ def test_every_arena_is_brought_in_though_one_fails_now_and_then(caplog):
 
 
 def test_what_was_never_started_can_be_closed():
-    Prefault(States()).close()
+    ArenaPrefault(States()).close()
 
 
 @pytest.fixture
@@ -57,16 +61,21 @@ def looked(monkeypatch):
         asked, over = [], threading.Event()
 
         class Asked:
+            def reclaim(self):
+                return 0
+
             def prefault(self, most):
                 asked.append(most)
                 if len(asked) == len(activities):
                     over.set()
-                states.numbers, states.tickets = activities[min(len(asked), len(activities) - 1)]
+                table.leases.issued, table.leases.reservations = activities[
+                    min(len(asked), len(activities) - 1)
+                ]
                 return False
 
-        states = States(Asked())
-        states.numbers, states.tickets = activities[0]
-        made = Prefault(states)
+        table = States(Asked())
+        table.leases.issued, table.leases.reservations = activities[0]
+        made = ArenaPrefault(table)
         made.start()
         assert over.wait(30)
         made.close()

@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 
 from holdfast.blocks.key import Chain
-from holdfast.blocks.world import World
+from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.clock import ManualClock
 from holdfast.codec.pack import payload
-from holdfast.policy.admit import Always, PerDomain, WriteBudget
+from holdfast.fairness.shares import Quota
+from holdfast.policy.admit import AlwaysAdmit, PerDomain, WriteBudget
 from holdfast.policy.retention import Retention
-from holdfast.policy.shares import Quota
+from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
 
 KIB, MIB = 1 << 10, 1 << 20
 TOKENS = 16
 HOST_BYTES = 4 * MIB
+KEYS = {name: name.encode().ljust(32, b"k") for name in ("flood", "victim")}
 SIZE = 20 * KIB
 """A record of a block with 16 KiB of payload."""
 
@@ -29,28 +31,26 @@ SIZE = 20 * KIB
 class Two:
     """A store with the domains `flood` and `victim`, and any tier below."""
 
-    def __init__(self, tier=None, quotas=None, host_bytes=HOST_BYTES):
+    def __init__(self, tier=None, quotas=None, host_bytes=HOST_BYTES, rules=()):
         self.clock = ManualClock()
         self.tier = tier
-        keys = {name: name.encode().ljust(32, b"k") for name in ("flood", "victim")}
-        self.store = Store(host_bytes, [tier] if tier else [], keys, clock=self.clock)
-        if quotas is not None:
-            self.store.divide(quotas)
-        self.states = self.store.states
+        options = StoreOptions(clock=self.clock, quotas=quotas, rules=dict(rules))
+        self.store = Store(host_bytes, [tier] if tier else [], KEYS, options)
+        self.table = self.store.table
         self.store.start()
 
-    def world(self, name, payload_bytes=16 * KIB):
-        return World(b"f" * 16, self.store.domain(name)[1], payload_bytes, TOKENS)
+    def namespace(self, name, payload_bytes=16 * KIB):
+        return Namespace(b"f" * 16, self.store.domain(name)[1], payload_bytes, TOKENS)
 
     def save(self, name, seed, blocks, payload_bytes=16 * KIB, retention=Retention.SESSION):
         """Save a chain; return its keys and how many blocks are new."""
-        world = self.world(name, payload_bytes)
-        chain = Chain(self.store.domain(name)[0], world.fingerprint, TOKENS)
+        namespace = self.namespace(name, payload_bytes)
+        chain = Chain(self.store.domain(name)[0], namespace.fingerprint, TOKENS)
         chain.extend(np.random.default_rng(seed).integers(0, 1000, blocks * TOKENS))
-        arena, new = self.store.arena(world.domain).view, 0
+        arena, new = self.store.arena(namespace.domain).view, 0
         for at in range(0, blocks, 64):
             part = chain.keys[at : at + 64]
-            reserved = self.store.reserve(world, part, chain.parent(at), at)
+            reserved = self.store.reserve(namespace, part, chain.parent(at), at)
             for key, place in zip(part, reserved.places, strict=True):
                 if place >= 0:
                     shake = hashlib.shake_128(key).digest(payload_bytes)
@@ -60,9 +60,9 @@ class Two:
 
     def read(self, name, keys, payload_bytes=16 * KIB):
         """Fetch, check every byte, release; return how many blocks landed."""
-        world = self.world(name, payload_bytes)
-        fetched = self.store.fetch(world, keys, 5.0)
-        arena = self.store.arena(world.domain).view
+        namespace = self.namespace(name, payload_bytes)
+        fetched = self.store.fetch(namespace, keys, 5.0)
+        arena = self.store.arena(namespace.domain).view
         for key, place in zip(keys, fetched.places, strict=False):
             shake = hashlib.shake_128(key).digest(payload_bytes)
             assert bytes(payload(arena[place:], payload_bytes)) == shake
@@ -70,24 +70,24 @@ class Two:
         return len(fetched.places)
 
     def used(self, name, tier=0):
-        return self.states.fill.used[tier][self.store.domain(name)[1]]
+        return self.table.usage.used[tier][self.store.domain(name)[1]]
 
     def settle(self):
         deadline = time.monotonic() + 60
-        while self.states.unwritten():
+        while self.table.unwritten():
             assert time.monotonic() < deadline, "the writer did not settle"
             self.store.ladder.wake()
 
     def recount(self):
         """Count by looking at every place what the fill counted by every change."""
-        with self.states.lock:
-            index, counts = self.states.index, [Counter() for _ in self.states.index.places]
+        with self.table.lock:
+            index, counts = self.table.index, [Counter() for _ in self.table.index.places]
             for row in index.rows():
-                world = index.world(row)
+                namespace = index.namespace(row)
                 for tier, column in enumerate(index.places):
                     if column[row] >= 0:
-                        counts[tier][world.domain] += world.record_bytes
-            return counts, [+used for used in self.states.fill.used]
+                        counts[tier][namespace.domain] += namespace.record_bytes
+            return counts, [+used for used in self.table.usage.used]
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def two():
 
     yield make
     for one in made:
-        for ticket in list(one.states.tickets):
+        for ticket in list(one.table.leases._reservations):
             one.store.abort(ticket)
         counted, known = one.recount()
         assert counted == known
@@ -164,11 +164,11 @@ def test_a_context_larger_than_the_quota_is_saved_and_read_as_far_as_it_fits(two
 
 def test_slots_on_their_way_count(two):
     one = two(quotas={"flood": {0: Quota(most_bytes=MIB)}})
-    world = one.world("flood")
+    namespace = one.namespace("flood")
     keys = [bytes([i]) * 16 for i in range(100)]
-    reserved = one.store.reserve(world, keys, b"f" * 16, 0)
+    reserved = one.store.reserve(namespace, keys, b"f" * 16, 0)
     assert sum(place >= 0 for place in reserved.places) == MIB // SIZE
-    assert one.store.reserve(world, [b"x" * 16], b"f" * 16, 0).places == [-1]
+    assert one.store.reserve(namespace, [b"x" * 16], b"f" * 16, 0).places == [-1]
     one.store.abort(reserved.ticket)
     assert one.used("flood") == 0
 
@@ -203,7 +203,7 @@ def test_a_size_that_is_new_gets_memory_without_most_of_the_rest_going(two):
 def test_what_is_leased_stays_whoever_asks(two):
     one = two(quotas={})
     keys, _ = one.save("flood", 1, 180)
-    fetched = one.store.fetch(one.world("flood"), keys, 5.0)
+    fetched = one.store.fetch(one.namespace("flood"), keys, 5.0)
     for seed in range(10):
         one.save("victim", seed, 16)
     assert one.read("flood", keys) == len(fetched.places) == 180
@@ -221,9 +221,9 @@ def test_a_quota_below_gives_up_its_own_oldest(two):
         assert one.used("flood", 1) <= MIB
     assert one.used("flood", 1) == MIB // SIZE * SIZE
     assert tier.usage().used_bytes == one.used("flood", 1) + one.used("victim", 1)
-    below = one.states.index.places[1]
-    find = one.states.index.find
-    held = [sum(below[find(key)] >= 0 for key in keys if find(key) >= 0) for keys in chains]
+    below = one.table.index.places[1]
+    rows = [one.table.index.find_all(one.namespace("flood"), keys) for keys in chains]
+    held = [sum(below[row] >= 0 for row in each if row >= 0) for each in rows]
     assert held[-6:] == [8] * 6
     assert not any(held[:5])
     assert one.read("victim", victim) == 8
@@ -246,17 +246,15 @@ def test_the_line_of_a_quota_does_not_grow_with_what_left_by_itself(two):
     for seed in range(60):
         one.save("flood", seed, 8)
         one.settle()
-    line = one.states.fill._lines[1][one.store.domain("flood")[1]]
-    assert line.held * SIZE == one.used("flood", 1)
-    assert len(line.entries) <= 2 * line.held + 65
+    order = one.table.usage._write_orders[1][one.store.domain("flood")[1]]
+    assert order.held * SIZE == one.used("flood", 1)
+    assert len(order.entries) <= 2 * order.held + 65
 
 
 def test_a_write_budget_is_a_domain_s_own_and_durable_does_not_get_around_it(two):
-    one = two(tier=MemoryTier(64 * MIB))
-    budget = WriteBudget(Always(), 24 * 10 * SIZE)
-    rules = {one.store.domain("flood")[1]: budget}
-    one.states.rules.budgets[0] = rules
-    one.states.rules.choose(1, PerDomain(Always(), rules))
+    budgets = {domain_id(KEYS["flood"]): WriteBudget(AlwaysAdmit(), 24 * 10 * SIZE)}
+    rules = TierRules(lambda _: PerDomain(AlwaysAdmit(), budgets), budgets)
+    one = two(tier=MemoryTier(64 * MIB), rules={1: rules})
     for seed in range(8):
         one.save("flood", seed, 8, retention=list(Retention)[seed % 2 + 1])
         one.save("victim", seed, 2)
@@ -268,7 +266,7 @@ def test_a_write_budget_is_a_domain_s_own_and_durable_does_not_get_around_it(two
 def test_pins_take_nothing_that_others_reserved(two):
     one = two(quotas={"victim": {0: Quota(reserved_bytes=3 * MIB)}})
     keys, _ = one.save("flood", 1, 150)
-    assert one.store.pin(one.world("flood"), keys, 60.0) == MIB // 2 // SIZE
+    assert one.store.pin(one.namespace("flood"), keys, 60.0) == MIB // 2 // SIZE
 
 
 def test_status_tells_fill_and_quotas(two):
@@ -277,6 +275,7 @@ def test_status_tells_fill_and_quotas(two):
     found = {entry["domain"]: entry for entry in one.store.status()["domains"]}
     assert found["flood"] == {
         "domain": "flood",
+        "unreadable": 0,
         "share": 3.0,
         "reserved_bytes": MIB,
         "used_bytes": {"host": 4 * SIZE},
@@ -292,21 +291,23 @@ def test_whatever_happens_counts_are_exact_and_quotas_hold(two, seed):
         "flood": {0: Quota(most_bytes=2 * MIB), 1: Quota(most_bytes=3 * MIB)},
         "victim": {0: Quota(reserved_bytes=MIB)},
     }
-    one, dice = two(tier=MemoryTier(5 * MIB), quotas=quotas), random.Random(seed)
+    one, rng = two(tier=MemoryTier(5 * MIB), quotas=quotas), random.Random(seed)
     known = []
     for step in range(80):
-        name = dice.choice(["flood", "flood", "victim"])
+        name = rng.choice(["flood", "flood", "victim"])
         before = one.used("victim")
-        match dice.randrange(6):
+        match rng.randrange(6):
             case 0 | 1 | 2:
-                size = dice.choice([16 * KIB, 16 * KIB, 60 * KIB])
-                keys, _ = one.save(name, seed * 1_000 + step, dice.randrange(1, 12), size)
+                size = rng.choice([16 * KIB, 16 * KIB, 60 * KIB])
+                keys, _ = one.save(name, seed * 1_000 + step, rng.randrange(1, 12), size)
                 known.append((name, keys, size))
             case 3 if known:
-                name, keys, size = dice.choice(known)
+                name, keys, size = rng.choice(known)
                 one.read(name, keys, size)
             case 4:
-                reserved = one.store.reserve(one.world(name), [bytes([step]) * 16], b"f" * 16, 0)
+                reserved = one.store.reserve(
+                    one.namespace(name), [bytes([step]) * 16], b"f" * 16, 0
+                )
                 one.store.abort(reserved.ticket)
             case _:
                 one.settle()
@@ -324,40 +325,40 @@ def test_waves_are_short_where_another_domain_reads_too(two, monkeypatch):
     one.settle()
     sizes = []
 
-    def submit(turn, work, submit=one.store.ladder._climbers[0].submit):
-        sizes.append(turn.cost)
-        return submit(turn, work)
+    def submit(tier, item, read, submit=one.store.ladder._readers.submit):
+        sizes.append(item.cost)
+        return submit(tier, item, read)
 
-    monkeypatch.setattr(one.store.ladder._climbers[0], "submit", submit)
-    monkeypatch.setattr(one.store.judgement, "speed", lambda tier: 100.0 * MIB * tier)
+    monkeypatch.setattr(one.store.ladder._readers, "submit", submit)
+    monkeypatch.setattr(one.store.estimates, "speed", lambda tier: 100.0 * MIB * tier)
 
     def read(name):
         sizes.clear()
-        with one.states.lock:
-            for row in map(one.states.index.find, kept[name]):
-                one.states.vacate(row, 0)
+        with one.table.lock:
+            for row in one.table.index.find_all(one.namespace(name), kept[name]):
+                one.table.remove_copy(row, 0)
         assert one.read(name, kept[name]) == 30
         return [size / SIZE for size in sizes]
 
     assert read("flood") == [30]
     assert read("victim") == [6] * 5  # 1.25 ms at most
     assert read("flood") == [6] * 5
-    monkeypatch.setattr(one.store.judgement, "speed", lambda _: 1.0)
+    monkeypatch.setattr(one.store.estimates, "speed", lambda _: 1.0)
     assert read("victim") == [1] * 30
-    monkeypatch.setattr(one.store.judgement, "speed", lambda _: math.inf)
+    monkeypatch.setattr(one.store.estimates, "speed", lambda _: math.inf)
     assert read("victim") == [30]
 
 
 def hoard(two, name, blocks=16):
     """Reserve and never commit, until there is no room; return the bytes of the slots."""
-    world, slots, seed = two.world(name), 0, 0
+    namespace, slots, seed = two.namespace(name), 0, 0
     while True:
         keys = [hashlib.blake2b(f"{name}/{seed}/{i}".encode(), digest_size=16).digest()
                 for i in range(blocks)]  # fmt: skip
-        got = sum(place >= 0 for place in two.store.reserve(world, keys, b"f" * 16, 0).places)
+        got = sum(place >= 0 for place in two.store.reserve(namespace, keys, b"f" * 16, 0).places)
         slots, seed = slots + got, seed + 1
         if not got:
-            return slots * world.record_bytes
+            return slots * namespace.record_bytes
 
 
 def test_slots_that_nobody_fills_take_nothing_of_anothers_reservation(two):
@@ -366,23 +367,23 @@ def test_slots_that_nobody_fills_take_nothing_of_anothers_reservation(two):
     assert MIB - 2 * SIZE < held <= MIB, "half of what nobody reserved"
     for _ in range(20):
         one.clock.advance(600)
-        one.store.keep_house()
+        one.store.housekeep()
     assert one.save("victim", 1, 90)[1] == 90
     assert hoard(one, "victim") <= 3 * MIB, "its own reservation, and half of the rest"
 
 
 def test_what_is_committed_or_given_back_counts_no_more(two):
     one = two(quotas={"victim": {0: Quota(2 * MIB)}})
-    world, keys = one.world("flood"), [bytes([i]) * 16 for i in range(20)]
+    namespace, keys = one.namespace("flood"), [bytes([i]) * 16 for i in range(20)]
     for end in (one.store.commit, one.store.abort):
         for _ in range(10):
-            reserved = one.store.reserve(world, keys, b"f" * 16, 0)
+            reserved = one.store.reserve(namespace, keys, b"f" * 16, 0)
             end(reserved.ticket)
-    one.store.abort(one.store.reserve(world, [b"x" * 16], b"f" * 16, 0).ticket, rest_s=5.0)
+    one.store.abort(one.store.reserve(namespace, [b"x" * 16], b"f" * 16, 0).ticket, rest_s=5.0)
     held = hoard(one, "flood")
     assert MIB - 3 * SIZE < held <= MIB - SIZE, "one slot rests yet"
     one.clock.advance(6.0)
-    one.store.keep_house()
+    one.store.housekeep()
     assert hoard(one, "flood") == SIZE
 
 

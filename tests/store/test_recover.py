@@ -5,7 +5,7 @@ import threading
 from holdfast.blocks.envelope import read_header
 from holdfast.testing.extents import MemoryExtents
 from holdfast.testing.memory import MemoryTier
-from holdfast.tiers.base import Place, Survivor
+from holdfast.tiers.base import Place, SurvivingRecord
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.region import SECTOR
 from holdfast.tiers.disk.tier import DiskTier
@@ -24,7 +24,7 @@ def test_a_new_store_serves_what_the_last_one_wrote_below(rig) -> None:
     other = rig(MIB, MemoryTier(64 * MIB, records))
     other.store.recovery.wait()
     assert other.store.status()["recovered_blocks"] == 20
-    assert other.store.cover(other.world, chain.keys).sources == {"memory": 20}
+    assert other.store.cover(other.namespace, chain.keys).sources == {"memory": 20}
     assert other.read(chain) == 20
 
 
@@ -50,7 +50,7 @@ def test_the_newest_copy_of_a_block_wins(rig) -> None:
     one.store.close()
     other = rig(MIB, MemoryTier(64 * MIB, records))
     other.store.recovery.wait()
-    assert other.store.states.index.places[1][0] == place + 7
+    assert other.store.table.index.places[1][0] == place + 7
     assert list(records) == [place + 7]
     assert other.read(chain) == 1
 
@@ -61,7 +61,7 @@ def test_what_was_written_since_does_not_go_for_its_own_sake(rig) -> None:
     class Forgetful(StuckTier):
         def survivors(self):
             self.go.wait(60)
-            return (Survivor(read_header(r)[0], p) for p, r in list(self._records.items()))
+            return (SurvivingRecord(read_header(r)[0], p) for p, r in list(self._records.items()))
 
     one = rig(MIB, tier := Forgetful(64 * MIB))
     chain = one.chain(1, 5)
@@ -70,9 +70,9 @@ def test_what_was_written_since_does_not_go_for_its_own_sake(rig) -> None:
     tier.go.set()
     assert one.store.recovery.wait(60)
     assert (tier.usage().records, one.store.status()["recovered_blocks"]) == (5, 0)
-    with one.store.states.lock:
-        for row in list(one.store.states.index.rows()):
-            one.store.states.vacate(row, 0)
+    with one.store.table.lock:
+        for row in list(one.store.table.index.rows()):
+            one.store.table.remove_copy(row, 0)
     assert one.read(chain) == 5
 
 
@@ -86,12 +86,12 @@ def test_a_region_reused_behind_the_scan_takes_its_blocks_out_of_the_index(rig) 
     tier.go.set()
     assert other.store.recovery.wait(60)
     other.leave_memory()
-    states = other.store.states
-    with states.lock:
-        places = [states.index.places[1][row] for row in states.index.rows()]
+    table = other.store.table
+    with table.lock:
+        places = [table.index.places[1][row] for row in table.index.rows()]
     assert len(set(places)) == len(places) == tier.usage().records == 12
     assert [other.read(chain) for chain in new] == [1, 1, 1]
-    assert not states.faults
+    assert not table.faults
 
 
 def test_a_copy_written_since_stays_and_the_survivor_goes(rig) -> None:
@@ -102,16 +102,16 @@ def test_a_copy_written_since_stays_and_the_survivor_goes(rig) -> None:
     other = rig(MIB, tier)
     assert tier.paused.wait(60)
     save_in_turn(other, chains[:1])
-    index = other.store.states.index
-    fresh = index.places[1][index.find(chains[0].keys[0])]
+    index = other.store.table.index
+    fresh = index.places[1][index.find(other.namespace, chains[0].keys[0])]
     tier.go.set()
     assert other.store.recovery.wait(60)
-    assert index.places[1][index.find(chains[0].keys[0])] == fresh
+    assert index.places[1][index.find(other.namespace, chains[0].keys[0])] == fresh
     assert tier.usage().records == 9
     assert other.store.recovery.blocks == 8
     other.leave_memory()
     assert [other.read(chain) for chain in chains] == [1] * 9
-    assert not other.store.states.faults
+    assert not other.store.table.faults
 
 
 def test_a_tier_that_cannot_be_scanned_is_logged_and_left(rig, caplog) -> None:
@@ -136,7 +136,7 @@ def test_a_store_that_closes_waits_for_no_long_recovery(rig) -> None:
             header = read_header(record)[0]
             while not given_up.is_set():
                 self.yielded += 1
-                yield Survivor(header, Place(0))
+                yield SurvivingRecord(header, Place(0))
 
     records: dict = {}
     one = rig(MIB, MemoryTier(64 * MIB, records))
@@ -144,9 +144,7 @@ def test_a_store_that_closes_waits_for_no_long_recovery(rig) -> None:
     one.settle()
     (record,), given_up = records.values(), threading.Event()
     tier = Endless(64 * MIB)
-    other = rig(MIB, tier)
-    other.store.scrubber.every_s = 1e6
-    other.store.scrubber.start()
+    other = rig(MIB, tier, scrub_every_s=1e6)
     closing = threading.Thread(target=other.store.close)
     closing.start()
     closing.join(20)
@@ -212,10 +210,10 @@ def test_an_old_copy_that_is_found_while_a_new_one_is_written_is_freed(rig) -> N
     (old,) = records
     new = old + 7
     records[new] = records[old]
-    states = one.store.states
-    with states.lock:
-        states.publish_below(0, 1, Place(new))
+    table = one.store.table
+    with table.lock:
+        table.publish_below(0, 1, Place(new))
     assert list(records) == [new]
-    with states.lock:
-        states.publish_below(0, 1, Place(new))
+    with table.lock:
+        table.publish_below(0, 1, Place(new))
     assert list(records) == [new]

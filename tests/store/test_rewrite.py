@@ -2,9 +2,9 @@
 
 import threading
 
-from holdfast.store.rewrite import put_off
+from holdfast.store.rewrite import defer_queued
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
-from holdfast.tiers.base import Moving, segment_place
+from holdfast.tiers.base import Rebalancing, segment_place
 
 MIB = 1 << 20
 
@@ -28,7 +28,7 @@ class Shifting(SharedMemoryTier):
     def reachable(self):
         return self.there
 
-    def strayed(self, keys, record_bytes):
+    def misplaced(self, namespace, keys):
         found = self.astray.intersection(keys)
         self.astray -= found
         return found
@@ -54,7 +54,7 @@ class Slow(MemoryTier):
 def test_what_was_lost_and_is_still_in_memory_is_written_again(rig):
     by_key, tier = {}, None
     one = rig(MIB, tier := Shifting(by_key))
-    assert isinstance(tier, Moving)
+    assert isinstance(tier, Rebalancing)
     chains = [one.chain(seed, 5) for seed in range(4)]
     for chain in chains:
         one.save(chain)
@@ -63,9 +63,9 @@ def test_what_was_lost_and_is_still_in_memory_is_written_again(rig):
     kept = dict(by_key)
     for chain in chains[:2]:
         for key in chain.keys:
-            del by_key[key]
+            del by_key[one.namespace, key]
     tier.gone = dead.__contains__
-    one.store.keep_house()
+    one.store.housekeep()
     one.settle()
     assert by_key == kept
     assert tier.usage().written_bytes == sum(len(r) for _, r in kept.values()) * 3 // 2
@@ -76,12 +76,12 @@ def test_the_only_copy_is_not_given_up_for_one_that_is_lost(rig):
     chain = one.chain(1, 5)
     one.save(chain)
     one.settle()
-    rows = list(one.store.states.index.rows())
-    assert all(one.store.states.evictable(row) for row in rows)
+    rows = list(one.store.table.index.rows())
+    assert all(one.store.table.evictable(row) for row in rows)
     tier.answers, tier.gone = False, lambda place: True
-    with one.store.states.lock:
-        one.store.keep_house()
-        assert not any(one.store.states.evictable(row) for row in rows)
+    with one.store.table.lock:
+        one.store.housekeep()
+        assert not any(one.store.table.evictable(row) for row in rows)
     one.settle()
     assert one.read(chain) == 5
 
@@ -92,11 +92,11 @@ def test_hearsay_of_what_is_lost_is_forgotten(rig):
     chain = one.chain(1, 5)
     one.save(chain)
     one.settle()
-    other.store.look(other.world, chain.keys)
+    other.store.look(other.namespace, chain.keys)
     tier.gone = lambda place: True
-    other.store.keep_house()
-    assert other.store.cover(other.world, chain.keys).blocks == 0
-    assert len(other.store.states.index) == 0
+    other.store.housekeep()
+    assert other.store.cover(other.namespace, chain.keys).blocks == 0
+    assert len(other.store.table.index) == 0
 
 
 def test_strays_are_written_again_once_they_have_landed(rig):
@@ -106,12 +106,13 @@ def test_strays_are_written_again_once_they_have_landed(rig):
     one.save(chain)
     one.settle()
     tier.astray = {chain.keys[1], chain.keys[3]}
-    other.store.look(other.world, chain.keys)
+    other.store.look(other.namespace, chain.keys)
     assert other.read(chain) == 5
     other.settle()
-    size = other.world.record_bytes
+    size = other.namespace.record_bytes
     assert tier.usage().written_bytes == 2 * size
-    assert other.store.states.saved_below(other.store.states.index.find(chain.keys[3]))
+    row = other.store.table.index.find(other.namespace, chain.keys[3])
+    assert other.store.table.state(row).is_saved
     assert other.read(chain) == 5
 
 
@@ -123,16 +124,18 @@ def test_for_a_pool_where_nobody_is_nothing_is_made_ready_and_all_is_written_onc
     one.save(chain)
     one.settle()
     assert tier.batches == 0, "nothing was sealed, copied or sent"
-    states = one.store.states
-    assert states.put_off == [set(chain.keys)]
-    assert all(states.evictable(row) for row in states.index.rows()), "memory is not held for it"
-    one.store.keep_house()
+    table = one.store.table
+    assert table.queues._deferred == [
+        set(one.store.table.index.find_all(one.namespace, chain.keys))
+    ]
+    assert all(table.evictable(row) for row in table.index.rows()), "memory is not held for it"
+    one.store.housekeep()
     assert not by_key
     tier.there = True
-    one.store.keep_house()
+    one.store.housekeep()
     one.settle()
-    assert set(by_key) == set(chain.keys)
-    assert states.put_off == [set()]
+    assert {key for _, key in by_key} == set(chain.keys)
+    assert table.queues._deferred == [set()]
 
 
 def test_the_batch_that_finds_nobody_there_is_written_once_somebody_is(rig):
@@ -143,11 +146,13 @@ def test_the_batch_that_finds_nobody_there_is_written_once_somebody_is(rig):
     one.save(chain)
     one.settle()
     assert tier.batches == 1
-    assert one.store.states.put_off == [set(chain.keys)]
+    assert one.store.table.queues._deferred == [
+        set(one.store.table.index.find_all(one.namespace, chain.keys))
+    ]
     tier.there = tier.answers = True
-    one.store.keep_house()
+    one.store.housekeep()
     one.settle()
-    assert set(by_key) == set(chain.keys)
+    assert {key for _, key in by_key} == set(chain.keys)
 
 
 def test_what_left_memory_meanwhile_is_not_waited_for(rig):
@@ -156,10 +161,10 @@ def test_what_left_memory_meanwhile_is_not_waited_for(rig):
     for seed in range(30):
         one.save(one.chain(seed, 5))
     one.settle()
-    states = one.store.states
-    here = {key for key in states.index.keys if key is not None}
+    table = one.store.table
+    here = set(table.index.rows())
     assert len(here) < 150
-    assert states.put_off[0] <= here
+    assert table.queues._deferred[0] <= here
 
 
 def test_what_waits_for_the_disk_stays_in_memory_though_the_pool_is_away(rig):
@@ -167,10 +172,10 @@ def test_what_waits_for_the_disk_stays_in_memory_though_the_pool_is_away(rig):
     tier.there = False
     chain = one.chain(1, 2)
     one.save(chain)
-    states = one.store.states
+    table = one.store.table
     assert disk.begun.wait(60)
-    put_off(states, 2)
-    assert not any(states.evictable(row) for row in states.index.rows())
+    defer_queued(table, 2)
+    assert not any(table.evictable(row) for row in table.index.rows())
     disk.go_on.set()
     one.settle()
-    assert all(states.saved_below(row) for row in states.index.rows())
+    assert all(table.state(row).is_saved for row in table.index.rows())

@@ -1,7 +1,7 @@
 """The save street: nobody sees half a block, and the first to commit a key wins."""
 
 from holdfast.errors import Outcome
-from holdfast.store import room
+from holdfast.store import evict
 from holdfast.testing.memory import MemoryTier
 
 MIB = 1 << 20
@@ -10,18 +10,18 @@ MIB = 1 << 20
 def test_reserved_blocks_are_invisible_until_committed(rig) -> None:
     one = rig()
     chain = one.chain(1, 3)
-    reserved = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    reserved = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
     one.fill(chain.keys, reserved.places)
-    assert one.store.cover(one.world, chain.keys).blocks == 0
+    assert one.store.cover(one.namespace, chain.keys).blocks == 0
     assert one.store.commit(reserved.ticket) == 3
-    assert one.store.cover(one.world, chain.keys).blocks == 3
+    assert one.store.cover(one.namespace, chain.keys).blocks == 3
 
 
 def test_held_blocks_need_no_slot(rig) -> None:
     one = rig()
     chain = one.chain(1, 4)
     one.save(chain, 0, 2)
-    reserved = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    reserved = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
     assert [place >= 0 for place in reserved.places] == [False, False, True, True]
     one.store.abort(reserved.ticket)
 
@@ -29,20 +29,20 @@ def test_held_blocks_need_no_slot(rig) -> None:
 def test_the_first_commit_of_a_key_wins_and_the_second_slot_is_freed(rig) -> None:
     one = rig()
     chain = one.chain(1, 3)
-    first = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
-    second = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    first = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
+    second = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
     one.fill(chain.keys, first.places)
     one.fill(chain.keys, second.places)
     assert one.store.commit(first.ticket) == 3
     assert one.store.commit(second.ticket) == 0
     assert one.read(chain) == 3
-    assert one.store.states.host(one.world).usage().records == 3
+    assert one.store.table.host(one.namespace).usage().records == 3
 
 
 def test_a_ticket_commits_once(rig) -> None:
     one = rig()
     chain = one.chain(1, 2)
-    reserved = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    reserved = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
     one.fill(chain.keys, reserved.places)
     assert one.store.commit(reserved.ticket) == 2
     assert one.store.commit(reserved.ticket) == 0
@@ -50,17 +50,17 @@ def test_a_ticket_commits_once(rig) -> None:
 
 def test_aborted_slots_rest_before_anybody_gets_them(rig) -> None:
     one = rig(MIB)
-    slots = one.store.states.host(one.world).slots(one.world.record_bytes)
+    slots = one.store.table.host(one.namespace).slots(one.namespace.record_bytes)
     chain = one.chain(1, slots)
-    reserved = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    reserved = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
     assert len([place for place in reserved.places if place >= 0]) == slots
     one.store.abort(reserved.ticket, rest_s=10.0)
     other = one.chain(2, 1)
-    refused = one.store.reserve(one.world, other.keys, other.fingerprint, 0)
+    refused = one.store.reserve(one.namespace, other.keys, other.fingerprint, 0)
     assert refused.outcome is Outcome.FULL
     assert refused.places == [-1]
     one.clock.advance(10.0)
-    one.store.keep_house()
+    one.store.housekeep()
     assert one.save(other) == 1
 
 
@@ -85,44 +85,42 @@ def test_blocks_no_tier_below_takes_may_be_forgotten(rig) -> None:
 
 def test_padding_never_carries_the_last_owners_bytes(rig) -> None:
     one = rig(MIB)
-    arena = one.store.arena(one.world.domain).view
+    arena = one.store.arena(one.namespace.domain).view
     arena[:] = b"\xaa" * len(arena)
     chain = one.chain(1, 1)
-    reserved = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    reserved = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
     one.fill(chain.keys, reserved.places)
     one.store.commit(reserved.ticket)
     place = reserved.places[0]
-    end = place + 128 + one.world.payload_bytes + 16
-    assert bytes(arena[end : place + one.world.record_bytes]).count(0xAA) == 0
+    end = place + 128 + one.namespace.payload_bytes + 16
+    assert bytes(arena[end : place + one.namespace.record_bytes]).count(0xAA) == 0
 
 
-def test_a_key_that_another_world_bears_is_neither_held_nor_written_over(rig) -> None:
-    """A liar in the same domain costs a miss: no slot, no touch, and nothing of theirs changes."""
+def test_a_key_that_another_namespace_committed_is_saved_all_the_same(rig) -> None:
     one = rig()
-    chain, liar = one.chain(1, 3), one.world._replace(fingerprint=b"l" * 16)
-    early = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    chain, other = one.chain(1, 3), one.namespace._replace(fingerprint=b"l" * 16)
+    early = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
     one.fill(chain.keys, early.places)
-    lied = one.store.reserve(liar, chain.keys[1:2], chain.fingerprint, 1)
-    one.fill(chain.keys[1:2], lied.places)
-    assert one.store.commit(lied.ticket) == 1
-    assert one.store.commit(early.ticket) == 2
-    late = one.store.reserve(one.world, chain.keys, chain.fingerprint, 0)
+    squat = one.store.reserve(other, chain.keys[1:2], chain.fingerprint, 1)
+    one.fill(chain.keys[1:2], squat.places)
+    assert one.store.commit(squat.ticket) == 1
+    assert one.store.commit(early.ticket) == 3
+    late = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
     assert late.places == [-1, -1, -1]
     touched = []
-    one.store.states.touch = touched.extend
+    one.store.table.touch = touched.extend
     assert one.store.commit(late.ticket) == 0
-    index = one.store.states.index
-    assert sorted(touched) == sorted(index.find(key) for key in (chain.keys[0], chain.keys[2]))
-    assert one.store.cover(one.world, chain.keys).blocks == 1
-    assert one.store.cover(liar, chain.keys[1:2]).blocks == 1
-    assert one.store.states.host(one.world).usage().records == 3
+    assert touched == one.store.table.index.find_all(one.namespace, chain.keys)
+    assert one.store.cover(one.namespace, chain.keys).blocks == 3
+    assert one.store.cover(other, chain.keys[1:2]).blocks == 1
+    assert one.store.table.host(one.namespace).usage().records == 4
 
 
 def test_blocks_that_claim_to_be_each_others_parents_can_leave_memory(rig) -> None:
     one = rig(2 * MIB)
     for seed in range(200):
         keys = one.chain(seed, 2).keys
-        reserved = one.store.reserve(one.world, keys, keys[-1], 0)
+        reserved = one.store.reserve(one.namespace, keys, keys[-1], 0)
         one.fill(keys, reserved.places)
         one.store.commit(reserved.ticket)
     honest = one.chain(999, 4)
@@ -132,10 +130,10 @@ def test_blocks_that_claim_to_be_each_others_parents_can_leave_memory(rig) -> No
 
 def test_what_a_chain_builds_upon_does_not_go_to_make_room_for_it(rig) -> None:
     made = rig(64 << 10)
-    slots = made.store.states.host(made.world).slots(made.world.record_bytes)
+    slots = made.store.table.host(made.namespace).slots(made.namespace.record_bytes)
     chain = made.chain(1, slots + 2)
     assert made.save(chain, 0, slots) == slots
-    reserved = made.store.reserve(made.world, chain.keys, chain.parent(0), 0)
+    reserved = made.store.reserve(made.namespace, chain.keys, chain.parent(0), 0)
     assert (reserved.places, reserved.outcome) == ([-1] * (slots + 2), Outcome.FULL)
     assert made.store.commit(reserved.ticket) == 0
     assert made.read(chain) == slots
@@ -145,34 +143,34 @@ def test_a_key_that_is_in_a_ticket_twice_takes_one_slot(rig) -> None:
     one = rig()
     chain = one.chain(1, 2)
     keys = [*chain.keys, chain.keys[0]]
-    reserved = one.store.reserve(one.world, keys, chain.fingerprint, 0)
+    reserved = one.store.reserve(one.namespace, keys, chain.fingerprint, 0)
     one.fill(keys, reserved.places)
     assert one.store.commit(reserved.ticket) == 2
     assert one.read(chain) == 2
-    assert one.store.states.host(one.world).usage().records == 2
-    assert one.store.states.fill.used[0][one.world.domain] == 2 * one.world.record_bytes
+    assert one.store.table.host(one.namespace).usage().records == 2
+    assert one.store.table.usage.used[0][one.namespace.domain] == 2 * one.namespace.record_bytes
 
 
 def test_what_is_pinned_keeps_nobody_from_the_rest_of_memory(rig, monkeypatch) -> None:
-    monkeypatch.setattr(room, "_PATIENCE", 4)
+    monkeypatch.setattr(evict, "_MAX_EXAMINED", 4)
     one = rig(4 * MIB)
     for seed in range(20):  # more than are looked at, and all of them older than the rest
         one.save(one.chain(seed, 1))
-        assert one.store.pin(one.world, one.chain(seed, 1).keys, 3_600.0) == 1
-    slots = one.store.states.host(one.world).slots(one.world.record_bytes)
+        assert one.store.pin(one.namespace, one.chain(seed, 1).keys, 3_600.0) == 1
+    slots = one.store.table.host(one.namespace).slots(one.namespace.record_bytes)
     for seed in range(100, 100 + 2 * slots):
         assert one.save(one.chain(seed, 1)) == 1
     assert all(one.read(one.chain(seed, 1)) for seed in range(20))
 
 
 def test_what_is_in_use_is_not_met_first_each_time(rig, monkeypatch) -> None:
-    monkeypatch.setattr(room, "_LEASED_MAX", 8)
+    monkeypatch.setattr(evict, "_MAX_LEASED_SKIPPED", 8)
     one = rig(4 * MIB)
     leased = [one.chain(seed, 1) for seed in range(20)]
     for each in leased:
         one.save(each)
-        one.store.lease(one.world, each.keys, 60.0)
-    slots = one.store.states.host(one.world).slots(one.world.record_bytes)
+        one.store.lease(one.namespace, each.keys, 60.0)
+    slots = one.store.table.host(one.namespace).slots(one.namespace.record_bytes)
     saved = sum(one.save(one.chain(seed, 1)) for seed in range(100, 100 + 2 * slots))
     assert saved >= 2 * slots - 20 // 8, "each scan puts eight behind the others"
     assert all(one.read(each) for each in leased)

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from holdfast.errors import Outcome
-from holdfast.store.scrub import Scrubber, Wish, scrub
+from holdfast.store.scrub import Scrubber, ScrubRequest, scrub
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 
 MIB = 1 << 20
@@ -35,9 +35,9 @@ def test_verify_finds_a_bad_copy_and_keeps_the_good_one(rig) -> None:
 def test_it_goes_on_where_it_stopped(rig) -> None:
     one = rig()
     one.save(one.chain(1, 5))
-    found = one.store.verify(Wish(seconds=0.0))
+    found = one.store.verify(ScrubRequest(seconds=0.0))
     assert (found["checked"], found["next"]) == (1, 1), "a step at least, or it would never end"
-    found = one.store.verify(Wish(start=3))
+    found = one.store.verify(ScrubRequest(start=3))
     assert (found["checked"], found["next"]) == (2, -1)
 
 
@@ -45,9 +45,9 @@ def test_a_pass_ends_even_if_every_step_takes_longer_than_it_may(rig, monkeypatc
     one = rig(MIB, MemoryTier(64 * MIB))
     one.save(one.chain(1, 5))
     one.settle()
-    with one.store.states.lock:
-        one.store.states.vacate(2, 0)
-        one.store.states.vacate(2, 1)
+    with one.store.table.lock:
+        one.store.table.remove_copy(2, 0)
+        one.store.table.remove_copy(2, 1)
     now_s = one.clock.now
 
     def slow():
@@ -55,8 +55,7 @@ def test_a_pass_ends_even_if_every_step_takes_longer_than_it_may(rig, monkeypatc
         return now_s()
 
     monkeypatch.setattr(one.clock, "now", slow)
-    scrubber, steps = Scrubber(one.store), []
-    scrubber.every_s = 100.0
+    scrubber, steps = Scrubber(one.store, 100.0), []
     monkeypatch.setattr(scrubber, "_make_way", lambda: steps.append(1) or len(steps) < 9 or 1 / 0)
     scrubber.go_over()
     assert (scrubber.passes, scrubber.checked) == (1, 8)
@@ -72,8 +71,8 @@ def test_the_rate_bounds_it_by_the_clock(rig, monkeypatch) -> None:
         one.clock.advance(seconds)
 
     monkeypatch.setattr(stop, "wait", wait)
-    found = scrub(one.store, Wish(rate=one.world.record_bytes // 2), stop)
-    assert found["bytes"] == 9 * one.world.record_bytes
+    found = scrub(one.store, ScrubRequest(rate=one.namespace.record_bytes // 2), stop)
+    assert found["bytes"] == 9 * one.namespace.record_bytes
     assert sum(waited) == pytest.approx(16)  # two seconds a record, none for the last
 
 
@@ -84,7 +83,9 @@ def test_a_step_is_over_in_time_however_slow_the_rate_is_and_says_what_it_owes(
     one.save(one.chain(1, 9))
     stop, begun = threading.Event(), one.clock.now()
     monkeypatch.setattr(stop, "wait", one.clock.advance)
-    found = scrub(one.store, Wish(seconds=1.0, rate=one.world.record_bytes // 100), stop)
+    found = scrub(
+        one.store, ScrubRequest(seconds=1.0, rate=one.namespace.record_bytes // 100), stop
+    )
     assert one.clock.now() - begun == pytest.approx(1.0)
     assert (found["checked"], found["next"]) == (1, 1)
     assert found["owes_s"] == pytest.approx(99.0, rel=0.01)
@@ -93,8 +94,7 @@ def test_a_step_is_over_in_time_however_slow_the_rate_is_and_says_what_it_owes(
 def test_the_rate_holds_from_step_to_step_of_a_pass(rig, monkeypatch) -> None:
     one = rig()
     one.save(one.chain(1, 9))
-    scrubber = Scrubber(one.store)
-    scrubber.every_s, scrubber.rate = 1e6, one.world.record_bytes
+    scrubber = Scrubber(one.store, 1e6, one.namespace.record_bytes)
     begun = one.clock.now()
     monkeypatch.setattr(scrubber._stop, "wait", one.clock.advance)
     scrubber.go_over()
@@ -105,8 +105,8 @@ def test_the_rate_holds_from_step_to_step_of_a_pass(rig, monkeypatch) -> None:
 def test_one_fingerprint_only(rig) -> None:
     one = rig()
     one.save(one.chain(1, 2))
-    assert one.store.verify(Wish("00" * 16))["checked"] == 0
-    assert one.store.verify(Wish(one.world.fingerprint.hex()))["checked"] == 2
+    assert one.store.verify(ScrubRequest("00" * 16))["checked"] == 0
+    assert one.store.verify(ScrubRequest(one.namespace.fingerprint.hex()))["checked"] == 2
 
 
 def test_the_background_pass_reads_everything_and_counts(rig) -> None:
@@ -115,13 +115,12 @@ def test_the_background_pass_reads_everything_and_counts(rig) -> None:
     one.save(one.chain(1, 6))
     one.settle()
     rot(records, 1)
-    scrubber = Scrubber(one.store)
-    scrubber.every_s = 1e6
+    scrubber = Scrubber(one.store, 1e6)
     scrubber.go_over()
     assert scrubber.status() == {
-        "passes": 1, "checked": 12, "bytes": 12 * one.world.record_bytes, "corrupt": 1,
+        "passes": 1, "checked": 12, "bytes": 12 * one.namespace.record_bytes, "corrupt": 1,
     }  # fmt: skip
-    assert one.store.states.faults[-1].outcome is Outcome.CORRUPT
+    assert one.store.table.faults[-1].outcome is Outcome.CORRUPT
     scrubber.go_over()
     assert (scrubber.passes, scrubber.corrupt) == (2, 1)
 
@@ -130,8 +129,7 @@ def test_the_background_leaves_what_others_keep_alone(rig) -> None:
     one = rig(MIB, SharedMemoryTier({}))
     one.save(one.chain(1, 3))
     one.settle()
-    scrubber = Scrubber(one.store)
-    scrubber.every_s = 1e6
+    scrubber = Scrubber(one.store, 1e6)
     scrubber.go_over()
     assert scrubber.checked == 3
     assert one.store.verify()["checked"] == 6
@@ -139,33 +137,26 @@ def test_the_background_leaves_what_others_keep_alone(rig) -> None:
 
 def test_it_reads_no_faster_than_it_has_to(rig) -> None:
     one = rig()
-    scrubber = Scrubber(one.store)
-    scrubber.every_s = 10.0
-    assert scrubber.pace() == MIB
+    assert Scrubber(one.store, 10.0).pace() == MIB
     one.save(one.chain(1, 100))
-    scrubber.every_s = 0.1
     held = one.store.status()["tiers"][0]["used_bytes"]
-    assert scrubber.pace() == pytest.approx(held / 0.08, rel=0.01)
-    scrubber.rate = 2 * MIB
-    assert scrubber.pace() == 2 * MIB
+    assert Scrubber(one.store, 0.1).pace() == pytest.approx(held / 0.08, rel=0.01)
+    assert Scrubber(one.store, 0.1, 2 * MIB).pace() == 2 * MIB
 
 
 def test_it_begins_where_somebody_says_when_and_stops_with_the_store(rig) -> None:
-    one = rig()
+    assert not rig().store.scrubber._thread.is_alive()
+    one = rig(scrub_every_s=1e6)
     scrubber = one.store.scrubber
-    assert not scrubber._thread.is_alive()
-    scrubber.every_s = 1e6
-    scrubber.start()
     assert scrubber._thread.is_alive()
     one.store.close()
     assert not scrubber._thread.is_alive()
-    assert set(one.store.status()["scrub"]) == {"passes", "checked", "bytes", "corrupt"}
+    assert set(scrubber.status()) == {"passes", "checked", "bytes", "corrupt"}
 
 
 def test_a_pass_that_fails_is_not_the_last_one(rig, monkeypatch, caplog) -> None:
     one, failed = rig(MIB), threading.Event()
-    scrubber = Scrubber(one.store)
-    scrubber.every_s = 0.01
+    scrubber = Scrubber(one.store, 0.01)
 
     def go_over():
         if not failed.is_set():

@@ -5,10 +5,11 @@ import shutil
 
 import pytest
 
-from holdfast.blocks.world import World
+from holdfast.blocks.namespace import Namespace
 from holdfast.codec.pack import payload
 from holdfast.errors import Outcome
-from holdfast.store.keyring import KeyRing
+from holdfast.keys.keyring import KeyRing
+from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.payloads import key_of, payload_of
 from holdfast.tiers.disk.file import DiskConfig
@@ -27,10 +28,9 @@ def opened(tmp_path):
 
     def make(folder):
         tier = DiskTier(DiskConfig(path=str(folder), capacity_bytes=32 * MIB))
-        store = Store(16 * MIB, [tier], {"default": SECRET})
         ring = KeyRing(tmp_path / "ring.json")
         ring.enrol("default", SECRET)
-        store.seal_with(ring)
+        store = Store(16 * MIB, [tier], {"default": SECRET}, StoreOptions(ring=ring))
         store.start()
         store.recovery.wait()
         stores.append(store)
@@ -41,28 +41,28 @@ def opened(tmp_path):
         store.close()
 
 
-def world_of(store):
-    return World(b"f" * 16, store.domain("default")[1], PAYLOAD, 16)
+def namespace_of(store):
+    return Namespace(b"f" * 16, store.domain("default")[1], PAYLOAD, 16)
 
 
 def save(store):
-    reserved = store.reserve(world_of(store), KEYS, b"f" * 16, 0)
-    arena = store.arena(world_of(store).domain).view
+    reserved = store.reserve(namespace_of(store), KEYS, b"f" * 16, 0)
+    arena = store.arena(namespace_of(store).domain).view
     for key, place in zip(KEYS, reserved.places, strict=True):
         if place >= 0:
             payload(arena[place:], PAYLOAD)[:] = payload_of(key, PAYLOAD)
     store.commit(reserved.ticket)
     waiting = 1
     while waiting:
-        with store.states.lock:
-            waiting = store.states.unwritten()
+        with store.table.lock:
+            waiting = store.table.unwritten()
 
 
 def fetch(store):
     """Fetch block by block; return how many came, each with the right bytes."""
-    arena, world, good = store.arena(world_of(store).domain).view, world_of(store), 0
+    arena, namespace, good = store.arena(namespace_of(store).domain).view, namespace_of(store), 0
     for key in KEYS:
-        fetched = store.fetch(world, [key], 10)
+        fetched = store.fetch(namespace, [key], 10)
         for place in fetched.places:
             assert bytes(payload(arena[place:], PAYLOAD)) == bytes(payload_of(key, PAYLOAD))
         good += len(fetched.places)
@@ -97,18 +97,18 @@ def test_no_payload_lies_on_the_disk(opened, tmp_path):
 def test_a_disk_that_rotted_serves_what_is_right(opened, tmp_path, seed):
     save(opened(tmp_path / "disk"))
     folder = crashed(tmp_path / "disk", tmp_path / "copy")
-    dice, file = random.Random(seed), folder / "blocks.holdfast"
+    rng, file = random.Random(seed), folder / "blocks.holdfast"
     image = bytearray(file.read_bytes())
     used = image.rfind(b"HFE1") + PAYLOAD
     start = image.find(b"HFE1")
     for _ in range(12):
-        image[dice.randrange(start, used)] ^= 1 << dice.randrange(8)
-    at = dice.randrange(start, used) // 4096 * 4096
+        image[rng.randrange(start, used)] ^= 1 << rng.randrange(8)
+    at = rng.randrange(start, used) // 4096 * 4096
     image[at : at + 4096] = bytes(4096)
     file.write_bytes(image)
     again = opened(folder)
     assert len(KEYS) - 13 <= fetch(again) < len(KEYS)
-    outcomes = {fault.outcome for fault in again.states.faults}
+    outcomes = {fault.outcome for fault in again.table.faults}
     assert outcomes <= {Outcome.CORRUPT, Outcome.MISS, Outcome.GONE}
     save(again)
     assert fetch(again) == len(KEYS)
@@ -130,7 +130,7 @@ def test_what_was_written_before_sealing_is_overwritten_when_it_is_found(opened,
     with Store(16 * MIB, [DiskTier(config)], {"default": SECRET, "other": b"o" * 32}) as plain:
         plain.start()
         save(plain)
-        other = World(b"f" * 16, plain.domain("other")[1], PAYLOAD, 16)
+        other = Namespace(b"f" * 16, plain.domain("other")[1], PAYLOAD, 16)
         kept = plain.reserve(other, [b"k" * 16], b"f" * 16, 0)
         place = kept.places[0]
         payload(plain.arena(other.domain).view[place:], PAYLOAD)[:] = payload_of(b"o" * 16, PAYLOAD)

@@ -6,15 +6,17 @@ import pytest
 
 from holdfast.blocks.envelope import SEAL_AES_GCM, SEAL_NONE, read_header, stamp
 from holdfast.blocks.key import Chain
-from holdfast.blocks.world import World, domain_id
+from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.clock import ManualClock
 from holdfast.codec.pack import pack, payload
 from holdfast.errors import Outcome, RefusedError
+from holdfast.keys.keyring import KeyRing
 from holdfast.limits import RECLAIM_S
 from holdfast.store import domains
-from holdfast.store.descent import FAR, NEAR
-from holdfast.store.keyring import KeyRing
+from holdfast.store.failed_remote import FAILED_S
+from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
+from holdfast.store.write_behind import LOCAL_SEAL, SHARED_SEAL
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.testing.payloads import payload_of
 
@@ -27,17 +29,17 @@ FINGERPRINT = b"f" * 16
 class House:
     """A store whose blocks have a payload that follows from their key; every read is checked."""
 
-    def __init__(self, tier, ring=None, secrets=SECRETS, nbytes=PAYLOAD):
+    def __init__(self, tier, ring=None, secrets=SECRETS, nbytes=PAYLOAD, **options):
         self.clock = ManualClock()
         self.tier = tier
-        self.store = Store(8 * MIB + 4 * nbytes, [tier], secrets, clock=self.clock)
         self.ring = ring or ring_of(secrets, derives=isinstance(tier, SharedMemoryTier))
-        self.store.seal_with(self.ring)
+        chosen = StoreOptions(ring=self.ring, clock=self.clock, **options)
+        self.store = Store(8 * MIB + 4 * nbytes, [tier], secrets, chosen)
         self.store.start()
         self.nbytes = nbytes
 
-    def world(self, name="acme"):
-        return World(FINGERPRINT, self.store.domain(name)[1], self.nbytes, 16)
+    def namespace(self, name="acme"):
+        return Namespace(FINGERPRINT, self.store.domain(name)[1], self.nbytes, 16)
 
     def chain(self, name="acme", blocks=6):
         chain = Chain(SECRETS[name], FINGERPRINT, 16)
@@ -45,9 +47,9 @@ class House:
         return chain.keys
 
     def save(self, name="acme", blocks=6):
-        world, keys = self.world(name), self.chain(name, blocks)
-        reserved = self.store.reserve(world, keys, FINGERPRINT, 0)
-        arena = self.store.arena(world.domain).view
+        namespace, keys = self.namespace(name), self.chain(name, blocks)
+        reserved = self.store.reserve(namespace, keys, FINGERPRINT, 0)
+        arena = self.store.arena(namespace.domain).view
         for key, place in zip(keys, reserved.places, strict=True):
             if place >= 0:
                 payload(arena[place:], self.nbytes)[:] = payload_of(key, self.nbytes)
@@ -58,22 +60,22 @@ class House:
     def settle(self):
         """Wait until everything is written below."""
         while True:
-            with self.store.states.lock:
-                if not self.store.states.unwritten():
+            with self.store.table.lock:
+                if not self.store.table.unwritten():
                     return
             time.sleep(0.001)
 
     def leave(self, name="acme"):
         """Leave copies below the host only."""
-        domains.leave_memory(self.store, self.world(name).domain)
+        domains.leave_memory(self.store, self.namespace(name).domain)
 
     def look(self, name="acme", blocks=6):
-        return self.store.look(self.world(name), self.chain(name, blocks)).blocks
+        return self.store.look(self.namespace(name), self.chain(name, blocks)).blocks
 
     def fetch(self, name="acme", blocks=6):
-        world, keys = self.world(name), self.chain(name, blocks)
-        fetched = self.store.fetch(world, keys, 5)
-        arena = self.store.arena(world.domain).view
+        namespace, keys = self.namespace(name), self.chain(name, blocks)
+        fetched = self.store.fetch(namespace, keys, 5)
+        arena = self.store.arena(namespace.domain).view
         for key, place in zip(keys, fetched.places, strict=False):
             found = bytes(payload(arena[place:], self.nbytes))
             assert found == bytes(payload_of(key, self.nbytes))
@@ -153,11 +155,11 @@ def test_a_domain_that_is_not_sealed_stays_as_it_was(house):
 
 
 @pytest.mark.parametrize(
-    ("tier", "abreast"),
-    [(lambda: MemoryTier(64 * MIB), NEAR), (lambda: SharedMemoryTier({}), FAR)],
+    ("tier", "parallel"),
+    [(lambda: MemoryTier(64 * MIB), LOCAL_SEAL), (lambda: SharedMemoryTier({}), SHARED_SEAL)],
 )
-def test_records_larger_than_the_staging_memory_go_down_too(house, tier, abreast):
-    one = house(tier(), nbytes=abreast.group_bytes_max + 5)
+def test_records_larger_than_the_staging_memory_go_down_too(house, tier, parallel):
+    one = house(tier(), nbytes=parallel.group_bytes_max + 5)
     assert one.save(blocks=2) == 2
     one.leave()
     assert one.fetch(blocks=2) == (2, Outcome.OK)
@@ -176,15 +178,14 @@ def test_no_damage_is_served_and_the_next_save_repairs_it(house, at):
 
 
 def test_damage_in_the_host_is_not_sealed_and_does_not_pass_for_held(house):
-    one = house()
-    one.store.write_behind = False
+    one = house(writes_behind=False)
     one.save()
-    view = one.store.arena(one.world().domain).view
-    places = [place for place in one.store.states.index.places[0] if place >= 0]
+    view = one.store.arena(one.namespace().domain).view
+    places = [place for place in one.store.table.index.places[0] if place >= 0]
     view[places[0] + 700] ^= 1
-    with one.store.states.lock:
+    with one.store.table.lock:
         for key in one.chain():
-            one.store.states.line_up(one.store.states.index.find(key))
+            one.store.table.queues.enqueue(one.store.table.index.find(one.namespace(), key))
     one.store.ladder.wake()
     one.settle()
     assert len(below(one.tier)) == 5
@@ -201,14 +202,14 @@ def test_a_plain_record_is_not_believed_in_a_sealed_domain(house):
         forged[128:160] = b"forged " * 4 + b"text"
         pack(forged, header._replace(seal=SEAL_NONE, epoch=0, nonce=bytes(12), key_id=bytes(4)))
         one.tier._records[place] = bytes(forged)
-    assert one.fetch() == (0, Outcome.CORRUPT)
+    assert one.fetch() == (0, Outcome.UNREADABLE)
 
 
 def test_a_sealed_payload_in_an_unknown_code_is_not_believed(house):
     one = house()
     one.save()
     one.leave()
-    key = one.ring.current(one.world().domain)
+    key = one.ring.current(one.namespace().domain)
     for place, record in one.tier._records.items():
         plain, coded = memoryview(bytearray(record)), memoryview(bytearray(record))
         assert key.open(plain) is Outcome.OK
@@ -240,24 +241,66 @@ def test_a_store_with_the_same_ring_reads_what_another_sealed(house):
     assert other.fetch() == (6, Outcome.OK)
 
 
-def test_a_store_with_another_ring_has_a_miss_and_the_block_is_replaced(house, tmp_path):
+def test_a_store_with_another_ring_has_misses_and_changes_nothing_there(house, tmp_path, caplog):
     far = {}
     one = house(SharedMemoryTier(far))
     other = house(SharedMemoryTier(far), ring=ring_of(SECRETS, tmp_path / "ring"))
     one.save()
+    before = dict(far)
     assert other.look() == 6
-    assert other.fetch() == (0, Outcome.MISS)
+    assert other.fetch() == (0, Outcome.UNREADABLE)
+    assert other.look() == 0, "what was unreadable is not planned with again"
+    assert other.save() == 6
+    other.leave()
+    assert other.fetch()[0] == 0
+    other.store.ladder.close()
+    assert far == before
+    one.leave()
+    assert one.fetch() == (6, Outcome.OK)
+    domains = {entry["domain"]: entry for entry in other.store.status()["domains"]}
+    assert domains["acme"]["unreadable"] == 6
+    [line] = [r.getMessage() for r in caplog.records if "are misses here" in r.getMessage()]
+    assert "'acme'" in line
+    assert "the same `keyring` file" in line
+
+
+def test_a_remote_record_that_was_unreadable_is_asked_for_again_after_a_while(house, tmp_path):
+    far = {}
+    one = house(SharedMemoryTier(far))
+    other = house(SharedMemoryTier(far), ring=ring_of(SECRETS, tmp_path / "ring"))
+    one.save()
+    other.look()
+    other.fetch()
+    assert other.look() == 0
+    other.clock.advance(FAILED_S + 1)
+    assert other.look() == 6
+
+
+def test_what_another_host_damaged_is_replaced_by_the_next_save_with_the_right_key(house, tmp_path):
+    far = {}
+    one, other = house(SharedMemoryTier(far)), house(SharedMemoryTier(far))
+    third = house(SharedMemoryTier(far), ring=ring_of(SECRETS, tmp_path / "ring"))
+    one.save()
+    for key, (place, record) in far.items():
+        far[key] = place, record[:200] + bytes([record[200] ^ 1]) + record[201:]
+    damaged = dict(far)
+    other.look()
+    assert other.fetch() == (0, Outcome.CORRUPT)
+    third.look()
+    third.fetch()
+    assert third.save() == 6
+    assert far == damaged, "nothing proves the damage, and another ring replaces nothing"
     assert other.save() == 6
     other.leave()
     assert other.fetch() == (6, Outcome.OK)
 
 
-def test_what_another_host_damaged_is_discarded_there(house):
+def test_a_damaged_header_is_deleted_by_a_reader_of_any_ring(house):
     far = {}
     one, other = house(SharedMemoryTier(far)), house(SharedMemoryTier(far))
     one.save()
     for key, (place, record) in far.items():
-        far[key] = place, record[:200] + bytes([record[200] ^ 1]) + record[201:]
+        far[key] = place, record[:40] + bytes([record[40] ^ 1]) + record[41:]
     other.look()
     assert other.fetch() == (0, Outcome.CORRUPT)
     other.store.ladder.close()
@@ -274,8 +317,8 @@ def test_epochs_live_side_by_side_until_they_are_retired(house, tmp_path):
     assert one.fetch() == (6, Outcome.OK)
     one.leave()
     assert one.ring.retire("acme") == 1
-    assert one.fetch() == (0, Outcome.MISS)
-    assert one.store.held(one.world(), one.chain()) == b"\0\0\0\1\1\1"
+    assert one.fetch() == (0, Outcome.UNREADABLE)
+    assert one.store.held(one.namespace(), one.chain()) == b"\0\0\0\1\1\1"
 
 
 def test_an_erased_domain_is_gone_everywhere_and_the_others_are_not(house, tmp_path):
@@ -285,13 +328,14 @@ def test_an_erased_domain_is_gone_everywhere_and_the_others_are_not(house, tmp_p
     one.save("acme")
     one.save("globex")
     image = dict(far)
-    assert one.store.erase("acme") == {
-        "domain": "acme",
-        "epochs": 1,
-        "blocks": 6,
-        "everywhere": True,
+    erased = one.store.erase("acme")
+    assert (erased["domain"], erased["epochs"], erased["blocks"]) == ("acme", 1, 6)
+    assert {name: tier["blocks"] for name, tier in erased["tiers"].items()} == {
+        "host": 6,
+        "shared memory": 6,
     }
-    assert one.store.held(one.world(), one.chain()) == bytes(6)
+    assert erased["everywhere"]
+    assert one.store.held(one.namespace(), one.chain()) == bytes(6)
     assert one.fetch() == (0, Outcome.MISS)
     assert one.store.status()["tiers"][0]["used_bytes"] == 0
     assert one.fetch("globex") == (6, Outcome.OK)
@@ -300,18 +344,17 @@ def test_an_erased_domain_is_gone_everywhere_and_the_others_are_not(house, tmp_p
     far.update(image)  # the disk comes back from a backup
     again = house(SharedMemoryTier(far), ring=ring_of(SECRETS, ring))
     assert again.look() == 6
-    assert again.fetch() == (0, Outcome.MISS)
+    assert again.fetch() == (0, Outcome.UNREADABLE)
     assert again.look("globex") == 6
     assert again.fetch("globex") == (6, Outcome.OK)
     assert again.save() == 6  # the domain itself goes on
-    again.leave()
     assert again.fetch() == (6, Outcome.OK)
 
 
 def test_an_erased_domains_memory_is_cleared(house):
     one = house()
     one.save()
-    arena = one.store.arena(one.world().domain).view
+    arena = one.store.arena(one.namespace().domain).view
     some = bytes(payload_of(one.chain()[0], PAYLOAD))[:64]
     assert some in bytes(arena)
     one.store.erase("acme")
@@ -321,22 +364,22 @@ def test_an_erased_domains_memory_is_cleared(house):
 def test_a_lease_ends_with_its_domain_and_a_ticket_publishes_nothing(house):
     one = house()
     one.save()
-    lease = one.store.fetch(one.world(), one.chain(), 5).lease
-    reserved = one.store.reserve(one.world(), [b"k" * 16], FINGERPRINT, 0)
+    lease = one.store.fetch(one.namespace(), one.chain(), 5).lease
+    reserved = one.store.reserve(one.namespace(), [b"k" * 16], FINGERPRINT, 0)
     one.store.erase("acme")
     assert not one.store.release(lease)
     assert one.store.commit(reserved.ticket) == 0
     one.clock.advance(RECLAIM_S + 1)
-    one.store.keep_house()
+    one.store.housekeep()
     assert one.store.status()["tiers"][0]["used_bytes"] == 0
 
 
 def test_a_commit_under_way_does_not_outlive_the_domain(house):
     one = house()
-    reserved = one.store.reserve(one.world(), one.chain(), FINGERPRINT, 0)
-    ticket = one.store.states.tickets[reserved.ticket]
+    reserved = one.store.reserve(one.namespace(), one.chain(), FINGERPRINT, 0)
+    ticket = one.store.table.leases._reservations[reserved.ticket]
     one.store.erase("acme")
-    one.store.states.tickets[reserved.ticket] = ticket  # as if it had been taken before
+    one.store.table.leases._reservations[reserved.ticket] = ticket  # as if it had been taken before
     assert one.store.commit(reserved.ticket) == 0
 
 
@@ -371,24 +414,24 @@ def test_records_for_others_are_kept_as_they_come_and_ours_are_opened(house):
     records = [memoryview(bytearray(record)) for record in below(one.tier)]
     for own in ({}, {"acme": SECRETS["acme"]}):
         secrets = {"globex": SECRETS["globex"], **own}
-        target = house(secrets=secrets, ring=ring_of(secrets, derives=True))
-        target.store.take_foreign()
+        ring = ring_of(secrets, derives=True)
+        target = house(secrets=secrets, ring=ring, serves_peers=True)
         for change, outcome in ((0, Outcome.OK), (1, Outcome.CORRUPT if own else Outcome.OK)):
-            target.store.forget(one.world(), one.chain())
-            berths = target.store.berth([read_header(record)[0] for record in records])
-            for berth, record in zip(berths, records, strict=True):
-                berth.slot[:] = record
-                berth.slot[300] ^= change
-            assert target.store.adopt(berths) == [outcome] * 6
-        target.store.forget(one.world(), one.chain())
+            target.store.forget(one.namespace(), one.chain())
+            berths = target.store.receive_slots([read_header(record)[0] for record in records])
+            for receive_slots, record in zip(berths, records, strict=True):
+                receive_slots.slot[:] = record
+                receive_slots.slot[300] ^= change
+            assert target.store.publish_received(berths) == [outcome] * 6
+        target.store.forget(one.namespace(), one.chain())
 
 
 def test_a_record_that_goes_to_another_host_is_sealed(house):
     one = house()
     one.save()
-    fetched = one.store.lend(one.world(), one.chain(), 5)
-    sent = one.store.outgoing(one.world(), fetched.lease, fetched.places)
-    key = one.ring.current(one.world().domain)
+    fetched = one.store.fetch_unverified(one.namespace(), one.chain(), 5)
+    sent = one.store.outgoing(one.namespace(), fetched.lease, fetched.places)
+    key = one.ring.current(one.namespace().domain)
     assert len(sent) == 6
     for record, name in zip(sent, one.chain(), strict=True):
         assert bytes(payload_of(name, PAYLOAD))[:64] not in bytes(record)

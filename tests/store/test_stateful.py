@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from holdfast.blocks.envelope import HEADER_BYTES, SEAL_AES_GCM, read_header
-from holdfast.store.keyring import KeyRing
+from holdfast.keys.keyring import KeyRing
+from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.stateful import StoreMachine
 
 KIB = 1 << 10
-SECRET = {"default": b"s" * 32}
+SECRET = {"default": b"s" * 32, "other": b"o" * 32}
 
 
 class HostOnly(StoreMachine):
@@ -31,21 +32,26 @@ class OverRottingMemory(StoreMachine):
         super().__init__()
 
     def open(self) -> Store:
-        return Store(128 * KIB, [MemoryTier(400 * KIB, self.records)], SECRET)
+        return self.over_records(None)
+
+    def over_records(self, ring: KeyRing | None) -> Store:
+        """Open a store over the records, sealed with a ring if one is given."""
+        tier = MemoryTier(400 * KIB, self.records)
+        return Store(128 * KIB, [tier], SECRET, StoreOptions(ring=ring))
 
     def disturb(self, seed: int) -> None:
-        dice = random.Random(seed)
+        rng = random.Random(seed)
         places = sorted(self.records)
         if not places:
             return
-        place, other = dice.choice(places), dice.choice(places)
+        place, other = rng.choice(places), rng.choice(places)
         record = bytearray(self.records[place])
-        match dice.randrange(4):
+        match rng.randrange(4):
             case 0 if record:
-                record[dice.randrange(min(len(record), 128 + 5_000 + 16))] ^= 1 << dice.randrange(8)
+                record[rng.randrange(min(len(record), 128 + 5_000 + 16))] ^= 1 << rng.randrange(8)
                 self.records[place] = bytes(record)
             case 1:
-                self.records[place] = bytes(record[: dice.randrange(len(record) + 1)])
+                self.records[place] = bytes(record[: rng.randrange(len(record) + 1)])
             case 2:
                 self.records[place], self.records[other] = self.records[other], bytes(record)
             case 3:
@@ -57,13 +63,12 @@ class SealedOverRottingMemory(OverRottingMemory):
 
     def __init__(self) -> None:
         self.ring = KeyRing(None)
-        self.ring.enrol("default", SECRET["default"])
+        for name, secret in SECRET.items():
+            self.ring.enrol(name, secret)
         super().__init__()
 
     def open(self) -> Store:
-        store = super().open()
-        store.seal_with(self.ring)
-        return store
+        return self.over_records(self.ring)
 
     @rule()
     def rotate(self) -> None:
@@ -73,18 +78,21 @@ class SealedOverRottingMemory(OverRottingMemory):
     @rule()
     def retire(self) -> None:
         """Drop the data keys of older epochs."""
-        self.store.retire("default")
+        self.store.retire("default", allow_loss=True)
 
     @rule(bring_back=st.booleans())
     def erase(self, bring_back: bool) -> None:
         """Erase the domain, and perhaps put back what lay below, as from a backup."""
         image = dict(self.records)
         self.store.erase("default")
-        for lease, _, places in self.leases:
-            assert not self.store.release(lease) or not places
-        self.leases.clear()
-        self.saved.clear()
+        erased, kept = self.namespaces
+        for leased in self.leases:
+            if leased.namespace == erased:
+                assert not self.store.release(leased.lease) or not leased.places
+        self.leases = [leased for leased in self.leases if leased.namespace == kept]
+        self.saved = {(namespace, key) for namespace, key in self.saved if namespace == kept}
         if bring_back:
+            self.leases.clear()
             self.store.close()
             self.records.update(image)
             self._begin()

@@ -18,9 +18,9 @@ def test_housekeeping_goes_on_after_an_error(rig, monkeypatch) -> None:
     one = rig()
     chain = one.chain(1, 2)
     one.save(chain)
-    one.store.fetch(one.world, chain.keys, 1.0)
+    one.store.fetch(one.namespace, chain.keys, 1.0)
     one.clock.advance(3_600.0)
     until = time.monotonic() + 60
-    while one.store.states.leases or next(failures, None):
+    while one.store.table.leases or next(failures, None):
         assert time.monotonic() < until, "a lease that is over is never taken back"
         time.sleep(0.005)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from holdfast.testing.extents import MemoryExtents, Write, crash_image
+from holdfast.testing.extents import ExtentWrite, MemoryExtents, crash_image
 
 ONES, TWOS = b"\1" * 4096, b"\2" * 4096
 
@@ -18,7 +18,11 @@ def test_writes_are_kept_in_order():
     medium.write(0, [memoryview(ONES)])
     medium.flush()
     medium.write(4096, [memoryview(ONES[:512]), memoryview(TWOS[:512])])
-    assert medium.log == [Write(0, ONES), Write(0, b""), Write(4096, ONES[:512] + TWOS[:512])]
+    assert medium.log == [
+        ExtentWrite(0, ONES),
+        ExtentWrite(0, b""),
+        ExtentWrite(4096, ONES[:512] + TWOS[:512]),
+    ]
     into = bytearray(1024)
     medium.read(4096, [memoryview(into)])
     assert into == ONES[:512] + TWOS[:512]
@@ -35,7 +39,7 @@ def test_it_fails_on_demand_and_past_its_end():
 
 
 def test_a_flush_holds_and_the_rest_arrives_in_any_part():
-    log = [Write(0, ONES), Write(0, b""), Write(0, TWOS), Write(4096, TWOS)]
+    log = [ExtentWrite(0, ONES), ExtentWrite(0, b""), ExtentWrite(0, TWOS), ExtentWrite(4096, TWOS)]
     chosen = random.Random(0)
     images = [crash_image(bytes(8192), log, chosen) for _ in range(300)]
     after_the_flush = [image for image in images if TWOS[:512] in sectors_of(image)]

@@ -3,15 +3,16 @@
 import pytest
 
 from holdfast.errors import Outcome
-from holdfast.testing.faulty import EVERY_FAULT, Fault, FaultyTier
+from holdfast.testing.faulty import EVERY_FAULT, FaultyTier, InjectedFault
 from holdfast.testing.tier_contract import Blocks, TierContract
-from holdfast.tiers.base import Get, Put
-from holdfast.tiers.host import Budget, HostTier
+from holdfast.tiers.base import TierGet, TierPut
+from holdfast.tiers.host import HostBudget, HostTier
 
 BLOCKS = Blocks(20_000)
 SILENT = {
-    Fault.SHORT_READ, Fault.FLIP_READ, Fault.ZEROED_SECTOR_READ, Fault.STALE_READ,
-    Fault.MISDIRECTED_READ, Fault.FLIP_WRITE, Fault.TRUNCATED_WRITE, Fault.MISDIRECTED_WRITE,
+    InjectedFault.SHORT_READ, InjectedFault.FLIP_READ, InjectedFault.ZEROED_SECTOR_READ,
+    InjectedFault.STALE_READ, InjectedFault.MISDIRECTED_READ, InjectedFault.FLIP_WRITE,
+    InjectedFault.TRUNCATED_WRITE, InjectedFault.MISDIRECTED_WRITE,
 }  # fmt: skip
 
 
@@ -19,16 +20,16 @@ class TestWithoutFaults(TierContract):
     """With an empty plan it is the tier it wraps."""
 
     def make_tier(self, folder, capacity_bytes):
-        return FaultyTier(HostTier(Budget(capacity_bytes)), 0, {})
+        return FaultyTier(HostTier(HostBudget(capacity_bytes)), 0, {})
 
 
 def run(seed, plan, turns=60):
     """Outcomes of writing and reading blocks, CORRUPT where an OK does not verify."""
-    tier = FaultyTier(HostTier(Budget(16 << 20)), seed, plan, delay_s=0)
+    tier = FaultyTier(HostTier(HostBudget(16 << 20)), seed, plan, delay_s=0)
     written, read = [], []
     for number in range(turns):
         [place] = BLOCKS.reserve(tier).places
-        [outcome] = tier.write([Put(place, BLOCKS.record(number))])
+        [outcome] = tier.write([TierPut(place, BLOCKS.record(number))])
         written.append(outcome)
         if outcome is Outcome.OK:
             read += BLOCKS.load(tier, [number], [place])
@@ -47,7 +48,7 @@ def test_silent_damage_never_verifies_as_something_else(fault):
 
 @pytest.mark.parametrize(
     ("fault", "expected"),
-    [(Fault.GONE_WRITE, Outcome.GONE), (Fault.FULL_WRITE, Outcome.FULL)],
+    [(InjectedFault.GONE_WRITE, Outcome.GONE), (InjectedFault.FULL_WRITE, Outcome.FULL)],
 )
 def test_a_failed_write_says_so_and_frees_the_place(fault, expected):
     tier, written, read = run(1, {fault: 0.5})
@@ -57,11 +58,11 @@ def test_a_failed_write_says_so_and_frees_the_place(fault, expected):
 
 
 def test_a_failed_read_says_so():
-    tier, _, read = run(1, {Fault.GONE_READ: 0.5})
-    assert read.count(Outcome.GONE) == tier.injected[Fault.GONE_READ] > 10
+    tier, _, read = run(1, {InjectedFault.GONE_READ: 0.5})
+    assert read.count(Outcome.GONE) == tier.injected[InjectedFault.GONE_READ] > 10
 
 
-@pytest.mark.parametrize("fault", [Fault.DELAY_READ, Fault.DELAY_WRITE])
+@pytest.mark.parametrize("fault", [InjectedFault.DELAY_READ, InjectedFault.DELAY_WRITE])
 def test_a_delay_changes_nothing_else(fault):
     tier, _, read = run(1, {fault: 0.5})
     assert set(read) == {Outcome.OK}
@@ -78,21 +79,21 @@ def test_one_seed_is_one_story():
 
 
 def test_the_callers_record_is_not_damaged():
-    tier = FaultyTier(HostTier(Budget(16 << 20)), 3, {Fault.FLIP_WRITE: 1.0})
+    tier = FaultyTier(HostTier(HostBudget(16 << 20)), 3, {InjectedFault.FLIP_WRITE: 1.0})
     record = BLOCKS.record(0)
     before = bytes(record[16:])
     [place] = BLOCKS.reserve(tier).places
-    assert tier.write([Put(place, record)]) == [Outcome.OK]
+    assert tier.write([TierPut(place, record)]) == [Outcome.OK]
     assert bytes(record[16:]) == before
     tier.close()
 
 
 def test_a_stale_read_is_another_whole_record():
-    tier = FaultyTier(HostTier(Budget(16 << 20)), 3, {})
+    tier = FaultyTier(HostTier(HostBudget(16 << 20)), 3, {})
     places = BLOCKS.save(tier, range(4))
     BLOCKS.load(tier, range(4), places)
-    tier._plan = {Fault.STALE_READ: 1.0}
+    tier._plan = {InjectedFault.STALE_READ: 1.0}
     into = BLOCKS.record(9)
-    assert tier.read([Get(places[0], BLOCKS.key(0), into)]) == [Outcome.OK]
+    assert tier.read([TierGet(places[0], BLOCKS.key(0), into)]) == [Outcome.OK]
     assert bytes(into[32:48]) in {BLOCKS.key(n) for n in range(4)}
     tier.close()

@@ -9,12 +9,12 @@ from holdfast.testing.payloads import (
     header_of,
     is_right,
     key_of,
+    namespace_of,
     payload_of,
     record_of,
-    world_of,
 )
 
-WORLD = world_of(200_000)
+NAMESPACE = namespace_of(200_000)
 
 
 def test_a_payload_depends_on_nothing_but_its_key_and_length():
@@ -33,24 +33,24 @@ def test_no_sector_of_any_block_equals_another():
     assert len(set(sectors)) == len(sectors)
 
 
-def test_keys_and_worlds_of_other_seeds_differ():
+def test_keys_and_namespaces_of_other_seeds_differ():
     keys = {key_of(number, seed) for number in range(50) for seed in range(5)}
     assert len(keys) == 250
-    assert world_of(8, 1).fingerprint != world_of(8, 2).fingerprint
+    assert namespace_of(8, 1).fingerprint != namespace_of(8, 2).fingerprint
 
 
 def test_a_record_is_right_for_its_key_only():
-    record = record_of(WORLD, key_of(1), depth=3)
+    record = record_of(NAMESPACE, key_of(1), depth=3)
     assert read_header(record)[0].depth == 3
-    assert is_right(record, WORLD, key_of(1))
-    assert not is_right(record, WORLD, key_of(2))
+    assert is_right(record, NAMESPACE, key_of(1))
+    assert not is_right(record, NAMESPACE, key_of(2))
     record[5_000] ^= 1
-    assert not is_right(record, WORLD, key_of(1))
+    assert not is_right(record, NAMESPACE, key_of(1))
 
 
 def test_a_record_that_verifies_with_wrong_bytes_is_an_error():
-    record = record_of(WORLD, key_of(1))
-    fill_record(record, header_of(WORLD, key_of(2)))
-    pack.pack(record, header_of(WORLD, key_of(1)))
+    record = record_of(NAMESPACE, key_of(1))
+    fill_record(record, header_of(NAMESPACE, key_of(2)))
+    pack.pack(record, header_of(NAMESPACE, key_of(1)))
     with pytest.raises(AssertionError, match="its payload is wrong"):
-        is_right(record, WORLD, key_of(1))
+        is_right(record, NAMESPACE, key_of(1))

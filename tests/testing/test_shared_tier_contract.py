@@ -6,12 +6,14 @@ import time
 import pytest
 
 from holdfast.blocks.envelope import read_header
+from holdfast.blocks.namespace import Namespace, namespace_of
 from holdfast.errors import Outcome
+from holdfast.membership.members import Member
 from holdfast.testing.memory import SharedMemoryTier
 from holdfast.testing.shared_tier_contract import SharedTierContract
-from holdfast.tiers.pool.members import Member
-from holdfast.tiers.pool.tier import PoolOptions, PoolTier
-from holdfast.wire.target import Found, Got, Held
+from holdfast.tiers.base import HeldAnswer
+from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
+from holdfast.wire.remote.client import FoundBlocks, HeldCount, ReceivedRecords
 
 
 class Memory:
@@ -50,11 +52,11 @@ class Memory:
 
 
 class TestSharedMemoryTier(SharedTierContract):
-    def make_far_side(self, folder):
+    def make_remote_side(self, folder):
         return Memory()
 
-    def make_tier(self, far_side):
-        return far_side.tier()
+    def make_tier(self, remote_side):
+        return remote_side.tier()
 
 
 class Targets:
@@ -86,6 +88,7 @@ class Target:
     """One of them, as a pool reaches it."""
 
     epoch = 0
+    refusal = trouble = ""
 
     def __init__(self, targets, number):
         self.targets = targets
@@ -97,31 +100,37 @@ class Target:
             return Outcome.LATE
         return Outcome.GONE if self.targets.mood == "dead" else None
 
-    def put(self, records, deadline_s, heard=None):
+    def put(self, records, deadline_s, on_progress=None):
         if trouble := self._trouble(deadline_s):
             return [trouble] * len(records)
         for record in records:
-            self.records[read_header(record)[0].key] = bytes(record)
+            header = read_header(record)[0]
+            self.records[namespace_of(header), header.key] = bytes(record)
         return [Outcome.OK] * len(records)
 
-    def get(self, world, keys, into, deadline_s, heard=None):
+    def get(self, namespace, keys, into, deadline_s, on_progress=None):
         if trouble := self._trouble(deadline_s):
-            return Got(0, trouble)
+            return ReceivedRecords(0, trouble)
         for number, (key, buffer) in enumerate(zip(keys, into, strict=True)):
-            if len(self.records.get(key, b"")) != len(buffer):
-                return Got(number, Outcome.MISS)
-            buffer[:] = self.records[key]
-        return Got(len(keys), Outcome.OK)
+            if len(self.records.get((namespace, key), b"")) != len(buffer):
+                return ReceivedRecords(number, Outcome.MISS)
+            buffer[:] = self.records[namespace, key]
+        return ReceivedRecords(len(keys), Outcome.OK)
 
-    def exist(self, world, keys, deadline_s):
+    def exist(self, namespace, keys, deadline_s):
         if trouble := self._trouble(deadline_s):
-            return Held(bytes(len(keys)), trouble)
-        return Held(bytes(key in self.records for key in keys), Outcome.OK)
+            return HeldCount(bytes(len(keys)), trouble)
+        return HeldCount(bytes((namespace, key) in self.records for key in keys), Outcome.OK)
 
-    def delete(self, world, keys, deadline_s):
+    def delete(self, namespace, keys, deadline_s):
         if trouble := self._trouble(deadline_s):
-            return Found(0, trouble)
-        return Found(sum(self.records.pop(key, None) is not None for key in keys), Outcome.OK)
+            return FoundBlocks(0, trouble)
+        return FoundBlocks(
+            sum(self.records.pop((namespace, key), None) is not None for key in keys), Outcome.OK
+        )
+
+    def suspect(self, namespace, keys, deadline_s):
+        return FoundBlocks(0, self._trouble(deadline_s) or Outcome.OK)  # none of them is damaged
 
     def stats(self, deadline_s):
         return {}, self._trouble(deadline_s) or Outcome.OK
@@ -144,29 +153,44 @@ class Source:
 class TestPoolTier(SharedTierContract):
     deadline_s = 1.5
 
-    def make_far_side(self, folder):
+    def make_remote_side(self, folder):
         return Targets()
 
-    def make_tier(self, far_side):
+    def make_tier(self, remote_side):
         def reach(member):
-            return Target(far_side, int(member.id[1:]))
+            return Target(remote_side, int(member.id[1:]))
 
-        return PoolTier(Source(), reach, PoolOptions(deadline_s=1.5, ask_s=1.5))
+        return PoolTier(Source(), reach, PoolTierOptions(deadline_s=1.5, ask_s=1.5))
 
 
 # A contract that lets anything through proves nothing.
 
 
-class Forgetful(SharedMemoryTier):
-    def free(self, places):
-        gone = [key for key, (place, _) in self.records.items() if place in places]
-        for key in gone:
-            del self.records[key]
-
-
 class Optimist(SharedMemoryTier):
-    def held(self, world, keys, start, within_s=math.inf):
-        return sum(key in self.records for key in keys[start:]) * self._is_there()
+    def held(self, namespace, keys, start, within_s=math.inf):
+        return sum((namespace, key) in self.records for key in keys[start:]) * self._is_reachable()
+
+
+class WithoutNamespaces(SharedMemoryTier):
+    """Names records by key alone."""
+
+    ONE = Namespace(bytes(16), bytes(16), 65_000, 128)
+
+    def write(self, batch):
+        outcomes = super().write(batch)
+        for (namespace, key), record in list(self.records.items()):
+            del self.records[namespace, key]
+            self.records[self.ONE, key] = record
+        return outcomes
+
+    def read(self, batch):
+        return super().read([get._replace(namespace=self.ONE) for get in batch])
+
+    def held(self, namespace, keys, start, within_s=math.inf):
+        return super().held(self.ONE, keys, start, within_s)
+
+    def delete(self, batch):
+        super().delete([get._replace(namespace=self.ONE) for get in batch])
 
 
 class Boastful(SharedMemoryTier):
@@ -183,8 +207,13 @@ class Misdirected(SharedMemoryTier):
 
 
 class Deaf(SharedMemoryTier):
-    def _is_there(self):
+    def _is_reachable(self):
         return not self._closed
+
+
+class Vague(SharedMemoryTier):
+    def ask(self, namespace, keys, start, within_s=math.inf):
+        return HeldAnswer(self.held(namespace, keys, start) if within_s else 0, Outcome.OK)
 
 
 class Fragile(SharedMemoryTier):
@@ -205,10 +234,11 @@ class Scribbling(SharedMemoryTier):
 @pytest.mark.parametrize(
     ("broken", "test"),
     [
-        (Forgetful, "test_freeing_forgets_nothing"),
         (Optimist, "test_the_leading_run_is_counted_up_to_a_hole"),
         (Misdirected, "test_what_is_not_there_is_a_miss"),
         (Scribbling, "test_buffers_stay_the_callers"),
+        (WithoutNamespaces, "test_the_same_key_in_two_namespaces_is_two_records"),
+        (WithoutNamespaces, "test_one_batch_deletes_in_each_namespace_what_it_names_there"),
     ],
 )
 def test_the_contract_notices(broken, test):
@@ -219,13 +249,14 @@ def test_the_contract_notices(broken, test):
 @pytest.mark.parametrize(
     ("broken", "test"),
     [
-        (Boastful, "test_what_is_known_is_there"),
-        (Deaf, "test_a_dead_far_side_is_an_outcome_in_time"),
-        (Fragile, "test_a_dead_far_side_is_an_outcome_in_time"),
+        (Boastful, "test_blocks_that_were_not_written_are_not_known"),
+        (Vague, "test_no_answer_is_distinct_from_a_miss"),
+        (Deaf, "test_a_dead_remote_side_is_an_outcome_in_time"),
+        (Fragile, "test_a_dead_remote_side_is_an_outcome_in_time"),
     ],
 )
-def test_the_contract_notices_what_a_dead_far_side_does(broken, test):
-    far_side = Memory()
-    tier = far_side.tier(broken)
+def test_the_contract_notices_what_a_dead_remote_side_does(broken, test):
+    remote_side = Memory()
+    tier = remote_side.tier(broken)
     with pytest.raises((AssertionError, ConnectionError)):
-        getattr(TestSharedMemoryTier(), test)(tier, far_side)
+        getattr(TestSharedMemoryTier(), test)(tier, remote_side)

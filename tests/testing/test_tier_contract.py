@@ -7,21 +7,22 @@ import pytest
 
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
+from holdfast.testing.payloads import namespace_of
 from holdfast.testing.tier_contract import SIZES, TierContract
-from holdfast.tiers.base import NOWHERE, Dropped, Reserved, Usage
-from holdfast.tiers.host import Budget, HostTier
+from holdfast.tiers.base import NOWHERE, DroppedBlock, ReservedPlaces, TierUsage
+from holdfast.tiers.host import HostBudget, HostTier
 
 
 class TestHostTier(TierContract):
     def make_tier(self, folder, capacity_bytes):
-        return HostTier(Budget(capacity_bytes))
+        return HostTier(HostBudget(capacity_bytes))
 
 
 class Wrapped:
     """A host tier behind a class that a broken tier overrides one promise of."""
 
     def __init__(self, capacity_bytes):
-        self.inner = HostTier(Budget(capacity_bytes))
+        self.inner = HostTier(HostBudget(capacity_bytes))
         self.name = "broken"
 
     def __getattr__(self, name):
@@ -75,7 +76,7 @@ class Boundless(Wrapped):
     def reserve(self, sizes):
         found = self.inner.reserve(sizes)
         fake = itertools.count(1 << 40, 1 << 30)
-        return Reserved([p if p != NOWHERE else next(fake) for p in found.places], [])
+        return ReservedPlaces([p if p != NOWHERE else next(fake) for p in found.places], [])
 
 
 class Hoarding(Wrapped):
@@ -86,13 +87,16 @@ class Hoarding(Wrapped):
 class Miscounting(Wrapped):
     def usage(self):
         found = self.inner.usage()
-        return Usage(found.capacity_bytes, found.used_bytes, found.records + 1)
+        return TierUsage(found.capacity_bytes, found.used_bytes, found.records + 1)
 
 
 class Inventing(Wrapped):
     def reserve(self, sizes):
         found = self.inner.reserve(sizes)
-        return Reserved(found.places, [Dropped(bytes(16), found.places[0])] if sizes else [])
+        return ReservedPlaces(
+            found.places,
+            [DroppedBlock(bytes(16), found.places[0], namespace_of(1))] if sizes else [],
+        )
 
 
 class Undead(Wrapped):
@@ -152,7 +156,7 @@ def test_a_sound_tier_breaks_nothing(tmp_path):
         (Scribbling, "test_buffers_stay_the_callers"),
         (Keeping, "test_buffers_stay_the_callers"),
         (Boundless, "test_a_size_it_can_never_hold_gets_nowhere"),
-        (Hoarding, "test_full_is_said_and_freed_room_is_found_again"),
+        (Hoarding, "test_a_full_tier_reserves_nowhere_and_freed_places_again"),
         (Miscounting, "test_usage_adds_up"),
         (Inventing, "test_what_is_dropped_is_named_and_the_rest_stays"),
         (Undead, "test_after_close_everything_is_gone"),
@@ -164,4 +168,7 @@ def test_a_broken_tier_is_noticed(broken, expected, tmp_path):
 
 
 def test_a_tier_that_only_claims_to_be_durable_is_noticed(tmp_path):
-    assert broken_promises(Wrapped, True, tmp_path) == {"test_what_survives_is_what_was_written"}
+    assert broken_promises(Wrapped, True, tmp_path) == {
+        "test_what_survives_is_what_was_written",
+        "test_records_of_one_key_in_two_namespaces_survive_both",
+    }

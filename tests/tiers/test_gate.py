@@ -1,12 +1,12 @@
-"""The gate: in until it shuts, and shut only when all are out."""
+"""The gate admits work until it is shut; shutting waits for work in progress."""
 
 import threading
 
-from holdfast.tiers.gate import Gate
+from holdfast.tiers.gate import MediumGate
 
 
-def test_it_lets_in_until_it_is_shut():
-    gate = Gate()
+def test_it_admits_work_until_it_is_shut():
+    gate = MediumGate()
     assert gate.enter()
     assert gate.enter()
     gate.leave()
@@ -18,8 +18,8 @@ def test_it_lets_in_until_it_is_shut():
     assert not gate.shut()
 
 
-def test_shutting_waits_for_all_inside_and_lets_nobody_in_meanwhile():
-    gate, order = Gate(), []
+def test_shutting_waits_for_work_in_progress_and_admits_no_more():
+    gate, order = MediumGate(), []
     gate.enter()
     gate.enter()
 

@@ -1,4 +1,4 @@
-"""The host tier hands out slots in shared memory, and one budget bounds all domains together."""
+"""The host tier allocates slots in shared memory; one budget bounds all domains together."""
 
 import itertools
 import mmap
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from holdfast.errors import Outcome
-from holdfast.tiers.base import NOWHERE, Get, Place, Put
-from holdfast.tiers.host import AHEAD_CHUNKS, NAMELESS, Arena, Budget, HostTier, PrivateArena
+from holdfast.tiers.base import NOWHERE, Place, TierGet, TierPut
+from holdfast.tiers.host import AHEAD_CHUNKS, NAMELESS, Arena, HostBudget, HostTier, PrivateArena
 
 MIB = 1 << 20
 RECORD = 64 << 10
@@ -28,20 +28,20 @@ def fill(tier: HostTier, size: int) -> list[Place]:
 
 @pytest.fixture(params=[Arena, PrivateArena])
 def either(request):
-    """A tier in shared memory, then one in memory of its own."""
-    tier = HostTier(Budget(4 * MIB), request.param(4 * MIB))
+    """A tier in shared memory, then one in private memory."""
+    tier = HostTier(HostBudget(4 * MIB), request.param(4 * MIB))
     yield tier
     tier.close()
 
 
 @pytest.fixture
 def tier():
-    tier = HostTier(Budget(4 * MIB))
+    tier = HostTier(HostBudget(4 * MIB))
     yield tier
     tier.close()
 
 
-def test_slots_never_overlap_and_never_pass_the_capacity(tier: HostTier) -> None:
+def test_slots_never_overlap_or_exceed_the_capacity(tier: HostTier) -> None:
     places = sorted(fill(tier, RECORD))
     assert len(places) == tier.slots(RECORD) == 4 * MIB // RECORD
     assert all(b - a >= RECORD for a, b in itertools.pairwise(places))
@@ -49,7 +49,7 @@ def test_slots_never_overlap_and_never_pass_the_capacity(tier: HostTier) -> None
 
 
 @pytest.mark.parametrize("size", [4096, 12 << 10, 100 << 10, 300 << 10, MIB, 3 * MIB])
-def test_every_size_finds_as_many_slots_as_promised(tier: HostTier, size: int) -> None:
+def test_every_size_gets_the_number_of_slots_that_slots_returns(tier: HostTier, size: int) -> None:
     assert len(fill(tier, size)) == tier.slots(size) > 0
 
 
@@ -65,7 +65,7 @@ def test_freed_slots_serve_another_size(tier: HostTier) -> None:
 
 
 def test_domains_share_one_budget_and_no_memory() -> None:
-    budget = Budget(4 * MIB)
+    budget = HostBudget(4 * MIB)
     one, other = HostTier(budget), HostTier(budget)
     places = fill(one, MIB)
     assert other.reserve([MIB]).places == [NOWHERE]
@@ -75,7 +75,7 @@ def test_domains_share_one_budget_and_no_memory() -> None:
     assert bytes(other.view(place, MIB)) == bytes(MIB)
 
 
-def test_memory_given_back_reads_as_zeros(either: HostTier) -> None:
+def test_released_memory_reads_as_zeros(either: HostTier) -> None:
     tier = either
     tier.prefault()
     (place,) = tier.reserve([MIB]).places
@@ -95,14 +95,14 @@ def test_no_arena_goes_into_a_core_dump(either: HostTier) -> None:
     assert "dd" in flags
 
 
-def test_who_maps_the_descriptor_sees_the_same_bytes(tier: HostTier) -> None:
+def test_a_mapping_of_the_descriptor_shows_the_same_bytes(tier: HostTier) -> None:
     (place,) = tier.reserve([RECORD]).places
-    tier.write([Put(place, memoryview(b"a" * RECORD))])
+    tier.write([TierPut(place, memoryview(b"a" * RECORD))])
     with mmap.mmap(os.dup(tier.arena.fd), tier.arena.nbytes) as mapped:
         assert mapped[place : place + RECORD] == b"a" * RECORD
 
 
-def test_nobody_can_shrink_an_arena_under_those_who_map_it(tier: HostTier) -> None:
+def test_an_arena_cannot_be_shrunk_while_it_is_mapped(tier: HostTier) -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(tier.arena.fd, 4096)
 
@@ -111,13 +111,13 @@ def test_a_freed_place_is_a_miss_and_a_closed_tier_gone(tier: HostTier) -> None:
     (place,) = tier.reserve([RECORD]).places
     into = memoryview(bytearray(RECORD))
     tier.free([place])
-    assert tier.read([Get(place, b"k" * 16, into)]) == [Outcome.MISS]
+    assert tier.read([TierGet(place, b"k" * 16, into)]) == [Outcome.MISS]
     tier.close()
-    assert tier.read([Get(place, b"k" * 16, into)]) == [Outcome.GONE]
-    assert tier.write([Put(place, into)]) == [Outcome.GONE]
+    assert tier.read([TierGet(place, b"k" * 16, into)]) == [Outcome.GONE]
+    assert tier.write([TierPut(place, into)]) == [Outcome.GONE]
 
 
-def test_prefault_brings_in_the_next_chunks_one_at_a_time(tier: HostTier) -> None:
+def test_prefault_faults_in_the_next_chunks_one_at_a_time(tier: HostTier) -> None:
     chunk = 4 * MIB // 16
     for chunks in range(1, AHEAD_CHUNKS + 1):
         assert tier.prefault()
@@ -129,7 +129,7 @@ def test_prefault_brings_in_the_next_chunks_one_at_a_time(tier: HostTier) -> Non
     assert resident(tier) == (AHEAD_CHUNKS + 1) * chunk
 
 
-def test_prefault_brings_in_what_is_used_already_and_changes_no_byte(tier: HostTier) -> None:
+def test_prefault_faults_in_chunks_in_use_and_changes_no_byte(tier: HostTier) -> None:
     places = fill(tier, RECORD)
     for place in places[::2]:
         tier.view(place, RECORD)[:] = place.to_bytes(8, "little") * (RECORD // 8)
@@ -143,7 +143,7 @@ def test_prefault_brings_in_what_is_used_already_and_changes_no_byte(tier: HostT
     assert resident(tier) == 0
 
 
-def test_where_hardly_any_is_wanted_ahead_nothing_in_use_is_brought_in(tier: HostTier) -> None:
+def test_a_low_limit_of_prefaulted_chunks_leaves_chunks_in_use_alone(tier: HostTier) -> None:
     (place,) = tier.reserve([RECORD]).places
     tier.view(place, 1)[:] = b"x"
     used = resident(tier)
@@ -154,8 +154,28 @@ def test_where_hardly_any_is_wanted_ahead_nothing_in_use_is_brought_in(tier: Hos
     assert tier.prefault(2)
 
 
-def test_memory_brought_in_for_one_arena_goes_back_when_another_needs_it() -> None:
-    budget = Budget(4 * MIB)
+def test_reclaim_returns_memory_touched_by_another_process_and_changes_no_slot(
+    tier: HostTier,
+) -> None:
+    (place,) = tier.reserve([RECORD]).places
+    tier.view(place, RECORD)[:] = b"x" * RECORD
+    assert tier.prefault(), "a free chunk is faulted in ahead of use"
+    assert tier.reclaim() == 0
+    ours = resident(tier)
+    for offset in range(0, 4 * MIB, mmap.PAGESIZE):
+        if offset >= MIB:
+            tier.arena.view[offset] = 1
+    assert resident(tier) == ours + 3 * MIB == tier.resident_bytes()
+    assert tier.reclaim() > 0
+    assert resident(tier) == ours
+    assert tier.reclaim() == 0
+    assert bytes(tier.view(place, RECORD)) == b"x" * RECORD
+    tier.close()
+    assert (tier.reclaim(), tier.resident_bytes()) == (0, 0)
+
+
+def test_prefaulted_memory_of_one_arena_is_returned_when_another_needs_it() -> None:
+    budget = HostBudget(4 * MIB)
     idle, busy = HostTier(budget), HostTier(budget)
     while idle.prefault():
         pass
@@ -165,11 +185,11 @@ def test_memory_brought_in_for_one_arena_goes_back_when_another_needs_it() -> No
     while idle.prefault() or busy.prefault():
         pass
     assert resident(idle) + resident(busy) == 4 * MIB
-    assert budget.ahead_chunks == 0
+    assert budget.prefaulted_chunks == 0
 
 
-def test_an_arena_is_on_huge_pages_where_the_kernel_has_them() -> None:
-    tier = HostTier(Budget(64 * MIB))
+def test_an_arena_is_on_huge_pages_if_the_kernel_supports_them() -> None:
+    tier = HostTier(HostBudget(64 * MIB))
     for place in tier.reserve([MIB] * 24).places[::3]:
         tier.view(place, MIB)[:] = b"y" * MIB
     while tier.prefault():
@@ -181,7 +201,7 @@ def test_an_arena_is_on_huge_pages_where_the_kernel_has_them() -> None:
     assert bytes(tier.view(Place(0), MIB)) == b"y" * MIB
 
 
-def test_a_run_tells_the_names_of_its_slots_once_all_in_use_have_one(tier: HostTier) -> None:
+def test_a_run_lists_the_names_of_its_slots_once_all_in_use_have_one(tier: HostTier) -> None:
     per_run = 8
     places = tier.reserve([RECORD] * (per_run + 1)).places
     for number, place in enumerate(places[:-1]):
@@ -198,7 +218,7 @@ def test_a_run_tells_the_names_of_its_slots_once_all_in_use_have_one(tier: HostT
     assert tier.beside(places[0]) == []
 
 
-def test_what_was_freed_last_is_taken_first(tier: HostTier) -> None:
+def test_the_slot_freed_last_is_allocated_first(tier: HostTier) -> None:
     places = fill(tier, RECORD)
     tier.free([places[3], places[20], places[5]])
     assert tier.reserve([RECORD]).places == [places[5]]
@@ -206,15 +226,15 @@ def test_what_was_freed_last_is_taken_first(tier: HostTier) -> None:
     assert tier.usage().used_bytes == 4 * MIB
 
 
-def test_to_free_slots_in_any_order_takes_no_longer_per_slot_the_more_there_are() -> None:
-    class Nothing:
+def test_the_time_to_free_a_slot_does_not_grow_with_their_number_or_order() -> None:
+    class NoMemory:
         view = memoryview(b"")
 
         def populate(self, offset: int, nbytes: int) -> None: ...
         def give_back(self, offset: int, nbytes: int) -> None: ...
         def close(self) -> None: ...
 
-    tier = HostTier(Budget(64 << 30), Nothing())
+    tier = HostTier(HostBudget(64 << 30), NoMemory())
     took = []
     for shuffled in (False, True):
         places = fill(tier, MIB)

@@ -1,21 +1,21 @@
-"""A throttled tier keeps every promise of its inner one, and its pace."""
+"""A throttled tier keeps the promises of its inner tier, and the rate limit."""
 
 import threading
 
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.tier_contract import TierContract
-from holdfast.tiers.base import Get
-from holdfast.tiers.host import Budget, HostTier
-from holdfast.tiers.throttle import Throttled
+from holdfast.tiers.base import TierGet
+from holdfast.tiers.host import HostBudget, HostTier
+from holdfast.tiers.throttle import ThrottledTier
 
 MIB = 1 << 20
 
 
 class TestThrottledTier(TierContract):
-    """With all the time in the world it is the tier it wraps."""
+    """With a very high rate limit it behaves like the tier it wraps."""
 
     def make_tier(self, folder, capacity_bytes):
-        return Throttled(HostTier(Budget(capacity_bytes)), 1e12)
+        return ThrottledTier(HostTier(HostBudget(capacity_bytes)), 1e12)
 
 
 class Clock:
@@ -32,12 +32,12 @@ class Clock:
 
 def gets(tier, count, nbytes):
     places = tier.reserve([nbytes] * count).places
-    return [Get(place, bytes(16), memoryview(bytearray(nbytes)), None) for place in places]
+    return [TierGet(place, bytes(16), memoryview(bytearray(nbytes)), None) for place in places]
 
 
-def test_reads_wait_for_their_turn_and_an_idle_tier_saves_nothing_up():
+def test_reads_wait_for_the_rate_limit_and_idle_time_gives_no_credit():
     clock = Clock()
-    tier = Throttled(MemoryTier(8 * MIB), MIB, clock.now, clock.sleep)
+    tier = ThrottledTier(MemoryTier(8 * MIB), MIB, clock.now, clock.sleep)
     batch = gets(tier, 4, MIB // 4)
     tier.read(batch)
     tier.read(batch[:2])
@@ -46,10 +46,10 @@ def test_reads_wait_for_their_turn_and_an_idle_tier_saves_nothing_up():
     assert clock.slept == [1.0, 0.5, 0.25]
 
 
-def test_threads_share_the_pace():
+def test_threads_share_the_rate_limit():
     clock, done = Clock(), []
     inner = MemoryTier(8 * MIB)
-    tier = Throttled(inner, MIB, clock.now, done.append)
+    tier = ThrottledTier(inner, MIB, clock.now, done.append)
     batch = gets(tier, 1, MIB)
     threads = [threading.Thread(target=tier.read, args=(batch,)) for _ in range(3)]
     for thread in threads:

@@ -8,10 +8,10 @@ import threading
 import msgspec
 import pytest
 
-from holdfast.wire import target_messages as m
 from holdfast.wire.frame import HEADER_BYTES, encode, read_head, request_reader
-from holdfast.wire.messages import PROTOCOL, Hello, Welcome
-from holdfast.wire.target import Target
+from holdfast.wire.local.messages import PROTOCOL, Hello, Welcome
+from holdfast.wire.remote import messages as m
+from holdfast.wire.remote.client import TargetClient
 
 ARENA_BYTES = 1 << 20
 DECODER = msgspec.msgpack.Decoder(m.TargetRequest)
@@ -157,7 +157,9 @@ def target():
             threads.append(threading.Thread(target=accept, args=(listener, scripts)))
             threads[-1].start()
             undo.callback(listener.shutdown, socket.SHUT_RDWR)
-            made = Target("tcp://{}:{}".format(*listener.getsockname()), lanes=2, **options)
+            made = TargetClient(
+                "tcp://{}:{}".format(*listener.getsockname()), batch_parts=2, **options
+            )
             undo.callback(made.close)
             return made
 

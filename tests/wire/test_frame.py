@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ProtocolError
 from holdfast.limits import FRAME_BODY_BYTES_MAX
-from holdfast.wire import messages as m
 from holdfast.wire.frame import HEADER_BYTES, encode, reply_reader, request_reader
+from holdfast.wire.local import messages as m
 
 keys = st.binary(max_size=64 * 16)
 numbers = st.integers(0, 2**63 - 1)
@@ -154,7 +154,7 @@ def test_nested_garbage_is_refused():
         m.Reserved(1, [-1, 4096], "full"),
         m.Committed(2),
         m.Done(),
-        m.Report({"a": [1, {"b": None}]}),
+        m.ReportRequest({"a": [1, {"b": None}]}),
     ],
 )
 def test_every_reply_survives_the_wire(reply):

@@ -1,79 +1,92 @@
-"""Configuration to running store: the one place that picks implementations."""
+"""Build a running store from its configuration: the only code that selects implementations."""
 
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from pathlib import Path
 
 from holdfast.assemble.domains import DEFAULT_DOMAIN, configured_keys, default_key, open_ring
 from holdfast.assemble.keys import read_key
-from holdfast.assemble.rules import choose_rules, divide
+from holdfast.assemble.opening import Opening
+from holdfast.assemble.rules import quotas, tier_rules
 from holdfast.config import (
     Config,
-    CxlOptions,
     DiskOptions,
     HostOptions,
-    MooncakeOptions,
-    PoolOptions,
-    ValkeyOptions,
     default_address,
+    kind_and_options,
     load,
     parse,
 )
 from holdfast.errors import ConfigError
+from holdfast.keys.audit import AuditLog
 from holdfast.plan.planner import BestCut, FetchHeld
 from holdfast.policy.choice import POLICIES
-from holdfast.store.audit import AuditLog
+from holdfast.store.call_threads import CallThreads, DirectCalls, OwnThreadCalls
+from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.tiers.base import Tier
-from holdfast.tiers.disk.file import DiskConfig, check_file
-from holdfast.tiers.disk.tier import DiskTier
-from holdfast.tiers.throttle import Throttled
+from holdfast.tiers.kind import TierContext, TierKind, TierSection
+from holdfast.wire.remote.credentials import Credentials, TlsFiles
 
-LEARNT_FILE = "learnt.json"
+ESTIMATES_FILE = "learnt.json"
+"""Name of the file with the saved estimates, in the folder of the first disk tier."""
+
+HOST_DEFAULT = "256 MiB"
+"""Host memory of `open_here` if only a disk tier is given."""
 
 
-def open_store(config: Config) -> Store:
+def open_store(config: Config, calls: CallThreads | None = None) -> Store:
     """Open every tier and start the store; the caller closes it.
 
-    Raises ConfigError, FormatError or BusyError and leaves what is on the media as it was.
+    `calls`: the threads that run the store's calls; by default the callers' own. Raises
+    ConfigError, FormatError or BusyError, and then leaves the tiers' media unchanged.
     """
     keys = configured_keys(config)
     with contextlib.ExitStack() as undo:
         lower: list[Tier] = []
-        for number, options in enumerate(config.tiers):
-            if not isinstance(options, HostOptions):
-                lower.append(_tier(config, options, number, config.tier_names[number]))
+        for number, section in enumerate(config.tiers):
+            if not isinstance(section, HostOptions):
+                kind, options, context = configured_tier(config, number)
+                lower.append(kind.open(options, context))
                 undo.callback(lower[-1].close)
         host_bytes = next(tier.capacity for tier in config.tiers if isinstance(tier, HostOptions))
         if DEFAULT_DOMAIN not in keys:
             keys[DEFAULT_DOMAIN] = default_key(config)
-        audit = AuditLog(Path(config.audit_file) if config.audit_file else None)
-        ring = open_ring(config, keys, audit)
-        eviction = POLICIES[config.policy]()
-        planner = BestCut() if config.plan == "best" else FetchHeld()
-        store = Store(host_bytes, lower, keys, eviction=eviction, planner=planner)
-        store.audit = audit
-        store.states.segment_blocks = config.segment_blocks
-        if ring is not None:
-            store.seal_with(ring)
-        for name, domain in config.domains.items():
-            if domain.public:
-                token = read_key(Path(domain.publish_file), f"domains.{name}.publish_file")
-                store.publish_to(name, token)
-        choose_rules(store, config)
-        divide(store, config)
-        store.lease_s = config.lease_s
-        store.scrubber.every_s, store.scrubber.rate = config.scrub.every_s, config.scrub.rate
-        store.write_behind = config.write == "behind"
-        if config.target_addresses:
-            store.take_foreign()
-        folder = next((t.path for t in config.tiers if isinstance(t, DiskOptions)), None)
-        if folder is not None:
-            store.keep_learnt(Path(folder, LEARNT_FILE))
+        store = Store(host_bytes, lower, keys, _options(config, keys, calls or DirectCalls()))
         store.start()
         undo.pop_all()
     return store
+
+
+def _options(config: Config, keys: dict[str, bytes], calls: CallThreads) -> StoreOptions:
+    audit = AuditLog(Path(config.audit_file) if config.audit_file else None)
+    ring = open_ring(config, keys, audit)
+    public_domain, publish_token = "", b""
+    for name, domain in config.domains.items():
+        if domain.public:
+            public_domain = name
+            publish_token = read_key(Path(domain.publish_file), f"domains.{name}.publish_file")
+    folder = next((t.path for t in config.tiers if isinstance(t, DiskOptions)), None)
+    return StoreOptions(
+        planner=BestCut() if config.plan == "best" else FetchHeld(),
+        make_eviction=POLICIES[config.policy],
+        quotas=quotas(config),
+        rules=tier_rules(config, keys),
+        ring=ring,
+        audit=audit,
+        public_domain=public_domain,
+        publish_token=publish_token,
+        serves_peers=bool(config.target_addresses),
+        writes_behind=config.write == "behind",
+        lease_s=config.lease_s,
+        segment_blocks=config.segment_blocks,
+        scrub_every_s=config.scrub.every_s,
+        scrub_bytes_per_s=config.scrub.rate,
+        estimates_file=None if folder is None else Path(folder, ESTIMATES_FILE),
+        calls=calls,
+    )
 
 
 def open_here(
@@ -86,62 +99,48 @@ def open_here(
     """Open a store in this process: from a configuration file, or from a few sizes.
 
     `host` and `disk` are capacities ("8 GiB" or bytes); `path` is the folder of the disk tier,
-    needed with `disk`. With nothing given, what suits this machine. Use it in a `with` block.
+    needed with `disk`. Without arguments, the defaults for this machine. Use the store in a `with`
+    block. Raises ConfigError for arguments that cannot be combined.
+
+    A thread opens the store while the caller waits. If an exception interrupts the caller (Ctrl-C,
+    a signal handler that raises), that thread closes the store.
     """
-    if host is None and disk is None:
-        return open_store(load(file))
+    return Opening(partial(_open_here, file, host, disk, path)).result()
+
+
+def _open_here(
+    file: str, host: str | int | None, disk: str | int | None, path: str | None
+) -> Store:
+    if host is None and disk is None and path is None:
+        return open_store(load(file), OwnThreadCalls())
     if file:
         raise ConfigError("open: give a file or sizes, not both")
     if (disk is None) != (path is None):
-        raise ConfigError("open: disk and path go together; give both or neither")
-    tiers: list[dict[str, object]] = [{"kind": "host", "capacity": host or "256 MiB"}]
+        raise ConfigError(
+            "open: disk and path go together; give the disk tier's capacity and its folder, or "
+            "neither"
+        )
+    if path == "":
+        raise ConfigError("open: path is empty; name the folder of the disk tier")
+    tiers: list[dict[str, object]] = [
+        {"kind": "host", "capacity": HOST_DEFAULT if host is None else host}
+    ]
     if disk is not None:
         tiers.append({"kind": "disk", "path": path, "capacity": disk})
-    return open_store(parse({"listen": default_address(), "tiers": tiers}))
+    config = parse({"listen": default_address(), "tiers": tiers})
+    return open_store(config, OwnThreadCalls())
 
 
-def _tier(
-    config: Config,
-    options: CxlOptions | DiskOptions | PoolOptions | ValkeyOptions | MooncakeOptions,
-    number: int,
-    name: str,
-) -> Tier:
-    """Open one tier below the host."""
-    match options:
-        case CxlOptions():
-            from holdfast.assemble.cxl import open_cxl
-
-            return open_cxl(options, f"tiers.{number}", name)
-        case DiskOptions():
-            disk = DiskTier(_disk_config(options, number, name))
-            return Throttled(disk, options.read_limit) if options.read_limit else disk
-        case PoolOptions():
-            from holdfast.assemble.pool import open_pool
-
-            return open_pool(config, options, f"tiers.{number}", name)
-        case ValkeyOptions():
-            from holdfast.assemble.existing import open_valkey
-
-            return open_valkey(options, f"tiers.{number}", name, config.segment_blocks)
-        case MooncakeOptions():
-            from holdfast.assemble.existing import open_mooncake
-
-            return open_mooncake(options, f"tiers.{number}", name)
-
-
-def check_disk(options: DiskOptions, number: int, name: str) -> None:
-    """Raise ConfigError or FormatError where a disk tier's file would be refused; changes nothing.
-
-    A node may have it open meanwhile.
-    """
-    check_file(_disk_config(options, number, name))
-
-
-def _disk_config(options: DiskOptions, number: int, name: str) -> DiskConfig:
-    return DiskConfig(
-        path=options.path,
-        capacity_bytes=options.capacity,
-        region_bytes=options.region,
-        setting=f"tiers.{number}",
-        name=name,
+def configured_tier(config: Config, number: int) -> tuple[TierKind, TierSection, TierContext]:
+    """Return the kind, options and context of tier `number`, which is not the host tier."""
+    at, tls = f"tiers.{number}", config.tls
+    kind, options = kind_and_options(config.tiers[number], at)
+    files = TlsFiles(tls.cert, tls.key, tls.ca) if tls else None
+    context = TierContext(
+        at,
+        config.tier_names[number],
+        config.segment_blocks,
+        Credentials(files, config.tokens.file, config.open),
+        config.transport,
     )
+    return kind, options, context

@@ -1,4 +1,4 @@
-"""The domains of a store: their secrets, which of them are sealed, and the ring with their keys."""
+"""The domains of a store: their secret keys, which of them are sealed, and the key ring."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from holdfast.blocks.key import DOMAIN_KEY_BYTES
 from holdfast.codec.seal import missing
 from holdfast.config import Config
 from holdfast.errors import ConfigError, RefusedError
-from holdfast.store.audit import AuditLog
-from holdfast.store.keyring import KeyRing
+from holdfast.keys.audit import AuditLog
+from holdfast.keys.keyring import KeyRing
 
 DEFAULT_DOMAIN = "default"
 DEFAULT_KEY_FILE = "default.key"
 
 
 def configured_keys(config: Config) -> dict[str, bytes]:
-    """Return the key of each domain that is configured, from where it says.
+    """Return the secret key of each configured domain.
 
-    Called before anything is opened: a descriptor that the process was not started with is free
-    then, and not a file of ours.
+    Call it before any file is opened: the number of a descriptor that the process was not started
+    with must not belong to a file of the store.
     """
     keys: dict[str, bytes] = {}
     for name, domain in config.domains.items():
@@ -30,7 +30,7 @@ def configured_keys(config: Config) -> dict[str, bytes]:
         for other, known in keys.items():
             if key == known:
                 raise ConfigError(
-                    f"domains.{name}: has the key of domains.{other}, so it would be the same "
+                    f"domains.{name}: has the key of domains.{other}, so they would be one "
                     "domain; give each a key of its own"
                 )
         keys[name] = key
@@ -38,22 +38,23 @@ def configured_keys(config: Config) -> dict[str, bytes]:
 
 
 def default_key(config: Config) -> bytes:
-    """Return the key of the default domain where none is configured; a node with a disk keeps it.
+    """Return the key of the default domain if none is configured.
 
-    Called with the tiers open: their folders are ours then.
+    With a disk tier the key is kept in a file in the tier's folder, otherwise it is new. Call it
+    with the tiers open, because an open tier has locked its folder.
     """
     folder = config.disk_folder
     if folder:
-        return _kept_key(Path(folder, DEFAULT_KEY_FILE))
+        return _key_in_file(Path(folder, DEFAULT_KEY_FILE))
     return secrets.token_bytes(DOMAIN_KEY_BYTES)
 
 
 def sealed_domains(config: Config) -> list[str]:
-    """Return the domains whose blocks are sealed: those with a key of their own, unless told else.
+    """Return the domains whose blocks are sealed: with a configured key and not `seal: false`.
 
-    Raises ConfigError where that is not installed and blocks would leave memory: what is to be
-    sealed is never written otherwise. A key that lies beside the blocks would protect them from
-    nobody, so the key that we make ourselves seals nothing.
+    Raises ConfigError if the sealing library is not installed and blocks would leave memory,
+    because such blocks are never written unsealed. The generated key of the default domain seals
+    nothing: it is stored beside the blocks, so it would not protect them.
     """
     wanted = [name for name, domain in config.domains.items() if domain.seal is not False]
     lack = missing() if wanted else ""
@@ -64,16 +65,16 @@ def sealed_domains(config: Config) -> list[str]:
         if config.domains[name].seal or leave:
             raise ConfigError(
                 f"domains.{name}: has a key of its own, so its blocks are sealed when they leave "
-                f"memory, for a tier below or another node; {lack}, or say domains.{name}.seal: "
-                "false to have them leave as they are"
+                f"memory for a lower tier or another node; {lack}, or set domains.{name}.seal: "
+                "false to write them unsealed"
             )
     return []
 
 
 def open_ring(config: Config, keys: dict[str, bytes], audit: AuditLog) -> KeyRing | None:
-    """Return the key ring with the domains that are sealed on it; None where none is.
+    """Return the key ring with every sealed domain enrolled; None if no domain is sealed.
 
-    Raises ConfigError or FormatError for a ring that can not be used, and leaves it as it is.
+    Raises ConfigError or FormatError for a key ring that cannot be used, and leaves it unchanged.
     """
     sealed = sealed_domains(config)
     if not sealed:
@@ -83,7 +84,7 @@ def open_ring(config: Config, keys: dict[str, bytes], audit: AuditLog) -> KeyRin
         ring = KeyRing(Path(config.keyring_file) if config.keyring_file else None, derives=derives)
     except OSError as error:
         raise ConfigError(
-            f"keyring: {config.keyring_file!r} can not be read: {error.strerror}; correct it"
+            f"keyring: {config.keyring_file!r} cannot be read: {error.strerror}; correct it"
         ) from error
     for name in sealed:
         try:
@@ -95,9 +96,12 @@ def open_ring(config: Config, keys: dict[str, bytes], audit: AuditLog) -> KeyRin
     return ring
 
 
-def _kept_key(file: Path) -> bytes:
-    """Return the default domain's key, made at the first start; without it no block is found."""
-    if not file.exists():
+def _key_in_file(file: Path) -> bytes:
+    """Return the default domain's key, generated at the first start.
+
+    Blocks are found only with the key that they were saved with.
+    """
+    if not os.path.lexists(file):
         made = file.with_name(file.name + ".new")
         made.unlink(missing_ok=True)
         fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -107,4 +111,9 @@ def _kept_key(file: Path) -> bytes:
         finally:
             os.close(fd)
         made.rename(file)
+    if file.exists() and not file.is_file():  # reading a FIFO would block
+        raise ConfigError(
+            f"domains.default: {str(file)!r} is not a regular file; restore the key, or move it "
+            "away: stored blocks are then not found, and are recomputed"
+        )
     return read_key(file, "domains.default")

@@ -1,4 +1,4 @@
-"""Where secrets come from: files, descriptors that the node was started with, and commands."""
+"""Read secret keys from files, inherited descriptors and commands."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from holdfast.config import Config, DomainOptions
 from holdfast.errors import ConfigError
 
 _READ_BYTES = 2 * DOMAIN_KEY_BYTES + 2
-_WORDS_CHARS_MAX = 200
+_ERROR_CHARS_MAX = 200
+"""Maximum length of a key command's error output in a message."""
+
 _FORM = f"{DOMAIN_KEY_BYTES} bytes or {2 * DOMAIN_KEY_BYTES} hex digits"
 
 
 def domain_key(name: str, domain: DomainOptions) -> bytes:
-    """Return the 32 secret bytes of a configured domain; ConfigError says what is wrong."""
+    """Return the 32 secret bytes of a configured domain; raise ConfigError if that fails."""
     at = f"domains.{name}"
     if domain.key_command:
         return _from_command(domain.key_command, domain.key_timeout_s, f"{at}.key_command")
@@ -30,19 +32,19 @@ def domain_key(name: str, domain: DomainOptions) -> bytes:
 def check_descriptors(config: Config) -> None:
     """Raise ConfigError for a `key_fd` that this process was not started with.
 
-    Called before anything else is opened: a number that is free until then would become a lock or
-    a socket of ours, which reading the key would empty and close.
+    Call it before any file or socket is opened: otherwise an unused descriptor number may become
+    one of the node's own, which reading the key would consume and close.
     """
     for name, domain in config.domains.items():
         if domain.key_fd is not None and not was_handed_over(domain.key_fd):
             raise ConfigError(
-                f"domains.{name}.key_fd: descriptor {domain.key_fd} is not open; start it "
-                f"with the key there, as in: holdfast serve {domain.key_fd}< FILE"
+                f"domains.{name}.key_fd: descriptor {domain.key_fd} is not open; start "
+                f"the node with the key on it, as in: holdfast serve {domain.key_fd}< FILE"
             )
 
 
 def was_handed_over(fd: int) -> bool:
-    """Whether this process was started with a descriptor: what Python opens is not inheritable."""
+    """Whether this process inherited a descriptor; those that Python opens are not inheritable."""
     try:
         return os.get_inheritable(fd)
     except (OSError, OverflowError):
@@ -50,35 +52,35 @@ def was_handed_over(fd: int) -> bool:
 
 
 def read_key(file: Path, setting: str) -> bytes:
-    """Return the 32 secret bytes in a file; `setting` names it in the ConfigError otherwise."""
+    """Return the 32 secret bytes in a file. Raises ConfigError, which begins with `setting`."""
     try:
         with file.open("rb") as opened:
             exposed = os.fstat(opened.fileno()).st_mode & 0o077
             data = opened.read(_READ_BYTES)
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{setting}: {str(file)!r} can not be read: {error.strerror}; "
+            f"{setting}: {str(file)!r} cannot be read: {error.strerror}; "
             f"make it with: (umask 077; head -c {DOMAIN_KEY_BYTES} /dev/urandom > FILE)"
         ) from error
-    except OSError as error:  # a key that is there must not be written over
+    except OSError as error:  # the advice must not overwrite an existing key
         raise ConfigError(
-            f"{setting}: {str(file)!r} can not be read: {error.strerror}; "
+            f"{setting}: {str(file)!r} cannot be read: {error.strerror}; "
             "name a file that belongs to the node's user"
         ) from error
     if exposed:
         raise ConfigError(f"{setting}: {str(file)!r} is open to other users; chmod 600 it")
     nbytes = f"{len(data)} bytes{' or more' * (len(data) == _READ_BYTES)}"
-    return _key(data, f"{setting}: {str(file)!r} holds no key but {nbytes}; it must hold {_FORM}")
+    return _key(data, f"{setting}: {str(file)!r} holds {nbytes}, not a key; it must hold {_FORM}")
 
 
 def _from_descriptor(fd: int, setting: str) -> bytes:
-    """Read a descriptor to its end and close it, so that no other process inherits it."""
+    """Return the key on a descriptor, and close it, so that no other process inherits it."""
     try:
         with os.fdopen(fd, "rb") as opened:
             data = opened.read(_READ_BYTES)
     except OSError as error:
         raise ConfigError(
-            f"{setting}: descriptor {fd} can not be read: {error.strerror}; start the node with "
+            f"{setting}: descriptor {fd} cannot be read: {error.strerror}; start the node with "
             f"the key on it: holdfast serve {fd}< FILE"
         ) from error
     return _key(data, f"{setting}: descriptor {fd} gave {len(data)} bytes; it must give {_FORM}")
@@ -94,7 +96,7 @@ def _from_command(command: list[str], timeout_s: float, setting: str) -> bytes:
             start_new_session=True,
         ) as process:
             try:
-                data, words = process.communicate(timeout=timeout_s)
+                data, errors = process.communicate(timeout=timeout_s)
             except subprocess.TimeoutExpired:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -104,18 +106,19 @@ def _from_command(command: list[str], timeout_s: float, setting: str) -> bytes:
                 ) from None
     except OSError as error:
         raise ConfigError(
-            f"{setting}: {command[0]!r} can not be run: {error.strerror}; correct it"
+            f"{setting}: {command[0]!r} cannot be run: {error.strerror}; correct it"
         ) from error
     if process.returncode:
-        said = words.decode(errors="replace").strip().rpartition("\n")[2][:_WORDS_CHARS_MAX]
+        last_line = errors.decode(errors="replace").strip().rpartition("\n")[2][:_ERROR_CHARS_MAX]
         raise ConfigError(
-            f"{setting}: {command[0]!r} ended with {process.returncode}: {said or 'no words'}; "
-            "run it by hand as the node's user"
+            f"{setting}: {command[0]!r} ended with {process.returncode}: "
+            f"{last_line or 'no error output'}; run it by hand as the node's user"
         )
     return _key(data, f"{setting}: {command[0]!r} printed {len(data)} bytes; it must print {_FORM}")
 
 
-def _key(data: bytes, wrong: str) -> bytes:
+def _key(data: bytes, failure: str) -> bytes:
+    """Return a key given as bytes or hex digits; raise ConfigError with `failure` otherwise."""
     if len(data) == DOMAIN_KEY_BYTES:
         return data
     try:
@@ -123,5 +126,5 @@ def _key(data: bytes, wrong: str) -> bytes:
     except ValueError:
         key = b""
     if len(key) != DOMAIN_KEY_BYTES:
-        raise ConfigError(wrong)
+        raise ConfigError(failure)
     return key

@@ -1,4 +1,4 @@
-"""A target's own entry in its pool's list of members."""
+"""Registration of a target in its pool's list of members."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import secrets
 import socket
 from collections.abc import Sequence
 
-from holdfast.assemble.pool import etcd_options
 from holdfast.config import RegisterOptions
 from holdfast.errors import ConfigError, MembershipError
-from holdfast.tiers.pool.member_etcd import EtcdRegistration
-from holdfast.tiers.pool.members import Member, State
+from holdfast.membership.etcd_source import EtcdRegistration
+from holdfast.membership.members import Member, MemberState
+from holdfast.membership.open_source import etcd_options
 from holdfast.wire.address import tcp_endpoint
 
 
 def register(options: RegisterOptions, listening: Sequence[str]) -> EtcdRegistration:
-    """Announce this target as joining, at the address that is given, or one where it listens.
+    """Register this target as joining, at its configured address or one that it listens on.
 
-    The caller says when it serves and when it drains, and closes it. An etcd that does not answer
-    is tried again and again. Raises ConfigError.
+    The caller changes the state when the target serves and when it drains, and closes the
+    registration. An etcd that does not answer is retried without limit. Raises ConfigError.
     """
-    places = (address for address in listening if not tcp_endpoint(address).is_anywhere)
+    reachable = (address for address in listening if not tcp_endpoint(address).is_anywhere)
     member = Member(
         id=options.id or socket.gethostname(),
-        address=options.address or next(places),
+        address=options.address or next(reachable),
         weight=options.weight,
         zone=options.zone,
-        state=State.JOINING,
+        state=MemberState.JOINING,
         incarnation=secrets.token_hex(8),
     )
     try:

@@ -1,59 +1,56 @@
-"""What is written to the tiers below memory, and whose the tiers are, from their configuration."""
+"""Admission rules of the tiers, and quotas of the domains, from the configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from holdfast.blocks.namespace import domain_id
 from holdfast.config import Config, CxlOptions, DiskOptions, DomainOptions, HostOptions
+from holdfast.fairness.shares import UNBOUNDED, Quota
 from holdfast.limits import MIB
 from holdfast.policy.admit import (
     Admission,
-    Always,
+    AlwaysAdmit,
     PerDomain,
     ReusePrediction,
     SecondTouch,
     WriteBudget,
 )
-from holdfast.policy.choice import POLICIES
 from holdfast.policy.guard import ThrashGuard
 from holdfast.policy.reuse_interval import ReuseInterval
-from holdfast.policy.shares import UNBOUNDED, Quota
-from holdfast.store.store import Store
+from holdfast.store.options import TierRules
 
-_NAMES_MIN = 1 << 16
-_NAMES_MAX = 1 << 20
+_REMEMBERED_KEYS_MIN = 1 << 16
+_REMEMBERED_KEYS_MAX = 1 << 20
+"""Bounds on the keys that the `second_touch` rule remembers."""
 
 
-def choose_rules(store: Store, config: Config) -> None:
-    """Have the rule of each tier of this node's own asked before blocks are written to it."""
+def tier_rules(config: Config, keys: Mapping[str, bytes]) -> dict[int, TierRules]:
+    """Return the rules of each local tier below the host, by tier number."""
     budgets: dict[bytes, Admission] = {}
     for name, domain in config.domains.items():
         if domain.write_budget_bytes_per_day is not None:
-            budget = WriteBudget(Always(), domain.write_budget_bytes_per_day)
-            budgets[store.domain(name)[1]] = budget
+            budget = WriteBudget(AlwaysAdmit(), domain.write_budget_bytes_per_day)
+            budgets[domain_id(keys[name])] = budget
     below = [tier for tier in config.tiers if not isinstance(tier, HostOptions)]
+    rules = {}
     for number, options in enumerate(below, start=1):
-        if isinstance(options, DiskOptions):
-            store.states.rules.budgets[number - 1] = budgets
         if isinstance(options, CxlOptions | DiskOptions):
-            saved_s = partial(store.judgement.saved_s, number)
-            own = budgets if isinstance(options, DiskOptions) else None
-            rule = admission(options, own, saved_s)
-            if not isinstance(rule, Always):
-                store.states.rules.choose(number, rule)
+            own = budgets if isinstance(options, DiskOptions) else {}
+            rules[number] = TierRules(partial(admission, options, own), own)
+    return rules
 
 
-def divide(store: Store, config: Config) -> None:
-    """Divide the tiers between domains, if any of them has a quota, a reservation or a share."""
+def quotas(config: Config) -> dict[str, dict[int, Quota]] | None:
+    """Return the domains' quotas by name and tier number; None if no domain divides a tier."""
     if not any(domain.divides for domain in config.domains.values()):
-        return
-    quotas = {name: _quotas(config, domain) for name, domain in config.domains.items()}
-    store.divide(quotas, POLICIES[config.policy])
+        return None
+    return {name: _quotas(config, domain) for name, domain in config.domains.items()}
 
 
 def _quotas(config: Config, domain: DomainOptions) -> dict[int, Quota]:
-    """Return what a domain may hold, by the tier's number."""
+    """Return a domain's quota on each tier, by the tier's number."""
     return {
         number: Quota(
             int(domain.reserved_bytes.get(name, 0)),
@@ -69,17 +66,19 @@ def admission(
     budgets: Mapping[bytes, Admission] | None = None,
     saved_s: Callable[[int], float] | None = None,
 ) -> Admission:
-    """Return the rule that a tier's options ask for, within the budgets of single domains.
+    """Return the admission rule that a tier's options select.
 
-    `saved_s(nbytes)`: how much sooner so many bytes come from this tier than from the next one.
+    `budgets`: write budgets of single domains. `saved_s(nbytes)`: seconds that a read of `nbytes`
+    saves on this tier compared with the next lower one.
     """
     rule: Admission
     match options.admit:
         case "always":
-            rule = Always()
+            rule = AlwaysAdmit()
         case "second_touch":
-            # About as many names as blocks that the tier has room for.
-            rule = SecondTouch(min(max(options.capacity // MIB, _NAMES_MIN), _NAMES_MAX))
+            # About one key per block of the tier's capacity.
+            keys = min(max(options.capacity // MIB, _REMEMBERED_KEYS_MIN), _REMEMBERED_KEYS_MAX)
+            rule = SecondTouch(keys)
         case "reuse":
             rule = ReusePrediction()
         case "reuse_interval":

@@ -1,1 +1,1 @@
-"""A block's name, shape and header."""
+"""The format of a block: its key, layout, fingerprint, namespace and envelope."""

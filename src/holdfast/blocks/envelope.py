@@ -2,10 +2,9 @@
 
     | mark 16 | identity 112 | payload | tag 16 | padding to 4 KiB |
 
-The *mark* (magic, CRC-32, generation) says where this copy lies and may be re-stamped by the tier
-that keeps it. The *identity* says what it is and never changes: the tag covers it together with
-the payload, so a flipped, truncated, swapped or foreign record can not verify. Byte by byte in
-docs/reference/format.md.
+The *mark* (magic, CRC-32, generation) identifies this copy; the tier that stores it may rewrite it.
+The *identity* identifies the block and never changes. The tag covers identity and payload, so a
+flipped, truncated, swapped or foreign record cannot verify. Exact bytes: docs/reference/format.md.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MARK_BYTES = 16
 TAG_BYTES = 16
 
 CODEC_NONE = 0
-"""The payload is as it is; this build reads no other."""
+"""The payload is not compressed; this build reads no other codec."""
 
 SEAL_NONE = 0
 """Tag is xxh3-128 over identity and payload."""
@@ -44,11 +43,11 @@ _EPOCH = struct.Struct("<I")
 
 
 class Header(NamedTuple):
-    """The identity of one block. Byte fields have 16 bytes where not said; lengths are in bytes.
+    """The identity of one block. Byte fields have 16 bytes unless noted; lengths are in bytes.
 
-    `segment` (8 bytes) names the segment of the chain the block belongs to, for placement in a
-    pool; zeros where it is not known. `epoch`, `nonce` (12 bytes) and `key_id` (4 bytes, from which
-    nothing of the key follows) say what the record is sealed with; zeros where it is not.
+    `segment` (8 bytes) names the segment of the chain that the block belongs to, for placement in a
+    pool; zeros if it is unknown. `epoch`, `nonce` (12 bytes) and `key_id` (4 bytes, which reveal
+    nothing of the key) identify the key of a sealed record; zeros if it is not sealed.
     """
 
     key: bytes
@@ -69,7 +68,7 @@ class Header(NamedTuple):
 
 @lru_cache(maxsize=64)
 def record_bytes(payload_bytes: int) -> int:
-    """Return the bytes one record takes in a slot or on a device: header, payload, tag, padding."""
+    """Return the size of a record in a slot or on a device: header, payload, tag and padding."""
     return align_up(HEADER_BYTES + payload_bytes + TAG_BYTES)
 
 
@@ -87,7 +86,8 @@ def write_header(record: memoryview, header: Header, generation: int = 0) -> Non
 def resealed(head: bytes, seal: int, epoch: int, nonce: bytes, key_id: bytes) -> memoryview:
     """Return the 128 bytes of an intact header with another seal and generation 0.
 
-    What `write_header` would write, for less: every block that is sealed or opened pays it.
+    The result equals that of `write_header`, but is faster to compute, because every sealing and
+    opening of a block needs it.
     """
     changed = memoryview(bytearray(head))
     changed[_SEAL_AT] = seal
@@ -98,17 +98,25 @@ def resealed(head: bytes, seal: int, epoch: int, nonce: bytes, key_id: bytes) ->
 
 
 def stamp(record: memoryview, generation: int) -> None:
-    """Re-stamp the mark: this copy now lies in a place of this `generation`.
+    """Write the mark: this copy is in a place of this `generation`.
 
-    In one store, because somebody may be sending the record meanwhile.
+    The mark is written in one assignment, because another thread may be sending the record.
     """
     mark = _MARK.pack(MAGIC, 0, generation)
     crc = zlib.crc32(record[MARK_BYTES:HEADER_BYTES], zlib.crc32(mark[8:]))
     record[:MARK_BYTES] = _MARK.pack(MAGIC, crc, generation)
 
 
+def is_header_damaged(record: memoryview | bytes) -> bool:
+    """Return whether `record` has no header of any version: too short, wrong magic or CRC."""
+    if len(record) < HEADER_BYTES:
+        return True
+    magic, crc, _ = _MARK.unpack_from(record)
+    return bool(magic != MAGIC or zlib.crc32(record[8:HEADER_BYTES]) != crc)
+
+
 def read_header(record: memoryview | bytes) -> tuple[Header, int]:
-    """Return header and generation; raise FormatError if these are not ours, intact and known."""
+    """Return header and generation; raise FormatError if damaged or of an unknown format."""
     if len(record) < HEADER_BYTES:
         raise FormatError(f"envelope has {len(record)} bytes, fewer than {HEADER_BYTES}")
     (

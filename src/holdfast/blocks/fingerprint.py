@@ -1,7 +1,7 @@
-"""The fingerprint: 16 bytes naming everything that makes two KV states interchangeable.
+"""The fingerprint: 16 bytes that name everything that makes two KV states interchangeable.
 
-Every field below has at least one public incident in which its absence served wrong KV
-(docs/reference/format.md lists them). A missing field is refused, never defaulted.
+For every field there is a public incident in which wrong KV was served without it
+(docs/reference/format.md lists them). A missing field is an error and has no default.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ FINGERPRINT_FORMAT = 1
 
 @prepared
 class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a block's bytes depend on, besides its tokens.
+    """Everything that a block's bytes depend on, besides its tokens.
 
     `model`: digest of config and weights. `positions`: rope and position settings, canonical JSON.
     `adapter`: digest of the LoRA adapter, or `none`. `kv_quantisation`: scheme and scales, or
-    `none`. `naming`: what keys are made of, `tokens` unless an engine hands over no tokens.
+    `none`. `naming`: the input of the keys: `tokens`, unless an engine provides no tokens.
     """
 
     model: str
@@ -40,7 +40,7 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for field in ("model", "positions", "adapter", "kv_quantisation", "naming"):
             if not getattr(self, field):
                 raise BlockError(
-                    f"fingerprint.{field} is empty; say 'none' where the model has none"
+                    f"fingerprint.{field} is empty; write 'none' if the model has none"
                 )
 
     def digest(self) -> bytes:
@@ -50,7 +50,7 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Fingerprint:
-        """Build one from plain data; raise BlockError naming the missing or unknown field."""
+        """Return the fingerprint of plain data; raise BlockError for a missing or unknown field."""
         try:
             return msgspec.convert(fields, cls)
         except msgspec.ValidationError as error:

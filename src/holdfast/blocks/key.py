@@ -1,9 +1,9 @@
-"""Names for blocks: keyed hashes of tokens, chained so that one key names a whole prefix.
+"""Block keys: keyed hashes of tokens, chained so that one key identifies a whole prefix.
 
 `key[i] = BLAKE2b-128(domain key; fingerprint, key[i-1], tokens of block i, extras of block i)`
 with the fingerprint as the parent of the first block. The exact bytes are in
-docs/reference/format.md. Engines' own hashes never name a block: some are 64 bits wide, some
-depend on the process, and none is keyed.
+docs/reference/format.md. Engines' own hashes are not used as keys: some have 64 bits, some depend
+on the process, and none is keyed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from holdfast.errors import BlockError
 from holdfast.limits import SEGMENT_BLOCKS
 
-if TYPE_CHECKING:  # a node never sees a token, and numpy takes longer to load than all of us
+if TYPE_CHECKING:  # a node needs no tokens, and importing numpy takes longer than Holdfast
     import numpy as np
     import numpy.typing as npt
 
@@ -30,6 +30,9 @@ Tokens: TypeAlias = "Sequence[int] | npt.NDArray[np.integer]"
 
 TOKEN_ID_MAX = 0xFFFF_FFFF
 
+_REMEDY = "pass a sequence of integers, or a one-dimensional numpy array of integers"
+_INTEGER_CODES = "bBhHiIlLqQ"
+_WORD_BYTES = 4
 _UINT32 = "I" if array("I").itemsize == 4 else "L"  # noqa: PLR2004  # four bytes a token
 _NO_EXTRAS = (0).to_bytes(4, "little")
 
@@ -37,9 +40,9 @@ _NO_EXTRAS = (0).to_bytes(4, "little")
 class Chain:
     """The keys of one context, in order; grows as tokens arrive.
 
-    `extras[i]` are byte strings that change the meaning of block `i` beyond its tokens
-    (hashes of images, salts). They must be given before block `i` is full. `segment_blocks` of them
-    are placed together.
+    `extras[i]` are byte strings that block `i` depends on besides its tokens (hashes of images,
+    salts). They must be given before block `i` is full. Runs of `segment_blocks` blocks form a
+    segment, which is placed as a unit.
     """
 
     __slots__ = ("_base", "_extras", "block_tokens", "fingerprint", "keys", "segment_blocks")
@@ -69,13 +72,17 @@ class Chain:
         return len(self.keys)
 
     def extend(self, tokens: Tokens) -> None:
-        """Name every block that `tokens`, all tokens of the context so far, has filled."""
+        """Add the keys of the new full blocks of `tokens`, which are all tokens of the context.
+
+        Raises BlockError for tokens that are not integers from 0 to `TOKEN_ID_MAX`. Tokens of an
+        incomplete block are not checked.
+        """
+        tokens = _checked(tokens)
         size = self.block_tokens
         first, last = len(self.keys), len(tokens) // size
         if last <= first:
             return
-        whole = not first and last * size == len(tokens)
-        packed = _little_endian(tokens if whole else tokens[first * size : last * size])
+        packed = _little_endian(tokens, first * size, last * size)
         parent = self.keys[-1] if self.keys else self.fingerprint
         width = 4 * size
         count = size.to_bytes(4, "little")
@@ -97,18 +104,18 @@ class Chain:
         return b"".join(self.keys[start:stop])
 
     def parent(self, index: int) -> bytes:
-        """Return the key in front of block `index`: the fingerprint for the first."""
+        """Return the parent key of block `index`: the fingerprint for the first."""
         return self.keys[index - 1] if index else self.fingerprint
 
     def segment(self, index: int) -> bytes:
-        """Return the 8 bytes naming block `index`'s segment: the start of its first block's key."""
+        """Return the id of block `index`'s segment: the first 8 bytes of its first block's key."""
         return self.keys[index - index % self.segment_blocks][:SEGMENT_BYTES]
 
 
 def unpack_keys(packed: bytes) -> list[bytes]:
-    """Split a byte string of 16-byte keys; raise BlockError if it does not divide."""
+    """Split a byte string of 16-byte keys; raise BlockError if its length is not a multiple."""
     if len(packed) % KEY_BYTES:
-        raise BlockError(f"{len(packed)} bytes of keys do not divide by {KEY_BYTES}")
+        raise BlockError(f"{len(packed)} bytes of keys are not a multiple of {KEY_BYTES}")
     return list(struct.unpack(f"{KEY_BYTES}s" * (len(packed) // KEY_BYTES), packed))
 
 
@@ -119,22 +126,70 @@ def _encode_extras(extras: Sequence[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def _little_endian(tokens: Tokens) -> memoryview:
-    numpy = sys.modules.get("numpy")  # who hands over an array has loaded it
+def _checked(tokens: Tokens) -> Tokens:
+    """Return tokens as a sequence or a one-dimensional integer array; raise BlockError otherwise.
+
+    Checks the type only, so its cost does not depend on the number of tokens. Refuses bytes and
+    similar types: Python treats them as sequences of integers, but `array` reads them as raw words.
+    """
+    if isinstance(tokens, list | tuple):
+        return tokens
+    numpy = sys.modules.get("numpy")  # a caller with a numpy array has imported it
     if numpy is not None and isinstance(tokens, numpy.ndarray):
-        return _array_little_endian(cast("npt.NDArray[np.integer]", tokens))
+        return _checked_array(tokens)
+    if isinstance(tokens, array):
+        if tokens.typecode in _INTEGER_CODES:
+            return tokens
+        raise BlockError(f"tokens are an array of type code {tokens.typecode!r}; {_REMEDY}")
+    raw = isinstance(tokens, str | bytes | bytearray | memoryview)
+    if not raw and isinstance(tokens, Sequence):
+        return tokens
+    if not raw and hasattr(tokens, "__array__"):
+        return _checked_array(_as_array(tokens))
+    raise BlockError(f"tokens are of type {type(tokens).__name__}; {_REMEDY}")
+
+
+def _checked_array(tokens: npt.NDArray[np.generic]) -> npt.NDArray[np.integer]:
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise BlockError(
+            f"tokens must be a 1-d array of integers, not {tokens.ndim}-d {tokens.dtype}; {_REMEDY}"
+        )
+    return cast("npt.NDArray[np.integer]", tokens)
+
+
+def _as_array(tokens: object) -> npt.NDArray[np.generic]:
+    """Return another library's array (a torch tensor, for example) as a numpy array."""
+    import numpy as np
+
     try:
-        packed = array(_UINT32, tokens)  # five times quicker than numpy on a list of integers
-    except (OverflowError, TypeError) as error:
+        return np.asarray(tokens)
+    except (TypeError, ValueError, RuntimeError) as error:  # a tensor on a device, for example
+        name = type(tokens).__name__
+        raise BlockError(f"tokens of type {name} cannot be read: {error}; {_REMEDY}") from error
+
+
+def _little_endian(tokens: Tokens, start: int, stop: int) -> memoryview:
+    """Return tokens `start` to `stop` as little-endian 32-bit words."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(tokens, numpy.ndarray):
+        return _array_little_endian(cast("npt.NDArray[np.integer]", tokens[start:stop]))
+    try:
+        wanted = tokens if not start and stop == len(tokens) else tokens[start:stop]
+        packed = array(_UINT32, wanted)  # five times faster than numpy on a list of integers
+    except (OverflowError, TypeError, ValueError) as error:
         raise BlockError(f"token ids must be integers from 0 to {TOKEN_ID_MAX}: {error}") from error
+    if len(packed) != stop - start:  # another library's sequence returned a slice of bytes
+        raise BlockError(f"tokens are of type {type(tokens).__name__}; {_REMEDY}")
     if sys.byteorder == "big":
         packed.byteswap()
     return memoryview(packed).cast("B")
 
 
 def _array_little_endian(tokens: npt.NDArray[np.integer]) -> memoryview:
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise BlockError(f"tokens must be one row of integers, not {tokens.ndim}-d {tokens.dtype}")
-    if tokens.size and (int(tokens.min()) < 0 or int(tokens.max()) > TOKEN_ID_MAX):
-        raise BlockError(f"token ids must be integers from 0 to {TOKEN_ID_MAX}")
+    narrow = tokens.dtype.kind == "u" and tokens.dtype.itemsize <= _WORD_BYTES
+    if tokens.size and not narrow and (int(tokens.min()) < 0 or int(tokens.max()) > TOKEN_ID_MAX):
+        raise BlockError(
+            f"token ids must be integers from 0 to {TOKEN_ID_MAX}, not from {tokens.min()} to "
+            f"{tokens.max()}"
+        )
     return memoryview(tokens.astype("<u4").tobytes())

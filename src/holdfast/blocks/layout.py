@@ -1,8 +1,8 @@
-"""How a block's bytes are arranged: layers, heads, dtype, pages, slice.
+"""The layout of a block's bytes: layers, heads, dtype, pages and slice of the model.
 
-Two blocks may be exchanged only if their layouts are equal in every field. `portable` is the
-arrangement `[layer][k|v][token][head][dim]`, which any engine can read; every other arrangement
-is opaque: whole pages of one engine, for one packing, copied and never interpreted.
+Two blocks are interchangeable only if their layouts are equal in every field. `portable` is the
+arrangement `[layer][k|v][token][head][dim]`, which any engine can read. Every other arrangement is
+opaque: whole pages of one engine, copied and never interpreted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DTYPE_BYTES = {
 
 
 class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which part of the model a block holds: parallel ranks and the KV cache group."""
+    """The part of the model that a block holds: its parallel ranks and KV cache group."""
 
     tp_rank: int
     tp_size: int
@@ -42,8 +42,8 @@ WHOLE = Slice(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, group=0)
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The arrangement of one block's payload; every field is part of the fingerprint.
 
-    `page_bytes` is one page of one layer; a block is `layers x (block_tokens / page_tokens)` pages,
-    layer by layer.
+    `page_bytes` is the size of one page of one layer. A block has `layers x (block_tokens /
+    page_tokens)` pages, layer by layer.
     """
 
     arrangement: str
@@ -74,7 +74,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.payload_bytes > PAYLOAD_BYTES_MAX:
             raise BlockError(
-                f"layout: a block has {self.payload_bytes} bytes, the limit is "
+                f"layout: a block has {self.payload_bytes} bytes; the limit is "
                 f"{PAYLOAD_BYTES_MAX}; lower block_tokens"
             )
 

@@ -1,13 +1,16 @@
-"""The command line: `holdfast VERB`, one file a verb, loaded when it is asked for."""
+"""The command line, `holdfast VERB`: one module per verb, imported when the verb is run."""
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from typing import NamedTuple
 
-from holdfast import __version__
 from holdfast.errors import (
     BusyError,
     ConfigError,
@@ -17,21 +20,36 @@ from holdfast.errors import (
     RefusedError,
     TraceError,
 )
+from holdfast.version import __version__
+
+ENTRY_POINTS = "holdfast.verbs"
+"""Group of the entry points of other packages; each entry point is a dict of `Verb` by name."""
+
+
+class Verb(NamedTuple):
+    """A command: the module with its `add_arguments` and `run`, and its help line."""
+
+    module: str
+    about: str
+    starts_processes: bool = False
+    """Whether it starts processes and fills folders, so that SIGTERM must end it as Ctrl-C does."""
+
 
 VERBS = {
-    "serve": "run a node: a store behind a socket, for the engines of this machine",
-    "demo": "show a real engine getting its context back (needs vLLM)",
-    "doctor": "say what was found on this machine, what was chosen, and why",
-    "inspect": "look at what a running node stores; drop it",
-    "verify": "read and verify everything that is stored; drop what fails",
-    "domain": "show domains and their data keys; rotate, retire or erase those of one",
-    "pool": "take a member of a pool out of placement, or back in",
-    "token": "make a token that lets another node in at this pool's targets",
-    "soak": "damage, crash, forge and fuzz a store; count what is ever served wrong",
-    "sim": "run a trace through a modelled ladder: hits, times, wear, cost",
-    "size": "how much of each tier, and what bandwidth, a model and its users need",
-    "bench": "measure this machine, and Holdfast as a share of what it can do",
+    name: Verb(f"holdfast.cli.{name}", about)
+    for name, about in {
+        "serve": "run a node: a store behind a socket, for the engines of this machine",
+        "doctor": "show what was found on this machine, what was chosen, and why",
+        "inspect": "list what a running node stores and plans; drop stored blocks",
+        "verify": "read and verify all stored blocks; drop those that fail",
+        "domain": "list domains and their data keys; rotate, retire or erase data keys",
+        "pool": "take a member of a pool out of placement, or back in",
+        "token": "make a token that admits another node to a pool's targets",
+        "sim": "simulate a trace on a modelled ladder: hits, times, wear, cost",
+        "size": "compute the capacity and bandwidth of each tier that a model and its users need",
+    }.items()
 }
+"""The verbs of this package; `serve` handles SIGTERM itself."""
 
 OK = 0
 FAILED = 1
@@ -46,35 +64,65 @@ data folder; 3 in use by another node; 4 no node answers, or it refuses; 130 int
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code. Errors of ours become one line on standard error."""
+    """Run one command; return its exit code. A HoldfastError becomes a line on standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] not in VERBS:
-        _parser().parse_args(arguments or ["--help"])  # shows help or the error, and exits
+    verbs = VERBS if arguments and arguments[0] in VERBS else all_verbs()
+    if not arguments or arguments[0] not in verbs:
+        _parser(verbs).parse_args(arguments or ["--help"])  # shows help or the error, and exits
     name = arguments[0]
     try:
-        verb = import_module(f"holdfast.cli.{name}")  # takes long enough to be interrupted
-        parser = argparse.ArgumentParser(
-            prog=f"holdfast {name}", description=VERBS[name], epilog=EXIT_CODES
-        )
-        verb.add_arguments(parser)
-        status: int = verb.run(parser.parse_args(arguments[1:]))
+        with _terminated_as_interrupted(verbs[name]):
+            return _run(name, verbs[name], arguments[1:])
     except HoldfastError as error:
         print(f"holdfast {name}: {error}", file=sys.stderr)
         return _exit_code(error)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has seen enough
+        sys.stderr.close()  # the reader of the output closed the pipe
         return OK
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"holdfast {name}: {where}{error.strerror or error}", file=sys.stderr)
         return FAILED
+
+
+def all_verbs() -> dict[str, Verb]:
+    """Return the verbs of this package and of all installed packages."""
+    from importlib import metadata  # takes half of a verb's start time
+
+    offered: dict[str, Verb] = {}
+    for point in metadata.entry_points(group=ENTRY_POINTS):
+        offered |= point.load()
+    return VERBS | offered
+
+
+def _run(name: str, verb: Verb, options: Sequence[str]) -> int:
+    """Import a verb, parse its options, and run it; return its exit code."""
+    module = import_module(verb.module)  # here, because Ctrl-C may interrupt the import
+    parser = argparse.ArgumentParser(
+        prog=f"holdfast {name}", description=verb.about, epilog=EXIT_CODES
+    )
+    module.add_arguments(parser)
+    status: int = module.run(parser.parse_args(options))
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    lines = "\n".join(f"  {name:<9}{about}" for name, about in VERBS.items())
+@contextmanager
+def _terminated_as_interrupted(verb: Verb) -> Iterator[None]:
+    """Handle SIGTERM as Ctrl-C while a verb runs that starts processes, so that it ends them."""
+    if not verb.starts_processes or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _parser(verbs: Mapping[str, Verb]) -> argparse.ArgumentParser:
+    lines = "\n".join(f"  {name:<9}{verb.about}" for name, verb in verbs.items())
     parser = argparse.ArgumentParser(
         prog="holdfast",
         usage="holdfast VERB [OPTIONS]",
@@ -83,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
-    parser.add_argument("verb", choices=VERBS, metavar="VERB", help=argparse.SUPPRESS)
+    parser.add_argument("verb", choices=verbs, metavar="VERB", help=argparse.SUPPRESS)
     return parser
 
 

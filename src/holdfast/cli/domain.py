@@ -7,30 +7,36 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.cli import FAILED, OK
+from holdfast.cli.confirm import add_yes_argument, confirm, copies, not_counted
 from holdfast.cli.options import (
     add_config_arguments,
     add_json_argument,
     many,
     node_address,
+    request_report,
     write_json,
 )
-from holdfast.errors import ConfigError, ProtocolError
-from holdfast.rig.report import check_target
-from holdfast.wire.client import Client
-from holdfast.wire.messages import PROTOCOL, Domains, Hello, Report
+from holdfast.errors import ConfigError
+from holdfast.report import check_target
+from holdfast.wire.local.client import Client
+from holdfast.wire.local.messages import PROTOCOL, Domains, Hello
 
 CONNECT_S = 5.0
-ANSWER_S = 60.0
 
 _ABOUT = """\
 actions:
-  list           the domains, whether their blocks are sealed, and the epochs of their data keys
-  rotate NAME    begin another epoch, which seals from now on; what older ones sealed stays readable
-  retire NAME    destroy all data keys but the newest: what they sealed can not be read again;
-                 refused if one to be destroyed follows from the domain's key
-  erase NAME     destroy all data keys: nothing that was sealed with them can be read again, on any
-                 medium; where one follows from the domain's key it says so, and ends with 1,
-                 or is refused, with 4, if no keyring file would remember the erasure"""
+  list           list the domains, whether their blocks are sealed, and the epochs of their data
+                 keys
+  rotate NAME    begin a new epoch: new blocks are sealed with a new data key; blocks of earlier
+                 epochs stay readable
+  retire NAME    destroy all data keys except the newest; blocks sealed with them become unreadable.
+                 If there are or may be such blocks, the command asks on a terminal, and elsewhere
+                 ends with 4 unless --yes is given. It also ends with 4 if one of the keys is
+                 derived from the domain's key
+  erase NAME     destroy all data keys; all blocks sealed with them become unreadable, on all media.
+                 The command always asks, or needs --yes. If a data key is derived from the domain's
+                 key, the command reports it and ends with 1; or with 4 if there is no keyring file
+                 that would record the erasure"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,14 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"{_ABOUT}\n\n{parser.epilog}" if parser.epilog else _ABOUT
     actions = ("list", "rotate", "retire", "erase")
     parser.add_argument("action", nargs="?", default="list", choices=actions)
-    parser.add_argument("name", nargs="?", default="", help="a domain, as `list` shows it")
+    parser.add_argument("name", nargs="?", default="", help="a domain, as listed by `list`")
     parser.add_argument("--node", metavar="ADDRESS", help="unix:///path of the node")
+    add_yes_argument(parser)
     add_config_arguments(parser)
     add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask the node and show its answer; 1 if an erased domain's keys may still be elsewhere."""
+    """Print the node's answer; return 1 if keys of an erased domain may exist elsewhere."""
     check_target(args.json)
     if (args.action == "list") == bool(args.name):
         words = "shows all domains; name none" if args.name else "name one domain"
@@ -54,16 +61,49 @@ def run(args: argparse.Namespace) -> int:
     address = node_address(args)
     client = Client(address, Hello(PROTOCOL, "holdfast domain"), CONNECT_S)
     try:
-        reply = client.call(Domains(args.action, args.name), ANSWER_S)
+        answer = request_report(client, _request(client, args))
     finally:
         client.close()
-    if not isinstance(reply, Report):
-        raise ProtocolError(f"the node answered {type(reply).__name__}, not Report")
     if args.json:
-        write_json({"node": address, **reply.data}, args.json)
+        write_json({"node": address, **answer}, args.json)
     if args.json != "-":
-        print(_text(args.action, reply.data))
-    return OK if reply.data.get("everywhere", True) else FAILED
+        print(_text(args.action, answer))
+    return OK if answer.get("everywhere", True) else FAILED
+
+
+def _request(client: Client, args: argparse.Namespace) -> Domains:
+    """Return the request to send, after the user has confirmed what it destroys."""
+    if args.action not in ("retire", "erase"):
+        return Domains(args.action, args.name)
+    if not args.yes:
+        found = request_report(client, Domains(args.action, args.name, "preview"))
+        if args.action == "erase":
+            confirm(_erasure(found), f"erase {args.name}?")
+        elif loss := _retirement(found):
+            confirm(loss, f"retire the old data keys of {args.name}?")
+        else:  # no block needs the keys; the node checks again, and refuses if one does now
+            return Domains(args.action, args.name)
+    return Domains(args.action, args.name, "confirmed")
+
+
+def _retirement(found: Mapping[str, Any]) -> list[str]:
+    """Return lines on the blocks that retiring would make unreadable; empty if there are none."""
+    unknown = not_counted(found)
+    if not found["retired"] or not (found["blocks"] or unknown):
+        return []
+    keys = many(found["retired"], "data key")
+    first = f"{found['domain']}: {keys} would be destroyed; copies of {copies(found['tiers'])}"
+    in_memory = found["blocks"] - found["lost"]
+    kept = f"; {many(in_memory, 'block')} of them have other copies" if in_memory else ""
+    return [f"{first} are sealed with them and become unreadable{kept}", *unknown]
+
+
+def _erasure(found: Mapping[str, Any]) -> list[str]:
+    """Return lines on the blocks that erasing would make unreadable."""
+    keys = many(found["epochs"], "data key")
+    blocks = f"{many(found['blocks'], 'block')} become unreadable: {copies(found['tiers'])}"
+    first = f"{found['domain']}: {keys} would be destroyed, and {blocks}"
+    return [first, *not_counted(found)]
 
 
 def _text(action: str, answer: Mapping[str, Any]) -> str:
@@ -72,21 +112,32 @@ def _text(action: str, answer: Mapping[str, Any]) -> str:
         case "rotate":
             return f"{name}: epoch {answer['epoch']} seals from now on"
         case "retire":
-            if not answer["retired"]:
-                return f"{name}: nothing destroyed, there is no data key but the newest"
-            return f"{name}: {many(answer['retired'], 'data key')} destroyed, the newest is left"
+            return _retired(answer)
         case "erase":
             keys = many(answer["epochs"], "data key")
-            blocks = f"{many(answer['blocks'], 'block')} gone"
+            where = f": {copies(answer['tiers'])}" if answer["blocks"] else ""
+            blocks = f"{many(answer['blocks'], 'block')} gone{where}"
             if answer["everywhere"]:
                 return f"{name}: {keys} destroyed, {blocks}"
             return (
-                f"{name}: {keys} dropped, {blocks} on this node. Data keys of it follow from its "
+                f"{name}: {keys} dropped; on this node {blocks}. Data keys follow from its "
                 "key: destroy that key too, on every node, to make all copies unreadable"
             )
         case _:
             rows = [line for entry in answer["domains"] for line in _entry(entry)]
             return "\n".join([f"key ring: {answer['keyring'] or 'in memory'}", *rows])
+
+
+def _retired(answer: Mapping[str, Any]) -> str:
+    name = answer["domain"]
+    if not answer["retired"]:
+        return f"{name}: nothing destroyed, the newest data key is the only one"
+    keys = f"{name}: {many(answer['retired'], 'data key')} destroyed, the newest remains"
+    if not answer["blocks"]:
+        return keys
+    kept = answer["blocks"] - answer["lost"]
+    rest = f"; {many(kept, 'block')} of them have other copies" if kept else ""
+    return f"{keys}; unreadable and dropped: {copies(answer['tiers'])}{rest}"
 
 
 def _entry(entry: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`holdfast inspect`: what a running node stores, what it plans and why; drop; audit."""
+"""`holdfast inspect`: list what a node stores and plans; drop blocks; check the audit log."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli import FAILED, OK
+from holdfast.cli.confirm import add_yes_argument, confirm, copies, not_counted
 from holdfast.cli.inspect_plans import plans_text
 from holdfast.cli.options import (
     add_config_arguments,
@@ -16,27 +17,26 @@ from holdfast.cli.options import (
     many,
     node_address,
     read_fingerprint,
+    request_report,
     write_json,
 )
 from holdfast.config import Size
-from holdfast.errors import ConfigError, ProtocolError
-from holdfast.rig.report import check_target
-from holdfast.store.audit import check
-from holdfast.wire.client import Client
-from holdfast.wire.messages import (
+from holdfast.errors import ConfigError
+from holdfast.keys.audit import check
+from holdfast.report import check_target
+from holdfast.wire.local.client import Client
+from holdfast.wire.local.messages import (
     PROTOCOL,
     Drop,
     Hello,
     List,
     Members,
     Plans,
-    Report,
     Request,
     Status,
 )
 
 CONNECT_S = 5.0
-ANSWER_S = 60.0
 
 EVERYTHING = "*"
 
@@ -48,20 +48,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="list",
         choices=("list", "plans", "pool", "drop", "audit"),
-        help="list what is stored (default), the last plans (fetch or recompute) or the pool's "
-        "members; forget what is stored; or check the audit log",
+        help="list the stored blocks (default), the last plans (fetch or recompute) or the pool's "
+        "members; drop stored blocks (asks first, or needs --yes); or check the audit log",
     )
     parser.add_argument(
-        "fingerprint", nargs="?", default="", help="32 hex digits, as `inspect` lists them"
+        "fingerprint", nargs="?", default="", help="32 hex digits, as listed by `inspect`"
     )
-    parser.add_argument("--all", action="store_true", help="drop everything")
+    parser.add_argument("--all", action="store_true", help="drop all blocks")
+    add_yes_argument(parser)
     parser.add_argument("--node", metavar="ADDRESS", help="unix:///path of the node")
     add_config_arguments(parser)
     add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask the node and show its answer; 1 if the audit log is not as it was written."""
+    """Print the node's answer; return 1 if the audit log was changed after it was written."""
     check_target(args.json)
     if args.action == "audit":
         return _audit(args)
@@ -69,9 +70,11 @@ def run(args: argparse.Namespace) -> int:
     address = node_address(args)
     client = Client(address, Hello(PROTOCOL, "holdfast inspect"), CONNECT_S)
     try:
-        answer = _ask(client, request)
+        if isinstance(request, Drop) and not args.yes:
+            _confirm_drop(client, request)
+        answer = request_report(client, request)
         if isinstance(request, List):
-            answer = {"blocks": answer["blocks"], "status": _ask(client, Status())}
+            answer = {"blocks": answer["blocks"], "status": request_report(client, Status())}
     finally:
         client.close()
     if args.json:
@@ -82,16 +85,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _audit(args: argparse.Namespace) -> int:
-    """Go through the audit log that the configuration names; no node is needed."""
+    """Check the hash chain of the configured audit log; no node is needed."""
     config = load_config(args)
     if not config.audit_file:
-        raise ConfigError("audit: there is none without a disk tier; name a file")
+        raise ConfigError(
+            "audit: without a disk tier there is no audit log by default; name a file"
+        )
     try:
         found = check(Path(config.audit_file))
     except OSError as error:
         raise ConfigError(
-            f"audit: {config.audit_file!r} can not be read: {error.strerror}; it begins when "
-            "the first domain gets a data key, or a peer is turned away"
+            f"audit: {config.audit_file!r} cannot be read: {error.strerror}; it is created when "
+            "the first domain gets a data key, or a peer is refused"
         ) from error
     if args.json:
         write_json({"file": config.audit_file, **found._asdict()}, args.json)
@@ -108,7 +113,7 @@ def _request(args: argparse.Namespace) -> Request:
     fingerprint = read_fingerprint(args.fingerprint)
     if args.action == "drop":
         if bool(fingerprint) == args.all:
-            raise ConfigError("drop: name one fingerprint, or say --all")
+            raise ConfigError("drop: name one fingerprint, or add --all")
         return Drop(fingerprint or EVERYTHING)
     if fingerprint:
         raise ConfigError(f"{args.action}: shows all fingerprints; name none")
@@ -116,11 +121,16 @@ def _request(args: argparse.Namespace) -> Request:
     return requests[args.action]
 
 
-def _ask(client: Client, request: Request) -> dict[str, Any]:
-    reply = client.call(request, ANSWER_S)
-    if not isinstance(reply, Report):
-        raise ProtocolError(f"the node answered {type(reply).__name__}, not Report")
-    return reply.data
+def _confirm_drop(client: Client, request: Drop) -> None:
+    """Show what would be dropped, and ask, unless no block would be."""
+    found = request_report(client, Drop(request.fingerprint, "preview"))
+    lines = [
+        f"{entry['fingerprint']}, domain {entry['domain']}: {many(entry['blocks'], 'block')} would "
+        f"be dropped: {copies(entry['tiers'])}"
+        for entry in found["blocks"]
+    ]
+    if lines:
+        confirm([*lines, *not_counted(found, stays=True)], "drop them?")
 
 
 def _text(request: Request, answer: Mapping[str, Any]) -> str:
@@ -130,9 +140,9 @@ def _text(request: Request, answer: Mapping[str, Any]) -> str:
         return plans_text(answer)
     if isinstance(request, Members):
         pools = [line for pool in answer["shared"] for line in _pool(pool)]
-        return "\n".join(pools or ["this node shares nothing: it has no pool tier"])
-    worlds = [line for world in answer["blocks"] for line in _world(world)]
-    return "\n".join([*_tiers(answer["status"]), "", *(worlds or ["nothing is stored"])])
+        return "\n".join(pools or ["this node has no shared tier"])
+    namespaces = [line for namespace in answer["blocks"] for line in _namespace(namespace)]
+    return "\n".join([*_tiers(answer["status"]), "", *(namespaces or ["nothing is stored"])])
 
 
 def _pool(pool: Mapping[str, Any]) -> list[str]:
@@ -144,7 +154,7 @@ def _pool(pool: Mapping[str, Any]) -> list[str]:
 
 
 def _merged(tiers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one entry a tier: every domain has a host tier of its own in the same memory."""
+    """Return one entry per tier: the domains' host tiers share one memory."""
     merged: dict[str, dict[str, Any]] = {}
     for tier in tiers:
         known = merged.setdefault(tier["tier"], {**tier, "used_bytes": 0, "records": 0})
@@ -158,28 +168,32 @@ def _merged(tiers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _member(member: Mapping[str, Any]) -> list[str]:
     answers = {"answers in": "latency_s", "reads in": "first_byte_s"}
     known = {words: member.get(name) for words, name in answers.items()}
-    judged = "ejected" if member.get("ejected") else f"breaker {member.get('phase', 'closed')}"
+    health = "ejected" if member.get("ejected") else f"breaker {member.get('phase', 'closed')}"
     took = "".join(f", {words} {1e3 * s:.2f} ms" for words, s in known.items() if s is not None)
     first = (
         f"  {member['id']:<12} {member['address']}  {member['state']}, "
-        f"{100 * member['share']:.1f} % of keys, {judged}{took}"
+        f"{100 * member['share']:.1f} % of keys, {health}{took}"
     )
-    fill = [
+    usage = [
         f"    {tier['tier']:<8} {Size(tier['used_bytes'])} of {Size(tier['capacity_bytes'])} used"
         for tier in _merged(member["tiers"])
     ]
-    return [first, *fill]
+    condition, why = member.get("condition"), member.get("why")
+    if condition is not None:
+        answered = f" in {1e3 * member.get('answer_s', 0.0):.1f} ms" if condition == "fine" else ""
+        first = f"{first}; {condition}{answered}{f': {why}' if why else ''}"
+    return [first, *usage]
 
 
 def _tiers(status: Mapping[str, Any]) -> list[str]:
     lines = [f"node {status['incarnation']}: {many(status['blocks'], 'block')}"]
-    lines += [_fill(tier) for tier in _merged(status["tiers"])]
+    lines += [_usage(tier) for tier in _merged(status["tiers"])]
     lines += [_admission(rule) for rule in status["admission"]]
     lines += [_domain(domain) for domain in status["domains"]]
     hints, scrub = status["hints"], status["scrub"]
     lines.append(
         f"  hints   {many(hints['sessions'], 'session')} followed, "
-        f"{many(hints['prestaging'], 'context')} to bring up, {Size(hints['pinned_bytes'])} pinned"
+        f"{many(hints['prestaging'], 'context')} to prestage, {Size(hints['pinned_bytes'])} pinned"
     )
     lines.append(
         f"  scrub   {many(scrub['passes'], 'pass')}, {many(scrub['checked'], 'copy')}, "
@@ -192,8 +206,8 @@ def _tiers(status: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _fill(tier: Mapping[str, Any]) -> str:
-    """Say how full a tier is; of one with no capacity of its own the far side has to be asked."""
+def _usage(tier: Mapping[str, Any]) -> str:
+    """Return the line of a tier's usage; a shared tier has no capacity of its own."""
     failures = many(tier["failures"], "failure")
     if not tier["capacity_bytes"]:
         return f"  {tier['tier']:<8} shared: `holdfast inspect pool` shows its members; {failures}"
@@ -204,7 +218,7 @@ def _fill(tier: Mapping[str, Any]) -> str:
 
 
 def _admission(rule: Mapping[str, Any]) -> str:
-    """Say what the rule of a tier goes by, and whether its door is shut."""
+    """Return the line of a tier's admission rule, with its figures."""
     figures = [
         f"{name} {value:,.0f}" if float(value).is_integer() else f"{name} {value:.4g}"
         for name, value in rule.items()
@@ -214,25 +228,28 @@ def _admission(rule: Mapping[str, Any]) -> str:
 
 
 def _domain(domain: Mapping[str, Any]) -> str:
-    """Say what a domain holds, and may hold, on each tier."""
-    fill = []
+    """Return the line of a domain's usage and quota on each tier."""
+    usage = []
     for tier, used_bytes in domain["used_bytes"].items():
         most = domain["quota_bytes"].get(tier)
         of = "" if most is None else f" of its {Size(most)}"
-        fill.append(f"{tier} {Size(used_bytes)}{of}")
+        usage.append(f"{tier} {Size(used_bytes)}{of}")
     reserved = domain["reserved_bytes"]
     rest = f", {Size(reserved)} of host reserved" if reserved else ""
-    return f"  domain  {domain['domain']}: {', '.join(fill)}{rest}, share {domain['share']:g}"
+    unreadable = domain.get("unreadable", 0)
+    if unreadable:
+        rest += f", {many(unreadable, 'record')} unreadable (another key ring?)"
+    return f"  domain  {domain['domain']}: {', '.join(usage)}{rest}, share {domain['share']:g}"
 
 
-def _world(world: Mapping[str, Any]) -> list[str]:
-    size = Size(world["payload_bytes"])
+def _namespace(namespace: Mapping[str, Any]) -> list[str]:
+    size = Size(namespace["payload_bytes"])
     first = (
-        f"{world['fingerprint']}  domain {world['domain']}: {many(world['blocks'], 'block')} "
-        f"of {world['block_tokens']} tokens, {size}"
+        f"{namespace['fingerprint']}  domain {namespace['domain']}: "
+        f"{many(namespace['blocks'], 'block')} of {namespace['block_tokens']} tokens, {size}"
     )
     tiers = [
         f"  {name:<8}{many(tier['blocks'], 'block')}, {Size(tier['bytes'])}"
-        for name, tier in world["tiers"].items()
+        for name, tier in namespace["tiers"].items()
     ]
     return [first, *tiers]

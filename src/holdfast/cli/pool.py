@@ -13,11 +13,11 @@ import msgspec
 from holdfast.cli.options import add_config_arguments, load_config
 from holdfast.config import Config, PoolOptions
 from holdfast.errors import ConfigError, MembershipError
-from holdfast.tiers.pool.member_file import MemberFile
-from holdfast.tiers.pool.members import State
-from holdfast.tiers.pool.roster import as_data
+from holdfast.membership.file_source import FileSource
+from holdfast.membership.member_list import as_data
+from holdfast.membership.members import MemberState
 
-_STATES = {"drain": State.DRAINING, "serve": State.SERVING}
+_STATES = {"drain": MemberState.DRAINING, "serve": MemberState.SERVING}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         choices=_STATES,
-        help="drain: it gets nothing new and serves what it holds; serve: it is placed on again",
+        help="drain: the member gets no new blocks and serves those that it has; serve: undo it",
     )
     parser.add_argument("member", metavar="NODE", help="the member's id")
     parser.add_argument(
@@ -35,11 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Rewrite the members file in one step; every node that watches it follows."""
+    """Replace the members file atomically; every node watches it."""
     path = args.members or _members_file(load_config(args))
     state = _STATES[args.action]
     try:
-        members = MemberFile(path).read()
+        members = FileSource(path).read()
     except MembershipError as error:
         raise ConfigError(str(error)) from error
     known = {member.id: member for member in members}
@@ -47,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{path}: no member {args.member!r}; known: {', '.join(known)}")
     known[args.member] = msgspec.structs.replace(known[args.member], state=state)
     if not any(member.takes_segments for member in known.values()):
-        raise ConfigError(f"{path}: {args.member!r} is the last one that takes segments; add one")
+        raise ConfigError(
+            f"{path}: {args.member!r} is the last one that takes segments; add another member"
+        )
     _replace(Path(path), {"members": [as_data(member) for member in known.values()]})
     print(f"{args.member}: {state}")
     return 0
@@ -59,16 +61,16 @@ def _members_file(config: Config) -> str:
         raise ConfigError("tiers: the configuration has no pool; name a file with --members")
     if "://" in pool.members:
         raise ConfigError(
-            f"{pool.members} is not a file: drain the member where it is kept "
+            f"{pool.members} is not a file: drain the member in that list "
             "(kubectl, the DNS zone, or the target's own registration)"
         )
     return pool.members
 
 
 def _replace(path: Path, data: dict[str, object]) -> None:
-    """Put another file in the place of one, with its mode and, where we may, its owner.
+    """Replace a file atomically, keeping its mode and, if permitted, its owner.
 
-    What a symbolic link names is replaced, not the link: others may reach it by its own name.
+    Of a symbolic link, the target is replaced: other processes may open it by its own name.
     """
     import yaml
 
@@ -88,4 +90,4 @@ def _replace(path: Path, data: dict[str, object]) -> None:
             made.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise ConfigError(f"{path}: can not be written: {error.strerror}") from error
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error

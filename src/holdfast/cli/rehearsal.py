@@ -1,4 +1,4 @@
-"""What `doctor` tries as `serve` would at its start, and leaves as it is: keys, tokens, users."""
+"""Checks by `doctor` of what `serve` reads at its start: keys, tokens, TLS files, users, logs."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from holdfast.assemble import check_disk
 from holdfast.assemble.domains import DEFAULT_DOMAIN, DEFAULT_KEY_FILE, configured_keys
 from holdfast.assemble.keys import check_descriptors, read_key
-from holdfast.cli.machine import Finding, problem
-from holdfast.config import Config, DiskOptions
+from holdfast.config import Config
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.node.users import group_of, users_of
-from holdfast.store.keyring import KeyRing
-from holdfast.wire.credentials import TlsFiles, server_context
+from holdfast.finding import Finding, problem
+from holdfast.keys.keyring import KeyRing
+from holdfast.node.local.users import group_of, users_of
+from holdfast.wire.remote.credentials import TlsFiles, server_context
 
 
 def rehearse(config: Config) -> Iterator[Finding]:
-    """Try what a node needs of its configuration at its start; what was not named is left out.
+    """Check the files and commands of the configuration that a node uses at its start.
 
-    A key is read from where it comes, its command run: nothing else tells whether it can be had.
+    Changes nothing. Keys are read, and their commands are run, because only that shows whether
+    they are available.
     """
     yield _tried("keys", _keys(config), lambda: _try_keys(config))
     if config.keyring_file:
@@ -33,19 +33,10 @@ def rehearse(config: Config) -> Iterator[Finding]:
         files = TlsFiles(config.tls.cert, config.tls.key, config.tls.ca)
         yield _tried("tls", files.cert, lambda: server_context(files))
     if config.socket_group or any(domain.users for domain in config.domains.values()):
-        yield _tried("users", "known to this machine", lambda: _try_users(config))
+        yield _tried("users", "known to this machine", lambda: (users_of(config), group_of(config)))
     for name, target in (("record", config.record), ("audit", config.audit)):
         if target:
             yield _tried(name, target, partial(_appends, name, target))
-
-
-def disk_problem(config: Config, number: int, tier: DiskOptions) -> str:
-    """Say why a node would refuse a disk tier's file as it is; empty if it would not."""
-    try:
-        check_disk(tier, number, config.tier_names[number])
-    except HoldfastError as error:
-        return str(error)
-    return ""
 
 
 def _tried(what: str, found: str, attempt: Callable[[], object]) -> Finding:
@@ -53,8 +44,10 @@ def _tried(what: str, found: str, attempt: Callable[[], object]) -> Finding:
         attempt()
     except HoldfastError as error:
         return problem(what, found, str(error))
-    except OSError as error:  # a folder on the way there that this user may not enter
-        return problem(what, found, f"{error.filename}: {error.strerror}; run this as its user")
+    except OSError as error:  # e.g. a folder of the path that this user may not enter
+        return problem(
+            what, found, f"{error.filename}: {error.strerror}; run this command as the node's user"
+        )
     return Finding(what, found, ok=True)
 
 
@@ -84,36 +77,31 @@ def _try_key(file: str, setting: str) -> None:
 
 
 def _check_file(file: str, setting: str) -> None:
-    """Raise ConfigError for a key that could be read once only: it is for the node to read."""
+    """Raise ConfigError for a pipe: it can be read only once, and the node must read it."""
     if Path(file).is_fifo():
         raise ConfigError(f"{setting}: {file!r} is a pipe, which only `serve` may read; not tried")
 
 
 def _try_ring(file: str) -> None:
-    if not Path(file).exists():  # the node makes it
+    if not Path(file).exists():  # the node creates it
         return
     try:
         KeyRing(Path(file))
     except OSError as error:
         raise ConfigError(
-            f"keyring: {file!r} can not be read: {error.strerror}; correct it"
+            f"keyring: {file!r} cannot be read: {error.strerror}; correct it"
         ) from error
 
 
-def _try_users(config: Config) -> None:
-    users_of(config)
-    group_of(config)
-
-
 def _appends(name: str, target: str) -> None:
-    """Raise ConfigError where a file could not be opened to append to it, nor made."""
+    """Raise ConfigError if a file cannot be appended to or created."""
     file, folder = Path(target), Path(target).parent
     why = ""
     if not folder.is_dir():
-        why = f"there is no folder {str(folder)!r}; make it"
+        why = f"there is no folder {str(folder)!r}; create it"
     elif file.is_dir():
         why = "it is a folder; name a file in it"
     elif not os.access(file if file.exists() else folder, os.W_OK):
-        why = f"user {os.geteuid()} may not; chown it, or name another file"
+        why = f"user {os.geteuid()} has no permission; chown it, or name another file"
     if why:
-        raise ConfigError(f"{name}: {target!r} can not be written: {why}")
+        raise ConfigError(f"{name}: {target!r} cannot be written: {why}")

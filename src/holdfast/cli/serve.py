@@ -1,4 +1,4 @@
-"""`holdfast serve`: run a node until it is told to stop."""
+"""`holdfast serve`: run a node until a signal stops it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from holdfast import config as configuration
 from holdfast.assemble.keys import was_handed_over
+from holdfast.cli.frozen_heap import gc_frozen
 from holdfast.cli.options import add_config_arguments, load_config
-from holdfast.cli.settled import settled
 from holdfast.config import Config
 from holdfast.errors import ConfigError
 from holdfast.node.daemon import NO_PARENT, notify, serve
-from holdfast.node.private import private_folder
+from holdfast.scratch import NODE, scratch_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--private",
         action="store_true",
-        help="serve from a temporary folder that is removed at the end (what an engine starts)",
+        help="serve from a temporary folder that is removed at the end (for an engine's own node)",
     )
     parser.add_argument(
         "--with-parent",
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     with _configured(args) as config, contextlib.ExitStack() as stack:
 
         def ready(addresses: Sequence[str]) -> None:
-            stack.enter_context(settled())
+            stack.enter_context(gc_frozen())
             print("READY", *addresses, flush=True)
             notify(notify_address, "READY=1")
 
@@ -65,16 +66,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_parent(fd: int) -> None:
-    """Raise ConfigError for what can not tell that a parent has ended, before any of ours opens."""
+    """Raise ConfigError unless a descriptor can be a pipe; call it before any file is opened."""
     if not was_handed_over(fd):
         found = "is not open"
     elif stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFREG, stat.S_IFDIR):
-        found = "is a file or a folder, and no pipe"
+        found = "is a file or a folder, not a pipe"
     else:
         return
     raise ConfigError(
         f"--with-parent: descriptor {fd} {found}; start the node with the reading end of a pipe on "
-        "it, or leave the option out"
+        "it, or omit the option"
     )
 
 
@@ -84,5 +85,5 @@ def _configured(args: argparse.Namespace) -> Iterator[Config]:
     if not args.private:
         yield load_config(args, flags)
         return
-    with private_folder(configuration.PRIVATE_PARENT) as folder:
-        yield load_config(args, flags, private=folder)
+    with scratch_folder(Path(configuration.PRIVATE_PARENT), NODE) as folder:
+        yield load_config(args, flags, private=str(folder))

@@ -1,4 +1,4 @@
-"""`holdfast sim`: run a trace through a modelled ladder, with the code that serves."""
+"""`holdfast sim`: simulate a trace on a modelled ladder, with the policies that serve."""
 
 from __future__ import annotations
 
@@ -8,29 +8,28 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TextIO
 
-from holdfast.cli.options import add_json_argument
+from holdfast.cli.options import add_json_argument, write_text
 from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
 from holdfast.errors import ConfigError
 from holdfast.plan.planner import BestCut
 from holdfast.policy.choice import DEFAULT, POLICIES
-from holdfast.rig.report import Report, Row, check_target, number, write
+from holdfast.report import Report, Row, check_target, number, write
+from holdfast.sim.bounds import bounds, bounds_figures
 from holdfast.sim.economy import assumptions, economy_figures
-from holdfast.sim.figures import Figure, Run, hit_figures, time_figures, wear_figures
+from holdfast.sim.figures import Figure, SimulationFigures, hit_figures, time_figures, wear_figures
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.hardware import UNBOUNDED, check_contexts, resolve
 from holdfast.sim.ladder import read_ladder
 from holdfast.sim.model import ModelShape, load_model
-from holdfast.sim.outlook import outlook, outlook_figures
 from holdfast.sim.page import page
 from holdfast.sim.pictures import capacity_chart
 from holdfast.sim.profile import load_profile
 from holdfast.sim.replay import returns
 from holdfast.sim.route import ROUTERS, router
 from holdfast.sim.rules import rules_of
-from holdfast.sim.run import Setting, Simulation
+from holdfast.sim.run import Simulation, SimulationSettings
 from holdfast.sim.trace import Trace
 
 WORKERS_MAX = 1_000
@@ -38,7 +37,7 @@ _BAR = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare trace, ladder and what may vary."""
+    """Declare the trace, the ladder and the options of the simulation."""
     parser.add_argument("trace", metavar="TRACE", help="a file, or the name of a shipped trace")
     parser.add_argument("--ladder", required=True, metavar="FILE", help="tiers and engine, YAML")
     parser.add_argument("--model", metavar="NAME", help="a shipped model, or a config.json")
@@ -49,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--closed-loop",
         action="store_true",
-        help="a session's next request comes its think time after the answer before",
+        help="a session sends its next request its think time after the last answer",
     )
     parser.add_argument(
         "--policy", default=DEFAULT, metavar="P", help=f"eviction, one of: {', '.join(POLICIES)}"
@@ -57,24 +56,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hints",
         action="store_true",
-        help="sessions say when they return and when they close, as the trace knows it",
+        help="sessions send hints of their returns and ends, from the trace",
     )
-    parser.add_argument("--prices", metavar="FILE", help="laid over the shipped hardware profile")
+    parser.add_argument(
+        "--prices", metavar="FILE", help="YAML that overrides the shipped hardware profile"
+    )
     add_trace_arguments(parser)
     add_json_argument(parser)
-    parser.add_argument("--svg", metavar="FILE", help="hits by capacity as a picture")
-    parser.add_argument("--html", metavar="FILE", help="everything as one page")
+    parser.add_argument("--svg", metavar="FILE", help="draw hits by capacity as a chart")
+    parser.add_argument("--html", metavar="FILE", help="write all results as one page")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate, and show what was found."""
+    """Simulate, and print and write the results."""
     check_target(args.json)
     check_target(args.svg, "--svg")
     check_target(args.html, "--html")
     if not 1 <= args.workers <= WORKERS_MAX:
-        raise ConfigError(
-            f"--workers: {args.workers} is not within 1 and {WORKERS_MAX:,}; correct it"
-        )
+        raise ConfigError(f"--workers: {args.workers} is not from 1 to {WORKERS_MAX:,}; correct it")
     route = router(args.router)
     ladder = read_ladder(args.ladder)
     model = load_model(args.model) if args.model else None
@@ -85,20 +84,22 @@ def run(args: argparse.Namespace) -> int:
     hardware = resolve(ladder, profile, trace.block_tokens, model)
     fleet = Fleet(hardware, args.workers, rules_of(hardware, args.policy))
     hints = returns(trace) if args.hints else None
-    setting = Setting(BestCut(), route, args.closed_loop, hints)
-    bare = Fleet(hardware._replace(rungs=[]), args.workers, rules_of(hardware, args.policy))
+    setting = SimulationSettings(BestCut(), route, args.closed_loop, hints)
+    bare = Fleet(hardware._replace(tier_specs=[]), args.workers, rules_of(hardware, args.policy))
     with _progress(trace, sys.stderr) as progress:
         began_s = time.process_time()
         requests = Simulation(trace, fleet, setting).run(progress)
         spent_s = time.process_time() - began_s
-        found = Run(trace, fleet, requests, Simulation(trace, bare, setting).run(progress))
-    curves = outlook(trace)
+        found = SimulationFigures(
+            trace, fleet, requests, Simulation(trace, bare, setting).run(progress)
+        )
+    curves = bounds(trace)
     figures = [
         *hit_figures(found),
         *time_figures(found),
         *wear_figures(found),
         *economy_figures(found),
-        *outlook_figures(curves),
+        *bounds_figures(curves),
         Figure("sim.speed", trace.blocks / max(spent_s, 1e-9), "blocks/s", {"cpu_s": spent_s}),
     ]
     if args.json != "-":
@@ -106,14 +107,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write(Report("sim", _rows(args, found, figures, model)), args.json)
     if args.svg:
-        _write("--svg", args.svg, capacity_chart(found, curves))
+        write_text("--svg", args.svg, capacity_chart(found, curves))
     if args.html:
-        _write("--html", args.html, page(found, figures, curves, _command(args)))
+        write_text("--html", args.html, page(found, figures, curves, _command(args)))
     return 0
 
 
 def _command(args: argparse.Namespace) -> str:
-    """Return the command as one would type it again, without where its output went."""
+    """Return the command line that repeats the simulation, without the options of its output."""
     words = ["holdfast", "sim", args.trace, "--ladder", args.ladder]
     if args.model:
         words += ["--model", args.model]
@@ -130,16 +131,9 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _write(option: str, target: str, text: str) -> None:
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{option} {target}: {error.strerror}; choose another file") from error
-
-
 @contextmanager
 def _progress(trace: Trace, stream: TextIO) -> Iterator[Callable[[int], None] | None]:
-    """Show on a terminal how many requests have arrived; nothing anywhere else."""
+    """Yield a function that shows on a terminal how many requests arrived; None elsewhere."""
     if not stream.isatty():
         yield None
         return
@@ -157,8 +151,8 @@ def _progress(trace: Trace, stream: TextIO) -> Iterator[Callable[[int], None] | 
         print("\r" + " " * 60, end="\r", file=stream, flush=True)
 
 
-def _show(found: Run, figures: list[Figure], model: ModelShape | None) -> None:
-    """Print the tiers as a table, then every other figure on a line."""
+def _show(found: SimulationFigures, figures: list[Figure], model: ModelShape | None) -> None:
+    """Print the tiers as a table, every other figure on a line, and the assumptions."""
     trace, fleet = found.trace, found.fleet
     on = f"{fleet.hardware.name}, {model.name}" if model else fleet.hardware.name
     print(
@@ -170,7 +164,7 @@ def _show(found: Run, figures: list[Figure], model: ModelShape | None) -> None:
     for figure in figures:
         if figure.what.startswith("sim.tier."):
             more = figure.more
-            held = f"{more['peak_blocks']:,} of {_many(more['capacity_blocks'])}"
+            held = f"{more['peak_blocks']:,} of {_capacity(more['capacity_blocks'])}"
             print(
                 f"{figure.what.rpartition('.')[2]:<10}{figure.value:>8.1%}{more['read_gb']:>12,.0f}"
                 f"{more['written_gb']:>12,.0f}{held:>28}"
@@ -183,18 +177,18 @@ def _show(found: Run, figures: list[Figure], model: ModelShape | None) -> None:
     print("\n" + "\n".join(f"- {line}" for line in assumptions(found)))
 
 
-def _many(blocks: object) -> str:
-    return f"{blocks:,}" if isinstance(blocks, int) and blocks < UNBOUNDED else "no end"
+def _capacity(blocks: object) -> str:
+    return f"{blocks:,}" if isinstance(blocks, int) and blocks < UNBOUNDED else "unlimited"
 
 
 def _value(figure: Figure) -> str:
-    """Show a figure with three digits; a count exactly."""
+    """Return the value of a figure with three digits; counts exactly."""
     counts = figure.unit == "requests" and figure.value is not None
     return f"{figure.value:,.0f}" if counts else number(figure.value)
 
 
 def _beside(figure: Figure) -> str:
-    """Show what a figure is to be seen with."""
+    """Return the figures to print beside a figure."""
     more = figure.more
     if isinstance(without := more.get("without_ladder_s"), float):
         return f" (without the ladder {without:.3g})"
@@ -206,9 +200,12 @@ def _beside(figure: Figure) -> str:
 
 
 def _rows(
-    args: argparse.Namespace, found: Run, figures: list[Figure], model: ModelShape | None
+    args: argparse.Namespace,
+    found: SimulationFigures,
+    figures: list[Figure],
+    model: ModelShape | None,
 ) -> list[Row]:
-    """Return what was simulated, every figure, and what they take for granted."""
+    """Return the rows of the report: the setting, every figure, and the assumptions."""
     setting: dict[str, object] = {
         "trace": found.trace.name,
         "ladder": found.fleet.hardware.name,

@@ -1,24 +1,32 @@
-"""`holdfast size`: how much of each tier, and what bandwidth, a model and its users need."""
+"""`holdfast size`: compute the capacity and bandwidth that a model and its users need."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TextIO
 
-from holdfast.cli.options import add_json_argument
+from holdfast.cli.options import add_json_argument, write_text
 from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
 from holdfast.errors import ConfigError
-from holdfast.rig.report import Report, Row, at_most, check_target, write
+from holdfast.report import Report, Row, at_most, check_target, write
 from holdfast.sim.explain import CLAIMS, find_claim
 from holdfast.sim.formulas import GB
 from holdfast.sim.model import known_models, load_model
 from holdfast.sim.profile import load_profile
-from holdfast.sim.size import Answer, Cut, Demand, Question, Wish, answer, of_trace, of_users
+from holdfast.sim.size import (
+    Cut,
+    Demand,
+    SizingAnswer,
+    SizingGoal,
+    SizingQuestion,
+    answer,
+    of_trace,
+    of_users,
+)
 from holdfast.sim.size.draw import frontier_svg, hits_svg
-from holdfast.sim.size.need import Need, TierNeed
-from holdfast.sim.size.tell import (
+from holdfast.sim.size.need import LadderNeed, TierNeed
+from holdfast.sim.size.text import (
     assumptions,
     ladder_text,
     million_tokens_dollars,
@@ -26,44 +34,71 @@ from holdfast.sim.size.tell import (
 )
 
 _NEW_TOKENS = 1000
+"""Default of `--new`."""
+
 _EVERY_S = 300.0
+"""Default of `--every`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what is sized, for whom, on what; and the two lists that need none of it."""
-    of = parser.add_argument_group("what is asked of it")
-    of.add_argument("--model", metavar="NAME", help="a shipped model (--models), or a config.json")
-    of.add_argument("--users", type=int, metavar="N", help="users who each keep one context")
-    of.add_argument("--context", type=int, metavar="TOKENS", help="the length of each context")
-    of.add_argument(
-        "--new", type=int, metavar="TOKENS", help=f"new in each request (default {_NEW_TOKENS:,})"
+    """Declare the options of the load, the goal and the hardware, and the two lists."""
+    load = parser.add_argument_group("load")
+    load.add_argument(
+        "--model", metavar="NAME", help="a shipped model (--models), or a config.json"
     )
-    of.add_argument(
-        "--every", type=float, metavar="S", help=f"between a user's requests (default {_EVERY_S:g})"
+    load.add_argument(
+        "--users", type=int, metavar="N", help="number of users, each with one context"
     )
-    of.add_argument("--trace", metavar="TRACE", help="in their place: a file, or a shipped one")
-    of.add_argument(
+    load.add_argument("--context", type=int, metavar="TOKENS", help="length of each context")
+    load.add_argument(
+        "--new",
+        type=int,
+        metavar="TOKENS",
+        help=f"new tokens in each request (default {_NEW_TOKENS:,})",
+    )
+    load.add_argument(
+        "--every",
+        type=float,
+        metavar="S",
+        help=f"seconds between a user's requests (default {_EVERY_S:g})",
+    )
+    load.add_argument(
+        "--trace", metavar="TRACE", help="a trace instead of users: a file, or a shipped trace"
+    )
+    load.add_argument(
         "--rate", type=float, metavar="R", help="requests a second (default: the trace's own)"
     )
-    add_trace_arguments(of)
-    of.add_argument(
-        "--dtype", default="bf16", help="of the KV state: bf16, fp8, ... (default bf16)"
+    add_trace_arguments(load)
+    load.add_argument(
+        "--dtype", default="bf16", help="type of the KV state: bf16, fp8, ... (default bf16)"
     )
-    wish = parser.add_argument_group("what is wished for, and what there is")
-    wish.add_argument("--slo-ttft", type=float, metavar="S", help="latest time to first token")
-    wish.add_argument(
-        "--slo-share", type=float, default=0.95, metavar="P", help="of requests (default 0.95)"
+    goal = parser.add_argument_group("goal and hardware")
+    goal.add_argument("--slo-ttft", type=float, metavar="S", help="maximum time to first token")
+    goal.add_argument(
+        "--slo-share",
+        type=float,
+        default=0.95,
+        metavar="P",
+        help="share of the requests that must meet it (default 0.95)",
     )
-    wish.add_argument("--gpu", default="H200x8", help="of one engine, such as H200x8, the default")
-    wish.add_argument(
-        "--nodes", type=int, default=0, help="machines with such GPUs (default: as it takes)"
+    goal.add_argument("--gpu", default="H200x8", help="GPUs of one engine (default: H200x8)")
+    goal.add_argument(
+        "--nodes",
+        type=int,
+        default=0,
+        help="number of machines with such GPUs (default: as many as needed)",
     )
-    wish.add_argument("--media", metavar="A,B", help="what tiers may be made of (default: most)")
-    wish.add_argument("--prices", metavar="FILE", help="YAML over the shipped hardware profile")
-    wish.add_argument("--price-level", choices=("low", "mid", "high"), default="mid")
-    wish.add_argument("--svg", metavar="FILE", help="draw what it costs")
-    wish.add_argument(
-        "--chart", choices=("ttft", "hits"), default="ttft", help="over what (default ttft)"
+    goal.add_argument("--media", metavar="A,B", help="media of the tiers (default: most)")
+    goal.add_argument(
+        "--prices", metavar="FILE", help="YAML that overrides the shipped hardware profile"
+    )
+    goal.add_argument("--price-level", choices=("low", "mid", "high"), default="mid")
+    goal.add_argument("--svg", metavar="FILE", help="draw the cost as a chart")
+    goal.add_argument(
+        "--chart",
+        choices=("ttft", "hits"),
+        default="ttft",
+        help="horizontal axis of the chart (default ttft)",
     )
     add_json_argument(parser)
     lists = parser.add_argument_group("lists")
@@ -72,13 +107,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="CLAIM",
-        help="work out claims in circulation about context memory; all, or one by its name",
+        help="recompute published claims about context memory: all, or one by its name",
     )
-    lists.add_argument("--models", action="store_true", help="the models that are shipped")
+    lists.add_argument("--models", action="store_true", help="list the shipped models")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer what was asked; print it, and write it as JSON if asked."""
+    """Compute and print the sizing or a list, and write it as JSON if `--json` is given."""
     check_target(args.json)
     check_target(args.svg, "--svg")
     out = sys.stderr if args.json == "-" else sys.stdout
@@ -98,26 +133,26 @@ def _size(args: argparse.Namespace, out: TextIO) -> Report:
     found = answer(question)
     if args.svg:
         draw = hits_svg if args.chart == "hits" else frontier_svg
-        _write_svg(args.svg, draw(question, found))
+        write_text("--svg", args.svg, draw(question, found))
     _show(question, found, out)
     return Report("size", _rows(question, found))
 
 
-def _question(args: argparse.Namespace) -> Question:
+def _question(args: argparse.Namespace) -> SizingQuestion:
     if not args.model:
         raise ConfigError("--model: missing; give a name of `holdfast size --models`, or a config")
     profile = load_profile(args.prices or "")
     gpu, gpus = profile.gpu(args.gpu)
     shape = load_model(args.model)
     chosen = {"media": tuple(args.media.split(","))} if args.media else {}
-    return Question(
+    return SizingQuestion(
         shape=shape,
         dtype=args.dtype,
         demand=_demand(args, Cut.of(shape)),
         gpu=gpu,
         gpus=gpus,
         profile=profile,
-        wish=Wish(args.slo_ttft, args.slo_share),
+        goal=SizingGoal(args.slo_ttft, args.slo_share),
         nodes=args.nodes,
         prices=args.price_level,
         **chosen,
@@ -125,16 +160,18 @@ def _question(args: argparse.Namespace) -> Question:
 
 
 def _demand(args: argparse.Namespace, cut: Cut) -> Demand:
-    of_people = [n for n in ("users", "context", "new", "every") if getattr(args, n) is not None]
+    of_users_only = [
+        n for n in ("users", "context", "new", "every") if getattr(args, n) is not None
+    ]
     if args.trace:
-        if of_people:
-            raise ConfigError(f"--{of_people[0]}: a trace says this itself; leave one of them out")
+        if of_users_only:
+            raise ConfigError(f"--{of_users_only[0]}: a trace contains this; omit one of them")
         return of_trace(read_trace(args), args.rate, cut)
     if args.rate is not None:
-        raise ConfigError("--rate: for a trace; users come back --every so many seconds")
+        raise ConfigError("--rate: needs a trace; the rate of users follows from --every")
     for name in OPTIONS:
         if getattr(args, name) is not None:
-            raise ConfigError(f"--{name.replace('_', '-')}: says how to read a trace; add --trace")
+            raise ConfigError(f"--{name.replace('_', '-')}: needs a trace; add --trace")
     if args.users is None or args.context is None:
         raise ConfigError("no load: give --users and --context, or --trace FILE")
     new = min(_NEW_TOKENS, args.context) if args.new is None else args.new
@@ -142,9 +179,9 @@ def _demand(args: argparse.Namespace, cut: Cut) -> Demand:
     return of_users(args.users, args.context, new, every_s, cut)
 
 
-def _show(question: Question, found: Answer, out: TextIO) -> None:
+def _show(question: SizingQuestion, found: SizingAnswer, out: TextIO) -> None:
     best, without = found.best, found.without
-    share = question.wish.share
+    share = question.goal.share
     print(f"{question.shape.name}\n{question.demand.about}\n", file=out)
     _table(best, out)
     print(
@@ -174,16 +211,16 @@ def _show(question: Question, found: Answer, out: TextIO) -> None:
         print(f"  - {line}", file=out)
 
 
-def _kwh_a_day(need: Need) -> float:
+def _kwh_a_day(need: LadderNeed) -> float:
     return (need.watts + need.gpu_watts) * 24 / 1000
 
 
-def _of_storage(need: Need) -> str:
+def _of_storage(need: LadderNeed) -> str:
     share = need.storage_dollars_per_h / need.dollars_per_h if need.dollars_per_h else 0.0
     return f"{share:.0%} of it storage"
 
 
-def _table(need: Need, out: TextIO) -> None:
+def _table(need: LadderNeed, out: TextIO) -> None:
     if not need.tiers:
         print("no tier pays: compute everything", file=out)
         return
@@ -217,10 +254,10 @@ def _wear_text(tier: TierNeed) -> str:
     return "-" if rated is None else f"{tier.writes_per_day:.2f} of {rated:g}"
 
 
-def _rows(question: Question, found: Answer) -> list[Row]:
+def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
     best, without = found.best, found.without
     rows = [_tier_row(best, i) for i in range(len(best.tiers))]
-    ttft = at_most("size.ttft", best.ttft_s[1], "s", question.wish.ttft_s)
+    ttft = at_most("size.ttft", best.ttft_s[1], "s", question.goal.ttft_s)
     figures: list[tuple[str, float, float, str]] = [
         ("size.ttft.median", best.ttft_s[0], without.ttft_s[0], "s"),
         ("size.cost", best.dollars_per_h, without.dollars_per_h, "$/h"),
@@ -242,7 +279,7 @@ def _rows(question: Question, found: Answer) -> list[Row]:
             unit="s",
             goal=ttft.goal,
             ok=ttft.ok,
-            more={"share": question.wish.share, "without_memory": without.ttft_s[1]},
+            more={"share": question.goal.share, "without_memory": without.ttft_s[1]},
         ),
     ]
     rows += [Row(what=w, value=v, unit=u, more={"without_memory": o}) for w, v, o, u in figures]
@@ -255,16 +292,16 @@ def _rows(question: Question, found: Answer) -> list[Row]:
         )
         for need in found.frontier
     ]
-    said = [question.demand.about, *assumptions(question)]
+    assumed = [question.demand.about, *assumptions(question)]
     return [_sized(question), *rows] + [
-        Row(what="size.assumption", value=None, unit="", more={"says": line}) for line in said
+        Row(what="size.assumption", value=None, unit="", more={"says": line}) for line in assumed
     ]
 
 
-def _sized(question: Question) -> Row:
-    """Return what was asked: the row that tells one report from another."""
-    demand, wish = question.demand, question.wish
-    asked: dict[str, object] = {
+def _sized(question: SizingQuestion) -> Row:
+    """Return the row of the question, which distinguishes one report from another."""
+    demand, goal = question.demand, question.goal
+    more: dict[str, object] = {
         "load": demand.about,
         "model": question.shape.name,
         "dtype": question.dtype,
@@ -273,27 +310,20 @@ def _sized(question: Question) -> Row:
         "nodes": question.nodes or None,
         "peak": demand.peak,
         "input_tokens": float(demand.input_tokens.mean()),
-        "slo_ttft_s": wish.ttft_s,
-        "slo_share": wish.share,
+        "slo_ttft_s": goal.ttft_s,
+        "slo_share": goal.share,
         "media": list(question.media),
         "prices": question.prices,
         "prices_of": question.profile.date,
     }
-    return Row(what="size.sized", value=demand.requests_per_s, unit="requests/s", more=asked)
+    return Row(what="size.sized", value=demand.requests_per_s, unit="requests/s", more=more)
 
 
-def _tier_row(need: Need, at: int) -> Row:
+def _tier_row(need: LadderNeed, at: int) -> Row:
     tier = need.tiers[at]
     fields = {name: value for name, value in tier._asdict().items() if name != "capacity_bytes"}
     fields["bought_as"] = fields.pop("unit")  # the row's own unit is that of its value
     return Row(what=f"size.{tier.tier}", value=tier.capacity_bytes, unit="bytes", more=fields)
-
-
-def _write_svg(target: str, text: str) -> None:
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--svg {target}: {error.strerror}; choose another file") from error
 
 
 def _explain(name: str, out: TextIO) -> Report:

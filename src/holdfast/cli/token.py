@@ -1,4 +1,4 @@
-"""`holdfast token`: make a token that lets another node in at this pool's targets."""
+"""`holdfast token`: make a token that admits another node to a pool's targets."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from holdfast.assemble.keys import read_key
 from holdfast.cli.options import add_config_arguments, load_config
 from holdfast.errors import ConfigError
+from holdfast.keys.audit import AuditLog
 from holdfast.limits import TOKEN_S_MAX
-from holdfast.store.audit import AuditLog
-from holdfast.wire.token import VERBS, issue
+from holdfast.wire.remote.token import CLOCK_SKEW_S, VERBS, issue
 
 _OWNER_ONLY = 0o600
 
@@ -22,35 +22,38 @@ _OWNER_ONLY = 0o600
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
-        "--key-file", metavar="FILE", help="what the targets' tokens.key_file holds too"
+        "--key-file", metavar="FILE", help="the key file of the targets (tokens.key_file)"
     )
     parser.add_argument(
         "--peer",
         default=socket.gethostname(),
         metavar="NAME",
-        help="who shows it; for the targets' logs (default: this host's name)",
+        help="name of the bearer, for the targets' logs (default: this host's name)",
     )
     parser.add_argument(
         "--may",
         action="append",
         choices=VERBS,
-        help="what its bearer may do; name it again for more (default: everything)",
+        help="a permission of the bearer; repeat it for more (default: all)",
     )
     parser.add_argument(
         "--lifetime",
         type=float,
         default=TOKEN_S_MAX,
         metavar="SECONDS",
-        help="how long new connections may be made with it (default and most: %(default)g)",
+        help="period in which it opens new connections (default and maximum: %(default)g); the "
+        f"clocks of this machine and a target may differ by {CLOCK_SKEW_S:g} s",
     )
     parser.add_argument(
-        "--out", metavar="FILE", help="write it there, mode 600, in one step; else it is printed"
+        "--out",
+        metavar="FILE",
+        help="write it to a file of mode 600, atomically (default: print it)",
     )
     add_config_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the token, or replace the file that holds the last one."""
+    """Print the token, or replace the file with the last one."""
     file = args.key_file or load_config(args).tokens.key_file
     if not file:
         raise ConfigError(
@@ -59,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     key = read_key(Path(file), "tokens.key_file")
     try:
         line = issue(key, args.peer, args.may or VERBS, args.lifetime, time.time())
-    except ConfigError as error:  # the command's own name stands before it already
+    except ConfigError as error:  # `main` prints the verb before the message
         raise ConfigError(str(error).removeprefix("token: ")) from error
     log = load_config(args).audit_file if args.config else ""
     may = ",".join(args.may or VERBS)
@@ -80,5 +83,5 @@ def _replace(file: Path, text: str) -> None:
         made.rename(file)
     except OSError as error:
         with contextlib.suppress(OSError):
-            made.unlink()  # a token lies about nowhere
-        raise ConfigError(f"--out: {str(file)!r} can not be written: {error.strerror}") from error
+            made.unlink()  # leave no file with a token
+        raise ConfigError(f"--out: {str(file)!r} cannot be written: {error.strerror}") from error

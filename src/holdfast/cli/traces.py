@@ -1,4 +1,4 @@
-"""What `sim` and `size` have in common: the options of a trace, and how it is found and read."""
+"""Options and reading of a trace, for `sim` and `size`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,25 @@ OPTIONS = ("block_tokens", "window")
 def add_trace_arguments(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup,
 ) -> None:
-    """Declare `--block-tokens` and `--window`: what the file of a trace may leave open."""
+    """Declare `--block-tokens` and `--window`, which some trace formats do not contain."""
     parser.add_argument(
-        "--block-tokens", type=int, metavar="N", help="in a block, where the trace leaves it open"
+        "--block-tokens",
+        type=int,
+        metavar="N",
+        help="tokens in a block, if the trace has no block size",
     )
     parser.add_argument(
-        "--window", type=float, metavar="S", help="seconds in which a trace's sessions start"
+        "--window",
+        type=float,
+        metavar="S",
+        help="period in which the trace's sessions start, in seconds",
     )
 
 
 def read_trace(args: argparse.Namespace) -> Trace:
     """Return the trace that `args.trace` names, a file or a shipped one.
 
-    Raises TraceError, and ConfigError for a window that this trace has no use for.
+    Raises TraceError, and ConfigError for a window if the trace's requests have times.
     """
     reading = Reading(block_tokens=args.block_tokens)
     if args.window is not None:
@@ -36,7 +42,7 @@ def read_trace(args: argparse.Namespace) -> Trace:
     trace = load(find_trace(args.trace), reading)
     if args.window is not None and not trace.composed:
         raise ConfigError(
-            f"--window: {args.window:g} s: for sessions that were recorded one by one, but the "
-            f"requests of {trace.name} have times of their own; leave it out"
+            f"--window: {args.window:g} s: for sessions without start times, but the requests of "
+            f"{trace.name} have times of their own; omit it"
         )
     return trace

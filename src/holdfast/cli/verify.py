@@ -1,4 +1,4 @@
-"""`holdfast verify`: read and verify everything that is stored; drop what fails, and say so."""
+"""`holdfast verify`: read and verify all stored blocks; drop and report those that fail."""
 
 from __future__ import annotations
 
@@ -19,53 +19,56 @@ from holdfast.cli.options import (
     many,
     node_address,
     read_fingerprint,
+    request_report,
     write_json,
 )
 from holdfast.config import Config, DiskOptions, Size
-from holdfast.errors import ConfigError, ProtocolError
+from holdfast.errors import ConfigError
 from holdfast.limits import MIB
-from holdfast.rig.report import check_target
-from holdfast.store.scrub import Wish
+from holdfast.report import check_target
+from holdfast.store.scrub import ScrubRequest
 from holdfast.tiers.disk.file import FILE_NAME
-from holdfast.wire.client import Client
-from holdfast.wire.messages import PROTOCOL, Hello, Report, Status, Verify
+from holdfast.wire.local.client import Client
+from holdfast.wire.local.messages import PROTOCOL, Hello, Status, Verify
 
 CONNECT_S = 5.0
 ANSWER_S = 120.0
 SLICE_S = 1.0
-"""What is asked for at once: others are answered in between."""
+"""Duration of one verify request, so that the node answers other requests in between."""
 
-Look: TypeAlias = Callable[[Wish], dict[str, Any]]
+Verifier: TypeAlias = Callable[[ScrubRequest], dict[str, Any]]
+"""Verifies one slice of the stored blocks, in this process or in a node."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
-        "fingerprint", nargs="?", default="", help="only this one, as `holdfast inspect` lists it"
+        "fingerprint",
+        nargs="?",
+        default="",
+        help="verify only this one, as listed by `holdfast inspect`",
     )
     parser.add_argument("--node", metavar="ADDRESS", help="unix:///path of the node")
     parser.add_argument(
         "--offline",
         action="store_true",
-        help="no node runs: open the tiers of the configuration, verify them and close them",
+        help="open and verify the tiers of the configuration; no node may be running",
     )
-    parser.add_argument(
-        "--rate", metavar="RATE", help="bytes a second to read at most, such as '200 MB/s'"
-    )
+    parser.add_argument("--rate", metavar="RATE", help="maximum read rate, such as '200 MB/s'")
     add_config_arguments(parser)
     add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify slice by slice; 1 if a copy failed."""
+    """Verify slice by slice; return 1 if a copy failed."""
     check_target(args.json)
-    wish = Wish(read_fingerprint(args.fingerprint), 0, SLICE_S, _rate(args.rate))
+    request = ScrubRequest(read_fingerprint(args.fingerprint), 0, SLICE_S, _rate(args.rate))
     if args.offline and args.node:
-        raise ConfigError("--offline and --node: one or the other; drop one")
+        raise ConfigError("--offline and --node exclude each other; omit one")
     opened = _offline(load_config(args)) if args.offline else _online(args)
     begun = time.monotonic()
-    with opened as look:
-        answer = _all(look, wish)
+    with opened as verify:
+        answer = _verify_all(verify, request)
     answer["seconds"] = time.monotonic() - begun
     if args.json:
         write_json(answer, args.json)
@@ -82,56 +85,51 @@ def _rate(text: str | None) -> int:
     except ValueError as error:
         raise ConfigError(f"--rate {text}: {error}") from error
     if not rate:
-        raise ConfigError("--rate 0: nothing would ever be read; raise it, or leave it out")
+        raise ConfigError("--rate 0: nothing would be read; raise it, or omit it")
     return int(rate)
 
 
 @contextlib.contextmanager
-def _online(args: argparse.Namespace) -> Iterator[Look]:
-    """Lend a way to ask a running node."""
+def _online(args: argparse.Namespace) -> Iterator[Verifier]:
+    """Connect to a running node; yield a function that requests slices."""
     address = node_address(args)
     client = Client(address, Hello(PROTOCOL, "holdfast verify"), CONNECT_S)
 
-    def ask(request: Verify | Status) -> dict[str, Any]:
-        reply = client.call(request, ANSWER_S)
-        if not isinstance(reply, Report):
-            raise ProtocolError(f"the node answered {type(reply).__name__}, not Report")
-        return reply.data
-
-    def look(wish: Wish) -> dict[str, Any]:
-        return ask(Verify(wish.fingerprint, wish.start, wish.seconds, wish.rate))
+    def verify(request: ScrubRequest) -> dict[str, Any]:
+        message = Verify(request.fingerprint, request.start, request.seconds, request.rate)
+        return request_report(client, message, ANSWER_S)
 
     try:
-        while ask(Status())["recovery_s"] is None:
+        while request_report(client, Status(), ANSWER_S)["recovery_s"] is None:
             time.sleep(SLICE_S / 10)
-        yield look
+        yield verify
     finally:
         client.close()
 
 
 @contextlib.contextmanager
-def _offline(config: Config) -> Iterator[Look]:
-    """Lend a store over the configuration's tiers, which no node may have open."""
+def _offline(config: Config) -> Iterator[Verifier]:
+    """Open a store over the configuration's tiers, which no node may have open."""
     for number, tier in enumerate(config.tiers):
         if isinstance(tier, DiskOptions) and not Path(tier.path, FILE_NAME).exists():
             raise ConfigError(
-                f'tiers.{number}.path: "{tier.path}" has no {FILE_NAME}, so no node has stored '
-                "there; name the folder of one"
+                f'tiers.{number}.path: "{tier.path}" has no {FILE_NAME}: no node has stored '
+                "blocks there; name the folder of a disk tier"
             )
     with open_store(config) as store:
         store.recovery.wait()
         yield store.verify
 
 
-def _all(look: Look, wish: Wish) -> dict[str, Any]:
-    """Verify until nothing follows; return the sum of it."""
+def _verify_all(verify: Verifier, request: ScrubRequest) -> dict[str, Any]:
+    """Verify all slices, with progress on a terminal; return the totals."""
     checked, nbytes, bad = 0, 0, list[dict[str, str]]()
-    while wish.start >= 0:
-        found = look(wish)
+    while request.start >= 0:
+        found = verify(request)
         checked, nbytes = checked + found["checked"], nbytes + found["bytes"]
         bad += found["bad"]
-        wish = wish._replace(start=found["next"])
-        time.sleep(found["owes_s"] if wish.start >= 0 else 0.0)
+        request = request._replace(start=found["next"])
+        time.sleep(found["owes_s"] if request.start >= 0 else 0.0)
         if sys.stderr.isatty():
             sys.stderr.write(f"\r\x1b[K{checked:,} copies, {nbytes / MIB:,.0f} MiB, {len(bad)} bad")
             sys.stderr.flush()

@@ -1,1 +1,1 @@
-"""Bytes to bytes: how a payload is encoded, packed into a record and verified."""
+"""Codec: pack a payload into a record, verify a record, and seal it with a domain's key."""

@@ -1,8 +1,8 @@
-"""Pack a payload into a record and verify a record before one byte of it is used.
+"""Pack a payload into a record, and verify a record before any of its bytes is used.
 
 The tag is xxh3-128 (Yann Collet, https://xxhash.com) over the 112 identity bytes of the header and
-the payload, in one pass over contiguous memory: a checksum keyed by the envelope, which also
-catches misdirected, swapped and stale records that a plain payload checksum would accept.
+the payload, in one pass over contiguous memory. Because the identity is included, it also detects
+misdirected, swapped and stale records, which a checksum of the payload alone would accept.
 """
 
 from __future__ import annotations
@@ -16,30 +16,32 @@ from holdfast.blocks.envelope import (
     SEAL_NONE,
     TAG_BYTES,
     Header,
+    is_header_damaged,
     read_header,
     write_header,
 )
+from holdfast.blocks.namespace import Namespace
 from holdfast.errors import FormatError, Outcome
 
 
 def pack(record: memoryview, header: Header) -> None:
-    """Write header and tag around the payload that already lies in `record` at byte 128.
+    """Write header and tag around the payload that is already in `record`, at byte 128.
 
-    Clears the padding, so that nothing of the slot's last owner goes along.
+    Clears the padding, so that no data of the slot's previous block leaks.
     """
     write_header(record, header)
     finish(record, header.payload_bytes)
 
 
 def finish(record: memoryview, payload_bytes: int) -> None:
-    """Write the tag behind the header and the payload that lie in `record`; clear the padding."""
+    """Write the tag after the header and payload that are in `record`; clear the padding."""
     end = HEADER_BYTES + payload_bytes
     record[end : end + TAG_BYTES] = _tag(record, end)
     record[end + TAG_BYTES :] = bytes(len(record) - end - TAG_BYTES)
 
 
 def payload(record: memoryview, payload_bytes: int) -> memoryview:
-    """Return the view of `record` where the payload lies or goes."""
+    """Return the part of `record` for the payload."""
     return record[HEADER_BYTES : HEADER_BYTES + payload_bytes]
 
 
@@ -57,7 +59,7 @@ def verify(record: memoryview, key: bytes, fingerprint: bytes, payload_bytes: in
 
 
 def matches(record: memoryview, header: Header) -> bool:
-    """Return whether a record is the whole and undamaged plain one that its header announces."""
+    """Return whether a record is complete, not sealed, and has the right tag for its header."""
     end = HEADER_BYTES + header.payload_bytes
     if header.codec != CODEC_NONE or header.seal != SEAL_NONE or len(record) < end + TAG_BYTES:
         return False
@@ -65,9 +67,9 @@ def matches(record: memoryview, header: Header) -> bool:
 
 
 def is_announced(record: memoryview, header: Header) -> bool:
-    """Return whether `record` begins with `header`, intact and whole.
+    """Return whether `record` begins with an intact copy of `header`.
 
-    Says nothing of the payload: whoever reads it verifies it.
+    Does not check the payload; its reader does.
     """
     try:
         return read_header(record)[0] == header
@@ -76,13 +78,37 @@ def is_announced(record: memoryview, header: Header) -> bool:
 
 
 def intact(record: memoryview, header: Header) -> bool:
-    """Whether a record with this header is all there, as far as can be told without a key.
+    """Return whether a record with this header is intact, as far as is known without a key.
 
-    Of a sealed one only its reader can tell.
+    For a sealed record, only the length is checked.
     """
     if header.seal != SEAL_NONE:
         return len(record) >= HEADER_BYTES + header.payload_bytes + TAG_BYTES
     return matches(record, header)
+
+
+def check_without_key(record: memoryview, key: bytes, namespace: Namespace) -> Outcome:
+    """Verify the record stored under a key, as far as that is possible without a data key.
+
+    OK: it is not sealed, and intact. CORRUPT: its header is damaged or names another block, it is
+    too short, or the checksum of an unsealed record fails. UNREADABLE: header and length are
+    valid, but the payload is sealed or of a later format, so only a reader with the key can
+    verify it.
+    """
+    if is_header_damaged(record):
+        return Outcome.CORRUPT
+    try:
+        header, _ = read_header(record)
+    except FormatError:  # intact, but of a later format
+        return Outcome.UNREADABLE
+    named = (header.key, header.fingerprint, header.domain, header.payload_bytes)
+    if named != (key, namespace.fingerprint, namespace.domain, namespace.payload_bytes):
+        return Outcome.CORRUPT
+    if len(record) < HEADER_BYTES + header.payload_bytes + TAG_BYTES:
+        return Outcome.CORRUPT
+    if header.seal != SEAL_NONE or header.codec != CODEC_NONE:
+        return Outcome.UNREADABLE
+    return Outcome.OK if matches(record, header) else Outcome.CORRUPT
 
 
 def _tag(record: memoryview, end: int) -> bytes:

@@ -1,13 +1,13 @@
-"""Seal a record with a domain's data key, and open it again: AES-256-GCM; pure.
+"""Seal a record with a domain's data key, and open it again, with AES-256-GCM; pure.
 
     secret of the domain -> wrapping key -> data key of an epoch (random, kept wrapped)
                                             -> block key = BLAKE2b-256(data key; identity)
 
-Every record has a key of its own, derived from the data key and the record's whole identity with
-its random nonce in it; the identity is the associated data as well. So no counter has to survive a
-restart or be agreed upon between nodes, and a record under another name, domain, epoch or place in
-its chain never opens. AES-GCM is NIST SP 800-38D, by OpenSSL through `cryptography`, which lets
-go of the interpreter while it runs. The exact bytes are in docs/reference/format.md.
+Every record has its own key, derived from the data key and the record's identity, which includes a
+random nonce; the identity is also the associated data. So no counter has to survive a restart or be
+shared between nodes, and a record does not open under another key, domain, epoch or position in its
+chain. AES-GCM is NIST SP 800-38D, by OpenSSL through `cryptography`, which releases the GIL while
+it runs. Exact bytes: docs/reference/format.md.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ _WRAP_CONTEXT = b"holdfast-ring-1"
 
 
 def missing() -> str:
-    """Say why nothing can be sealed or opened in this installation; empty where it can."""
+    """Return why this installation cannot seal or open records; empty if it can."""
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError:
-        return "the cryptography package is missing: pip install 'holdfast[secure]' brings it"
+        return "the cryptography package is missing: pip install 'holdfast-kv[secure]'"
     if not hasattr(AESGCM, "encrypt_into"):
-        return "the cryptography package is too old: pip install -U 'holdfast[secure]'"
+        return "the cryptography package is too old: pip install -U 'holdfast-kv[secure]'"
     return ""
 
 
 class Sealer(NamedTuple):
-    """All that is small of sealing one record, made before the passes over its payload.
+    """The prepared state for sealing one record: header, nonce and cipher.
 
-    Each of those leaves the processor's caches without the code and the tables that this takes:
-    whoever seals several records makes their sealers first.
+    Prepare the sealers of all records of a batch before sealing the first: a pass over a payload
+    evicts the code and tables that preparation needs from the processor's caches.
     """
 
     header: Header
@@ -64,12 +64,13 @@ class Sealer(NamedTuple):
     identity: bytes
     nonce: bytes
     cipher: AESGCM
+    epoch: int
 
     def seal(self, record: memoryview, into: memoryview) -> Outcome:
-        """Write the sealed twin of a packed record into `into`, which has its length.
+        """Write the sealed copy of a packed record into `into`, which has the same length.
 
-        CORRUPT if the record does not verify, since a seal would make its damage look right, or is
-        not the one that this was made for.
+        Returns CORRUPT if the record does not verify, because a seal would hide its damage, or if
+        it is not the record that this sealer was prepared for.
         """
         end = HEADER_BYTES + self.header.payload_bytes
         if bytes(record[MARK_BYTES:HEADER_BYTES]) != self.plain_identity:
@@ -86,8 +87,8 @@ class Sealer(NamedTuple):
 class DataKey:
     """One data key of a domain: seals and opens records of one epoch.
 
-    `secret` (32 bytes) stays the caller's, who may overwrite it with zeros once the key is out of
-    use. `key_id` (4 bytes) names it in headers, together with the epoch.
+    The caller owns `secret` (32 bytes), and may overwrite it with zeros when the key is no longer
+    used. `key_id` (4 bytes) names the key in headers, together with the epoch.
     """
 
     __slots__ = ("_secret", "epoch", "key_id")
@@ -102,9 +103,9 @@ class DataKey:
         ).digest()
 
     def sealer(self, record: memoryview, nonce: bytes) -> Sealer | None:
-        """Return what seals this record, or None if its header is damaged.
+        """Return the sealer of this record; None if its header is damaged.
 
-        `nonce` is 12 random bytes, and never used again.
+        `nonce` is 12 random bytes, which must not be used again.
         """
         head = bytes(record[:HEADER_BYTES])
         try:
@@ -114,12 +115,14 @@ class DataKey:
         sealed_head = resealed(head, SEAL_AES_GCM, self.epoch, nonce, self.key_id)
         identity = bytes(sealed_head[MARK_BYTES:])
         cipher = self._cipher(identity)
-        return Sealer(header, head[MARK_BYTES:], sealed_head, identity, nonce, cipher)
+        plain = head[MARK_BYTES:]
+        return Sealer(header, plain, sealed_head, identity, nonce, cipher, self.epoch)
 
     def open(self, record: memoryview) -> Outcome:
-        """Turn a sealed record into a plain one where it lies: OK, or CORRUPT and of no use.
+        """Decrypt a sealed record in place. Returns OK, MISS or CORRUPT.
 
-        MISS if it names another epoch or key. A record that is not sealed is CORRUPT.
+        MISS: it names another epoch or key. CORRUPT: it is damaged or not sealed; its contents are
+        then undefined.
         """
         sealed_head = bytes(record[:HEADER_BYTES])
         try:
@@ -131,7 +134,8 @@ class DataKey:
             return Outcome.CORRUPT
         if (header.epoch, header.key_id) != (self.epoch, self.key_id):
             return Outcome.MISS
-        identity, head = sealed_head[MARK_BYTES:], _plain(sealed_head)
+        identity = sealed_head[MARK_BYTES:]
+        head = resealed(sealed_head, SEAL_NONE, 0, bytes(NONCE_BYTES), bytes(KEY_ID_BYTES))
         try:
             self._cipher(identity).decrypt_into(
                 header.nonce,
@@ -146,7 +150,7 @@ class DataKey:
         return Outcome.OK
 
     def wrapped(self, domain_key: bytes, domain: bytes, nonce: bytes) -> bytes:
-        """Return the key as a key ring keeps it: 60 bytes that only the domain's secret opens."""
+        """Return the key wrapped with the domain's secret, as a key ring stores it: 60 bytes."""
         sealed = _wrapping(domain_key).encrypt(
             nonce, bytes(self._secret), _wrap_context(domain, self.epoch)
         )
@@ -161,14 +165,14 @@ class DataKey:
 
 
 def derive(domain_key: bytes, epoch: int) -> bytes:
-    """Return the secret of an epoch that all who know the domain's secret agree upon."""
+    """Return the secret of an epoch's data key, derived from the domain's secret."""
     return hashlib.blake2b(
         _u32(epoch), key=domain_key, digest_size=DATA_KEY_BYTES, person=b"holdfast-data"
     ).digest()
 
 
 def unwrap(wrapped: bytes, domain_key: bytes, domain: bytes, epoch: int) -> bytes:
-    """Return the secret of a wrapped data key; raise FormatError if it is damaged or another's."""
+    """Return the secret of a wrapped data key; raise FormatError if it cannot be unwrapped."""
     nonce, sealed = wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:]
     try:
         if len(wrapped) != WRAPPED_BYTES:
@@ -178,11 +182,6 @@ def unwrap(wrapped: bytes, domain_key: bytes, domain: bytes, epoch: int) -> byte
         raise FormatError(
             f"the data key of epoch {epoch} is damaged, or wrapped with another key"
         ) from error
-
-
-def _plain(head: bytes) -> memoryview:
-    """Return the header of the same block, not sealed."""
-    return resealed(head, SEAL_NONE, 0, bytes(NONCE_BYTES), bytes(KEY_ID_BYTES))
 
 
 def _wrapping(domain_key: bytes) -> AESGCM:
@@ -208,7 +207,7 @@ class _Library(NamedTuple):
 
 @functools.cache
 def _library() -> _Library:
-    """Load the cipher where it is first used; not by an import statement for each record."""
+    """Import the cipher at its first use, and cache it, because an import costs time per record."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 

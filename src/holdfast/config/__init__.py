@@ -1,9 +1,9 @@
-"""Every option of Holdfast, read once: YAML, then environment, then flags, into frozen structs.
+"""Configuration: YAML, environment and flags, in this order, read once into frozen structs.
 
-HOLDFAST__TIERS__1__CAPACITY="64 GiB"    the same as tiers.1.capacity in the file
+HOLDFAST__TIERS__1__CAPACITY="64 GiB"    overrides tiers.1.capacity of the file
 """
 
-from holdfast.config.check import DEADLINE_S_MAX
+from holdfast.byte_size import Size
 from holdfast.config.defaults import (
     PRIVATE_PARENT,
     arm_failpoint,
@@ -11,24 +11,26 @@ from holdfast.config.defaults import (
     embedded_config,
     notify_address,
 )
+from holdfast.config.installed import kind_and_options
 from holdfast.config.options import (
     Config,
-    CxlOptions,
-    DiskOptions,
     DomainOptions,
     EngineOptions,
     HostOptions,
-    MooncakeOptions,
-    PoolOptions,
+    InstalledOptions,
     RegisterOptions,
     ScrubOptions,
-    Size,
     TierOptions,
     TlsOptions,
     TokenOptions,
-    ValkeyOptions,
 )
 from holdfast.config.read import as_data, load, parse
+from holdfast.tiers.cxl.kind import CxlOptions
+from holdfast.tiers.disk.kind import DiskOptions
+from holdfast.tiers.mooncake.kind import MooncakeOptions
+from holdfast.tiers.option_checks import DEADLINE_S_MAX
+from holdfast.tiers.pool.kind import PoolOptions
+from holdfast.tiers.valkey.kind import ValkeyOptions
 
 __all__ = [
     "DEADLINE_S_MAX",
@@ -39,6 +41,7 @@ __all__ = [
     "DomainOptions",
     "EngineOptions",
     "HostOptions",
+    "InstalledOptions",
     "MooncakeOptions",
     "PoolOptions",
     "RegisterOptions",
@@ -52,6 +55,7 @@ __all__ = [
     "as_data",
     "default_address",
     "embedded_config",
+    "kind_and_options",
     "load",
     "notify_address",
     "parse",

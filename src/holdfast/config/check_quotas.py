@@ -1,24 +1,20 @@
-"""Check what domains may hold and write: quotas, reservations, budgets and shares."""
+"""Validate the limits of domains: quotas, reservations, write budgets and shares."""
 
 from __future__ import annotations
 
 from holdfast.blocks.envelope import record_bytes
-from holdfast.config.options import (
-    Config,
-    CxlOptions,
-    DiskOptions,
-    DomainOptions,
-    HostOptions,
-    Size,
-)
+from holdfast.byte_size import Size
+from holdfast.config.options import Config, DomainOptions, HostOptions
 from holdfast.errors import ConfigError
-from holdfast.tiers.host import Budget
+from holdfast.tiers.cxl.kind import CxlOptions
+from holdfast.tiers.disk.kind import DiskOptions
+from holdfast.tiers.host import HostBudget
 
 SHARE_MAX = 1_000.0
 
 
 def check_quotas(config: Config) -> None:
-    """Raise ConfigError for the first that can not be; else return."""
+    """Raise ConfigError for the first invalid limit."""
     memory = next(tier.capacity for tier in config.tiers if isinstance(tier, HostOptions))
     reserved = 0
     for name, domain in config.domains.items():
@@ -44,15 +40,15 @@ def _check_quota(config: Config, at: str, tier: str, most: Size) -> None:
     options = config.tiers[names.index(tier)]
     if not isinstance(options, HostOptions | CxlOptions | DiskOptions):
         raise ConfigError(
-            f"{at}: what lies on {tier} is not this node's to count; set quotas on the nodes or "
+            f"{at}: this node cannot count a domain's blocks on {tier}; set quotas on the nodes or "
             "servers behind it, and remove this one"
         )
     least = record_bytes(1)
     if isinstance(options, HostOptions | CxlOptions):
-        least = Budget(options.capacity).chunk_bytes
+        least = HostBudget(options.capacity).chunk_bytes
     if most < least:
         raise ConfigError(
-            f"{at}: {most} is less than {Size(least)}, what one block takes at least; raise it"
+            f"{at}: {most} is less than {Size(least)}, the least that one block takes; raise it"
         )
 
 
@@ -84,7 +80,7 @@ def _check_budget(config: Config, domain: DomainOptions, at: str) -> None:
         return
     if not any(isinstance(tier, DiskOptions) for tier in config.tiers):
         raise ConfigError(
-            f"{at}.write_budget_bytes_per_day: {budget} of writes, and no disk tier that they go "
+            f"{at}.write_budget_bytes_per_day: {budget} given, but there is no disk tier to write "
             "to; remove it"
         )
     if budget < record_bytes(1):

@@ -1,178 +1,83 @@
-"""Every option, as frozen structs: what can be said, and what is so if nothing is said."""
+"""All options and their defaults, as frozen structs."""
 
 from __future__ import annotations
 
-import re
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from holdfast.limits import GIB, KIB, LEASE_S, MIB, SEGMENT_BLOCKS, WEEK_S
+from holdfast.byte_size import Size
+from holdfast.limits import LEASE_S, SEGMENT_BLOCKS, WEEK_S
 from holdfast.prepared import prepared
+from holdfast.tiers.cxl.kind import CxlOptions
+from holdfast.tiers.disk.kind import DiskOptions
+from holdfast.tiers.kind import TierSection, built_in_kind
+from holdfast.tiers.mooncake.kind import MooncakeOptions
+from holdfast.tiers.pool.kind import PoolOptions
+from holdfast.tiers.valkey.kind import ValkeyOptions
 from holdfast.wire.address import is_tcp
 
 KEYRING_NAME = "keyring.json"
 AUDIT_NAME = "audit.jsonl"
-
-_UNITS = {"": 1, "b": 1, "kib": KIB, "mib": KIB * KIB, "gib": GIB, "tib": KIB * GIB}
-_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([a-z]*)\s*", re.IGNORECASE)
-
-
-SIZE_LIMIT = 1 << 60
-"""1 EiB: no tier comes near it, and below it arithmetic with floats is safe."""
-
-Admit = Literal["always", "second_touch", "reuse", "reuse_interval"]
-
-
-class Size(int):
-    """A number of bytes, written as such or as text such as "64 GiB"."""
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, value: object) -> Size:
-        """Read a size; raise ValueError saying how to write one."""
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return cls._within(value)
-        found = _SIZE.fullmatch(value) if isinstance(value, str) else None
-        if found is None or found[2].lower() not in _UNITS:
-            raise ValueError('not a size; write bytes, or a number and a unit such as "64 GiB"')
-        return cls._within(float(found[1]) * _UNITS[found[2].lower()])
-
-    @classmethod
-    def _within(cls, nbytes: float) -> Size:
-        if nbytes >= SIZE_LIMIT:
-            raise ValueError("more than there is of anything; write less than 1 EiB")
-        return cls(nbytes)
-
-    def __str__(self) -> str:
-        """Return the size in the largest unit that leaves a readable number."""
-        for unit in ("TiB", "GiB", "MiB", "KiB"):
-            if self >= _UNITS[unit.lower()]:
-                return f"{int(self) / _UNITS[unit.lower()]:.4g} {unit}"
-        return f"{int(self)} B"
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     pass
 
 
-class HostOptions(_Section, frozen=True, tag="host", tag_field="kind"):
+class HostOptions(TierSection, frozen=True, tag="host", tag_field="kind"):
     """The host tier: memory that all domains share, in bytes."""
 
     capacity: Size
 
 
-class CxlOptions(_Section, frozen=True, tag="cxl", tag_field="kind"):
-    """A tier of CXL memory, in bytes; what lies there does not survive the node.
+class InstalledOptions(TierSection, frozen=True, tag="(installed)", tag_field="kind"):
+    """A tier of a kind that another installed package provides; see `holdfast.tiers.kind`.
 
-    `node`: the number of a NUMA node without processors, or "any": ordinary memory, to try it out;
-    or `device`: a DAX device, /dev/daxX.Y. `admit`: which blocks are copied to it. `thrash_guard`:
-    copy none for a while if they leave again unused.
+    `name` is the kind; `options` are its own, unconverted. `shared`: other nodes also write to it.
     """
 
-    capacity: Size
-    node: int | Literal["any"] | None = None
-    device: str = ""
-    admit: Admit = "reuse_interval"
-    thrash_guard: bool = True
+    name: str
+    options: dict[str, Any] = {}  # noqa: RUF012  # msgspec copies it
+    shared: bool = False
 
 
-class DiskOptions(_Section, frozen=True, tag="disk", tag_field="kind"):
-    """A disk tier: a folder of its own, the bytes it may use, and the size of its regions.
-
-    `admit`: which blocks are written to it; `writes_per_day`: how often its capacity, at most.
-    `thrash_guard`: write none for a while if they leave again unused.
-    `read_limit`: bytes a second that reading may take of the drive; all it gives if left out.
-    """
-
-    path: str
-    capacity: Size
-    region: Size | None = None
-    admit: Admit = "always"
-    thrash_guard: bool = False
-    writes_per_day: float | None = None
-    read_limit: Size | None = None
+TierOptions = (
+    HostOptions
+    | CxlOptions
+    | DiskOptions
+    | PoolOptions
+    | ValkeyOptions
+    | MooncakeOptions
+    | InstalledOptions
+)
 
 
-class PoolOptions(_Section, frozen=True, tag="pool", tag_field="kind"):
-    """A pool of targets. `members` says who they are; times in seconds.
-
-    `deadline_s` bounds one call to one of them, `ask_s` a question what it holds.
-
-    `members`: a YAML file, or dns://NAME:PORT, dns://_SERVICE._tcp.NAME,
-    kubernetes://[NAMESPACE/]SERVICE[:PORT] or etcd://HOST:PORT[,HOST:PORT][/PREFIX], behind which
-    ?ca=FILE&cert=FILE&key=FILE makes it TLS (cert and key where etcd wants one of ours).
-    `ramp_s`: a target that joins gets a sixteenth of its share at first, all of it by then.
-    """
-
-    members: str
-    deadline_s: float = 2.0
-    ask_s: float = 0.25
-    ramp_s: float = 300.0
+def kind_of(tier: TierOptions) -> str:
+    """Return the kind of a tier, as its section names it."""
+    return tier.name if isinstance(tier, InstalledOptions) else str(tier.__struct_config__.tag)
 
 
-class ValkeyOptions(_Section, frozen=True, tag="valkey", tag_field="kind"):
-    """A Redis or Valkey server, or a cluster, that already runs; times in seconds.
-
-    `address`: tcp://HOST:PORT, or a list of some servers of a cluster. `ttl_s`: how long a record
-    is kept after it was written; 0 leaves it to the server. TLS is used if `tls_ca` is given.
-    """
-
-    address: str | list[str]
-    cluster: bool = False
-    database: int = 0
-    user: str = ""
-    password_file: str = ""
-    tls_ca: str = ""
-    tls_cert: str = ""
-    tls_key: str = ""
-    prefix: str = "holdfast"
-    ttl_s: float = 0.0
-    deadline_s: float = 2.0
-    ask_s: float = 0.25
-
-    @property
-    def addresses(self) -> list[str]:
-        """Every address given."""
-        return [self.address] if isinstance(self.address, str) else self.address
-
-
-class MooncakeOptions(_Section, frozen=True, tag="mooncake", tag_field="kind"):
-    """A Mooncake Store that already runs; times in seconds.
-
-    `master`: tcp://HOST:PORT. `host`: this machine's address as the others see it, if not the one
-    that reaches the master; `devices`: what `protocol: rdma` travels over. `lane`: the largest
-    record; the tier needs four times that in memory.
-    """
-
-    master: str
-    host: str = ""
-    protocol: Literal["tcp", "rdma"] = "tcp"
-    devices: str = ""
-    lane: Size = Size(64 * MIB)
-    prefix: str = "holdfast"
-    deadline_s: float = 2.0
-    ask_s: float = 0.25
-
-
-TierOptions = HostOptions | CxlOptions | DiskOptions | PoolOptions | ValkeyOptions | MooncakeOptions
+def is_shared(tier: TierOptions) -> bool:
+    """Return whether other nodes write to a tier, too."""
+    if isinstance(tier, InstalledOptions):
+        return tier.shared
+    return not isinstance(tier, HostOptions) and built_in_kind(kind_of(tier)).shared
 
 
 class DomainOptions(_Section, frozen=True):
-    """A trust domain and where its key comes from: one of a file, a descriptor or a command.
+    """A trust domain and the source of its key: a file, a descriptor or a command.
 
-    Each gives 32 bytes, as they are or as 64 hex digits. `key_fd` is the number of a descriptor
-    that is open when the node starts; `key_command` prints the key, within `key_timeout_s`.
-    `seal` None seals the domain's blocks below the host wherever that is possible. `public`: every
-    other domain may read it, and only an engine that shows the secret in `publish_file` writes it.
+    The key is 32 bytes, raw or as 64 hex digits. `key_fd` is the number of a descriptor that is
+    open when the node starts; `key_command` prints the key, within `key_timeout_s`. `seal` None
+    seals the domain's blocks below the host tier if that is possible. `public`: all other domains
+    may read it, and only an engine with the secret of `publish_file` may write it.
 
-    `quota_bytes`: the most it may hold, by tier; `reserved_bytes`: memory that is never taken from
-    it, by tier. `share` is its weight beside the other domains': of memory that nobody reserved, of
-    every tier's speed and of the node's threads. None is 1, and divides nothing where no domain has
-    a share, a quota or a reservation. `users`: names or numbers of those, and only those, who may
-    open a session in it; empty for the node's user and root.
+    `quota_bytes`: maximum bytes held, by tier. `reserved_bytes`: memory that other domains cannot
+    take from it, by tier. `share`: its weight relative to other domains for unreserved memory, tier
+    bandwidth and the node's threads; None is 1, and has no effect unless a domain has a share, a
+    quota or a reservation. `users`: names or numbers of the users that may open a session in it;
+    if empty, the node's user and root.
     """
 
     key_file: str = ""
@@ -190,12 +95,12 @@ class DomainOptions(_Section, frozen=True):
 
     @property
     def divides(self) -> bool:
-        """Whether anything is said about how much of the tiers is this domain's."""
+        """Whether this domain has a quota, a reservation or a share."""
         return bool(self.quota_bytes or self.reserved_bytes or self.share is not None)
 
 
 class TlsOptions(_Section, frozen=True):
-    """PEM files for TLS: this node's certificate, its key, and who signs the other side's."""
+    """PEM files for TLS: this node's certificate and key, and the CA of its peers."""
 
     cert: str
     key: str
@@ -203,9 +108,9 @@ class TlsOptions(_Section, frozen=True):
 
 
 class TokenOptions(_Section, frozen=True):
-    """Tokens: what a target knows them by, and the one that this node shows.
+    """Files for tokens: the key with which a target verifies them, and this node's own token.
 
-    `key_file` holds 32 bytes, or 64 hex digits; `file` what `holdfast token` wrote last.
+    `key_file` has 32 bytes, or 64 hex digits. `file` is the output of `holdfast token`.
     """
 
     key_file: str = ""
@@ -213,12 +118,12 @@ class TokenOptions(_Section, frozen=True):
 
 
 class RegisterOptions(_Section, frozen=True):
-    """How a target makes itself a member of a pool in etcd; times in seconds.
+    """Registration of a target as a member of a pool in etcd; times in seconds.
 
-    `members` is what its clients' pool tier says: etcd://HOST:PORT[,HOST:PORT][/PREFIX], TLS files
-    behind it included. Empty `id`: this host's name; empty `address`: where it listens. `weight` is
-    its share beside the others' (its capacity in TiB, say). `drain_s`: how long it serves on after
-    it was told to end.
+    `members` equals that of its clients' pool tier: etcd://HOST:PORT[,HOST:PORT][/PREFIX], with the
+    TLS files if any. Empty `id`: this host's name; empty `address`: its listening address. `weight`
+    is its relative share (its capacity in TiB, for example). `drain_s`: time for which it continues
+    to serve after it was told to stop.
     """
 
     members: str
@@ -230,9 +135,9 @@ class RegisterOptions(_Section, frozen=True):
 
 
 class ScrubOptions(_Section, frozen=True):
-    """The background scrub: all that is stored is read and verified once in `every_s` seconds.
+    """The background scrub: every stored record is read and verified once in `every_s` seconds.
 
-    0 turns it off. `rate` bounds what it reads, in bytes a second; 0: as fast as it has to.
+    0 turns it off. `rate` limits its reads, in bytes a second; 0: as fast as `every_s` requires.
     """
 
     every_s: float = WEEK_S
@@ -240,10 +145,10 @@ class ScrubOptions(_Section, frozen=True):
 
 
 class EngineOptions(_Section, frozen=True):
-    """What an engine's connector wants to know.
+    """Options of an engine's connector.
 
-    `deadline_s`: a fetch that takes longer is given up and recomputed. `save` False: only read.
-    `model_digest`: pins the model's identity instead of deriving it from the model's files.
+    `deadline_s`: a fetch that takes longer is cancelled and recomputed. `save` False: read only.
+    `model_digest`: the model's identity, instead of one derived from the model's files.
     """
 
     deadline_s: float = 5.0
@@ -253,20 +158,22 @@ class EngineOptions(_Section, frozen=True):
 
 @prepared
 class Config(_Section, frozen=True):
-    """Everything a node, and an engine beside it, is told.
+    """The configuration of a node and of the engines on its machine.
 
-    `transport`: what records travel over between nodes: NIXL where both ends have it and RDMA
-    (`auto`), wherever both ends have it (`nixl`), or TCP (`tcp`). `write`: copy new blocks to the
-    next tier soon after (`behind`) or only when they must leave memory (`on_eviction`). `policy`:
-    what leaves memory first. `plan`: fetch what brings the first token soonest (`best`), or
-    whatever is held and can be there within the engine's deadline (`held`). `lease_s`: an engine
-    that has not copied by then has lost its claim. `keyring`: the file with the domains' data keys,
-    shared by the nodes of a pool; empty for one beside the first disk tier. `audit`: the log of
-    what was done to keys; beside it if empty. `record`: a file to append every request's length,
-    time and keys to; empty for none. `segment_blocks`: how many blocks of a chain lie together on
-    one target of a pool, or server of a cluster; the same for all who share. `socket_group`: a
-    group, by name or number, whose members may open the node's socket too; empty for its user
-    alone.
+    `transport`: transport of records between nodes: NIXL if both ends have it and RDMA (`auto`),
+    NIXL if both ends have it (`nixl`), or TCP (`tcp`). `write`: copy new blocks to the next tier
+    soon after their save (`behind`), or when they are evicted from memory (`on_eviction`).
+    `policy`: the eviction policy of memory. `plan`: fetch the blocks that minimise the time to the
+    first token (`best`), or all held blocks that arrive within the engine's deadline (`held`).
+    `lease_s`: duration of a lease; an engine must copy the blocks within it. `keyring`: the file
+    with the domains' data keys, shared by the nodes of a pool; if empty, a file beside the first
+    disk tier. `audit`: the audit log of key changes; if empty, beside the key ring. `record`: a
+    file to which every request's length, time and keys are appended; empty for none.
+    `segment_blocks`: number of consecutive blocks of a chain on one target of a pool or server of a
+    cluster; equal on all nodes that share it. `socket_group`: a group, by name or number, whose
+    members may also open the node's socket; if empty, only its user. `open`: on loopback TCP
+    without TLS and tokens, accept connections of any local user, and any local user's targets;
+    False: only those of the node's own user and root.
     """
 
     listen: str | list[str]
@@ -287,45 +194,44 @@ class Config(_Section, frozen=True):
     transport: Literal["auto", "nixl", "tcp"] = "auto"
     segment_blocks: int = SEGMENT_BLOCKS
     socket_group: str | int = ""
+    open: bool = False
 
     @property
     def addresses(self) -> list[str]:
-        """Every address this node listens on."""
+        """All addresses that this node listens on."""
         return [self.listen] if isinstance(self.listen, str) else self.listen
 
     @property
     def disk_folder(self) -> str:
-        """The folder of the first disk tier, where a node keeps what it must remember; or empty."""
+        """The folder of the first disk tier, for the node's persistent state; empty if none."""
         return next((tier.path for tier in self.tiers if isinstance(tier, DiskOptions)), "")
 
     @property
     def tier_names(self) -> list[str]:
-        """What each tier is called: its kind, and from the second below the host on a number."""
-        kinds = [str(tier.__struct_config__.tag) for tier in self.tiers]
+        """The name of each tier: its kind, with a number from the third tier on."""
+        kinds = [kind_of(tier) for tier in self.tiers]
         return kinds[:2] + [f"{kind}{number}" for number, kind in enumerate(kinds[2:], start=1)]
 
     @property
     def keyring_file(self) -> str:
-        """The key ring; empty where there is no place for one."""
+        """The path of the key ring; empty without a disk tier to keep it beside."""
         folder = self.disk_folder
         return self.keyring or (f"{folder}/{KEYRING_NAME}" if folder else "")
 
     @property
     def audit_file(self) -> str:
-        """The audit log; empty where there is no place for one."""
+        """The path of the audit log; empty without a disk tier to keep it beside."""
         folder = self.disk_folder
         return self.audit or (f"{folder}/{AUDIT_NAME}" if folder else "")
 
     @property
     def shares(self) -> bool:
-        """Whether some tier has records of other nodes too."""
-        return any(
-            not isinstance(tier, HostOptions | CxlOptions | DiskOptions) for tier in self.tiers
-        )
+        """Whether a tier is shared with other nodes."""
+        return any(map(is_shared, self.tiers))
 
     @property
     def node_address(self) -> str:
-        """The Unix socket for engines of this machine; empty for a target and nothing else."""
+        """The Unix socket for engines of this machine; empty if the node is only a target."""
         return next((address for address in self.addresses if not is_tcp(address)), "")
 
     @property

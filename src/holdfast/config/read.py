@@ -1,6 +1,6 @@
-"""Read a configuration: YAML, then environment, then flags, into the structs, checked.
+"""Read and validate a configuration: YAML, then environment, then flags, into the structs.
 
-Unknown keys are refused; every error starts with the key's path and names the value, the limit and
+Unknown keys are errors. Every error starts with the key's path, and names the value, the limit and
 the remedy.
 """
 
@@ -19,26 +19,25 @@ from holdfast.config.defaults import (
     cache_folder,
     default_address,
     embedded_config,
-    said_in_environment,
+    environment_options,
 )
+from holdfast.config.installed import convert_size, unwrapped, wrapped
 from holdfast.config.options import (
     Config,
-    CxlOptions,
-    DiskOptions,
     DomainOptions,
     EngineOptions,
     HostOptions,
-    MooncakeOptions,
-    PoolOptions,
+    InstalledOptions,
     RegisterOptions,
     ScrubOptions,
-    Size,
     TierOptions,
     TlsOptions,
     TokenOptions,
-    ValkeyOptions,
+    kind_of,
 )
 from holdfast.errors import ConfigError
+from holdfast.tiers.disk.kind import DiskOptions
+from holdfast.tiers.kind import BUILT_IN, built_in_kind, find_kind, installed_kinds
 from holdfast.wire.address import UNIX
 from holdfast.yaml_file import read_mapping
 
@@ -46,7 +45,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 _AT = re.compile(r" - at (`key` in )?`\$?(.*)`$")
 _LONE = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
-"""Halves of characters that no file's name has, in whatever encoding."""
+"""Unpaired surrogates that no encoding of a file name produces."""
 _KEY = re.compile(r"[A-Za-z0-9_-]+|\.{3}")
 
 _SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -62,11 +61,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
 
 _KINDS: dict[str, type[msgspec.Struct]] = {
     "host": HostOptions,
-    "cxl": CxlOptions,
-    "disk": DiskOptions,
-    "pool": PoolOptions,
-    "valkey": ValkeyOptions,
-    "mooncake": MooncakeOptions,
+    **{name: built_in_kind(name).options for name in BUILT_IN},
 }
 
 
@@ -76,17 +71,17 @@ def load(
     environment: Mapping[str, str] | None = None,
     private: str = "",
 ) -> Config:
-    """Read the file, put environment and flags (`{"tiers.1.capacity": "8 GiB"}`) over it, check.
+    """Read the file, apply environment and flags (`{"tiers.1.capacity": "8 GiB"}`), and validate.
 
-    What the file does not say is as this machine suggests; `private` names the folder of a node
-    that listens and stores there. Raises ConfigError.
+    Missing options get defaults for this machine. `private` is the folder of a private node, for
+    its socket and its disk tier. Raises ConfigError.
     """
     data = read_mapping(file) if file else {}
     if private:
         data["listen"] = f"{UNIX}{private}/node.sock"
     if "tiers" not in data:
         data["tiers"] = as_data(embedded_config(private or cache_folder()))["tiers"]
-    for name, keys, value in said_in_environment(environment):
+    for name, keys, value in environment_options(environment):
         _put(data, keys, value, name)
     for path, value in (flags or {}).items():
         _put(data, path.split("."), value, path)
@@ -95,7 +90,7 @@ def load(
 
 
 def parse(data: Mapping[str, Any], folder: Path | None = None) -> Config:
-    """Turn plain data into a checked Config; relative paths count from `folder`."""
+    """Convert plain data into a validated Config; relative paths are resolved from `folder`."""
     try:
         config = _converted(data)
     except msgspec.ValidationError as error:
@@ -111,17 +106,18 @@ def parse(data: Mapping[str, Any], folder: Path | None = None) -> Config:
 
 
 def _converted(data: Mapping[str, Any]) -> Config:
-    return msgspec.convert(data, Config, strict=False, dec_hook=_custom)
+    return msgspec.convert(wrapped(data, _KINDS), Config, strict=False, dec_hook=convert_size)
 
 
 def as_data(config: Config) -> dict[str, Any]:
     """Return a configuration as plain data that `parse` accepts; sizes are bytes."""
     data: dict[str, Any] = msgspec.to_builtins(config, enc_hook=int)
+    data["tiers"] = [unwrapped(tier) for tier in data["tiers"]]
     return data
 
 
 def _put(data: dict[str, Any], keys: list[str], value: str, name: str) -> None:
-    """Set one value deep inside plain data, making what is missing on the way."""
+    """Set one nested value of plain data, creating missing lists and mappings."""
     here: dict[str, Any] | list[Any] = data
     for key, after in zip(keys, [*keys[1:], ""], strict=True):
         place: Any = _place(here, key, name)
@@ -133,25 +129,19 @@ def _put(data: dict[str, Any], keys: list[str], value: str, name: str) -> None:
 
 
 def _place(here: object, key: str, name: str) -> str | int:
-    """Return where `key` is in `here`, after making room for it."""
+    """Return the index of `key` in `here`, adding an entry if it is missing."""
     if isinstance(here, dict):
         here.setdefault(key, None)
         return key
     if not isinstance(here, list) or not key.isdecimal() or int(key) > len(here):
-        raise ConfigError(f"{name}: {key!r} is no place in {here!r:.60}; correct the name")
+        raise ConfigError(f"{name}: {key!r} does not exist in {here!r:.60}; correct the name")
     if int(key) == len(here):
         here.append(None)
     return int(key)
 
 
-def _custom(kind: type, value: object) -> object:
-    if kind is Size:
-        return Size.of(value)
-    raise NotImplementedError(f"no reader for {kind.__name__}")
-
-
 def _explain(error: msgspec.ValidationError, data: Mapping[str, Any]) -> str:
-    """Put the key's path first, then the value, what is wrong with it, and the remedy."""
+    """Return the text of an error: the key's path, the value, the violated rule, the remedy."""
     found = _AT.search(str(error))
     keys = [] if found is None else _named(_KEY.findall(found[2]), str(error), data)
     value = _at(data, keys)
@@ -159,16 +149,16 @@ def _explain(error: msgspec.ValidationError, data: Mapping[str, Any]) -> str:
     path = ".".join(keys) or "configuration"
     if found is not None and found[1]:
         name = next(key for key in value if not isinstance(key, str))
-        return f"{path}: {name!r:.80} is no text, and a name is; put it in quotes"
+        return f"{path}: {name!r:.80} is not text, as a name must be; put it in quotes"
     plain = isinstance(value, str | int | float) and keys
     shown = f"{value!r:.80}: " if plain else ""
     return f"{path}: {shown}{what}; {_remedy(what, keys, value)}"
 
 
-def _named(keys: Sequence[str], said: str, data: Mapping[str, Any]) -> list[str]:
-    """Return keys with the name of an entry for each `...`, which is all that we are told.
+def _named(keys: Sequence[str], message: str, data: Mapping[str, Any]) -> list[str]:
+    """Return a path with each `...`, msgspec's placeholder for a mapping's entry, replaced.
 
-    It is the first entry with which alone the same is said.
+    The entry is the first one that causes the same error message if it is alone in its mapping.
     """
     here: dict[str, Any] = copy.deepcopy(dict(data))
     named: list[str] = []
@@ -181,16 +171,16 @@ def _named(keys: Sequence[str], said: str, data: Mapping[str, Any]) -> list[str]
         for name, entry in every.items():
             entries.clear()
             entries[name] = entry
-            if _said_of(here) == said:
+            if _error_of(here) == message:
                 named.append(str(name))
                 break
-        else:  # it takes several entries together, so none of them is named
+        else:  # only several entries together cause the error, so none of them is named
             entries.update(every)
             named.append("*")
     return named
 
 
-def _said_of(data: Mapping[str, Any]) -> str:
+def _error_of(data: Mapping[str, Any]) -> str:
     try:
         _converted(data)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
@@ -198,8 +188,8 @@ def _said_of(data: Mapping[str, Any]) -> str:
     return ""
 
 
-def _at(data: object, keys: Sequence[str]) -> Any:  # noqa: ANN401  # whatever was written there
-    """Return what is at a path; None where nothing is."""
+def _at(data: object, keys: Sequence[str]) -> Any:  # noqa: ANN401  # any value of the file
+    """Return the value at a path; None if there is none."""
     for key in keys:
         if isinstance(data, list):
             data = data[int(key)]
@@ -215,21 +205,21 @@ def _remedy(what: str, keys: list[str], value: object) -> str:
             section = _KINDS.get(str(value.get("kind")), section)
         return f"remove it; known here: {', '.join(_keys(section))}"
     if "Invalid value" in what:
-        return f"use one of: {', '.join(_KINDS)}"
+        return f"use one of: {', '.join([*_KINDS, *installed_kinds()])}"
     if "Invalid enum value" in what:
         return f"use one of: {', '.join(_choices()[keys[-1]])}"
     return "add it" if "missing" in what else "correct it"
 
 
 def _choices() -> dict[str, tuple[str, ...]]:
-    """Return what may be said, for every option that takes one of some words."""
+    """Return the allowed words of every option that is an enumeration."""
     sections = [*_SECTIONS.values(), *_KINDS.values()]
     hints = [hint for section in sections for hint in get_type_hints(section).items()]
     return {name: words for name, kind in hints if (words := _words(kind))}
 
 
 def _words(kind: object) -> tuple[str, ...]:
-    """Return the words of an option that takes one of some, or a number instead."""
+    """Return the words of an enumeration, which may also allow a number; empty for other types."""
     if get_origin(kind) is Literal:
         return get_args(kind)
     words = [
@@ -246,7 +236,7 @@ def _keys(section: type[msgspec.Struct]) -> tuple[str, ...]:
 def _absolute(config: Config, folder: Path) -> Config:
     def resolved(path: str) -> str:
         if "\0" in path or _LONE.search(path):
-            raise ConfigError(f"configuration: {path!a:.60} can not name a file; correct it")
+            raise ConfigError(f"configuration: {path!a:.60} cannot name a file; correct it")
         return str((folder / Path(path).expanduser()).absolute())
 
     replace = msgspec.structs.replace
@@ -270,21 +260,24 @@ def _absolute(config: Config, folder: Path) -> Config:
 
 
 def _absolute_tier(tier: TierOptions, resolved: Callable[[str], str]) -> TierOptions:
-    match tier:
-        case DiskOptions() if tier.path:
-            return msgspec.structs.replace(tier, path=resolved(tier.path))
-        case PoolOptions() if "://" not in tier.members:
-            return msgspec.structs.replace(tier, members=resolved(tier.members))
-        case ValkeyOptions():
-            files = ("password_file", "tls_ca", "tls_cert", "tls_key")
-            given = {name: getattr(tier, name) for name in files if getattr(tier, name)}
-            absolute = {name: resolved(file) for name, file in given.items()}
-            return msgspec.structs.replace(tier, **absolute)
-        case _:
-            return tier
+    """Return a section with the paths of files made absolute; addresses (`://`) stay."""
+    if isinstance(tier, HostOptions):
+        return tier
+    if isinstance(tier, InstalledOptions):
+        kind = find_kind(tier.name)
+        paths = [name for name in (kind.paths if kind else ()) if name in tier.options]
+        absolute = {name: _file(tier.options[name], resolved) for name in paths}
+        return msgspec.structs.replace(tier, options={**tier.options, **absolute})
+    own = built_in_kind(kind_of(tier)).paths
+    given = {name: _file(getattr(tier, name), resolved) for name in own}
+    return msgspec.structs.replace(tier, **given)
+
+
+def _file(path: Any, resolved: Callable[[str], str]) -> Any:  # noqa: ANN401  # not converted yet
+    return resolved(path) if isinstance(path, str) and path and "://" not in path else path
 
 
 def _resolved(section: S, resolved: Callable[[str], str]) -> S:
-    """Return a section of nothing but paths with those that are given made absolute."""
+    """Return a section that has only paths, with those that are given made absolute."""
     paths = {name: path for name, path in msgspec.structs.asdict(section).items() if path}
     return msgspec.structs.replace(section, **{k: resolved(v) for k, v in paths.items()})

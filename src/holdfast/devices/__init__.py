@@ -1,1 +1,1 @@
-"""Devices: where an engine keeps its pages, and how blocks move between them and the arena."""
+"""Devices copy blocks between the node's arena and an engine's pages, in host or GPU memory."""

@@ -1,7 +1,7 @@
-"""The interface of a device: blocks from the arena to an engine's pages, and back.
+"""The interface of a device, which copies blocks between the arena and an engine's pages.
 
-One call moves a whole plan. An engine's process is busy in Python, so whatever takes the GIL per
-block or per page collapses there; a device takes it once per plan, or nearly.
+One call copies a whole batch of moves. Python threads of the engine compete for the GIL, so code
+that takes it per block or page would be slow; a device takes it about once per batch.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any, NamedTuple, Protocol
 from holdfast.errors import BlockError
 
 
-class Memory(Protocol):
-    """The arena: mapped bytes that outlive every transfer they take part in."""
+class DeviceMemory(Protocol):
+    """The arena: mapped memory that stays mapped during every transfer."""
 
     @property
     def address(self) -> int:
-        """Where the first byte lies."""
+        """Address of the first byte."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """How many bytes there are."""
+        """Size in bytes."""
         ...
 
     @property
@@ -32,10 +32,10 @@ class Memory(Protocol):
 
 
 class Move(NamedTuple):
-    """One block: where its payload starts in the arena, and the pages of the engine it fills.
+    """One block to copy: the offset of its payload in the arena, and its pages in the engine.
 
-    The payload is `layers x pages_per_block` pages, layer by layer. `pages` may name only some of
-    the block's pages, in order; `first` is the index in the block of the first one.
+    The payload is `layers x pages_per_block` pages, layer by layer. `pages` may be a run of the
+    block's pages; `first` is the index in the block of the first one.
     """
 
     payload: int
@@ -44,9 +44,9 @@ class Move(NamedTuple):
 
 
 class Pages(NamedTuple):
-    """An engine's pages: `bases[layer] + page * stride_bytes` is where a page starts.
+    """An engine's pages. A page starts at `bases[layer] + page * stride_bytes`.
 
-    `page_bytes` of each page are moved; `stride_bytes` may be larger (padding).
+    `page_bytes` of each page are copied; `stride_bytes` may be larger (padding).
     """
 
     bases: tuple[int, ...]
@@ -62,50 +62,50 @@ class Pages(NamedTuple):
 
 
 class Transfer(Protocol):
-    """A plan that is being moved."""
+    """A batch of moves in progress."""
 
     def done(self) -> bool:
-        """Say, without blocking, whether `wait` would return at once."""
+        """Return, without blocking, whether `wait` would return at once."""
         ...
 
     def wait(self) -> bool:
-        """Block until everything stopped moving; True if every byte arrived."""
+        """Block until all copies have ended; return True if every byte was copied."""
         ...
 
 
 class Device(Protocol):
-    """Moves blocks. Pages and arena must stay mapped until the transfer is done.
+    """Copies blocks. Pages and arena must stay mapped until the transfer is done.
 
-    When `scatter` or `gather` raises nothing moves any more: pages and slots are others' then.
+    If `scatter` or `gather` raises, no copy is in progress, so pages and slots may be reused.
     """
 
     pages: Pages
 
     def mark(self) -> Any:
-        """Return a point in the engine's queued work, for `scatter` to start after."""
+        """Return a point in the engine's queued work, after which `scatter` can start."""
         ...
 
-    def scatter(self, arena: Memory, moves: Sequence[Move], after: Any = None) -> Transfer:
-        """Copy payloads out of the arena into pages; nothing else may use these pages."""
+    def scatter(self, arena: DeviceMemory, moves: Sequence[Move], after: Any = None) -> Transfer:
+        """Copy payloads from the arena into pages; nothing else may use these pages meanwhile."""
         ...
 
-    def gather(self, arena: Memory, moves: Sequence[Move]) -> Transfer:
-        """Copy pages into the arena, as they are after the work the caller has queued so far.
+    def gather(self, arena: DeviceMemory, moves: Sequence[Move]) -> Transfer:
+        """Copy pages into the arena, with their contents after the work queued so far.
 
-        The pages may be overwritten by work queued after this call.
+        Work queued after this call may overwrite the pages.
         """
         ...
 
     def close(self) -> None:
-        """Wait for transfers, stop threads and let go of every arena."""
+        """Wait for transfers, stop threads and release every arena."""
         ...
 
 
-def rows(pages: Pages, arena: Memory, moves: Sequence[Move]) -> Iterator[tuple[int, int]]:
-    """Yield the addresses of every page moved: in the engine's memory, and in the arena.
+def rows(pages: Pages, arena: DeviceMemory, moves: Sequence[Move]) -> Iterator[tuple[int, int]]:
+    """Yield the addresses of every page to copy: in the engine's memory, and in the arena.
 
-    In the arena's order, so that a whole payload is a run there. Raises BlockError for a page or
-    a place that lies outside, before anything is yielded.
+    The order is the arena's, so that a whole payload is contiguous there. Raises BlockError for a
+    page or payload out of bounds, before anything is yielded.
     """
     for move in moves:
         _check(pages, arena, move)
@@ -113,30 +113,30 @@ def rows(pages: Pages, arena: Memory, moves: Sequence[Move]) -> Iterator[tuple[i
 
 
 def _rows(pages: Pages, start: int, moves: Sequence[Move]) -> Iterator[tuple[int, int]]:
-    # Plain integers on purpose: numpy lets go of the GIL for arrays of more than 500 numbers, and
-    # beside a busy thread each time costs up to 5 ms.
+    # Use plain integers: numpy releases the GIL for arrays of more than 500 numbers, and taking it
+    # again from a busy thread costs up to 5 ms.
     stride, size = pages.stride_bytes, pages.page_bytes
     layer_bytes = pages.pages_per_block * size
     for move in moves:
         layer = start + move.payload + move.first * size
         for base in pages.bases:
-            far = layer
+            arena_page = layer
             for page in move.pages:
-                yield base + page * stride, far
-                far += size
+                yield base + page * stride, arena_page
+                arena_page += size
             layer += layer_bytes
 
 
-def _check(pages: Pages, arena: Memory, move: Move) -> None:
+def _check(pages: Pages, arena: DeviceMemory, move: Move) -> None:
     last = move.first + len(move.pages)
     if move.first < 0 or not move.pages or last > pages.pages_per_block:
         raise BlockError(
-            f"pages {move.first} to {last} of a block asked, it has {pages.pages_per_block}"
+            f"pages {move.first} to {last} of a block requested, which has {pages.pages_per_block}"
         )
     if min(move.pages) < 0 or max(move.pages) >= pages.pages:
-        raise BlockError(f"pages {list(move.pages)} asked, the engine has {pages.pages}")
+        raise BlockError(f"pages {list(move.pages)} requested, the engine has {pages.pages}")
     if move.payload < 0 or move.payload + pages.payload_bytes > arena.nbytes:
         raise BlockError(
-            f"a payload of {pages.payload_bytes} bytes at {move.payload} asked, "
+            f"a payload of {pages.payload_bytes} bytes at {move.payload} requested, "
             f"the arena has {arena.nbytes} bytes"
         )

@@ -1,11 +1,11 @@
-"""Pages in GPU memory: one staging tensor per plan, and copies on a side stream.
+"""A device for pages in GPU memory: one staging tensor per batch, and copies on a side stream.
 
-Gathering copies pages into a staging tensor on the engine's own stream, so that later work may
-overwrite the pages at once, and from there to the pinned arena on a side stream. Scattering goes
-the other way, all of it on the side stream, after the work the engine had queued when it asked.
+`gather` copies pages into a staging tensor on the engine's own stream, so that later work may
+overwrite the pages, and from there to the pinned arena on a side stream. `scatter` copies in the
+other direction, entirely on the side stream, after the work that the engine had queued at `mark`.
 
 **Not yet run on a GPU.** The index arithmetic is tested on CPU tensors; streams, events and pinning
-are written to torch's documentation only, and docs/how-to/vllm.md says so.
+follow torch's documentation only, and docs/how-to/vllm.md says so.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from holdfast.devices.base import Memory, Move, Pages, rows
+from holdfast.devices.base import DeviceMemory, Move, Pages, rows
 
 _log = logging.getLogger(__name__)
 
 
 class CudaTransfer:
-    """A plan on the side stream; `event` comes after its last copy."""
+    """A batch on the side stream; `event` is recorded after its last copy."""
 
     def __init__(self, event: Any, stage: Any) -> None:
         self._event = event
@@ -55,14 +55,16 @@ class CudaDevice:
 
     @classmethod
     def of(cls, tensors: Sequence[Any], pages: Pages) -> CudaDevice:
-        """Return the device of an engine's tensors, whose pages lie as `pages` says."""
+        """Return the device of an engine's tensors, with the page layout `pages`."""
         return cls([byte_rows(tensor, pages) for tensor in tensors], pages.pages_per_block)
 
     def mark(self) -> Any:
-        """Return an event at the end of what the calling thread's stream has queued."""
+        """Return an event at the end of the work queued on the calling thread's stream."""
         return torch.cuda.current_stream(self._layers[0].device).record_event()
 
-    def scatter(self, arena: Memory, moves: Sequence[Move], after: Any = None) -> CudaTransfer:
+    def scatter(
+        self, arena: DeviceMemory, moves: Sequence[Move], after: Any = None
+    ) -> CudaTransfer:
         rows(self.pages, arena, moves)
         if not moves:
             return CudaTransfer(None, None)
@@ -77,7 +79,7 @@ class CudaDevice:
             unstage(self._layers, stage, moves)
             return CudaTransfer(self._stream.record_event(), stage)
 
-    def gather(self, arena: Memory, moves: Sequence[Move]) -> CudaTransfer:
+    def gather(self, arena: DeviceMemory, moves: Sequence[Move]) -> CudaTransfer:
         rows(self.pages, arena, moves)
         if not moves:
             return CudaTransfer(None, None)
@@ -99,7 +101,7 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """Let nothing move any more once a plan has failed: others get its pages or slots."""
+        """Wait for the side stream if a batch fails, because its pages and slots are reused."""
         try:
             yield
         except BaseException:
@@ -107,30 +109,29 @@ class CudaDevice:
             raise
 
     def _unpin(self) -> None:
-        """Let go of every arena, once nothing moves."""
+        """Unpin every arena, after all copies have ended."""
         self._stream.synchronize()
         for address in self._pinned:
             torch.cuda.cudart().cudaHostUnregister(address)
         self._pinned.clear()
 
-    def _pin(self, arena: Memory) -> Any:
-        """Return the arena as a tensor, page-locked the first time it is seen.
+    def _pin(self, arena: DeviceMemory) -> Any:
+        """Return the arena as a tensor, page-locked at its first use.
 
-        A node that came back has another arena; the one of before is let go of, or the memory of
-        both would be taken.
+        A restarted node has another arena. The previous one is unpinned first, because otherwise
+        the memory of both would stay locked.
         """
         with self._lock:
             memory = self._pinned.get(arena.address)
-            return self._pin_anew(arena) if memory is None else memory
-
-    def _pin_anew(self, arena: Memory) -> Any:
-        self._unpin()
-        failed = int(torch.cuda.cudart().cudaHostRegister(arena.address, arena.nbytes, 0))
-        if failed:
-            _log.warning("the arena could not be pinned (CUDA error %d): copies are slower and "
-                         "block; raise the limit on locked memory", failed)  # fmt: skip
-        memory = self._pinned[arena.address] = torch.frombuffer(arena.view, dtype=torch.uint8)
-        return memory
+            if memory is not None:
+                return memory
+            self._unpin()
+            failed = int(torch.cuda.cudart().cudaHostRegister(arena.address, arena.nbytes, 0))
+            if failed:
+                _log.warning("the arena could not be pinned (CUDA error %d): copies are slower and "
+                             "block; raise the limit on locked memory", failed)  # fmt: skip
+            memory = self._pinned[arena.address] = torch.frombuffer(arena.view, dtype=torch.uint8)
+            return memory
 
 
 def byte_rows(tensor: Any, pages: Pages) -> Any:
@@ -157,7 +158,7 @@ def fill_stage(layers: Sequence[Any], stage: Any, moves: Sequence[Move]) -> None
 
 
 def unstage(layers: Sequence[Any], stage: Any, moves: Sequence[Move]) -> None:
-    """Copy staged blocks into their pages, leaving out the pages a move does not name."""
+    """Copy staged blocks into their pages, except for pages that a move does not name."""
     per_block = stage.shape[2]
     ids = torch.tensor([page for move in moves for page in move.pages], device=stage.device)
     kept = torch.tensor(

@@ -1,9 +1,8 @@
-"""Pages in host memory: one batched copy inside this process for a whole plan.
+"""A device for pages in host memory: a batched copy inside this process.
 
-`process_vm_readv` on our own process takes two lists of ranges and copies between them, with the
-GIL released once for up to 1,024 ranges. With a busy Python thread beside, this moves gigabytes
-per second where a call per page moves hundredths of one. Two threads share a plan, the caller's and
-one of ours.
+`process_vm_readv` on this process copies between two lists of ranges, and releases the GIL once for
+up to 1,024 ranges. Beside a busy Python thread it copies gigabytes per second; one call per page
+reaches a hundredth of that. Two threads share a batch: the caller's and one of the device.
 """
 
 from __future__ import annotations
@@ -20,31 +19,35 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holdfast.devices.base import Memory, Move, Pages, rows
+from holdfast.devices.base import DeviceMemory, Move, Pages, rows
 from holdfast.limits import GIB, MIB
 from holdfast.workers import workers
 
 RANGES_MAX = 1023
-"""Most ranges of one call, on either side: the kernel takes 1,024, and one may be a flag."""
+"""Maximum ranges of one call, on either side: the kernel takes 1,024, and one may be a flag."""
 
 BYTES_MAX = GIB
-"""Most bytes of one call; the kernel stops short of 2 GiB without an error."""
+"""Maximum bytes of one call; the kernel copies less than 2 GiB without reporting an error."""
 
 SPLIT_BYTES_MIN = 1 * MIB
+"""Size below which a batch is not worth a second thread."""
+
 OWN_SHARE = 0.65
-"""The caller's part of a plan that is split: beside a busy thread the helper starts late. On two
-cores 0.5 moved 9.4 GB/s alone and 3.4 busy, 0.65 moved 7.5 and 3.4, 0.8 moved 6.1 and 3.7."""
-"""A smaller plan is not worth a second thread."""
+"""The caller's share of a batch that is split. The helper starts late beside a busy thread.
+
+Measured on two cores, idle and beside a busy thread: 0.5 copied 9.4 and 3.4 GB/s, 0.65 copied 7.5
+and 3.4, 0.8 copied 6.1 and 3.7.
+"""
 
 _LOOK_S = 50e-6
 _ONE = array("q", [1])
 _log = logging.getLogger(__name__)
 
 
-class Piece(NamedTuple):
-    """One call: where to write and where to read, as address, length, address, length ...
+class CopyPart(NamedTuple):
+    """The ranges of one system call: addresses and lengths in turn, to write and to read.
 
-    Both lists have the same sum of lengths, `nbytes`.
+    The lengths of either list add up to `nbytes`.
     """
 
     to: array[int]
@@ -53,10 +56,10 @@ class Piece(NamedTuple):
 
 
 class HostTransfer:
-    """A plan: the caller's half has ended, the helper's may still be moving.
+    """A batch whose caller's part has ended, while the helper's may still be in progress.
 
-    The last range that the helper copies sets a flag, so that its end is seen without waiting
-    until the helper has the interpreter back: beside a busy thread that takes another 5 ms.
+    The last range that the helper copies sets a flag, so that its end is visible before the helper
+    has the GIL again, which takes another 5 ms beside a busy thread.
     """
 
     def __init__(self, own: bool, rest: Future[bool] | None, flag: array[int]) -> None:  # noqa: FBT001  # a result
@@ -68,7 +71,7 @@ class HostTransfer:
         return self._rest is None or bool(self._flag[0]) or self._rest.done()
 
     def wait(self) -> bool:
-        # The helper's half too, also when ours failed: nothing may be moving afterwards.
+        # Wait for the helper also if the caller's part failed: no copy may continue afterwards.
         while not self.done():
             time.sleep(_LOOK_S)
         if self._rest is None or self._flag[0]:
@@ -77,11 +80,11 @@ class HostTransfer:
 
 
 THREADS = 2
-"""Share a copy: the caller's and one more."""
+"""Threads that share a batch: the caller's and the helper."""
 
 
 class HostDevice:
-    """Pages at fixed addresses of this process. `keep` is held so that they stay mapped."""
+    """Pages at fixed addresses of this process. Holds a reference to `keep`, their owner."""
 
     def __init__(self, pages: Pages, keep: Any = None) -> None:
         self.pages = pages
@@ -92,21 +95,23 @@ class HostDevice:
             self._copy = _copy_each
             _log.warning(
                 "process_vm_readv is refused here (seccomp?): pages are copied one by one, "
-                "many times slower beside a busy thread; allow that system call"
+                "many times slower beside a busy thread; allow this system call"
             )
 
     def mark(self) -> Any:
-        """Return None: on a host, what was called before has ended."""
+        """Return None: host work is synchronous, so earlier calls have ended."""
         return None
 
-    def scatter(self, arena: Memory, moves: Sequence[Move], after: Any = None) -> HostTransfer:
+    def scatter(
+        self, arena: DeviceMemory, moves: Sequence[Move], after: Any = None
+    ) -> HostTransfer:
         del after
         return self._move(rows(self.pages, arena, moves), moves)
 
-    def gather(self, arena: Memory, moves: Sequence[Move]) -> HostTransfer:
-        turned = ((far, near) for near, far in rows(self.pages, arena, moves))
-        transfer = self._move(turned, moves)
-        transfer.wait()  # the caller may overwrite these pages as soon as we return
+    def gather(self, arena: DeviceMemory, moves: Sequence[Move]) -> HostTransfer:
+        to_arena = ((memory, page) for page, memory in rows(self.pages, arena, moves))
+        transfer = self._move(to_arena, moves)
+        transfer.wait()  # the caller may overwrite these pages after this call
         return transfer
 
     def close(self) -> None:
@@ -116,74 +121,74 @@ class HostDevice:
         size = self.pages.page_bytes
         count = len(self.pages.bases) * sum(len(move.pages) for move in moves)
         middle = count if count * size < SPLIT_BYTES_MIN else int(count * OWN_SHARE)
-        mine = pieces(itertools.islice(plan, middle), size)
-        others = pieces(plan, size)
+        own = pieces(itertools.islice(plan, middle), size)
+        helpers = pieces(plan, size)
         flag = array("q", [0])
-        rest = self._helper.submit(self._copy_and_flag, others, flag) if others else None
+        rest = self._helper.submit(self._copy_and_flag, helpers, flag) if helpers else None
         try:
-            return HostTransfer(self._copy(mine), rest, flag)
+            return HostTransfer(self._copy(own), rest, flag)
         except BaseException:
             HostTransfer(own=False, rest=rest, flag=flag).wait()
             raise
 
-    def _copy_and_flag(self, plan: Sequence[Piece], flag: array[int]) -> bool:
-        """Copy, and let the copy of one more number say that everything before it is there."""
+    def _copy_and_flag(self, plan: Sequence[CopyPart], flag: array[int]) -> bool:
+        """Copy the batch, and then 1 into the flag with the same call, to show that it is done."""
         last = plan[-1]
         size = flag.itemsize
         to, source = last.to[:], last.source[:]
         to.extend((flag.buffer_info()[0], size))
         source.extend((_ONE.buffer_info()[0], size))
-        return self._copy([*plan[:-1], Piece(to, source, last.nbytes + size)])
+        return self._copy([*plan[:-1], CopyPart(to, source, last.nbytes + size)])
 
 
 def run_anywhere() -> None:
     """Let the calling thread run on every core that a thread of this process may run on.
 
-    An engine on CPUs binds its threads to a core each, and a new one inherits the core of whoever
-    starts it: two threads of one core share a copy to no use. Where that is refused (seccomp) it
-    stays where it is.
+    An engine on CPUs binds each thread to a core, and a new thread inherits the binding of the one
+    that starts it; two threads on one core copy no faster than one. If the system call is refused
+    (seccomp), the binding stays.
     """
     with contextlib.suppress(OSError):
         cores = os.sched_getaffinity(0)
         for task in Path("/proc/self/task").glob("*"):
-            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            with contextlib.suppress(ProcessLookupError):  # the thread has ended
                 cores |= os.sched_getaffinity(int(task.name))
         os.sched_setaffinity(0, cores)
 
 
-def pieces(plan: Iterable[tuple[int, int]], size: int) -> list[Piece]:
-    """Turn rows of `size` bytes, (to, source), into calls the kernel takes, neighbours joined."""
+def pieces(plan: Iterable[tuple[int, int]], size: int) -> list[CopyPart]:
+    """Return the system calls for rows of `size` bytes, (to, source), with neighbours merged."""
     found: list[tuple[list[int], list[int]]] = []
     to: list[int] = []
     source: list[int] = []
     to_end = source_end = rows_left = 0
-    for near, far in plan:
+    for to_row, source_row in plan:
         if not rows_left or len(to) == 2 * RANGES_MAX or len(source) == 2 * RANGES_MAX:
             found.append((to := [], source := []))
             to_end = source_end = -1
             rows_left = max(1, BYTES_MAX // size)
         rows_left -= 1
-        if near == to_end:
+        if to_row == to_end:
             to[-1] += size
         else:
-            to += (near, size)
-        if far == source_end:
+            to += (to_row, size)
+        if source_row == source_end:
             source[-1] += size
         else:
-            source += (far, size)
-        to_end, source_end = near + size, far + size
-    return [Piece(array("q", to), array("q", source), sum(to[1::2])) for to, source in found]
+            source += (source_row, size)
+        to_end, source_end = to_row + size, source_row + size
+    return [CopyPart(array("q", to), array("q", source), sum(to[1::2])) for to, source in found]
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _copy_batched(plan: Sequence[Piece]) -> bool:
-    """Copy every piece with one system call; False as soon as one falls short."""
+def _copy_batched(plan: Sequence[CopyPart]) -> bool:
+    """Copy each part with one system call; return False at the first incomplete one."""
     for piece in plan:
         moved = _call(piece.to, piece.source)
         if moved != piece.nbytes:
-            reason = os.strerror(ctypes.get_errno()) if moved < 0 else "cut short"
+            reason = os.strerror(ctypes.get_errno()) if moved < 0 else "incomplete"
             _log.error("copied %d of %d bytes: %s", moved, piece.nbytes, reason)
             return False
     return True
@@ -201,28 +206,28 @@ def _call(to: array[int], source: array[int]) -> int:
     )  # fmt: skip
 
 
-def _copy_each(plan: Sequence[Piece]) -> bool:
-    """Copy range by range; for machines that refuse the batched call."""
+def _copy_each(plan: Sequence[CopyPart]) -> bool:
+    """Copy range by range, on machines that refuse the batched call."""
     for piece in plan:
         to, source = list(_ranges(piece.to)), list(_ranges(piece.source))
         while to:
-            (near, near_bytes), (far, far_bytes) = to.pop(), source.pop()
-            size = min(near_bytes, far_bytes)
-            ctypes.memmove(near, far, size)
-            if near_bytes > size:
-                to.append((near + size, near_bytes - size))
-            if far_bytes > size:
-                source.append((far + size, far_bytes - size))
+            (to_at, to_bytes), (source_at, source_bytes) = to.pop(), source.pop()
+            size = min(to_bytes, source_bytes)
+            ctypes.memmove(to_at, source_at, size)
+            if to_bytes > size:
+                to.append((to_at + size, to_bytes - size))
+            if source_bytes > size:
+                source.append((source_at + size, source_bytes - size))
     return True
 
 
 def _ranges(flat: array[int]) -> Iterator[tuple[int, int]]:
-    """Yield (address, length), the last first."""
+    """Yield (address, length), from last to first."""
     return zip(flat[-2::-2], flat[::-2], strict=True)
 
 
 def _batched_works() -> bool:
-    """Try the call on a few bytes of our own."""
+    """Return whether a test copy of a few bytes succeeds."""
     try:
         _libc.process_vm_readv.restype = ctypes.c_ssize_t
     except AttributeError:

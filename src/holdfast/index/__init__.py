@@ -1,1 +1,1 @@
-"""Who holds which block."""
+"""The index of a store: the blocks it holds and their tiers."""

@@ -1,34 +1,37 @@
-"""Which blocks this store holds, and on which tiers: one row of flat columns per block.
+"""Index of the blocks that a store holds, and of their tiers: one row in flat columns per block.
 
-One dict from key to row and flat columns: under 250 bytes a block at a million blocks. Chained keys
-make a radix tree unnecessary: the longest held prefix is a walk over dict look-ups. Not
-thread-safe: the store calls it under its lock.
+One dict from key to row per `Namespace`, and flat columns: under 250 bytes a block at a million
+blocks. A key in two namespaces names two blocks, in two rows. Keys are chained, so the longest held
+prefix is found by dict lookups, without a radix tree. Not thread-safe: the store calls it under its
+lock.
 """
 
 from __future__ import annotations
 
+import secrets
 from array import array
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from itertools import chain
 from typing import NamedTuple
 
-from holdfast.blocks.world import World
+from holdfast.blocks.namespace import Namespace, namespace_tag
 
 NOT_HERE = -1
 
 
 class Coverage(NamedTuple):
-    """The leading run of a chain that is held: a row and the fastest tier for each block.
+    """The leading run of a chain that is held: the row and the fastest tier of each block.
 
-    `tiers[i]` counts from the fastest: 0 is the host. `world` says what every block has in common.
+    `tiers[i]` counts from the fastest: 0 is the host. All blocks are of `namespace`.
     """
 
-    world: World
+    namespace: Namespace
     rows: list[int]
     tiers: list[int]
 
     @property
     def blocks(self) -> int:
-        """How many leading blocks are held."""
+        """Number of leading blocks held."""
         return len(self.rows)
 
 
@@ -39,8 +42,8 @@ def _small() -> MutableSequence[int]:
 class Residency:
     """The index of one store over `tiers` tiers, fastest first.
 
-    `column` makes the columns of places. Arrays are the smallest; lists take no more where places
-    are few and small numbers, and are read and set several times sooner.
+    `column` creates the columns of places (one per tier). Arrays are the smallest. Lists are read
+    and written several times faster, and take no more memory if all places are small integers.
     """
 
     def __init__(self, tiers: int, column: Callable[[], MutableSequence[int]] = _small) -> None:
@@ -49,32 +52,35 @@ class Residency:
         self.depths = array("I")
         self.leases: list[int] = []
         self.places = [column() for _ in range(tiers)]
-        self.worlds: list[World] = []
-        """By number; those without a block wait for another world to take theirs."""
-        self.worlds_named = 0
-        """How often a number was given: one that is given again names another world."""
-        self._world_ids: dict[World, int] = {}
-        self._world_rows: list[int] = []
-        self._worlds_free: list[int] = []
-        self._world_of: list[int] = []
-        self._rows: dict[bytes, int] = {}
+        self.namespaces: list[Namespace] = []
+        """By number. The number of a namespace without blocks is free for another namespace."""
+        self.namespaces_named = 0
+        """Count of numbers assigned; it changes when a number may name another namespace."""
+        self._namespace_ids: dict[Namespace, int] = {}
+        self._namespaces_free: list[int] = []
+        self._namespace_of: list[int] = []
+        self._rows: list[dict[bytes, int]] = []
+        """By namespace number: the row of each key."""
+        self.tags: list[bytes] = []
+        """By namespace number: the prefix of its blocks' names."""
+        self._tag_key = secrets.token_bytes(16)
         self._free: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.keys) - len(self._free)
 
-    def cover(self, world: World, keys: Sequence[bytes]) -> Coverage:
-        """Return the longest leading run of `keys` that is held in this world."""
+    def cover(self, namespace: Namespace, keys: Sequence[bytes]) -> Coverage:
+        """Return the longest leading run of `keys` that is held in this namespace."""
         rows: list[int] = []
         tiers: list[int] = []
-        world_id = self._world_ids.get(world)
-        if world_id is None:
-            return Coverage(world, rows, tiers)
-        find, worlds, places = self._rows.get, self._world_of, self.places
+        namespace_id = self._namespace_ids.get(namespace)
+        if namespace_id is None:
+            return Coverage(namespace, rows, tiers)
+        find, places = self._rows[namespace_id].get, self.places
         host = places[0]
         for key in keys:
             row = find(key)
-            if row is None or worlds[row] != world_id:
+            if row is None:
                 break
             tier = 0
             if host[row] < 0:
@@ -86,52 +92,70 @@ class Residency:
                     break
             rows.append(row)
             tiers.append(tier)
-        return Coverage(world, rows, tiers)
+        return Coverage(namespace, rows, tiers)
 
-    def held(self, world: World, keys: Sequence[bytes]) -> bytes:
-        """Return one byte per key, in any order: 1 if it is held in this world."""
-        world_id = self._world_ids.get(world)
-        if world_id is None:
-            return bytes(len(keys))
-        worlds, host = self._world_of, self.places[0]
+    def held(self, namespace: Namespace, keys: Sequence[bytes]) -> bytes:
+        """Return one byte per key, in any order: 1 if it is held in this namespace."""
+        host = self.places[0]
         return bytes(
             [
-                row >= 0 and worlds[row] == world_id and (host[row] >= 0 or self.fastest(row) >= 0)
-                for row in self.find_all(keys)
+                row >= 0 and (host[row] >= 0 or self.fastest(row) >= 0)
+                for row in self.find_all(namespace, keys)
             ]
         )
 
-    def find(self, key: bytes) -> int:
-        """Return the row of a key, or -1."""
-        return self._rows.get(key, NOT_HERE)
+    def find(self, namespace: Namespace, key: bytes) -> int:
+        """Return the row of a key in a namespace; -1 if it has none."""
+        namespace_id = self._namespace_ids.get(namespace)
+        return NOT_HERE if namespace_id is None else self._rows[namespace_id].get(key, NOT_HERE)
 
-    def find_all(self, keys: Sequence[bytes]) -> list[int]:
-        """Return the row of each key, or -1."""
-        find = self._rows.get
+    def find_all(self, namespace: Namespace, keys: Sequence[bytes]) -> list[int]:
+        """Return the row of each key in a namespace; -1 for a key without a row."""
+        namespace_id = self._namespace_ids.get(namespace)
+        if namespace_id is None:
+            return [NOT_HERE] * len(keys)
+        find = self._rows[namespace_id].get
         return [find(key, NOT_HERE) for key in keys]
 
     def parent_rows(self, rows: Sequence[int]) -> list[int]:
-        """Return for each row that of the block in front, or -1 if it is not held.
+        """Return the row of each row's parent in the same namespace; -1 if it is not held.
 
-        Who names blocks may lie: one is in front only if it is less deep, so there are no rings,
-        and in the same world, so nobody's block hangs on another domain's.
+        Clients supply keys and parents, and may be malicious. A parent counts only if its depth is
+        smaller, so the parents form no cycle.
         """
-        find, parents, depths, world = self._rows.get, self.parents, self.depths, self._world_of
-        fronts = [find(parents[row], NOT_HERE) for row in rows]
+        dicts, namespace, parents, depths = (
+            self._rows,
+            self._namespace_of,
+            self.parents,
+            self.depths,
+        )
+        found = [dicts[namespace[row]].get(parents[row], NOT_HERE) for row in rows]
         return [
-            front
-            if front >= 0 and depths[front] < depths[row] and world[front] == world[row]
-            else NOT_HERE
-            for row, front in zip(rows, fronts, strict=True)
+            parent if parent >= 0 and depths[parent] < depths[row] else NOT_HERE
+            for row, parent in zip(rows, found, strict=True)
         ]
 
-    def world(self, row: int) -> World:
-        """Return the world of a row."""
-        return self.worlds[self._world_of[row]]
+    def name(self, row: int) -> bytes:
+        """Return the name of a row's block, which is unique across namespaces.
 
-    def world_number(self, row: int) -> int:
-        """Return the place of a row's world in `worlds`."""
-        return self._world_of[row]
+        24 bytes: a tag of the namespace, then the key. A block's name is stable for the lifetime of
+        this index. The tag is keyed with random bytes, so that a client cannot choose a key whose
+        name collides with one of another namespace. A row without a block has the bare tag.
+        """
+        return self.tags[self._namespace_of[row]] + (self.keys[row] or b"")
+
+    def names(self, rows: Sequence[int]) -> list[bytes]:
+        """Return the `name` of each row's block."""
+        tags, namespace, keys = self.tags, self._namespace_of, self.keys
+        return [tags[namespace[row]] + (keys[row] or b"") for row in rows]
+
+    def namespace(self, row: int) -> Namespace:
+        """Return the namespace of a row."""
+        return self.namespaces[self._namespace_of[row]]
+
+    def namespace_number(self, row: int) -> int:
+        """Return the index of a row's namespace in `namespaces`."""
+        return self._namespace_of[row]
 
     def fastest(self, row: int) -> int:
         """Return the fastest tier that holds a row; -1 if none does."""
@@ -140,84 +164,83 @@ class Residency:
                 return tier
         return NOT_HERE
 
-    def add(self, world: World, key: bytes, parent: bytes, depth: int) -> int:
-        """Return the row of `key`, made if it was not there; it has no place yet when new."""
-        row = self._rows.get(key)
+    def add(self, namespace: Namespace, key: bytes, parent: bytes, depth: int) -> int:
+        """Return the row of `key`, creating it if necessary; a new row has no place."""
+        namespace_id = self._namespace_ids.get(namespace)
+        if namespace_id is None:
+            namespace_id = self._name(namespace)
+        rows = self._rows[namespace_id]
+        row = rows.get(key)
         if row is not None:
             return row
-        held = self._rows.get(parent)
-        if held is not None:
-            parent = self.keys[held] or parent
-        return self._make(world, key, parent, depth)
+        parent_row = rows.get(parent)
+        if parent_row is not None:
+            parent = self.keys[parent_row] or parent  # share the bytes object
+        row = rows[key] = self._free.pop() if self._free else self._append()
+        self.keys[row], self.parents[row] = key, parent
+        self.depths[row], self._namespace_of[row] = depth, namespace_id
+        return row
 
     def extend(
-        self, world: World, keys: Sequence[bytes], parents: Sequence[bytes], depths: Sequence[int]
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        parents: Sequence[bytes],
+        depths: Sequence[int],
     ) -> list[int]:
-        """Return the rows of blocks, each behind its parent: `add` for each of them, but at once.
-
-        A parent comes before its children.
-        """
-        if self._free or not self._rows.keys().isdisjoint(keys):
+        """Return the rows of many blocks: as `add` for each, but faster. Parents come first."""
+        if not keys:
+            return []
+        namespace_id = self._namespace_ids.get(namespace)
+        if namespace_id is None:
+            namespace_id = self._name(namespace)
+        if self._free or not self._rows[namespace_id].keys().isdisjoint(keys):
             each = zip(keys, parents, depths, strict=True)
-            return [self.add(world, key, parent, depth) for key, parent, depth in each]
+            return [self.add(namespace, key, parent, depth) for key, parent, depth in each]
         count = len(keys)
         rows = list(range(len(self.keys), len(self.keys) + count))
-        if not count:
-            return rows
-        world_id = self._world_ids.get(world)
-        if world_id is None:
-            world_id = self._name(world)
         self.keys += keys
         self.parents += parents
         self.depths.extend(depths)
         self.leases += [0] * count
-        self._world_of += [world_id] * count
+        self._namespace_of += [namespace_id] * count
         for places in self.places:
             places.extend([NOT_HERE] * count)
-        self._world_rows[world_id] += count
-        self._rows.update(zip(keys, rows, strict=True))
+        self._rows[namespace_id].update(zip(keys, rows, strict=True))
         return rows
 
     def drop(self, row: int) -> None:
-        """Forget a row that has no place and no lease left."""
+        """Remove a row that has no place and no lease."""
         key = self.keys[row]
         if key is None:
             return
-        del self._rows[key]
+        namespace_id = self._namespace_of[row]
+        rows = self._rows[namespace_id]
+        del rows[key]
         self.keys[row], self.parents[row] = None, b""
         self._free.append(row)
-        world_id = self._world_of[row]
-        self._world_rows[world_id] -= 1
-        if not self._world_rows[world_id]:
-            del self._world_ids[self.worlds[world_id]]
-            self._worlds_free.append(world_id)
+        if not rows:
+            self._rows[namespace_id] = {}  # because an emptied dict keeps its memory
+            del self._namespace_ids[self.namespaces[namespace_id]]
+            self._namespaces_free.append(namespace_id)
 
     def rows(self) -> Iterator[int]:
-        """Yield every row in use, in no order; the index must not change meanwhile."""
-        return iter(self._rows.values())
+        """Yield every row in use, unordered; the index must not change during the iteration."""
+        return chain.from_iterable(rows.values() for rows in self._rows)
 
-    def _make(self, world: World, key: bytes, parent: bytes, depth: int) -> int:
-        row = self._free.pop() if self._free else self._append()
-        self.keys[row], self.parents[row] = key, parent
-        world_id = self._world_ids.get(world)
-        if world_id is None:
-            world_id = self._name(world)
-        self.depths[row], self._world_of[row] = depth, world_id
-        self._world_rows[world_id] += 1
-        self._rows[key] = row
-        return row
-
-    def _name(self, world: World) -> int:
-        """Give a world a number, perhaps one whose world has no block here any more."""
-        self.worlds_named += 1
-        if self._worlds_free:
-            number = self._worlds_free.pop()
-            self.worlds[number] = world
+    def _name(self, namespace: Namespace) -> int:
+        """Assign a number to a namespace, reusing that of a namespace without blocks."""
+        self.namespaces_named += 1
+        tag = namespace_tag(namespace, self._tag_key)
+        if self._namespaces_free:
+            number = self._namespaces_free.pop()
+            self.namespaces[number], self.tags[number] = namespace, tag
         else:
-            number = len(self.worlds)
-            self.worlds.append(world)
-            self._world_rows.append(0)
-        self._world_ids[world] = number
+            number = len(self.namespaces)
+            self.namespaces.append(namespace)
+            self.tags.append(tag)
+            self._rows.append({})
+        self._namespace_ids[namespace] = number
         return number
 
     def _append(self) -> int:
@@ -225,7 +248,7 @@ class Residency:
         self.parents.append(b"")
         self.depths.append(0)
         self.leases.append(0)
-        self._world_of.append(0)
+        self._namespace_of.append(0)
         for places in self.places:
             places.append(NOT_HERE)
         return len(self.keys) - 1

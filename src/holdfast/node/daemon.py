@@ -19,34 +19,39 @@ from typing import NamedTuple
 from holdfast.assemble import open_store
 from holdfast.assemble.keys import check_descriptors, read_key
 from holdfast.assemble.registration import register
+from holdfast.buffers import keep_memory_from_dumps
 from holdfast.config import Config
-from holdfast.node.doorway import doorway, listen
-from holdfast.node.recorder import Recorder
-from holdfast.node.registered import Registered
-from holdfast.node.sessions import House, NodeSession
-from holdfast.node.target import Entry, TargetServer, address_of, bind
-from holdfast.node.target_service import Service
-from holdfast.node.threads import Threads
-from holdfast.node.users import Users, group_of, users_of
+from holdfast.node.local.recorder import RequestRecorder
+from holdfast.node.local.sessions import NodeContext, NodeSession
+from holdfast.node.local.socket_setup import listen, socket_setup
+from holdfast.node.local.threads import NodeThreads
+from holdfast.node.local.users import PermittedUsers, group_of, users_of
+from holdfast.node.registration import RegisteredTarget
+from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
+from holdfast.node.remote.service import TargetService
 from holdfast.store.store import Store
-from holdfast.wire import nixl
-from holdfast.wire.credentials import TlsFiles, server_context
-from holdfast.wire.messages import Hello
-from holdfast.wire.server import Answering, Peer, Server
+from holdfast.wire.local.messages import Hello
+from holdfast.wire.local.peer_check import ConnectedPeer
+from holdfast.wire.local.server import MessageHandler, NodeServer
+from holdfast.wire.remote import nixl
+from holdfast.wire.remote.credentials import TlsFiles, server_context
 
 NO_PARENT = -1
 _SWITCH_S = 0.0005
-"""Threads that come back from I/O get the interpreter sooner; this process is ours to tune."""
+"""The interpreter's switch interval: short, so that threads returning from I/O get the GIL soon."""
+
+_CLOSE_WRITE_S = 60.0
+"""Time for the last writes at close; the terminal or service manager can end the node sooner."""
 
 _log = logging.getLogger(__name__)
 
 
-class Door(NamedTuple):
-    """Where engines come in, which users may, and who writes down what they ask; None: nobody."""
+class EngineListener(NamedTuple):
+    """The socket for engines, the users that may connect, and the recorder, if configured."""
 
-    listener: socket.socket
-    users: Users
-    recorder: Recorder | None
+    listening: socket.socket
+    users: PermittedUsers
+    recorder: RequestRecorder | None
 
 
 def serve(
@@ -54,45 +59,45 @@ def serve(
 ) -> None:
     """Serve until SIGTERM, SIGINT, or the other end of the pipe `parent_fd` closes.
 
-    Calls `ready` with the addresses once peers can connect; what earlier nodes left on disk is
-    found again meanwhile.
-    Raises ConfigError, FormatError or BusyError before that, with nothing changed.
+    Calls `ready` with the addresses once peers can connect; recovery of the disk tiers continues in
+    the background. Raises ConfigError, FormatError or BusyError before that, with nothing changed.
     """
+    keep_memory_from_dumps()
     check_descriptors(config)
     sys.setswitchinterval(_SWITCH_S)
     _allow_descriptors()
     entry, users = _entry(config), users_of(config)
     with contextlib.ExitStack() as undo:
-        doors = [undo.enter_context(bind(address)) for address in config.target_addresses]
+        listeners = [undo.enter_context(bind(address)) for address in config.target_addresses]
         local = config.node_address
-        listener = undo.enter_context(doorway(local, group_of(config))) if local else None
-        addresses = [*([local] if local else []), *map(address_of, doors)]
+        listener = undo.enter_context(socket_setup(local, group_of(config))) if local else None
+        addresses = [*([local] if local else []), *map(address_of, listeners)]
         store = open_store(config)
-        undo.callback(store.close)
-        recorder = Recorder(Path(config.record)) if config.record else None
+        undo.callback(store.close, _CLOSE_WRITE_S)
+        recorder = RequestRecorder(Path(config.record)) if config.record else None
         if recorder is not None:
             undo.callback(recorder.close)
-        service = Service(store)
+        service = TargetService(store)
         undo.callback(service.close)
-        if doors and nixl.wanted(config.transport):
+        if listeners and nixl.wanted(config.transport):
             threading.Thread(target=service.offer_nixl, name="holdfast-nixl", daemon=True).start()
-        for door in doors:
-            target = TargetServer(door, service, entry)
+        for bound in listeners:
+            target = TargetServer(bound, service, entry)
             target.start()
             undo.callback(target.close)
         registered = None
         if config.register:
-            entry_in_pool = register(config.register, list(map(address_of, doors)))
+            entry_in_pool = register(config.register, list(map(address_of, listeners)))
             undo.callback(entry_in_pool.close)
-            registered = Registered(store, entry_in_pool, config.register.drain_s)
+            registered = RegisteredTarget(store, entry_in_pool, config.register.drain_s)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            engines = Door(listener, users, recorder) if listener else None
+            engines = EngineListener(listener, users, recorder) if listener else None
             runner.run(_run(store, engines, lambda: ready(addresses), parent_fd, registered))
     _log.info("closed")
 
 
 def notify(address: str, state: str) -> None:
-    """Tell systemd, if it asked, how the service is doing."""
+    """Send a service state to systemd's notification socket; do nothing without an address."""
     if not address:
         return
     address = "\0" + address[1:] if address.startswith("@") else address
@@ -103,36 +108,37 @@ def notify(address: str, state: str) -> None:
         sender.sendto(state.encode(), address)
 
 
-def _entry(config: Config) -> Entry:
-    """Return what other nodes must show here."""
+def _entry(config: Config) -> EntryRules:
+    """Return what other nodes must present to join."""
     tls, tokens = config.tls, config.tokens
     key = read_key(Path(tokens.key_file), "tokens.key_file") if tokens.key_file else b""
-    return Entry(server_context(TlsFiles(tls.cert, tls.key, tls.ca)) if tls else None, key)
+    context = server_context(TlsFiles(tls.cert, tls.key, tls.ca)) if tls else None
+    return EntryRules(context, key, any_user=config.open)
 
 
 async def _run(
     store: Store,
-    door: Door | None,
+    engines: EngineListener | None,
     ready: Callable[[], None],
     parent_fd: int,
-    registered: Registered | None,
+    registered: RegisteredTarget | None,
 ) -> None:
     over = asyncio.Event()
     _end_with(over, parent_fd)
     ended = registered.until(over) if registered else over.wait()
-    if door is None:
+    if engines is None:
         ready()
         await ended
         return
     loop = asyncio.get_running_loop()
-    threads = Threads()
-    house = House(store, threads, door.users, door.recorder)
+    threads = NodeThreads()
+    context = NodeContext(store, threads, engines.users, engines.recorder)
 
-    def welcome(hello: Hello, peer: Peer) -> Answering:
-        return NodeSession(house, hello, peer)
+    def welcome(hello: Hello, peer: ConnectedPeer) -> MessageHandler:
+        return NodeSession(context, hello, peer)
 
-    server = Server(door.listener, welcome)
-    listen(door.listener)
+    server = NodeServer(engines.listening, welcome)
+    listen(engines.listening)
     serving = loop.create_task(server.serve())
     ready()
     await ended
@@ -143,7 +149,7 @@ async def _run(
 
 
 def _end_with(over: asyncio.Event, parent_fd: int) -> None:
-    """Set `over` when this process is told to end."""
+    """Set `over` on SIGTERM, SIGINT, or when the parent's pipe closes."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
@@ -152,7 +158,7 @@ def _end_with(over: asyncio.Event, parent_fd: int) -> None:
 
 
 def _watch(parent_fd: int, over: asyncio.Event) -> None:
-    """End with the process that holds the other end of this pipe."""
+    """Set `over` when the process that holds the other end of this pipe ends."""
     loop = asyncio.get_running_loop()
     os.set_blocking(parent_fd, False)
 
@@ -166,14 +172,14 @@ def _watch(parent_fd: int, over: asyncio.Event) -> None:
 
 
 def _allow_descriptors() -> None:
-    """Raise this process's limit of open files to what the system allows: two a connection."""
+    """Raise the limit of open files to the system's hard limit: a connection needs two."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return uvloop's where it is installed."""
+    """Return uvloop's event loop if it is installed, asyncio's otherwise."""
     try:
         factory: Callable[[], asyncio.AbstractEventLoop]
         factory = importlib.import_module("uvloop").new_event_loop

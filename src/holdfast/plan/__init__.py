@@ -1,1 +1,1 @@
-"""Fetch or recompute; pure."""
+"""Planning: how much of a prompt to fetch and how much to recompute; pure."""

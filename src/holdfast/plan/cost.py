@@ -1,9 +1,9 @@
-"""What computing costs, and what fetching costs: measured, never configured.
+"""Cost models of prefill and of tier reads, fitted online from measurements.
 
-Prefill takes `a + b*new + c*new*(context + new/2)` seconds: a step's own cost, the layers' (linear)
-and the attention's (every new token looks at the context and at half of the new ones). A tier takes
-`latency + bytes / bandwidth`. Both are fitted online from what was observed (`holdfast.plan.fit`).
-Plain data in and out: no clock, no I/O.
+Prefill takes `a + b*new + c*new*(context + new/2)` seconds: a fixed cost per step, the layers
+(linear), and the attention (each new token attends to the context and, on average, to half of the
+new tokens). A tier read takes `latency + bytes / bandwidth`. Both are fitted online from
+observations (`holdfast.plan.fit`). Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -11,43 +11,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
-from holdfast.plan.fit import Belief, Fit
+from holdfast.plan.fit import Belief, OnlineFit
 
 PREFILL_OBSERVATIONS_MIN = 3
-"""Steps it takes before a fit is believed."""
+"""Steps observed before the fit replaces the default."""
 
 PREFILL_HALF_LIFE = 512
 TIER_HALF_LIFE = 12
-"""A disk that becomes slow must be noticed within a few reads; an engine hardly changes."""
+"""Half-lives, in observations. A few reads must show that a disk is slow; an engine is steady."""
 
 PREFILL_KEPT = 192
 TIER_KEPT = 32
-"""Observations kept: a tier's fit is made anew between one fetch and the next."""
+"""Observations kept. Few for a tier, because it is fitted again between two fetches."""
 
 BYTES_PER_S_MAX = 1e15
 
 
 class PrefillCost(NamedTuple):
-    """Seconds of prefill: `a` per step, `b` per new token, `c` per pair of tokens."""
+    """Coefficients of prefill time, in seconds: `a` a step, `b` a new token, `c` a token pair."""
 
     a: float
     b: float
     c: float
 
     def seconds(self, new: float, context: float = 0.0) -> float:
-        """Return the time to compute `new` tokens behind `context` tokens that are there."""
+        """Return the time to compute `new` tokens after `context` tokens that are present."""
         return self.a + new * (self.b + self.c * (context + new / 2)) if new > 0 else 0.0
 
 
 class TierEstimate(NamedTuple):
-    """A tier as it is now: seconds before the first byte, bytes per second, bytes in line."""
+    """The current speed of a tier: latency to the first byte, bandwidth, and bytes queued."""
 
     latency_s: float
     bytes_per_s: float
     queued_bytes: float = 0.0
 
     def seconds(self, nbytes: float) -> float:
-        """Return the time until `nbytes` more have arrived, behind what is in line."""
+        """Return the time until `nbytes` more have arrived, after the queued bytes."""
         if nbytes <= 0:
             return 0.0
         if self.bytes_per_s <= 0:
@@ -60,57 +60,60 @@ LOWER_DEFAULT = TierEstimate(2e-4, 1e9)
 
 
 class PrefillFit:
-    """The prefill cost of one engine and fingerprint, from its steps.
+    """Fits the prefill cost of one engine and fingerprint to its observed steps.
 
-    `default` is believed until steps were observed; without it there is no cost until then.
+    `default` is the cost until PREFILL_OBSERVATIONS_MIN steps are observed.
     """
 
     def __init__(self, default: PrefillCost | None = None) -> None:
         self._default = default
-        # What is not known is put down to the tokens: the part that every engine has.
-        self._fit = Fit(Belief((0.0, 0.0, 0.0), (1e-3, 0.0, 1e-3)), PREFILL_HALF_LIFE, PREFILL_KEPT)
+        # The prior favours the cost per token (weight 0), the term that every engine has.
+        self._fit = OnlineFit(
+            Belief((0.0, 0.0, 0.0), (1e-3, 0.0, 1e-3)), PREFILL_HALF_LIFE, PREFILL_KEPT
+        )
 
     @property
     def cost(self) -> PrefillCost | None:
-        """The cost as far as it is known."""
+        """The fitted cost, or the default; None if neither is known."""
         if self._fit.count < PREFILL_OBSERVATIONS_MIN:
             return self._default
         return PrefillCost(*self._fit.coefficients())
 
     def settle(self) -> None:
-        """Fit what was observed now, so that who asks for the cost need not wait for it."""
+        """Compute the fit now, so that the next read of `cost` does not have to."""
         self._fit.coefficients()
 
     @property
     def steps(self) -> int:
-        """How many steps were observed."""
+        """Number of steps observed."""
         return self._fit.count
 
     def observe(self, new: float, context: float, seconds: float) -> None:
-        """Take in one step. Several prompts in a step count as one of all their new tokens.
+        """Add one step. Several prompts in a step count as one prompt with all their new tokens.
 
-        `context` is then the number that makes `new * (context + new/2)` the sum of theirs, and
-        may be negative. What can not be is ignored.
+        `context` is then the number that makes `new * (context + new/2)` equal to the sum over the
+        prompts, and may be negative. An impossible observation is ignored.
         """
         if new > 0:
             self._fit.observe((1.0, new, new * (context + new / 2)), seconds)
 
     def as_data(self) -> dict[str, Any]:
-        """Return what was learnt as plain data."""
+        """Return the observations as plain data."""
         return self._fit.as_data()
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], default: PrefillCost | None = None) -> Self:
-        """Return the fit that `as_data` described; raise ValueError if it described none."""
+        """Return the fit that `as_data` described; raise ValueError if `data` is invalid."""
         made = cls(default)
         made._fit.restore(data)
         return made
 
 
 class TierFit:
-    """Latency and bandwidth of one tier, from its reads; `default` counts like one of them.
+    """Fits latency and bandwidth of one tier to its reads; `default` is the prior.
 
-    Reads of one size can not tell latency from bandwidth: `FIRM` says what stays as believed.
+    Reads of one size cannot separate latency from bandwidth. `FIRM` has the prior's weights of
+    latency and of seconds per byte, in observations: the heavier one stays near the default.
     """
 
     FIRM: ClassVar = (1.0, 1e-3)
@@ -119,48 +122,49 @@ class TierFit:
         self.default = default
         per_byte = 1.0 / min(max(default.bytes_per_s, 1.0), BYTES_PER_S_MAX)
         belief = Belief((default.latency_s, per_byte), self.FIRM)
-        self._fit = Fit(belief, TIER_HALF_LIFE, TIER_KEPT)
+        self._fit = OnlineFit(belief, TIER_HALF_LIFE, TIER_KEPT)
 
     @property
     def reads(self) -> int:
-        """How many reads were observed."""
+        """Number of reads observed."""
         return self._fit.count
 
     def observe(self, nbytes: float, seconds: float, *, starts: float = 1.0) -> None:
-        """Take in that `nbytes` arrived within `seconds` of which the tier was busy throughout.
+        """Add one observation: `nbytes` arrived within `seconds`, and the tier was never idle.
 
-        `starts` 0: the tier was busy before, so that nobody waited for a first byte. What can not
-        be is ignored.
+        `starts` is the number of latencies within `seconds`: 0 if the tier was already busy. An
+        impossible observation is ignored.
         """
         if nbytes > 0:
             self._fit.observe((starts, nbytes), seconds)
 
     def estimate(self, queued_bytes: float = 0.0) -> TierEstimate:
-        """Return the tier as it is, with so many bytes in line."""
+        """Return the estimate of the tier with `queued_bytes` in its queue."""
         latency_s, per_byte = self._fit.coefficients()
         return TierEstimate(latency_s, 1.0 / max(per_byte, 1.0 / BYTES_PER_S_MAX), queued_bytes)
 
     def settle(self) -> None:
-        """Fit what was observed now, so that who asks for the estimate need not wait for it."""
+        """Compute the fit now, so that the next `estimate` does not have to."""
         self._fit.coefficients()
 
     def as_data(self) -> dict[str, Any]:
-        """Return what was learnt as plain data."""
+        """Return the observations as plain data."""
         return self._fit.as_data()
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], default: TierEstimate = LOWER_DEFAULT) -> Self:
-        """Return the fit that `as_data` described; raise ValueError if it described none."""
+        """Return the fit that `as_data` described; raise ValueError if `data` is invalid."""
         made = cls(default)
         made._fit.restore(data)
         return made
 
 
 class DeliveryFit(TierFit):
-    """The hand-over from memory into an engine's pages: copies, and steps that were waited for.
+    """Fits the delivery from host memory into an engine's pages: copies, and waits for steps.
 
-    Of reads of one size the bandwidth stays as believed. A block that waited for a busy step would
-    else make long contexts look slower than computing, and what is never fetched is never learnt.
+    If all deliveries have one size, the bandwidth stays at the default and the latency is fitted.
+    Otherwise a wait for a busy step would lower the bandwidth, long contexts would look slower
+    than computing, and without fetches the estimate would never be corrected.
     """
 
     FIRM: ClassVar = (1e-3, 0.1)

@@ -1,7 +1,6 @@
-"""What is in line before a tier, and how fast the line moves: the tier's estimate as of now.
+"""Measures a tier's read queue: bytes queued, bandwidth, and the tier's current estimate.
 
-Pure: whoever moves the bytes says when. A line that stands still makes the estimate worse by
-itself, before a single read has ended.
+Pure: callers pass the time. A stalled queue lowers the estimate before any read has ended.
 """
 
 from __future__ import annotations
@@ -9,13 +8,13 @@ from __future__ import annotations
 from holdfast.plan.cost import LOWER_DEFAULT, TierEstimate, TierFit
 
 WINDOW_S = 0.05
-"""A line that never ends is looked at this often."""
+"""Length of one observation while the queue does not become empty."""
 
 
-class Meter:
-    """One tier: bytes asked for and bytes arrived. Not thread-safe. Times in monotonic seconds.
+class QueueMeter:
+    """Read queue of one tier. Not thread-safe. Times are in seconds, monotonic.
 
-    `read_at`: when bytes arrived last; None while none did.
+    `read_at`: time of the last arrival; None before the first.
     """
 
     def __init__(self, default: TierEstimate = LOWER_DEFAULT) -> None:
@@ -25,34 +24,34 @@ class Meter:
         self._since = 0.0
         self._starts = 1.0
         self._moved = 0
-        self._sound = True
+        self._complete = True
 
     def asked(self, nbytes: int, now: float) -> None:
-        """Note that `nbytes` are in line from now on."""
+        """Add `nbytes` to the queue."""
         if not self.queued_bytes:
             self._begin(now, starts=1.0)
         self.queued_bytes += nbytes
 
     def arrived(self, nbytes: int, asked: int, now: float) -> None:
-        """Note that of `asked` bytes in line `nbytes` are there, and the others will not come.
+        """Remove `asked` bytes from the queue, of which `nbytes` arrived and the rest failed.
 
-        How long it took to hear that says nothing about the tier's speed.
+        An observation with a failed read is discarded, because its time is not the tier's speed.
         """
         self.queued_bytes -= asked
         self._moved += nbytes
-        self._sound = self._sound and nbytes == asked
+        self._complete = self._complete and nbytes == asked
         self.read_at = now
         if not self.queued_bytes or now - self._since >= WINDOW_S:
-            self._look(now)
+            self._observe(now)
 
     def dropped(self, nbytes: int, now: float) -> None:
-        """Note that this much was taken out of the line before anybody touched it."""
+        """Remove `nbytes` from the queue whose read has not begun."""
         self.queued_bytes -= nbytes
         if not self.queued_bytes:
-            self._look(now)
+            self._observe(now)
 
     def estimate(self, now: float) -> TierEstimate:
-        """Return the tier as it is: no faster than if all of the line arrived this moment."""
+        """Return the current estimate: no faster than if the whole queue arrived now."""
         estimate = self.fit.estimate(self.queued_bytes)
         waited_s = now - self._since
         if self.queued_bytes and waited_s > estimate.latency_s:
@@ -62,12 +61,12 @@ class Meter:
             estimate = estimate._replace(bytes_per_s=min(estimate.bytes_per_s, most))
         return estimate
 
-    def _look(self, now: float) -> None:
-        """Learn from the line since the last look."""
-        if self._sound:
+    def _observe(self, now: float) -> None:
+        """Add the arrivals since the last observation to the fit."""
+        if self._complete:
             self.fit.observe(self._moved, now - self._since, starts=self._starts)
         self._begin(now, starts=0.0)
 
     def _begin(self, now: float, *, starts: float) -> None:
         self._since, self._starts = now, starts
-        self._moved, self._sound = 0, True
+        self._moved, self._complete = 0, True

@@ -1,8 +1,8 @@
-"""Decide how much of what is held is worth fetching, and what is sooner computed again.
+"""Plan how many held blocks of a prompt to fetch; the rest is recomputed.
 
-A prompt's first token comes when what is fetched has arrived and the rest is computed. Tiers are
-read side by side; fetching and computing follow each other, because a block is of no use to the
-attention of those behind it before it is there. The cut is the best of all cuts, tried one by one.
+The first token is ready when the fetched blocks have arrived and the rest is computed. Tiers are
+read in parallel. Computing follows fetching, because attention needs all earlier blocks. The
+planner evaluates every cut between fetched and computed blocks, and takes the best.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import NamedTuple, Protocol
 from holdfast.plan.cost import PrefillCost, TierEstimate
 
 SHARE = 0.5
-"""A fetch may take this share of the time that computing what it brings would."""
+"""A fetch may take this share of the computing time that it saves."""
 
 SLACK = 1.5
-"""But always this many times what it was expected to take."""
+"""A fetch may always take this multiple of its expected time."""
 
 _NEVER = float("inf")
 _SHORT_S = 0.1
 AT_ONCE = TierEstimate(0.0, _NEVER)
 
 
-class Question(NamedTuple):
-    """What is held of a prompt, and what fetching and computing cost now.
+class PlanQuestion(NamedTuple):
+    """Input of a plan: the held blocks of a prompt, and the current costs of fetch and compute.
 
-    `tiers`: the tier of each leading block that is held, as an index of `estimates` and `names`.
-    `prompt_tokens` 0: not known; `cost` None: not known yet. `have_tokens`: leading tokens that the
-    engine has already. `limit_s`: most that a fetch may take. `delivery`: from the node's memory
-    into the engine, behind the fetch.
+    `tiers`: the tier of each leading held block, as an index into `estimates` and `names`.
+    `prompt_tokens` 0 and `cost` None mean unknown. `have_tokens`: leading tokens that the engine
+    already has. `limit_s`: maximum duration of a fetch. `delivery`: the copy from the node's memory
+    into the engine, which follows the fetch.
     """
 
     tiers: Sequence[int]
@@ -45,17 +45,17 @@ class Question(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The first block that the engine does not have whole."""
+        """The first block that the engine does not have completely."""
         whole = self.have_tokens // self.block_tokens if self.have_tokens else 0
         return min(whole, len(self.tiers))
 
 
 class Plan(NamedTuple):
-    """Use the first `blocks` of what is held, recompute the rest; `reason` is one line.
+    """A decision: use the first `blocks` held blocks and recompute the rest.
 
-    `fetch_s`: until the blocks are there; `expected_s`: until the first token; `recompute_s`: until
-    then with nothing fetched. Both are 0 where the engine has not told how fast it computes.
-    `deadline_s`: a fetch that takes longer is cancelled.
+    `fetch_s`: time until the blocks are fetched. `expected_s`: time to the first token.
+    `recompute_s`: time to the first token without a fetch. The last two are 0 if the engine's cost
+    is unknown. A fetch that takes longer than `deadline_s` is cancelled. `reason` is one line.
     """
 
     blocks: int
@@ -67,40 +67,38 @@ class Plan(NamedTuple):
 
 
 class Planner(Protocol):
-    """Anything that turns a question into a plan; pure."""
+    """Interface of a planner. Pure."""
 
-    def plan(self, question: Question) -> Plan:
-        """Return the cut."""
+    def plan(self, question: PlanQuestion) -> Plan:
+        """Return the plan for a question."""
         ...
 
 
 class FetchHeld:
-    """Fetch every held block that the limit leaves time for, whatever computing would cost."""
+    """Plans to fetch all held blocks that arrive within the limit, without regard to the cost."""
 
-    def plan(self, question: Question) -> Plan:
+    def plan(self, question: PlanQuestion) -> Plan:
         """Return the longest prefix that is expected within the limit."""
         first, held = question.first, len(question.tiers)
-        finish, step = _lines(question)
-        blocks, fetch_s = first, 0.0
-        for tier in question.tiers[first:]:
-            finish[tier] += step[tier]
-            if finish[tier] > question.limit_s:
-                break
-            blocks, fetch_s = blocks + 1, max(fetch_s, finish[tier])
+        blocks = first + blocks_within(
+            question.tiers[first:], question.block_bytes, question.estimates, question.limit_s
+        )
+        there_s = fetch_s(question, blocks)
         if blocks == held:
-            reason = f"fetch all {held - first} blocks{_whence(question, blocks)}: {_time(fetch_s)}"
+            reason = f"fetch all {held - first} blocks{_whence(question, blocks)}: {_time(there_s)}"
         else:
             reason = (
                 f"fetch {blocks - first} of {held - first} blocks{_whence(question, blocks)}: "
-                f"{_time(fetch_s)}; the rest would pass the deadline of {_time(question.limit_s)}"
+                f"{_time(there_s)}; the rest would pass the deadline of {_time(question.limit_s)}"
             )
-        return Plan(blocks, fetch_s, 0.0, 0.0, question.limit_s, reason)
+        return Plan(blocks, there_s, 0.0, 0.0, question.limit_s, reason)
 
 
 class BestCut:
-    """Fetch what brings the first token soonest; what is held, while computing has no known cost.
+    """Plans for the least time to the first token; as `FetchHeld` if the cost is unknown.
 
-    A fetch's deadline is `share` of the computing it saves, or `slack` times what it should take.
+    A fetch's deadline is the larger of `share` of the computing time that it saves and `slack`
+    times its expected duration, and at most the question's limit.
     """
 
     def __init__(self, share: float = SHARE, slack: float = SLACK) -> None:
@@ -108,12 +106,12 @@ class BestCut:
         self._slack = slack
         self._unknown = FetchHeld()
 
-    def plan(self, question: Question) -> Plan:
-        """Return the cut with the least time to the first token; the shortest of equals."""
+    def plan(self, question: PlanQuestion) -> Plan:
+        """Return the cut with the least time to the first token; the shortest if several tie."""
         cost = question.cost
         if cost is None or question.prompt_tokens <= 0:
             return self._unknown.plan(question)
-        if not isinstance(question.tiers, bytes):  # which are counted and cut in no time
+        if not isinstance(question.tiers, bytes):  # bytes are fast to count and slice
             question = question._replace(tiers=bytes(question.tiers))
         have, prompt = question.have_tokens, question.prompt_tokens
         recompute_s = cost.seconds(prompt - have, have)
@@ -125,10 +123,25 @@ class BestCut:
         return Plan(blocks, there_s, least_s, recompute_s, deadline_s, reason)
 
 
-def expected_s(question: Question, blocks: int) -> float:
-    """Return the time to the first token of one cut, in plain terms; the cost must be known."""
+def blocks_within(
+    tiers: Sequence[int], block_bytes: int, estimates: Sequence[TierEstimate], limit_s: float
+) -> int:
+    """Return how many leading blocks are expected in memory within `limit_s` seconds.
+
+    `tiers`: the tier of each block, as an index of `estimates`. The tiers are read in parallel.
+    """
+    finish, step = _starts_and_steps(block_bytes, estimates)
+    for block, tier in enumerate(tiers):
+        finish[tier] += step[tier]
+        if finish[tier] > limit_s:
+            return block
+    return len(tiers)
+
+
+def expected_s(question: PlanQuestion, blocks: int) -> float:
+    """Return the time to the first token if `blocks` are fetched; the cost must be known."""
     if question.cost is None:
-        raise ValueError("nothing can be expected of an engine whose cost is not known")
+        raise ValueError("the engine's prefill cost is unknown; give the question a cost")
     tokens = _ready(question, blocks)
     computed_s = question.cost.seconds(question.prompt_tokens - tokens, tokens)
     taken = question.tiers[question.first : blocks]
@@ -138,8 +151,8 @@ def expected_s(question: Question, blocks: int) -> float:
     return fetch_s(question, blocks) + delivered_s + computed_s
 
 
-def fetch_s(question: Question, blocks: int) -> float:
-    """Return when the last of these blocks is there: each tier for itself, side by side."""
+def fetch_s(question: PlanQuestion, blocks: int) -> float:
+    """Return the time until the first `blocks` are fetched, from all tiers in parallel."""
     taken = question.tiers[question.first : blocks]
     return max(
         estimate.seconds(question.block_bytes * taken.count(tier))
@@ -147,29 +160,32 @@ def fetch_s(question: Question, blocks: int) -> float:
     )
 
 
-def _ready(question: Question, blocks: int) -> int:
-    """Return how many tokens need no computing; the last one always does, to sample from."""
+def _ready(question: PlanQuestion, blocks: int) -> int:
+    """Return how many tokens need no computing; the last token always does, for sampling."""
     if blocks <= question.first:
         return question.have_tokens
     return min(blocks * question.block_tokens, question.prompt_tokens - 1)
 
 
-def _lines(question: Question) -> tuple[list[float], list[float]]:
-    """Return, for each tier, when it begins to deliver, and the seconds it takes for each block."""
-    starts = [each.latency_s for each in question.estimates]
+def _starts_and_steps(
+    block_bytes: int, estimates: Sequence[TierEstimate]
+) -> tuple[list[float], list[float]]:
+    """Return for each tier the time before its first byte, and the time of one block."""
+    starts = [each.latency_s for each in estimates]
     steps = [_NEVER] * len(starts)
-    for tier, each in enumerate(question.estimates):
+    for tier, each in enumerate(estimates):
         if each.bytes_per_s > 0:
             starts[tier] += each.queued_bytes / each.bytes_per_s
-            steps[tier] = question.block_bytes / each.bytes_per_s
+            steps[tier] = block_bytes / each.bytes_per_s
     return starts, steps
 
 
-def _best(question: Question, cost: PrefillCost) -> tuple[int, float]:
+def _best(question: PlanQuestion, cost: PrefillCost) -> tuple[int, float]:
     """Return the best cut and its time to the first token.
 
-    `left`, what is still to be done once the blocks are there, falls by `gain` with every block,
-    and `gain` grows by `bend`: the attention over a longer prompt. So a cut costs a few additions.
+    `left` is the time from the end of the fetch to the first token. It falls by `gain` with each
+    block, and `gain` grows by `bend` because attention is quadratic. So evaluating a cut takes a
+    few additions.
     """
     first, size, prompt = question.first, question.block_tokens, question.prompt_tokens
     whole = max(first, min(len(question.tiers), (prompt - 1) // size))
@@ -182,7 +198,7 @@ def _best(question: Question, cost: PrefillCost) -> tuple[int, float]:
     least, at = cost.seconds(prompt - question.have_tokens, question.have_tokens), first
     if each == _NEVER:
         return at, least
-    finish, step = _lines(question)
+    finish, step = _starts_and_steps(question.block_bytes, question.estimates)
     done, block = 0.0, first
     for tier in question.tiers[first:whole]:
         arrived = finish[tier] + step[tier]
@@ -198,7 +214,7 @@ def _best(question: Question, cost: PrefillCost) -> tuple[int, float]:
             least = done + left
             at = block
     if whole < len(question.tiers) and whole * size < prompt:
-        # The last block ends with the prompt: one token of it is computed all the same.
+        # The last block ends with the prompt, whose last token is computed in any case.
         in_time = fetch_s(question, whole + 1) <= question.limit_s
         total = expected_s(question, whole + 1)
         if in_time and total < least:
@@ -207,11 +223,11 @@ def _best(question: Question, cost: PrefillCost) -> tuple[int, float]:
 
 
 def _time(seconds: float) -> str:
-    rounded = float(f"{seconds:.2g}")  # before the unit is chosen: 99.9 ms are 0.10 s
+    rounded = float(f"{seconds:.2g}")  # round before choosing the unit: 99.9 ms is 0.10 s
     return f"{seconds:.2f} s" if rounded >= _SHORT_S else f"{1000 * rounded:.2g} ms"
 
 
-def _reason(question: Question, blocks: int, expected: float, recompute: float) -> str:
+def _reason(question: PlanQuestion, blocks: int, expected: float, recompute: float) -> str:
     first, held = question.first, len(question.tiers)
     if held <= first:
         return f"recompute {_time(recompute)}: nothing that is missing is held"
@@ -227,14 +243,14 @@ def _reason(question: Question, blocks: int, expected: float, recompute: float) 
     return f"{words}; last {held - blocks} recomputed: {_why(question, blocks)}"
 
 
-def _whence(question: Question, blocks: int) -> str:
+def _whence(question: PlanQuestion, blocks: int) -> str:
     taken = question.tiers[question.first : blocks]
     names = [name for tier, name in enumerate(question.names) if taken.count(tier)]
     return " from " + " and ".join(names) if names else ""
 
 
-def _why(question: Question, block: int) -> str:
-    """Say what keeps the tier of the first block left out from being worth it."""
+def _why(question: PlanQuestion, block: int) -> str:
+    """Return why `block`, the first one not fetched, is not worth fetching from its tier."""
     tier = question.tiers[block]
     estimate, name = question.estimates[tier], question.names[tier]
     wanted = question.block_bytes * question.tiers[block:].count(tier)

@@ -1,19 +1,19 @@
-"""When to bring a context up that will be needed later; pure.
+"""Compute when to prestage a context that will be needed later; pure.
 
-Too late and the request waits for it, too early and it takes memory from others meanwhile. On
-public traces of coding agents the client's gap is longer than reading the whole context in more
-than 97 of 100 turns at 14 GB/s, so the time to read it, with room for the unforeseen, is enough.
+If it starts late, the request waits; if it starts early, the blocks occupy memory meanwhile. On
+public traces of coding agents, in more than 97 of 100 turns the client's pause is longer than
+reading the whole context at 14 GB/s. So starting one read time ahead, with slack, is enough.
 """
 
 from __future__ import annotations
 
 SLACK = 2.0
-"""Tiers are shared: allow this many times what the fetch should take."""
+"""Multiple of the expected fetch time to allow, because tiers are shared."""
 
 MARGIN_S = 0.5
-"""And what it takes to notice that it is time."""
+"""Time to allow for noticing that the start is due."""
 
 
 def begin_in_s(needed_in_s: float, fetch_s: float) -> float:
-    """Return how long to wait before fetching what takes `fetch_s`; 0 if it is high time."""
+    """Return the delay before a fetch that takes `fetch_s` should start; 0 if it is due."""
     return max(0.0, needed_in_s - SLACK * fetch_s - MARGIN_S)

@@ -1,128 +1,133 @@
-"""Admission: whether a block is worth a write to a tier below memory.
+"""Admission policies: decide whether a block is written to a tier below memory.
 
-Flash wears, and where contexts seldom return most writes are for nothing. Yet any fixed rule is
-wrong on some workload: writing at the second use only saves 76 % of the writes of one public trace
-and 6 % of another's, and costs 42 % and 4 % of the hits (docs/reference/policies.md). So the rule
-is an option of each tier, and the one that learns is asked per class of blocks.
+Flash wears, and if contexts seldom return, most writes are wasted. No fixed rule suits all
+workloads: writing only at the second use saves 76 % of the writes of one public trace and 6 % of
+another's, and costs 42 % and 4 % of the hits (docs/reference/policies.md). So each tier has its own
+rule, and the learning rules decide per class of blocks.
 
-Pure: no clock, no I/O, no randomness; chances are drawn from the blocks' names, which are hashes.
-Not thread-safe: the store calls it under its lock.
+Pure: no clock, no I/O, no randomness; samples are drawn by block keys, which are hashes. Not
+thread-safe: the store calls it under its lock.
 """
 
 from __future__ import annotations
 
+import struct
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple, Protocol
 
 DAY_S = 86_400.0
+_WORDS = struct.Struct("<QQ")
 USES_MAX = 4
-"""Uses of a block that make a difference: chances of another hardly change after that."""
+"""Maximum count of uses; more hardly change the probability of another one."""
 
 
-class Candidate(NamedTuple):
-    """A block that could be written: its key (16 bytes of a hash), its class, size and domain."""
+class AdmissionCandidate(NamedTuple):
+    """A block that could be written: its name, class, size in bytes, and domain.
+
+    The name ends with the block's key (16 bytes of a hash); its prefix identifies the namespace.
+    """
 
     name: bytes
     group: Hashable
     nbytes: int
     domain: bytes = b""
     uses: int = 1
-    """How often it was used since it came in, up to `USES_MAX`."""
+    """Uses since it was saved or promoted, at most `USES_MAX`."""
 
 
 class Admission(Protocol):
-    """Whether blocks are worth a write; told of every use, asked before every write.
+    """Decides which blocks are written; it is notified of every use and asked before every write.
 
-    A rule says what it minds; of the rest nothing is the answer.
+    All methods but `admit` have defaults that do nothing.
     """
 
-    def used(self, block: Candidate, now_s: float, *, at_hand: bool = False) -> None:
-        """Note one use of a block, its first included; its class is that from now on.
+    def used(self, block: AdmissionCandidate, now_s: float, *, at_hand: bool = False) -> None:
+        """Record one use of a block, including the first, and the class that it now has.
 
-        `at_hand`: a faster tier had it, so that this one could not have helped.
+        `at_hand`: a faster tier had the block, so that this tier would not have served it.
         """
         del block, now_s, at_hand
 
-    def admit(self, block: Candidate, now_s: float) -> bool:
-        """Return whether to write a block; True is taken for a write, False may be asked again."""
+    def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
+        """Return whether to write a block. True counts as a write; after False, ask again later."""
         ...
 
-    def allows(self, block: Candidate, now_s: float) -> bool:
-        """Return what `admit` would, but do not take it for a write: another rule is asked yet."""
+    def allows(self, block: AdmissionCandidate, now_s: float) -> bool:
+        """Return the result of `admit` without counting a write, if another rule decides."""
         return self.admit(block, now_s)
 
-    def charge(self, block: Candidate) -> None:
-        """Take a block for written that was allowed; for rules that count what is written."""
+    def charge(self, block: AdmissionCandidate) -> None:
+        """Count an allowed block as written, for rules that limit writes."""
         del block
 
     def gave_up(self, name: bytes, now_s: float) -> None:
-        """Note that the tier gave a block up to make room for others."""
+        """Record that the tier evicted a block."""
         del name, now_s
 
     def figures(self) -> dict[str, float]:
-        """Return what people may want to know of the rule, by name."""
+        """Return the rule's figures for the status, by name."""
         return {}
 
 
-class Counting(Admission):
-    """Asks first and counts then, so that nothing is spent on what another rule refuses."""
+class CountedAdmission(Admission):
+    """Checks before it charges, so that blocks refused by another rule use no budget."""
 
-    def admit(self, block: Candidate, now_s: float) -> bool:
-        """Whether it is allowed; if so it is charged, here and where a rule inside counts."""
+    def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
+        """Return whether the block is allowed, and charge it, also in inner rules, if it is."""
         allowed = self.allows(block, now_s)
         if allowed:
             self.charge(block)
         return allowed
 
     @abstractmethod
-    def allows(self, block: Candidate, now_s: float) -> bool:
-        """Return what `admit` would, with nothing spent."""
+    def allows(self, block: AdmissionCandidate, now_s: float) -> bool:
+        """Return the result of `admit` without using budget."""
 
 
-class Always(Admission):
-    """Take everything: right where space lasts and nothing wears, and where most comes back."""
+class AlwaysAdmit(Admission):
+    """Admits all blocks: for media without wear, or if most blocks are used again."""
 
-    def admit(self, block: Candidate, now_s: float) -> bool:
-        """Yes."""
+    def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
+        """Return True."""
         del block, now_s
         return True
 
 
 class SecondTouch(Admission):
-    """Take blocks at their second use within the last `names` to twice as many different ones.
+    """Admits blocks at their second use within the last `names` to 2 x `names` distinct blocks.
 
     After the doorkeeper of Einziger et al., "TinyLFU: a highly efficient cache admission policy"
-    (2017): names are remembered in Bloom filters, two generations of 16 bits a name; one in 200
-    strangers is taken for known. Do not use it where most blocks come back once and soon (a chat's
-    next turn): it costs them a recompute each.
+    (2017): Bloom filters hold the names, in two generations of 16 bits a name, with one false
+    positive in 200. Do not use it if most blocks return once and soon (a chat's next turn): each
+    then costs a recompute.
     """
 
     def __init__(self, names: int) -> None:
         self._once = _Recent(names)
         self._twice = _Recent(names)
 
-    def used(self, block: Candidate, now_s: float, *, at_hand: bool = False) -> None:
-        """Note a use: the first that is known of, or a further one."""
+    def used(self, block: AdmissionCandidate, now_s: float, *, at_hand: bool = False) -> None:
+        """Record a use: the first one, or a further one."""
         del now_s, at_hand
         if block.name in self._once:
             self._twice.add(block.name)
         else:
             self._once.add(block.name)
 
-    def admit(self, block: Candidate, now_s: float) -> bool:
-        """Whether the block was used twice."""
+    def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
+        """Return whether the block was used twice."""
         del now_s
         return block.name in self._twice
 
 
 class ReusePrediction(Admission):
-    """Take blocks of classes whose blocks come back: the chance is learnt per class.
+    """Admits blocks of the classes whose blocks are likely to be used again, as measured.
 
-    A sample of names is watched: used again before `watched` further ones came in, or not. A class
-    about which little is known yet gets the benefit of the doubt. Do not use it where classes say
-    nothing (one model, one tenant, every block new): it then takes all or none.
+    One in `sample` names is watched until it is used again or `watched` newer ones were added. A
+    class with few samples is admitted. Do not use it if classes are not predictive (one model, one
+    tenant, every block new): it then admits all blocks or none.
     """
 
     def __init__(self, least_chance: float = 0.1, watched: int = 65_536, sample: int = 4) -> None:
@@ -132,8 +137,8 @@ class ReusePrediction(Admission):
         self._watched: OrderedDict[bytes, Hashable] = OrderedDict()
         self._classes: dict[Hashable, _Class] = {}
 
-    def used(self, block: Candidate, now_s: float, *, at_hand: bool = False) -> None:
-        """Learn from one in `sample` names: it came back, and is watched anew."""
+    def used(self, block: AdmissionCandidate, now_s: float, *, at_hand: bool = False) -> None:
+        """Record the use of a sampled name, and watch it for the next one."""
         del now_s, at_hand
         name = block.name
         if name[-1] % self._sample:
@@ -147,11 +152,11 @@ class ReusePrediction(Admission):
             self._class(missed).note(0.0)
 
     def chance(self, group: Hashable) -> float:
-        """Return the chance that a block of a class is used again."""
+        """Return the probability that a block of a class is used again."""
         return self._class(group).chance
 
-    def admit(self, block: Candidate, now_s: float) -> bool:
-        """Whether blocks of this class come back often enough."""
+    def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
+        """Return whether blocks of this class are used again often enough."""
         del now_s
         return self.chance(block.group) >= self._least
 
@@ -164,14 +169,13 @@ class ReusePrediction(Admission):
         return found
 
 
-class WriteBudget(Counting):
-    """Let pass what another rule admits, thinned so that a day's writes stay within a budget.
+class WriteBudget(CountedAdmission):
+    """Admits a share of the blocks that another rule admits, to keep a daily write budget.
 
     After the dynamic random admission of CacheLib's flash cache (Berg et al., "The CacheLib Caching
-    Engine", OSDI 2020): once a minute the share let through is set anew, so that what is left of
-    the day's budget lasts as long as what is left of the day. Beyond the budget nothing passes
-    until the next day, nor beyond an hour's worth within a minute. Do not use it on a medium that
-    doesn't wear.
+    Engine", OSDI 2020): once a minute the share is recomputed, so that the remaining budget lasts
+    until the end of the day. Nothing is admitted beyond the day's budget, nor beyond an hour's
+    share of it within a minute. Do not use it on a medium that does not wear.
     """
 
     def __init__(self, rule: Admission, bytes_per_day: float) -> None:
@@ -183,46 +187,46 @@ class WriteBudget(Counting):
         self._burst = 0
         self._offered = 0
         self._offered_per_s = 0.0
-        self._turn = 0
+        self._minute = 0
         self.share = 1.0
-        """Share of what the rule admits that is let through now."""
+        """Share of the rule's blocks that is admitted now."""
         self.over_budget = 0
-        """How often a block was turned away that the rule admits; one may be offered again."""
+        """Number of refusals of blocks that the rule admits; a block may be offered again."""
 
-    def used(self, block: Candidate, now_s: float, *, at_hand: bool = False) -> None:
-        """Tell the rule."""
+    def used(self, block: AdmissionCandidate, now_s: float, *, at_hand: bool = False) -> None:
+        """Pass it to the rule."""
         self._rule.used(block, now_s, at_hand=at_hand)
 
     def gave_up(self, name: bytes, now_s: float) -> None:
-        """Tell the rule."""
+        """Pass it to the rule."""
         self._rule.gave_up(name, now_s)
 
     def figures(self) -> dict[str, float]:
-        """Return the rule's, the share of what it admits that passes now, and what did not."""
+        """Return the rule's figures, the share admitted now, and the number of refusals."""
         over = float(self.over_budget)
         return {**self._rule.figures(), "share": self.share, "over_budget": over}
 
-    def allows(self, block: Candidate, now_s: float) -> bool:
-        """Whether the rule admits the block, the budget allows it, and the draw falls on it."""
+    def allows(self, block: AdmissionCandidate, now_s: float) -> bool:
+        """Return whether the rule admits the block, the budget allows it, and its draw wins."""
         if not self._rule.allows(block, now_s):
             return False
         self._keep_time(now_s)
         self._offered += block.nbytes
-        drawn = int.from_bytes(block.name[:4], "little") ^ (self._turn * _MIX & _DRAW_MAX)
+        drawn = int.from_bytes(block.name[-16:-12], "little") ^ (self._minute * _MIX & _DRAW_MAX)
         spent = self._written + block.nbytes > self._budget
         burst = self._burst and self._burst + block.nbytes > self._budget / _BURST
         over = bool(spent or burst or drawn > self.share * _DRAW_MAX)
         self.over_budget += over
         return not over
 
-    def charge(self, block: Candidate) -> None:
-        """Spend a block's bytes, here and where the rule has a budget."""
+    def charge(self, block: AdmissionCandidate) -> None:
+        """Count a block's bytes as written, here and in the rule."""
         self._rule.charge(block)
         self._written += block.nbytes
         self._burst += block.nbytes
 
     def _keep_time(self, now_s: float) -> None:
-        """Set the share anew, once a minute and with each new day."""
+        """Recompute the share once a minute, and begin a new budget each day."""
         if self._day_s is None:
             self._day_s = self._minute_s = now_s
         past_s = now_s - self._minute_s
@@ -237,41 +241,41 @@ class WriteBudget(Counting):
         allowed_per_s = max(self._budget - self._written, 0.0) / left_s
         self.share = min(1.0, allowed_per_s / max(self._offered_per_s, 1e-9))
         self._minute_s, self._offered, self._burst = now_s, 0, 0
-        self._turn += 1
+        self._minute += 1
 
 
-class PerDomain(Counting):
-    """Let pass what another rule admits, of some domains only as much as their own rule does.
+class PerDomain(CountedAdmission):
+    """Admits blocks that the common rule admits, and their domain's own rule if it has one.
 
-    Inside the budget of a tier, not around it: a domain without budget left takes none of the
-    others'.
+    A tier's write budget wraps this rule, so that a block which its domain's rule refuses does not
+    use the budget of the other domains.
     """
 
     def __init__(self, rule: Admission, own: Mapping[bytes, Admission]) -> None:
         self._rule = rule
         self._own = own
 
-    def used(self, block: Candidate, now_s: float, *, at_hand: bool = False) -> None:
-        """Tell the rule that all have in common."""
+    def used(self, block: AdmissionCandidate, now_s: float, *, at_hand: bool = False) -> None:
+        """Pass it to the common rule."""
         self._rule.used(block, now_s, at_hand=at_hand)
 
     def gave_up(self, name: bytes, now_s: float) -> None:
-        """Tell the rule that all have in common."""
+        """Pass it to the common rule."""
         self._rule.gave_up(name, now_s)
 
     def figures(self) -> dict[str, float]:
-        """Return those of the rule that all have in common."""
+        """Return the figures of the common rule."""
         return self._rule.figures()
 
-    def allows(self, block: Candidate, now_s: float) -> bool:
-        """Whether the rule admits the block, and its domain's own does."""
+    def allows(self, block: AdmissionCandidate, now_s: float) -> bool:
+        """Return whether the common rule and the domain's own admit the block."""
         if not self._rule.allows(block, now_s):
             return False
         own = self._own.get(block.domain)
         return own is None or own.allows(block, now_s)
 
-    def charge(self, block: Candidate) -> None:
-        """Tell the rule, and the domain's own."""
+    def charge(self, block: AdmissionCandidate) -> None:
+        """Charge the common rule and the domain's own."""
         self._rule.charge(block)
         own = self._own.get(block.domain)
         if own is not None:
@@ -282,26 +286,28 @@ _CLASSES_MAX = 4_096
 _RECALCULATE_S = 60.0
 _WEIGHT_OF_NEW = 0.3
 _BURST = 24
+"""A minute may use the day's budget divided by this."""
 _DRAW_MAX = 0xFFFF_FFFF
 _MIX = 0x9E37_79B1
+"""Multiplier that gives each minute another draw: a prime near 2^32 / golden ratio."""
 
 
 class _Class:
-    """Outcomes of one class, older ones counting less; an optimist before the first."""
+    """Reuse probability of one class: a moving average of outcomes that starts at 1."""
 
-    __slots__ = ("_seen", "chance")
+    __slots__ = ("_outcomes", "chance")
 
     def __init__(self) -> None:
-        self._seen = 8.0
+        self._outcomes = 8.0
         self.chance = 1.0
 
-    def note(self, came_back: float) -> None:
-        self._seen = min(self._seen + 1.0, 4_096.0)
-        self.chance += (came_back - self.chance) / self._seen
+    def note(self, reused: float) -> None:
+        self._outcomes = min(self._outcomes + 1.0, 4_096.0)
+        self.chance += (reused - self.chance) / self._outcomes
 
 
 class _Recent:
-    """Names seen lately, in two Bloom filters: when one is full, the other is emptied."""
+    """Set of recent names in two Bloom filters: when one is full, the other is cleared."""
 
     _PROBES = 4
     _BITS_A_NAME = 16
@@ -329,7 +335,8 @@ class _Recent:
         self._added += 1
 
     def _bits(self, name: bytes) -> list[int]:
-        low, step = int.from_bytes(name[:8], "little"), int.from_bytes(name[8:16], "little") | 1
+        low, step = _WORDS.unpack_from(name, len(name) - _WORDS.size)
+        low, step = low ^ int.from_bytes(name[:-16], "little"), step | 1
         return [low + probe * step & self._mask for probe in range(self._PROBES)]
 
 

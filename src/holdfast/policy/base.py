@@ -1,7 +1,7 @@
-"""The eviction interface: a policy orders rows of the index, and never sees a block.
+"""The interface of eviction policies, which order rows of the index and never see a block.
 
-Pure: no clock, no I/O, no randomness; time is passed in, in seconds of the store's clock, and never
-runs backwards. Not thread-safe: the store calls it under its lock. The promises are tests:
+Pure: no clock, no I/O, no randomness. Callers pass the time, in seconds of the store's clock; it
+never runs backwards. Not thread-safe: the store calls it under its lock. The contract test is
 `holdfast.testing.policy_contract`.
 """
 
@@ -11,71 +11,71 @@ from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Protocol, runtime_checkable
 
 NEVER = float("inf")
-"""When a block is expected whose session has closed."""
+"""Expected time of the next use of a block whose session has closed."""
 
 
-class Eviction(Protocol):
-    """An order of rows by how little would be lost without them.
+class EvictionPolicy(Protocol):
+    """Orders rows by their value, and yields the least valuable ones as victims.
 
-    A prefix is useless with a hole in front: no row is a victim while a row is here whose block
-    builds upon it.
+    A block is useless without its whole prefix, so a row is never a victim while the policy has a
+    row of one of its children.
     """
 
     def insert(
         self, rows: Sequence[int], parents: Sequence[int], names: Sequence[Hashable], now_s: float
     ) -> None:
-        """Add the rows of a chain, in order, just used; one that is here already counts as used.
+        """Add the rows of a chain, in order, as just used; a known row counts as used.
 
-        `parents[i]` is the row of the block in front of row `i`, -1 if unknown; it may come later,
-        or not at all. `names[i]` is the block's key: the same block has the same name when it comes
-        back, perhaps in another row. A chain may come in parts, the last one first: that is the
-        same as at once, down to the order of `victims`.
+        `parents[i]` is the row of the parent block of row `i`, -1 if unknown; it may be added later
+        or never. `names[i]` names the block across namespaces, and stays the same if the block
+        returns in another row. A chain may be added in parts, the last part first: the result is
+        the same as in one call, including the order of `victims`.
         """
         ...
 
     def touch(self, rows: Sequence[int], now_s: float) -> None:
-        """Note one use of these rows together: the leading blocks of one chain, in order.
-
-        Rows that are not here are passed over.
-        """
+        """Record one use of the leading blocks of one chain, in order. Ignores unknown rows."""
         ...
 
     def pass_by(self, row: int, now_s: float) -> None:
-        """Put a row behind the others that was met among the victims, and that is in use.
+        """Move a row that was offered as a victim, but is in use, behind the other rows.
 
-        What is expected of it still is. Not while victims are being taken.
+        Its hint stays. Not called while a `victims` generator is open.
         """
         ...
 
     def expect(self, rows: Sequence[int], at_s: float) -> None:
-        """Note when a chain is needed again: its leading rows, in order, as for `touch`.
+        """Hint when a chain is needed again; `rows` are its leading rows, in order, as in `touch`.
 
-        `at_s` is on the store's clock; NEVER says that the session has closed. A hint holds until
-        the chain's last row here is used again, and may be wrong. Policies may ignore it.
+        `at_s` is on the store's clock; NEVER means that the session has closed. A hint is valid
+        until the chain's last known row is used again, and may be wrong. Policies may ignore it.
         """
         ...
 
     def remove(self, row: int) -> None:
-        """Take a row out; its block may come back to the same row. An unknown row is ignored."""
+        """Remove a row; its block may be added again in the same row. Ignores an unknown row."""
         ...
 
     def forget(self, row: int) -> None:
-        """Note that a row that is not here names no block any more: the next one is another."""
+        """Forget a removed row: if it is added again, it is another block."""
         ...
 
     def victims(self, now_s: float) -> Generator[int, None, None]:
         """Yield rows, least valuable first, each at most once.
 
-        The caller removes those it takes, as it takes them, and inserts and touches nothing before
-        it is done and has closed the generator; those that it leaves keep their place.
+        The caller removes a row that it evicts before it asks for the next one, and inserts and
+        touches nothing until it has closed the generator. Rows that it skips keep their place.
         """
         ...
 
 
 @runtime_checkable
 class Weighing(Protocol):
-    """What a policy also offers that minds what blocks are worth, not only when they are used."""
+    """A policy that weighs blocks by their recompute cost as well as by their uses."""
 
     def weigh_by(self, worth: Callable[[int], float]) -> None:
-        """From now on ask `worth(row)`: recompute seconds saved a byte, against a usual 1."""
+        """Set the function that returns a row's worth: recompute time saved per byte, relative.
+
+        A typical block has a worth of 1.
+        """
         ...

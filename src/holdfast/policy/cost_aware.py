@@ -1,19 +1,19 @@
-"""Cost-aware: evict the leaf whose next use is expected furthest away, weighed by what it saves.
+"""Cost-aware eviction: evict the leaf with the furthest expected use, weighed by its worth.
 
-The value of a block is recompute time saved x chance of reuse / bytes. The first over the last is
-its `worth`, which differs between models that share a store; the chance is told by when the block
-is needed next. Where a hint says when (a tool call that takes a minute, a closed session), that is
-what counts, as in Belady, "A study of replacement algorithms for a virtual-storage computer"
-(1966), with the session's word for the oracle. Where none does, a block is expected back after as
-long as it has lain unused already: what is known of a lifetime without scale (Lindy's law). So
-without hints, and for one model, this is leaf-first LRU exactly; a hint that proves wrong ages like
-a use at the moment it named; and hinted and plain chains share one order.
+The value of a block is recompute time saved x probability of reuse / bytes. Recompute time per byte
+is its `worth`, which differs between models that share a store; the probability follows from the
+expected time of the next use. A hint gives that time (a tool call that takes a minute, a closed
+session); it replaces the oracle in Belady, "A study of replacement algorithms for a virtual-storage
+computer" (1966). Without a hint, the expected time until the next use equals the time since the
+last one, as for a scale-free lifetime (Lindy's law). So without hints, and for one model, the order
+is exactly leaf-first LRU. A wrong hint ages like a use at the time that it gave. Chains with and
+without hints share one order.
 
-A closed session gives up what only it used: what several chains here build upon, or what was used
-long before it was expected, stays until it is old.
+When a session closes, the blocks that only it used become the first victims. Blocks with several
+children, or used long before their hint, count as shared and stay until they are old.
 
-Do not use it with hints from a client that gains by lying: who always says "in a second" keeps
-everything.
+Do not use it with hints from untrusted clients: a client that always hints "in a second" keeps all
+its blocks.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from collections.abc import Callable, Generator, Hashable, Sequence
 from heapq import heappop, heappush, heapreplace
 
 from holdfast.policy.base import NEVER
-from holdfast.policy.tree import Tree
+from holdfast.policy.tree import PrefixTree
 
 _UNHINTED = -math.inf
 _SPARE = 64
-"""Entries that heaps may always have beyond three a row before they are tidied."""
+"""Heap entries allowed beyond three per row before stale ones are removed."""
 
 _EARLY = 0.5
-"""A use before this share of the time until it was expected is another session's."""
+"""A use before this share of the time until the hint counts as that of another session."""
 
 _STEPS = 2
-"""Shelves for every doubling of worth."""
+"""Number of buckets per doubling of worth."""
 
 _WORTH_MIN, _WORTH_MAX = 1e-6, 1e6
 
 
-class _Shelf:
-    """Leaves of about one worth, by when they are needed: from the earliest, and from the latest.
+class _WorthBucket:
+    """The leaves of similar worth in two heaps of (time of use, row): earliest and latest first.
 
-    Entries may be stale; only the top ones are made true.
+    The time is the last use or the hint; `future` has only hints, with negative times. Entries may
+    be stale: only the top ones are corrected.
     """
 
     def __init__(self, worth: float) -> None:
@@ -50,62 +51,62 @@ class _Shelf:
         self.future: list[tuple[float, int]] = []
 
     def furthest(self, now_s: float) -> tuple[float, int]:
-        """Return how far off the furthest leaf is, for its worth, and its row; no row: -1."""
+        """Return the leaf furthest from now: its distance divided by worth, and its row or -1."""
         if not self.past:
             return -1.0, -1
         when, row = self.past[0]
-        far = abs(now_s - when)
-        if self.future and -self.future[0][0] - now_s > far:
+        distance_s = abs(now_s - when)
+        if self.future and -self.future[0][0] - now_s > distance_s:
             when, row = self.future[0]
-            far = -when - now_s
-        return far / self.worth, row
+            distance_s = -when - now_s
+        return distance_s / self.worth, row
 
 
 class CostAware:
-    """One number a leaf: when it was used, or will be; the one furthest from now goes.
+    """Orders leaves by the time of their last or expected use; evicts the furthest from now.
 
-    38 bytes a row and 24 for each use that is still the last one of some row; O(log leaves) an
-    eviction. As in `LeafLru`, uses and hints are noted at the last row of a chain and handed on to
-    the parent with the removal of a child. Columns that are read most are lists: arrays, half as
-    large, make a number of every item that is read.
+    38 bytes a row and 24 for each distinct last use; O(log leaves) an eviction. As in `LeafLru`,
+    uses and hints are recorded at the last row of a chain, and passed to the parent when a child is
+    removed. The columns read most are lists: arrays take half the memory, but create an object on
+    every read.
     """
 
     def __init__(self) -> None:
         self._used: list[float] = []
         self._hint: list[float] = []
         self._shared = bytearray()
-        self._tree = Tree(self._used, self._hint, self._shared)
+        self._tree = PrefixTree(self._used, self._hint, self._shared)
         self._now_s = -math.inf
-        self._in_front = -1
+        self._last_parent = -1
         self._worth: Callable[[int], float] | None = None
-        self._usual = _Shelf(1.0)
-        self._shelves = {0: self._usual}
+        self._default = _WorthBucket(1.0)
+        self._buckets = {0: self._default}
         self._entries = 0
 
     def insert(
         self, rows: Sequence[int], parents: Sequence[int], names: Sequence[Hashable], now_s: float
     ) -> None:
-        """Add the rows of a chain, just used and expected at no time known."""
+        """Add the rows of a chain, just used and without a hint."""
         del names
         tree, used, hint, shared = self._tree, self._used, self._hint, self._shared
         tree.add(rows, parents)
-        children, front, stamp = tree.children, self._in_front, self._now_s
-        for row, parent in zip(rows[::-1], parents[::-1]):  # noqa: B905  # of one length by now
-            if row != front:  # a chain was used once: its blocks have one stamp
+        children, last_parent, stamp = tree.children, self._last_parent, self._now_s
+        for row, parent in zip(rows[::-1], parents[::-1]):  # noqa: B905  # `add` checked the length
+            if row != last_parent:  # the blocks of one chain share one time
                 stamp = self._stamp(now_s)
-            front = parent
+            last_parent = parent
             used[row] = stamp
             hint[row] = _UNHINTED
             if parent >= 0 and children[parent] > 1:
                 shared[parent] = 1
             if not children[row]:
                 self._push(row)
-        self._in_front = front
+        self._last_parent = last_parent
         if self._entries > 3 * tree.rows + _SPARE:
-            self._tidy()
+            self._compact()
 
     def touch(self, rows: Sequence[int], now_s: float) -> None:
-        """Note one use of a chain's leading rows; what was expected of its last has happened."""
+        """Record one use of a chain's leading rows, which ends the hint of its last row."""
         tree, stamp = self._tree, self._stamp(now_s)
         here, holes, known = tree.here, tree.holes, len(tree.here)
         for row in reversed(rows):
@@ -118,29 +119,29 @@ class CostAware:
                     return
 
     def pass_by(self, row: int, now_s: float) -> None:
-        """Put a row in use behind the others, unless it is known when it is needed."""
+        """Move a row in use behind the others, unless it has a hint."""
         if self._tree.is_here(row) and self._hint[row] == _UNHINTED:
             self._used[row] = self._stamp(now_s)
 
     def expect(self, rows: Sequence[int], at_s: float) -> None:
-        """Note when a chain is needed again, at its last row here."""
+        """Set the hint of a chain, at its last known row."""
         tree = self._tree
         for row in reversed(rows):
             if tree.is_here(row):
                 self._hint[row] = _UNHINTED if at_s == NEVER and self._shared[row] else at_s
                 if not tree.children[row]:
-                    self._line_up(row)
+                    self._push_again(row)
                 if not tree.holes:
                     return
 
     def remove(self, row: int) -> None:
-        """Take a row out; its parent is needed when it was, and may become a leaf."""
+        """Remove a row; its parent inherits its last use and hint, and may become a leaf."""
         tree, used, hint = self._tree, self._used, self._hint
-        parent, past = tree.take(row), self._usual.past
-        first = bool(past) and past[0][1] == row  # in line, where it should not be any more
+        parent, past = tree.take(row), self._default.past
+        first = bool(past) and past[0][1] == row  # its entry is on top, so remove or replace it
         if parent >= 0:
             if hint[parent] == hint[row] == _UNHINTED:
-                if used[row] > used[parent]:  # noqa: PLR1730  # a call takes longer
+                if used[row] > used[parent]:  # noqa: PLR1730  # calling max is slower
                     used[parent] = used[row]
             else:
                 self._inherit(parent, row)
@@ -155,118 +156,118 @@ class CostAware:
             self._entries -= 1
 
     def forget(self, row: int) -> None:
-        """Cut a row off from its children."""
+        """Detach a row from its children."""
         self._tree.forget(row)
         if row < len(self._shared):
             self._shared[row] = 0
 
     def weigh_by(self, worth: Callable[[int], float]) -> None:
-        """Ask this what a row is worth when it is lined up; steps of 1.4 are told apart."""
+        """Set the function of a row's worth, which is read on insertion and rounded to a bucket."""
         self._worth = worth
 
     def victims(self, now_s: float) -> Generator[int, None, None]:
-        """Yield leaves, the one whose expected use is furthest away for its worth first."""
-        if now_s < self._now_s:  # noqa: PLR1730  # a call takes longer
+        """Yield leaves by the distance of their expected use divided by worth, largest first."""
+        if now_s < self._now_s:  # noqa: PLR1730  # calling max is slower
             now_s = self._now_s
         self._now_s = now_s
         here, children, used, hint = self._tree.here, self._tree.children, self._used, self._hint
-        usual, shelves = self._usual, self._shelves
-        past = usual.past
-        left: set[int] = set()
+        default, buckets = self._default, self._buckets
+        past = default.past
+        skipped: set[int] = set()
         try:
             while True:
-                if usual.future or len(shelves) > 1:
-                    row = self._furthest(now_s, left)
+                if default.future or len(buckets) > 1:
+                    row = self._furthest(now_s, skipped)
                 elif past:
                     when, row = past[0]
-                    true = when == used[row] and hint[row] == _UNHINTED
-                    if not true or not here[row] or children[row] or row in left:
-                        row = self._settle(past, left, 1.0)
+                    current = when == used[row] and hint[row] == _UNHINTED
+                    if not current or not here[row] or children[row] or row in skipped:
+                        row = self._drop_stale(past, skipped, 1.0)
                 else:
                     return
                 if row < 0:
                     return
                 yield row
                 if here[row]:
-                    left.add(row)
+                    skipped.add(row)
         finally:
-            for row in left:
+            for row in skipped:
                 if here[row] and not children[row]:
                     self._push(row)
 
-    def _furthest(self, now_s: float, left: set[int]) -> int:
-        """Return the row that is furthest off for its worth, of those not in `left`; -1: none.
+    def _furthest(self, now_s: float, skipped: set[int]) -> int:
+        """Return the leaf not in `skipped` with the largest distance per worth; -1 if none is left.
 
-        Of equals that of the least worth.
+        Of equal leaves, return the one with the least worth.
         """
-        far, least, row = -1.0, 0.0, -1
-        for shelf in self._shelves.values():
-            self._settle(shelf.past, left, 1.0)
-            if shelf.future:
-                self._settle(shelf.future, left, -1.0)
-            distance, furthest = shelf.furthest(now_s)
-            if distance > far or (distance == far and shelf.worth < least):
-                far, least, row = distance, shelf.worth, furthest
+        largest, least, row = -1.0, 0.0, -1
+        for bucket in self._buckets.values():
+            self._drop_stale(bucket.past, skipped, 1.0)
+            if bucket.future:
+                self._drop_stale(bucket.future, skipped, -1.0)
+            distance, furthest = bucket.furthest(now_s)
+            if distance > largest or (distance == largest and bucket.worth < least):
+                largest, least, row = distance, bucket.worth, furthest
         return row
 
     def _end_hint(self, row: int, stamp: float) -> None:
-        """Stamp what was expected; used long before that, it serves more than one session."""
+        """Record the use of a hinted row; mark it as shared if it came long before the hint."""
         used, hint = self._used[row], self._hint[row]
         self._used[row] = stamp
         if stamp - used < _EARLY * (hint - used):
             self._shared[row] = 1
         self._hint[row] = _UNHINTED
-        if not self._tree.children[row]:  # perhaps it stands where it was expected
-            self._line_up(row)
+        if not self._tree.children[row]:  # its entries may have the hint's time
+            self._push_again(row)
 
     def _stamp(self, now_s: float) -> float:
-        """Return now, or a hair more: no two uses have the same time."""
+        """Return `now_s`, or slightly more, so that no two uses have the same time."""
         if now_s <= self._now_s:
             now_s = math.nextafter(self._now_s, math.inf)
         self._now_s = now_s
         return now_s
 
     def _push(self, row: int) -> None:
-        shelf = self._usual if self._worth is None else self._shelf(self._worth(row))
+        bucket = self._default if self._worth is None else self._bucket(self._worth(row))
         when = self._hint[row]
         self._entries += 1
         if when == _UNHINTED:
-            heappush(shelf.past, (self._used[row], row))
+            heappush(bucket.past, (self._used[row], row))
             return
-        heappush(shelf.past, (when, row))
+        heappush(bucket.past, (when, row))
         if when > self._now_s:
             self._entries += 1
-            heappush(shelf.future, (-when, row))
+            heappush(bucket.future, (-when, row))
 
-    def _shelf(self, worth: float) -> _Shelf:
+    def _bucket(self, worth: float) -> _WorthBucket:
         step = round(_STEPS * math.log2(min(max(worth, _WORTH_MIN), _WORTH_MAX)))
-        shelf = self._shelves.get(step)
-        if shelf is None:
-            shelf = self._shelves[step] = _Shelf(2.0 ** (step / _STEPS))
-        return shelf
+        bucket = self._buckets.get(step)
+        if bucket is None:
+            bucket = self._buckets[step] = _WorthBucket(2.0 ** (step / _STEPS))
+        return bucket
 
-    def _line_up(self, row: int) -> None:
-        """Push a leaf that may be in line already."""
+    def _push_again(self, row: int) -> None:
+        """Push a leaf whose time changed; its earlier entries become stale."""
         self._push(row)
         if self._entries > 3 * self._tree.rows + _SPARE:
-            self._tidy()
+            self._compact()
 
-    def _tidy(self) -> None:
-        """Drop what is stale, once that has become more than the leaves can be."""
+    def _compact(self) -> None:
+        """Rebuild the heaps without stale entries."""
         self._entries = 0
-        pasts = [shelf.past for shelf in self._shelves.values()]
+        pasts = [bucket.past for bucket in self._buckets.values()]
         rows = {each for past in pasts for _, each in past if self._tree.is_leaf(each)}
-        self._usual = _Shelf(1.0)
-        self._shelves = {0: self._usual}
+        self._default = _WorthBucket(1.0)
+        self._buckets = {0: self._default}
         for each in rows:
             self._push(each)
 
-    def _settle(self, heap: list[tuple[float, int]], passed: set[int], sign: float) -> int:
-        """Bring an entry that is true to the top of a heap; return its row, -1 if there is none."""
+    def _drop_stale(self, heap: list[tuple[float, int]], skipped: set[int], sign: float) -> int:
+        """Remove stale entries from the top of a heap; return the top's row, -1 if it is empty."""
         here, children = self._tree.here, self._tree.children
         while heap:
             key, row = heap[0]
-            if not here[row] or children[row] or row in passed:
+            if not here[row] or children[row] or row in skipped:
                 heappop(heap)
                 self._entries -= 1
                 continue
@@ -279,12 +280,12 @@ class CostAware:
         return -1
 
     def _inherit(self, parent: int, child: int) -> None:
-        """Hand on what is known of a child: the last use, and the nearest hint still ahead."""
+        """Pass a removed child's last use and nearest future hint to its parent."""
         used, hint, now_s = self._used, self._hint, self._now_s
-        ahead = [h for h in (hint[parent], hint[child]) if now_s < h < math.inf]
+        future = [h for h in (hint[parent], hint[child]) if now_s < h < math.inf]
         if used[child] >= used[parent]:
             used[parent] = used[child]
             closed = hint[child] == NEVER
             hint[parent] = _UNHINTED if closed and self._shared[parent] else hint[child]
-        if ahead:
-            hint[parent] = min(ahead)
+        if future:
+            hint[parent] = min(future)

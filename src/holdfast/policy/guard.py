@@ -1,9 +1,9 @@
-"""The thrash guard: keep blocks out of a tier that gives them up again before they are used.
+"""The thrash guard: pause admission to a tier that evicts blocks before they are used.
 
-Contexts that come round one after another, more of them than fit, make least-recently-used the
-worst order of all: each is written just to be pushed out by the next before its turn comes again.
-Then what lies on the tier is worth more than anything that could come in, and so the door is shut
-for a while; what is inside keeps being served.
+If contexts recur in a cycle that does not fit the tier, least-recently-used is the worst order:
+each context is written and then evicted by the next before it is used again. The blocks on the tier
+are then worth more than new ones, so the guard admits none for a while; held blocks are still
+served.
 
 Pure: no clock, no I/O, no randomness. Not thread-safe: the store calls it under its lock.
 """
@@ -12,28 +12,31 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from holdfast.policy.admit import Admission, Candidate
+from holdfast.policy.admit import Admission, AdmissionCandidate
 
 _SECOND = 2
 _WATCHED_MAX = 65_536
 _SAMPLE = 8
-"""One name in so many is watched."""
+"""One in this many names is watched."""
 _OUTCOMES_MIN = 64
 _WASTED_MOST = 0.95
-"""Beyond this share of a window the door is shut."""
+"""Share of wasted bytes in a window above which admission pauses."""
 _WASTED_SOUND = 0.8
-"""Below this share a window is sound."""
+"""Share of wasted bytes below which a window is sound."""
 _SOUND_WINDOWS = 2
-"""So many of them in a row and all is forgiven: the first may live on what the pause has kept."""
+"""Sound windows in a row that reset the doubling of pauses.
+
+One is not enough, because it may be served by the blocks that the pause has kept.
+"""
 _PAUSE_WINDOWS = 8.0
-"""The first pause lasts so many times what the window took, and so does the truce after one that
-was of no use."""
+"""Length of the first pause, as a multiple of the window's duration."""
 _PAUSE_S_MAX = 3_600.0
 _DOUBLED_MAX = 6
+"""Maximum number of doublings of a pause."""
 
 
 class _Watched:
-    """A block on the tier: its bytes, and whether it came back to it and waits for its use."""
+    """A block on the tier: its size, and whether it was admitted again and not used since."""
 
     __slots__ = ("nbytes", "unused")
 
@@ -43,14 +46,14 @@ class _Watched:
 
 
 class ThrashGuard(Admission):
-    """Let pass what another rule admits, unless the tier thrashes.
+    """Admits blocks that another rule admits, unless the tier thrashes.
 
-    *Wasted* is a block that was admitted at its second use or later and is given up without a
-    further one. When as many bytes were wasted as the tier has (`capacity_bytes`), and more than
-    nineteen for each that the tier served meanwhile, nothing is admitted for eight times as long as
-    that took, at most an hour; twice as long each time that it happens again. Half a pause in
-    which the tier served no more than with its door open is enough, and then the guard stands back
-    for as long as the whole. Do not use it in front of a tier whose turn-over takes days.
+    A block is *wasted* if it was admitted at its second use or later and evicted without another
+    use. A window ends when the wasted bytes reach the tier's capacity (`capacity_bytes`). If more
+    than 95 % of the window's bytes (wasted or served) were wasted, admission pauses for eight times
+    the window's duration, at most an hour. Each further pause is twice as long. A pause ends at
+    half its time if the tier served no more in it than before; no other pause then begins for the
+    pause's full length. Do not use it for a tier whose contents take days to turn over.
     """
 
     def __init__(self, rule: Admission, capacity_bytes: float, sample: int = _SAMPLE) -> None:
@@ -62,24 +65,24 @@ class ThrashGuard(Admission):
         self._wasted = self._wasted_bytes = self._served_bytes = 0
         self._doubled = self._sound = 0
         self._pause_s = self._open_rate = 0.0
-        self._until_s = self._truce_s = 0.0
+        self._until_s = self._no_pause_until_s = 0.0
         self.paused = False
         self.pauses = 0
         self.kept_out = 0
 
-    def used(self, block: Candidate, now_s: float, *, at_hand: bool = False) -> None:
-        """Note a use of a block that lies on the tier, and tell the rule."""
+    def used(self, block: AdmissionCandidate, now_s: float, *, at_hand: bool = False) -> None:
+        """Record a use of a block that the tier holds, and pass it to the rule."""
         self._rule.used(block, now_s, at_hand=at_hand)
         watched = self._watched.get(block.name)
         if watched is not None:
             watched.unused = False
             self._served_bytes += 0 if at_hand else watched.nbytes
 
-    def admit(self, block: Candidate, now_s: float) -> bool:
-        """Whether the rule admits the block and the tier does not thrash."""
+    def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
+        """Return whether the rule admits the block and admission is not paused."""
         if self._begun_s is None:
             self._begin(now_s)
-        if self.paused and not self._opens(now_s):
+        if self.paused and not self._resumes(now_s):
             self.kept_out += 1
             return False
         if not self._rule.admit(block, now_s):
@@ -91,7 +94,7 @@ class ThrashGuard(Admission):
         return True
 
     def gave_up(self, name: bytes, now_s: float) -> None:
-        """Count a watched block that leaves, used again or not, and tell the rule."""
+        """Count a watched block that is evicted, and pass it to the rule."""
         self._rule.gave_up(name, now_s)
         watched = self._watched.pop(name, None)
         if watched is None or self.paused or self._begun_s is None:
@@ -100,10 +103,10 @@ class ThrashGuard(Admission):
         self._wasted_bytes += watched.nbytes if watched.unused else 0
         enough = self._wasted_bytes * self._sample >= self._capacity
         if enough and self._wasted >= _OUTCOMES_MIN:
-            self._judge(now_s, self._begun_s)
+            self._end_window(now_s, self._begun_s)
 
     def figures(self) -> dict[str, float]:
-        """Return the rule's figures and the guard's: whether it is shut, how often, what for."""
+        """Return the rule's figures and the guard's: state, pauses and refusals."""
         return {
             **self._rule.figures(),
             "paused": float(self.paused),
@@ -111,13 +114,13 @@ class ThrashGuard(Admission):
             "kept_out": float(self.kept_out),
         }
 
-    def _judge(self, now_s: float, begun_s: float) -> None:
-        """At the end of a window: shut the door, or look again."""
+    def _end_window(self, now_s: float, begun_s: float) -> None:
+        """Pause if too much was wasted, and begin the next window."""
         share = self._wasted_bytes / (self._wasted_bytes + self._served_bytes)
         self._sound = self._sound + 1 if share < _WASTED_SOUND else 0
         if self._sound >= _SOUND_WINDOWS:
             self._doubled = 0
-        if share > _WASTED_MOST and now_s >= self._truce_s:
+        if share > _WASTED_MOST and now_s >= self._no_pause_until_s:
             past_s = max(now_s - begun_s, 1e-9)
             self._open_rate = self._served_bytes / past_s
             self._pause_s = min(_PAUSE_WINDOWS * past_s * 2.0**self._doubled, _PAUSE_S_MAX)
@@ -126,13 +129,13 @@ class ThrashGuard(Admission):
             self.pauses += 1
         self._begin(now_s)
 
-    def _opens(self, now_s: float) -> bool:
-        """Open the door if the pause is over, or by half of it was of no use."""
+    def _resumes(self, now_s: float) -> bool:
+        """End the pause if it is over, or if half of it did not raise the served rate."""
         past_s = now_s - (self._until_s - self._pause_s)
         if past_s < self._pause_s:
             if past_s < self._pause_s / 2.0 or self._served_bytes > self._open_rate * past_s:
                 return False
-            self._truce_s = now_s + self._pause_s
+            self._no_pause_until_s = now_s + self._pause_s
         self._doubled = min(self._doubled + 1, _DOUBLED_MAX)
         self.paused = False
         self._begin(now_s)

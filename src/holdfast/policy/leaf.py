@@ -1,9 +1,9 @@
-"""Leaf-first LRU: evict the least recently used block that no other block here builds upon.
+"""Leaf-first LRU: evict the least recently used block that has no children on this tier.
 
-A prefix is useless with a hole in front, so a block leaves only when its children have left. This
-is the order of SGLang's radix cache (Zheng et al., "SGLang: Efficient Execution of Structured
-Language Model Programs", 2024), and the baseline every other policy must beat. Do not use it where
-one scan of contexts that never return floods the tier: admission has to keep those out.
+A block is useless without its whole prefix, so a block is evicted only after its children. This is
+the order of SGLang's radix cache (Zheng et al., "SGLang: Efficient Execution of Structured Language
+Model Programs", 2024), and the baseline that every other policy must beat. Do not use it alone if
+scans of contexts that never return flood the tier: an admission policy must keep those out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import heapq
 from array import array
 from collections.abc import Generator, Hashable, Sequence
 
-from holdfast.policy.tree import Tree
+from holdfast.policy.tree import PrefixTree
 
 _ROW_MASK = 0xFFFF_FFFF
 _SPARE = 64
@@ -22,15 +22,15 @@ _SPARE = 64
 class LeafLru:
     """Exact leaf-first LRU: 29 bytes a row, a lazy heap of leaves, O(log leaves) an eviction.
 
-    A use is noted at the last row of its chain only, and handed on to the parent with the removal
-    of the last child: a row's children were never used later than the row itself. So a use costs
-    the same for a chain of one block and of thousands.
+    A use is recorded at the last row of its chain only, and passed to the parent when a child is
+    removed, because a use of a block is also a use of its prefix. So the cost of a use does not
+    depend on the length of the chain.
     """
 
     def __init__(self) -> None:
         self._tick = 0
         self._used = array("Q")
-        self._tree = Tree(self._used)
+        self._tree = PrefixTree(self._used)
         self._leaves: list[int] = []
 
     def insert(
@@ -48,10 +48,10 @@ class LeafLru:
                 heapq.heappush(self._leaves, tick << 32 | row)
         self._tick = tick
         if len(self._leaves) > 2 * tree.rows + _SPARE:
-            self._tidy()
+            self._compact()
 
     def touch(self, rows: Sequence[int], now_s: float) -> None:
-        """Note one use of a chain's leading rows."""
+        """Record one use of a chain's leading rows."""
         del now_s
         self._tick += 1
         tree = self._tree
@@ -62,14 +62,14 @@ class LeafLru:
                     return
 
     def pass_by(self, row: int, now_s: float) -> None:
-        """Count it as a use, as it is in use."""
+        """Record a use of the row."""
         self.touch([row], now_s)
 
     def expect(self, rows: Sequence[int], at_s: float) -> None:
-        """Nothing: this order knows the past only."""
+        """Ignore hints: LRU uses past uses only."""
 
     def remove(self, row: int) -> None:
-        """Take a row out; its parent was used no earlier, and may become a leaf."""
+        """Remove a row; its parent inherits its last use, and may become a leaf."""
         tree, used = self._tree, self._used
         parent = tree.take(row)
         if parent >= 0:
@@ -78,7 +78,7 @@ class LeafLru:
                 heapq.heappush(self._leaves, used[parent] << 32 | parent)
 
     def forget(self, row: int) -> None:
-        """Cut a row off from its children."""
+        """Detach a row from its children."""
         self._tree.forget(row)
 
     def victims(self, now_s: float) -> Generator[int, None, None]:
@@ -106,8 +106,8 @@ class LeafLru:
             for entry in kept:
                 heapq.heappush(leaves, entry)
 
-    def _tidy(self) -> None:
-        """Drop what is stale from the heap."""
+    def _compact(self) -> None:
+        """Remove stale entries from the heap."""
         tree, used = self._tree, self._used
         rows = {entry & _ROW_MASK for entry in self._leaves}
         self._leaves = [used[row] << 32 | row for row in rows if tree.is_leaf(row)]

@@ -1,50 +1,51 @@
-"""What queue-shaped policies have in common: rows in lines, given up leaf-first, by name."""
+"""The base class of queue-based policies: rows in FIFO queues, evicted leaf-first."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 
-from holdfast.policy.lines import Lines
-from holdfast.policy.tree import Tree
+from holdfast.policy.row_queues import RowQueues
+from holdfast.policy.tree import PrefixTree
 
 
-class Queues:
-    """Rows of a tree in `count` lines; the last two are for parents that wait for their children.
+class QueuePolicy:
+    """Rows of a prefix tree in `count` queues, the last two of which are for deferred parents.
 
-    `beside` are the policy's own columns, one item a row: they grow with the tree.
-    `aside`: a parent whose turn came while its children were here; `ready`: they have left.
+    A parent that is due while it has children here moves to the `deferred` queue, and to `ready`
+    when the last of them is removed. `columns` are the policy's own, one item a row; they grow with
+    the tree.
     """
 
-    def __init__(self, count: int, *beside: array[int] | bytearray) -> None:
-        self._tree = Tree(*beside)
-        self._lines = Lines(count)
+    def __init__(self, count: int, *columns: array[int] | bytearray) -> None:
+        self._tree = PrefixTree(*columns)
+        self._queues = RowQueues(count)
         self._names: list[Hashable] = []
-        self._aside, self._ready = count - 2, count - 1
+        self._deferred, self._ready = count - 2, count - 1
 
     def expect(self, rows: Sequence[int], at_s: float) -> None:
-        """Nothing: this order knows the past only."""
+        """Ignore hints: these policies use past uses only."""
 
     def remove(self, row: int) -> None:
-        """Take a row out; its parent may have waited for that."""
+        """Remove a row; its deferred parent becomes ready if it has no other children."""
         if not self._tree.is_here(row):
             return
         parent = self._tree.take(row)
-        self._lines.leave(row)
+        self._queues.leave(row)
         self._names[row] = None
         if parent < 0 or self._tree.children[parent]:
             return
-        if self._lines.line(parent) == self._aside:
-            self._lines.append(self._ready, parent)
+        if self._queues.queue_of(parent) == self._deferred:
+            self._queues.append(self._ready, parent)
 
     def forget(self, row: int) -> None:
-        """Cut a row off from its children."""
+        """Detach a row from its children."""
         self._tree.forget(row)
 
     def _enter(
         self, rows: Sequence[int], parents: Sequence[int], names: Sequence[Hashable]
     ) -> Iterator[tuple[int, Hashable, bool]]:
-        """Add a chain to the tree; yield, from its end, rows, names, and whether they are new."""
+        """Add a chain to the tree; yield (row, name, is new) from its last row to its first."""
         here = self._tree.here
         new = [row >= len(here) or not here[row] for row in rows]
         self._tree.add(rows, parents)
@@ -55,27 +56,27 @@ class Queues:
             yield row, name, is_new
 
     def _offer(
-        self, following: Callable[[], int], left: Callable[[int, int, Hashable], None]
+        self, next_row: Callable[[], int], on_evicted: Callable[[int, int, Hashable], None]
     ) -> Generator[int, None, None]:
-        """Yield the leaves that `following` finds; those not taken keep their places.
+        """Yield the leaves that `next_row` returns; those not evicted keep their places.
 
-        `left` is told row, line and name of every one that was taken.
+        Calls `on_evicted` with row, queue and name of each evicted one.
         """
-        lines, tree = self._lines, self._tree
+        queues, tree = self._queues, self._tree
         offered: list[tuple[int, int, Hashable]] = []
         try:
-            while (row := following()) >= 0:
-                line, name = lines.line(row), self._names[row]
+            while (row := next_row()) >= 0:
+                queue, name = queues.queue_of(row), self._names[row]
                 if tree.children[row]:
-                    lines.append(self._aside, row)
+                    queues.append(self._deferred, row)
                     continue
-                lines.leave(row)
-                offered.append((row, line, name))
+                queues.leave(row)
+                offered.append((row, queue, name))
                 yield row
         finally:
-            for row, line, _ in reversed(offered):
+            for row, queue, _ in reversed(offered):
                 if tree.here[row]:
-                    lines.prepend(line, row)
-            for row, line, name in offered:
+                    queues.prepend(queue, row)
+            for row, queue, name in offered:
                 if not tree.here[row]:
-                    left(row, line, name)
+                    on_evicted(row, queue, name)

@@ -1,4 +1,4 @@
-"""How long a context is worth keeping, as whoever saves it knows."""
+"""Retention classes: the declared lifetime of a saved context."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import enum
 
 
 class Retention(enum.StrEnum):
-    """A class of contexts.
+    """The retention class of a context.
 
-    `ephemeral`: not needed again, so never written below memory, and the first to go there.
-    `session`: as the policies see fit. `durable`: written to every tier below at once.
+    `ephemeral`: not needed again, so never written below memory, and evicted first from memory.
+    `session`: left to the policies. `durable`: written to every tier below at once.
     """
 
     EPHEMERAL = "ephemeral"

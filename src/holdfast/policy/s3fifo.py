@@ -1,13 +1,13 @@
-"""S3-FIFO, leaf-first: new blocks pass a small queue; those used there enter the large one.
+"""S3-FIFO eviction, leaf-first: new blocks enter a small queue; those reused move to the main one.
 
 Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023), with the paper's loop:
-the small queue is a tenth of the store and may exceed it until the main queue fills. What the paper
-does not know is chains: a block whose turn comes while others here build upon it waits aside, and
-goes as soon as the last of them has gone.
+the small queue is a tenth of the store and may exceed it until the main queue fills. The paper has
+no chains: a victim that still has children on this tier is deferred, and evicted as soon as the
+last of them is evicted.
 
-Use it where contexts that never return flood a store far smaller than what is used again: it lets
-them pass. Do not use it where the store holds most of what is used again: two uses are then worth
-less than one recent use, and it loses some points to leaf-first LRU (docs/reference/policies.md).
+Use it if contexts that never return flood a store far smaller than the reused blocks: they pass
+through. Do not use it if the store holds most of the reused blocks: two old uses then predict less
+than a recent one, and leaf-first LRU hits some points more (docs/reference/policies.md).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Generator, Hashable, Sequence
 
-from holdfast.policy.queues import Queues
+from holdfast.policy.queues import QueuePolicy
 
-_SMALL, _MAIN, _ASIDE, _READY = range(4)
+_SMALL, _MAIN, _DEFERRED, _READY = range(4)
 _SMALL_SHARE = 10
-"""The small queue is the store divided by this."""
+"""The store's rows divided by this are the small queue."""
 
 _USES_MAX = 3
 _USES_TO_STAY = 2
-"""Uses in the small queue, after the first, that lead into the main queue."""
+"""Uses in the small queue, after the first, that move a row into the main queue."""
 
 
-class S3Fifo(Queues):
-    """Two queues of rows and one of names that left the small one; 31 bytes a row beside names."""
+class S3Fifo(QueuePolicy):
+    """Two queues of rows, and the names evicted from the small one; 31 bytes a row plus names."""
 
     def __init__(self) -> None:
         self._uses = bytearray()
@@ -37,8 +37,8 @@ class S3Fifo(Queues):
     def insert(
         self, rows: Sequence[int], parents: Sequence[int], names: Sequence[Hashable], now_s: float
     ) -> None:
-        """Add rows: to the main queue those whose names left the small one lately, else to it."""
-        uses, ghosts, append = self._uses, self._ghosts, self._lines.append
+        """Add rows to the small queue, or to the main one if the name left the small one lately."""
+        uses, ghosts, append = self._uses, self._ghosts, self._queues.append
         for row, name, is_new in self._enter(rows, parents, names):
             if not is_new:
                 self.touch([row], now_s)
@@ -50,55 +50,52 @@ class S3Fifo(Queues):
             append(_MAIN if known else _SMALL, row)
 
     def touch(self, rows: Sequence[int], now_s: float) -> None:
-        """Count one use of each row; one that had been judged already is in the main queue."""
+        """Count one use of each row; a deferred or ready row returns to the main queue."""
         del now_s
-        uses, where, known = self._uses, self._lines.where, len(self._lines.where)
+        uses, where, known = self._uses, self._queues.where, len(self._queues.where)
         for row in rows:
             if row >= known or not where[row]:
                 continue
             if uses[row] < _USES_MAX:
                 uses[row] += 1
-            if where[row] > _ASIDE:
-                self._lines.append(_MAIN, row)
+            if where[row] > _DEFERRED:  # `where` counts from 1
+                self._queues.append(_MAIN, row)
 
     def pass_by(self, row: int, now_s: float) -> None:
-        """Count it as a use, as it is in use."""
+        """Count one use of the row."""
         self.touch([row], now_s)
 
     def victims(self, now_s: float) -> Generator[int, None, None]:
-        """Yield leaves in the order that the queues give them up."""
+        """Yield leaves in the eviction order of the queues."""
         del now_s
         full = self._tree.rows
 
-        def left(row: int, line: int, name: Hashable) -> None:
+        def on_evicted(row: int, queue: int, name: Hashable) -> None:
             del row
-            if line == _SMALL:
-                self._remember(name, full)
+            if queue != _SMALL:
+                return
+            self._ghosts[name] = None
+            while len(self._ghosts) > full - full // _SMALL_SHARE:
+                self._ghosts.popitem(last=False)
 
-        return self._offer(lambda: self._next(full), left)
+        return self._offer(lambda: self._next(full), on_evicted)
 
     def _next(self, full: int) -> int:
-        """Return the row whose turn it is, having let pass those that were used; -1 for none."""
-        lines, uses = self._lines, self._uses
+        """Return the next victim, after moving used rows to the main queue; -1 if there is none."""
+        queues, uses = self._queues, self._uses
         while True:
-            row = lines.first(_READY)
+            row = queues.first(_READY)
             if row >= 0:
                 return row
-            small = lines.lengths[_SMALL]
-            if small and (small >= full // _SMALL_SHARE or not lines.lengths[_MAIN]):
-                row = lines.first(_SMALL)
+            small = queues.lengths[_SMALL]
+            if small and (small >= full // _SMALL_SHARE or not queues.lengths[_MAIN]):
+                row = queues.first(_SMALL)
                 if uses[row] < _USES_TO_STAY:
                     return row
                 uses[row] = 0
             else:
-                row = lines.first(_MAIN)
+                row = queues.first(_MAIN)
                 if row < 0 or not uses[row]:
                     return row
                 uses[row] -= 1
-            lines.append(_MAIN, row)
-
-    def _remember(self, name: Hashable, full: int) -> None:
-        """Keep a name for as many evictions as the main queue has room for."""
-        self._ghosts[name] = None
-        while len(self._ghosts) > full - full // _SMALL_SHARE:
-            self._ghosts.popitem(last=False)
+            queues.append(_MAIN, row)

@@ -1,4 +1,4 @@
-"""Which rows are here, and how many rows here build upon each: what makes a policy leaf-first."""
+"""A prefix tree of the rows on a tier with child counts, so that policies can evict leaf-first."""
 
 from __future__ import annotations
 
@@ -7,44 +7,45 @@ from collections.abc import Sequence
 
 _NO_PARENT = -1
 _HEAD = 0xFFFF_FFFF
-"""Instead of the row of a parent: there is none."""
+"""Value of `_parent` for a row without a parent."""
 
 
-class Tree:
-    """Rows and their parents' rows; 21 bytes a row.
+class PrefixTree:
+    """Rows, their parents' rows and child counts; 21 bytes a row.
 
-    A row's children count while it is away too: a chain may come in from its end. `forget` cuts
-    them off, because then the row's number is another block's. `beside` are a policy's own columns,
-    which grow with those here.
+    A row's children are counted even if the row itself is absent, because a chain may be added from
+    its end. `forget` detaches them, because the row's number then belongs to another block.
+    `columns` are a policy's own, which grow with the tree's.
     """
 
-    def __init__(self, *beside: array[int] | list[float] | bytearray) -> None:
-        self._beside = beside
+    def __init__(self, *columns: array[int] | list[float] | bytearray) -> None:
+        self._columns = columns
         self.here = bytearray()
-        """[row] 1 if the row is here; grown by `add`."""
+        """[row] 1 if the row is present; extended by `add`."""
         self.children: list[int] = []
-        """[row] how many rows here build upon it; grown by `add`."""
+        """[row] number of its children that are present; extended by `add`."""
         self.rows = 0
-        """How many rows are here."""
+        """Number of rows present."""
         self.holes = 0
-        """How many rows are away although rows here build upon them."""
+        """Number of absent rows with children that are present."""
         self._parent = array("I")
-        self._life = array("I")
-        """[row] how often it was cut off from its children."""
-        self._known = array("I")
-        """[row] the life of its parent that it builds upon."""
-        self._cut = False
-        """Whether any row was ever cut off: until then all lives are 0."""
+        self._generation = array("I")
+        """[row] count of `forget` calls."""
+        self._parent_generation = array("I")
+        """[row] generation of its parent when the row was added."""
+        self._forgot = False
+        """Whether `forget` was ever called: until then all generations are 0."""
 
     def add(self, rows: Sequence[int], parents: Sequence[int]) -> None:
-        """Add the rows of a chain, each behind its parent (-1: none); what is here stays.
+        """Add the rows of a chain, each after its parent (-1: none); rows already present stay.
 
-        Raises ValueError, and adds nothing, unless there are as many parents as rows.
+        Raises ValueError, and adds nothing, if the numbers of rows and parents differ.
         """
         if len(rows) != len(parents):
-            raise ValueError(f"{len(rows)} rows and {len(parents)} parents: one of each a block")
-        here, children, fronts, life = self.here, self.children, self._parent, self._life
-        lives, cut, known, new = self._known, self._cut, len(here), 0
+            raise ValueError(f"{len(rows)} rows and {len(parents)} parents; give a parent per row")
+        here, children, parent_of = self.here, self.children, self._parent
+        generation, of_parent, forgot = self._generation, self._parent_generation, self._forgot
+        known, new = len(here), 0
         for number, row in enumerate(rows):
             parent = parents[number]
             if row >= known or parent >= known:
@@ -56,18 +57,18 @@ class Tree:
             if children[row]:
                 self.holes -= 1
             if parent < 0:
-                fronts[row] = _HEAD
+                parent_of[row] = _HEAD
                 continue
             if not here[parent] and not children[parent]:
                 self.holes += 1
             children[parent] += 1
-            fronts[row] = parent
-            if cut:
-                lives[row] = life[parent]
+            parent_of[row] = parent
+            if forgot:
+                of_parent[row] = generation[parent]
         self.rows += new
 
     def take(self, row: int) -> int:
-        """Take out a row, if it is here; return the row of its parent if that is here, else -1."""
+        """Remove a row if it is present; return its parent's row if that is present, else -1."""
         here, children = self.here, self.children
         if not 0 <= row < len(here) or not here[row]:
             return _NO_PARENT
@@ -76,7 +77,9 @@ class Tree:
         if children[row]:
             self.holes += 1
         parent = self._parent[row]
-        if parent == _HEAD or (self._cut and self._life[parent] != self._known[row]):
+        if parent == _HEAD:
+            return _NO_PARENT
+        if self._forgot and self._generation[parent] != self._parent_generation[row]:
             return _NO_PARENT
         children[parent] -= 1
         if here[parent]:
@@ -86,31 +89,29 @@ class Tree:
         return _NO_PARENT
 
     def forget(self, row: int) -> None:
-        """Cut a row that is away off from its children: its number is another block's from now."""
+        """Detach an absent row from its children; its number may then name another block."""
         if row >= len(self.here) or self.here[row]:
             return
         if self.children[row]:
             self.holes -= 1
             self.children[row] = 0
-        self._cut = True
-        self._life[row] = (self._life[row] + 1) & (1 << 31) - 1
+        self._forgot = True
+        self._generation[row] = (self._generation[row] + 1) & (1 << 31) - 1
 
     def is_here(self, row: int) -> bool:
-        """Whether a row is here."""
+        """Return whether a row is present."""
         return 0 <= row < len(self.here) and self.here[row] == 1
 
     def is_leaf(self, row: int) -> bool:
-        """Whether a row is here and no row here builds upon it."""
+        """Return whether a row is present and has no children that are."""
         return self.is_here(row) and not self.children[row]
 
     def _grow(self, row: int) -> int:
-        """Make the columns long enough for a row that they are too short for; return their length.
-
-        In place: who has them at hand keeps them.
-        """
+        """Extend the columns in place for a row beyond their end; return their length."""
         missing = row + 1 - len(self.here)
         missing += len(self.here) >> 3
         self.here.extend(bytes(missing))
-        for column in (self.children, self._parent, self._life, self._known, *self._beside):
+        own = (self.children, self._parent, self._generation, self._parent_generation)
+        for column in (*own, *self._columns):
             column.extend(bytes(missing))
         return len(self.here)

@@ -1,11 +1,10 @@
-"""The oracle's bound: what a store hits that keeps what is needed soonest.
+"""Belady's bound: the hits of an oracle that evicts the block whose next use is furthest away.
 
-Belady, "A study of replacement algorithms for a virtual-storage computer" (1966), over blocks of
-one size: after each request the store keeps, of what it held and the blocks of that request, those
-whose next use comes first. What is never used again isn't kept, and need not even be written. No
-block of a request is evicted while the request is in flight. Of blocks with the same next use,
-which is a request that uses one chain, the deepest go first; so no block is kept without what it
-builds upon.
+Belady, "A study of replacement algorithms for a virtual-storage computer" (1966), for blocks of one
+size. After each request the store keeps, of its blocks and those of the request, the ones with the
+earliest next use. Blocks without a next use are not kept and need not be written. No block of a
+request is evicted while the request is in flight. Blocks with the same next use belong to one
+chain, and the deepest is evicted first; so no block is kept without its parent.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from typing import NamedTuple
 import numpy as np
 
 from holdfast.sim.reuse import Reuse, reuse
-from holdfast.sim.trace import Trace
+from holdfast.sim.trace import Trace, share
 
 
-class Bound(NamedTuple):
-    """The most blocks that any policy can hit in a store of this many, and the tokens in them."""
+class OracleBound(NamedTuple):
+    """Upper bound of the hits of any policy at one capacity, as shares of tokens and blocks."""
 
     capacity_blocks: int
     token_hit: float
     block_hit: float
 
 
-def belady(trace: Trace, capacities: list[int], runs: Reuse | None = None) -> list[Bound]:
-    """The bound at each of these capacities; `runs` are those of `reuse(trace)`, if known.
+def belady(trace: Trace, capacities: list[int], runs: Reuse | None = None) -> list[OracleBound]:
+    """Return the bound at each capacity; `runs` is `reuse(trace)` if the caller has it already.
 
-    A run of blocks is kept or dropped from its end, because all of it has the same next use.
+    All blocks of a run have the same next use, so a run is evicted from its tail.
     """
     runs = reuse(trace) if runs is None else runs
     inputs = int(trace.input_tokens.sum())
@@ -39,23 +38,23 @@ def belady(trace: Trace, capacities: list[int], runs: Reuse | None = None) -> li
         if capacity < 0:
             raise ValueError(f"capacity of {capacity} blocks: give 0 or more")
         kept = np.array(_kept(trace, runs, capacity), np.int64)
-        blocks = np.bincount(runs.request, weights=kept, minlength=trace.requests).astype(np.int64)
+        blocks = trace.sum_by_request(runs.request, kept)
         tokens = np.minimum(blocks * trace.block_tokens, trace.input_tokens)
-        hit = int(tokens.sum()) / inputs if inputs else 0.0
-        share = int(blocks.sum()) / trace.blocks if trace.blocks else 0.0
-        bounds.append(Bound(capacity, hit, share))
+        token_hit = share(int(tokens.sum()), inputs)
+        block_hit = share(int(blocks.sum()), trace.blocks)
+        bounds.append(OracleBound(capacity, token_hit, block_hit))
     return bounds
 
 
 def _kept(trace: Trace, runs: Reuse, capacity: int) -> list[int]:
-    """How many blocks of each run are still there when they are used again."""
+    """Return the number of blocks of each run that are still held at their next use."""
     lengths = runs.blocks.tolist()
     by_request = np.searchsorted(runs.request, np.arange(trace.requests + 1)).tolist()
     order = np.argsort(runs.previous, kind="stable")
     written = order.tolist()
     by_previous = np.searchsorted(runs.previous[order], np.arange(trace.requests + 1)).tolist()
     kept = [0] * len(lengths)
-    latest: list[int] = []  # runs in the store, negative: the last run of the latest request first
+    latest: list[int] = []  # heap of held runs, negated: the run with the latest next use first
     free = capacity
     for request in range(trace.requests):
         for run in range(by_request[request], by_request[request + 1]):

@@ -1,8 +1,7 @@
-"""From what was measured on a machine to the ladder that stands for it, and back to predictions.
+"""Calibration: fit a ladder file to times measured on a machine, and predict times from it.
 
-Prefill is fitted by the code that a running store fits it with (`plan.cost`). What a tier brings is
-what is left of a warm request's time when the computing of its tail is taken off: it covers the
-whole way from the tier into the engine's pages.
+`plan.cost` fits prefill, as in a running store. The time of a tier is the time of a warm request
+less the prefill of its tail: it covers the whole path from the tier into the engine's pages.
 """
 
 from __future__ import annotations
@@ -24,36 +23,43 @@ from holdfast.plan.cost import (
     PrefillFit,
     TierEstimate,
 )
-from holdfast.plan.fit import Belief, Fit
+from holdfast.plan.fit import Belief, OnlineFit
 from holdfast.plan.planner import BestCut
 from holdfast.sim.fleet import Fleet
-from holdfast.sim.hardware import resolve
-from holdfast.sim.ladder import Ladder, parse_ladder
+from holdfast.sim.hardware import SimulatedHardware, resolve
+from holdfast.sim.ladder import parse_ladder
 from holdfast.sim.profile import load_profile
 from holdfast.sim.route import router
 from holdfast.sim.rules import rules_of
-from holdfast.sim.run import Setting, Simulation
-from holdfast.sim.trace import Trace
+from holdfast.sim.run import Simulation, SimulationSettings
+from holdfast.sim.trace import UNKNOWN, Trace
 
 POINTS_MIN = 3
-"""Lengths that a fit needs."""
+"""Minimum number of context lengths for a fit."""
 
-MISFIT = 0.25
-"""How far a fit may be from any of the times it was made from."""
+MISFIT_MAX = 0.25
+"""Maximum relative difference between a fit and each of its measured times."""
 
 _APART_S = 10_000.0
+"""Interval between the two requests of `first_tokens_s`: the first is done long before."""
 
 
 def prefill_of(cold: Mapping[int, float], tail: int) -> PrefillCost:
-    """Fit the cost of prefill to times of contexts computed whole, `tail` tokens behind each."""
+    """Fit the prefill cost to the times of requests without hits.
+
+    `cold` maps context tokens to seconds; each prompt has `tail` more tokens. Raises ConfigError
+    for too few lengths, HoldfastError for a poor fit.
+    """
     if len(cold) < POINTS_MIN:
-        raise ConfigError(f"{len(cold)} lengths are too few for a fit; measure {POINTS_MIN}")
+        raise ConfigError(
+            f"{len(cold)} lengths are too few for a fit; measure at least {POINTS_MIN}"
+        )
     fit = PrefillFit()
     for tokens, seconds in cold.items():
         fit.observe(tokens + tail, 0, seconds)
     cost = fit.cost
     if cost is None:
-        raise ConfigError("the times measured make no cost of prefill; measure again")
+        raise ConfigError("the measured times do not fit a prefill cost; measure again")
     for tokens, seconds in cold.items():
         _check_fit(f"{tokens} tokens computed", cost.seconds(tokens + tail), seconds)
     return cost
@@ -62,44 +68,48 @@ def prefill_of(cold: Mapping[int, float], tail: int) -> PrefillCost:
 def tier_of(
     warm: Mapping[int, float], prefill: PrefillCost, token_bytes: float, tail: int
 ) -> TierEstimate:
-    """Fit a tier to times of contexts fetched whole from it.
+    """Fit a tier's latency and bandwidth to the times of requests that fetch all their context.
 
-    Its latency is whatever the times say: the engine's own share of a warm request is in it, a
-    hundred times what a tier needs to its first byte, which `plan.cost.TierFit` is held to. Where
-    the times do not grow with the bytes, as these are few beside the rest, the bytes are taken to
-    come as fast as memory gives them, and all else is latency.
+    The latency has no upper bound, unlike in `plan.cost.TierFit`: it includes the engine's share of
+    a warm request, about a hundred times the tier's own latency. If the times do not grow with the
+    bytes, because the bytes take little of the time, the bandwidth is that of memory and the rest
+    of the time is latency.
     """
     if len(warm) < POINTS_MIN:
-        raise ConfigError(f"{len(warm)} lengths are too few for a fit; measure {POINTS_MIN}")
-    believed = Belief((0.0, 1.0 / LOWER_DEFAULT.bytes_per_s), (1e-6, 0.05))
-    fit = Fit(believed, half_life=PREFILL_HALF_LIFE, most=PREFILL_KEPT)
+        raise ConfigError(
+            f"{len(warm)} lengths are too few for a fit; measure at least {POINTS_MIN}"
+        )
+    prior = Belief((0.0, 1.0 / LOWER_DEFAULT.bytes_per_s), (1e-6, 0.05))
+    fit = OnlineFit(prior, half_life=PREFILL_HALF_LIFE, most=PREFILL_KEPT)
     for tokens, seconds in warm.items():
-        fit.observe((1.0, tokens * token_bytes), _left_s(tokens, seconds, prefill, tail))
+        fit.observe((1.0, tokens * token_bytes), _fetch_s(tokens, seconds, prefill, tail))
     latency_s, per_byte = fit.coefficients()
     if per_byte:
         tier = TierEstimate(latency_s, 1.0 / per_byte)
     else:
         rests = [
-            _left_s(n, s, prefill, tail) - n * token_bytes / HOST_DEFAULT.bytes_per_s
+            _fetch_s(n, s, prefill, tail) - n * token_bytes / HOST_DEFAULT.bytes_per_s
             for n, s in warm.items()
         ]
         tier = TierEstimate(max(0.0, median(rests)), HOST_DEFAULT.bytes_per_s)
     for tokens, seconds in warm.items():
-        said_s = tier.seconds(tokens * token_bytes) + prefill.seconds(tail, tokens)
-        _check_fit(f"{tokens} tokens fetched", said_s, seconds)
+        fitted_s = tier.seconds(tokens * token_bytes) + prefill.seconds(tail, tokens)
+        _check_fit(f"{tokens} tokens fetched", fitted_s, seconds)
     return tier
 
 
-def _left_s(tokens: int, seconds: float, prefill: PrefillCost, tail: int) -> float:
+def _fetch_s(tokens: int, seconds: float, prefill: PrefillCost, tail: int) -> float:
+    """Return the time of a warm request less the prefill of its tail."""
     return max(1e-6, seconds - prefill.seconds(tail, tokens))
 
 
-def _check_fit(what: str, said_s: float, measured_s: float) -> None:
-    """Refuse a fit that is far from what it was made from: something disturbed a length."""
-    if abs(said_s - measured_s) > MISFIT * measured_s:
+def _check_fit(what: str, fitted_s: float, measured_s: float) -> None:
+    """Raise HoldfastError if a fit is far from a measured time: the measurement was disturbed."""
+    if abs(fitted_s - measured_s) > MISFIT_MAX * measured_s:
         raise HoldfastError(
-            f"{what}: {measured_s:.3f} s measured, {said_s:.3f} s by the fit to all lengths, more "
-            f"than {MISFIT:.0%} apart; nothing is written: let the machine rest, or raise --rounds"
+            f"{what}: {measured_s:.3f} s measured, {fitted_s:.3f} s by the fit to all lengths: "
+            f"over {MISFIT_MAX:.0%} apart; nothing is written: let the machine rest, or raise "
+            "--rounds"
         )
 
 
@@ -109,7 +119,7 @@ def ladder_data(
     token_bytes: float,
     capacities: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Return the ladder file of a machine as plain data, fit for YAML."""
+    """Return the ladder file of a machine as plain data for YAML."""
     return {
         "token_bytes": token_bytes,
         "engine": {"prefill": {"a": prefill.a, "b": prefill.b, "c": prefill.c}},
@@ -126,35 +136,36 @@ def ladder_data(
 
 
 def predict(data: Mapping[str, Any], tier: str, tokens: int, tail: int, block: int) -> list[float]:
-    """Simulate one context twice, with this tier only: the first tokens' times, cold and warm.
+    """Simulate one context twice with one tier of a ladder; return both times to first token.
 
-    `tokens` of the context, a whole number of blocks of `block`; `tail` more behind it.
+    The context has `tokens` tokens, a whole number of blocks of `block` tokens; each prompt has
+    `tail` more. The first request computes everything, the second fetches the context.
     """
     ladder = parse_ladder(dict(data), "calibrated")
-    ladder = _only(ladder, tier)
-    trace = _twice(tokens, tail, block)
-    hardware = resolve(ladder, load_profile(""), block)
-    fleet = Fleet(hardware, 1, rules_of(hardware))
-    requests = Simulation(trace, fleet, Setting(BestCut(), router("round_robin"))).run()
-    return [float(first) for first in requests.first_s - requests.arrived_s]
+    tiers = [each for each in ladder.tiers if each.kind == tier]
+    ladder = msgspec.structs.replace(ladder, tiers=tiers)
+    return first_tokens_s(resolve(ladder, load_profile(""), block), tokens, tail)
 
 
-def _only(ladder: Ladder, tier: str) -> Ladder:
-    kept = [each for each in ladder.tiers if each.kind == tier]
-    return msgspec.structs.replace(ladder, tiers=kept)
+def first_tokens_s(hardware: SimulatedHardware, tokens: int, tail: int = 0) -> list[float]:
+    """Simulate one prompt twice on one worker; return both times to first token.
 
-
-def _twice(tokens: int, tail: int, block: int) -> Trace:
-    blocks = tokens // block
+    The prompt has `tokens` tokens, a whole number of blocks, and `tail` more in no full block.
+    """
+    block_tokens = hardware.namespace.block_tokens
+    blocks = tokens // block_tokens
     ids = np.arange(blocks, dtype=np.int32)
-    return Trace(
+    trace = Trace(
         name="twice",
-        block_tokens=block,
+        block_tokens=block_tokens,
         time_s=np.array([0.0, _APART_S]),
         input_tokens=np.full(2, tokens + tail, np.int64),
         output_tokens=np.zeros(2, np.int64),
-        session=np.zeros(2, np.int32),
+        session=np.full(2, UNKNOWN, np.int32),
         think_s=np.full(2, np.nan),
         starts=np.array([0, blocks, 2 * blocks], np.int64),
         ids=np.concatenate([ids, ids]),
     )
+    fleet = Fleet(hardware, 1, rules_of(hardware))
+    requests = Simulation(trace, fleet, SimulationSettings(BestCut(), router("round_robin"))).run()
+    return [float(first) for first in requests.first_s - requests.arrived_s]

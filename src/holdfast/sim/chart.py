@@ -1,7 +1,6 @@
-"""Charts as SVG, written directly: lines and points on linear or logarithmic axes.
+"""SVG charts: lines and points on linear or logarithmic axes.
 
-One picture is one text without links, scripts or fonts of its own; it follows the light or dark
-mode of whoever looks at it.
+A chart has no links, scripts or embedded fonts, and follows the viewer's light or dark mode.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ _COLOURS = 4
 
 
 class Axis(NamedTuple):
-    """What an axis shows, with its unit, and whether it is logarithmic."""
+    """Title of an axis, with its unit, and whether it is logarithmic."""
 
     title: str
     log: bool = False
 
 
 class Series(NamedTuple):
-    """Points in order of x. `steps` goes right, then up or down; `notes` stand beside points."""
+    """Points in order of x. `steps` draws right, then up or down; `notes` label the points."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -51,7 +50,7 @@ class Series(NamedTuple):
 
 
 def chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
-    """Return an SVG document. Points that a logarithmic axis can not show are left out."""
+    """Return an SVG document, without the points that a logarithmic axis cannot show."""
     shown = [_visible(one, x, y) for one in series]
     points = [point for one in shown for point in one.points]
     if not points:
@@ -66,13 +65,13 @@ def chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
         *_grid(x, y, across, up),
     ]
     for i, one in enumerate(shown):
-        parts += _drawn(one, i, across, up)
+        parts += _series_marks(one, i, across, up)
     parts += _legend([one.label for one in shown])
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 class _Scale:
-    """From values to pixels, on a range that ends on round numbers."""
+    """Maps values to pixels, on a range between round numbers."""
 
     def __init__(self, axis: Axis, values: Sequence[float], first: float, last: float) -> None:
         self.log = axis.log
@@ -85,7 +84,7 @@ class _Scale:
         self._first, self._last = first, last
 
     def __call__(self, value: float) -> float:
-        """Return the pixel of a value."""
+        """Return the pixel coordinate of a value."""
         share = (self._place(value) - self._low) / (self._high - self._low)
         return self._first + share * (self._last - self._first)
 
@@ -151,46 +150,41 @@ def _grid(x: Axis, y: Axis, across: _Scale, up: _Scale) -> list[str]:
     ]
 
 
-def _drawn(one: Series, number: int, across: _Scale, up: _Scale) -> list[str]:
+def _series_marks(one: Series, number: int, across: _Scale, up: _Scale) -> list[str]:
+    """Return the path, the dots and the notes of a series.
+
+    A note is slanted, or level and to the left of its point near the right edge.
+    """
     colour = number % _COLOURS
     pixels = [(across(a), up(b)) for a, b in one.points]
     parts = []
     if one.kind != "points" and pixels:
-        parts.append(f'<path class="s{colour}" d="{_path(pixels, one.kind)}"/>')
+        form = "H{:.1f} V{:.1f}" if one.kind == "steps" else "L{:.1f} {:.1f}"
+        path = ["M{:.1f} {:.1f}".format(*pixels[0]), *(form.format(a, b) for a, b in pixels[1:])]
+        parts.append(f'<path class="s{colour}" d="{" ".join(path)}"/>')
     if one.kind != "line":
         parts += [f'<circle class="f{colour}" cx="{a:.1f}" cy="{b:.1f}" r="4"/>' for a, b in pixels]
     free_from = -inf
     for (a, b), note in zip(pixels, one.notes, strict=True):
-        if note and a >= free_from:
-            parts.append(_note(a, b, note))
-            free_from = a + _NOTE_GAP
+        if not note or a < free_from:
+            continue
+        free_from = a + _NOTE_GAP
+        if a + _LETTER_WIDTH * len(note) > WIDTH - _RIGHT:
+            place = f'x="{a - 8:.1f}" y="{b - 8:.1f}" text-anchor="end"'
+        else:
+            place = f'transform="translate({a + 5:.1f} {b - 8:.1f}) rotate(-25)"'
+        parts.append(f"<text {place}>{escape(note)}</text>")
     return parts
 
 
 def _legend(labels: Sequence[str]) -> list[str]:
-    """Write the labels in a row below the title, each behind a dot of its colour."""
+    """Return the labels in a row below the title, each after a dot of its colour."""
     parts, at = [], float(_LEFT)
     for i, label in enumerate(labels):
         dot = f'<tspan class="f{i % _COLOURS}">●</tspan>'
         parts.append(f'<text x="{at:.0f}" y="42">{dot} {escape(label)}</text>')
         at += _LETTER_WIDTH * (len(label) + 5)
     return parts
-
-
-def _path(pixels: Sequence[tuple[float, float]], kind: str) -> str:
-    first, *rest = pixels
-    steps = [f"M{first[0]:.1f} {first[1]:.1f}"]
-    for a, b in rest:
-        steps.append(f"H{a:.1f} V{b:.1f}" if kind == "steps" else f"L{a:.1f} {b:.1f}")
-    return " ".join(steps)
-
-
-def _note(a: float, b: float, note: str) -> str:
-    """Write beside a point, slanted upwards; level and to its left where the picture ends."""
-    if a + _LETTER_WIDTH * len(note) > WIDTH - _RIGHT:
-        return f'<text x="{a - 8:.1f}" y="{b - 8:.1f}" text-anchor="end">{escape(note)}</text>'
-    place = f"translate({a + 5:.1f} {b - 8:.1f}) rotate(-25)"
-    return f'<text transform="{place}">{escape(note)}</text>'
 
 
 def _figure(value: float) -> str:

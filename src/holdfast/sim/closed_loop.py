@@ -1,4 +1,4 @@
-"""Which request of a session waits for which answer."""
+"""Dependencies in a session: the answer that each request waits for."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import math
 from holdfast.sim.trace import Trace
 
 _TICK_S = 1e-3
-"""Times in a trace are this coarse."""
+"""Resolution of times in a trace."""
 
 
 def followers(trace: Trace) -> dict[int, list[int]]:
-    """Map each request to those of its session that wait for its answer.
+    """Map each request to the requests of its session that wait for its answer.
 
-    The answer before a request is that of the last one which had come when the client began to
-    think: agents ask for several things at once, so it need not be the one just before.
+    A request waits for the last request that had arrived when the client's think time began. This
+    is not always the previous request, because agents send several requests at once.
     """
     sessions: dict[int, tuple[list[float], list[int]]] = {}
     after: dict[int, list[int]] = {}

@@ -1,19 +1,21 @@
-"""What a simulated fleet costs: dollars per million tokens out, and energy.
+"""Cost and energy of a simulated fleet: dollars per million output tokens, and kWh.
 
-GPUs are paid by the second that they work, at their hourly price, which covers their memory and
-power; work for which the run has no time is paid too, and `assumptions` says so. Whole units of
-every other medium are bought and written off over the profile's years, and drink their idle power
-plus the share of the rest in which they move bytes. Object stores are paid by the byte kept and by
-request.
+GPUs cost their hourly price for the seconds in which they work; the price covers their memory and
+power. Work that exceeds the run's time counts too, and `assumptions` then says so. All other media
+are bought in whole units and written off over the profile's years. They draw idle power, and up to
+active power in proportion to the time in which they move bytes. Object stores cost by the bytes
+stored and by request.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from holdfast.sim.figures import Figure, Run
+from holdfast.sim.figures import Figure, SimulationFigures
 from holdfast.sim.formulas import SECONDS_PER_DAY
-from holdfast.sim.hardware import Rung
+from holdfast.sim.hardware import TierSpec
+from holdfast.sim.profile import Medium
+from holdfast.sim.trace import share
 
 HOUR_S = 3_600.0
 YEAR_S = 365 * 86_400.0
@@ -22,7 +24,7 @@ JOULES_PER_KWH = 3.6e6
 
 
 class TierCost(NamedTuple):
-    """What one tier of the ladder costs over a run, for all workers: dollars and joules."""
+    """Dollars and joules of one tier over a run, for all workers."""
 
     name: str
     hardware: float
@@ -32,21 +34,21 @@ class TierCost(NamedTuple):
 
     @property
     def dollars(self) -> float:
-        """All of it."""
+        """Total cost."""
         return self.hardware + self.power + self.requests
 
 
-def tier_costs(run: Run) -> list[TierCost]:
-    """Return the cost of each tier; a tier without a medium of the profile has none."""
+def tier_costs(run: SimulationFigures) -> list[TierCost]:
+    """Return the cost of each tier that has a medium of the profile, without device memory."""
     return [
-        _cost(run, tier, rung)
-        for tier, rung in enumerate(run.fleet.hardware.rungs)
-        if rung.medium and rung.kind != "device"
+        _cost(run, tier, tier_spec, tier_spec.medium)
+        for tier, tier_spec in enumerate(run.fleet.hardware.tier_specs)
+        if tier_spec.medium and tier_spec.kind != "device"
     ]
 
 
-def economy_figures(run: Run) -> list[Figure]:
-    """Dollars per million tokens out with the ladder and without, and energy per run."""
+def economy_figures(run: SimulationFigures) -> list[Figure]:
+    """Return dollars per million output tokens with and without the ladder, and the energy."""
     gpu, gpus, out = run.fleet.hardware.gpu, run.fleet.hardware.gpus, run.output_tokens
     if gpu is None or not out:
         return []
@@ -80,47 +82,48 @@ def economy_figures(run: Run) -> list[Figure]:
     ]
 
 
-def assumptions(run: Run) -> list[str]:
-    """Say in plain lines what the figures take for granted."""
+def assumptions(run: SimulationFigures) -> list[str]:
+    """Return the assumptions behind the figures, one per line."""
     hardware, engine = run.fleet.hardware, run.fleet.hardware.engine
     cost, site = hardware.prefill, hardware.profile.site
-    world = hardware.world
-    token_bytes = world.payload_bytes / world.block_tokens
+    namespace = hardware.namespace
+    token_bytes = namespace.payload_bytes / namespace.block_tokens
     formula = f"{cost.a:.3g} + {cost.b:.3g} n + {cost.c:.3g} n (m + n/2) s"
-    rate = f"{engine.decode_tokens_per_s:g} tokens/s for each of {engine.decodes_at_once}"
+    rate = f"{engine.decode_tokens_per_s:g} tokens/s for each of {engine.decodes_at_once} requests"
     lines = [
-        f"{token_bytes:,.0f} bytes of KV state a token, blocks of {world.block_tokens} tokens",
-        f"prefill of n tokens behind m: {formula}, {engine.prefills_at_once} at a time",
-        f"decoding: {rate} requests at once; it does not slow prefill",
-        "only input is saved; an answer's KV state counts when it comes back as input",
+        f"{token_bytes:,.0f} bytes of KV state per token, {namespace.block_tokens} tokens a block",
+        f"prefill of n tokens after m: {formula}, {engine.prefills_at_once} at a time",
+        f"decoding: {rate} at once; it does not slow prefill",
+        "only the KV state of input is saved; that of an answer is saved when it is input again",
     ]
     if hardware.gpu:
         lines.append(
-            f"prices of {hardware.profile.date}: GPU ${hardware.gpu.dollars_per_hour.mid:g}/h and "
-            f"only while it works, tiers written off in {site.amortised_years.mid:g} years, "
-            f"${site.dollars_per_kwh.mid:g}/kWh times {site.power_overhead.mid:g}"
+            f"prices of {hardware.profile.date}: GPU ${hardware.gpu.dollars_per_hour.mid:g}/h "
+            f"while it works, tiers written off in {site.amortised_years.mid:g} years, "
+            f"${site.dollars_per_kwh.mid:g}/kWh, power overhead {site.power_overhead.mid:g}"
         )
-    return lines + _strained(run)
+    return lines + _limitations(run)
 
 
-def _strained(run: Run) -> list[str]:
-    """Say where the figures hold less than they seem to: too few engines, and a short trace."""
+def _limitations(run: SimulationFigures) -> list[str]:
+    """Return warnings about the figures: too few engines, or a trace shorter than a day."""
     lines = []
     gpus, workers = run.fleet.hardware.gpus, len(run.fleet.workers)
     needs = [("", run.busy, run.span_s), ("without the ladder, ", run.bare_busy, run.bare_span_s)]
     for which, busy, span_s in needs:
         if busy > 1:
-            there = workers * gpus * span_s / HOUR_S
+            available = workers * gpus * span_s / HOUR_S
             lines.append(
                 f"{which}prefill and decoding need {busy:.2f} of the engines there are, "
-                f"{_hours(busy * there)} GPU hours of {_hours(there)}: dollars and energy are of "
-                "the hours needed, and answers would come later than this; use more --workers"
+                f"{_hours(busy * available)} GPU hours of {_hours(available)}: dollars and energy "
+                "are for the hours needed, and answers would be later than simulated; use more "
+                "--workers"
             )
-    wears = any(rung.kind in ("disk", "pool") for rung in run.fleet.hardware.rungs)
+    wears = any(tier_spec.kind in ("disk", "pool") for tier_spec in run.fleet.hardware.tier_specs)
     if wears and 0 < run.span_s < SECONDS_PER_DAY:
         lines.append(
-            f"writes per day are those of {_hours(run.span_s / HOUR_S)} hours, taken for a whole "
-            "day: that overstates them where the hours are busy ones, or tiers fill"
+            f"writes per day are extrapolated from {_hours(run.span_s / HOUR_S)} hours, which "
+            "overstates them if these are busy hours or tiers still fill"
         )
     return lines
 
@@ -129,20 +132,18 @@ def _hours(hours: float) -> str:
     return f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
 
 
-def _cost(run: Run, tier: int, rung: Rung) -> TierCost:
-    medium, site, span_s = rung.medium, run.fleet.hardware.profile.site, run.span_s
-    if medium is None:
-        return TierCost(rung.kind, 0.0, 0.0, 0.0, 0.0)
-    shelves = run.fleet.shelves(tier)
-    size = run.fleet.hardware.world.record_bytes
+def _cost(run: SimulationFigures, tier: int, tier_spec: TierSpec, medium: Medium) -> TierCost:
+    site, span_s = run.fleet.hardware.profile.site, run.span_s
+    tier_states = run.fleet.tier_states(tier)
+    size = run.fleet.hardware.namespace.record_bytes
     read, written = run.tier_bytes(tier)
-    gb = rung.bytes_bought * len(shelves) / 1e9
+    gb = tier_spec.bytes_bought * len(tier_states) / 1e9
     hardware = requests = 0.0
     if medium.dollars_per_gb:
         hardware = gb * medium.dollars_per_gb.mid * span_s / (site.amortised_years.mid * YEAR_S)
     if medium.dollars_per_gb_month:
-        kept = sum(shelf.peak for shelf in shelves) * size / 1e9
-        hardware += kept * medium.dollars_per_gb_month.mid * span_s / MONTH_S
+        stored_gb = sum(tier_state.peak for tier_state in tier_states) * size / 1e9
+        hardware += stored_gb * medium.dollars_per_gb_month.mid * span_s / MONTH_S
     for price, blocks in (
         (medium.dollars_per_million_gets, read / size),
         (medium.dollars_per_million_puts, written / size),
@@ -150,17 +151,13 @@ def _cost(run: Run, tier: int, rung: Rung) -> TierCost:
         requests += price.mid * blocks / 1e6 if price else 0.0
     for price, nbytes in ((medium.dollars_per_gb_out, read), (medium.dollars_per_gb_in, written)):
         requests += price.mid * nbytes / 1e9 if price else 0.0
-    joules = _joules(run, rung, read + written, len(shelves)) * site.power_overhead.mid
+    joules = 0.0
+    if medium.active_watts:
+        units = tier_spec.units_bought * len(tier_states)
+        idle = medium.idle_watts.mid if medium.idle_watts else 0.0
+        moving_s = share(read + written, medium.read_bytes_per_s.mid * units)
+        busy = min(1.0, share(moving_s, span_s))
+        watts = units * (idle + busy * (medium.active_watts.mid - idle))
+        joules = watts * span_s * site.power_overhead.mid
     power = joules / JOULES_PER_KWH * site.dollars_per_kwh.mid
-    return TierCost(rung.kind, hardware, power, requests, joules)
-
-
-def _joules(run: Run, rung: Rung, nbytes: float, owners: int) -> float:
-    medium = rung.medium
-    if medium is None or medium.active_watts is None:
-        return 0.0
-    units = rung.units_bought * owners
-    idle = medium.idle_watts.mid if medium.idle_watts else 0.0
-    moving_s = nbytes / (medium.read_bytes_per_s.mid * units) if units else 0.0
-    share = min(1.0, moving_s / run.span_s) if run.span_s else 0.0
-    return units * (idle + share * (medium.active_watts.mid - idle)) * run.span_s
+    return TierCost(tier_spec.kind, hardware, power, requests, joules)

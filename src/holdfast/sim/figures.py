@@ -1,4 +1,4 @@
-"""What a simulation found, as named figures: hits, times, bytes, wear."""
+"""The results of a simulation as named figures: hits, times, bytes, wear."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.formulas import SECONDS_PER_DAY
-from holdfast.sim.served import Served
-from holdfast.sim.trace import Floats, Longs, Trace
+from holdfast.sim.served import ServedRequests
+from holdfast.sim.statistics import mean
+from holdfast.sim.trace import Floats, Longs, Trace, share
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One figure; `more` holds what only this kind of figure has."""
+    """One figure; `more` has the fields specific to this figure."""
 
     what: str
     value: float | None
@@ -22,16 +23,16 @@ class Figure(msgspec.Struct, frozen=True):
     more: dict[str, object] = {}
 
 
-class Run(NamedTuple):
-    """A trace, the fleet it went through, and what became of each request.
+class SimulationFigures(NamedTuple):
+    """A trace, its fleet, the result for each request, and quantities derived from them.
 
-    `bare`: what became of them on the same engines without any tier, all of it computed.
+    `bare` is the result with the same engines and no tiers: every token is computed.
     """
 
     trace: Trace
     fleet: Fleet
-    requests: Served
-    bare: Served
+    requests: ServedRequests
+    bare: ServedRequests
 
     @property
     def span_s(self) -> float:
@@ -40,12 +41,12 @@ class Run(NamedTuple):
 
     @property
     def bare_span_s(self) -> float:
-        """The same of the engines without any tier."""
+        """The same with no tiers."""
         return self._end_s(self.bare)
 
     @property
     def output_tokens(self) -> int:
-        """Tokens of all answers."""
+        """Number of output tokens of all requests."""
         return int(self.trace.output_tokens.sum())
 
     @property
@@ -55,39 +56,41 @@ class Run(NamedTuple):
 
     @property
     def decode_s(self) -> float:
-        """Seconds of whole engines that decoding took: requests share them."""
+        """Engine seconds of decoding; concurrent requests share an engine."""
         engine = self.fleet.hardware.engine
         return self.output_tokens / (engine.decode_tokens_per_s * engine.decodes_at_once)
 
     @property
     def busy(self) -> float:
-        """Engines that prefill and decoding need together, over those there are.
+        """Engines that prefill and decoding need, divided by the engines there are.
 
-        Decoding does not slow prefill here, so it may be above 1: more work than the run has time.
+        Decoding does not slow prefill in the simulation, so this can exceed 1.
         """
-        return _share(self.prefill_s + self.decode_s, len(self.fleet.workers) * self.span_s)
+        return share(self.prefill_s + self.decode_s, len(self.fleet.workers) * self.span_s)
 
     @property
     def bare_busy(self) -> float:
-        """The same without any tier: what was fetched is computed too."""
+        """The same with no tiers: fetched tokens are computed too."""
         computed_s = self.prefill_s + float(self.requests.saved_s.sum())
-        return _share(computed_s + self.decode_s, len(self.fleet.workers) * self.bare_span_s)
+        return share(computed_s + self.decode_s, len(self.fleet.workers) * self.bare_span_s)
 
-    def _end_s(self, served: Served) -> float:
+    def _end_s(self, served: ServedRequests) -> float:
         rate = self.fleet.hardware.engine.decode_tokens_per_s
         return float((served.first_s + self.trace.output_tokens / rate).max(initial=0.0))
 
     def tier_bytes(self, tier: int) -> tuple[float, float]:
-        """Bytes read from and written to one tier of the ladder, by all workers."""
-        size = self.fleet.hardware.world.record_bytes
+        """Return the bytes read from and written to one tier, by all workers."""
+        size = self.fleet.hardware.namespace.record_bytes
         read = float(self.requests.fetched[:, tier].sum()) * size
-        if self.fleet.names[tier] == "device":  # the engine computes on it where it lies
+        if self.fleet.names[tier] == "device":  # the engine uses the blocks in place
             read = 0.0
-        return read, float(sum(shelf.written for shelf in self.fleet.shelves(tier))) * size
+        return read, float(
+            sum(tier_state.written for tier_state in self.fleet.tier_states(tier))
+        ) * size
 
 
-def hit_figures(run: Run) -> list[Figure]:
-    """Hits as shares of input tokens and of block accesses, and the tiers they came from."""
+def hit_figures(run: SimulationFigures) -> list[Figure]:
+    """Return the hits as shares of input tokens and block accesses, in total and by tier."""
     trace, found = run.trace, run.requests
     inputs = int(trace.input_tokens.sum())
     reached = np.cumsum(found.fetched, axis=1)
@@ -95,36 +98,36 @@ def hit_figures(run: Run) -> list[Figure]:
     by_tier: Longs = np.diff(tokens, axis=1, prepend=0).sum(axis=0)
     held = np.minimum(found.held * trace.block_tokens, trace.input_tokens)
     figures = [
-        Figure("sim.hit.tokens", _share(int(tokens[:, -1].sum()), inputs), "share"),
-        Figure("sim.hit.blocks", _share(int(found.fetched.sum()), trace.blocks), "share"),
-        Figure("sim.held.tokens", _share(int(held.sum()), inputs), "share"),
+        Figure("sim.hit.tokens", share(int(tokens[:, -1].sum()), inputs), "share"),
+        Figure("sim.hit.blocks", share(int(found.fetched.sum()), trace.blocks), "share"),
+        Figure("sim.held.tokens", share(int(held.sum()), inputs), "share"),
     ]
     for tier, name in enumerate(run.fleet.names):
-        shelves = run.fleet.shelves(tier)
+        tier_states = run.fleet.tier_states(tier)
         read, written = run.tier_bytes(tier)
         more: dict[str, object] = {
             "blocks": int(found.fetched[:, tier].sum()),
             "read_gb": read / 1e9,
             "written_gb": written / 1e9,
-            "capacity_blocks": sum(shelf.capacity for shelf in shelves),
-            "peak_blocks": sum(shelf.peak for shelf in shelves),
-            "refused_blocks": sum(shelf.refused for shelf in shelves),
-            "declined_blocks": sum(shelf.declined for shelf in shelves),
+            "capacity_blocks": sum(tier_state.capacity for tier_state in tier_states),
+            "peak_blocks": sum(tier_state.peak for tier_state in tier_states),
+            "refused_blocks": sum(tier_state.refused for tier_state in tier_states),
+            "declined_blocks": sum(tier_state.declined for tier_state in tier_states),
         }
-        share = _share(int(by_tier[tier]), inputs)
-        figures.append(Figure(f"sim.tier.{tier}.{name}", share, "share", more))
+        hit = share(int(by_tier[tier]), inputs)
+        figures.append(Figure(f"sim.tier.{tier}.{name}", hit, "share", more))
     return figures
 
 
-def time_figures(run: Run) -> list[Figure]:
-    """Time to the first token and what it consists of, and what the engines were spared."""
+def time_figures(run: SimulationFigures) -> list[Figure]:
+    """Return time to first token with its parts, and the GPU seconds used and saved."""
     found, gpus = run.requests, run.fleet.hardware.gpus
     ttft = found.first_s - found.arrived_s
     parts: dict[str, object] = {
-        "line_s": _mean(found.looked_s - found.arrived_s),
-        "fetch_s": _mean(found.fetched_s - found.looked_s),
-        "queue_s": _mean(found.started_s - found.fetched_s),
-        "compute_s": _mean(found.first_s - found.started_s),
+        "line_s": mean(found.looked_s - found.arrived_s),
+        "fetch_s": mean(found.fetched_s - found.looked_s),
+        "queue_s": mean(found.started_s - found.fetched_s),
+        "compute_s": mean(found.first_s - found.started_s),
     }
     bare = run.bare.first_s - run.bare.arrived_s
     figures = []
@@ -132,20 +135,20 @@ def time_figures(run: Run) -> list[Figure]:
         without = _percentile(bare, percent)
         value = _percentile(ttft, percent)
         figures.append(Figure(f"sim.ttft.p{percent}", value, "s", {"without_ladder_s": without}))
-    figures.append(Figure("sim.ttft.mean", _mean(ttft), "s", parts))
+    figures.append(Figure("sim.ttft.mean", mean(ttft), "s", parts))
     saved = float(found.saved_s.sum())
-    there_s = len(run.fleet.workers) * run.span_s
+    available_s = len(run.fleet.workers) * run.span_s
     parts_busy: dict[str, object] = {
         "workers": len(run.fleet.workers),
-        "prefill": _share(run.prefill_s, there_s),
-        "decode": _share(run.decode_s, there_s),
+        "prefill": share(run.prefill_s, available_s),
+        "decode": share(run.decode_s, available_s),
         "without_ladder": run.bare_busy,
     }
     return [
         *figures,
         Figure("sim.gpu.prefill", run.prefill_s * gpus, "GPU s"),
         Figure(
-            "sim.gpu.saved", saved * gpus, "GPU s", {"share": _share(saved, saved + run.prefill_s)}
+            "sim.gpu.saved", saved * gpus, "GPU s", {"share": share(saved, saved + run.prefill_s)}
         ),
         Figure("sim.gpu.decode", run.decode_s * gpus, "GPU s"),
         Figure("sim.gpu.busy", run.busy, "of the engines there are", parts_busy),
@@ -154,39 +157,31 @@ def time_figures(run: Run) -> list[Figure]:
     ]
 
 
-def wear_figures(run: Run) -> list[Figure]:
-    """Writes per day of every tier that wears, beside what its medium is rated for.
+def wear_figures(run: SimulationFigures) -> list[Figure]:
+    """Return the writes per day of every tier that wears, and the rating of its medium.
 
-    Of whole drives, as they are bought and rated; a tier's `capacity` may be a part of them.
+    They are relative to the whole drives bought; a tier's `capacity` may be a part of those.
     """
     figures = []
-    for tier, rung in enumerate(run.fleet.hardware.rungs):
-        rated = rung.medium.drive_writes_per_day if rung.medium else None
+    for tier, tier_spec in enumerate(run.fleet.hardware.tier_specs):
+        rated = tier_spec.medium.drive_writes_per_day if tier_spec.medium else None
         written = run.tier_bytes(tier)[1]
-        if rung.kind not in ("disk", "pool") or not run.span_s:
+        if tier_spec.kind not in ("disk", "pool") or not run.span_s:
             continue
-        owners = len(run.fleet.shelves(tier))
+        owners = len(run.fleet.tier_states(tier))
         per_day = written / run.span_s * SECONDS_PER_DAY
         more: dict[str, object] = {
             "tb_per_day": per_day / 1e12,
-            "of_capacity": per_day / (rung.nbytes * owners),
+            "of_capacity": per_day / (tier_spec.nbytes * owners),
             "measured_s": run.span_s,
         }
         if rated:
-            more |= {"rated": rated.mid, "drives_worth": rung.units_bought * owners}
-        what = f"sim.writes_per_day.{tier}.{rung.kind}"
-        unit = "of the drives bought" if rung.units_bought else "of its capacity"
-        figures.append(Figure(what, per_day / (rung.bytes_bought * owners), unit, more))
+            more |= {"rated": rated.mid, "drives_worth": tier_spec.units_bought * owners}
+        what = f"sim.writes_per_day.{tier}.{tier_spec.kind}"
+        unit = "of the drives bought" if tier_spec.units_bought else "of its capacity"
+        figures.append(Figure(what, per_day / (tier_spec.bytes_bought * owners), unit, more))
     return figures
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
 
 
 def _percentile(values: Floats, percent: int) -> float | None:
     return float(np.percentile(values, percent)) if len(values) else None
-
-
-def _mean(values: Floats) -> float:
-    return float(values.mean()) if len(values) else 0.0

@@ -1,4 +1,4 @@
-"""A fleet: workers with their own tiers, the tiers they share, and every link between them."""
+"""A simulated fleet: workers with their own tiers, shared tiers, and all links."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import NamedTuple
 
 from holdfast.plan.cost import TierEstimate
 from holdfast.plan.planner import AT_ONCE
-from holdfast.sim.hardware import Hardware, Rung
-from holdfast.sim.link import Link, Writer
-from holdfast.sim.memory import Entry, Memory, Rules, Shelf
-from holdfast.sim.worker import Engine, Worker
+from holdfast.sim.hardware import SimulatedHardware, TierSpec
+from holdfast.sim.link import SharedLink, Writer
+from holdfast.sim.memory import SimulatedEntry, SimulatedMemory, SimulatedRules, SimulatedTier
+from holdfast.sim.worker import SimulatedEngine, SimulatedWorker
 
-NewRules = Callable[[Rung], Rules]
-"""Makes the rules of one tier of one owner."""
+NewRules = Callable[[TierSpec], SimulatedRules]
+"""Creates the eviction and admission rules of one tier of one owner."""
 
 
-class Covered(NamedTuple):
-    """The leading blocks of a chain that a worker can get, from its own tiers and behind them.
+class FleetCoverage(NamedTuple):
+    """The leading blocks of a chain that a worker can read from its own or shared tiers.
 
-    `tiers[i]` is the tier of the ladder that block `i` would come from; the rows are those that
-    hold them, `own` in the worker's memory, `shared` behind it. `whole` of the chain's runs are
-    held by the worker to their end.
+    `tiers[i]` is the number on the ladder of the tier that block `i` is read from. `own` and
+    `shared` are the rows that hold the blocks, in the worker's memory and in the shared memory.
+    The worker's own tiers hold the first `whole` runs completely.
     """
 
     own: list[int]
@@ -32,72 +32,76 @@ class Covered(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """How many leading blocks are held."""
+        """Number of leading blocks held."""
         return len(self.tiers)
 
 
-UNKNOWN = Covered([], [], b"", 0)
-"""Nobody has looked yet."""
+UNKNOWN = FleetCoverage([], [], b"", 0)
+"""The coverage of a request before its lookup."""
 
 
 class Fleet:
-    """`workers` workers on one ladder. `links[i]` is named by its number everywhere else."""
+    """`workers` workers on one ladder. Other modules refer to `links[i]` by its number `i`."""
 
-    def __init__(self, hardware: Hardware, workers: int, rules: NewRules) -> None:
+    def __init__(self, hardware: SimulatedHardware, workers: int, rules: NewRules) -> None:
         self.hardware = hardware
-        self.links: list[Link] = []
-        self.own = sum(not rung.model.shared for rung in hardware.rungs)
-        """How many tiers each worker has of its own: the first ones of the ladder."""
-        self.names = [rung.kind for rung in hardware.rungs]
-        self._behind = bytes((tier + self.own) % 256 for tier in range(256))
-        """What number each shared tier has on the ladder."""
+        self.links: list[SharedLink] = []
+        self.own = sum(not tier_spec.model.shared for tier_spec in hardware.tier_specs)
+        """Number of tiers that each worker has of its own: the first ones of the ladder."""
+        self.names = [tier_spec.kind for tier_spec in hardware.tier_specs]
+        self._ladder_numbers = bytes((tier + self.own) % 256 for tier in range(256))
+        """Translation table: number among the shared tiers to number on the ladder."""
         self._rules = rules
-        self._block_bytes = hardware.world.record_bytes
-        common = [self._link(rung) for rung in hardware.rungs[self.own :]]
-        shelves = self._shelves(hardware.rungs[self.own :])
-        self.shared = Memory(hardware.world, shelves) if shelves else None
+        self._block_bytes = hardware.namespace.record_bytes
+        common = [self._link(tier_spec) for tier_spec in hardware.tier_specs[self.own :]]
+        tier_states = self._tier_states(hardware.tier_specs[self.own :])
+        self.shared = SimulatedMemory(hardware.namespace, tier_states) if tier_states else None
         self.workers = [self._worker(common) for _ in range(workers)]
 
-    def cover(self, worker: Worker, keys: list[bytes]) -> Covered:
-        """Return what of a chain of runs the worker's own tiers hold, and behind it the shared."""
+    def cover(self, worker: SimulatedWorker, keys: list[bytes]) -> FleetCoverage:
+        """Look a chain of runs up in the worker's own tiers, then the rest in shared tiers."""
         own = worker.memory.cover(keys)
         if self.shared is None or own.whole == len(keys):
-            return Covered(own.rows, [], own.tiers, own.whole)
+            return FleetCoverage(own.rows, [], own.tiers, own.whole)
         common = self.shared.cover(keys[own.whole :] if own.whole else keys)
-        behind = common.tiers[own.part :].translate(self._behind)
-        return Covered(own.rows, common.rows, own.tiers + behind, own.whole)
+        below = common.tiers[own.part :].translate(self._ladder_numbers)
+        return FleetCoverage(own.rows, common.rows, own.tiers + below, own.whole)
 
-    def estimates(self, worker: Worker, tiers: Sequence[int], now_s: float) -> list[TierEstimate]:
-        """Return what the tiers named would need now, by the slowest link on the way of each."""
+    def estimates(
+        self, worker: SimulatedWorker, tiers: Sequence[int], now_s: float
+    ) -> list[TierEstimate]:
+        """Return the estimate of each tier in `tiers` now, by the slowest link on its path."""
         return [
-            self._estimate(rung.latency_s, worker.links[tier], now_s) if tier in tiers else AT_ONCE
-            for tier, rung in enumerate(self.hardware.rungs)
+            self._estimate(tier_spec.latency_s, worker.links[tier], now_s)
+            if tier in tiers
+            else AT_ONCE
+            for tier, tier_spec in enumerate(self.hardware.tier_specs)
         ]
 
-    def shelves(self, tier: int) -> list[Shelf]:
-        """Return the shelves of one tier of the ladder: one a worker, or the one of all."""
+    def tier_states(self, tier: int) -> list[SimulatedTier]:
+        """Return the simulated tiers at `tier`: one per worker, or the one they share."""
         if tier >= self.own and self.shared:
-            return [self.shared.shelves[tier - self.own]]
-        return [worker.memory.shelves[tier] for worker in self.workers]
+            return [self.shared.tier_states[tier - self.own]]
+        return [worker.memory.tier_states[tier] for worker in self.workers]
 
     def expect_at_most(self, blocks: int) -> None:
-        """Note how many different blocks there are: a tier with room for all gives none up."""
+        """Tell each tier the number of distinct blocks: a tier that fits all never evicts."""
         memories = [worker.memory for worker in self.workers]
         for memory in [*memories, self.shared] if self.shared else memories:
-            for shelf in memory.shelves:
-                shelf.roomy = shelf.capacity >= blocks
+            for tier_state in memory.tier_states:
+                tier_state.never_full = tier_state.capacity >= blocks
 
-    def make_all(
-        self, keys: Sequence[bytes], fronts: Sequence[int], lengths: Sequence[int]
+    def create_rows(
+        self, keys: Sequence[bytes], parent_runs: Sequence[int], lengths: Sequence[int]
     ) -> None:
-        """Make the rows of all runs in those memories that every request comes to, if they are new.
+        """Create the rows of all runs in each memory that serves every request, if it is empty.
 
-        The others make the rows of what they are asked for: many workers would need much memory.
+        With several workers, each creates rows on demand, which needs less memory.
         """
         memories = [self.workers[0].memory] if len(self.workers) == 1 else []
         for memory in [*memories, self.shared] if self.shared else memories:
             if not len(memory.index):
-                memory.make_all(keys, fronts, lengths)
+                memory.create_rows(keys, parent_runs, lengths)
 
     def _estimate(self, latency_s: float, links: Sequence[int], now_s: float) -> TierEstimate:
         slowest = None
@@ -110,40 +114,44 @@ class Fleet:
                 slowest = each
         return slowest or TierEstimate(latency_s, math.inf)
 
-    def _worker(self, common: Sequence[Sequence[int]]) -> Worker:
-        rungs = self.hardware.rungs
-        memory = Memory(self.hardware.world, self._shelves(rungs[: self.own]), self.shared)
-        links = [self._link(rung) for rung in rungs[: self.own]]
-        for rung, shared in zip(rungs[self.own :], common, strict=True):
-            links.append([*shared, *self._add(Link(rung.model.worker_bytes_per_s))])
-        hosts = [number for number, rung in enumerate(rungs) if rung.kind == "host"]
-        if hosts:  # what comes from further down passes through host memory
+    def _worker(self, common: Sequence[Sequence[int]]) -> SimulatedWorker:
+        tier_specs = self.hardware.tier_specs
+        memory = SimulatedMemory(
+            self.hardware.namespace, self._tier_states(tier_specs[: self.own]), self.shared
+        )
+        links = [self._link(tier_spec) for tier_spec in tier_specs[: self.own]]
+        for tier_spec, shared in zip(tier_specs[self.own :], common, strict=True):
+            links.append([*shared, *self._add(SharedLink(tier_spec.model.worker_bytes_per_s))])
+        hosts = [number for number, tier_spec in enumerate(tier_specs) if tier_spec.kind == "host"]
+        if hosts:  # blocks from lower tiers pass through host memory
             for number in range(hosts[0] + 1, len(links)):
                 links[number] = [*links[number], *links[hosts[0]]]
-        return Worker(memory, Engine(self.hardware.engine), links)
+        return SimulatedWorker(memory, SimulatedEngine(self.hardware.engine), links)
 
-    def _shelves(self, rungs: Sequence[Rung]) -> list[Shelf]:
-        shelves = []
-        for number, rung in enumerate(rungs):
-            above = {other.kind for other in rungs[:number]}
-            entry = Entry.BEHIND
-            if rung.kind == "device":
-                entry = Entry.ENGINE
-            elif rung.model.write == "on_eviction":
-                entry = Entry.ON_EVICTION
-            elif not rung.model.shared and above <= {"device"}:
-                entry = Entry.STORE
-            elif rung.kind == "cxl":
-                entry = Entry.RISING
-            writer = Writer(rung.write_bytes_per_s, rung.model.write_wait_s)
-            shelves.append(Shelf(rung.blocks, entry, self._rules(rung), writer))
-        return shelves
+    def _tier_states(self, tier_specs: Sequence[TierSpec]) -> list[SimulatedTier]:
+        tier_states = []
+        for number, tier_spec in enumerate(tier_specs):
+            above = {other.kind for other in tier_specs[:number]}
+            entry = SimulatedEntry.BEHIND
+            if tier_spec.kind == "device":
+                entry = SimulatedEntry.ENGINE
+            elif tier_spec.model.write == "on_eviction":
+                entry = SimulatedEntry.ON_EVICTION
+            elif tier_spec.kind == "cxl" or (not tier_spec.model.shared and above <= {"device"}):
+                entry = SimulatedEntry.PROMOTED
+            writer = Writer(tier_spec.write_bytes_per_s, tier_spec.model.write_wait_s)
+            tier_states.append(
+                SimulatedTier(tier_spec.blocks, entry, self._rules(tier_spec), writer)
+            )
+        return tier_states
 
-    def _link(self, rung: Rung) -> list[int]:
-        return self._add(Link(rung.read_bytes_per_s, rung.model.request_bytes_per_s))
+    def _link(self, tier_spec: TierSpec) -> list[int]:
+        return self._add(
+            SharedLink(tier_spec.read_bytes_per_s, tier_spec.model.request_bytes_per_s)
+        )
 
-    def _add(self, link: Link) -> list[int]:
-        """Number a link; a link without limits needs none."""
+    def _add(self, link: SharedLink) -> list[int]:
+        """Register a link and return its number; an unlimited link is not registered."""
         if link.bytes_per_s == link.each_bytes_per_s == math.inf:
             return []
         self.links.append(link)

@@ -1,7 +1,6 @@
-"""The closed formulas of context memory: fetch or recompute, gain in tokens per dollar, wear.
+"""Closed formulas: fetch or recompute, tokens per dollar, drive wear.
 
-Pure functions of numbers and shapes; `holdfast size --explain` shows each at work, with the numbers
-substituted.
+Pure functions; `holdfast size --explain` shows each with numbers substituted.
 """
 
 from __future__ import annotations
@@ -10,11 +9,7 @@ from holdfast.sim.model import ModelShape
 
 SECONDS_PER_DAY = 86_400
 GB = 1e9
-
-
-def prefill_s(shape: ModelShape, new: int, context: int, flop_per_s: float) -> float:
-    """Return the seconds to compute `new` tokens behind `context` at a sustained FLOP/s."""
-    return shape.prefill_flop(new, context) / flop_per_s
+TB = 1e12
 
 
 def break_even_bytes_per_s(
@@ -22,10 +17,10 @@ def break_even_bytes_per_s(
 ) -> float:
     """Return the bandwidth above which fetching a context is faster than computing it.
 
-    Its KV bytes over the time of its prefill. What does not grow (windows, recurrent states) is
-    left out, so the figure is of long contexts.
+    This is its KV bytes divided by its prefill time at a sustained `flop_per_s`. Windows and
+    recurrent states do not grow with the context and are left out: the result is for long contexts.
     """
-    return tokens * shape.kv_bytes_per_token(dtype) / prefill_s(shape, tokens, 0, flop_per_s)
+    return tokens * shape.kv_bytes_per_token(dtype) / (shape.prefill_flop(tokens) / flop_per_s)
 
 
 def fetch_rule_bytes_per_s(
@@ -34,8 +29,8 @@ def fetch_rule_bytes_per_s(
     """Return the bandwidth above which a prefix is worth fetching, by Mooncake's rule.
 
     Equation 2 of Mooncake (FAST'25): `B / G > 2 d s / (gqa (a p d + b d^2))` with a = 4 for
-    attention (all pairs, of which causal attention has half) and b = 22 for the matrices of a
-    Llama-shaped layer, at the peak of the GPUs.
+    attention over all pairs (causal attention has half of them) and b = 22 for the matrices of a
+    Llama layer, at the GPUs' peak FLOP/s.
     """
     attention, matrices = 4, 22
     flop = attention * prefix * hidden + matrices * hidden * hidden
@@ -45,16 +40,16 @@ def fetch_rule_bytes_per_s(
 def tokens_per_dollar_gain(
     hit: float, prefill_share: float, speed_up: float, storage_share: float
 ) -> float:
-    """Return how many more tokens a dollar buys: .6 is 60 per cent more.
+    """Return the gain in tokens per dollar: 0.6 is 60 per cent more.
 
     `hit`: share of prefill work that is served from storage; `prefill_share`: share of GPU time
-    that is prefill; `speed_up`: how many times faster a hit is than computing it;
-    `storage_share`: cost of the storage over that of the GPUs.
+    that is prefill; `speed_up`: time to compute a hit divided by the time to fetch it;
+    `storage_share`: cost of the storage divided by the cost of the GPUs.
     """
     saved = hit * prefill_share * (1 - 1 / speed_up)
     return 1 / (1 - saved) / (1 + storage_share) - 1
 
 
 def drives_for_writes(bytes_per_s: float, drive_bytes: float, drive_writes_per_day: float) -> float:
-    """Return how many drives it takes to write at this rate for ever, by their rated wear."""
+    """Return the number of drives whose rated wear sustains this write rate."""
     return bytes_per_s * SECONDS_PER_DAY / (drive_bytes * drive_writes_per_day)

@@ -1,7 +1,7 @@
-"""From a ladder file, a model and a hardware profile to the figures that a simulation runs on.
+"""Resolve a ladder file, a model and a hardware profile into the plain figures of a simulation.
 
-What the ladder file says goes before what its media say. Every figure comes out as a plain number:
-the middle of the profile's range.
+Figures of the ladder file override those of its media. From the profile's ranges come the middle
+values.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from holdfast.blocks.world import World
-from holdfast.config.options import Size
+from holdfast.blocks.namespace import Namespace
+from holdfast.byte_size import Size
 from holdfast.errors import ConfigError
 from holdfast.plan.cost import PrefillCost
 from holdfast.sim.formulas import GB
-from holdfast.sim.ladder import EngineModel, Ladder, TierModel
+from holdfast.sim.ladder import EngineModel, LadderModel, TierModel
 from holdfast.sim.model import ModelShape
 from holdfast.sim.profile import Gpu, Medium, Profile
 from holdfast.sim.trace import Trace
 
 UNBOUNDED = 1 << 48
-"""Blocks of a tier that is paid by the byte and ends nowhere."""
+"""Capacity in blocks of a tier without a limit, which is paid by the byte."""
 
 _SHORT, _LONG = 2_048, 65_536
-"""Prompt lengths at which a model's FLOP are taken to fit a prefill cost."""
+"""Prompt lengths at which a prefill cost equals the model's FLOP."""
 
 
-class Rung(NamedTuple):
-    """One tier in plain figures: seconds, bytes a second, blocks."""
+class TierSpec(NamedTuple):
+    """One tier in plain figures: seconds, bytes/s, blocks."""
 
     model: TierModel
     medium: Medium | None
@@ -40,28 +40,32 @@ class Rung(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What the tier is called on the ladder."""
+        """The tier's kind on the ladder."""
         return self.model.kind
 
     @property
     def units_bought(self) -> int:
-        """How many units of its medium it takes: for its speed, and for its size."""
-        unit = self.medium.unit_bytes.mid if self.medium and self.medium.unit_bytes else 0.0
+        """Number of units of its medium that its speed and its capacity need; 0 without units."""
+        unit = self._unit_bytes
         return max(self.model.units, math.ceil(self.nbytes / unit)) if unit else 0
 
     @property
     def bytes_bought(self) -> float:
-        """Bytes of whole units; its own where it is bought by the byte."""
-        unit = self.medium.unit_bytes.mid if self.medium and self.medium.unit_bytes else 0.0
-        return self.units_bought * unit if unit else self.nbytes
+        """Bytes of the units bought; the capacity if the medium is bought by the byte."""
+        return self.units_bought * self._unit_bytes or self.nbytes
+
+    @property
+    def _unit_bytes(self) -> float:
+        """Bytes of one unit of the medium; 0 if it has no units."""
+        return self.medium.unit_bytes.mid if self.medium and self.medium.unit_bytes else 0.0
 
 
-class Hardware(NamedTuple):
-    """What one simulation runs on: the ladder in plain figures, the blocks, the engine's cost."""
+class SimulatedHardware(NamedTuple):
+    """The hardware of one simulation: tiers, block sizes, engine and prefill cost."""
 
     name: str
-    rungs: list[Rung]
-    world: World
+    tier_specs: list[TierSpec]
+    namespace: Namespace
     engine: EngineModel
     prefill: PrefillCost
     gpu: Gpu | None
@@ -70,46 +74,48 @@ class Hardware(NamedTuple):
 
 
 def resolve(
-    ladder: Ladder, profile: Profile, block_tokens: int, model: ModelShape | None = None
-) -> Hardware:
-    """Return the figures for blocks of so many tokens. Raises ConfigError."""
+    ladder: LadderModel, profile: Profile, block_tokens: int, model: ModelShape | None = None
+) -> SimulatedHardware:
+    """Return the hardware for blocks of `block_tokens` tokens. Raises ConfigError."""
     where = ladder.name
     gpu, gpus = _gpu(ladder, profile)
     if gpu and model:
         _check_weights(ladder, model, gpu.memory_bytes.mid * gpus)
-    world = _world(ladder, block_tokens, model)
-    rungs = []
+    namespace = _namespace(ladder, block_tokens, model)
+    tier_specs = []
     for number, tier in enumerate(ladder.tiers):
         try:
-            rungs.append(_rung(tier, profile, world, (gpu, gpus)))
+            tier_specs.append(_tier_spec(tier, profile, namespace, (gpu, gpus)))
         except ConfigError as error:
             raise ConfigError(f"{where}: tiers.{number}.{error}") from error
     if gpu:
-        _check_room(where, rungs, gpu.memory_bytes.mid * gpus, model)
+        _check_device_tier(where, tier_specs, gpu.memory_bytes.mid * gpus, model)
     prefill = _prefill(ladder, profile, model, (gpu, gpus))
-    return Hardware(where, rungs, world, ladder.engine, prefill, gpu, gpus, profile)
+    return SimulatedHardware(
+        where, tier_specs, namespace, ladder.engine, prefill, gpu, gpus, profile
+    )
 
 
 def check_contexts(trace: Trace, model: ModelShape) -> None:
-    """Raise ConfigError if requests of a trace are longer than the model takes."""
+    """Raise ConfigError if requests of a trace exceed the model's maximum context."""
     longer = int((trace.input_tokens > model.context_max).sum()) if model.context_max else 0
     if longer:
         raise ConfigError(
             f"--model {model.name}: takes at most {model.context_max:,} tokens "
-            f"(max_position_embeddings), and {longer:,} of the {trace.requests:,} requests of "
+            f"(max_position_embeddings), but {longer:,} of the {trace.requests:,} requests of "
             f"{trace.name} are longer, the longest {int(trace.input_tokens.max()):,}; name another "
             "model, or give a config.json with its rope scaling applied"
         )
 
 
 def prefill_cost(model: ModelShape, flop_per_s: float, step_s: float) -> PrefillCost:
-    """Return the cost that takes a model's FLOP for 2K and 64K tokens at this speed."""
+    """Return the prefill cost that matches the model's FLOP for 2K and 64K tokens at this speed."""
     short, long = (model.prefill_flop(n) / n for n in (_SHORT, _LONG))
-    bend = max(0.0, (long - short) / ((_LONG - _SHORT) / 2))
-    return PrefillCost(step_s, (short - bend * _SHORT / 2) / flop_per_s, bend / flop_per_s)
+    slope = max(0.0, (long - short) / ((_LONG - _SHORT) / 2))
+    return PrefillCost(step_s, (short - slope * _SHORT / 2) / flop_per_s, slope / flop_per_s)
 
 
-def _gpu(ladder: Ladder, profile: Profile) -> tuple[Gpu | None, int]:
+def _gpu(ladder: LadderModel, profile: Profile) -> tuple[Gpu | None, int]:
     if ladder.engine.gpu is None:
         return None, 1
     try:
@@ -118,8 +124,8 @@ def _gpu(ladder: Ladder, profile: Profile) -> tuple[Gpu | None, int]:
         raise ConfigError(f"{ladder.name}: engine.gpu: {error}") from error
 
 
-def _check_weights(ladder: Ladder, model: ModelShape, memory_bytes: float) -> None:
-    """Raise ConfigError if the model does not fit into the memory of one engine's GPUs."""
+def _check_weights(ladder: LadderModel, model: ModelShape, memory_bytes: float) -> None:
+    """Raise ConfigError if the weights do not fit into the memory of one engine's GPUs."""
     if model.weights_bytes > memory_bytes:
         raise ConfigError(
             f"{ladder.name}: engine.gpu: {ladder.engine.gpu}: {memory_bytes / GB:,.1f} GB, but the "
@@ -128,28 +134,28 @@ def _check_weights(ladder: Ladder, model: ModelShape, memory_bytes: float) -> No
         )
 
 
-def _check_room(
-    where: str, rungs: Sequence[Rung], memory_bytes: float, model: ModelShape | None
+def _check_device_tier(
+    where: str, tier_specs: Sequence[TierSpec], memory_bytes: float, model: ModelShape | None
 ) -> None:
-    """Raise ConfigError if a device tier takes what one engine's GPUs have not beside the model."""
+    """Raise ConfigError if a device tier and the weights do not fit into an engine's GPUs."""
     weights = model.weights_bytes if model else 0.0
-    for number, rung in enumerate(rungs):
-        if rung.model.kind == "device" and rung.nbytes + weights > memory_bytes:
-            beside = f", {weights / GB:,.1f} GB of them for {model.name}" if model else ""
+    for number, tier_spec in enumerate(tier_specs):
+        if tier_spec.model.kind == "device" and tier_spec.nbytes + weights > memory_bytes:
+            taken = f", {weights / GB:,.1f} GB of them for {model.name}" if model else ""
             raise ConfigError(
-                f"{where}: tiers.{number}.capacity: {rung.nbytes / GB:,.1f} GB: engine.gpu has "
-                f"{memory_bytes / GB:,.1f} GB{beside}; lower the capacity, or use more GPUs"
+                f"{where}: tiers.{number}.capacity: {tier_spec.nbytes / GB:,.1f} GB: engine.gpu "
+                f"has {memory_bytes / GB:,.1f} GB{taken}; lower the capacity, or use more GPUs"
             )
 
 
-def _world(ladder: Ladder, block_tokens: int, model: ModelShape | None) -> World:
-    """Return what all blocks have in common; only their size is not made up."""
+def _namespace(ladder: LadderModel, block_tokens: int, model: ModelShape | None) -> Namespace:
+    """Return the namespace of all blocks; its sizes are real, its fingerprint is made up."""
     if model is not None:
         token_bytes = model.kv_bytes_per_token()
         if not token_bytes:
             raise ConfigError(
                 f"--model {model.name}: 0 bytes a token: all its layers have windows or states, so "
-                "no block of a context stays; `holdfast size` sizes those, or name another model"
+                "no block of a context is kept; use `holdfast size`, or name another model"
             )
     elif ladder.token_bytes is not None:
         token_bytes = ladder.token_bytes
@@ -160,32 +166,32 @@ def _world(ladder: Ladder, block_tokens: int, model: ModelShape | None) -> World
             f"{ladder.name}: token_bytes: is missing; add it, or name a model with --model"
         )
     payload = max(1, math.ceil(token_bytes * block_tokens))
-    return World(b"simulated blocks", b"simulated domain", payload, block_tokens)
+    return Namespace(b"simulated blocks", b"simulated domain", payload, block_tokens)
 
 
-def _rung(tier: TierModel, profile: Profile, world: World, gpus: tuple[Gpu | None, int]) -> Rung:
-    medium = None
-    if tier.medium is not None:
-        medium = _medium(tier, profile)
+def _tier_spec(
+    tier: TierModel, profile: Profile, namespace: Namespace, gpus: tuple[Gpu | None, int]
+) -> TierSpec:
+    medium = _medium(tier, profile) if tier.medium is not None else None
     read, write, latency = tier.read_bytes_per_s, tier.write_bytes_per_s, tier.latency_s
     if medium:
         latency = medium.latency_s.mid if latency is None else latency
         read = tier.units * medium.read_bytes_per_s.mid if read is None else read
         write = tier.units * medium.write_bytes_per_s.mid if write is None else write
     read, write = read or math.inf, write or math.inf
-    if gpus[0] and tier.kind == "host":  # what the engine gets of it comes over its own bus
+    if gpus[0] and tier.kind == "host":  # the engine reads it over the GPUs' bus
         bus = gpus[0].host_bytes_per_s.mid * gpus[1]
         read, write = min(read, bus), min(write, bus)
     if tier.kind == "device":
         read, write, latency = math.inf, math.inf, 0.0
-    blocks = _blocks(tier, medium, world)
-    nbytes = float(blocks * world.record_bytes)
-    return Rung(tier, medium, blocks, nbytes, latency or 0.0, read, write)
+    blocks = _blocks(tier, medium, namespace)
+    nbytes = float(blocks * namespace.record_bytes)
+    return TierSpec(tier, medium, blocks, nbytes, latency or 0.0, read, write)
 
 
 def _medium(tier: TierModel, profile: Profile) -> Medium:
     medium = profile.medium(tier.medium or "")
-    wanted = "host" if tier.kind == "cxl" else tier.kind  # a tier of memory, both of them
+    wanted = "host" if tier.kind == "cxl" else tier.kind  # CXL memory uses the media of host memory
     if medium.tier != wanted:
         raise ConfigError(
             f"medium: {tier.medium!r} is for a {medium.tier} tier, not for {tier.kind}; "
@@ -194,31 +200,31 @@ def _medium(tier: TierModel, profile: Profile) -> Medium:
     return medium
 
 
-def _blocks(tier: TierModel, medium: Medium | None, world: World) -> int:
-    """Return how many blocks a tier holds. Raises ConfigError if it is not one."""
-    key, said = "capacity", str(tier.capacity)
+def _blocks(tier: TierModel, medium: Medium | None, namespace: Namespace) -> int:
+    """Return the capacity in blocks. Raises ConfigError for less than one."""
+    key, shown = "capacity", str(tier.capacity)
     if tier.capacity_tokens is not None:
-        key, said = "capacity_tokens", f"{tier.capacity_tokens:g}"
-        blocks = int(min(tier.capacity_tokens // world.block_tokens, UNBOUNDED))
+        key, shown = "capacity_tokens", f"{tier.capacity_tokens:g}"
+        blocks = int(min(tier.capacity_tokens // namespace.block_tokens, UNBOUNDED))
     elif tier.capacity is not None:
-        blocks = int(tier.capacity) // world.record_bytes
+        blocks = int(tier.capacity) // namespace.record_bytes
     elif medium and medium.unit_bytes:
-        said = str(Size(medium.unit_bytes.mid * tier.units))
-        blocks = int(medium.unit_bytes.mid * tier.units) // world.record_bytes
+        shown = str(Size(medium.unit_bytes.mid * tier.units))
+        blocks = int(medium.unit_bytes.mid * tier.units) // namespace.record_bytes
     elif tier.kind == "object":
         return UNBOUNDED
     else:
         raise ConfigError("capacity: is missing; add it, such as 512 GiB, or name a medium")
     if blocks < 1:
         raise ConfigError(
-            f"{key}: {said} is less than one block of {world.block_tokens} tokens, "
-            f"{Size(world.record_bytes)}; raise it"
+            f"{key}: {shown} is less than one block of {namespace.block_tokens} tokens, "
+            f"{Size(namespace.record_bytes)}; raise it"
         )
     return blocks
 
 
 def _prefill(
-    ladder: Ladder, profile: Profile, model: ModelShape | None, gpus: tuple[Gpu | None, int]
+    ladder: LadderModel, profile: Profile, model: ModelShape | None, gpus: tuple[Gpu | None, int]
 ) -> PrefillCost:
     engine = ladder.engine
     if engine.prefill is not None:

@@ -1,9 +1,9 @@
-"""Modelled tiers behind one index: what is held where, and what leaves to make room.
+"""Simulated tiers behind one index: which blocks each tier holds, and eviction.
 
-The index and the policies are those of the store (`index.Residency`, `policy`); only the bytes are
-missing. A row is a run of blocks (`sim.runs`), its place on a tier the number of its leading blocks
-that are held there. Each worker has a memory of its own tiers; the tiers that all workers share are
-one more. A row stays with its run for as long as the simulation lasts.
+The index and the policies are those of the store (`index.Residency`, `policy`), without the bytes.
+A row is a run of blocks (`sim.runs`); its place on a tier is the number of its leading blocks held
+there. Each worker has a memory of its own tiers, and one more memory holds the shared tiers. A row
+belongs to its run until the simulation ends.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from holdfast.blocks.world import World
+from holdfast.blocks.namespace import Namespace
 from holdfast.index.residency import NOT_HERE, Residency
-from holdfast.policy.admit import USES_MAX, Admission, Candidate
-from holdfast.policy.base import Eviction
+from holdfast.policy.admit import USES_MAX, Admission, AdmissionCandidate
+from holdfast.policy.base import EvictionPolicy
 from holdfast.sim.link import Writer
 
 _MARKS = [bytes([tier]) for tier in range(256)]
 
 
-class Entry(enum.Enum):
-    """When a block comes to lie on a tier."""
+class SimulatedEntry(enum.Enum):
+    """Which blocks are written to a tier."""
 
     ENGINE = "engine"
-    """The engine's own memory: what it computed or was brought. Nothing is saved from there when it
-    leaves, unless the tier below takes what is evicted."""
-    STORE = "store"
-    """The store's first tier: what is saved, and what was brought from further down."""
+    """The engine's own memory: computed and fetched blocks. An evicted block is written to the tier
+    below only if that tier is ON_EVICTION."""
+    PROMOTED = "promoted"
+    """Saved blocks, and blocks fetched from lower tiers: the store's first tier, and CXL memory."""
     BEHIND = "behind"
-    """What is saved, and what the tier above evicts and nobody below holds."""
-    RISING = "rising"
-    """What is saved, and what is brought from further down: memory, which does not wear."""
+    """Saved blocks, and blocks that the tier above evicts and no lower tier holds."""
     ON_EVICTION = "on_eviction"
-    """What the tier above evicts and nobody below holds."""
+    """Blocks that the tier above evicts and no lower tier holds."""
 
 
-class Rules(NamedTuple):
-    """Who goes first, and who may come in; `admission` None asks nobody."""
+class SimulatedRules(NamedTuple):
+    """Eviction order and admission of one tier; `admission` None admits every block."""
 
-    eviction: Eviction
+    eviction: EvictionPolicy
     admission: Admission | None = None
 
 
-class Shelf:
-    """One modelled tier: `capacity` blocks, an order of eviction, ways in, and counters."""
+class SimulatedTier:
+    """One simulated tier: `capacity` in blocks, its eviction and admission, and counters."""
 
-    def __init__(self, capacity: int, entry: Entry, rules: Rules, writer: Writer) -> None:
+    def __init__(
+        self, capacity: int, entry: SimulatedEntry, rules: SimulatedRules, writer: Writer
+    ) -> None:
         self.capacity = capacity
         self.entry = entry
         self.eviction = rules.eviction
@@ -58,17 +58,17 @@ class Shelf:
         self.peak = 0
         self.written = 0
         self.refused = 0
-        """Blocks that were not written because too many writes were waiting."""
+        """Blocks not written because too many writes were queued."""
         self.declined = 0
-        """Blocks that the rule of admission did not want."""
-        self.roomy = False
-        """Whether every block that there is has room, so that no order is needed."""
+        """Blocks that the admission rule rejected."""
+        self.never_full = False
+        """Whether all blocks of the trace fit, so that no eviction order is needed."""
 
 
-class Reach(NamedTuple):
-    """The leading blocks of a chain that a memory holds: their rows, and a tier for each block.
+class TierReach(NamedTuple):
+    """The leading blocks of a chain that a memory holds: rows, and the tier of each block.
 
-    `whole` counts the rows that are held to their end; of one more, `part` blocks may be held.
+    The first `whole` rows are held completely; `part` leading blocks of the next row are held.
     """
 
     rows: list[int]
@@ -77,25 +77,41 @@ class Reach(NamedTuple):
     part: int = 0
 
 
-class Memory:
-    """Tiers of one owner, fastest first. `below` is where blocks go that the last one evicts."""
+class SimulatedMemory:
+    """Tiers of one owner, fastest first. `below` receives blocks that the last tier evicts."""
 
-    def __init__(self, world: World, shelves: Sequence[Shelf], below: Memory | None = None) -> None:
-        self.index = Residency(max(1, len(shelves)), list)
-        self.shelves = shelves
-        self._world = world
-        self._block_bytes = world.record_bytes
+    def __init__(
+        self,
+        namespace: Namespace,
+        tier_states: Sequence[SimulatedTier],
+        below: SimulatedMemory | None = None,
+    ) -> None:
+        self.index = Residency(max(1, len(tier_states)), list)
+        self.tier_states = tier_states
+        self._namespace = namespace
+        self._block_bytes = namespace.record_bytes
         self._below = below
-        self._falling = self._falling_from()
+        after = [*tier_states[1:], *(below.tier_states[:1] if below else ())]
+        self._demotes = [
+            tier_state.entry is not SimulatedEntry.ENGINE
+            or lower.entry is SimulatedEntry.ON_EVICTION
+            for tier_state, lower in zip(tier_states, after, strict=False)
+        ]
+        """Whether each tier's evicted blocks may be written to the next tier, if there is one."""
+        self._demotes += [False] * (len(tier_states) - len(after))
         self._saving: frozenset[int] = frozenset()
         self._parents: list[int] = []
         self._lengths: list[int] = []
         self._uses: list[int] = []
-        self._rules = [(n, shelf.admission) for n, shelf in enumerate(shelves) if shelf.admission]
+        self._rules = [
+            (n, tier_state.admission)
+            for n, tier_state in enumerate(tier_states)
+            if tier_state.admission
+        ]
 
-    def cover(self, keys: Sequence[bytes]) -> Reach:
-        """Return how far the runs of these keys are held."""
-        _, rows, fastest = self.index.cover(self._world, keys)
+    def cover(self, keys: Sequence[bytes]) -> TierReach:
+        """Return which leading blocks of this chain of runs are held, and on which tiers."""
+        _, rows, fastest = self.index.cover(self._namespace, keys)
         places, lengths = self.index.places, self._lengths
         tiers: list[bytes] = []
         for whole, row in enumerate(rows):
@@ -109,11 +125,11 @@ class Memory:
                         tiers.append(_MARKS[lower] * more)
                         held += more
                 if held < length:
-                    return Reach(rows[: whole + 1], b"".join(tiers), whole, held)
-        return Reach(rows, b"".join(tiers), len(rows))
+                    return TierReach(rows[: whole + 1], b"".join(tiers), whole, held)
+        return TierReach(rows, b"".join(tiers), len(rows))
 
     def pin(self, rows: Iterable[int]) -> None:
-        """Keep rows where they are until `unpin`."""
+        """Protect rows from eviction until `unpin`."""
         leases = self.index.leases
         for row in rows:
             leases[row] += 1
@@ -127,55 +143,55 @@ class Memory:
     def rows(
         self, keys: Sequence[bytes], lengths: Sequence[int], known: Sequence[int] = (), at: int = 0
     ) -> list[int]:
-        """Return the rows of a chain of runs from run `at` on, made where they are new.
+        """Return the rows of a chain of runs from run `at` on, creating missing rows.
 
-        `known` are the first of them. The runs in front of `at` have rows already.
+        `known` are the first of these rows. The runs before `at` must have rows.
         """
-        rows = [*known, *self.index.find_all(keys[at + len(known) :])]
-        if rows and rows[-1] < 0:  # a row is made behind its front only: no known one follows
+        rows = [*known, *self.index.find_all(self._namespace, keys[at + len(known) :])]
+        if rows and rows[-1] < 0:  # a row needs its parent: after a missing row all are missing
             first = rows.index(NOT_HERE)
             del rows[first:]
             first += at
-            front = self.index.find(keys[first - 1]) if first else NOT_HERE
-            rows += self._make(keys[first:], front, first, lengths[first:])
+            parent_run = self.index.find(self._namespace, keys[first - 1]) if first else NOT_HERE
+            rows += self._create(keys[first:], parent_run, first, lengths[first:])
         return rows
 
-    def make_all(
-        self, keys: Sequence[bytes], fronts: Sequence[int], lengths: Sequence[int]
+    def create_rows(
+        self, keys: Sequence[bytes], parent_runs: Sequence[int], lengths: Sequence[int]
     ) -> None:
-        """Make a row for every run of a trace, in order; nothing has been held yet.
+        """Create a row for every run of a trace, in order, in an empty memory.
 
-        `fronts[i]`: the number of the run in front, a smaller one; -1 for the head of a chain.
+        `parent_runs[i]` is the number of the parent run, less than `i`; -1 at the head of a chain.
         """
         parents, depths = [], array("I")
-        for front in fronts:
-            parents.append(keys[front] if front >= 0 else self._world.fingerprint)
-            depths.append(depths[front] + 1 if front >= 0 else 0)
-        self.index.extend(self._world, keys, parents, depths)
-        self._parents += fronts
+        for parent_run in parent_runs:
+            parents.append(keys[parent_run] if parent_run >= 0 else self._namespace.fingerprint)
+            depths.append(depths[parent_run] + 1 if parent_run >= 0 else 0)
+        self.index.extend(self._namespace, keys, parents, depths)
+        self._parents += parent_runs
         self._lengths += lengths
         self._uses += [0] * len(keys)
 
     def save(self, now_s: float, rows: Sequence[int], sources: Sequence[int]) -> None:
-        """Note that the engine has these runs, the last ones of a chain.
+        """Save runs that the engine has, the last ones of a chain.
 
-        Run `i` came from tier `sources[i]`, those behind them were computed. They are used now, on
-        every tier that holds them, and enter those that take them.
+        Run `i` came from tier `sources[i]`; runs after those were computed. This counts as a use on
+        every tier that holds them, and writes them to the tiers that admit them.
         """
         lengths = self._lengths
         chain = [(row, lengths[row]) for row in rows]
         computed = chain[len(sources) :]
         self._saving = frozenset(rows)
         if self._rules:
-            self._note_uses(now_s, rows)
-        for number, shelf in enumerate(self.shelves):
-            if not shelf.roomy:
-                shelf.eviction.touch(rows, now_s)
-            if shelf.entry is Entry.ON_EVICTION:
+            self._count_uses(now_s, rows)
+        for number, tier_state in enumerate(self.tier_states):
+            if not tier_state.never_full:
+                tier_state.eviction.touch(rows, now_s)
+            if tier_state.entry is SimulatedEntry.ON_EVICTION:
                 continue
             wanted = computed
-            if sources and shelf.entry is not Entry.BEHIND:  # it takes what comes from below too
-                fetched = zip(chain, sources)  # noqa: B905
+            if sources and tier_state.entry is not SimulatedEntry.BEHIND:
+                fetched = zip(chain, sources)  # noqa: B905  # sources may be fewer
                 wanted = [each for each, source in fetched if source > number] + computed
             if wanted:
                 self._put(now_s, number, wanted)
@@ -183,55 +199,49 @@ class Memory:
 
     def expect(self, rows: Sequence[int], at_s: float) -> None:
         """Tell every tier when this chain is needed again."""
-        for shelf in self.shelves:
-            if not shelf.roomy:
-                shelf.eviction.expect(rows, at_s)
+        for tier_state in self.tier_states:
+            if not tier_state.never_full:
+                tier_state.eviction.expect(rows, at_s)
 
-    def bring_up(self, now_s: float, number: int, brought: Sequence[tuple[int, int]]) -> None:
-        """Hold on tier `number` rows, a chain, and so many blocks of each; that is no use."""
+    def promote(self, now_s: float, number: int, arrived: Sequence[tuple[int, int]]) -> None:
+        """Put (row, number of blocks) of a chain on tier `number`, without counting a use."""
         column = self.index.places[number]
-        self._put_pinned(now_s, number, [each for each in brought if column[each[0]] < each[1]])
+        self._put_pinned(now_s, number, [each for each in arrived if column[each[0]] < each[1]])
 
-    def take(self, now_s: float, upper: Memory, gone: Sequence[tuple[int, int]]) -> None:
-        """Take rows of `upper`, and so many blocks of each, that its last tier evicted."""
-        mine = [(self._counterpart(upper, row), blocks) for row, blocks in gone]
+    def receive(
+        self, now_s: float, upper: SimulatedMemory, evicted: Sequence[tuple[int, int]]
+    ) -> None:
+        """Write (row, number of blocks) that the last tier of `upper` evicted to the first tier."""
+        mine = [(self._counterpart(upper, row), blocks) for row, blocks in evicted]
         self._put_pinned(now_s, 0, mine)
 
     def holds(self, key: bytes, blocks: int) -> bool:
-        """Return whether some tier holds the first `blocks` blocks of a run."""
-        row = self.index.find(key)
+        """Return whether any tier holds the first `blocks` blocks of a run."""
+        row = self.index.find(self._namespace, key)
         if row >= 0:
             for column in self.index.places:
                 if column[row] >= blocks:
                     return True
         return False
 
-    def _falling_from(self) -> list[bool]:
-        """Return for each tier whether what leaves it may go further down."""
-        after = [*self.shelves[1:], *(self._below.shelves[:1] if self._below else ())]
-        falling = [False] * len(self.shelves)
-        for number, (shelf, lower) in enumerate(zip(self.shelves, after, strict=False)):
-            falling[number] = shelf.entry is not Entry.ENGINE or lower.entry is Entry.ON_EVICTION
-        return falling
-
-    def _make(
-        self, keys: Sequence[bytes], front: int, depth: int, lengths: Sequence[int]
+    def _create(
+        self, keys: Sequence[bytes], parent_run: int, depth: int, lengths: Sequence[int]
     ) -> list[int]:
-        """Return the rows of new runs, the first at `depth` behind row `front` (-1: none)."""
-        parent = self._world.fingerprint if front < 0 else self._key(front)
+        """Create rows for runs, the first at `depth` below the row `parent_run` (-1: none)."""
+        parent = self._namespace.fingerprint if parent_run < 0 else self._key(parent_run)
         depths = range(depth, depth + len(keys))
-        rows = self.index.extend(self._world, keys, [parent, *keys[:-1]], depths)
-        self._parents += [front, *rows[:-1]]
+        rows = self.index.extend(self._namespace, keys, [parent, *keys[:-1]], depths)
+        self._parents += [parent_run, *rows[:-1]]
         self._lengths += lengths
         self._uses += [0] * len(rows)
         return rows
 
-    def _counterpart(self, upper: Memory, row: int) -> int:
-        """Return my row for a row of `upper`, made with all in front of it where it is new."""
+    def _counterpart(self, upper: SimulatedMemory, row: int) -> int:
+        """Return this memory's row for a row of `upper`, creating it and missing ancestors."""
         unknown: list[int] = []
         mine = NOT_HERE
         while row >= 0 and mine < 0:
-            mine = self.index.find(upper._key(row))
+            mine = self.index.find(self._namespace, upper._key(row))
             if mine < 0:
                 unknown.append(row)
                 row = upper._parents[row]
@@ -239,12 +249,12 @@ class Memory:
             return mine
         new = unknown[::-1]
         keys, lengths = [upper._key(row) for row in new], [upper._lengths[row] for row in new]
-        return self._make(keys, mine, upper.index.depths[new[0]], lengths)[-1]
+        return self._create(keys, mine, upper.index.depths[new[0]], lengths)[-1]
 
     def _put(self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]) -> None:
-        """Hold pinned rows, parents first, up to so many blocks each, as far as there is room."""
-        shelf, column = self.shelves[number], self.index.places[number]
-        if shelf.admission:
+        """Put pinned (row, number of blocks), parents first, on a tier, as far as they fit."""
+        tier_state, column = self.tier_states[number], self.index.places[number]
+        if tier_state.admission:
             wanted = self._admitted(now_s, number, wanted)
         missing: list[tuple[int, int]] = []
         new: list[int] = []
@@ -259,26 +269,26 @@ class Memory:
                     needed += upto
                 else:
                     needed += upto - held
-        fit, size, writer = needed, self._block_bytes, shelf.writer
-        if needed * size > (room := writer.room(now_s)):
-            fit = int(room / size)
-            shelf.refused += needed - fit
-        if fit > shelf.capacity - shelf.held:
-            fit = self._make_room(now_s, number, fit)
+        fit, size, writer = needed, self._block_bytes, tier_state.writer
+        if needed * size > (free_bytes := writer.free_bytes(now_s)):
+            fit = int(free_bytes / size)
+            tier_state.refused += needed - fit
+        if fit > tier_state.capacity - tier_state.held:
+            fit = self._evict_for(now_s, number, fit)
         if fit < needed:
-            missing, new = _first(column, missing, fit)
+            missing, new = _leading_fit(column, missing, fit)
         for row, upto in missing:
             column[row] = upto
-        if new and not shelf.roomy:
-            fronts = map(self._parents.__getitem__, new)
+        if new and not tier_state.never_full:
+            parent_runs = map(self._parents.__getitem__, new)
             names = map(self.index.keys.__getitem__, new)
-            shelf.eviction.insert(new, list(fronts), list(names), now_s)
+            tier_state.eviction.insert(new, list(parent_runs), list(names), now_s)
         writer.write(now_s, fit * size)
-        shelf.written += fit
-        held = shelf.held = shelf.held + fit
-        shelf.peak = held if held > shelf.peak else shelf.peak  # noqa: FURB136  # a call takes longer
+        tier_state.written += fit
+        held = tier_state.held = tier_state.held + fit
+        tier_state.peak = held if held > tier_state.peak else tier_state.peak  # noqa: FURB136  # a call takes longer
 
-    def _note_uses(self, now_s: float, rows: Sequence[int]) -> None:
+    def _count_uses(self, now_s: float, rows: Sequence[int]) -> None:
         for row in rows:
             self._uses[row] = min(self._uses[row] + 1, USES_MAX)
             block = self._candidate(row, self._lengths[row])
@@ -289,39 +299,43 @@ class Memory:
     def _admitted(
         self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]
     ) -> list[tuple[int, int]]:
-        """Return those that the tier does not hold and its rule of admission lets in."""
-        shelf, column = self.shelves[number], self.index.places[number]
+        """Return the wanted runs that the tier lacks and its admission rule admits."""
+        tier_state, column = self.tier_states[number], self.index.places[number]
         admitted = []
         for row, upto in wanted:
             blocks = upto - max(0, column[row])
             block = self._candidate(row, blocks)
             if blocks <= 0:
                 continue
-            if shelf.admission is None or shelf.admission.admit(block, now_s):
+            if tier_state.admission is None or tier_state.admission.admit(block, now_s):
                 admitted.append((row, upto))
             else:
-                shelf.declined += blocks
+                tier_state.declined += blocks
         return admitted
 
-    def _candidate(self, row: int, blocks: int) -> Candidate:
+    def _candidate(self, row: int, blocks: int) -> AdmissionCandidate:
         nbytes, uses = blocks * self._block_bytes, self._uses[row]
-        return Candidate(self._key(row), (0, uses), nbytes, uses=uses)
+        return AdmissionCandidate(self._key(row), (0, uses), nbytes, uses=uses)
 
-    def _make_room(self, now_s: float, number: int, blocks: int) -> int:
-        """Evict until `blocks`, more than there is room for, fit; return how many do.
+    def _evict_for(self, now_s: float, number: int, blocks: int) -> int:
+        """Evict until `blocks` blocks fit; return how many fit.
 
-        Pinned rows stay, and those that are being saved.
+        `blocks` exceeds the free capacity. Pinned rows and rows being saved are not evicted.
         """
-        shelf, column, leases = self.shelves[number], self.index.places[number], self.index.leases
-        remove, saving, falling = shelf.eviction.remove, self._saving, self._falling[number]
-        admission, short = shelf.admission, blocks - (shelf.capacity - shelf.held)
-        left, lost = short, []
-        for row in shelf.eviction.victims(now_s):
+        tier_state, column, leases = (
+            self.tier_states[number],
+            self.index.places[number],
+            self.index.leases,
+        )
+        remove, saving, demotes = tier_state.eviction.remove, self._saving, self._demotes[number]
+        admission, short = tier_state.admission, blocks - (tier_state.capacity - tier_state.held)
+        left, demoted = short, []
+        for row in tier_state.eviction.victims(now_s):
             if leases[row] or row in saving:
                 continue
             held = column[row]
-            falls = falling and self._nobody_below_holds(number, row, held)
-            if held > left and not falls:  # its tail goes, the rest keeps its place in the order
+            demote = demotes and self._missing_below(number, row, held)
+            if held > left and not demote:  # evict only the tail; the rest keeps its order
                 column[row] = held - left
                 left = 0
                 break
@@ -330,28 +344,28 @@ class Memory:
             if admission:
                 admission.gave_up(self._key(row), now_s)
             left -= held
-            if falls:
-                lost.append((row, held))
+            if demote:
+                demoted.append((row, held))
             if left <= 0:
                 break
-        shelf.held -= short - left
-        if lost:
-            self._fall(now_s, number, lost[::-1])
+        tier_state.held -= short - left
+        if demoted:
+            self._demote(now_s, number, demoted[::-1])
         return blocks - left if left > 0 else blocks
 
-    def _nobody_below_holds(self, number: int, row: int, blocks: int) -> bool:
+    def _missing_below(self, number: int, row: int, blocks: int) -> bool:
         places = self.index.places
         for lower in range(number + 1, len(places)):
             if places[lower][row] >= blocks:
                 return False
         return self._below is None or not self._below.holds(self._key(row), blocks)
 
-    def _fall(self, now_s: float, number: int, lost: Sequence[tuple[int, int]]) -> None:
-        """Write rows that left a tier, parents first, to the next one."""
-        if number + 1 < len(self.shelves):
-            self._put_pinned(now_s, number + 1, lost)
+    def _demote(self, now_s: float, number: int, demoted: Sequence[tuple[int, int]]) -> None:
+        """Write rows that a tier evicted, parents first, to the next tier."""
+        if number + 1 < len(self.tier_states):
+            self._put_pinned(now_s, number + 1, demoted)
         elif self._below:
-            self._below.take(now_s, self, lost)
+            self._below.receive(now_s, self, demoted)
 
     def _put_pinned(self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]) -> None:
         rows = [row for row, _ in wanted]
@@ -363,12 +377,12 @@ class Memory:
         return self.index.keys[row] or b""
 
 
-def _first(
+def _leading_fit(
     column: Sequence[int], missing: Sequence[tuple[int, int]], fit: int
 ) -> tuple[list[tuple[int, int]], list[int]]:
-    """Return as many rows, the last one in part, as `fit` more blocks allow; and the new of them.
+    """Return the leading rows that `fit` more blocks allow, the last one perhaps in part.
 
-    New is what `column` holds nothing of.
+    The second list has those of which `column` holds no block.
     """
     first: list[tuple[int, int]] = []
     for row, upto in missing:

@@ -1,15 +1,15 @@
-"""The report of a simulation as one HTML page: no scripts, no links, light or dark as one likes."""
+"""The HTML report of a simulation: one page without scripts or links, in light or dark mode."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 
-from holdfast import __version__
+from holdfast.sim.bounds import StoreBounds
 from holdfast.sim.economy import assumptions
-from holdfast.sim.figures import Figure, Run
-from holdfast.sim.outlook import Outlook
+from holdfast.sim.figures import Figure, SimulationFigures
 from holdfast.sim.pictures import capacity_chart, history_chart, retention_chart, time_chart
+from holdfast.version import __version__
 
 _STYLE = """\
 :root { color-scheme: light dark; --ink: #24292f; --pale: #57606a; --line: #d0d7de;
@@ -32,20 +32,22 @@ td:first-child, th:first-child { text-align: left; padding-left: 0 }
 svg { width: 100%; height: auto }"""
 
 _CARDS = {
-    "sim.hit.tokens": ("of the input served", "{:.1%}"),
-    "sim.best.tokens": ("by a store without end", "{:.1%}"),
+    "sim.hit.tokens": ("of the input from tiers", "{:.1%}"),
+    "sim.best.tokens": ("with unlimited capacity", "{:.1%}"),
     "sim.ttft.p50": ("first token, median", "{:.2f} s"),
     "sim.ttft.p99": ("first token, 99 %", "{:.2f} s"),
     "sim.gpu.saved": ("GPU seconds saved", "{:,.0f}"),
-    "sim.cost.per_million_out": ("per million tokens out", "${:.2f}"),
+    "sim.cost.per_million_out": ("per million output tokens", "${:.2f}"),
     "sim.cost.without_ladder": ("without the ladder", "${:.2f}"),
 }
 
 _BAR_EM = 8
 
 
-def page(run: Run, figures: Sequence[Figure], found: Outlook, command: str) -> str:
-    """Return the page; `command` made it, and is shown."""
+def page(
+    run: SimulationFigures, figures: Sequence[Figure], found: StoreBounds, command: str
+) -> str:
+    """Return the page; it shows `command`, the command that produced it."""
     title = f"{run.trace.name} on {run.fleet.hardware.name}"
     charts = [
         capacity_chart(run, found),
@@ -53,19 +55,19 @@ def page(run: Run, figures: Sequence[Figure], found: Outlook, command: str) -> s
         history_chart(run),
         retention_chart(found),
     ]
-    said = "".join(f"<li>{escape(line)}</li>" for line in assumptions(run))
+    notes = "".join(f"<li>{escape(line)}</li>" for line in assumptions(run))
     body = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="pale">{escape(_summary(run))}<br><code>{escape(command)}</code></p>',
         _cards(figures),
         "<h2>Tiers</h2>",
         _tiers(figures),
-        "<h2>Pictures</h2>",
+        "<h2>Charts</h2>",
         f'<div class="charts">{"".join(f"<figure>{one}</figure>" for one in charts)}</div>',
         "<h2>Figures</h2>",
         _table(figures),
-        "<h2>What is taken for granted</h2>",
-        f"<ul>{said}</ul>",
+        "<h2>Assumptions</h2>",
+        f"<ul>{notes}</ul>",
         f'<p class="pale">holdfast {escape(__version__)}</p>',
     ]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
@@ -75,7 +77,7 @@ def page(run: Run, figures: Sequence[Figure], found: Outlook, command: str) -> s
     )
 
 
-def _summary(run: Run) -> str:
+def _summary(run: SimulationFigures) -> str:
     trace = run.trace
     return (
         f"{trace.requests:,} requests in {trace.span_s / 60:,.0f} minutes, "
@@ -88,8 +90,8 @@ def _cards(figures: Sequence[Figure]) -> str:
     cards = []
     for figure in figures:
         if figure.what in _CARDS and figure.value is not None:
-            words, shape = _CARDS[figure.what]
-            cards.append(f"<div><b>{escape(shape.format(figure.value))}</b>{escape(words)}</div>")
+            label, form = _CARDS[figure.what]
+            cards.append(f"<div><b>{escape(form.format(figure.value))}</b>{escape(label)}</div>")
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
@@ -123,10 +125,10 @@ def _table(figures: Sequence[Figure]) -> str:
     for figure in figures:
         plain = {k: v for k, v in figure.more.items() if isinstance(v, int | float | str)}
         if not figure.what.startswith("sim.tier."):
-            beside = escape(", ".join(f"{k} {_cell(v)}" for k, v in plain.items()))
+            details = escape(", ".join(f"{k} {_cell(v)}" for k, v in plain.items()))
             rows.append(
                 f"<tr><td><code>{escape(figure.what)}</code></td><td>{_cell(figure.value)}</td>"
-                f'<td class="pale">{escape(figure.unit)}</td><td class="pale">{beside}</td></tr>'
+                f'<td class="pale">{escape(figure.unit)}</td><td class="pale">{details}</td></tr>'
             )
     return f"<table>{''.join(rows)}</table>"
 

@@ -1,31 +1,27 @@
-"""The pictures of a simulation: hits by capacity, times to the first token, hits over time."""
+"""Charts of a simulation: hits by capacity, times to first token, hits over time."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from holdfast.sim.bounds import StoreBounds
 from holdfast.sim.chart import Axis, Series, chart
-from holdfast.sim.figures import Run
-from holdfast.sim.outlook import Outlook
-from holdfast.sim.served import Served
+from holdfast.sim.figures import SimulationFigures
+from holdfast.sim.served import ServedRequests
 
 _POINTS = 80
 _BINS = 30
 _SHORTEST_S = 1e-3
 
 
-def capacity_chart(run: Run, found: Outlook) -> str:
-    """Return hits by capacity: exact LRU, the oracle's bound, and what this ladder came to."""
-    inputs = max(1, int(run.trace.input_tokens.sum()))
-    reused = np.minimum(
-        run.requests.fetched.sum(axis=1) * run.trace.block_tokens, run.trace.input_tokens
-    )
+def capacity_chart(run: SimulationFigures, found: StoreBounds) -> str:
+    """Return the chart of hits by capacity: exact LRU, Belady's bound, and this ladder."""
     blocks = sum(
-        min(shelf.capacity, found.statistics.unique_blocks)
+        min(tier_state.capacity, found.statistics.unique_blocks)
         for tier in range(len(run.fleet.names))
-        for shelf in run.fleet.shelves(tier)
+        for tier_state in run.fleet.tier_states(tier)
     )
-    here = (float(blocks), 100.0 * float(reused.sum()) / inputs)
+    here = (float(blocks), 100.0 * run.requests.token_hit(run.trace))
     return chart(
         f"{run.trace.name}: hits by capacity",
         Axis(f"capacity, blocks of {run.trace.block_tokens} tokens", log=True),
@@ -41,8 +37,8 @@ def capacity_chart(run: Run, found: Outlook) -> str:
     )
 
 
-def time_chart(run: Run) -> str:
-    """Return how many requests had their first token within which time."""
+def time_chart(run: SimulationFigures) -> str:
+    """Return the chart of the cumulative distribution of time to first token."""
     return chart(
         "Time to the first token",
         Axis("seconds", log=True),
@@ -54,8 +50,8 @@ def time_chart(run: Run) -> str:
     )
 
 
-def history_chart(run: Run) -> str:
-    """Return what share of the input came from each tier as time went on."""
+def history_chart(run: SimulationFigures) -> str:
+    """Return the chart of the share of input that each tier served, over time."""
     found, trace = run.requests, run.trace
     bins = min(_BINS, max(1, trace.requests // 20))
     edges = np.linspace(0.0, float(found.arrived_s.max(initial=0.0)) + 1e-9, bins + 1)
@@ -72,8 +68,8 @@ def history_chart(run: Run) -> str:
     )
 
 
-def retention_chart(found: Outlook) -> str:
-    """Return hits by how long blocks are kept after their last use, without a limit on space."""
+def retention_chart(found: StoreBounds) -> str:
+    """Return the chart of hits by TTL, with unlimited capacity."""
     points = [(row.ttl_s, 100.0 * row.token_hit) for row in found.retention]
     notes = [f"{row.peak_blocks:,} blocks" for row in found.retention]
     return chart(
@@ -84,8 +80,8 @@ def retention_chart(found: Outlook) -> str:
     )
 
 
-def _waits(found: Served) -> list[tuple[float, float]]:
-    """Return the share of requests that had their first token within so many seconds."""
+def _waits(found: ServedRequests) -> list[tuple[float, float]]:
+    """Return (seconds, per cent of requests whose first token came within them)."""
     ttft = np.maximum(found.first_s - found.arrived_s, _SHORTEST_S)
     shares = np.linspace(0.0, 1.0, _POINTS)
     waits = np.quantile(ttft, shares) if len(ttft) else np.full(_POINTS, _SHORTEST_S)

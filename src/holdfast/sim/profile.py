@@ -1,6 +1,6 @@
-"""The hardware profile: what tiers and GPUs give and cost, dated, with ranges and sources.
+"""The hardware profile: speed, size and price of media and GPUs, with date, ranges and sources.
 
-The shipped file is `data/profile.yaml`; a user's own file of the same shape is laid over it key by
+The shipped file is `data/profile.yaml`; a user's file of the same structure overrides it key by
 key. docs/reference/profile.md describes every key.
 """
 
@@ -17,25 +17,29 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from holdfast.errors import ConfigError
+from holdfast.sim.file_errors import describe
 from holdfast.yaml_file import read_mapping
 
 FIGURE_MIN, FIGURE_MAX = 1e-6, 1e24
-"""No figure that must be above 0 is smaller, and none is larger; what is, is a mistake."""
+"""Bounds of figures that must be above 0; a figure beyond them is a mistake."""
 
 GPUS_MAX = 99_999
-"""Most GPUs under one engine; more is a mistake."""
+"""Maximum number of GPUs of one engine."""
 
 _Amount = Annotated[float, msgspec.Meta(ge=0)]
 _GPU = re.compile(r"([A-Za-z0-9_.-]+?)(?:x([0-9]+))?")
-_AT = re.compile(r" - at `\$?\.?(.*)`$")
-_PLAIN = ("tier", "about", "unit")
+_TEXT_FIELDS = ("tier", "about", "unit")
 _SHOWN_MAX = 40
-"""Characters of a user's text that a message repeats."""
+"""Maximum characters of a user's text in a message."""
 _BOUNDS = {
     "site.prefill_utilisation": (FIGURE_MIN, 1.0, "a share of a GPU's peak is at most 1"),
-    "site.power_overhead": (1.0, FIGURE_MAX, "a building draws at least what its machines draw, 1"),
+    "site.power_overhead": (
+        1.0,
+        FIGURE_MAX,
+        "the overhead includes the machines' own power, so it is at least 1",
+    ),
 }
-"""Figures with limits of their own, and why."""
+"""Figures with bounds of their own: minimum, maximum and reason."""
 _S = TypeVar("_S", bound=msgspec.Struct)
 
 
@@ -43,8 +47,8 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pass
 
 
-class Range(_Section, frozen=True):
-    """One figure: lowest, usual and highest, none below 0, and where it comes from."""
+class ProfileRange(_Section, frozen=True):
+    """One figure: low, usual and high value, none below 0, and its source."""
 
     low: _Amount
     mid: _Amount
@@ -53,60 +57,60 @@ class Range(_Section, frozen=True):
 
 
 class Medium(_Section, frozen=True):
-    """What a tier can be made of, per `unit` (a channel, a drive, a stream).
+    """Storage hardware for a tier; figures are per `unit` (a channel, a drive, a stream).
 
-    `unit_bytes` is None for a medium that is bought by the byte: an object store. What is None
-    costs nothing, or does not apply.
+    `unit_bytes` is None for a medium that is paid by the byte: an object store. A price of None is
+    0; other figures of None do not apply.
     """
 
     tier: Literal["device", "host", "disk", "pool", "object"]
     about: str
     unit: str
-    latency_s: Range
-    read_bytes_per_s: Range
-    write_bytes_per_s: Range
-    unit_bytes: Range | None = None
-    units_per_node: Range | None = None
-    dollars_per_gb: Range | None = None
-    dollars_per_gb_month: Range | None = None
-    dollars_per_million_puts: Range | None = None
-    dollars_per_million_gets: Range | None = None
-    dollars_per_gb_in: Range | None = None
-    dollars_per_gb_out: Range | None = None
-    active_watts: Range | None = None
-    idle_watts: Range | None = None
-    drive_writes_per_day: Range | None = None
+    latency_s: ProfileRange
+    read_bytes_per_s: ProfileRange
+    write_bytes_per_s: ProfileRange
+    unit_bytes: ProfileRange | None = None
+    units_per_node: ProfileRange | None = None
+    dollars_per_gb: ProfileRange | None = None
+    dollars_per_gb_month: ProfileRange | None = None
+    dollars_per_million_puts: ProfileRange | None = None
+    dollars_per_million_gets: ProfileRange | None = None
+    dollars_per_gb_in: ProfileRange | None = None
+    dollars_per_gb_out: ProfileRange | None = None
+    active_watts: ProfileRange | None = None
+    idle_watts: ProfileRange | None = None
+    drive_writes_per_day: ProfileRange | None = None
 
 
 class Gpu(_Section, frozen=True):
-    """One accelerator, with its link to host memory and its share of the machine's network.
+    """One accelerator, its link to host memory and its share of the machine's network.
 
-    `flop_per_s` is bf16, dense.
+    `flop_per_s` is the dense bf16 peak.
     """
 
     about: str
-    flop_per_s: Range
-    memory_bytes: Range
-    memory_bytes_per_s: Range
-    host_bytes_per_s: Range
-    network_bytes_per_s: Range
-    dollars_per_hour: Range
-    watts: Range
+    flop_per_s: ProfileRange
+    memory_bytes: ProfileRange
+    memory_bytes_per_s: ProfileRange
+    host_bytes_per_s: ProfileRange
+    network_bytes_per_s: ProfileRange
+    dollars_per_hour: ProfileRange
+    watts: ProfileRange
 
 
 class Site(_Section, frozen=True):
-    """What is the same for all hardware of a place."""
+    """Figures common to all hardware of a data centre."""
 
-    amortised_years: Range
-    dollars_per_kwh: Range
-    power_overhead: Range
-    request_s: Range
-    """What an engine needs for a first token beside loading and computing context."""
-    prefill_utilisation: Range
+    amortised_years: ProfileRange
+    dollars_per_kwh: ProfileRange
+    power_overhead: ProfileRange
+    request_s: ProfileRange
+    """Time of an engine per request besides loading and computing context."""
+    prefill_utilisation: ProfileRange
 
 
 class Profile(_Section, frozen=True):
-    """Everything that planning knows about hardware, as of `date`."""
+    """All media and GPUs, with prices as of `date`."""
 
     date: date
     site: Site
@@ -114,78 +118,80 @@ class Profile(_Section, frozen=True):
     gpus: dict[str, Gpu]
 
     def medium(self, name: str) -> Medium:
-        """Return a medium by name. Raises ConfigError for one that is not listed."""
+        """Return a medium by name. Raises ConfigError for an unknown name."""
         if name not in self.media:
             raise ConfigError(f"medium {name!r}: not known; one of {', '.join(self.media)}")
         return self.media[name]
 
     def gpu(self, text: str) -> tuple[Gpu, int]:
-        """Return the GPU and the number of it that a text such as "H200x8" means.
+        """Return the GPU and the number of GPUs of a text such as "H200x8".
 
-        Raises ConfigError for a name that is not listed, or a number below 1 or above `GPUS_MAX`.
+        Raises ConfigError for an unknown name, or a number below 1 or above `GPUS_MAX`.
         """
         shown = repr(text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "...")
         names = {name.lower(): name for name in self.gpus}
-        if text.lower() in names:  # a user's own name may end as a number does, or have a space
+        if text.lower() in names:  # a user's name may end in x8, or have a space
             return self.gpus[names[text.lower()]], 1
         found = _GPU.fullmatch(text)
         if found is None or found[1].lower() not in names:
             raise ConfigError(
-                f"gpu {shown}: not a known one, with its number, such as H200x8; known: "
-                f"{', '.join(self.gpus)}; others go into a file for --prices"
+                f"gpu {shown}: not a known GPU with a number, such as H200x8; known: "
+                f"{', '.join(self.gpus)}; add others in a file for --prices"
             )
         digits = (found[2] or "1").lstrip("0") or "0"
-        # Python does not read a number of thousands of digits; six are too many already.
+        # int() refuses thousands of digits; more than five are out of range already.
         number = int(digits) if len(digits) <= len(str(GPUS_MAX)) else GPUS_MAX + 1
         if not 1 <= number <= GPUS_MAX:
             raise ConfigError(
-                f"gpu {shown}: an engine has 1 to {GPUS_MAX:,} of them; give such a number, as in "
+                f"gpu {shown}: an engine has 1 to {GPUS_MAX:,} GPUs; give such a number, as in "
                 "H200x8"
             )
         return self.gpus[names[found[1].lower()]], number
 
 
 _NAMED: dict[str, type[msgspec.Struct]] = {"media": Medium, "gpus": Gpu}
-"""Sections in which a user may add names of their own."""
+"""Sections to which a user's file may add entries."""
 
 
 @cache
 def shipped() -> Profile:
-    """Return the profile that comes with Holdfast."""
+    """Return the shipped profile."""
     return _convert(_shipped_data(), "profile.yaml")
 
 
 def load_profile(file: str = "") -> Profile:
-    """Return the shipped profile, with a user's file laid over it.
+    """Return the shipped profile, overridden by a user's file if one is given.
 
-    A plain number stands for a range without width. Raises ConfigError, with the path of the key,
-    for unknown keys, negative figures, zero bandwidths, ranges out of order and new media or GPUs
-    that lack figures.
+    A plain number is a range with equal ends. Raises ConfigError, with the path of the key, for
+    unknown keys, negative figures, zero bandwidths, ranges out of order, and new media or GPUs that
+    lack figures.
     """
     if not file:
         return shipped()
     overrides = read_mapping(file)
-    return _convert(_over(_shipped_data(), overrides, "", file), file)
+    return _convert(_merged(_shipped_data(), overrides, "", file), file)
 
 
 def _shipped_data() -> dict[str, Any]:
     import yaml
 
     text = (resources.files("holdfast.sim") / "data" / "profile.yaml").read_text(encoding="utf-8")
-    loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader  # ten times as fast
+    loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader  # ten times faster
     data: dict[str, Any] = loader(text).get_single_data()
     return data
 
 
-def _over(base: Mapping[str, Any], over: Mapping[str, Any], path: str, file: str) -> dict[str, Any]:
-    """Lay one mapping over another; a plain number in place of a figure is a range."""
+def _merged(
+    base: Mapping[str, Any], over: Mapping[str, Any], path: str, file: str
+) -> dict[str, Any]:
+    """Return `base` overridden by `over`; a plain number in place of a figure becomes a range."""
     merged = dict(base)
     for key, value in over.items():
         where = f"{path}.{key}" if path else str(key)
         below = base.get(key)
         if isinstance(value, Mapping):
-            merged[key] = _over(below if isinstance(below, dict) else {}, value, where, file)
-            if _is_figure(merged[key]):
+            merged[key] = _merged(below if isinstance(below, dict) else {}, value, where, file)
+            if {"low", "mid", "high"} & set(merged[key]):
                 merged[key] = _ordered(merged[key], value, file)
         elif (number := _number(value)) is not None and _is_place_of_figure(where):
             merged[key] = {"low": number, "mid": number, "high": number, "source": file}
@@ -197,7 +203,7 @@ def _over(base: Mapping[str, Any], over: Mapping[str, Any], path: str, file: str
 
 
 def _number(value: object) -> float | None:
-    """Return a number, also one that YAML 1.1 takes for text, such as 4e8."""
+    """Return a number, or None; YAML 1.1 reads some numbers, such as 4e8, as text."""
     if isinstance(value, str):
         try:
             return float(value)
@@ -208,31 +214,27 @@ def _number(value: object) -> float | None:
 
 def _is_place_of_figure(path: str) -> bool:
     section, *names = path.split(".")
-    plain = names[-1:] and names[-1] in _PLAIN
+    plain = names[-1:] and names[-1] in _TEXT_FIELDS
     return not plain and len(names) == (2 if section in _NAMED else 1)
 
 
-def _is_figure(value: Mapping[str, Any]) -> bool:
-    return bool({"low", "mid", "high"} & set(value))
-
-
-def _ordered(figure: dict[str, Any], said: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """Stretch a range to what was said of it; what is said is taken as it is."""
-    figure = {"source": file, **figure, **({} if "source" in said else {"source": file})}
-    if "mid" in said and isinstance(said["mid"], int | float):
+def _ordered(figure: dict[str, Any], given: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """Return a range whose ends include a given `mid`; ends that are given stay as they are."""
+    figure = {"source": file, **figure, **({} if "source" in given else {"source": file})}
+    if "mid" in given and isinstance(given["mid"], int | float):
         for end, wider in (("low", min), ("high", max)):
-            if end not in said:
-                known = figure.get(end, said["mid"])
-                figure[end] = wider(known, said["mid"])
+            if end not in given:
+                known = figure.get(end, given["mid"])
+                figure[end] = wider(known, given["mid"])
     return figure
 
 
 def _convert(data: Mapping[str, Any], file: str) -> Profile:
-    """Convert section by section, so that an error can name the place by its full path."""
+    """Convert section by section, so that an error can name the full path of the key."""
     sections: dict[str, Any] = dict(data)
     for section, kind in _NAMED.items():
         if not isinstance(data[section], Mapping):
-            raise ConfigError(f"{file}: {section}: not name: figures lines; correct it")
+            raise ConfigError(f"{file}: {section}: not a mapping of names to figures; correct it")
         named = data[section].items()
         sections[section] = {k: _struct(v, kind, f"{section}.{k}", file) for k, v in named}
     sections["site"] = _struct(data["site"], Site, "site", file)
@@ -245,7 +247,10 @@ def _struct(data: object, kind: type[_S], path: str, file: str) -> _S:
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{file}: {_explain(error, data, kind, path)}") from error
+        message = describe(
+            error, data, "profile", lambda keys: ProfileRange if keys else kind, path
+        )
+        raise ConfigError(f"{file}: {message}") from error
 
 
 def _check(profile: Profile, file: str) -> None:
@@ -255,7 +260,7 @@ def _check(profile: Profile, file: str) -> None:
     for path, section in sections.items():
         for name in section.__struct_fields__:
             figure = getattr(section, name)
-            if not isinstance(figure, Range):
+            if not isinstance(figure, ProfileRange):
                 continue
             here = f"{file}: {path}.{name}"
             if not figure.low <= figure.mid <= figure.high < math.inf:
@@ -265,7 +270,7 @@ def _check(profile: Profile, file: str) -> None:
                 )
             may_be_0 = name.startswith(("dollars", "idle", "latency"))
             if figure.low <= 0 and not may_be_0:
-                raise ConfigError(f"{here}: {figure.low:g}: must be above 0; leave the part out")
+                raise ConfigError(f"{here}: {figure.low:g}: must be above 0; remove the entry")
             small = figure.low < FIGURE_MIN and not may_be_0
             if small or figure.high > FIGURE_MAX:
                 raise ConfigError(
@@ -276,26 +281,3 @@ def _check(profile: Profile, file: str) -> None:
             if figure.low < least or figure.high > most:
                 wrong = figure.low if figure.low < least else figure.high
                 raise ConfigError(f"{here}: {wrong:g}: {why}; correct it")
-
-
-def _explain(
-    error: msgspec.ValidationError, data: object, kind: type[msgspec.Struct], path: str
-) -> str:
-    """Put the key's path first, then the value, what is wrong with it, and the remedy."""
-    found = _AT.search(str(error))
-    keys = found[1].split(".") if found and found[1] else []
-    value: Any = data
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    what = _AT.sub("", str(error)).replace("`", "'").replace("Object ", "")
-    shown = f"{value!r}: " if isinstance(value, str | int | float) else ""
-    remedy = "correct it"
-    if "unknown field" in what:
-        known = (Range if keys else kind).__struct_fields__
-        remedy = f"remove it; known here: {', '.join(known)}"
-    elif "missing" in what:
-        remedy = "add it"
-    elif ">= 0.0" in what:
-        remedy = "give 0 or more"
-    where = ".".join(filter(None, [path, *keys])) or "profile"
-    return f"{where}: {shown}{what}; {remedy}"

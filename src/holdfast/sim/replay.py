@@ -1,7 +1,7 @@
-"""Replay a trace through one store of fixed size and an eviction policy: what share is served.
+"""Replay a trace through one store of fixed capacity, with an eviction policy of the store.
 
-No tiers and no time to fetch or compute: only which blocks are there when a request comes. The
-policy is the very object a running store uses; a block's id stands for its row and its name.
+The replay has no tiers, and fetching and computing take no time: it only counts hits. A block's id
+is both its row and its name for the policy.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.policy.base import NEVER, Eviction
-from holdfast.sim.trace import UNKNOWN, Floats, Ints, Trace
+from holdfast.policy.base import NEVER, EvictionPolicy
+from holdfast.sim.runs import Runs, runs_of
+from holdfast.sim.trace import UNKNOWN, Floats, Ints, Trace, share
 
 RUN_BLOCKS = 1 << 30
-"""Runs as long as they are."""
+"""Default limit of blocks per run: no limit."""
 
 
 class Hits(NamedTuple):
-    """What a replay served, of what was asked for."""
+    """Tokens and blocks that the requests of a replay needed, and those that were hits."""
 
     tokens: int
     hit_tokens: int
@@ -27,57 +28,57 @@ class Hits(NamedTuple):
 
     @property
     def token_hit(self) -> float:
-        """Share of all input tokens served."""
-        return self.hit_tokens / self.tokens if self.tokens else 0.0
+        """Share of all input tokens that were hits."""
+        return share(self.hit_tokens, self.tokens)
 
     @property
     def block_hit(self) -> float:
-        """Share of all block accesses served."""
-        return self.hit_blocks / self.blocks if self.blocks else 0.0
+        """Share of all block accesses that were hits."""
+        return share(self.hit_blocks, self.blocks)
 
 
 def replay(
     trace: Trace,
     capacity_blocks: int,
-    policy: Eviction,
+    policy: EvictionPolicy,
     hints: Floats | None = None,
     run_blocks: int = RUN_BLOCKS,
 ) -> Hits:
-    """Serve each request the longest leading run of its blocks that is held, then hold them all.
+    """Serve each request its leading held blocks, then save all its blocks.
 
-    `hints[i]` is when the chain of request `i` is expected again: seconds of the trace, NEVER if
-    its session is over, nan if unknown; see `returns`. What is held is looked up when a request
-    arrives. Its own blocks are not evicted while it is served; of a chain longer than the store,
-    the head stays.
+    `hints[i]` is when the chain of request `i` is expected again, in seconds of trace time: NEVER
+    if its session is over, nan if unknown; see `returns`. The blocks of a request are not evicted
+    while it is served. If a chain exceeds the capacity, its head is kept.
 
-    Blocks that every request uses together, `run_blocks` at most, are one row of the policy; they
-    leave one by one all the same, from the end. For orders by time (`leaf_lru`, `cost_aware`) that
-    changes nothing but the speed; for those that count (`s3fifo`, `lirs`) say 1.
+    A run of at most `run_blocks` blocks that all requests use together is one row of the policy;
+    eviction still removes its blocks one at a time, from the tail. For policies that order by time
+    (`leaf_lru`, `cost_aware`) runs change only the speed. Use 1 for policies that count rows
+    (`s3fifo`, `lirs`).
 
-    Raises ValueError for a capacity, or runs, below one block.
+    Raises ValueError for a capacity or a run length below one block.
     """
     if capacity_blocks < 1:
-        raise ValueError(f"capacity_blocks: {capacity_blocks} holds nothing; 1 is the least")
+        raise ValueError(f"capacity_blocks: {capacity_blocks}: give 1 or more")
     if run_blocks < 1:
-        raise ValueError(f"run_blocks: {run_blocks} is no run; 1 is the least")
-    runs = _runs(trace, run_blocks)
-    shelf = _Shelf(capacity_blocks, policy, runs)
+        raise ValueError(f"run_blocks: {run_blocks}: give 1 or more")
+    runs = runs_of(trace, run_blocks)
+    store = _ReplayedStore(capacity_blocks, policy, runs)
     times = trace.time_s.tolist()
     expected = [float("nan")] * trace.requests if hints is None else hints.tolist()
     hit_tokens = hit_blocks = 0
     for request, tokens in enumerate(trace.input_tokens.tolist()):
-        chain = runs.chains[runs.starts[request] : runs.starts[request + 1]]
-        held = shelf.serve(chain, times[request], expected[request])
+        chain = runs.ids[runs.starts[request] : runs.starts[request + 1]]
+        held = store.serve(chain, times[request], expected[request])
         hit_blocks += held
         hit_tokens += min(held * trace.block_tokens, tokens)
     return Hits(int(trace.input_tokens.sum()), hit_tokens, trace.blocks, hit_blocks)
 
 
 def returns(trace: Trace) -> Floats:
-    """[n] when the chain of each request is used again by its session, from the trace's future.
+    """Return [n] when each request's chain is used again by its session, in seconds of trace time.
 
-    A session's chain is told by its first block: a sub-agent is expected apart from the agent that
-    waits for it. NEVER after the last; nan where the session is unknown or a request has no blocks.
+    The first block identifies a chain of a session, so sub-agents have times of their own. NEVER
+    for the last use; nan if the session is unknown or a request has no blocks.
     """
     known: dict[tuple[int, int], float] = {}
     expected = np.full(trace.requests, np.nan)
@@ -90,59 +91,20 @@ def returns(trace: Trace) -> Floats:
     return expected
 
 
-class _Runs(NamedTuple):
-    """The trace in runs: blocks that every request uses together."""
+class _ReplayedStore:
+    """The held blocks of each run, with eviction."""
 
-    lengths: Ints
-    """[runs] blocks of each run."""
-    parents: list[int]
-    """[runs] the run in front, -1 for the head of a chain."""
-    starts: list[int]
-    """[n + 1] where the runs of each request start in `chains`."""
-    chains: Ints
-    """The runs of each request, head first, end to end."""
-
-
-def _runs(trace: Trace, most: int) -> _Runs:
-    """Cut chains where not every request goes on, and after `most` blocks."""
-    parents, uses = trace.parents(), np.bincount(trace.ids, minlength=trace.unique)
-    depths = np.empty(trace.unique, np.int32)
-    at = np.arange(len(trace.ids)) - np.repeat(trace.starts[:-1], np.diff(trace.starts))
-    depths[trace.ids] = at
-    # A block is used whenever one behind it is: used as often, they are used together.
-    first = (parents < 0) | (uses != uses[parents])
-    heads = np.where(first, depths, 0)  # depth of the first block of the run so far
-    order = np.argsort(depths, kind="stable")
-    levels = np.searchsorted(depths[order], np.arange(int(depths.max(initial=-1)) + 2))
-    for level in range(1, len(levels) - 1):
-        some = order[levels[level] : levels[level + 1]]
-        some = some[~first[some]]
-        heads[some] = heads[parents[some]]
-    first |= (depths - heads) % most == 0
-    number = np.cumsum(first) - 1  # in order of first appearance a run's blocks are consecutive
-    fronts = parents[first]
-    return _Runs(
-        lengths=np.bincount(number, minlength=int(first.sum())).astype(np.int32),
-        parents=np.where(fronts < 0, -1, number[fronts]).tolist(),
-        starts=np.concatenate([[0], np.cumsum(first[trace.ids])])[trace.starts].tolist(),
-        chains=number[trace.ids[first[trace.ids]]].astype(np.int32),
-    )
-
-
-class _Shelf:
-    """How much of which runs is held, and room made for more."""
-
-    def __init__(self, capacity: int, policy: Eviction, runs: _Runs) -> None:
-        self._room = capacity
+    def __init__(self, capacity: int, policy: EvictionPolicy, runs: Runs) -> None:
+        self._free = capacity
         self._capacity = capacity
         self._policy = policy
         self._lengths = runs.lengths
-        self._parents = runs.parents
+        self._parents: list[int] = runs.parents().tolist()
         self._held = np.zeros(len(runs.lengths), np.int32)
         self._serving = np.zeros(len(runs.lengths), bool)
 
     def serve(self, chain: Ints, now_s: float, again_s: float) -> int:
-        """Use and hold the runs of one request; return how many leading blocks were held."""
+        """Use and save the runs of one request; return the number of leading blocks held."""
         policy, held, lengths = self._policy, self._held[chain], self._lengths[chain]
         ends = np.cumsum(lengths)
         short = held < lengths
@@ -161,14 +123,14 @@ class _Shelf:
             parents, new = self._parents, chain[used:].tolist()
             policy.insert(new, [parents[run] for run in new], new, now_s)
             self._held[chain] = lengths
-            self._room -= wanted
+            self._free -= wanted
         if again_s == again_s:  # noqa: PLR0124  # not nan
             policy.expect(chain.tolist(), again_s)
         return hit
 
     def _evict(self, wanted: int, chain: Ints, now_s: float) -> None:
-        """Make room for so many blocks without any block of the chain being served."""
-        missing = wanted - self._room
+        """Evict until `wanted` blocks are free, without evicting the chain that is being served."""
+        missing = wanted - self._free
         if missing <= 0:
             return
         held, serving = self._held, self._serving
@@ -179,7 +141,7 @@ class _Shelf:
             gone = min(missing, int(held[run]))
             held[run] -= gone
             missing -= gone
-            self._room += gone
+            self._free += gone
             if not held[run]:
                 self._policy.remove(run)
             if not missing:

@@ -1,4 +1,4 @@
-"""What a store hits that keeps every block for a fixed time after its last use, and its size."""
+"""Hits and size of a store that keeps each block for a fixed time to live (TTL) after its use."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple
 import numpy as np
 
 from holdfast.sim.reuse import Reuse, reuse
-from holdfast.sim.trace import MICROS, Floats, Longs, Trace
+from holdfast.sim.trace import MICROS, Floats, Longs, Trace, share
 
 
-class Retention(NamedTuple):
-    """A store without a limit on space that drops each block `ttl_s` after its last use.
+class RetentionCurve(NamedTuple):
+    """A store of unlimited capacity that drops each block `ttl_s` after its last use.
 
-    A use at exactly `ttl_s` still hits. `mean_blocks` is taken over the trace's span, from the
-    first arrival to the last, and `peak_blocks` is the most at any time.
+    A use exactly `ttl_s` later still hits. `mean_blocks` is the mean from the first arrival to the
+    last, `peak_blocks` the maximum.
     """
 
     ttl_s: float
@@ -24,8 +24,8 @@ class Retention(NamedTuple):
     peak_blocks: int
 
 
-def retention(trace: Trace, ttls_s: list[float], runs: Reuse | None = None) -> list[Retention]:
-    """One row for each time to live; `runs` are those of `reuse(trace)`, if known."""
+def retention(trace: Trace, ttls_s: list[float], runs: Reuse | None = None) -> list[RetentionCurve]:
+    """Return one row for each TTL; `runs` is `reuse(trace)` if the caller has it already."""
     runs = reuse(trace) if runs is None else runs
     gaps = gaps_s(trace, runs)
     tokens = run_tokens(trace, runs)
@@ -34,20 +34,20 @@ def retention(trace: Trace, ttls_s: list[float], runs: Reuse | None = None) -> l
     for ttl_s in ttls_s:
         hit = gaps <= ttl_s
         mean, peak = _space(trace, runs, ttl_s)
-        token_hit = float(tokens[hit].sum()) / inputs if inputs else 0.0
-        block_hit = float(runs.blocks[hit].sum()) / trace.blocks if trace.blocks else 0.0
-        rows.append(Retention(ttl_s, token_hit, block_hit, mean, peak))
+        token_hit = share(float(tokens[hit].sum()), inputs)
+        block_hit = share(float(runs.blocks[hit].sum()), trace.blocks)
+        rows.append(RetentionCurve(ttl_s, token_hit, block_hit, mean, peak))
     return rows
 
 
 def gaps_s(trace: Trace, runs: Reuse) -> Floats:
-    """[m] seconds since the use before, for each run, in whole microseconds."""
+    """Return [m] the seconds since each run's previous use, rounded to microseconds."""
     gaps: Floats = np.round(trace.time_s[runs.request] - trace.time_s[runs.previous], MICROS)
     return gaps
 
 
 def run_tokens(trace: Trace, runs: Reuse) -> Longs:
-    """[m] the input tokens in each run; fewer than its blocks could hold where the last is cut."""
+    """Return [m] the input tokens of each run; a partial last block counts its tokens only."""
     size = trace.block_tokens
     limit = trace.input_tokens[runs.request]
     ends: Longs = np.minimum((runs.depth + runs.blocks) * size, limit)
@@ -56,29 +56,24 @@ def run_tokens(trace: Trace, runs: Reuse) -> Longs:
 
 
 def _space(trace: Trace, runs: Reuse, ttl_s: float) -> tuple[float, int]:
-    """The mean and the most blocks that are kept.
+    """Return the mean and the maximum number of blocks held.
 
-    Blocks enter with a request, unless they are still there, and leave `ttl_s` after a use that is
-    not followed by another in time.
+    Blocks enter with a request, unless they are held already, and leave `ttl_s` after their last
+    use before the TTL expires.
     """
     gaps = gaps_s(trace, runs)
-    lapsed = gaps > ttl_s
-    used_last = np.diff(trace.starts) - _per_request(trace, runs.previous, runs.blocks)
+    expired = gaps > ttl_s
+    used_last = np.diff(trace.starts) - trace.sum_by_request(runs.previous, runs.blocks)
     unused_s = np.minimum(trace.span_s - trace.time_s, ttl_s)
     block_seconds = runs.blocks @ np.minimum(gaps, ttl_s) + used_last @ unused_s
     mean = float(block_seconds) / trace.span_s if trace.span_s else float(trace.unique)
 
-    there = _per_request(trace, runs.request[~lapsed], runs.blocks[~lapsed])
-    enters = np.diff(trace.starts) - there
-    leaves = np.concatenate((runs.blocks[lapsed], used_last))
-    ends_s = np.concatenate((trace.time_s[runs.previous[lapsed]], trace.time_s)) + ttl_s
+    held = trace.sum_by_request(runs.request[~expired], runs.blocks[~expired])
+    enters = np.diff(trace.starts) - held
+    leaves = np.concatenate((runs.blocks[expired], used_last))
+    ends_s = np.concatenate((trace.time_s[runs.previous[expired]], trace.time_s)) + ttl_s
     ends_s = np.round(ends_s, MICROS)
     order = np.argsort(ends_s, kind="stable")
     left = np.concatenate(([0], np.cumsum(leaves[order])))
-    before = np.searchsorted(ends_s[order], trace.time_s)  # who enters meets who leaves just then
+    before = np.searchsorted(ends_s[order], trace.time_s)  # blocks that leave now still count
     return mean, int((np.cumsum(enters) - left[before]).max(initial=0))
-
-
-def _per_request(trace: Trace, requests: Longs, blocks: Longs) -> Longs:
-    """[n] sums of `blocks` by request."""
-    return np.bincount(requests, weights=blocks, minlength=trace.requests).astype(np.int64)

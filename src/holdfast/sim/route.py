@@ -1,4 +1,4 @@
-"""Which worker gets a request: simple routers over the same fleet."""
+"""Routers: functions that choose the worker of a request."""
 
 from __future__ import annotations
 
@@ -7,51 +7,52 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from holdfast.errors import ConfigError
-from holdfast.sim.fleet import Covered, Fleet
+from holdfast.sim.fleet import Fleet, FleetCoverage
 
 
 class Routed(NamedTuple):
-    """The number of a worker, and what it can get of the chain."""
+    """The number of the chosen worker, and its coverage of the chain."""
 
     worker: int
-    covered: Covered
+    covered: FleetCoverage
 
 
-class Ask(NamedTuple):
-    """What a router knows of a request: its place in line, its chain, the tokens of its prompt."""
+class RouteQuestion(NamedTuple):
+    """A request as a router sees it: its sequence number, chain and prompt tokens."""
 
     number: int
     keys: list[bytes]
     tokens: int
 
 
-Router = Callable[[Fleet, Ask], Routed]
+Router = Callable[[Fleet, RouteQuestion], Routed]
 
 
-def round_robin(fleet: Fleet, ask: Ask) -> Routed:
-    """Give every worker its turn."""
+def round_robin(fleet: Fleet, ask: RouteQuestion) -> Routed:
+    """Choose the workers in turn."""
     return _to(fleet, ask, ask.number % len(fleet.workers))
 
 
-def least_queue(fleet: Fleet, ask: Ask) -> Routed:
-    """Choose the worker with the least prefill work before it; the fewest requests where equal."""
+def least_queue(fleet: Fleet, ask: RouteQuestion) -> Routed:
+    """Choose the worker with the least queued prefill; if equal, with the fewest requests."""
     queues = [(w.engine.queue_s, w.requests, i) for i, w in enumerate(fleet.workers)]
     return _to(fleet, ask, min(queues)[2])
 
 
-def longest_prefix(fleet: Fleet, ask: Ask) -> Routed:
-    """Choose the worker whose own tiers hold most of the chain; the least queue where equal."""
+def longest_prefix(fleet: Fleet, ask: RouteQuestion) -> Routed:
+    """Choose the worker whose own tiers hold most of the chain; if equal, the shortest queue."""
     return _to(fleet, ask, _longest(fleet, ask, range(len(fleet.workers))))
 
 
 def two_choices(draw: int = 0) -> Router:
-    """Draw two workers and choose as `longest_prefix` does: load is spread, and locality half kept.
+    """Draw two workers at random and choose between them as `longest_prefix` does.
 
-    After Mitzenmacher, "The power of two choices in randomized load balancing" (2001). What is
-    drawn is a hash of `draw` and the request's place in line, so a run repeats itself.
+    This spreads load and keeps part of the locality (Mitzenmacher, "The power of two choices in
+    randomized load balancing", 2001). The draw is a hash of the seed `draw` and the request's
+    sequence number, so a run is reproducible.
     """
 
-    def route(fleet: Fleet, ask: Ask) -> Routed:
+    def route(fleet: Fleet, ask: RouteQuestion) -> Routed:
         place = (draw << 32 | ask.number).to_bytes(8, "little")
         digest = hashlib.blake2b(place, digest_size=8).digest()
         count = len(fleet.workers)
@@ -62,10 +63,10 @@ def two_choices(draw: int = 0) -> Router:
     return route
 
 
-def soonest(fleet: Fleet, ask: Ask) -> Routed:
-    """Choose the worker that would be done first: its queue, then what it has to compute."""
-    prefill, block = fleet.hardware.prefill, fleet.hardware.world.block_tokens
-    best: tuple[float, int, Covered] | None = None
+def soonest(fleet: Fleet, ask: RouteQuestion) -> Routed:
+    """Choose the worker with the earliest first token: its queued prefill plus the request's."""
+    prefill, block = fleet.hardware.prefill, fleet.hardware.namespace.block_tokens
+    best: tuple[float, int, FleetCoverage] | None = None
     for number, worker in enumerate(fleet.workers):
         covered = fleet.cover(worker, ask.keys)
         held = min(covered.blocks * block, ask.tokens - 1)
@@ -85,19 +86,19 @@ ROUTERS: dict[str, Router] = {
 
 
 def router(name: str) -> Router:
-    """Return the router of this name. Raises ConfigError."""
+    """Return the router of a name. Raises ConfigError for an unknown one."""
     if name not in ROUTERS:
         raise ConfigError(f"--router: {name!r} is not known; use one of: {', '.join(ROUTERS)}")
     return ROUTERS[name]
 
 
-def _longest(fleet: Fleet, ask: Ask, among: Iterable[int]) -> int:
-    def merit(number: int) -> tuple[int, float, int]:
+def _longest(fleet: Fleet, ask: RouteQuestion, among: Iterable[int]) -> int:
+    def rank(number: int) -> tuple[int, float, int]:
         worker = fleet.workers[number]
         return -len(worker.memory.cover(ask.keys).tiers), worker.engine.queue_s, number
 
-    return min(among, key=merit)
+    return min(among, key=rank)
 
 
-def _to(fleet: Fleet, ask: Ask, worker: int) -> Routed:
+def _to(fleet: Fleet, ask: RouteQuestion, worker: int) -> Routed:
     return Routed(worker, fleet.cover(fleet.workers[worker], ask.keys))

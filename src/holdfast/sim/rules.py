@@ -1,4 +1,4 @@
-"""The rules of a simulated tier, by name: the policies and rules of admission that serve."""
+"""Eviction policies and admission rules of simulated tiers: the store's own, chosen by name."""
 
 from __future__ import annotations
 
@@ -6,55 +6,58 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.assemble.rules import admission
-from holdfast.config.options import CxlOptions, DiskOptions, Size
+from holdfast.byte_size import Size
 from holdfast.errors import ConfigError
 from holdfast.plan.cost import TierEstimate
-from holdfast.policy.admit import Always
+from holdfast.policy.admit import AlwaysAdmit
 from holdfast.policy.choice import DEFAULT, POLICIES
 from holdfast.sim.fleet import NewRules
-from holdfast.sim.hardware import Hardware, Rung
+from holdfast.sim.hardware import SimulatedHardware, TierSpec
 from holdfast.sim.ladder import TierModel
-from holdfast.sim.memory import Rules
+from holdfast.sim.memory import SimulatedRules
+from holdfast.tiers.cxl.kind import CxlOptions
+from holdfast.tiers.disk.kind import DiskOptions
 
 
-def rules_of(hardware: Hardware, policy: str = DEFAULT) -> NewRules:
-    """Return what makes the rules of each tier: its own where it says so, else `policy`.
+def rules_of(hardware: SimulatedHardware, policy: str = DEFAULT) -> NewRules:
+    """Return a function that creates a tier's rules: by its ladder entry, else with `policy`.
 
-    Raises ConfigError for a policy that is not known.
+    Raises ConfigError for an unknown policy.
     """
     _check(policy, "--policy")
-    for number, rung in enumerate(hardware.rungs):
-        if rung.model.policy is not None:
-            _check(rung.model.policy, f"{hardware.name}: tiers.{number}.policy")
+    for number, tier_spec in enumerate(hardware.tier_specs):
+        if tier_spec.model.policy is not None:
+            _check(tier_spec.model.policy, f"{hardware.name}: tiers.{number}.policy")
 
-    def made(rung: Rung) -> Rules:
-        tier = rung.model
+    def create(tier_spec: TierSpec) -> SimulatedRules:
+        tier = tier_spec.model
         eviction = POLICIES[tier.policy or policy]()
-        said = _said(tier, "admit", "thrash_guard")
+        given = _given(tier, "admit", "thrash_guard")
         if tier.kind == "cxl":
-            options: CxlOptions | DiskOptions = CxlOptions(capacity=Size(rung.nbytes), **said)
+            options: CxlOptions | DiskOptions = CxlOptions(capacity=Size(tier_spec.nbytes), **given)
         else:
-            said |= _said(tier, "writes_per_day")
-            options = DiskOptions(path="", capacity=Size(rung.nbytes), **said)
-        rule = admission(options, saved_s=_saved_s(hardware, rung))
-        return Rules(eviction, None if isinstance(rule, Always) else rule)
+            given |= _given(tier, "writes_per_day")
+            options = DiskOptions(path="", capacity=Size(tier_spec.nbytes), **given)
+        rule = admission(options, saved_s=_saved_s(hardware, tier_spec))
+        return SimulatedRules(eviction, None if isinstance(rule, AlwaysAdmit) else rule)
 
-    return made
-
-
-def _said(tier: TierModel, *names: str) -> dict[str, Any]:
-    """Return what the ladder file says of these; of the rest a node's defaults hold."""
-    said = {name: getattr(tier, name) for name in names}
-    return {name: value for name, value in said.items() if value is not None}
+    return create
 
 
-def _saved_s(hardware: Hardware, rung: Rung) -> Callable[[int], float] | None:
-    """Return how much sooner bytes come from a tier than from the one below, both at rest."""
-    at = hardware.rungs.index(rung)
-    if at + 1 == len(hardware.rungs):
+def _given(tier: TierModel, *names: str) -> dict[str, Any]:
+    """Return the named options that the ladder file gives; a node's defaults apply to the rest."""
+    values = {name: getattr(tier, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _saved_s(hardware: SimulatedHardware, tier_spec: TierSpec) -> Callable[[int], float] | None:
+    """Return a function of bytes: seconds saved by reading a tier, not the one below; both idle."""
+    at = hardware.tier_specs.index(tier_spec)
+    if at + 1 == len(hardware.tier_specs):
         return None
     here, there = (
-        TierEstimate(one.latency_s, one.read_bytes_per_s) for one in hardware.rungs[at : at + 2]
+        TierEstimate(one.latency_s, one.read_bytes_per_s)
+        for one in hardware.tier_specs[at : at + 2]
     )
     return lambda nbytes: there.seconds(nbytes) - here.seconds(nbytes)
 

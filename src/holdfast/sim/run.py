@@ -1,9 +1,8 @@
-"""Run a trace through a fleet: a discrete-event simulation on a clock turned by hand.
+"""Run a trace through a simulated fleet: a discrete-event simulation on a virtual clock.
 
-A request arrives, is routed, covered (`index`), planned (`plan`); its blocks move over the links
-of their tiers while it waits; then it queues for the engine, which computes the rest. At its first
-token the whole chain is saved. Nothing here decides what the store decides: coverage, plan and
-eviction are the code that serves.
+A request arrives, is routed to a worker, looked up (`index`) and planned (`plan`). Its blocks move
+over the links of their tiers. It then queues for the engine, which computes the remaining tokens.
+At the first token the whole chain is saved. Coverage, plan and eviction run the store's own code.
 """
 
 from __future__ import annotations
@@ -15,41 +14,41 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from holdfast.blocks.key import KEY_BYTES
-from holdfast.plan.planner import Planner, Question
+from holdfast.plan.planner import Planner, PlanQuestion
 from holdfast.plan.prestage import begin_in_s
 from holdfast.policy.base import NEVER
 from holdfast.sim.closed_loop import followers
-from holdfast.sim.fleet import UNKNOWN, Covered, Fleet
-from holdfast.sim.flight import Flight, Staging
-from holdfast.sim.route import Ask, Router
+from holdfast.sim.fleet import UNKNOWN, Fleet, FleetCoverage
+from holdfast.sim.in_flight import InflightPrestage, InflightRequest
+from holdfast.sim.route import RouteQuestion, Router
 from holdfast.sim.runs import LONGEST, runs_of
-from holdfast.sim.served import Ledger, Served
+from holdfast.sim.served import Ledger, ServedRequests
 from holdfast.sim.trace import Floats, Trace
-from holdfast.sim.worker import Worker
+from holdfast.sim.worker import SimulatedWorker
 
-_MOVED, _FETCHED, _COMPUTED, _LATE, _ARRIVED, _DUE = range(6)
+_MOVED, _FETCHED, _COMPUTED, _DEADLINE, _ARRIVED, _DUE = range(6)
 
 _PROGRESS_REQUESTS = 256
 
 
-class Setting(NamedTuple):
-    """How a trace is run: who decides, and whether sessions wait for their answers."""
+class SimulationSettings(NamedTuple):
+    """How a trace is run: planner, router, closed or open loop, and hints."""
 
     planner: Planner
     router: Router
     closed_loop: bool = False
     returns_s: Floats | None = None
-    """[n] when the chain of each request is expected again, in the trace's time: hints."""
+    """[n] When the chain of each request is needed again, in seconds of trace time: hints."""
     prestage: bool = True
-    """Whether what is expected again is also brought to the worker's memory in time."""
+    """Whether chains with a hint are also prestaged into the worker's host memory."""
     longest_run: int = LONGEST
-    """Blocks that move as one, at most; 1 simulates every block for itself."""
+    """Maximum blocks per run; blocks of a run move together. 1 simulates each block."""
 
 
 class Simulation:
-    """One run of one trace through one fleet; both may be looked at afterwards."""
+    """One run of one trace through one fleet; the caller may inspect both afterwards."""
 
-    def __init__(self, trace: Trace, fleet: Fleet, setting: Setting) -> None:
+    def __init__(self, trace: Trace, fleet: Fleet, setting: SimulationSettings) -> None:
         self.trace = trace
         self.fleet = fleet
         self._setting = setting
@@ -57,40 +56,50 @@ class Simulation:
         self._times_s: list[float] = trace.time_s.tolist()
         self._tokens: list[int] = trace.input_tokens.tolist()
         self._events: list[tuple[float, int, int, int, int]] = []
-        self._events_ever = 0
-        self._flights: dict[int, Flight] = {}
+        self._event_count = 0
+        self._inflights: dict[int, InflightRequest] = {}
         self._runs = runs_of(trace, setting.longest_run)
         self._lengths: list[int] = self._runs.lengths.tolist()
         fleet.expect_at_most(sum(self._lengths))
-        self._names = [_name(run) for run in range(len(self._lengths))]
-        if setting.returns_s is None:  # among equal expectations the row that was made first counts
-            fleet.make_all(self._names, self._runs.fronts().tolist(), self._lengths)
-        self._after = followers(trace) if setting.closed_loop else {}
+        self._keys = [
+            hashlib.blake2b(run.to_bytes(4, "little"), digest_size=KEY_BYTES).digest()
+            for run in range(len(self._lengths))
+        ]
+        if setting.returns_s is None:  # with hints, row order breaks ties
+            fleet.create_rows(self._keys, self._runs.parents().tolist(), self._lengths)
+        self._followers = followers(trace) if setting.closed_loop else {}
         self._arrivals = 0
         hardware, names = fleet.hardware, fleet.names
-        self._rungs, self._engine, self._prefill = hardware.rungs, hardware.engine, hardware.prefill
-        self._block_tokens, self._block_bytes = trace.block_tokens, hardware.world.record_bytes
+        self._tier_specs, self._engine, self._prefill = (
+            hardware.tier_specs,
+            hardware.engine,
+            hardware.prefill,
+        )
+        self._block_tokens, self._block_bytes = trace.block_tokens, hardware.namespace.record_bytes
         self._device = names[:1] == ["device"]
         self._host = names.index("host") if "host" in names[:-1] else None
-        """The tier that is staged to, if there are tiers below it."""
+        """The tier that prestaging fills: host memory, if there are tiers below it."""
         self._due: dict[int, tuple[int, float]] = {}
-        """By number of a staging: the request whose chain it is, and when it is needed."""
+        """Prestage number to (request whose chain it reads, time when the chain is needed)."""
 
-    def run(self, progress: Callable[[int], object] | None = None) -> Served:
-        """Run to the last first token; `progress` is told now and then how many have arrived."""
-        waits = {number for numbers in self._after.values() for number in numbers}
+    def run(self, progress: Callable[[int], object] | None = None) -> ServedRequests:
+        """Run until every request has its first token.
+
+        `progress` gets the count of arrivals every `_PROGRESS_REQUESTS` arrivals.
+        """
+        waits = {number for numbers in self._followers.values() for number in numbers}
         heads = (n for n in range(self.trace.requests) if n not in waits)
         for number in heads:
             at_s = self._times_s[number]
-            self._turn(at_s)
+            self._advance(at_s)
             self._arrive(at_s, number)
             if progress and self._arrivals % _PROGRESS_REQUESTS == 0:
                 progress(self._arrivals)
-        self._turn(math.inf)
+        self._advance(math.inf)
         return self._ledger.served()
 
-    def _turn(self, until_s: float) -> None:
-        """Turn the clock until then; what happens at the same moment happens first."""
+    def _advance(self, until_s: float) -> None:
+        """Process all events up to and including `until_s`."""
         events = self._events
         while events and events[0][0] <= until_s:
             at_s, _, kind, number, version = heappop(events)
@@ -100,64 +109,66 @@ class Simulation:
                 self._moved(at_s, number, version)
             elif kind == _FETCHED:
                 self._fetched(at_s, number)
-            elif kind == _LATE:
-                self._late(at_s, number)
+            elif kind == _DEADLINE:
+                self._cancel_fetch(at_s, number)
             elif kind == _DUE:
-                self._stage(at_s, number)
+                self._start_prestage(at_s, number)
             else:
                 self._arrive(at_s, number)
 
-    def _at(self, at_s: float, kind: int, number: int, version: int = 0) -> None:
-        self._events_ever += 1
-        heappush(self._events, (at_s, self._events_ever, kind, number, version))
+    def _schedule(self, at_s: float, kind: int, number: int, version: int = 0) -> None:
+        self._event_count += 1
+        heappush(self._events, (at_s, self._event_count, kind, number, version))
 
     def _arrive(self, now_s: float, request: int) -> None:
-        """Choose a worker and stand in its line; nothing is looked up for sure before its turn."""
+        """Choose a worker and join its queue; the binding lookup happens in `_look_up`."""
         keys, lengths = self._chain(request)
         tokens = self._tokens[request]
         number = 0
-        covered = UNKNOWN  # until its turn: nobody looks at the length of the only line
+        covered = UNKNOWN  # one worker: nothing to route, so no lookup yet
         if len(self.fleet.workers) > 1:
-            number, covered = self._setting.router(self.fleet, Ask(self._arrivals, keys, tokens))
+            number, covered = self._setting.router(
+                self.fleet, RouteQuestion(self._arrivals, keys, tokens)
+            )
         self._arrivals += 1
         worker = self.fleet.workers[number]
         worker.requests += 1
-        flight = self._flights[request] = Flight(worker, keys, lengths, covered)
-        flight.tokens, flight.blocks = tokens, len(covered.tiers)
+        inflight = self._inflights[request] = InflightRequest(worker, keys, lengths, covered)
+        inflight.tokens, inflight.blocks = tokens, len(covered.tiers)
         if covered is not UNKNOWN:
-            self._expect(flight)
+            self._update_prefill(inflight)
         self._ledger.arrived_s[request] = now_s
         self._ledger.worker[request] = number
-        worker.line.append(request)
+        worker.queue.append(request)
         self._look_up(now_s, worker)
 
-    def _look_up(self, now_s: float, worker: Worker) -> None:
-        """Cover and plan those whose turn it is, `fetch_ahead` of the engine at most."""
-        while worker.line and worker.ahead < self._engine.fetch_ahead:
-            request = worker.line.popleft()
-            flight = self._flights[request]
+    def _look_up(self, now_s: float, worker: SimulatedWorker) -> None:
+        """Look up and plan queued requests, at most `fetch_ahead` before their prefill."""
+        while worker.queue and worker.ahead < self._engine.fetch_ahead:
+            request = worker.queue.popleft()
+            inflight = self._inflights[request]
             worker.ahead += 1
-            if flight.covered is UNKNOWN or now_s > self._ledger.arrived_s[request]:
-                flight.covered = self.fleet.cover(worker, flight.keys)
-            self._plan(now_s, flight)
-            worker.memory.pin(flight.covered.own)
+            if inflight.covered is UNKNOWN or now_s > self._ledger.arrived_s[request]:
+                inflight.covered = self.fleet.cover(worker, inflight.keys)
+            self._plan(now_s, inflight)
+            worker.memory.pin(inflight.covered.own)
             if self.fleet.shared:
-                self.fleet.shared.pin(flight.covered.shared)
+                self.fleet.shared.pin(inflight.covered.shared)
             self._ledger.looked_s[request] = now_s
-            self._ledger.held[request] = len(flight.covered.tiers)
-            self._fetch(now_s, request, flight)
+            self._ledger.held[request] = len(inflight.covered.tiers)
+            self._fetch(now_s, request, inflight)
 
-    def _plan(self, now_s: float, flight: Flight) -> None:
-        fleet, covered, tokens = self.fleet, flight.covered, flight.tokens
-        had = self._had(covered, tokens)
-        flight.blocks = had // self._block_tokens
-        if len(covered.tiers) > flight.blocks:  # else there is nothing to bring
+    def _plan(self, now_s: float, inflight: InflightRequest) -> None:
+        fleet, covered, tokens = self.fleet, inflight.covered, inflight.tokens
+        had = self._device_tokens(covered, tokens)
+        inflight.blocks = had // self._block_tokens
+        if len(covered.tiers) > inflight.blocks:  # otherwise there is nothing to fetch
             plan = self._setting.planner.plan(
-                Question(
+                PlanQuestion(
                     tiers=covered.tiers,
                     block_bytes=self._block_bytes,
                     block_tokens=self._block_tokens,
-                    estimates=fleet.estimates(flight.worker, covered.tiers, now_s),
+                    estimates=fleet.estimates(inflight.worker, covered.tiers, now_s),
                     names=fleet.names,
                     limit_s=self._engine.fetch_limit_s,
                     cost=self._prefill,
@@ -165,233 +176,237 @@ class Simulation:
                     have_tokens=had,
                 )
             )
-            flight.blocks, flight.late_s = plan.blocks, now_s + plan.deadline_s
-        self._expect(flight)
+            inflight.blocks, inflight.late_s = plan.blocks, now_s + plan.deadline_s
+        self._update_prefill(inflight)
 
-    def _had(self, covered: Covered, tokens: int) -> int:
-        """Return the tokens of leading blocks that the engine has, short of the whole prompt."""
+    def _device_tokens(self, covered: FleetCoverage, tokens: int) -> int:
+        """Return the tokens of leading blocks in device memory, less than the whole prompt."""
         if not self._device:
             return 0
         blocks = len(covered.tiers) - len(covered.tiers.lstrip(b"\0"))
         size = self._block_tokens
         return blocks * size if blocks * size < tokens else (tokens - 1) // size * size
 
-    def _expect(self, flight: Flight) -> None:
-        """Work out what is left to compute, and let the engine's queue know.
+    def _update_prefill(self, inflight: InflightRequest) -> None:
+        """Update the remaining prefill of a request and the engine's backlog.
 
-        At least one token is computed: the one whose answer is the first token out.
+        At least one token is computed: its output is the first token.
         """
-        cost, tokens = self._prefill, flight.tokens
-        reused = flight.blocks * self._block_tokens
+        cost, tokens = self._prefill, inflight.tokens
+        reused = inflight.blocks * self._block_tokens
         if reused >= tokens:
             reused = max(0, tokens - 1)
-        before_s = flight.compute_s
-        flight.computed_tokens = tokens - reused
-        flight.compute_s = cost.seconds(tokens - reused, reused)
-        flight.worker.engine.expect(flight.compute_s - before_s)
+        before_s = inflight.compute_s
+        inflight.computed_tokens = tokens - reused
+        inflight.compute_s = cost.seconds(tokens - reused, reused)
+        inflight.worker.engine.expect(inflight.compute_s - before_s)
 
-    def _fetch(self, now_s: float, request: int, flight: Flight) -> None:
-        """Set the planned blocks in motion."""
-        flight.ready_s = now_s
-        if flight.blocks:
-            counts = flight.counts(len(self.fleet.names))
+    def _fetch(self, now_s: float, request: int, inflight: InflightRequest) -> None:
+        """Start the transfers of the planned blocks, and the deadline event."""
+        inflight.ready_s = now_s
+        if inflight.blocks:
+            counts = inflight.counts(len(self.fleet.names))
             self._ledger.fetch(request, counts)
-            self._set_out(now_s, request, flight, counts)
-            if flight.moving and flight.late_s < math.inf:
-                self._at(flight.late_s, _LATE, request)
-        self._settle(now_s, request, flight)
+            self._start_transfers(now_s, request, inflight, counts)
+            if inflight.moving and inflight.late_s < math.inf:
+                self._schedule(inflight.late_s, _DEADLINE, request)
+        self._complete_fetch(now_s, request, inflight)
 
-    def _set_out(self, now_s: float, request: int, flight: Flight, counts: list[int]) -> None:
-        """Start so many blocks from each tier over every link on their way."""
+    def _start_transfers(
+        self, now_s: float, request: int, inflight: InflightRequest, counts: list[int]
+    ) -> None:
+        """Start transfers of `counts[tier]` blocks over every link on the path from each tier."""
         fleet = self.fleet
-        rungs, nbytes = self._rungs, self._block_bytes
+        tier_specs, nbytes = self._tier_specs, self._block_bytes
         for tier, count in enumerate(counts):
             if not count:
                 continue
-            ready_s = now_s + rungs[tier].latency_s
-            if ready_s > flight.ready_s:  # noqa: PLR1730  # a call takes longer
-                flight.ready_s = ready_s
-            for number in flight.worker.links[tier]:
+            ready_s = now_s + tier_specs[tier].latency_s
+            if ready_s > inflight.ready_s:  # noqa: PLR1730  # a call takes longer
+                inflight.ready_s = ready_s
+            for number in inflight.worker.links[tier]:
                 link = fleet.links[number]
-                link.start(now_s, count * nbytes, request * len(rungs) + tier)
-                self._watch(number)
-                flight.moving += 1
+                link.start(now_s, count * nbytes, request * len(tier_specs) + tier)
+                self._schedule_transfer_end(number)
+                inflight.moving += 1
 
-    def _watch(self, number: int) -> None:
-        """Set an event for the next end of a transfer on this link, as things are."""
+    def _schedule_transfer_end(self, number: int) -> None:
+        """Schedule the next end of a transfer on this link at its present rate."""
         link = self.fleet.links[number]
         if len(link):
-            self._at(link.next_end(), _MOVED, number, link.version)
+            self._schedule(link.next_end(), _MOVED, number, link.version)
 
     def _moved(self, now_s: float, number: int, version: int) -> None:
-        """End a transfer, unless the link's pace has changed since the event was set."""
-        link, rungs = self.fleet.links[number], self._rungs
+        """End a transfer, unless the link's rate changed after the event was scheduled."""
+        link, tier_specs = self.fleet.links[number], self._tier_specs
         if link.version != version:
             return
-        request, tier = divmod(link.finish(now_s), len(rungs))
-        self._watch(number)
-        flight = self._flights[request]
-        flight.moving -= 1
-        ready_s = now_s + rungs[tier].latency_s
-        if ready_s > flight.ready_s:  # noqa: PLR1730  # a call takes longer
-            flight.ready_s = ready_s
-        self._settle(now_s, request, flight)
+        request, tier = divmod(link.finish(now_s), len(tier_specs))
+        self._schedule_transfer_end(number)
+        inflight = self._inflights[request]
+        inflight.moving -= 1
+        ready_s = now_s + tier_specs[tier].latency_s
+        if ready_s > inflight.ready_s:  # noqa: PLR1730  # a call takes longer
+            inflight.ready_s = ready_s
+        self._complete_fetch(now_s, request, inflight)
 
-    def _late(self, now_s: float, request: int) -> None:
-        """Cancel a fetch that is late: what has come counts, the rest is computed."""
-        flight = self._flights.get(request)
-        if flight is None or not flight.moving:
+    def _cancel_fetch(self, now_s: float, request: int) -> None:
+        """Cancel a fetch at its deadline: use the blocks that arrived, compute the rest."""
+        inflight = self._inflights.get(request)
+        if inflight is None or not inflight.moving:
             return
-        landed = flight.counts(len(self.fleet.names))
+        landed = inflight.counts(len(self.fleet.names))
         for tier, count in enumerate(list(landed)):
-            for number in flight.worker.links[tier] if count else ():
+            for number in inflight.worker.links[tier] if count else ():
                 link = self.fleet.links[number]
                 left = link.cancel(now_s, request * len(landed) + tier)
                 landed[tier] = min(landed[tier], count - math.ceil(left / self._block_bytes))
-                self._watch(number)
+                self._schedule_transfer_end(number)
         whole = 0
-        for tier in flight.covered.tiers[: flight.blocks]:
+        for tier in inflight.covered.tiers[: inflight.blocks]:
             landed[tier] -= 1
             if landed[tier] < 0:
                 break
             whole += 1
-        flight.blocks, flight.moving, flight.ready_s = whole, 0, now_s
+        inflight.blocks, inflight.moving, inflight.ready_s = whole, 0, now_s
         self._ledger.late[request] = 1
-        self._ledger.fetch(request, flight.counts(len(landed)))
-        self._expect(flight)
-        self._settle(now_s, request, flight)
+        self._ledger.fetch(request, inflight.counts(len(landed)))
+        self._update_prefill(inflight)
+        self._complete_fetch(now_s, request, inflight)
 
-    def _settle(self, now_s: float, request: int, flight: Flight) -> None:
-        """Go on once nothing moves any more."""
-        if flight.moving:
+    def _complete_fetch(self, now_s: float, request: int, inflight: InflightRequest) -> None:
+        """Complete the fetch once no transfer is running and the latency has passed."""
+        if inflight.moving:
             return
-        if flight.ready_s > now_s:
-            self._at(flight.ready_s, _FETCHED, request)
+        if inflight.ready_s > now_s:
+            self._schedule(inflight.ready_s, _FETCHED, request)
         else:
             self._fetched(now_s, request)
 
     def _fetched(self, now_s: float, request: int) -> None:
-        flight = self._flights[request]
-        if isinstance(flight, Staging):
-            self._staged(now_s, request, flight)
+        inflight = self._inflights[request]
+        if isinstance(inflight, InflightPrestage):
+            self._prestaged(now_s, request, inflight)
             return
-        worker = flight.worker
+        worker = inflight.worker
         self._ledger.fetched_s[request] = now_s
-        self._begin(now_s, worker, worker.engine.arrive(request, flight.compute_s))
+        self._start_prefills(now_s, worker, worker.engine.arrive(request, inflight.compute_s))
 
-    def _begin(self, now_s: float, worker: Worker, started: list[tuple[int, float]]) -> None:
+    def _start_prefills(
+        self, now_s: float, worker: SimulatedWorker, started: list[tuple[int, float]]
+    ) -> None:
         for request, seconds in started:
             self._ledger.started_s[request] = now_s
-            self._at(now_s + seconds, _COMPUTED, request)
+            self._schedule(now_s + seconds, _COMPUTED, request)
             worker.ahead -= 1
         if started:
             self._look_up(now_s, worker)
 
     def _computed(self, now_s: float, request: int) -> None:
-        """The first token is there: save the chain, let the next prefill begin."""
-        flight, ledger = self._flights.pop(request), self._ledger
-        self._save(now_s, request, flight)
-        flight.worker.requests -= 1
+        """Emit the first token: save the chain and start the next prefill."""
+        inflight, ledger = self._inflights.pop(request), self._ledger
+        self._save(now_s, request, inflight)
+        inflight.worker.requests -= 1
         ledger.first_s[request] = now_s
-        ledger.computed_tokens[request] = flight.computed_tokens
-        ledger.computed_s[request] = flight.compute_s
-        saved_s = self._prefill.seconds(flight.tokens) - flight.compute_s
+        ledger.computed_tokens[request] = inflight.computed_tokens
+        ledger.computed_s[request] = inflight.compute_s
+        saved_s = self._prefill.seconds(inflight.tokens) - inflight.compute_s
         ledger.saved_s[request] = saved_s
-        worker = flight.worker
-        self._begin(now_s, worker, worker.engine.leave(flight.compute_s))
-        for after in self._after.get(request, ()):
+        worker = inflight.worker
+        self._start_prefills(now_s, worker, worker.engine.leave(inflight.compute_s))
+        for after in self._followers.get(request, ()):
             rate = self._engine.decode_tokens_per_s
             answered_s = now_s + float(self.trace.output_tokens[request]) / rate
-            self._at(answered_s + float(self.trace.think_s[after]), _ARRIVED, after)
+            self._schedule(answered_s + float(self.trace.think_s[after]), _ARRIVED, after)
 
-    def _save(self, now_s: float, request: int, flight: Flight) -> None:
-        """Save the whole chain: in the worker's memory, and behind it what that did not hold."""
-        covered, keys, fleet = flight.covered, flight.keys, self.fleet
-        lengths, sources = flight.lengths, flight.sources()
-        memory = flight.worker.memory
+    def _save(self, now_s: float, request: int, inflight: InflightRequest) -> None:
+        """Save the whole chain in the worker's tiers, and in shared tiers what those lacked."""
+        covered, keys, fleet = inflight.covered, inflight.keys, self.fleet
+        lengths, sources = inflight.lengths, inflight.sources()
+        memory = inflight.worker.memory
         memory.unpin(covered.own)
         rows = memory.rows(keys, lengths, covered.own)
         memory.save(now_s, rows, sources)
-        again_s = self._again_s(now_s, request)
+        again_s = self._needed_again_s(now_s, request)
         if again_s is not None:
             memory.expect(rows, again_s)
-            self._wish(now_s, request, flight, again_s)
+            self._schedule_prestage(now_s, request, inflight, again_s)
         if fleet.shared:
             fleet.shared.unpin(covered.shared)
             rows = fleet.shared.rows(keys, lengths, covered.shared, covered.whole)
-            behind = [source - fleet.own for source in sources[covered.whole :]]
-            fleet.shared.save(now_s, rows, behind)
+            below = [source - fleet.own for source in sources[covered.whole :]]
+            fleet.shared.save(now_s, rows, below)
             if again_s is not None:
                 fleet.shared.expect(rows, again_s)
 
-    def _wish(self, now_s: float, request: int, flight: Flight, again_s: float) -> None:
-        """Have a chain in memory again by then: read from the next tier it could fall to."""
+    def _schedule_prestage(
+        self, now_s: float, request: int, inflight: InflightRequest, again_s: float
+    ) -> None:
+        """Schedule a prestage so that the chain is in host memory at `again_s`.
+
+        The read time assumes that all blocks lie on the tier below host memory.
+        """
         host = self._host
         if host is None or again_s == NEVER or not self._setting.prestage:
             return
-        tiers = bytes([host + 1]) * sum(flight.lengths)
-        question = Question(
+        tiers = bytes([host + 1]) * sum(inflight.lengths)
+        question = PlanQuestion(
             tiers=tiers,
             block_bytes=self._block_bytes,
             block_tokens=self._block_tokens,
-            estimates=self.fleet.estimates(flight.worker, tiers[:1], now_s),
+            estimates=self.fleet.estimates(inflight.worker, tiers[:1], now_s),
             names=self.fleet.names,
             limit_s=math.inf,
         )
         fetch_s = self._setting.planner.plan(question).fetch_s
         number = self.trace.requests + request
         self._due[number] = request, again_s
-        self._at(now_s + begin_in_s(again_s - now_s, fetch_s), _DUE, number)
+        self._schedule(now_s + begin_in_s(again_s - now_s, fetch_s), _DUE, number)
 
-    def _stage(self, now_s: float, number: int) -> None:
-        """Bring up what lies below memory of a chain whose time comes."""
+    def _start_prestage(self, now_s: float, number: int) -> None:
+        """Start reading the blocks of a chain that lie below host memory."""
         request, needed_s = self._due.pop(number)
         worker = self.fleet.workers[self._ledger.worker[request]]
         keys, lengths = self._chain(request)
         covered = self.fleet.cover(worker, keys)
-        flight = Staging(worker, keys, lengths, covered)
-        flight.needed_s, flight.blocks, flight.ready_s = needed_s, covered.blocks, now_s
-        counts = flight.counts(len(self.fleet.names))
+        inflight = InflightPrestage(worker, keys, lengths, covered)
+        inflight.needed_s, inflight.blocks, inflight.ready_s = needed_s, covered.blocks, now_s
+        counts = inflight.counts(len(self.fleet.names))
         host = self._host or 0
         if not any(counts[host + 1 :]):
             return
-        self._flights[number] = flight
+        self._inflights[number] = inflight
         worker.memory.pin(covered.own)
         if self.fleet.shared:
             self.fleet.shared.pin(covered.shared)
-        self._set_out(now_s, number, flight, [0] * (host + 1) + counts[host + 1 :])
-        self._settle(now_s, number, flight)
+        self._start_transfers(now_s, number, inflight, [0] * (host + 1) + counts[host + 1 :])
+        self._complete_fetch(now_s, number, inflight)
 
-    def _staged(self, now_s: float, number: int, flight: Staging) -> None:
-        """Hold in memory what has come; that was no use of it, so it is expected as before."""
-        del self._flights[number]
-        covered, memory = flight.covered, flight.worker.memory
+    def _prestaged(self, now_s: float, number: int, inflight: InflightPrestage) -> None:
+        """Put prestaged blocks in host memory; this is no use, so their hint stays."""
+        del self._inflights[number]
+        covered, memory = inflight.covered, inflight.worker.memory
         memory.unpin(covered.own)
         if self.fleet.shared:
             self.fleet.shared.unpin(covered.shared)
-        rows = memory.rows(flight.keys, flight.lengths, covered.own)
-        brought = flight.brought(rows)
-        memory.bring_up(now_s, self._host or 0, brought)
-        if flight.needed_s > now_s:
-            memory.expect([row for row, _ in brought], flight.needed_s)
+        rows = memory.rows(inflight.keys, inflight.lengths, covered.own)
+        arrived = inflight.arrived(rows)
+        memory.promote(now_s, self._host or 0, arrived)
+        if inflight.needed_s > now_s:
+            memory.expect([row for row, _ in arrived], inflight.needed_s)
 
     def _chain(self, request: int) -> tuple[list[bytes], list[int]]:
-        """Return the keys of a request's runs, and their blocks."""
-        names, lengths, chain = self._names, self._lengths, self._runs.chain(request)
-        return [names[run] for run in chain], [lengths[run] for run in chain]
+        """Return the keys of a request's runs, and the number of blocks of each."""
+        keys, lengths, chain = self._keys, self._lengths, self._runs.chain(request)
+        return [keys[run] for run in chain], [lengths[run] for run in chain]
 
-    def _again_s(self, now_s: float, request: int) -> float | None:
-        """Return when the chain is expected again, if anybody says so.
+    def _needed_again_s(self, now_s: float, request: int) -> float | None:
+        """Return when the chain is needed again, or None without a hint.
 
-        A session whose time has come while its answer was late waits already: now.
+        A hint moves later with the arrival of its request, and is never before `now_s`.
         """
         if self._setting.returns_s is None:
             return None
         again_s = float(self._setting.returns_s[request])
         late_s = self._ledger.arrived_s[request] - self._times_s[request]
         return None if math.isnan(again_s) else max(again_s + late_s, now_s)
-
-
-def _name(run: int) -> bytes:
-    """Return a key for a run: 16 bytes of a hash, as blocks have."""
-    return hashlib.blake2b(run.to_bytes(4, "little"), digest_size=KEY_BYTES).digest()

@@ -1,7 +1,7 @@
-"""Runs: consecutive blocks of a trace that every request uses together, or not at all.
+"""Runs of a trace: consecutive blocks that each request uses all or none of.
 
-A simulation moves, keeps and evicts runs, each as one row of the index, and counts blocks. With a
-leaf-first order that is exact: whoever evicts the tail of a run goes on with the rest of it.
+A simulation reads, saves and evicts runs, each as one row of the index, and counts blocks. This is
+exact for leaf-first eviction orders, which evict a run's blocks one after the other from its tail.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import numpy as np
 from holdfast.sim.trace import Ints, Longs, Trace, offsets
 
 LONGEST = 64
-"""Blocks of a run at most, so that policies that count rows see rows of like size."""
+"""Default limit of blocks per run, so that policies that count rows see rows of similar size."""
 
 
 class Runs(NamedTuple):
-    """The chains of a trace in terms of runs; a request is a sequence of whole runs."""
+    """The chains of a trace as runs; the chain of a request is a sequence of whole runs."""
 
     lengths: Ints
-    """[runs] blocks of each run."""
+    """[runs] number of blocks of each run."""
     starts: Longs
-    """[n + 1] where the runs of each request start in `ids`; the last is their number."""
+    """[n + 1] start of each request's runs in `ids`; the last entry is the number of ids."""
     ids: Ints
     """[starts[n]] the runs of request `i`, head first, are `ids[starts[i] : starts[i + 1]]`."""
 
@@ -31,21 +31,21 @@ class Runs(NamedTuple):
         chain: list[int] = self.ids[self.starts[request] : self.starts[request + 1]].tolist()
         return chain
 
-    def fronts(self) -> Ints:
-        """[runs] the run in front of each, which has a smaller number; -1: none."""
-        fronts = np.full(len(self.lengths), -1, np.int32)
+    def parents(self) -> Ints:
+        """Return, for each run, the run before it, which has a smaller number; -1 for none."""
+        parents = np.full(len(self.lengths), -1, np.int32)
         follows = np.ones(len(self.ids) + 1, bool)
         follows[self.starts] = False
         behind = np.flatnonzero(follows)
-        fronts[self.ids[behind]] = self.ids[behind - 1]
-        return fronts
+        parents[self.ids[behind]] = self.ids[behind - 1]
+        return parents
 
 
 def runs_of(trace: Trace, longest: int = LONGEST) -> Runs:
     """Cut the chains of a trace into runs of at most `longest` blocks.
 
-    Ids are numbered as they first appear, so the blocks of a run have numbers in a row. A run ends
-    where chains part, where a request ends, and where it would become too long.
+    Ids are numbered by first appearance, so the blocks of a run have consecutive ids. A run ends
+    where chains branch, where a request ends, and at `longest` blocks.
     """
     parents, unique = trace.parents(), trace.unique
     children = np.bincount(parents[parents >= 0], minlength=unique)

@@ -1,4 +1,4 @@
-"""What became of each request of a simulation, as flat columns."""
+"""The result of a simulation for each request, as columns."""
 
 from __future__ import annotations
 
@@ -7,42 +7,47 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.sim.trace import Floats, Ints, Longs
+from holdfast.sim.trace import Floats, Ints, Longs, Trace, share
 
 
-class Served(NamedTuple):
-    """What became of each of `n` requests, in the order of the trace; times in seconds."""
+class ServedRequests(NamedTuple):
+    """The result for each of `n` requests, in the order of the trace; times in seconds."""
 
     arrived_s: Floats
-    """[n] from the start of the run."""
+    """[n] arrival, since the start of the run."""
     looked_s: Floats
-    """[n] when its turn came: what is held was looked up, and planned."""
+    """[n] when the worker looked its chain up and planned it."""
     fetched_s: Floats
-    """[n] when the last block had come."""
+    """[n] when the last fetched block arrived."""
     started_s: Floats
-    """[n] when the engine began to compute."""
+    """[n] when its prefill started."""
     first_s: Floats
-    """[n] when the first token was there."""
+    """[n] when the first token was done."""
     worker: Ints
-    """[n] who computed it."""
+    """[n] number of the worker."""
     held: Ints
-    """[n] leading blocks that some tier held."""
+    """[n] leading blocks that the tiers held."""
     fetched: Longs
-    """[n, tiers] blocks that came from each tier."""
+    """[n, tiers] blocks fetched from each tier."""
     computed_tokens: Longs
-    """[n]"""
+    """[n] tokens that the engine computed."""
     computed_s: Floats
     """[n] seconds of prefill."""
     saved_s: Floats
-    """[n] seconds of prefill that the fetched blocks made unnecessary."""
+    """[n] seconds of prefill that the fetched blocks saved."""
     late: Ints
-    """[n] 1 where a fetch passed its deadline and was cut short."""
+    """[n] 1 if the fetch was cancelled at its deadline, else 0."""
+
+    def token_hit(self, trace: Trace) -> float:
+        """Return the share of the trace's input tokens that were fetched."""
+        tokens = np.minimum(self.fetched.sum(axis=1) * trace.block_tokens, trace.input_tokens)
+        return share(float(tokens.sum()), int(trace.input_tokens.sum()))
 
 
 class Ledger:
-    """`Served` in the making: a few columns at hand, whose items are set far sooner than numpy's.
+    """Builds `ServedRequests`; entries that are not set are 0.
 
-    What nobody notes is 0.
+    The columns are `array`s, because setting one item is much faster than in numpy.
     """
 
     def __init__(self, requests: int, tiers: int) -> None:
@@ -54,7 +59,7 @@ class Ledger:
         self.worker = array("i", bytes(4 * requests))
         self.held = array("i", bytes(4 * requests))
         self.fetched = array("q", bytes(8 * requests * tiers))
-        """The counts of one request after the other."""
+        """[requests * tiers] the counts of each request in turn."""
         self.computed_tokens = array("q", bytes(8 * requests))
         self.computed_s = array("d", bytes(8 * requests))
         self.saved_s = array("d", bytes(8 * requests))
@@ -62,13 +67,13 @@ class Ledger:
         self._shape = requests, tiers
 
     def fetch(self, request: int, counts: list[int]) -> None:
-        """Note how many blocks come from each tier."""
+        """Set the number of blocks that a request fetches from each tier."""
         at = request * len(counts)
         self.fetched[at : at + len(counts)] = array("q", counts)
 
-    def served(self) -> Served:
-        """Return what was noted until now; a copy."""
-        return Served(
+    def served(self) -> ServedRequests:
+        """Return a copy of the present state."""
+        return ServedRequests(
             arrived_s=np.array(self.arrived_s),
             looked_s=np.array(self.looked_s),
             fetched_s=np.array(self.fetched_s),

@@ -1,4 +1,4 @@
-"""The traces of the repository by short name; they are not part of the installed package."""
+"""Short names of the traces in the repository, which the installed package does not contain."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ SHIPPED = {
 }
 
 LONGEST = "claude-code"
-"""42 million block accesses."""
+"""The trace with the most block accesses: 42 million."""
 
 _FOLDERS = (Path("traces"), Path(__file__).resolve().parents[3] / "traces")
 
 
 def find_trace(text: str) -> Path:
-    """Return the path that a user's word means: a file, or the name of a shipped trace.
+    """Return the path of a trace, given a path or the name of a shipped trace.
 
-    Raises TraceError if it is neither, or the trace is not here.
+    Raises TraceError if it is neither, or if the shipped trace is not on this machine.
     """
     path = Path(text)
-    if path.exists() or text not in SHIPPED:
-        if path.exists():
-            return path
+    if path.exists():
+        return path
+    if text not in SHIPPED:
         raise TraceError(
-            f"{text}: no such file, nor a shipped trace; those are: {', '.join(SHIPPED)}"
+            f"{text}: neither a file nor a shipped trace; shipped are: {', '.join(SHIPPED)}"
         )
     for folder in _FOLDERS:
         if (folder / SHIPPED[text]).exists():
             return folder / SHIPPED[text]
     raise TraceError(
-        f"{text}: traces/{SHIPPED[text]} is not here; the traces come with the repository, not "
-        "with the package: give the path of the file"
+        f"{text}: traces/{SHIPPED[text]} does not exist; the traces are in the repository, not in "
+        "the package: give the path of the file"
     )

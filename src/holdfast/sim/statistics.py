@@ -1,4 +1,4 @@
-"""What a trace looks like, in the figures that decide how much of it a store can serve."""
+"""Statistics of a trace: lengths, distinct blocks, reuse times and the best possible hit rates."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from msgspec import Struct
 
 from holdfast.sim.retention import gaps_s, run_tokens
 from holdfast.sim.reuse import Reuse, reuse
-from holdfast.sim.trace import Floats, Longs, Trace
+from holdfast.sim.trace import Floats, Longs, Trace, share
 
-SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 _NAMES = ("p10", "p25", "p50", "p75", "p90", "p95", "p99")
 
 
 class Statistics(Struct, frozen=True):
-    """The figures of one trace; quantiles are by their names, `p50` and so on.
+    """The statistics of one trace; quantiles are keyed by name, such as `p50`.
 
-    `infinite_*` are hits of a store that never evicts: as a share of all input tokens, of all block
-    accesses, and as the mean of each request's share of its tokens. `one_hit` is the share of
-    different blocks that are used once. `reuse_s` are the seconds since the use before, over all
-    block hits of that store.
+    `infinite_*` are hit rates of a store that never evicts: over all input tokens, over all block
+    accesses, and as the mean of the requests' token hit rates. `one_hit` is the share of distinct
+    blocks that are used once. `reuse_s` is the time since the previous use, over all block hits of
+    such a store.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Statistics(Struct, frozen=True):
 
 
 def statistics(trace: Trace, runs: Reuse | None = None) -> Statistics:
-    """Take the figures of a trace; `runs` are those of `reuse(trace)`, if known."""
+    """Return the statistics; `runs` is `reuse(trace)` if the caller has it already."""
     runs = reuse(trace) if runs is None else runs
-    tokens = np.bincount(runs.request, weights=run_tokens(trace, runs), minlength=trace.requests)
+    tokens = trace.sum_by_request(runs.request, run_tokens(trace, runs))
     inputs = int(trace.input_tokens.sum())
-    asked = trace.input_tokens > 0
+    filled = trace.input_tokens > 0
     unique = trace.unique
     uses = np.bincount(trace.ids, minlength=unique)
     return Statistics(
@@ -56,39 +56,40 @@ def statistics(trace: Trace, runs: Reuse | None = None) -> Statistics:
         sessions=len(np.unique(trace.session[trace.session >= 0])),
         span_s=trace.span_s,
         block_tokens=trace.block_tokens,
-        input_mean=_mean(trace.input_tokens),
+        input_mean=mean(trace.input_tokens),
         input_tokens=_quantiles(trace.input_tokens.astype(np.float64)),
-        output_mean=_mean(trace.output_tokens),
+        output_mean=mean(trace.output_tokens),
         output_tokens=_quantiles(trace.output_tokens.astype(np.float64)),
         blocks=trace.blocks,
         unique_blocks=unique,
         unique_tokens=unique * trace.block_tokens,
-        infinite_token_hit=float(tokens.sum()) / inputs if inputs else 0.0,
-        infinite_block_hit=float(runs.blocks.sum()) / trace.blocks if trace.blocks else 0.0,
-        infinite_request_hit=_mean(tokens[asked] / trace.input_tokens[asked]),
-        requests_with_a_hit=_mean((tokens > 0).astype(np.int64)),
-        one_hit=_mean((uses == 1).astype(np.int64)),
-        reuse_s=_weighted(gaps_s(trace, runs), runs.blocks),
+        infinite_token_hit=share(float(tokens.sum()), inputs),
+        infinite_block_hit=share(float(runs.blocks.sum()), trace.blocks),
+        infinite_request_hit=mean(tokens[filled] / trace.input_tokens[filled]),
+        requests_with_a_hit=mean((tokens > 0).astype(np.int64)),
+        one_hit=mean((uses == 1).astype(np.int64)),
+        reuse_s=_weighted_quantiles(gaps_s(trace, runs), runs.blocks),
     )
 
 
-def _mean(values: Longs | Floats) -> float:
+def mean(values: Longs | Floats) -> float:
+    """Return the mean; 0 of no values."""
     return float(values.mean()) if len(values) else 0.0
 
 
 def _quantiles(values: Floats) -> dict[str, float]:
-    """Quantiles; the larger of two values where one falls between them."""
+    """Return the quantiles by name; between two values, the larger one."""
     if not len(values):
         return {}
-    found = np.quantile(values, SHARES, method="higher")
+    found = np.quantile(values, QUANTILES, method="higher")
     return dict(zip(_NAMES, found.tolist(), strict=True))
 
 
-def _weighted(values: Floats, weights: Longs) -> dict[str, float]:
-    """The smallest values that at least these shares of the weights don't exceed."""
+def _weighted_quantiles(values: Floats, weights: Longs) -> dict[str, float]:
+    """Return the weighted quantiles by name: the smallest value that covers each share."""
     if not len(values):
         return {}
     order = np.argsort(values, kind="stable")
     sums = np.cumsum(weights[order])
-    at = np.searchsorted(sums, np.ceil(np.array(SHARES) * float(sums[-1])))
+    at = np.searchsorted(sums, np.ceil(np.array(QUANTILES) * float(sums[-1])))
     return dict(zip(_NAMES, values[order][at].tolist(), strict=True))

@@ -1,7 +1,6 @@
-"""A trace: the requests of a recorded workload as flat columns, with the ids of their blocks.
+"""A trace: the requests of a recorded workload as columns, with the ids of their blocks.
 
-Every loader in `sim/formats` makes one of these, and everything that replays, counts or simulates
-reads nothing else.
+Every loader in `sim/formats` returns a `Trace`; replay, curves and simulation read only traces.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 UNKNOWN = -1
 MICROS = 6
-"""Decimals of a second that times keep: so that equal intervals are equal numbers."""
+"""Decimals that times in seconds are rounded to, so that equal intervals compare equal."""
 
 Floats = NDArray[np.float64]
 Longs = NDArray[np.int64]
@@ -25,14 +24,13 @@ class Trace(NamedTuple):
     """`n` requests in order of arrival, and the ids of the blocks of their inputs, end to end.
 
     A block is `block_tokens` tokens of a request's input. An id names a whole prefix, as a key
-    does: the same id is the same block behind the same blocks. Ids are dense: 0 to `unique - 1`
-    in order of first appearance, so a plain array can be indexed with them. The last block of a
-    request may be partial where a trace lists partial blocks, and up to `block_tokens - 1` tokens
-    at the end may have no block where it does not; so the tokens in the first `k` blocks of a
-    request are `min(k * block_tokens, input_tokens)`.
+    does: equal ids mean equal blocks after equal blocks. Ids are dense, 0 to `unique - 1` in order
+    of first appearance, so they can index arrays. If a trace lists partial blocks, the last block
+    of a request may be partial; otherwise up to `block_tokens - 1` tokens at the end have no block.
+    In both cases the first `k` blocks hold `min(k * block_tokens, input_tokens)` tokens.
 
-    `session` says which requests belong to one conversation or agent run, sub-agents included.
-    The arrays are shared, never copied: treat them as read-only.
+    `session` numbers conversations and agent runs, sub-agents included. The arrays are shared, not
+    copied: treat them as read-only.
     """
 
     name: str
@@ -42,33 +40,33 @@ class Trace(NamedTuple):
     input_tokens: Longs
     """[n] tokens of the prompt."""
     output_tokens: Longs
-    """[n] tokens of the answer; 0 where unknown."""
+    """[n] tokens of the answer; 0 if unknown."""
     session: Ints
-    """[n] 0, 1, ... ; -1 where unknown."""
+    """[n] number of the session, from 0; -1 if unknown."""
     think_s: Floats
-    """[n] seconds between the end of the session's answer before and this request; nan: unknown."""
+    """[n] seconds from the end of the session's previous answer to this request; nan if unknown."""
     starts: Longs
-    """[n + 1] where the ids of each request start in `ids`; the last is their number."""
+    """[n + 1] start of each request's ids in `ids`; the last entry is the number of ids."""
     ids: Ints
     """[starts[n]] the blocks of request `i`, head first, are `ids[starts[i] : starts[i + 1]]`."""
     content: bool = True
-    """Whether ids tell content; else they are made up, and only sessions are known to share it."""
+    """Whether ids identify content; False: ids are made up, with reuse within sessions only."""
     composed: bool = False
-    """Whether sessions that were recorded one by one start at random within a window."""
+    """Whether the sessions were recorded one at a time and start at random within a window."""
 
     @property
     def requests(self) -> int:
-        """How many requests there are."""
+        """Number of requests."""
         return len(self.time_s)
 
     @property
     def unique(self) -> int:
-        """How many different blocks there are; one pass over `ids`."""
+        """Number of distinct blocks; one pass over `ids`."""
         return int(self.ids.max()) + 1 if len(self.ids) else 0
 
     @property
     def blocks(self) -> int:
-        """How many block accesses there are: the blocks of all requests, repeats included."""
+        """Number of block accesses: the blocks of all requests, repeats included."""
         return len(self.ids)
 
     @property
@@ -77,18 +75,22 @@ class Trace(NamedTuple):
         return float(self.time_s[-1]) if len(self.time_s) else 0.0
 
     def chain(self, request: int) -> Ints:
-        """The ids of one request, head first: a view."""
+        """Return the ids of one request, head first, as a view."""
         return self.ids[self.starts[request] : self.starts[request + 1]]
 
     def parents(self) -> Ints:
-        """[unique] the id in front of each id, -1 for the head of a chain."""
+        """Return, for each id, the id before it; -1 for the head of a chain."""
         parents = np.empty(self.unique, np.int32)
-        parents[self.ids] = _in_front(self.starts, self.ids)
+        parents[self.ids] = _previous_ids(self.starts, self.ids)
         return parents
+
+    def sum_by_request(self, request: Longs, values: Longs) -> Longs:
+        """Return [n] the sums of `values`, each of which belongs to an entry of `request`."""
+        return np.bincount(request, weights=values, minlength=self.requests).astype(np.int64)
 
 
 class Requests(NamedTuple):
-    """What a loader knows about each request, in the order of its file; see `Trace` for units."""
+    """The columns of a trace without ids, in the order of its file; see `Trace` for units."""
 
     time_s: Floats
     input_tokens: Longs
@@ -97,7 +99,7 @@ class Requests(NamedTuple):
     think_s: Floats
 
     def taken(self, order: Longs) -> Requests:
-        """These of the requests, in this order."""
+        """Return the requests that `order` selects, in this order."""
         return Requests(
             self.time_s[order],
             self.input_tokens[order],
@@ -114,11 +116,11 @@ def arrange(
     counts: Longs,
     ids: Longs | Ints,
 ) -> Trace:
-    """Make a trace of requests in any order, whose ids are any integers.
+    """Return the trace of requests in any order with any integers as ids.
 
-    `counts[i]` ids of `ids` belong to request `i`. Requests are sorted by time, ties stay as they
-    are; times then start at 0, and ids become dense. Where an id appears behind different ids, it
-    names a block's own content rather than a whole prefix, and all are chained to name prefixes.
+    `counts[i]` ids of `ids` belong to request `i`. Requests are sorted by time, in a stable order;
+    times are shifted to start at 0, and ids become dense. If an id appears after different ids, ids
+    name the content of single blocks, and all ids are replaced by ids of whole prefixes.
     """
     starts = offsets(counts)
     order = np.argsort(requests.time_s, kind="stable")
@@ -133,15 +135,20 @@ def arrange(
     return Trace(name, block_tokens, *requests, starts, chained(starts, dense(ids)))
 
 
+def share(part: float, whole: float) -> float:
+    """Return `part / whole`; 0 if `whole` is 0."""
+    return part / whole if whole else 0.0
+
+
 def offsets(counts: Longs) -> Longs:
-    """[n + 1] where each of `n` runs of `counts` items starts when they lie end to end."""
+    """Return [n + 1] the start of each of `n` consecutive runs of `counts` items."""
     starts = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     return starts
 
 
 def spread(firsts: Longs, counts: Longs) -> Longs:
-    """Every run of `counts[i]` numbers from `firsts[i]` on, end to end."""
+    """Return the numbers `firsts[i]`, `firsts[i] + 1`, ..., `counts[i]` of them, for each `i`."""
     starts = offsets(counts)
     run = np.repeat(firsts - starts[:-1], counts)
     run += np.arange(len(run))
@@ -149,18 +156,22 @@ def spread(firsts: Longs, counts: Longs) -> Longs:
 
 
 def dense(ids: Longs | Ints) -> Ints:
-    """Number ids 0, 1, ... in order of first appearance."""
+    """Renumber ids from 0 in order of first appearance."""
     total = len(ids)
     if total == 0:
         return np.empty(0, np.int32)
     low, high = int(ids.min()), int(ids.max())
-    if high - low >= 4 * total + 1_000_000:  # a table of all ids would be larger than sorting them
+    if (
+        high - low >= 4 * total + 1_000_000
+    ):  # a table of all ids would need more memory than sorting
         ids = np.unique(ids, return_inverse=True)[1]
         low, high = 0, int(ids.max())
     elif low:
         ids = ids - low
     first = np.full(high - low + 1, total, np.int64)
-    first[ids[::-1]] = np.arange(total - 1, -1, -1)  # the first appearance is written last
+    first[ids[::-1]] = np.arange(
+        total - 1, -1, -1
+    )  # the first appearance is written last and stays
     present = np.flatnonzero(first < total)
     number = np.empty(len(first), np.int32)
     number[present[np.argsort(first[present])]] = np.arange(len(present), dtype=np.int32)
@@ -168,11 +179,12 @@ def dense(ids: Longs | Ints) -> Ints:
 
 
 def chained(starts: Longs, ids: Ints) -> Ints:
-    """Dense ids that name whole prefixes: the same, if each has the same id in front everywhere.
+    """Return ids that name whole prefixes.
 
-    Otherwise ids name blocks by their own content, and a pair of prefix and content gets an id.
+    These are the given ids if each always follows the same id. Otherwise the given ids name the
+    content of single blocks, and each pair of prefix and content gets an id.
     """
-    before = _in_front(starts, ids)
+    before = _previous_ids(starts, ids)
     parents = np.empty(int(ids.max(initial=-1)) + 1, np.int32)
     parents[ids] = before
     if (parents[ids] == before).all():
@@ -187,8 +199,8 @@ def chained(starts: Longs, ids: Ints) -> Ints:
     return np.array(prefixes, np.int32)
 
 
-def _in_front(starts: Longs, ids: Ints) -> Ints:
-    """For each access, the id in front of it in its chain; -1 at a head."""
+def _previous_ids(starts: Longs, ids: Ints) -> Ints:
+    """Return, for each access, the id before it in its chain; -1 at a head."""
     before = np.empty_like(ids)
     before[1:] = ids[:-1]
     before[starts[:-1][np.diff(starts) > 0]] = UNKNOWN

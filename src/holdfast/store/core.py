@@ -1,40 +1,46 @@
-"""What a store is made of: the parts that its streets walk through, and its housekeeping."""
+"""Parts of a store that its read and save paths share, and periodic maintenance."""
 
 from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from holdfast.blocks.world import World, domain_id
-from holdfast.clock import Clock, SystemClock
+from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.errors import ConfigError
-from holdfast.limits import LEASE_S
-from holdfast.plan.planner import BestCut, Planner
-from holdfast.policy.apart import Apart
-from holdfast.policy.base import Eviction, Weighing
-from holdfast.policy.cost_aware import CostAware
-from holdfast.policy.shares import UNBOUNDED, Quota
-from holdfast.store.audit import AuditLog
-from holdfast.store.hearsay import forget_oldest
-from holdfast.store.judgement import Judgement
-from holdfast.store.keyring import KeyRing
-from holdfast.store.ladder import Ladder
-from holdfast.store.promises import Ticket
+from holdfast.fairness.fair_threads import FairThreads
+from holdfast.fairness.shares import UNBOUNDED
+from holdfast.index.residency import Residency
+from holdfast.policy.base import Weighing
+from holdfast.policy.per_domain import PerDomainEviction
+from holdfast.store.admission_rules import AdmissionRules
+from holdfast.store.block_table import BlockTable, StorePolicies, StoreTiers
+from holdfast.store.block_value import BlockValue
+from holdfast.store.estimates import Estimates
+from holdfast.store.leases import Reservation
+from holdfast.store.options import StoreOptions, TierRules
+from holdfast.store.pending_hints import PendingHints
+from holdfast.store.promote import BlockMover
 from holdfast.store.recover import Recovery
 from holdfast.store.rewrite import resume, rewrite_lost
-from holdfast.store.states import States
-from holdfast.store.wishes import Wishes
-from holdfast.store.worth import Worth
+from holdfast.store.sealing import Sealing
+from holdfast.store.tier_readers import TierReaders
+from holdfast.store.usage import DomainUsage
 from holdfast.tiers.base import NOWHERE, Place, Tier
-from holdfast.tiers.host import Arena, Budget, HostTier, PrivateArena
+from holdfast.tiers.host import Arena, ArenaMemory, HostBudget, HostTier, PrivateArena
+
+LOOKUP_THREADS = 4
+SPARE_THREADS = 4
+"""Additional threads for domains that arrive while other domains use all the usual ones."""
 
 
-class Core:
-    """States, ladder, planner, what it judges by, clock and the keys of the domains.
+class StoreParts:
+    """Block table, block mover, planner, estimates, clock and domain keys of one store.
 
-    `domains` maps names to 32-byte secret keys.
+    `lower`: the tiers below the host, fastest first. `domains` maps names to 32-byte secret keys.
+    Raises ConfigError for options that name an unknown domain.
     """
 
     def __init__(
@@ -42,74 +48,86 @@ class Core:
         host_bytes: int,
         lower: Sequence[Tier],
         domains: Mapping[str, bytes],
-        *,
-        eviction: Eviction | None = None,
-        planner: Planner | None = None,
-        clock: Clock | None = None,
+        options: StoreOptions,
     ) -> None:
-        self.clock = clock or SystemClock()
-        self.planner = planner or BestCut()
+        self.options = options
+        self.calls = options.calls
+        self.gone = ""
+        """Why this store is closed; empty while it is open."""
+        self.clock = options.clock
+        self.planner = options.planner
+        self.audit = options.audit
         self.incarnation = secrets.token_hex(8)
-        self.lease_s = LEASE_S
-        self.write_behind = True
-        self.audit = AuditLog()
         self.ring_lost = False
         self.erasing = threading.Lock()
-        """Held by who forgets what was erased: one at a time."""
+        """Serializes the removal of erased blocks."""
         self.cold = False
-        """Whether the public domain's blocks are to be brought to memory."""
-        self.publisher = b""
-        """What a publisher shows; nobody publishes without one."""
+        """Whether the public domain's blocks must be promoted to memory."""
         self._domain_keys = dict(domains)
-        self._budget = Budget(host_bytes)
-        hosts = {domain_id(key): HostTier(self._budget) for key in domains.values()}
-        self.states = States(hosts, list(lower), eviction or CostAware(), self.clock)
-        self.judgement = Judgement(self.states.tier_names(), self.clock)
-        self.judgement.share = self.states.fill.share
-        self._worth = Worth(self.states.index, self.judgement)
-        if isinstance(self.states.eviction, Weighing):
-            self.states.eviction.weigh_by(self._worth)
-        self.ladder = Ladder(self.states, self.judgement)
-        self.recovery = Recovery(self.states, self.clock)
-        self.wishes = Wishes()
-        self.probes: dict[int, tuple[World, bytes]] = {}
-        """By tier, the block that is read next to see how fast the tier is."""
+        self._budget = HostBudget(host_bytes)
+        quotas = None
+        if options.quotas is not None:
+            quotas = {self.domain(name)[1]: each for name, each in options.quotas.items()}
+        usage = DomainUsage(1 + len(lower), quotas)
+        names = [tier.name for tier in lower]
+        readers = TierReaders(names, usage.share)
+        self.estimates = Estimates(
+            [HostTier.name, *names], self.clock, share=usage.share, credit=readers.credit
+        )
+        self.table = self._block_table(lower, usage)
+        self.ladder = BlockMover(self.table, self.estimates, readers)
+        self.recovery = Recovery(self.table, self.clock)
+        self.pending_hints = PendingHints()
+        self.probes: dict[int, tuple[Namespace, bytes]] = {}
+        """By tier, the block to read next to measure the tier."""
         self.background = ThreadPoolExecutor(1, "holdfast-prestage")
-        self._resting: list[tuple[float, Ticket]] = []
+        self.lookups = FairThreads(LOOKUP_THREADS, SPARE_THREADS, "holdfast-lookup")
+        """Threads on which sessions and hints look up blocks in shared tiers."""
+        self._resting: list[tuple[float, Reservation]] = []
 
-    def take_foreign(self) -> None:
-        """Take records of any domain from other nodes too; no engine is ever lent their arena."""
-        arena = PrivateArena(self._budget.capacity_bytes)
-        self.states.foreign = HostTier(self._budget, arena)
-
-    def divide(
-        self, quotas: Mapping[str, Mapping[int, Quota]], make: Callable[[], Eviction] = CostAware
-    ) -> None:
-        """Divide the tiers between domains: by name, what each may hold on which; before `start`.
-
-        Quotas are by the tier's number, the fastest's is 0; those not named hold what is left, with
-        a share of 1. From now on each domain has an eviction order of its own, made by `make`.
-        """
-        for name, by_tier in quotas.items():
-            self.states.fill.limit(self.domain(name)[1], by_tier)
-        self.states.fill.divided = True
-        index = self.states.index
-        self.states.eviction = apart = Apart(make, lambda row: index.world(row).domain)
-        apart.weigh_by(self._worth)
+    def _block_table(self, lower: Sequence[Tier], usage: DomainUsage) -> BlockTable:
+        options, index = self.options, Residency(1 + len(lower))
+        hosts = {domain_id(key): HostTier(self._budget) for key in self._domain_keys.values()}
+        foreign = None
+        if options.serves_peers:  # an arena that no engine maps
+            foreign = HostTier(self._budget, PrivateArena(self._budget.capacity_bytes))
+        self._values = BlockValue(index, self.estimates)
+        eviction = options.make_eviction()
+        if usage.divided:
+            eviction = PerDomainEviction(
+                options.make_eviction, lambda row: index.namespace(row).domain
+            )
+        if isinstance(eviction, Weighing):
+            eviction.weigh_by(self._values)
+        by_tier = [options.rules.get(number, TierRules()) for number in range(1, 1 + len(lower))]
+        rules = AdmissionRules(
+            index,
+            self.clock,
+            [
+                each.make_rule(partial(self.estimates.saved_s, number))
+                for number, each in enumerate(by_tier, start=1)
+            ],
+            [each.budgets for each in by_tier],
+        )
+        public = self.domain(options.public_domain)[1] if options.public_domain else b""
+        return BlockTable(
+            index,
+            StoreTiers(hosts, foreign, list(lower)),
+            StorePolicies(eviction, rules, usage, public),
+            Sealing(hosts, options.ring, self.clock),
+            self.clock,
+            options.segment_blocks,
+        )
 
     def share(self, domain: bytes) -> float:
-        """Return a domain's weight beside the others'."""
-        return self.states.fill.share(domain)
+        """Return a domain's weight relative to other domains."""
+        return self.table.usage.share(domain)
 
     def quotas(self, domain: bytes) -> dict[str, int]:
-        """Return the most that a domain may hold on the tiers where it has a quota, in bytes."""
-        names = enumerate(self.states.tier_names())
-        mosts = {name: self.states.fill.quota(tier, domain).most_bytes for tier, name in names}
-        return {name: int(most) for name, most in mosts.items() if most < UNBOUNDED}
-
-    def seal_with(self, ring: KeyRing) -> None:
-        """Seal the blocks of the domains enrolled on a ring, and open them; before `start`."""
-        self.states.sealing.begin(ring, self.clock)
+        """Return a domain's quota in bytes by tier name, for the tiers that limit it."""
+        names = enumerate(self.table.tier_names())
+        limits = {name: self.table.usage.quota(tier, domain).most_bytes for tier, name in names}
+        return {name: int(most) for name, most in limits.items() if most < UNBOUNDED}
 
     def domain(self, name: str) -> tuple[bytes, bytes]:
         """Return the key and the public id of a domain; raise ConfigError if it is not known."""
@@ -121,87 +139,104 @@ class Core:
             )
         return key, domain_id(key)
 
-    def publish_to(self, name: str, token: bytes) -> None:
-        """Make a domain public: everybody reads it, who shows the token writes it; before `start`.
+    @property
+    def has_shared_tiers(self) -> bool:
+        """Whether a tier is shared with other nodes."""
+        return bool(self.table.shared)
 
-        Raises ConfigError for a domain that is not known.
-        """
-        self.states.public, self.publisher = self.domain(name)[1], token
+    @property
+    def is_sealed(self) -> bool:
+        """Whether blocks of any domain of this store are sealed below the host."""
+        return any(map(self.table.sealing.seals, self.table.hosts))
+
+    def arenas(self) -> list[ArenaMemory]:
+        """Return the memory of every domain, and that of unknown domains if there is one."""
+        return [host.arena for host in self.table.all_hosts()]
+
+    def knows(self, domain: bytes) -> bool:
+        """Return whether this store has a domain's key, or some of its records."""
+        table = self.table
+        return domain in table.hosts or any(used[domain] for used in table.usage.used)
+
+    def is_public(self, domain: bytes) -> bool:
+        """Return whether a domain is the public one."""
+        return bool(self.table.public) and domain == self.table.public
 
     def public_key(self) -> bytes:
-        """Return the key of the public domain; empty where there is none."""
+        """Return the key of the public domain; empty if there is none."""
         ids = {domain_id(key): key for key in self._domain_keys.values()}
-        return ids.get(self.states.public, b"")
+        return ids.get(self.table.public, b"")
 
-    def cover_blocks(self, world: World, keys: Sequence[bytes]) -> int:
-        """Return how many leading blocks the index knows of."""
-        with self.states.lock:
-            return self.states.index.cover(world, keys).blocks
+    def cover_blocks(self, namespace: Namespace, keys: Sequence[bytes]) -> int:
+        """Return how many leading blocks are in the index."""
+        with self.table.lock:
+            return self.table.index.cover(namespace, keys).blocks
 
     def domain_names(self) -> list[str]:
         """Return the configured domains."""
         return list(self._domain_keys)
 
     def arena(self, domain: bytes) -> Arena:
-        """Return the shared memory of a domain; raise KeyError for one whose key is not ours."""
-        arena = self.states.hosts[domain].arena
+        """Return the shared memory of a domain; raise KeyError if its key is unknown."""
+        arena = self.table.hosts[domain].arena
         if not isinstance(arena, Arena):
             raise KeyError(domain)
         return arena
 
-    def record(self, world: World, place: int) -> memoryview:
-        """Return the record that lies at a place of a lease; good while the lease is."""
-        return self.states.host(world).view(Place(place), world.record_bytes)
+    def record(self, namespace: Namespace, place: int) -> memoryview:
+        """Return the record at a leased place; valid until the lease ends."""
+        return self.table.host(namespace).view(Place(place), namespace.record_bytes)
 
-    def outgoing(self, world: World, lease: int, places: Sequence[int]) -> list[memoryview]:
-        """Return the records of a lease as another host may see them: sealed, if they are to be.
+    def outgoing(self, namespace: Namespace, lease: int, places: Sequence[int]) -> list[memoryview]:
+        """Return leased records to send to another host, sealed if their domain requires it.
 
-        Up to one that can not be sealed; none of a lease that ended. Good while the lease is.
+        Stops before the first record that cannot be sealed; empty if the lease has ended. The
+        records are valid until the lease ends.
         """
-        view, size = self.states.host(world).view, world.record_bytes
+        view, size = self.table.host(namespace).view, namespace.record_bytes
         records = [view(Place(place), size) for place in places]
-        sealing = self.states.sealing
-        if not sealing.seals(world.domain):
+        sealing = self.table.sealing
+        if not sealing.seals(namespace.domain):
             return records
-        sealers = [sealing.sealer(record, world.domain) for record in records]
-        twins = sealing.twins(records, sealers)
-        with self.states.lock:
-            # Erased meanwhile: a seal could be on what came after, or on what was cleared under it.
-            return twins if lease in self.states.leases else []
+        sealers = [sealing.sealer(record, namespace.domain) for record in records]
+        copies = sealing.sealed_copies(records, sealers)
+        with self.table.lock:
+            # If the lease ended, a slot may have been cleared or reused while it was sealed.
+            return copies if lease in self.table.leases else []
 
     @property
     def host_bytes(self) -> int:
-        """Return the memory that all domains share."""
+        """Host memory that all domains share, in bytes."""
         return self._budget.capacity_bytes
 
     def release(self, lease: int) -> bool:
-        """End a lease; False means it had ended, and what was copied under it must not be used."""
-        with self.states.lock:
-            return self.states.release(lease)
+        """End a lease; False if it had ended already: the caller must discard its copies."""
+        with self.table.lock:
+            return self.table.leases.release(lease)
 
-    def rest(self, ticket: Ticket, until: float) -> None:
-        """Keep a dead ticket's slots from reuse until then; call under the lock."""
+    def rest(self, reservation: Reservation, until: float) -> None:
+        """Keep the slots of a dead reservation from reuse until this time. Call under the lock."""
         if until <= self.clock.now():
-            self._give_back(ticket)
+            self._give_back(reservation)
         else:
-            self._resting.append((until, ticket))
+            self._resting.append((until, reservation))
 
-    def keep_house(self) -> None:
-        """End what is over: leases, rests, lost places; take in what engines told."""
+    def housekeep(self) -> None:
+        """Expire leases, free rested slots, rewrite lost copies, and update block values."""
         now = self.clock.now()
-        self._worth.learn()
-        with self.states.lock:
-            self.states.expire(now)
-            over = [ticket for until, ticket in self._resting if until <= now]
+        self._values.learn()
+        with self.table.lock:
+            self.table.leases.expire(now)
+            over = [reservation for until, reservation in self._resting if until <= now]
             self._resting = [(until, t) for until, t in self._resting if until > now]
-            for ticket in over:
-                self._give_back(ticket)
-        forget_oldest(self.states)
-        lost, late = rewrite_lost(self.states), resume(self.states)
+            for reservation in over:
+                self._give_back(reservation)
+        self.table.drop_oldest_lookups()
+        lost, late = rewrite_lost(self.table), resume(self.table)
         if lost or late:
             self.ladder.wake()
 
-    def _give_back(self, ticket: Ticket) -> None:
-        places = [place for place in ticket.places if place != NOWHERE]
-        self.states.give_back(ticket.world, places)
-        self.states.fill.handed_back(ticket.world.domain, ticket.nbytes)
+    def _give_back(self, reservation: Reservation) -> None:
+        places = [place for place in reservation.places if place != NOWHERE]
+        self.table.give_back(reservation.namespace, places)
+        self.table.usage.subtract_reserved(reservation.namespace.domain, reservation.nbytes)

@@ -1,10 +1,10 @@
-"""Domains of a running store: list them, rotate, retire and erase their keys, follow their ring.
+"""Domains of a running store: list them; rotate, retire and erase their keys; follow their ring.
 
-To erase a domain its data keys are destroyed, and everything that is known or held of it here is
-forgotten. What lies on a disk, on a pool's targets or in a bucket stays there, and is noise.
-Engines of the domain get misses, and leases that ended: what they copied under one does not count.
-Slots go back to the kernel, which clears them. Until all is forgotten nothing of the domain is
-sealed or published: the key that comes next must not seal what was erased.
+Erasing a domain destroys its data keys and forgets its blocks here. What lies on a disk, on a
+pool's targets or in a bucket stays there and cannot be read. Engines of the domain get misses, and
+their leases end: what they copied under one does not count. Slots go back to the kernel, which
+clears them. Until all is forgotten nothing of the domain is sealed or published: the next key must
+not seal what was erased.
 """
 
 from __future__ import annotations
@@ -15,82 +15,137 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.errors import RefusedError
+from holdfast.keys.keyring import KeyRing
 from holdfast.limits import RECLAIM_S, RING_STALE_S
-from holdfast.store.core import Core
-from holdfast.store.keyring import KeyRing
-from holdfast.store.states import HOST, States
-from holdfast.tiers.base import Get, Place, Shared
+from holdfast.store.block_table import HOST, BlockTable
+from holdfast.store.core import StoreParts
+from holdfast.store.unreadable import (
+    ROWS_AT_ONCE,
+    UnreadableCount,
+    UnreadableSweep,
+    count_domain,
+    count_sealed,
+    held_elsewhere,
+    rows_of_domain,
+    uncounted,
+)
+from holdfast.tiers.base import SharedTier, TierGet
 
-CONDEMN_S = 20.0
-CONDEMNED_MAX = 1 << 17
-"""Blocks that an erased domain's shared tiers are asked to forget; the rest is met by readers."""
-
-_ROWS_AT_ONCE = 4_096
-_CONDEMNED_AT_ONCE = 512
+DELETE_S = 20.0
+_DELETES_AT_ONCE = 512
 _log = logging.getLogger("holdfast.store")
 
 
-def listing(store: Core) -> dict[str, Any]:
+def listing(store: StoreParts) -> dict[str, Any]:
     """Return every domain: its id, whether it is sealed, its epochs; no key among them."""
-    ring = store.states.sealing.ring
+    ring = store.table.sealing.ring
     on_ring = {entry["id"]: entry for entry in (ring.listing() if ring else [])}
     entries: list[dict[str, Any]] = []
     for name in store.domain_names():
         domain = store.domain(name)[1]
         known = on_ring.pop(domain.hex(), {"epochs": [], "erasures": 0, "derived": False})
         entry = {"domain": name, "id": domain.hex(), "configured": True}
-        entries.append({**entry, "sealed": store.states.sealing.seals(domain), **known})
+        entries.append({**entry, "sealed": store.table.sealing.seals(domain), **known})
     entries += [{**entry, "sealed": False, "configured": False} for entry in on_ring.values()]
     return {"keyring": str(ring.path) if ring and ring.path else "", "domains": entries}
 
 
-def rotate(store: Core, name: str) -> dict[str, Any]:
-    """Begin another epoch of a domain's data key; what is sealed with older ones stays readable."""
+def rotate(store: StoreParts, name: str) -> dict[str, Any]:
+    """Begin another epoch of a domain's data key; records of older epochs stay readable."""
     epoch = _ring(store, name).rotate(name)
     store.audit.record("rotate", domain=name, epoch=epoch)
     return {"domain": name, "epoch": epoch}
 
 
-def retire(store: Core, name: str) -> dict[str, Any]:
-    """Destroy all data keys of a domain but the newest: what they sealed can not be read again.
+def would_retire(store: StoreParts, name: str) -> dict[str, Any]:
+    """Return what `retire` would destroy; raises RefusedError if it would.
 
-    Raises RefusedError, and destroys none, where one of them follows from the domain's secret.
+    `blocks` are those held here that would lose copies on `tiers`; `lost` of them have no other.
+    `uncounted` names the tiers whose copies cannot be counted. `complete` is False while recovery
+    is running.
     """
-    retired = _ring(store, name).retire(name)
-    store.audit.record("retire", domain=name, epochs=retired)
-    return {"domain": name, "retired": retired}
+    ring, domain = _ring(store, name), store.domain(name)[1]
+    _glance(store)
+    ring.check_retirable(name)
+    old = ring.epochs(name)[:-1]
+    complete = store.recovery.wait(0)
+    found = count_sealed(store, domain, frozenset(old))
+    uncounted_tiers = uncounted(store.table) if old else []
+    return {
+        "domain": name,
+        "retired": len(old),
+        **found,
+        "uncounted": uncounted_tiers,
+        "complete": complete,
+    }
 
 
-def erase(store: Core, name: str) -> dict[str, Any]:
-    """Erase a domain. Raises RefusedError if its keys can not be destroyed.
+def retire(store: StoreParts, name: str, *, allow_loss: bool = False) -> dict[str, Any]:
+    """Destroy all data keys of a domain but the newest: what they sealed cannot be read again.
 
-    What is saved while it runs may be lost with the rest; what is saved afterwards is kept.
-    `everywhere` is False where a key follows from the domain's secret: it must be destroyed too.
+    Copies sealed with those keys leave the index at once, and their places are freed. Raises
+    RefusedError, and destroys none, if a key follows from the domain's secret; and, unless
+    `allow_loss`, if copies sealed with one are held here, or may be.
     """
-    ring = _ring(store, name)
-    if ring.derives and ring.path is None:
-        raise RefusedError(
-            f"domain {name!r}: without a keyring file this node would not remember that it was "
-            "erased; set keyring, the same on every node of the pool"
-        )
-    domain = store.domain(name)[1]
-    elsewhere = _elsewhere(store, domain)
+    ring, domain = _ring(store, name), store.domain(name)[1]
+    newest = None
+    if not allow_loss:
+        _glance(store)
+        newest = (ring.epochs(name) or [0])[-1]
+        _check_loses_nothing(would_retire(store, name))
+    with store.erasing:
+        retired = ring.retire(name, newest)
+        sweep = _swept(store, ring, domain)
+    found = {"retired": retired, **sweep.report(), "uncounted": uncounted(store.table)}
+    _log_unreadable(f"domain {name!r}: data keys were retired", found)
+    store.audit.record("retire", domain=name, epochs=retired, blocks=found["blocks"])
+    return {"domain": name, **found}
+
+
+def would_erase(store: StoreParts, name: str) -> dict[str, Any]:
+    """Return what `erase` would destroy; raises RefusedError if it would."""
+    ring, domain = _erasable(store, name), store.domain(name)[1]
+    result = count_domain(store, domain)
+    return {
+        "domain": name,
+        "epochs": len(ring.epochs(name)),
+        "blocks": result.blocks,
+        "tiers": result.tiers(store.table),
+        "uncounted": uncounted(store.table),
+        "complete": store.recovery.wait(0),
+    }
+
+
+def erase(store: StoreParts, name: str) -> dict[str, Any]:
+    """Erase a domain. Raises RefusedError if its keys cannot be destroyed.
+
+    A save that runs meanwhile may be lost; a later save is kept. `everywhere` is False if a key
+    follows from the domain's secret: that must be destroyed too.
+    """
+    ring, domain = _erasable(store, name), store.domain(name)[1]
+    elsewhere = held_elsewhere(store, domain)
     with store.erasing:
         dropped = ring.erase(name)
-        blocks = _forget_erased(store, ring, domain)
-    store.audit.record("erase", domain=name, epochs=dropped.keys, blocks=blocks)
-    _condemn(store, elsewhere)
-    everywhere = not dropped.derived
-    return {"domain": name, "epochs": dropped.keys, "blocks": blocks, "everywhere": everywhere}
+        result = _forget_erased(store, ring, domain)
+    store.audit.record("erase", domain=name, epochs=dropped.keys, blocks=result.blocks)
+    _delete(store, elsewhere)
+    return {
+        "domain": name,
+        "epochs": dropped.keys,
+        "blocks": result.blocks,
+        "tiers": result.tiers(store.table),
+        "uncounted": uncounted(store.table),
+        "everywhere": not dropped.derived,
+    }
 
 
-def follow(store: Core) -> None:
-    """Take note of what other nodes did to a ring that is shared; nothing opens if it stays away.
+def follow(store: StoreParts) -> None:
+    """Apply what other nodes did to a shared ring; suspend its domains if it cannot be read.
 
-    A ring that could not be read for `RING_STALE_S`, or that hung so long, might have lost keys:
-    its domains are served no longer, and leave memory, until it can be read again.
+    A ring that could not be read for `RING_STALE_S`, or that hung so long, may have lost keys: its
+    domains are not served, and leave memory, until it can be read again.
     """
-    ring, watch = store.states.sealing.ring, store.states.sealing.watch
+    ring, watch = store.table.sealing.ring, store.table.sealing.watch
     if ring is None or watch is None or ring.path is None:
         return
     watch.glance()
@@ -100,110 +155,160 @@ def follow(store: Core) -> None:
     elif store.ring_lost and not stale and not ring.suspended:
         store.audit.record("ring", state="back")
         store.ring_lost, store.cold = False, True
-    if ring.erased() and store.erasing.acquire(blocking=False):  # else somebody is at it
+    pending = ring.erased() or ring.retired()
+    if pending and store.erasing.acquire(blocking=False):  # else another thread does it now
         try:
-            for domain in ring.erased():
-                blocks = _forget_erased(store, ring, domain)
-                store.audit.record("erased elsewhere", domain=ring.name(domain), blocks=blocks)
+            _follow_changes(store, ring)
         finally:
             store.erasing.release()
 
 
-def forget_domain(store: Core, domain: bytes) -> int:
-    """End a domain's leases and tickets and forget its blocks on all tiers; return how many."""
-    states = store.states
-    with states.lock:
+def _follow_changes(store: StoreParts, ring: KeyRing) -> None:
+    """Forget what other nodes erased or retired; call with `store.erasing` held."""
+    for domain in ring.erased():
+        blocks = _forget_erased(store, ring, domain).blocks
+        store.audit.record("erased elsewhere", domain=ring.name(domain), blocks=blocks)
+    for domain in ring.retired():
+        if ring.is_away(domain):
+            continue
+        found = _swept(store, ring, domain).report()
+        if found["blocks"]:
+            name = ring.name(domain)
+            _log_unreadable(f"domain {name!r}: another node retired data keys", found)
+            store.audit.record("retired elsewhere", domain=name, blocks=found["blocks"])
+
+
+def forget_domain(store: StoreParts, domain: bytes) -> UnreadableCount:
+    """End a domain's leases and reservations, forget its blocks on all tiers; return the count."""
+    table, result = store.table, UnreadableCount()
+    with table.lock:
         _end(store, domain)
-        rows = iter(_rows(store, domain))
-    blocks = 0
-    while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
-        with states.lock:
-            blocks += sum(_forget(states, row, domain) for row in some)
-    return blocks
+        rows = iter(rows_of_domain(store, domain))
+    while some := list(itertools.islice(rows, ROWS_AT_ONCE)):
+        with table.lock:
+            for row in some:
+                _forget(table, row, domain, result)
+    return result
 
 
-def _forget_erased(store: Core, ring: KeyRing, domain: bytes) -> int:
-    """Forget an erased domain's blocks; only then may its new key seal. Return how many.
+def _forget_erased(store: StoreParts, ring: KeyRing, domain: bytes) -> UnreadableCount:
+    """Forget an erased domain's blocks, after which its new key may seal; return the count.
 
-    What began meanwhile, from a block that was not forgotten yet, ends with it.
+    Work that began before, from a block that was not forgotten yet, ends with it.
     """
-    erasures = ring.erased().get(domain, 0)
-    blocks = forget_domain(store, domain)
-    with store.states.lock:
+    erasures, retirements = ring.erased().get(domain, 0), ring.retired().get(domain, 0)
+    result = forget_domain(store, domain)
+    with store.table.lock:
         _end(store, domain)
         ring.forgotten(domain, erasures)
-    return blocks
+        ring.swept(domain, retirements)
+    return result
 
 
-def _end(store: Core, domain: bytes) -> None:
-    """End a domain's leases, tickets and whatever else is under way of it; under the lock."""
-    states = store.states
-    states.erasures[domain] += 1
-    for number, lease in list(states.leases.items()):
-        if any(states.index.world(row).domain == domain for row in lease.rows):
-            states.release(number)
-    for number, ticket in list(states.tickets.items()):
-        if ticket.world.domain == domain:
-            del states.tickets[number]
-            store.rest(ticket, store.clock.now() + RECLAIM_S)
+def _swept(store: StoreParts, ring: KeyRing, domain: bytes) -> UnreadableSweep:
+    """Take copies whose data key was retired out of the index; write again what is in memory.
+
+    Shared tiers delete theirs in between: they would say that they hold the block already.
+    """
+    retirements, sweep = ring.retired().get(domain, 0), UnreadableSweep(store, domain)
+    if retirements:
+        sweep.forget()
+        ring.swept(domain, retirements)
+        _delete(store, sweep.elsewhere)
+        sweep.write_again()
+    return sweep
 
 
-def leave_memory(store: Core, domain: bytes) -> None:
-    """Take a domain's blocks out of memory; below the host they stay known, and sealed."""
-    states = store.states
-    with states.lock:
-        rows = iter(_rows(store, domain))
-    while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
-        with states.lock:
-            for row in some:
-                if states.index.keys[row] is not None and states.index.world(row).domain == domain:
-                    states.vacate(row, HOST)
+def _check_loses_nothing(found: Mapping[str, Any]) -> None:
+    """Raise RefusedError if retiring would destroy keys that copies are sealed with, or may be."""
+    name = found["domain"]
+    if not found["retired"]:
+        return
+    if found["blocks"]:
+        tiers = found["tiers"].items()
+        where = ", ".join(
+            f"{n} {tier['blocks']} blocks, {tier['bytes']} bytes" for n, tier in tiers
+        )
+        why = f"{found['blocks']} blocks held here are sealed with them ({where})"
+    elif found["uncounted"]:
+        why = f"what {', '.join(found['uncounted'])} has sealed with them cannot be counted"
+    elif not found["complete"]:
+        why = "this node still looks for the blocks that an earlier process left on its tiers"
+    else:
+        return
+    raise RefusedError(
+        f"domain {name!r}: {found['retired']} data keys would be destroyed, and {why}; nothing was "
+        f"changed; `holdfast domain retire {name} --yes` does it all the same"
+    )
 
 
-def _elsewhere(store: Core, domain: bytes) -> dict[Shared, list[Get]]:
-    """Return what shared tiers are known to have of a domain, up to a limit."""
-    states = store.states
-    found: dict[Shared, list[Get]] = {}
-    with states.lock:
-        rows = _rows(store, domain)
-        for tier, column in zip(states.lower, states.index.places[1:], strict=True):
-            if isinstance(tier, Shared):
-                there = [row for row in rows if column[row] >= 0][:CONDEMNED_MAX]
-                names = [(Place(column[row]), states.index.keys[row] or b"") for row in there]
-                worlds = [states.index.world(row) for row in there]
-                found[tier] = [
-                    Get(*name, memoryview(b""), world)
-                    for name, world in zip(names, worlds, strict=True)
-                ]
-    return found
+def _log_unreadable(what: str, found: Mapping[str, Any]) -> None:
+    if found["blocks"]:
+        tiers = " ".join(f"{name}_blocks={tier['blocks']}" for name, tier in found["tiers"].items())
+        _log.warning(
+            "%s: copies that cannot be opened left the index blocks=%d %s; %d of the blocks have "
+            "no other copy here",
+            *(what, found["blocks"], tiers, found["lost"]),
+        )
 
 
-def _condemn(store: Core, elsewhere: Mapping[Shared, Sequence[Get]]) -> None:
-    """Have shared tiers forget what nobody can read, for a while: they would not take it anew."""
-    until = store.clock.now() + CONDEMN_S
+def _end(store: StoreParts, domain: bytes) -> None:
+    """End a domain's leases, reservations and other work in progress; under the lock."""
+    table = store.table
+    table.erasures[domain] += 1
+    for reservation in table.leases.end_domain(
+        domain, lambda row: table.index.namespace(row).domain
+    ):
+        store.rest(reservation, store.clock.now() + RECLAIM_S)
+
+
+def leave_memory(store: StoreParts, domain: bytes) -> None:
+    """Remove a domain's blocks from memory; below the host they stay indexed, and sealed."""
+    table = store.table
+    with table.lock:
+        rows = rows_of_domain(store, domain)
+    for at in range(0, len(rows), ROWS_AT_ONCE):
+        with table.lock:
+            for row in rows[at : at + ROWS_AT_ONCE]:
+                if (
+                    table.index.keys[row] is not None
+                    and table.index.namespace(row).domain == domain
+                ):
+                    table.remove_copy(row, HOST)
+
+
+def _delete(store: StoreParts, elsewhere: Mapping[SharedTier, Sequence[TierGet]]) -> None:
+    """Have shared tiers delete unreadable records, which they would keep; bounded in time."""
+    until = store.clock.now() + DELETE_S
     for tier, batch in elsewhere.items():
-        for at in range(0, len(batch), _CONDEMNED_AT_ONCE):
+        for at in range(0, len(batch), _DELETES_AT_ONCE):
             if store.clock.now() < until:
-                tier.condemn(batch[at : at + _CONDEMNED_AT_ONCE])
+                tier.delete(batch[at : at + _DELETES_AT_ONCE])
 
 
-def _go_without(store: Core, ring: KeyRing, why: str) -> None:
-    """Serve none of the ring's domains."""
+def _go_without(store: StoreParts, ring: KeyRing, why: str) -> None:
+    """Suspend the ring's domains."""
     ring.suspend()
     _log.error("keyring %s: %s; its domains are not served until it can be read", ring.path, why)
     store.ring_lost = True
     store.audit.record("ring", state="lost", why=why)
     for name in store.domain_names():
         domain = store.domain(name)[1]
-        if store.states.sealing.seals(domain):
+        if store.table.sealing.seals(domain):
             leave_memory(store, domain)
 
 
-def _ring(store: Core, name: str) -> KeyRing:
+def _glance(store: StoreParts) -> None:
+    """Read the ring's file, because another node may have rotated; wait a moment at most."""
+    if store.table.sealing.watch is not None:
+        store.table.sealing.watch.glance()
+
+
+def _ring(store: StoreParts, name: str) -> KeyRing:
     """Return the ring for a domain that seals; raise ConfigError or RefusedError for another."""
     _, domain = store.domain(name)
-    ring = store.states.sealing.ring
-    if ring is None or not store.states.sealing.seals(domain):
+    ring = store.table.sealing.ring
+    if ring is None or not store.table.sealing.seals(domain):
         raise RefusedError(
             f"domain {name!r} is not sealed, so it has no data keys: its blocks can be dropped "
             "(`holdfast inspect drop`); one with a key of its own and no `seal: false` is sealed"
@@ -211,17 +316,23 @@ def _ring(store: Core, name: str) -> KeyRing:
     return ring
 
 
-def _forget(states: States, row: int, domain: bytes) -> bool:
-    """Take a row off all tiers; False if it went, or is another domain's, meanwhile."""
-    if states.index.keys[row] is None or states.index.world(row).domain != domain:
-        return False
-    for tier in range(1 + len(states.lower)):
-        states.vacate(row, tier)
-    return True
+def _erasable(store: StoreParts, name: str) -> KeyRing:
+    """Return the ring for a domain that can be erased; raise RefusedError for another."""
+    ring = _ring(store, name)
+    if ring.derives and ring.path is None:
+        raise RefusedError(
+            f"domain {name!r}: without a keyring file this node would not remember that it was "
+            "erased; set keyring, the same on every node of the pool"
+        )
+    return ring
 
 
-def _rows(store: Core, domain: bytes) -> list[int]:
-    """Return the rows of a domain; call under the lock."""
-    index = store.states.index
-    ours = {number for number, world in enumerate(index.worlds) if world.domain == domain}
-    return [row for row in index.rows() if index.world_number(row) in ours]
+def _forget(table: BlockTable, row: int, domain: bytes, result: UnreadableCount) -> None:
+    """Remove a row from all tiers and count it, unless it is gone or another domain's now."""
+    if table.index.keys[row] is None or table.index.namespace(row).domain != domain:
+        return
+    places = enumerate(table.index.places)
+    held = [tier for tier, column in places if column[row] >= 0]
+    result.add(table.index.namespace(row).record_bytes, held)
+    for tier in held:
+        table.remove_copy(row, tier)

@@ -1,175 +1,218 @@
-"""Hints: what an engine, a router or an agent knows of the future, and the store can not.
+"""Hints: what an engine, a router or an agent knows about future use, and the store cannot know.
 
-On public traces perfect knowledge is worth 5 to 33 points of hit rate in a tight cache. A hint is
-a wish: it may be late, wrong or about nothing that is here, and then it changes nothing.
+On public traces perfect hints are worth 5 to 33 points of hit rate in a tight cache. A hint may be
+late, wrong, or about blocks that are not held; then it changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.blocks.world import World
+from holdfast.blocks.namespace import Namespace
 from holdfast.errors import BlockError
-from holdfast.plan.planner import Question
+from holdfast.fairness.work_slots import Priority
+from holdfast.plan.planner import PlanQuestion
 from holdfast.plan.prestage import begin_in_s
 from holdfast.policy.base import NEVER
-from holdfast.policy.turns import Errand
-from holdfast.store.adopt import hold
-from holdfast.store.core import Core
-from holdfast.store.fetch import lend
-from holdfast.store.wishes import Chain, Pin, Staging
+from holdfast.session import LOOK_S, PIN_S, SECONDS_MAX, check_within
+from holdfast.store.block_table import HOST
+from holdfast.store.core import StoreParts
+from holdfast.store.evict import slots
+from holdfast.store.fetch import fetch_unverified
+from holdfast.store.lookup import ask_first, ask_in_time
+from holdfast.store.pending_hints import NamedChain, PendingPrestage, PinnedChain
+from holdfast.store.receive import hold
 
 NAME_CHARS_MAX = 256
 PIN_S_MAX = 3_600.0
-AHEAD_S_MAX = 86_400.0
 PIN_SHARE = 0.5
-"""Pins may take this share of the host tier, all together, and none of what others reserved."""
+"""Maximum share of the host tier for all pins; reservations of other domains are left out."""
 
-_CLIMB_S = 60.0
+_PROMOTION_S = 60.0
 
 
-def follow(store: Core, world: World, session: str, keys: Sequence[bytes]) -> None:
+def follow(store: StoreParts, namespace: Namespace, session: str, keys: Sequence[bytes]) -> None:
     """Note that a session uses this chain; later hints name only the session."""
     if session:
         check_name(session)
-        with store.states.lock:
-            store.wishes.follow(world, session, keys)
+        with store.table.lock:
+            store.pending_hints.follow(namespace, session, keys)
 
 
-def closed(store: Core, domain: bytes, session: str) -> int:
-    """Say that a session is over: its blocks go first. Return how many are here; 0: not known."""
+def closed(store: StoreParts, domain: bytes, session: str) -> int:
+    """Record that a session is over: its blocks are evicted first. Return how many are here."""
     check_name(session)
     blocks = _expect(store, domain, session, NEVER)
-    with store.states.lock:
-        store.wishes.forget(domain, session)
+    with store.table.lock:
+        store.pending_hints.forget(domain, session)
     return blocks
 
 
-def returns(store: Core, domain: bytes, session: str, in_s: float) -> int:
-    """Say that a session comes back in `in_s` seconds: its blocks stay, and are up by then."""
+def returns(store: StoreParts, domain: bytes, session: str, in_s: float) -> int:
+    """Record that a session comes back in `in_s` seconds; return how many of its blocks are held.
+
+    Its blocks stay until then, and those below memory are read into it by then. Shared tiers are
+    asked for what is not held here, for `LOOK_S` at most.
+    """
     check_name(session)
-    check_within("returns.in_s", in_s, AHEAD_S_MAX)
-    blocks = _expect(store, domain, session, store.clock.now() + in_s)
-    with store.states.lock:
-        chain = store.wishes.chain(domain, session)
-    if chain is not None:
-        _stage(store, chain, in_s)
+    check_within("returns.in_s", in_s, SECONDS_MAX)
+    with store.table.lock:
+        chain = store.pending_hints.chain(domain, session)
+    if chain is None:
+        return 0
+    at_s = store.clock.now() + in_s
+    ask_in_time(store, chain.namespace, chain.split(), LOOK_S, Priority.PREFETCH)
+    blocks = _expect(store, domain, session, at_s)
+    _stage(store, chain, at_s)
     return blocks
 
 
-def prestage(store: Core, world: World, keys: Sequence[bytes], in_s: float) -> int:
-    """Have what is held of a chain in memory in `in_s` seconds; return how many blocks are held."""
-    check_within("prestage.in_s", in_s, AHEAD_S_MAX)
-    return _stage(store, Chain(world, b"".join(keys)), in_s)
+def prestage(
+    store: StoreParts,
+    namespace: Namespace,
+    keys: Sequence[bytes],
+    in_s: float,
+    deadline_s: float = LOOK_S,
+) -> int:
+    """Have what is held of a chain in memory in `in_s` seconds; return how many blocks.
+
+    Shared tiers are asked for what is not held here, for `deadline_s` at most, at lower priority
+    than requests. The blocks are read in the background, at lower priority than demand reads.
+    """
+    check_within("prestage.in_s", in_s, SECONDS_MAX)
+    check_within("prestage: deadline_s", deadline_s, SECONDS_MAX)
+    at_s = store.clock.now() + in_s
+    ask_in_time(store, namespace, keys, deadline_s, Priority.PREFETCH)
+    return _stage(store, NamedChain(namespace, b"".join(keys)), at_s)
 
 
-def pin(store: Core, world: World, keys: Sequence[bytes], ttl_s: float) -> int:
-    """Bring what is held of a chain to memory and keep it there for `ttl_s`; return its blocks.
+def pin(
+    store: StoreParts,
+    namespace: Namespace,
+    keys: Sequence[bytes],
+    ttl_s: float,
+    deadline_s: float = PIN_S,
+) -> int:
+    """Read what is held of a chain into memory and keep it there for `ttl_s`; return its blocks.
 
-    Reads from lower tiers, so it takes its time. What would exceed the room for pins is left out.
-    A pin of the same chain, or of its beginning, becomes part of this one, which ends no sooner.
+    Asks shared tiers for what is not held here and waits for reads from lower tiers, for
+    `deadline_s` at most, at lower priority than requests. Blocks beyond the limit of pinned memory
+    are left out. An earlier pin of the chain, or of its beginning, becomes part of this one, which
+    ends no sooner.
     """
     check_within("pin.ttl_s", ttl_s, PIN_S_MAX)
-    size, states, wishes = world.record_bytes, store.states, store.wishes
-    with states.lock:
-        open_bytes = store.host_bytes - states.fill.reserved_by_others(world.domain)
-        taken = wishes.pinned_bytes(store.clock.now())
-        taken -= sum(pin.nbytes for pin in wishes.pins_within(world, keys).values())
+    check_within("pin: deadline_s", deadline_s, SECONDS_MAX)
+    left_s = ask_first(store, namespace, keys, deadline_s, Priority.PREFETCH)[1]
+    size, table, pending_hints = namespace.record_bytes, store.table, store.pending_hints
+    with table.lock:
+        open_bytes = store.host_bytes - table.usage.reserved_by_others(namespace.domain)
+        taken = pending_hints.pinned_bytes(store.clock.now())
+        taken -= sum(pin.nbytes for pin in pending_hints.pins_within(namespace, keys).values())
         keys = keys[: max(0, int(PIN_SHARE * open_bytes) - taken) // size]
-        claim = wishes.claim(len(keys) * size)  # or two would be given it at once
+        claim = pending_hints.claim(len(keys) * size)  # or two would be given it at once
     try:
-        lent = lend(store, world, keys, _CLIMB_S, Errand.AHEAD)
+        leased = fetch_unverified(store, namespace, keys, left_s, Priority.PREFETCH)
         try:
-            with states.lock:
-                return _pin(store, world, keys[: len(lent.places)], ttl_s)
+            with table.lock:
+                return _pin(store, namespace, keys[: len(leased.places)], ttl_s)
         finally:
-            store.release(lent.lease)
+            store.release(leased.lease)
     finally:
-        with states.lock:
-            wishes.end_claim(claim)
+        with table.lock:
+            pending_hints.end_claim(claim)
 
 
-def _pin(store: Core, world: World, keys: Sequence[bytes], ttl_s: float) -> int:
-    """Pin what lies in memory of a chain instead of its beginnings; under the lock."""
-    states, wishes = store.states, store.wishes
-    before = wishes.pins_within(world, keys)
+def _pin(store: StoreParts, namespace: Namespace, keys: Sequence[bytes], ttl_s: float) -> int:
+    """Pin what is in memory of a chain, replacing pins of its beginnings; under the lock."""
+    table, pending_hints = store.table, store.pending_hints
+    before = pending_hints.pins_within(namespace, keys)
     until_s = max([store.clock.now() + ttl_s, *(pin.until_s for pin in before.values())])
-    number, blocks = hold(states, world, keys, until_s)
+    number, blocks = hold(table, namespace, keys, until_s)
     for last, pin in before.items():
-        wishes.unpin(world, last)
-        states.release(pin.lease)
+        pending_hints.unpin(namespace, last)
+        table.leases.release(pin.lease)
     if blocks:
-        wishes.pin(world, keys[blocks - 1], Pin(until_s, blocks * world.record_bytes, number))
+        pending_hints.pin(
+            namespace,
+            keys[blocks - 1],
+            PinnedChain(until_s, blocks * namespace.record_bytes, number),
+        )
     return blocks
 
 
-def bring_up(store: Core) -> None:
-    """Start to bring up what is due; called by the store's housekeeping."""
-    with store.states.lock:
-        due = store.wishes.due(store.clock.now())
+def bring_up(store: StoreParts) -> None:
+    """Start the prestages that are due; housekeeping calls it."""
+    with store.table.lock:
+        due = store.pending_hints.due(store.clock.now())
     for staging in due:
-        store.background.submit(_climb, store, staging)
+        store.background.submit(_promote, store, staging)
 
 
 def check_name(session: str) -> None:
-    """Raise BlockError for a session name that is none."""
+    """Raise BlockError for an invalid session name."""
     if not 0 < len(session) <= NAME_CHARS_MAX:
         raise BlockError(
             f"session: a name of {len(session)} characters is not from 1 to {NAME_CHARS_MAX}"
         )
 
 
-def check_within(what: str, seconds: float, most: float) -> None:
-    """Raise BlockError for seconds out of range."""
-    if not 0 <= seconds <= most:
-        raise BlockError(f"{what}: {seconds:g} is not from 0 to {most:g} seconds")
-
-
-def _expect(store: Core, domain: bytes, session: str, at_s: float) -> int:
-    states = store.states
-    with states.lock:
-        chain = store.wishes.chain(domain, session)
+def _expect(store: StoreParts, domain: bytes, session: str, at_s: float) -> int:
+    table = store.table
+    with table.lock:
+        chain = store.pending_hints.chain(domain, session)
         if chain is None:
             return 0
-        rows = states.index.cover(chain.world, chain.split()).rows
-        states.eviction.expect(rows, at_s)
+        rows = table.index.cover(chain.namespace, chain.split()).rows
+        table.eviction.expect(rows, at_s)
     return len(rows)
 
 
-def _stage(store: Core, chain: Chain, in_s: float) -> int:
-    """Queue a chain for its time, by what it takes to read it.
+def _stage(store: StoreParts, chain: NamedChain, at_s: float) -> int:
+    """Queue a prestage for `at_s` of the store's clock; return how many blocks will be in memory.
 
-    What is up now may have gone down by then: it is counted as on the tier below.
+    Reading begins early enough for all blocks. A block in memory now may be evicted before: it
+    counts as on the tier below. Blocks that do not fit in memory are not counted.
     """
-    states, world = store.states, chain.world
-    with states.lock:
-        tiers = states.index.cover(world, chain.split()).tiers
-        names = states.tier_names()
+    table, namespace = store.table, chain.namespace
+    with table.lock:
+        tiers = table.index.cover(namespace, chain.split()).tiers
+        tiers = tiers[: slots(table, namespace)]
+        names = table.tier_names()
         if not tiers or len(names) == 1:
             return len(tiers)
-        question = Question(
+        question = PlanQuestion(
             tiers=[max(1, tier) for tier in tiers],
-            block_bytes=world.record_bytes,
-            block_tokens=world.block_tokens,
-            estimates=store.judgement.estimates(world.domain),
+            block_bytes=namespace.record_bytes,
+            block_tokens=namespace.block_tokens,
+            estimates=store.estimates.estimates(namespace.domain),
             names=names,
-            limit_s=AHEAD_S_MAX,
+            limit_s=SECONDS_MAX,
         )
         fetch_s = store.planner.plan(question).fetch_s
         now_s = store.clock.now()
-        store.wishes.wait(now_s + begin_in_s(in_s, fetch_s), Staging(chain, now_s + in_s))
-    return len(tiers)
+        in_s = max(0.0, at_s - now_s)
+        if store.pending_hints.wait(
+            now_s + begin_in_s(in_s, fetch_s), PendingPrestage(chain, at_s)
+        ):
+            return len(tiers)
+    return next((at for at, tier in enumerate(tiers) if tier != HOST), len(tiers))
 
 
-def _climb(store: Core, staging: Staging) -> None:
-    """Bring a chain up; that was no use of it, so what is expected of it still is."""
-    world, keys = staging.chain.world, staging.chain.split()
-    states = store.states
+def _promote(store: StoreParts, staging: PendingPrestage) -> None:
+    """Promote a chain without counting it as a use, so that expectations of it stay.
+
+    A cached remote lookup may have been forgotten since the hint: the tier is asked again.
+    """
+    namespace, keys = staging.chain.namespace, staging.chain.split()
+    table = store.table
     try:
-        store.release(lend(store, world, keys, _CLIMB_S, Errand.AHEAD).lease)
+        ask_in_time(store, namespace, keys, LOOK_S, Priority.PREFETCH)
+        store.release(
+            fetch_unverified(store, namespace, keys, _PROMOTION_S, Priority.PREFETCH).lease
+        )
     finally:
-        with states.lock:
-            store.wishes.done()
-    with states.lock:
+        with table.lock:
+            store.pending_hints.done()
+    with table.lock:
         if staging.needed_s > store.clock.now():
-            states.eviction.expect(states.index.cover(world, keys).rows, staging.needed_s)
+            table.eviction.expect(table.index.cover(namespace, keys).rows, staging.needed_s)

@@ -1,4 +1,4 @@
-"""Look into a store: what is held, how full it is; and drop it."""
+"""Inspect a store: what it holds and how full it is; drop blocks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 
-from holdfast.blocks.world import World
-from holdfast.store.core import Core
-from holdfast.store.states import HOST
-from holdfast.tiers.base import Shared
+from holdfast.blocks.namespace import Namespace
+from holdfast.errors import BlockError
+from holdfast.store.block_table import HOST
+from holdfast.store.core import StoreParts
+from holdfast.store.unreadable import uncounted
+from holdfast.tiers.base import SharedTier
 
 EVERYTHING = "*"
 
@@ -20,48 +22,55 @@ _ROWS_AT_ONCE = 4_096
 """Rows looked at in one go: the lock that serving needs is held for a millisecond or two."""
 
 
-def status(store: Core) -> dict[str, Any]:
+def status(store: StoreParts) -> dict[str, Any]:
     """Return fill, speed, counters and recovery as plain data."""
-    states = store.states
-    with states.lock:
-        tiers = [("host", host) for host in states.all_hosts()]
+    table = store.table
+    with table.lock:
+        tiers = [("host", host) for host in table.all_hosts()]
         usages = [
-            (name, tier.usage()) for name, tier in [*tiers, *((t.name, t) for t in states.lower)]
+            (name, tier.usage()) for name, tier in [*tiers, *((t.name, t) for t in table.lower)]
         ]
         return {
             "incarnation": store.incarnation,
-            "blocks": len(states.index),
+            "blocks": len(table.index),
             "tiers": [{"tier": name, **msgspec.to_builtins(usage)} for name, usage in usages],
             "admission": [
-                {"tier": states.tier_name(tier), **figures}
-                for tier, rule in enumerate(states.rules.of, start=1)
+                {"tier": table.tier_name(tier), **figures}
+                for tier, rule in enumerate(table.rules.of, start=1)
                 if (figures := rule.figures())
             ],
             "domains": _domains(store),
-            "leases": len(states.leases),
-            "tickets": len(states.tickets),
-            "waiting_to_write": states.unwritten(),
-            "hints": store.wishes.status(store.clock.now()),
+            "leases": len(table.leases),
+            "tickets": table.leases.reservations,
+            "waiting_to_write": table.unwritten(),
+            "hints": store.pending_hints.status(store.clock.now()),
             "recovered_blocks": store.recovery.blocks,
             "recovery_s": store.recovery.seconds,
             "faults": [
-                {"key": fault.key.hex(), "tier": fault.tier, "outcome": str(fault.outcome)}
-                for fault in states.faults
+                {
+                    "key": fault.key.hex(),
+                    "fingerprint": fault.namespace.fingerprint.hex(),
+                    "domain": fault.namespace.domain.hex(),
+                    "tier": fault.tier,
+                    "outcome": str(fault.outcome),
+                }
+                for fault in table.faults
             ],
         }
 
 
-def _domains(store: Core) -> list[dict[str, Any]]:
+def _domains(store: StoreParts) -> list[dict[str, Any]]:
     """Return what each domain holds on each tier, and may hold; call under the lock."""
-    fill, names = store.states.fill, {store.domain(name)[1]: name for name in store.domain_names()}
+    fill, names = store.table.usage, {store.domain(name)[1]: name for name in store.domain_names()}
     seen = [domain for used in fill.used for domain in used]
     return [
         {
             "domain": names.get(domain, domain.hex()),
+            "unreadable": store.table.sealing.unreadable[domain],
             "share": fill.share(domain),
             "reserved_bytes": fill.quota(HOST, domain).reserved_bytes,
             "used_bytes": {
-                store.states.tier_name(tier): used[domain] for tier, used in enumerate(fill.used)
+                store.table.tier_name(tier): used[domain] for tier, used in enumerate(fill.used)
             },
             "quota_bytes": store.quotas(domain),
         }
@@ -69,79 +78,96 @@ def _domains(store: Core) -> list[dict[str, Any]]:
     ]
 
 
-def listing(store: Core) -> list[dict[str, Any]]:
-    """Return one entry per world, with blocks and bytes per tier; serving goes on meanwhile."""
-    states = store.states
-    blocks: Counter[World] = Counter()
-    copies: defaultdict[World, Counter[int]] = defaultdict(Counter)
+def listing(store: StoreParts) -> list[dict[str, Any]]:
+    """Return one entry per namespace, with blocks and bytes per tier; serving goes on meanwhile."""
+    table = store.table
+    blocks: Counter[Namespace] = Counter()
+    copies: defaultdict[Namespace, Counter[int]] = defaultdict(Counter)
     rows = iter(rows_of(store, EVERYTHING))
     while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
-        with states.lock:
+        with table.lock:
             for row in some:
-                if states.index.keys[row] is not None:
-                    world = states.index.world(row)
-                    blocks[world] += 1
-                    copies[world].update(
-                        tier for tier, column in enumerate(states.index.places) if column[row] >= 0
+                if table.index.keys[row] is not None:
+                    namespace = table.index.namespace(row)
+                    blocks[namespace] += 1
+                    copies[namespace].update(
+                        tier for tier, column in enumerate(table.index.places) if column[row] >= 0
                     )
     names = {store.domain(name)[1]: name for name in store.domain_names()}
     return [
         {
-            "fingerprint": world.fingerprint.hex(),
-            "domain": names.get(world.domain, world.domain.hex()),
-            "payload_bytes": world.payload_bytes,
-            "block_tokens": world.block_tokens,
+            "fingerprint": namespace.fingerprint.hex(),
+            "domain": names.get(namespace.domain, namespace.domain.hex()),
+            "payload_bytes": namespace.payload_bytes,
+            "block_tokens": namespace.block_tokens,
             "blocks": count,
             "tiers": {
-                states.tier_name(tier): {"blocks": held, "bytes": held * world.record_bytes}
-                for tier, held in sorted(copies[world].items())
+                table.tier_name(tier): {"blocks": held, "bytes": held * namespace.record_bytes}
+                for tier, held in sorted(copies[namespace].items())
             },
         }
-        for world, count in blocks.items()
+        for namespace, count in blocks.items()
     ]
 
 
-def shared(store: Core) -> dict[str, Any]:
-    """Return what each shared tier says of its far side; asks over the network, bounded."""
-    tiers = [tier for tier in store.states.lower if isinstance(tier, Shared)]
+def shared(store: StoreParts) -> dict[str, Any]:
+    """Return what each shared tier reports of its remote side; asks over the network, bounded."""
+    tiers = [tier for tier in store.table.lower if isinstance(tier, SharedTier)]
     return {"shared": [tier.describe() for tier in tiers]}
 
 
-def drop(store: Core, fingerprint: str) -> dict[str, Any]:
-    """Forget blocks; copies somebody reads go with their last reader."""
-    dropped, index = 0, store.states.index
+def would_drop(store: StoreParts, fingerprint: str) -> dict[str, Any]:
+    """Return the blocks that `drop` would forget, and the tiers whose copies would stay."""
+    wanted = [
+        entry for entry in listing(store) if fingerprint in (EVERYTHING, entry["fingerprint"])
+    ]
+    return {"blocks": wanted, "uncounted": uncounted(store.table)}
+
+
+def drop(store: StoreParts, fingerprint: str) -> dict[str, Any]:
+    """Forget the blocks of one fingerprint (hex), or all with `*`, on this node's own tiers.
+
+    A leased copy goes with its last reader. Shared tiers keep theirs: a later lookup finds them
+    again. Raise BlockError for an empty fingerprint.
+    """
+    if not fingerprint:
+        raise BlockError(
+            "drop: the fingerprint is empty; name one as `listing` does (32 hex digits), or drop "
+            f"everything with {EVERYTHING!r}"
+        )
+    dropped, index = 0, store.table.index
     for row in rows_of(store, fingerprint):
-        with store.states.lock:
-            wanted = ("", EVERYTHING, index.world(row).fingerprint.hex())
+        with store.table.lock:
+            wanted = (EVERYTHING, index.namespace(row).fingerprint.hex())
             if index.keys[row] is None or fingerprint not in wanted:  # another block's by now
                 continue
             dropped += 1
-            for tier in range(1 + len(store.states.lower)):
-                store.states.vacate(row, tier)
+            for tier in range(1 + len(store.table.lower)):
+                store.table.remove_copy(row, tier)
     return {"dropped": dropped}
 
 
-def forget(store: Core, world: World, keys: Sequence[bytes]) -> int:
+def forget(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> int:
     """Forget blocks by name; return how many were held."""
-    states, forgotten = store.states, 0
-    with states.lock:
+    table, forgotten = store.table, 0
+    with table.lock:
         for key in keys:
-            row = states.index.find(key)
-            if row >= 0 and states.holds(row, world):
+            row = table.index.find(namespace, key)
+            if row >= 0 and table.index.fastest(row) >= 0:
                 forgotten += 1
-                for tier in range(1 + len(states.lower)):
-                    states.vacate(row, tier)
+                for tier in range(1 + len(table.lower)):
+                    table.remove_copy(row, tier)
     return forgotten
 
 
-def rows_of(store: Core, fingerprint: str) -> list[int]:
+def rows_of(store: StoreParts, fingerprint: str) -> list[int]:
     """Return the rows of one fingerprint (hex), or all for `*` or none given; locks for moments."""
-    states = store.states
-    with states.lock:
-        rows = list(states.index.rows())
+    table = store.table
+    with table.lock:
+        rows = list(table.index.rows())
         wanted = {
             number
-            for number, world in enumerate(states.index.worlds)
-            if fingerprint in ("", EVERYTHING, world.fingerprint.hex())
+            for number, namespace in enumerate(table.index.namespaces)
+            if fingerprint in ("", EVERYTHING, namespace.fingerprint.hex())
         }
-    return [row for row in rows if states.index.world_number(row) in wanted]
+    return [row for row in rows if table.index.namespace_number(row) in wanted]

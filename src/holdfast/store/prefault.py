@@ -1,17 +1,22 @@
-"""Bring the arenas' memory in ahead of use, in a thread of its own, while nobody computes.
+"""Fault the arenas' memory in ahead of use, and give back what clients touched without a slot.
 
-Memory that is touched for the first time is cleared: 64 MiB of it keep a core busy for tens of
-milliseconds, which an engine that computes on every core waits for. An engine asks for slots at
-the beginning of a step that it computes, and commits them at its end, so between the two memory is
-brought in only where hardly any is ready.
+Both run in one background thread. The kernel clears memory that is touched for the first time:
+64 MiB keep a core busy for tens of milliseconds, and an engine that computes on every core waits
+for it. An engine reserves slots at the beginning of a step and commits them at its end; between
+the two, the thread faults memory in only if hardly any is ready.
+
+A client maps its domain's whole arena and can touch pages that no slot covers. The thread looks
+for such pages every `_LOOK_AGAIN_S` and gives them back, so that a node's memory exceeds its
+capacity for about that long at most.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 
-from holdfast.store.states import States
+from holdfast.store.block_table import BlockTable
 from holdfast.tiers.host import AHEAD_CHUNKS
 
 _LOOK_AGAIN_S = 0.1
@@ -19,24 +24,32 @@ SCARCE_CHUNKS = 4
 """Free chunks with memory that there are to be whatever goes on: an engine on GPUs saves so much
 between two looks at most."""
 
+_WARN_AGAIN_S = 60.0
+"""Least time between two log lines about memory that was reclaimed."""
+
 _log = logging.getLogger("holdfast.store")
 
 
-class Prefault:
-    """A thread that has every arena of a store bring its memory in, a chunk at a time."""
+class ArenaPrefault:
+    """A thread that faults in, and reclaims, the memory of every arena of a store.
 
-    def __init__(self, states: States) -> None:
-        self._states = states
+    `reclaimed_bytes`: what was given back since start, after clients had touched it.
+    """
+
+    def __init__(self, table: BlockTable) -> None:
+        self._table = table
         self._seen = self._look()
+        self.reclaimed_bytes = 0
+        self._warn_at = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-prefault", daemon=True)
 
     def start(self) -> None:
-        """Start with what the first saves and fetches will need."""
+        """Start, with the memory that the first saves and fetches need."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop after the chunk under way."""
+        """Stop after the current chunk."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -45,19 +58,37 @@ class Prefault:
         pause_s = 0.0
         while not self._closed.wait(pause_s):
             most = AHEAD_CHUNKS if self._at_rest() else SCARCE_CHUNKS
+            self._reclaim()
             try:
-                brought = [host.prefault(most) for host in self._states.all_hosts()]
+                brought = [host.prefault(most) for host in self._table.all_hosts()]
             except OSError:
-                _log.exception("memory can not be brought in; it comes page by page")
+                _log.exception("memory cannot be brought in; it comes page by page")
                 brought = []
             pause_s = 0.0 if any(brought) else _LOOK_AGAIN_S
 
+    def _reclaim(self) -> None:
+        """Give back the memory behind free slots that clients touched, and log it."""
+        try:
+            nbytes = sum(host.reclaim() for host in self._table.all_hosts())
+        except OSError:
+            _log.exception("memory behind free slots could not be given back; tried again")
+            return
+        self.reclaimed_bytes += nbytes
+        if nbytes and time.monotonic() >= self._warn_at:
+            self._warn_at = time.monotonic() + _WARN_AGAIN_S
+            _log.warning(
+                "clients touched memory of the arena that no slot covers; given back bytes=%d "
+                "since_start=%d",
+                nbytes,
+                self.reclaimed_bytes,
+            )
+
     def _at_rest(self) -> bool:
-        """Say whether nobody saves, and nobody saved or read since it was asked before."""
+        """Return whether no save is in progress and nothing was read since the last call."""
         before, self._seen = self._seen, self._look()
         _, saving = self._seen
         return self._seen == before and not saving
 
     def _look(self) -> tuple[int, bool]:
-        """Return what changes whenever somebody saves or reads, and whether somebody saves."""
-        return self._states.numbers, bool(self._states.tickets)
+        """Return a number that every save and read changes, and whether a save is in progress."""
+        return self._table.leases.issued, bool(self._table.leases.reservations)

@@ -1,9 +1,9 @@
-"""Find again what an earlier process left on the tiers, while the store already serves.
+"""Recovery: index what an earlier process left on local tiers, while the store already serves.
 
-A survivor is only a hint: its record is verified when it is read, like every other. Until a block
-is found again it is a miss, and may be written anew: that copy stays, and the survivor is freed.
-So is what its domain could not open any more. What lies in the clear from before its domain was
-sealed is overwritten, where the tier can: no key protects it.
+A surviving record is not trusted: it is verified when it is read. Until recovery reaches a block it
+is a miss and may be written again; then the new copy stays, and the old one is freed. Records that
+their domain cannot open any more are freed too. Plain records from before their domain was sealed
+are overwritten, if the tier can, because no key protects them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import threading
 from array import array
 from collections.abc import Iterator
 
-from holdfast.blocks.world import World
+from holdfast.blocks.namespace import namespace_of
 from holdfast.clock import Clock
-from holdfast.store.states import States
-from holdfast.tiers.base import NOWHERE, Place, Survivor, Tier, Wiping
+from holdfast.store.block_table import BlockTable
+from holdfast.tiers.base import NOWHERE, Erasable, LocalTier, Place, SurvivingRecord
 
 _log = logging.getLogger("holdfast.store")
 
@@ -24,12 +24,12 @@ _log = logging.getLogger("holdfast.store")
 class Recovery:
     """One background pass over the survivors of every tier below the host."""
 
-    def __init__(self, states: States, clock: Clock) -> None:
-        self._states = states
+    def __init__(self, table: BlockTable, clock: Clock) -> None:
+        self._table = table
         self._clock = clock
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-recover", daemon=True)
-        self._adopted = _Adopted()
+        self._indexed = _IndexedSurvivors()
         self.blocks = 0
         self.seconds: float | None = None
 
@@ -50,58 +50,60 @@ class Recovery:
 
     def _run(self) -> None:
         started = self._clock.now()
-        for number, tier in enumerate(self._states.lower, start=1):
+        for number, tier in enumerate(self._table.lower, start=1):
+            if not isinstance(tier, LocalTier):
+                continue
             try:
                 self._scan(number, tier)
             except Exception:  # noqa: BLE001  # a tier that cannot be scanned has no survivors
                 _log.exception("recovery of tier=%s ended early", tier.name)
-            self._adopted = _Adopted()
+            self._indexed = _IndexedSurvivors()
         self.seconds = self._clock.now() - started
         if self.blocks:
             _log.info("recovered blocks=%d seconds=%.3f", self.blocks, self.seconds)
 
-    def _scan(self, number: int, tier: Tier) -> None:
-        """Adopt one by one: only what a tier hands over at the moment is kept from being reused."""
+    def _scan(self, number: int, tier: LocalTier) -> None:
+        """Index survivors one by one: a tier keeps only the last one that it yielded from reuse."""
         for survivor in self._not_in_the_clear(tier):
             if self._stop.is_set():
                 return
-            self._adopt(number, survivor)
+            self._index(number, survivor)
 
-    def _not_in_the_clear(self, tier: Tier) -> Iterator[Survivor]:
+    def _not_in_the_clear(self, tier: LocalTier) -> Iterator[SurvivingRecord]:
         for survivor in tier.survivors():
-            if not self._states.sealing.disowns(survivor.header):
+            if not self._table.sealing.disowns(survivor.header):
                 yield survivor
                 continue
             if self._stop.is_set():
                 return
-            if isinstance(tier, Wiping):
+            if isinstance(tier, Erasable):
                 tier.wipe(survivor)
             tier.free([survivor.place])
 
-    def _adopt(self, number: int, survivor: Survivor) -> None:
-        states, (header, place) = self._states, survivor
-        with states.lock:
-            if not states.sealing.may_open(header):
-                states.lower[number - 1].free([place])
+    def _index(self, number: int, survivor: SurvivingRecord) -> None:
+        table, (header, place) = self._table, survivor
+        with table.lock:
+            if not table.sealing.may_open(header):
+                table.free_place(number, place)
                 return
-            world = World(header.fingerprint, header.domain, header.payload_bytes, header.tokens)
-            row = states.index.add(world, header.key, header.parent, header.depth)
-            known = Place(states.index.places[number][row])
+            namespace = namespace_of(header)
+            row = table.index.add(namespace, header.key, header.parent, header.depth)
+            known = Place(table.index.places[number][row])
             if known == place:
-                return  # it was written since: what is known of it is no older
+                return  # the block was written since; the known place is not older
             if known != NOWHERE:
-                if not self._adopted.says(row, header.key, known):
-                    states.lower[number - 1].free([place])  # what was written since is younger
+                if not self._indexed.says(row, header.key, known):
+                    table.free_place(number, place)  # the copy written since is newer
                     return
-                states.vacate(row, number)
-                row = states.index.add(world, header.key, header.parent, header.depth)
-            states.publish_below(row, number, place)
-            self._adopted.note(row, header.key, place)
+                table.remove_copy(row, number)
+                row = table.index.add(namespace, header.key, header.parent, header.depth)
+            table.publish_below(row, number, place, header.epoch)
+            self._indexed.note(row, header.key, place)
             self.blocks += 1
 
 
-class _Adopted:
-    """Which places in the index are those of survivors of this tier: 8 bytes a row."""
+class _IndexedSurvivors:
+    """The rows whose place in the index is that of a survivor: 8 bytes a row."""
 
     def __init__(self) -> None:
         self._marks = array("q")
@@ -113,5 +115,5 @@ class _Adopted:
         self._marks[row] = hash((key, place))
 
     def says(self, row: int, key: bytes, place: Place) -> bool:
-        """Return whether it is the survivor's place yet; rows and places are used again."""
+        """Return whether the place is still the survivor's; rows and places are reused."""
         return row < len(self._marks) and self._marks[row] == hash((key, place))

@@ -1,8 +1,8 @@
-"""Written again: what a shared tier lost, or has where nobody will look for it much longer.
+"""Rewrite blocks that a shared tier lost, or holds where lookups will soon not find them.
 
-A block counts as saved while the index has a place for it below the host. So the place is taken
-out of the index, and the block lined up for the tier like any new one; until it is written there,
-its copy in memory is not given up.
+A block counts as saved while the index has a place for it below the host. So the place is removed
+from the index and the block is queued for the tier like a new one; until it is written, its copy
+in memory is not evicted.
 """
 
 from __future__ import annotations
@@ -10,83 +10,72 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-from holdfast.store.states import HOST, States
-from holdfast.tiers.base import NOWHERE, Moving, Place, is_away
+from holdfast.blocks.namespace import Namespace
+from holdfast.store.block_table import HOST, BlockTable
+from holdfast.tiers.base import NOWHERE, Place, Rebalancing, is_away
 
 _ROWS_AT_ONCE = 4_096
 
 
-def rewrite_strays(states: States, number: int, keys: Sequence[bytes], nbytes: int) -> bool:
-    """Line up those of these blocks, just landed in memory, that tier `number` calls strays."""
-    tier = states.lower[number - 1]
-    strayed = tier.strayed(keys, nbytes) if isinstance(tier, Moving) else set()
-    if strayed:
-        with states.lock:
-            for key in strayed:
-                _unsave(states, states.index.find(key), number)
-    return bool(strayed)
+def rewrite_misplaced(
+    table: BlockTable, number: int, namespace: Namespace, keys: Sequence[bytes]
+) -> bool:
+    """Queue those of these blocks, just read into memory, that tier `number` calls misplaced."""
+    tier = table.lower[number - 1]
+    misplaced = tier.misplaced(namespace, keys) if isinstance(tier, Rebalancing) else set()
+    if misplaced:
+        with table.lock:
+            for key in misplaced:
+                _unsave(table, table.index.find(namespace, key), number)
+    return bool(misplaced)
 
 
-def rewrite_lost(states: States) -> bool:
-    """Line up what shared tiers lost, where it is still in memory; forget about the rest."""
+def rewrite_lost(table: BlockTable) -> bool:
+    """Queue blocks that shared tiers lost and that are in memory; forget the places of the rest."""
     found = False
-    for number, tier in enumerate(states.lower, start=1):
-        lost = tier.lost() if isinstance(tier, Moving) else None
+    for number, tier in enumerate(table.lower, start=1):
+        lost = tier.lost() if isinstance(tier, Rebalancing) else None
         if lost is not None:
             found = True
-            _forget_lost(states, number, lost)
+            _forget_lost(table, number, lost)
     return found
 
 
-def put_off(states: States, number: int) -> None:
-    """Take all of a tier's line that is still in memory for later: nobody is there to write to."""
-    with states.lock:
-        keys = list(states.waiting[number - 1])
-        states.waiting[number - 1].clear()
-        for row in map(states.index.find, keys):
-            if row >= 0 and states.index.places[HOST][row] >= 0:
-                put_off_row(states, number, row)
+def defer_queued(table: BlockTable, number: int) -> None:
+    """Defer the queued blocks of a tier that cannot be reached, as far as they are in memory."""
+    with table.lock:
+        for row in table.queues.clear(number):
+            if table.is_on(row, HOST):
+                table.queues.defer(row, number)
 
 
-def put_off_row(states: States, number: int, row: int) -> None:
-    """Write a block that is in memory to a tier later; call under the lock."""
-    key = states.index.keys[row] or b""
-    states.put_off[number - 1].add(key)
-    if not any(key in line for line in states.waiting):
-        states.unwanted.add(row)
-
-
-def resume(states: States) -> bool:
-    """Line up what was put off for tiers where somebody is again; return whether any was."""
+def resume(table: BlockTable) -> bool:
+    """Queue deferred blocks of tiers that can be reached again; return whether there were any."""
     found = False
-    for number, tier in enumerate(states.lower, start=1):
-        late = states.put_off[number - 1]
-        if late and not is_away(tier):
+    for number, tier in enumerate(table.lower, start=1):
+        if table.queues.deferred(number) and not is_away(tier):
             found = True
-            with states.lock:
-                for key in late:
-                    states.unwanted.discard(states.index.find(key))
-                    states.waiting[number - 1][key] = None
-                late.clear()
+            with table.lock:
+                table.queues.resume(number)
     return found
 
 
-def _forget_lost(states: States, number: int, lost: Callable[[Place], bool]) -> None:
-    """Take the places out of the index, some at a time: the lock is held for moments only."""
-    with states.lock:
-        rows = iter(list(states.index.rows()))
+def _forget_lost(table: BlockTable, number: int, lost: Callable[[Place], bool]) -> None:
+    """Remove lost places from the index, a few at a time per hold of the lock."""
+    with table.lock:
+        rows = iter(list(table.index.rows()))
     while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
-        with states.lock:
+        with table.lock:
             for row in some:
-                place = Place(states.index.places[number][row])
+                place = Place(table.index.places[number][row])
                 if place != NOWHERE and lost(place):
-                    _unsave(states, row, number)
+                    _unsave(table, row, number)
 
 
-def _unsave(states: States, row: int, number: int) -> None:
+def _unsave(table: BlockTable, row: int, number: int) -> None:
     if row < 0:
         return
-    key, in_memory = states.index.keys[row], states.index.places[HOST][row] >= 0
-    states.vacate(row, number)
-    if key is not None and in_memory:
-        states.waiting[number - 1][key] = None
+    in_memory = table.index.keys[row] is not None and table.is_on(row, HOST)
+    table.remove_copy(row, number)
+    if in_memory:
+        table.queues.rewrite(row, number)

@@ -1,7 +1,7 @@
-"""Scrub: read and verify stored copies, at a pace, and forget what fails.
+"""Scrub: read and verify stored copies at a limited rate, and forget those that fail.
 
-A store that reads only what is asked for learns of rot when it matters. So everything is read now
-and then: on demand (`holdfast verify`), and in the background, slowly and behind everything else.
+Without it, corruption is found only when a block is needed. It runs on demand (`holdfast verify`)
+and in the background, slowly and at the lowest priority.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from holdfast.blocks.world import World
 from holdfast.buffers import aligned_buffer
-from holdfast.codec.pack import verify
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
-from holdfast.store.core import Core
+from holdfast.store.block_table import HOST, BlockTable
+from holdfast.store.core import StoreParts
 from holdfast.store.inspect import EVERYTHING as EVERY_FINGERPRINT
-from holdfast.store.states import HOST, States
-from holdfast.tiers.base import Get, Place, Shared
+from holdfast.store.verify import verify_record
+from holdfast.tiers.base import Place, SharedTier, TierGet
 
 _RATE_MIN = MIB
 _HASTE = 0.8
@@ -35,10 +34,10 @@ _YIELDS_MAX = 50
 _log = logging.getLogger("holdfast.store")
 
 
-class Wish(NamedTuple):
+class ScrubRequest(NamedTuple):
     """What to scrub: one fingerprint (hex) or all, rows from `start` on, for about `seconds`.
 
-    `rate` is in bytes a second, 0 for as fast as it goes. `shared`: tiers of other stores too.
+    `rate` is in bytes a second, 0: unlimited. `shared`: include shared tiers.
     """
 
     fingerprint: str = ""
@@ -48,60 +47,63 @@ class Wish(NamedTuple):
     shared: bool = True
 
 
-EVERYTHING = Wish()
+EVERYTHING = ScrubRequest()
 """All of it, at once."""
 
 
-def scrub(store: Core, wish: Wish, stop: threading.Event | None = None) -> dict[str, Any]:
-    """Read and verify stored copies; un-index what fails. Serving goes on meanwhile.
+def scrub(
+    store: StoreParts, request: ScrubRequest, stop: threading.Event | None = None
+) -> dict[str, Any]:
+    """Read and verify stored copies; remove failing ones from the index. Serving continues.
 
-    `next` is where to go on, -1 at the end; `owes_s`: how long to wait before, to keep to the rate.
+    `next` is where to continue, -1 at the end; `owes_s`: how long to wait first, to keep to the
+    rate.
     """
     stop = stop or threading.Event()
     begun, nbytes, checked, following = store.clock.now(), 0, 0, -1
     bad: list[dict[str, str]] = []
-    for row in _rows(store.states, wish):
+    for row in _rows(store.table, request):
         spent = store.clock.now() - begun
-        if wish.rate and nbytes / wish.rate > spent:
-            stop.wait(min(nbytes / wish.rate, wish.seconds) - spent)
+        if request.rate and nbytes / request.rate > spent:
+            stop.wait(min(nbytes / request.rate, request.seconds) - spent)
             spent = store.clock.now() - begun
-        if stop.is_set() or (spent >= wish.seconds and row > wish.start):
+        if stop.is_set() or (spent >= request.seconds and row > request.start):
             following = row
             break
-        for tier in range(1 + len(store.states.lower)):
-            if tier and not wish.shared and isinstance(store.states.lower[tier - 1], Shared):
+        for tier in range(1 + len(store.table.lower)):
+            if tier and not request.shared and isinstance(store.table.lower[tier - 1], SharedTier):
                 continue
             outcome, size = _verify_copy(store, row, tier)
             if outcome is not Outcome.MISS:
                 checked, nbytes = checked + 1, nbytes + size
             if outcome not in (Outcome.OK, Outcome.MISS):
-                bad.append({"tier": store.states.tier_name(tier), "outcome": str(outcome)})
-    took = nbytes / wish.rate if wish.rate else 0.0
+                bad.append({"tier": store.table.tier_name(tier), "outcome": str(outcome)})
+    took = nbytes / request.rate if request.rate else 0.0
     owes_s = max(0.0, took - (store.clock.now() - begun))
     return {"checked": checked, "bytes": nbytes, "bad": bad, "next": following, "owes_s": owes_s}
 
 
 class Scrubber:
-    """The background scrub of a store: one pass in `every_s`, at most `rate` bytes a second.
+    """The background scrub of a store: one pass per `every_s`, at most `rate` bytes a second.
 
-    `every_s` 0: none, and so it is until somebody sets it. `rate` 0: as fast as that takes.
+    `every_s` 0 turns it off, which is the default. `rate` 0: as fast as the period needs.
     """
 
-    def __init__(self, store: Core) -> None:
-        self.every_s = 0.0
-        self.rate = 0
+    def __init__(self, store: StoreParts, every_s: float = 0.0, rate: int = 0) -> None:
+        self._every_s = every_s
+        self._rate = rate
         self.passes = self.checked = self.checked_bytes = self.corrupt = 0
         self._store = store
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-scrub", daemon=True)
 
     def start(self) -> None:
-        """Begin, once recovery is over."""
-        if self.every_s:
+        """Begin after recovery has ended."""
+        if self._every_s:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop where it is."""
+        """Stop at once."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -116,21 +118,21 @@ class Scrubber:
         }
 
     def pace(self) -> int:
-        """Return the bytes a second with which one pass is over well in time."""
-        lower = [tier for tier in self._store.states.lower if not isinstance(tier, Shared)]
-        with self._store.states.lock:
-            tiers = [*self._store.states.all_hosts(), *lower]
+        """Return the rate in bytes a second with which a pass ends well within its period."""
+        lower = [tier for tier in self._store.table.lower if not isinstance(tier, SharedTier)]
+        with self._store.table.lock:
+            tiers = [*self._store.table.all_hosts(), *lower]
             held = sum(tier.usage().used_bytes for tier in tiers)
-        needed = max(_RATE_MIN, int(held / (_HASTE * self.every_s)))
-        return min(self.rate, needed) if self.rate else needed
+        needed = max(_RATE_MIN, int(held / (_HASTE * self._every_s)))
+        return min(self._rate, needed) if self._rate else needed
 
     def go_over(self) -> None:
-        """Make one pass, or the rest of it until `close`."""
+        """Run one pass, or its rest until `close`."""
         start = 0
         while start >= 0 and not self._stop.is_set():
             self._make_way()
-            wish = Wish("", start, 1.0, self.pace(), shared=False)
-            found = scrub(self._store, wish, self._stop)
+            request = ScrubRequest("", start, 1.0, self.pace(), shared=False)
+            found = scrub(self._store, request, self._stop)
             start = found["next"]
             self.checked += found["checked"]
             self.checked_bytes += found["bytes"]
@@ -142,9 +144,9 @@ class Scrubber:
         self.passes += start < 0
 
     def _make_way(self) -> None:
-        """Let fetches go first, up to a limit."""
+        """Wait while fetches are in progress, up to a limit."""
         for _ in range(_YIELDS_MAX):
-            if not self._store.states.loading or self._stop.wait(_YIELD_S):
+            if not self._store.table.reads or self._stop.wait(_YIELD_S):
                 return
 
     def _run(self) -> None:
@@ -155,22 +157,23 @@ class Scrubber:
             begun = self._store.clock.now()
             try:
                 self.go_over()
-            except Exception:  # noqa: BLE001  # without this thread nobody would look for rot
+            except Exception:  # noqa: BLE001  # without this thread no rot would be found
                 _log.exception("a scrub ended early; the next one begins in time")
-            self._stop.wait(max(1.0, begun + self.every_s - self._store.clock.now()))
+            self._stop.wait(max(1.0, begun + self._every_s - self._store.clock.now()))
 
 
-def _rows(states: States, wish: Wish) -> Iterator[int]:
-    """Yield the rows wished for, in order; locks for moments, however many there are."""
-    index, at = states.index, max(0, wish.start)
+def _rows(table: BlockTable, request: ScrubRequest) -> Iterator[int]:
+    """Yield the requested rows in order, holding the lock only for moments."""
+    index, at = table.index, max(0, request.start)
     while True:
-        with states.lock:
+        with table.lock:
             stretch = range(at, min(at + _ROWS_AT_ONCE, len(index.keys)))
             rows = [
                 row
                 for row in stretch
                 if index.keys[row] is not None
-                and wish.fingerprint in ("", EVERY_FINGERPRINT, index.world(row).fingerprint.hex())
+                and request.fingerprint
+                in ("", EVERY_FINGERPRINT, index.namespace(row).fingerprint.hex())
             ]
         yield from rows
         at = stretch.stop
@@ -178,41 +181,35 @@ def _rows(states: States, wish: Wish) -> Iterator[int]:
             return
 
 
-def _verify_copy(store: Core, row: int, tier: int) -> tuple[Outcome, int]:
-    """Verify one copy; return what it is (MISS where there is none) and the bytes read."""
-    states = store.states
-    with states.lock:
-        key, place = states.index.keys[row], Place(states.index.places[tier][row])
+def _verify_copy(store: StoreParts, row: int, tier: int) -> tuple[Outcome, int]:
+    """Verify one copy; return its outcome (MISS if there is none) and the bytes read."""
+    table = store.table
+    with table.lock:
+        key, place = table.index.keys[row], Place(table.index.places[tier][row])
         if key is None or place < 0:
             return Outcome.MISS, 0
-        world = states.index.world(row)
-        if states.sealing.is_away(world.domain):
+        namespace = table.index.namespace(row)
+        if table.sealing.is_away(namespace.domain):
             return Outcome.MISS, 0
-        states.pin([row])
+        table.pin([row])
     outcome = Outcome.OK
     try:
         if tier == HOST:
-            record = states.host(world).view(place, world.record_bytes)
+            record = table.host(namespace).view(place, namespace.record_bytes)
         else:
-            record = aligned_buffer(world.record_bytes)
-            outcome = states.lower[tier - 1].read([Get(place, key, record, world)])[0]
+            record = aligned_buffer(namespace.record_bytes)
+            outcome = table.lower[tier - 1].read([TierGet(place, key, record, namespace)])[0]
         if outcome is Outcome.OK:
-            outcome = _check(states, record, key, world, tier)
-            away = states.sealing.is_away(world.domain)
-            source = states.lower[tier - 1] if tier != HOST and not away else None
-            if outcome is not Outcome.OK and isinstance(source, Shared):
-                source.condemn([Get(place, key, record, world)])
+            outcome = verify_record(table, record, key, namespace, tier)
+            away = table.sealing.is_away(namespace.domain)
+            source = table.lower[tier - 1] if tier != HOST and not away else None
+            failed = outcome not in (Outcome.OK, Outcome.UNREADABLE)
+            if failed and isinstance(source, SharedTier):
+                source.delete_corrupt([TierGet(place, key, record, namespace)])
     finally:
-        with states.lock:
-            there = states.index.places[tier][row] == place
-            if there and outcome is not Outcome.OK and not states.sealing.is_away(world.domain):
-                states.quarantine(row, tier, outcome)
-            states.unpin([row])
-    return outcome, world.record_bytes
-
-
-def _check(states: States, record: memoryview, key: bytes, world: World, tier: int) -> Outcome:
-    """Verify what lies in the arena where it is; open what came from below in its buffer."""
-    if tier == HOST and world.domain in states.hosts:
-        return verify(record, key, world.fingerprint, world.payload_bytes)
-    return states.sealing.land(record, key, world)
+        with table.lock:
+            there = table.index.places[tier][row] == place
+            if there and outcome is not Outcome.OK and not table.sealing.is_away(namespace.domain):
+                table.quarantine(row, tier, outcome)
+            table.unpin([row])
+    return outcome, namespace.record_bytes

@@ -1,13 +1,15 @@
-"""What is sealed when it leaves the host, and what may be believed of what comes back.
+"""Sealing: which records are sealed when they leave the host, and which are trusted on return.
 
-Records in the host arena are plain: their domain's engines map it. A domain whose blocks are
-sealed believes sealed records only, since anybody can write a plain one. A record of a domain that
-is not ours is kept as it came: its reader checks it.
+Records in the host arena are plain, because their domain's engines map it. A domain whose blocks
+are sealed trusts sealed records only, because any process with access to a tier can write a plain
+one. A record of a foreign domain is kept as received; its reader verifies it.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
+from collections import Counter
 from collections.abc import Container, Sequence
 
 from holdfast.blocks.envelope import (
@@ -18,110 +20,147 @@ from holdfast.blocks.envelope import (
     Header,
     read_header,
 )
-from holdfast.blocks.world import World
+from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import aligned_buffer
 from holdfast.clock import Clock, SystemClock
-from holdfast.codec.pack import verify
+from holdfast.codec.pack import matches, verify
 from holdfast.codec.seal import Sealer
 from holdfast.errors import FormatError, Outcome
-from holdfast.store.keyring import KeyRing
-from holdfast.store.ring_watch import RingWatch
+from holdfast.keys.keyring import KeyRing
+from holdfast.keys.keyring_watch import KeyRingWatch
+
+UNREADABLE_LOG_S = 60.0
+"""Shortest time between two log lines about unreadable records of one domain, in seconds."""
+
+_log = logging.getLogger("holdfast.store")
 
 
 class Sealing:
-    """Seals and opens the records of one store. Seals nothing until `begin`.
+    """Seals and opens the records of one store, for the domains that are enrolled on its ring.
 
-    `ours` holds the ids of the domains whose arenas are here.
+    `ours`: ids of the domains whose arenas are here. Without a `ring`, nothing is sealed.
+    `unreadable`: by domain, the number of whole records that could not be opened here, or are not
+    trusted.
     """
 
-    def __init__(self, ours: Container[bytes]) -> None:
+    def __init__(
+        self, ours: Container[bytes], ring: KeyRing | None = None, clock: Clock | None = None
+    ) -> None:
         self._ours = ours
-        self._sealed: frozenset[bytes] = frozenset()
-        self.ring: KeyRing | None = None
-        self.watch: RingWatch | None = None
-
-    def begin(self, ring: KeyRing, clock: Clock | None = None) -> None:
-        """Seal the blocks of every domain enrolled on the ring."""
-        self.ring, self.watch = ring, RingWatch(ring, clock or SystemClock())
-        self._sealed = frozenset(ring.enrolled())
+        self.unreadable = Counter[bytes]()
+        self._logged_s: dict[bytes, float] = {}
+        self._clock = clock or SystemClock()
+        self.ring = ring
+        self.watch = KeyRingWatch(ring, self._clock) if ring else None
+        self._sealed = frozenset(ring.enrolled() if ring else ())
 
     def seals(self, domain: bytes) -> bool:
         """Return whether blocks of a domain leave this host sealed."""
         return domain in self._sealed
 
     def is_away(self, domain: bytes) -> bool:
-        """Return whether a domain's keys are away for now: nothing of it is served or judged."""
+        """Return whether a domain's keys are unavailable: its blocks are not served or judged."""
         return domain in self._sealed and self.ring is not None and self.ring.is_away(domain)
 
     def sealer(self, record: memoryview, domain: bytes) -> Sealer | Outcome:
-        """Return what seals a plain record: CORRUPT if its header is damaged, GONE without a key.
+        """Return the sealer of a plain record: CORRUPT for a damaged header, GONE without a key.
 
-        Whoever seals several records makes all their sealers first.
+        A caller that seals several records makes all sealers first.
         """
         key = self.ring.current(domain) if self.ring else None
         if key is None:
             return Outcome.GONE
         return key.sealer(record, secrets.token_bytes(NONCE_BYTES)) or Outcome.CORRUPT
 
-    def twins(
+    def sealed_copies(
         self, records: Sequence[memoryview], sealers: Sequence[Sealer | Outcome]
     ) -> list[memoryview]:
-        """Return sealed twins of leading records, in memory of their own: up to a damaged one."""
-        twins = []
+        """Return sealed copies of leading records, in memory of their own, up to a damaged one."""
+        copies = []
         for record, sealer in zip(records, sealers, strict=True):
             into = aligned_buffer(len(record))
             if isinstance(sealer, Outcome) or sealer.seal(record, into) is not Outcome.OK:
                 break
-            twins.append(into)
-        return twins
+            copies.append(into)
+        return copies
 
-    def land(self, record: memoryview, key: bytes, world: World) -> Outcome:
-        """Check a record from below the host and open it where it lies.
+    def land(self, record: memoryview, key: bytes, namespace: Namespace) -> Outcome:
+        """Check a record from below the host and open it in place.
 
-        OK: it is the one wanted, plain if its domain is ours. MISS: another block, or sealed with
-        a key that is not on the ring. CORRUPT: anything else.
+        OK: the requested block, plain if its domain is ours. MISS: another block. UNREADABLE:
+        sealed with a key that is not on the ring, or plain although its domain is sealed; counted,
+        and logged at most once in `UNREADABLE_LOG_S` per domain. CORRUPT: anything else.
         """
         try:
             header, _ = read_header(record)
         except FormatError:
             return Outcome.CORRUPT
-        named = _named(header, key, world)
+        named = _named(header, key, namespace)
         if named is not Outcome.OK:
             return named
-        if header.seal == SEAL_NONE and not self.seals(world.domain):
-            return verify(record, key, world.fingerprint, world.payload_bytes)
-        if header.seal != SEAL_AES_GCM or len(record) < world.record_bytes:
+        if header.seal == SEAL_NONE and not self.seals(namespace.domain):
+            return verify(record, key, namespace.fingerprint, namespace.payload_bytes)
+        if header.seal == SEAL_NONE and matches(record, header):
+            return self._note_unreadable(header, "not sealed")
+        if header.seal != SEAL_AES_GCM or len(record) < namespace.record_bytes:
             return Outcome.CORRUPT
-        return self._open(record, header) if world.domain in self._ours else Outcome.OK
+        return self._open(record, header) if namespace.domain in self._ours else Outcome.OK
 
     def _open(self, record: memoryview, header: Header) -> Outcome:
         if self.ring is None or self.watch is None:
-            return Outcome.MISS
+            return self._note_unreadable(header, "sealed, and this host has no key ring")
         key = self.ring.find(header.domain, header.epoch, header.key_id)
         if key is None:
             self.watch.glance()  # another node may just have begun this epoch
             key = self.ring.find(header.domain, header.epoch, header.key_id)
-        return key.open(record) if key else Outcome.MISS
+        if key is None:
+            named = f"epoch {header.epoch}, key id {header.key_id.hex()}"
+            return self._note_unreadable(
+                header, f"sealed with a data key ({named}) that is not on this host's key ring"
+            )
+        return key.open(record)
+
+    def _note_unreadable(self, header: Header, why: str) -> Outcome:
+        """Count a whole record that cannot be used here, and log it at most once in a while."""
+        domain, now_s = header.domain, self._clock.now()
+        self.unreadable[domain] += 1
+        last_s = self._logged_s.get(domain)
+        if last_s is None or now_s >= last_s + UNREADABLE_LOG_S:
+            self._logged_s[domain] = now_s
+            name = self.ring.name(domain) if self.ring and self.seals(domain) else ""
+            _log.warning(
+                "records of domain %s are misses here, %d so far: %s; they are left where they "
+                "are. Give all hosts that share a tier the same `keyring` file and the same "
+                "`seal` for the domain",
+                repr(name) if name else domain.hex(), self.unreadable[domain], why,
+            )  # fmt: skip
+        return Outcome.UNREADABLE
 
     def erasures(self, domain: bytes) -> int:
-        """Return how many erasures of a domain the ring has seen."""
+        """Return how many erasures of a domain the ring has recorded."""
         return self.ring.erasures(domain) if self.ring else 0
 
     def checks(self, header: Header) -> bool:
-        """Return whether a record that arrived whole must land, too: sealed, or in such a domain.
-
-        Only for domains that are ours; nobody else could.
-        """
+        """Return whether a received record must be opened: it or its domain is sealed, and ours."""
         return header.domain in self._ours and (
             header.seal != SEAL_NONE or self.seals(header.domain)
         )
 
+    def is_retired(self, domain: bytes, epoch: int) -> bool:
+        """Return whether the data key of an epoch is off the ring, so that its records are lost.
+
+        False while the ring is unavailable, and for epoch 0, which no key has.
+        """
+        if not epoch or self.ring is None or self.ring.is_away(domain):
+            return False
+        return not self.ring.opens(domain, epoch)
+
     def disowns(self, header: Header) -> bool:
-        """Return whether a record lies in the clear, from before its domain was sealed."""
+        """Return whether a record is plain, from before its domain was sealed."""
         return header.seal == SEAL_NONE and self.seals(header.domain)
 
     def may_open(self, header: Header) -> bool:
-        """Return whether a record with this header could land here, going by its header alone."""
+        """Return whether a record could be opened here, judging by its header alone."""
         if header.domain not in self._ours or self.is_away(header.domain):
             return True
         if header.seal == SEAL_NONE:
@@ -130,9 +169,13 @@ class Sealing:
         return key is not None
 
 
-def _named(header: Header, key: bytes, world: World) -> Outcome:
-    """Return whether a header is that of the block wanted."""
-    if (header.key, header.fingerprint, header.domain) != (key, world.fingerprint, world.domain):
+def _named(header: Header, key: bytes, namespace: Namespace) -> Outcome:
+    """Return whether a header is that of the requested block."""
+    if (header.key, header.fingerprint, header.domain) != (
+        key,
+        namespace.fingerprint,
+        namespace.domain,
+    ):
         return Outcome.MISS
-    readable = header.payload_bytes == world.payload_bytes and header.codec == CODEC_NONE
+    readable = header.payload_bytes == namespace.payload_bytes and header.codec == CODEC_NONE
     return Outcome.OK if readable else Outcome.CORRUPT

@@ -1,135 +1,133 @@
-"""A session: one fingerprint in one domain of a store, in terms of tokens and blocks.
-
-The few lines between a program that has tokens and KV state and the streets of the store.
-"""
+"""The backend of a session whose store is in this process."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from holdfast.blocks.fingerprint import Fingerprint
-from holdfast.blocks.key import Chain, Tokens
-from holdfast.blocks.world import World
+from holdfast.blocks.key import Chain
+from holdfast.blocks.namespace import Namespace
 from holdfast.codec.pack import payload
-from holdfast.errors import BlockError, Outcome
+from holdfast.errors import Outcome, StoreClosedError
 from holdfast.policy.retention import Retention
-from holdfast.store import cover, fetch, hints, save
-from holdfast.store.core import Core
+from holdfast.session import Landed, check_session
+from holdfast.store import fetch, hints, lookup, save
+from holdfast.store.call_threads import CallHandle
+from holdfast.store.core import StoreParts
+from holdfast.store.fetch import FetchResult
+from holdfast.store.lookup import LookupResult
+from holdfast.store.save import SaveSlots
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+T = TypeVar("T")
 
-
-Blocks: TypeAlias = "npt.NDArray[np.generic]"
-"""Block payloads, one a row: any dtype and shape whose rows have `layout.payload_bytes` bytes."""
-
-DEADLINE_S = 5.0
-
-
-class Landed(NamedTuple):
-    """What a fetch brought: leading tokens and blocks, where from, and why not more."""
-
-    tokens: int
-    blocks: int
-    sources: dict[str, int]
-    outcome: Outcome
-    reason: str
+_NO_ANSWER = {
+    Outcome.LATE: "did not answer in time",
+    Outcome.GONE: "cannot be reached",
+}
 
 
-class Session:
-    """Saves and fetches whole blocks of one world. Tokens that do not fill a block are ignored."""
+class EmbeddedSession:
+    """See `holdfast.session.SessionBackend`; changes state on threads of the store only."""
 
-    def __init__(self, store: Core, fingerprint: Fingerprint, domain: str) -> None:
+    def __init__(self, store: StoreParts, fingerprint: Fingerprint, domain: str) -> None:
+        check_session(fingerprint, domain)
         self._store = store
-        self._domain_key, domain_id = store.domain(domain)
+        self.domain_key, domain_id = store.domain(domain)
         layout = fingerprint.layout
-        self.world = World(
+        self.namespace = Namespace(
             fingerprint.digest(), domain_id, layout.payload_bytes, layout.block_tokens
         )
 
-    def chain(self, tokens: Tokens) -> Chain:
-        """Name the full blocks of a context."""
-        chain = Chain(self._domain_key, self.world.fingerprint, self.world.block_tokens)
-        chain.extend(tokens)
-        return chain
+    def cover(self, keys: Sequence[bytes], deadline_s: float) -> int:
+        ask = partial(lookup.ask_in_time, self._store, self.namespace, keys, deadline_s)
+        return self._run(ask).covered.blocks
 
-    def follow(self, tokens: Tokens, session: str) -> None:
-        """Note that this context is a session's, so that `closed` and `returns` can name it."""
-        hints.follow(self._store, self.world, session, self.chain(tokens).keys)
-
-    def closed(self, session: str) -> int:
-        """Say that a session is over; return how many of its blocks are here."""
-        return hints.closed(self._store, self.world.domain, session)
-
-    def returns(self, session: str, in_s: float) -> int:
-        """Say that a session comes back in `in_s` seconds; return how many blocks are here."""
-        return hints.returns(self._store, self.world.domain, session, in_s)
-
-    def prestage(self, tokens: Tokens, in_s: float = 0.0) -> int:
-        """Have what is held of a context in memory in `in_s` seconds; return its tokens."""
-        blocks = hints.prestage(self._store, self.world, self.chain(tokens).keys, in_s)
-        return blocks * self.world.block_tokens
-
-    def pin(self, tokens: Tokens, ttl_s: float) -> int:
-        """Keep what is held of a context in memory for `ttl_s`; return its tokens."""
-        blocks = hints.pin(self._store, self.world, self.chain(tokens).keys, ttl_s)
-        return blocks * self.world.block_tokens
-
-    def cover(self, tokens: Tokens) -> int:
-        """Return how many leading tokens are held, on whatever tier."""
-        covered = cover.cover(self._store.states, self.world, self.chain(tokens).keys)
-        return covered.blocks * self.world.block_tokens
-
-    def save(self, tokens: Tokens, blocks: Blocks, retention: Retention = Retention.SESSION) -> int:
-        """Save the KV state of a context, one row per full block; return how many blocks are new.
-
-        Raise BlockError if rows or their bytes do not fit the tokens and the layout. What finds no
-        room is left out: a cache may.
-        """
-        chain = self.chain(tokens)
-        rows = self._rows(blocks, len(chain))
-        reserved = save.reserve(self._store, self.world, chain.keys, chain.fingerprint, 0, b"")
+    def save(self, chain: Chain, rows: Sequence[memoryview], retention: Retention) -> int:
+        handle = CallHandle(self._abort)
         try:
-            arena = self._store.arena(self.world.domain).view
+            reserved = self._run(partial(self._reserve, chain), handle)
+            arena = self._store.arena(self.namespace.domain).view
             for place, row in zip(reserved.places, rows, strict=True):
                 if place >= 0:
-                    payload(arena[place:], self.world.payload_bytes)[:] = row
+                    payload(arena[place:], self.namespace.payload_bytes)[:] = row
+            return self._run(partial(self._commit, handle, retention))
         except BaseException:
-            save.abort(self._store, reserved.ticket)
+            self._store.calls.give_up(handle)
             raise
-        return save.commit(self._store, reserved.ticket, retention)
 
-    def fetch(self, tokens: Tokens, into: Blocks, deadline_s: float = DEADLINE_S) -> Landed:
-        """Copy the longest held prefix into the leading rows of `into`; the rest stays as it is.
-
-        `into` has one row per full block of `tokens`, contiguous and writable.
-        """
-        hints.check_within("fetch: deadline_s", deadline_s, hints.AHEAD_S_MAX)
-        chain = self.chain(tokens)
-        rows = self._rows(into, len(chain))
-        fetched = fetch.fetch(self._store, self.world, chain.keys, deadline_s)
-        arena = self._store.arena(self.world.domain).view
+    def fetch(self, chain: Chain, rows: Sequence[memoryview], deadline_s: float) -> Landed:
+        handle = CallHandle(self._release)
         try:
+            asked, fetched = self._run(partial(self._fetch, chain, deadline_s), handle)
+            arena = self._store.arena(self.namespace.domain).view
             for place, row in zip(fetched.places, rows, strict=False):
-                row[:] = payload(arena[place:], self.world.payload_bytes)
-        finally:
-            whole = self._store.release(fetched.lease)
+                row[:] = payload(arena[place:], self.namespace.payload_bytes)
+            whole = self._store.calls.run(partial(self._end_lease, handle))
+        except StoreClosedError as error:
+            return Landed(0, 0, {}, Outcome.GONE, str(error))
+        except BaseException:
+            self._store.calls.give_up(handle)
+            raise
         blocks = len(fetched.places)
         if not whole:
             return Landed(0, 0, {}, Outcome.LATE, "the lease ended before the copy did")
-        tokens_landed = blocks * self.world.block_tokens
-        return Landed(tokens_landed, blocks, fetched.sources, fetched.outcome, fetched.reason)
+        tokens = blocks * self.namespace.block_tokens
+        outcome, reason = _why(asked, fetched)
+        return Landed(tokens, blocks, fetched.sources, outcome, reason)
 
-    def _rows(self, blocks: Blocks, count: int) -> list[memoryview]:
-        if len(blocks) != count:
-            raise BlockError(f"{len(blocks)} blocks given, but the tokens fill {count}")
-        if not blocks.flags.c_contiguous:
-            raise BlockError("blocks must be contiguous; pass numpy.ascontiguousarray(blocks)")
-        size = self.world.payload_bytes
-        if count and blocks.nbytes != count * size:
-            raise BlockError(f"a block has {blocks.nbytes // count} bytes, the layout says {size}")
-        if not count:
-            return []
-        flat = blocks.reshape(-1).view("u1").data
-        return [flat[i * size : (i + 1) * size] for i in range(count)]
+    def follow(self, session: str, keys: Sequence[bytes]) -> None:
+        self._run(partial(hints.follow, self._store, self.namespace, session, keys))
+
+    def closed(self, session: str) -> int:
+        return self._run(partial(hints.closed, self._store, self.namespace.domain, session))
+
+    def returns(self, session: str, in_s: float) -> int:
+        return self._run(partial(hints.returns, self._store, self.namespace.domain, session, in_s))
+
+    def prestage(self, keys: Sequence[bytes], in_s: float, deadline_s: float) -> int:
+        prestage = partial(hints.prestage, self._store, self.namespace, keys, in_s, deadline_s)
+        return self._run(prestage)
+
+    def pin(self, keys: Sequence[bytes], ttl_s: float, deadline_s: float) -> int:
+        return self._run(partial(hints.pin, self._store, self.namespace, keys, ttl_s, deadline_s))
+
+    def _run(self, work: Callable[[], T], handle: CallHandle | None = None) -> T:
+        """Run what reads or changes the store's state; raise StoreClosedError if it is closed."""
+        if self._store.gone:
+            raise StoreClosedError(self._store.gone)
+        return self._store.calls.run(work, handle)
+
+    def _reserve(self, chain: Chain) -> SaveSlots:
+        return save.reserve(self._store, self.namespace, chain.keys, chain.fingerprint, 0, b"")
+
+    def _commit(self, handle: CallHandle, retention: Retention) -> int:
+        """Commit what a handle holds, if it was not given back."""
+        return sum(save.commit(self._store, one.ticket, retention) for one in handle.take())
+
+    def _abort(self, reserved: SaveSlots) -> None:
+        save.abort(self._store, reserved.ticket)
+
+    def _fetch(self, chain: Chain, deadline_s: float) -> tuple[LookupResult, FetchResult]:
+        """Ask shared tiers, then fetch; the lease is the caller's."""
+        asked, left_s = lookup.ask_first(self._store, self.namespace, chain.keys, deadline_s)
+        return asked, fetch.fetch(self._store, self.namespace, chain.keys, left_s)
+
+    def _end_lease(self, handle: CallHandle) -> bool:
+        """End the lease that a handle holds; False if it ended before."""
+        return any(self._release(answer) for answer in handle.take())
+
+    def _release(self, answer: tuple[LookupResult, FetchResult]) -> bool:
+        return self._store.release(answer[1].lease)
+
+
+def _why(asked: LookupResult, fetched: fetch.FetchResult) -> tuple[Outcome, str]:
+    """Return the outcome of a fetch, and why it brought no more."""
+    reason = fetched.reason if asked.covered.blocks else "nothing is held"
+    if not asked.unanswered or fetched.outcome not in (Outcome.OK, Outcome.MISS):
+        return fetched.outcome, reason
+    outcome = Outcome.LATE if Outcome.LATE in asked.unanswered.values() else Outcome.GONE
+    tiers = (f"{tier} {_NO_ANSWER[said]}" for tier, said in asked.unanswered.items())
+    here = f"{reason} here" if not asked.covered.blocks else reason
+    return outcome, f"{here}; {', '.join(tiers)}"

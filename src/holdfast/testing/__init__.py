@@ -1,1 +1,1 @@
-"""Contracts, faults and payloads for tests: shipped, so that vendors can prove their own tiers."""
+"""Contracts, faults and payloads for tests; shipped, so that vendors can test their own tiers."""

@@ -1,4 +1,4 @@
-"""Test blocks of one chain, with their segments, on their way in and out of a shared tier."""
+"""Test blocks of one chain, with their segments, for reads and writes of a shared tier."""
 
 from __future__ import annotations
 
@@ -9,21 +9,28 @@ from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
 from holdfast.limits import SEGMENT_BLOCKS
-from holdfast.testing.payloads import fill_record, header_of, is_right, key_of, world_of
-from holdfast.tiers.base import Get, Place, Put, Shared, segment_place
+from holdfast.testing.payloads import fill_record, header_of, is_right, key_of, namespace_of
+from holdfast.tiers.base import Place, SharedTier, TierGet, TierPut, segment_place
 
 _SEEDS = itertools.count()
 
 
-class Chained:
-    """Test blocks of one chain, by number, and their way in and out of a shared tier.
+class ChainedBlocks:
+    """Test blocks of one chain, by number, with methods that write, read and check them.
 
-    No two of these have a block in common, so that tests may share a far side.
+    No two objects have a block in common, so that tests may share the remote side of a tier.
     """
 
     def __init__(self, payload_bytes: int) -> None:
         self._seed = next(_SEEDS)
-        self.world = world_of(payload_bytes)
+        self.namespace = namespace_of(payload_bytes)
+
+    def twin(self) -> ChainedBlocks:
+        """Return blocks with the same keys in another namespace."""
+        other = ChainedBlocks(self.namespace.payload_bytes)
+        other._seed = self._seed
+        other.namespace = namespace_of(self.namespace.payload_bytes, seed=1)
+        return other
 
     def key(self, number: int) -> bytes:
         """Return the key of block `number`."""
@@ -38,40 +45,40 @@ class Chained:
         return self.key(number - number % SEGMENT_BLOCKS)[:SEGMENT_BYTES]
 
     def place(self, number: int) -> Place:
-        """Return where block `number` belongs."""
+        """Return the place of block `number`."""
         return segment_place(self.segment(number))
 
-    def puts(self, numbers: Sequence[int]) -> list[Put]:
-        """Return blocks on their way in, each in memory of its own."""
+    def puts(self, numbers: Sequence[int]) -> list[TierPut]:
+        """Return write requests for blocks, each with memory of its own."""
         puts = []
         for number in numbers:
-            record = aligned_buffer(self.world.record_bytes)
-            header = header_of(self.world, self.key(number), depth=number)
+            record = aligned_buffer(self.namespace.record_bytes)
+            header = header_of(self.namespace, self.key(number), depth=number)
             fill_record(record, header._replace(segment=self.segment(number)))
-            puts.append(Put(self.place(number), record))
+            puts.append(TierPut(self.place(number), record))
         return puts
 
-    def gets(self, numbers: Sequence[int]) -> list[Get]:
-        """Return wishes for blocks, each with memory of its own."""
-        size = self.world.record_bytes
+    def gets(self, numbers: Sequence[int]) -> list[TierGet]:
+        """Return read requests for blocks, each with memory of its own."""
+        size = self.namespace.record_bytes
         return [
-            Get(self.place(number), self.key(number), aligned_buffer(size), self.world)
+            TierGet(self.place(number), self.key(number), aligned_buffer(size), self.namespace)
             for number in numbers
         ]
 
-    def save(self, tier: Shared, numbers: Sequence[int]) -> list[Outcome]:
-        """Write blocks."""
+    def save(self, tier: SharedTier, numbers: Sequence[int]) -> list[Outcome]:
+        """Write blocks; return the outcomes."""
         return tier.write(self.puts(numbers))
 
-    def load(self, tier: Shared, numbers: Sequence[int]) -> list[Outcome]:
-        """Read blocks; raise AssertionError if one is OK and wrong."""
+    def load(self, tier: SharedTier, numbers: Sequence[int]) -> list[Outcome]:
+        """Read blocks; return the outcomes. Raises AssertionError if one is OK with wrong bytes."""
         gets = self.gets(numbers)
         outcomes = tier.read(gets)
         self.check(gets, outcomes)
         return outcomes
 
-    def check(self, gets: Sequence[Get], outcomes: Sequence[Outcome]) -> set[Outcome]:
-        """Assert that what is OK is right; return the outcomes seen."""
+    def check(self, gets: Sequence[TierGet], outcomes: Sequence[Outcome]) -> set[Outcome]:
+        """Assert that blocks with outcome OK have the right bytes; return the set of outcomes."""
         for get, outcome in zip(gets, outcomes, strict=True):
-            assert outcome is not Outcome.OK or is_right(get.into, self.world, get.key)
+            assert outcome is not Outcome.OK or is_right(get.into, self.namespace, get.key)
         return set(outcomes)

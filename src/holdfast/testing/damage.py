@@ -1,4 +1,4 @@
-"""What bad media do to records: flips, truncations, zeroed sectors, swaps, foreign headers."""
+"""Damage of records by bad media: flips, truncations, zeroed sectors, swaps, foreign headers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.tiers.disk.region import SECTOR
 
 
 class Damage(enum.StrEnum):
-    """What may become of a record where it lies."""
+    """Kinds of damage to a stored record."""
 
     FLIP = "flip"
     TRUNCATION = "truncation"
@@ -26,75 +26,75 @@ class Damage(enum.StrEnum):
 
 EVERY_DAMAGE = tuple(Damage)
 WITHOUT_GENERATION = tuple(kind for kind in Damage if kind is not Damage.STALE)
-"""Where a record's generation means nothing: memory is not reclaimed in generations."""
+"""Kinds for media without generations, such as memory."""
 
 _FLIPS_MAX = 3
 
 
 def covered_bytes(payload_bytes: int) -> int:
-    """Return the bytes that header and tag vouch for; behind them is padding that nobody reads."""
+    """Return the length in bytes that header and tag protect; padding follows."""
     return HEADER_BYTES + payload_bytes + TAG_BYTES
 
 
-def spoil(record: memoryview, other: memoryview, kind: Damage, dice: random.Random) -> None:
+def spoil(record: memoryview, other: memoryview, kind: Damage, rng: random.Random) -> None:
     """Damage a packed record in place; `other` is another one, of equal length and another key.
 
-    Only SWAP changes `other`. Whatever is drawn, something that is vouched for changes.
+    Only SWAP changes `other`. At least one protected byte changes.
     """
     before = bytes(record)
     covered = covered_bytes(read_header(record)[0].payload_bytes)
     match kind:
         case Damage.TRUNCATION:
-            at = dice.randrange(covered)
-            tail = bytes(len(record)) if dice.random() < 0.5 else bytes(other)  # noqa: PLR2004 - a coin
+            at = rng.randrange(covered)
+            tail = bytes(len(record)) if rng.random() < 0.5 else bytes(other)  # noqa: PLR2004 - a coin
             record[at:] = tail[at:]
         case Damage.ZEROED_SECTOR:
-            at = dice.randrange(-(-covered // SECTOR)) * SECTOR
+            at = rng.randrange(-(-covered // SECTOR)) * SECTOR
             record[at : at + SECTOR] = bytes(SECTOR)
         case Damage.SWAP:
             record[:], other[:] = bytes(other), before
         case Damage.MISDIRECTED:
             record[:] = other
         case Damage.STALE:
-            stamp(record, read_header(record)[1] - dice.randrange(1, 4))
+            stamp(record, read_header(record)[1] - rng.randrange(1, 4))
         case Damage.FOREIGN_FIELD | Damage.FOREIGN_RECORD:
-            _make_foreign(record, kind, dice)
+            _make_foreign(record, kind, rng)
     if kind is Damage.FLIP or before[:covered] == record[:covered]:
-        _flip(record[:covered], dice)
+        _flip(record[:covered], rng)
 
 
-def _flip(part: memoryview, dice: random.Random) -> None:
-    for at in dice.sample(range(len(part)), dice.randint(1, _FLIPS_MAX)):
-        part[at] ^= 1 << dice.randrange(8)
+def _flip(part: memoryview, rng: random.Random) -> None:
+    for at in rng.sample(range(len(part)), rng.randint(1, _FLIPS_MAX)):
+        part[at] ^= 1 << rng.randrange(8)
 
 
-def _make_foreign(record: memoryview, kind: Damage, dice: random.Random) -> None:
-    """Give a record a good header of another block: with the old tag, or whole, tag and all.
+def _make_foreign(record: memoryview, kind: Damage, rng: random.Random) -> None:
+    """Give a record a valid header of another block: with the old tag, or with a valid one.
 
-    A whole one differs in key, fingerprint or length, which a reader knows.
+    A record with a valid tag differs in key, fingerprint or length, which a reader checks.
     """
     header, generation = read_header(record)
-    strange: dict[str, Any] = {
-        "key": dice.randbytes(16),
-        "fingerprint": dice.randbytes(16),
-        "payload_bytes": header.payload_bytes - dice.randrange(1, 64),
+    foreign: dict[str, Any] = {
+        "key": rng.randbytes(16),
+        "fingerprint": rng.randbytes(16),
+        "payload_bytes": header.payload_bytes - rng.randrange(1, 64),
     }
     if kind is Damage.FOREIGN_RECORD:
-        field = dice.choice(list(strange))
-        pack.pack(record, header._replace(**{field: strange[field]}))
+        field = rng.choice(list(foreign))
+        pack.pack(record, header._replace(**{field: foreign[field]}))
         stamp(record, generation)
         return
-    strange |= {
-        "parent": dice.randbytes(16),
-        "domain": dice.randbytes(16),
+    foreign |= {
+        "parent": rng.randbytes(16),
+        "domain": rng.randbytes(16),
         "depth": header.depth + 1,
         "tokens": header.tokens + 1,
         "raw_bytes": header.raw_bytes + 1,
         "codec": header.codec + 1,
         "seal": header.seal ^ 1,
         "epoch": header.epoch + 1,
-        "nonce": dice.randbytes(12),
-        "segment": dice.randbytes(8),
+        "nonce": rng.randbytes(12),
+        "segment": rng.randbytes(8),
     }
-    field = dice.choice(list(strange))
-    write_header(record, header._replace(**{field: strange[field]}), generation)
+    field = rng.choice(list(foreign))
+    write_header(record, header._replace(**{field: foreign[field]}), generation)

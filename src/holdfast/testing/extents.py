@@ -1,4 +1,4 @@
-"""A medium in memory for tests of the disk tier: records every write, fails on demand."""
+"""A medium in memory for tests of the disk tier: log every write, fail on demand."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from holdfast.testing.payloads import key_of
-from holdfast.tiers.disk.region import SUPERBLOCKS, Geometry, Superblock, pack_superblock
+from holdfast.tiers.disk.region import SUPERBLOCKS, RegionGeometry, Superblock, pack_superblock
 
 Fails = Callable[[str, int, int], bool]
-"""Says whether a `read` or `write` at an offset, of so many bytes, fails with EIO."""
+"""Returns whether a "read" or "write", of an offset and a number of bytes, fails with EIO."""
 
 
-class Write(NamedTuple):
-    """One write that reached the medium, in order; a flush where `data` is empty."""
+class ExtentWrite(NamedTuple):
+    """One write that reached the medium; a flush if `data` is empty."""
 
     offset: int
     data: bytes
 
 
 class MemoryExtents:
-    """An `Extents` over a bytearray. `image` is what a reader sees, `log` how it came to be."""
+    """An `Extents` over a bytearray: `image` is its content, `log` its writes and flushes."""
 
     direct = True
     why = "memory"
@@ -31,14 +31,14 @@ class MemoryExtents:
     def __init__(self, image: bytes | bytearray) -> None:
         self.image = bytearray(image)
         self.size = len(self.image)
-        self.log: list[Write] = []
+        self.log: list[ExtentWrite] = []
         self.fails: Fails | None = None
         self._lock = threading.Lock()
 
     @classmethod
     def formatted(cls, region_bytes: int, region_count: int, seed: int = 0) -> MemoryExtents:
         """Return a medium as the disk tier formats it."""
-        geometry = Geometry.of(region_bytes, region_count)
+        geometry = RegionGeometry.of(region_bytes, region_count)
         block = pack_superblock(Superblock(key_of(seed), 0, geometry))
         return cls((block * SUPERBLOCKS).ljust(geometry.file_bytes, b"\0"))
 
@@ -54,14 +54,14 @@ class MemoryExtents:
         with self._lock:
             data = b"".join(views)
             self.image[offset : offset + len(data)] = data
-            self.log.append(Write(offset, data))
+            self.log.append(ExtentWrite(offset, data))
 
     def flush(self) -> None:
         with self._lock:
-            self.log.append(Write(0, b""))
+            self.log.append(ExtentWrite(0, b""))
 
     def close(self) -> None:
-        """Stay as it is, so that a test can look, or open a tier on it again."""
+        """Do nothing, so that a test can inspect the image or open another tier on it."""
 
     def _check(self, what: str, offset: int, views: Sequence[memoryview]) -> None:
         nbytes = sum(len(view) for view in views)
@@ -72,12 +72,12 @@ class MemoryExtents:
 
 
 def crash_image(
-    start: bytes | bytearray, log: Sequence[Write], chosen: random.Random, sector: int = 512
+    start: bytes | bytearray, log: Sequence[ExtentWrite], chosen: random.Random, sector: int = 512
 ) -> bytearray:
-    """Return what a power cut may leave: a prefix of the log, its unflushed sectors at random.
+    """Return an image that a power cut may leave: a prefix of the log, without some sectors.
 
-    Sectors written since the last flush in the prefix arrive or not, each for itself, so that
-    later writes may be there without earlier ones and every write may be torn.
+    Each sector that was written after the last flush of the prefix is present or missing at random.
+    So a later write may be present without an earlier one, and every write may be torn.
     """
     image = bytearray(start)
     end = chosen.randrange(len(log) + 1)

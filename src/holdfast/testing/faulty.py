@@ -1,4 +1,4 @@
-"""A tier that fails on purpose: wraps another and injects every fault a medium is known for."""
+"""A tier that injects faults into another: every known kind of fault of a medium."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
-from holdfast.tiers.base import Get, Place, Put, Reserved, Survivor, Tier, Usage
+from holdfast.tiers.base import (
+    LocalTier,
+    Place,
+    ReservedPlaces,
+    SurvivingRecord,
+    TierGet,
+    TierPut,
+    TierUsage,
+)
 
 _SECTOR = 4096
 
 
-class Fault(enum.StrEnum):
-    """What can go wrong with one record. Names ending in `_write` strike when it is written."""
+class InjectedFault(enum.StrEnum):
+    """Kinds of faults of one record, injected into its read or its write by the end of the name."""
 
     GONE_READ = "gone_read"
     GONE_WRITE = "gone_write"
@@ -35,57 +43,62 @@ class Fault(enum.StrEnum):
     DELAY_WRITE = "delay_write"
 
 
-EVERY_FAULT: Mapping[Fault, float] = dict.fromkeys(Fault, 0.01)
-"""A plan: each fault strikes one record in a hundred."""
+EVERY_FAULT: Mapping[InjectedFault, float] = dict.fromkeys(InjectedFault, 0.01)
+"""A plan in which each fault has a probability of 1 % per record."""
 
 
 class FaultyTier:
-    """`inner` with faults drawn by `seed`: `plan` gives each fault's chance per record.
+    """A tier `inner` with random faults: `plan` gives each fault's probability per record.
 
-    `injected` counts them. Damage is silent: the outcome still says OK, as a bad medium would.
+    `seed` makes the faults repeatable; `injected` counts them. Damage is silent: the outcome is
+    still OK, as it is on a bad medium.
     """
 
     def __init__(
-        self, inner: Tier, seed: int, plan: Mapping[Fault, float], delay_s: float = 0.001
+        self,
+        inner: LocalTier,
+        seed: int,
+        plan: Mapping[InjectedFault, float],
+        delay_s: float = 0.001,
     ) -> None:
         self.name = inner.name
         self.inner = inner
-        self.injected: Counter[Fault] = Counter()
+        self.injected: Counter[InjectedFault] = Counter()
         self._plan = dict(plan)
-        self._random = random.Random(seed)  # noqa: S311 - faults must replay, not surprise
+        self._random = random.Random(seed)  # noqa: S311 - repeatable faults
         self._delay_s = delay_s
         self._lock = threading.Lock()
         self._seen: list[bytes] = []
 
-    def reserve(self, sizes: Sequence[int]) -> Reserved:
+    def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
         return self.inner.reserve(sizes)
 
-    def write(self, batch: Sequence[Put]) -> list[Outcome]:
+    def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         outcomes = [Outcome.GONE] * len(batch)
-        passed: list[tuple[int, Put]] = []
+        passed: list[tuple[int, TierPut]] = []
         for i, put in enumerate(batch):
             fault = self._draw("_write")
-            if fault in {Fault.GONE_WRITE, Fault.FULL_WRITE}:
-                outcomes[i] = Outcome.GONE if fault is Fault.GONE_WRITE else Outcome.FULL
+            if fault in {InjectedFault.GONE_WRITE, InjectedFault.FULL_WRITE}:
+                outcomes[i] = Outcome.GONE if fault is InjectedFault.GONE_WRITE else Outcome.FULL
                 self.inner.free([put.place])
             else:
-                passed.append((i, Put(put.place, self._damaged(put.record, fault))))
+                passed.append((i, TierPut(put.place, self._damaged(put.record, fault))))
         done = self.inner.write([put for _, put in passed])
         for (i, put), outcome in zip(passed, done, strict=True):
             outcomes[i] = outcome
-            # The inner tier stamped the copy; the caller's record is due the same mark.
+            # The inner tier stamped the copy; the caller's record must get the same stamp.
             if put.record is not batch[i].record:
                 batch[i].record[:16] = put.record[:16]
         return outcomes
 
-    def read(self, batch: Sequence[Get]) -> list[Outcome]:
+    def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
         outcomes = self.inner.read(batch)
         for i, get in enumerate(batch):
             if outcomes[i] is not Outcome.OK:
                 continue
             fault = self._draw("_read")
-            self._keep(get.into)
-            if fault is Fault.GONE_READ:
+            self._remember(get.into)
+            if fault is InjectedFault.GONE_READ:
                 outcomes[i] = Outcome.GONE
             elif fault is not None:
                 self._damage(get.into, fault)
@@ -94,16 +107,16 @@ class FaultyTier:
     def free(self, places: Sequence[Place]) -> None:
         self.inner.free(places)
 
-    def survivors(self) -> Iterator[Survivor]:
+    def survivors(self) -> Iterator[SurvivingRecord]:
         return self.inner.survivors()
 
-    def usage(self) -> Usage:
+    def usage(self) -> TierUsage:
         return self.inner.usage()
 
     def close(self) -> None:
         self.inner.close()
 
-    def _draw(self, kind: str) -> Fault | None:
+    def _draw(self, kind: str) -> InjectedFault | None:
         with self._lock:
             for fault, chance in self._plan.items():
                 if fault.endswith(kind) and self._random.random() < chance:
@@ -115,45 +128,45 @@ class FaultyTier:
         with self._lock:
             return self._random.randrange(below)
 
-    def _keep(self, record: memoryview) -> None:
-        """Remember a few records, to give back as stale or misdirected ones."""
+    def _remember(self, record: memoryview) -> None:
+        """Keep a few records, to return them later as stale or misdirected ones."""
         with self._lock:
             if len(self._seen) < 8:  # noqa: PLR2004 - a few
                 self._seen.append(bytes(record))
             elif self._random.random() < 0.1:  # noqa: PLR2004 - now and then
                 self._seen[self._random.randrange(8)] = bytes(record)
 
-    def _damaged(self, record: memoryview, fault: Fault | None) -> memoryview:
-        """Return the record to write instead: itself, or a damaged copy with a good header."""
-        if fault is None or fault is Fault.DELAY_WRITE:
+    def _damaged(self, record: memoryview, fault: InjectedFault | None) -> memoryview:
+        """Return the record to write: itself, or a damaged copy with a valid header."""
+        if fault is None or fault is InjectedFault.DELAY_WRITE:
             if fault:
                 time.sleep(self._delay_s)
             return record
         copy = aligned_buffer(len(record))
         copy[:] = record
         body = len(copy) - HEADER_BYTES
-        if fault is Fault.FLIP_WRITE:
+        if fault is InjectedFault.FLIP_WRITE:
             copy[HEADER_BYTES + self._number(body)] ^= 1 << self._number(8)
-        elif fault is Fault.TRUNCATED_WRITE:
+        elif fault is InjectedFault.TRUNCATED_WRITE:
             start = HEADER_BYTES + self._number(body)
             copy[start:] = bytes(len(copy) - start)
-        else:  # the payload of another record under this one's header
+        else:  # misdirected: this header with the payload of another record
             other = self._other(len(copy))
             copy[HEADER_BYTES:] = other[HEADER_BYTES:]
         return copy
 
-    def _damage(self, record: memoryview, fault: Fault) -> None:
-        if fault is Fault.DELAY_READ:
+    def _damage(self, record: memoryview, fault: InjectedFault) -> None:
+        if fault is InjectedFault.DELAY_READ:
             time.sleep(self._delay_s)
-        elif fault is Fault.SHORT_READ:
+        elif fault is InjectedFault.SHORT_READ:
             start = self._number(len(record))
             record[start:] = b"\xa5" * (len(record) - start)
-        elif fault is Fault.FLIP_READ:
+        elif fault is InjectedFault.FLIP_READ:
             record[self._number(len(record))] ^= 1 << self._number(8)
-        elif fault is Fault.ZEROED_SECTOR_READ:
+        elif fault is InjectedFault.ZEROED_SECTOR_READ:
             start = self._number(len(record) // _SECTOR) * _SECTOR
             record[start : start + _SECTOR] = bytes(_SECTOR)
-        else:  # stale or misdirected: a whole, good record, but not the one asked for
+        else:  # stale or misdirected: a valid record of another block
             record[:] = self._other(len(record))
 
     def _other(self, nbytes: int) -> bytes:

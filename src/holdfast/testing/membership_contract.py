@@ -1,4 +1,4 @@
-"""Every promise of a membership source as a test; a source proves itself with one subclass.
+"""The contract of a membership source as tests: a subclass tests one source.
 
     class TestMySource(MembershipContract):
         def make_source(self): ...
@@ -16,40 +16,45 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from holdfast.tiers.pool.members import Member, State
-from holdfast.tiers.pool.membership import MembershipSource
+from holdfast.membership.members import Member, MemberState
+from holdfast.membership.membership import MembershipSource
 
 WITHIN_S = 60.0
+"""Timeout of a change that the source must report."""
+
 CLOSED_WITHIN_S = 5.0
+"""Maximum duration of `close`."""
 
 Fact = tuple[str, str]
 
 
-class Heard:
-    """What a source has told, waited for without sleeping."""
+class ReportedViews:
+    """The member lists that a source has reported; a test can wait for the next one."""
 
     def __init__(self) -> None:
         self.lists: list[tuple[Member, ...]] = []
         self.threads: set[int] = set()
-        self._news = threading.Condition()
+        self._reported = threading.Condition()
 
     def __call__(self, members: Sequence[Member]) -> None:
-        """Take a list from the source."""
-        with self._news:
+        """Receive a list from the source."""
+        with self._reported:
             self.lists.append(tuple(members))
             self.threads.add(threading.get_ident())
-            self._news.notify_all()
+            self._reported.notify_all()
 
     def until(self, right: Callable[[tuple[Member, ...]], bool]) -> tuple[Member, ...]:
-        """Return the newest list once it is right; fail if that takes too long."""
-        with self._news:
-            came = self._news.wait_for(lambda: self.lists and right(self.lists[-1]), WITHIN_S)
-            assert came, f"after {WITHIN_S} s the last of {len(self.lists)} is {self.lists[-1:]}"
+        """Wait until the latest list is `right`; return it. Fails after `WITHIN_S`."""
+        with self._reported:
+            arrived = self._reported.wait_for(
+                lambda: self.lists and right(self.lists[-1]), WITHIN_S
+            )
+            assert arrived, f"after {WITHIN_S} s the last of {len(self.lists)} is {self.lists[-1:]}"
             return self.lists[-1]
 
 
 def wait_for_trouble(source: MembershipSource, *, gone: bool = False) -> str:
-    """Return the source's trouble once it has some (or, `gone`, once it has none)."""
+    """Wait until the source reports trouble, or with `gone` until it reports none; return it."""
     pause = threading.Event()
     for _ in range(int(WITHIN_S / 0.02)):
         trouble = source.trouble()
@@ -60,40 +65,40 @@ def wait_for_trouble(source: MembershipSource, *, gone: bool = False) -> str:
 
 
 class MembershipContract:
-    """Subclass it, say how to make the source and how to change what it reads, and run pytest."""
+    """The tests; a subclass makes the source and changes the list that it reads."""
 
     def make_source(self) -> MembershipSource:
-        """Return a source that reads what `publish` wrote; called after `publish` or `spoil`."""
+        """Return a source of the list that `publish` writes; called after `publish` or `spoil`."""
         raise NotImplementedError
 
     def publish(self, members: Sequence[Member]) -> None:
-        """Make these the members, and undo `spoil`."""
+        """Replace the list by these members, and undo `spoil`."""
         raise NotImplementedError
 
     def spoil(self) -> None:
-        """Make what the source reads unreadable, or take it away."""
+        """Make the list unreadable, or remove it."""
         raise NotImplementedError
 
     def member(self, number: int) -> Member:
-        """Return one of some distinct members that the source can express."""
+        """Return a member that the source can represent, distinct for each number."""
         return Member(id=f"flash-{number}", address=f"tcp://10.0.0.{number}:7070")
 
     def facts(self, members: Sequence[Member]) -> set[Fact]:
-        """Return what a test compares."""
-        return {(m.id, m.address) for m in members if m.state is not State.DEAD}
+        """Return the properties of members that the tests compare."""
+        return {(m.id, m.address) for m in members if m.state is not MemberState.DEAD}
 
-    def expect(self, heard: Heard, *numbers: int) -> None:
-        """Wait until the newest list has exactly these members."""
+    def expect(self, heard: ReportedViews, *numbers: int) -> None:
+        """Wait until the latest list has exactly these members."""
         right = self.facts([self.member(number) for number in numbers])
         heard.until(lambda members: self.facts(members) == right)
 
     @pytest.fixture
-    def heard(self) -> Heard:
-        """What the source under test has told."""
-        return Heard()
+    def heard(self) -> ReportedViews:
+        """The lists that the source under test has reported."""
+        return ReportedViews()
 
     @pytest.fixture
-    def source(self, heard: Heard) -> Iterator[MembershipSource]:
+    def source(self, heard: ReportedViews) -> Iterator[MembershipSource]:
         """A source that watches members 1 and 2; closed at the end."""
         self.publish([self.member(1), self.member(2)])
         source = self.make_source()
@@ -102,12 +107,14 @@ class MembershipContract:
         yield source
         source.close()
 
-    def test_the_whole_list_is_told_at_first(self, source: MembershipSource, heard: Heard) -> None:
+    def test_the_whole_list_is_told_at_first(
+        self, source: MembershipSource, heard: ReportedViews
+    ) -> None:
         assert len(heard.lists[0]) == len({member.id for member in heard.lists[0]})
         assert source.trouble() == ""
 
     def test_a_change_is_told_as_the_whole_list(
-        self, source: MembershipSource, heard: Heard
+        self, source: MembershipSource, heard: ReportedViews
     ) -> None:
         self.publish([self.member(number) for number in (1, 2, 3)])
         self.expect(heard, 1, 2, 3)
@@ -116,7 +123,7 @@ class MembershipContract:
         assert source.trouble() == ""
 
     def test_all_lists_come_from_one_thread_of_the_sources_own(
-        self, source: MembershipSource, heard: Heard
+        self, source: MembershipSource, heard: ReportedViews
     ) -> None:
         self.publish([self.member(3)])
         self.expect(heard, 3)
@@ -124,7 +131,9 @@ class MembershipContract:
         assert threading.get_ident() not in heard.threads
         assert source.trouble() == ""
 
-    def test_trouble_tells_nothing_and_passes(self, source: MembershipSource, heard: Heard) -> None:
+    def test_trouble_tells_nothing_and_passes(
+        self, source: MembershipSource, heard: ReportedViews
+    ) -> None:
         self.spoil()
         assert len(wait_for_trouble(source)) > len("x")
         assert self.facts(heard.lists[-1]) == self.facts([self.member(1), self.member(2)])
@@ -132,7 +141,7 @@ class MembershipContract:
         self.expect(heard, 2, 3)
         assert wait_for_trouble(source, gone=True) == ""
 
-    def test_a_source_that_starts_in_trouble_recovers(self, heard: Heard) -> None:
+    def test_a_source_that_starts_in_trouble_recovers(self, heard: ReportedViews) -> None:
         self.spoil()
         source = self.make_source()
         source.watch(heard)
@@ -142,7 +151,9 @@ class MembershipContract:
         self.expect(heard, 1)
         source.close()
 
-    def test_nothing_is_told_after_close(self, source: MembershipSource, heard: Heard) -> None:
+    def test_nothing_is_told_after_close(
+        self, source: MembershipSource, heard: ReportedViews
+    ) -> None:
         self.publish([self.member(2)])
         self.expect(heard, 2)
         began_s = time.monotonic()

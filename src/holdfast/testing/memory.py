@@ -1,20 +1,40 @@
-"""Tiers in plain memory: the simplest true implementations, for tests and as an example."""
+"""Tiers in plain memory: the simplest complete implementations, for tests and as an example."""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from holdfast.blocks.envelope import read_header
-from holdfast.blocks.world import World
+from holdfast.blocks.namespace import Namespace, namespace_of
 from holdfast.errors import FormatError, Outcome
-from holdfast.tiers.base import NOWHERE, Dropped, Get, Place, Put, Reserved, Survivor, Usage
+from holdfast.tiers.base import (
+    NOWHERE,
+    DroppedBlock,
+    Place,
+    ReservedPlaces,
+    SurvivingRecord,
+    TierGet,
+    TierPut,
+    TierUsage,
+    required_namespace,
+)
+from holdfast.tiers.unverified_records import UnverifiedRecords, check_again
+
+Name: TypeAlias = tuple[Namespace, bytes]
+"""A block on a shared tier: its namespace and its key."""
+
+Records: TypeAlias = dict[Name, tuple[Place, bytes]]
+"""Content of a shared tier in memory: place and record by block."""
 
 
 class MemoryTier:
-    """Keeps records in a dict, drops the oldest to make room; `records` outlives it if asked to."""
+    """Keeps records in a dict, and drops the oldest if it is full.
+
+    `records`: the dict to use; a later tier with the same dict yields its records as survivors.
+    """
 
     def __init__(
         self, capacity_bytes: int, records: dict[Place, bytes] | None = None, name: str = "memory"
@@ -22,18 +42,18 @@ class MemoryTier:
         self.name = name
         self._capacity_bytes = capacity_bytes
         self._records = {} if records is None else records
-        self._handed_over = list(self._records)
+        self._initial = list(self._records)
         self._sizes = {place: len(record) for place, record in self._records.items()}
         self._next = max(self._sizes, default=-1) + 1
         self._lock = threading.Lock()
         self._closed = False
 
-    def reserve(self, sizes: Sequence[int]) -> Reserved:
-        """Number the records from zero on; drop the oldest written ones while there is no room."""
+    def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
+        """Return consecutive numbers as places; drop the oldest written records if it is full."""
         with self._lock:
             places, dropped = [], []
             for size in sizes:
-                dropped += self._make_room(size)
+                dropped += self._evict_one(size)
                 if sum(self._sizes.values()) + size > self._capacity_bytes:
                     places.append(NOWHERE)
                     continue
@@ -41,10 +61,10 @@ class MemoryTier:
                 self._next += 1
                 self._sizes[place] = size
                 places.append(place)
-            return Reserved(places, dropped)
+            return ReservedPlaces(places, dropped)
 
-    def write(self, batch: Sequence[Put]) -> list[Outcome]:
-        """Keep a copy of each record."""
+    def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
+        """Store a copy of each record."""
         with self._lock:
             outcomes = []
             for put in batch:
@@ -54,36 +74,36 @@ class MemoryTier:
                 outcomes.append(Outcome.OK if known else Outcome.GONE)
             return outcomes
 
-    def read(self, batch: Sequence[Get]) -> list[Outcome]:
+    def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
         """Copy records out; another key at the place is a MISS."""
         with self._lock:
             return [self._read(get) for get in batch]
 
     def free(self, places: Sequence[Place]) -> None:
-        """Forget records."""
+        """Delete records."""
         with self._lock:
             for place in places:
                 self._sizes.pop(place, None)
                 self._records.pop(place, None)
 
-    def survivors(self) -> Iterator[Survivor]:
-        """Yield the records handed over at construction, as far as they are still here."""
-        for place in self._handed_over:
+    def survivors(self) -> Iterator[SurvivingRecord]:
+        """Yield the records of the constructor's dict that were not deleted since."""
+        for place in self._initial:
             try:
-                yield Survivor(read_header(self._records[place])[0], place)
+                yield SurvivingRecord(read_header(self._records[place])[0], place)
             except (FormatError, KeyError):
                 continue
 
-    def usage(self) -> Usage:
-        """Return fill."""
+    def usage(self) -> TierUsage:
+        """Return the usage."""
         used = sum(self._sizes.values())
-        return Usage(self._capacity_bytes, used, len(self._records))
+        return TierUsage(self._capacity_bytes, used, len(self._records))
 
     def close(self) -> None:
-        """Answer GONE from now on."""
+        """Return GONE from every later call."""
         self._closed = True
 
-    def _read(self, get: Get) -> Outcome:
+    def _read(self, get: TierGet) -> Outcome:
         if self._closed:
             return Outcome.GONE
         record = self._records.get(get.place)
@@ -95,103 +115,101 @@ class MemoryTier:
         except FormatError:
             return Outcome.OK
 
-    def _make_room(self, size: int) -> list[Dropped]:
+    def _evict_one(self, size: int) -> list[DroppedBlock]:
         dropped = []
         while self._records and sum(self._sizes.values()) + size > self._capacity_bytes:
             place = next(iter(self._records))
             record = self._records.pop(place)
             del self._sizes[place]
             try:
-                dropped.append(Dropped(read_header(record)[0].key, place))
+                header, _ = read_header(record)
+                dropped.append(DroppedBlock(header.key, place, namespace_of(header)))
             except FormatError:
                 continue
         return dropped
 
 
 class SharedMemoryTier:
-    """Records by key in a dict that several stores have in common.
+    """A `SharedTier` over a dict of records by namespace and key.
 
-    See `holdfast.tiers.base.Shared`. `records` is the far side: whoever is given the same one
-    sees the same blocks. It may be emptied, or lose records, at any time.
+    `records` is the remote side: tiers with the same dict share its blocks. Records may be deleted
+    from it at any time.
     """
 
-    def __init__(
-        self, records: dict[bytes, tuple[Place, bytes]], name: str = "shared memory"
-    ) -> None:
+    def __init__(self, records: Records, name: str = "shared memory") -> None:
         self.name = name
         self.records = records
         self.answers = True
-        """False: the far side is dead."""
+        """False simulates a dead remote side."""
         self._closed = False
+        self._unverified = UnverifiedRecords()
         self._moved = [0, 0, 0]
 
-    def reserve(self, sizes: Sequence[int]) -> Reserved:
-        """Reserve nothing: a dict grows."""
-        return Reserved([Place(0)] * len(sizes), [])
-
-    def write(self, batch: Sequence[Put]) -> list[Outcome]:
-        """Keep a copy of each record under the key in its header."""
+    def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
+        """Store a copy of each record under the namespace and key in its header."""
         return [self._write(put) for put in batch]
 
-    def read(self, batch: Sequence[Get]) -> list[Outcome]:
+    def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
         """Copy records out."""
         return [self._read(get) for get in batch]
 
-    def free(self, places: Sequence[Place]) -> None:
-        """Forget nothing."""
-
-    def survivors(self) -> Iterator[Survivor]:
-        """Yield nothing."""
-        return iter(())
-
     def held(
-        self, world: World, keys: Sequence[bytes], start: int, within_s: float = math.inf
+        self, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float = math.inf
     ) -> int:
-        """Count the leading run."""
-        del world, within_s
+        """Return the number of consecutive blocks that are held from `start`."""
+        del within_s
         found = 0
-        if self._is_there():
-            while start + found < len(keys) and keys[start + found] in self.records:
+        if self._is_reachable():
+            while start + found < len(keys) and (namespace, keys[start + found]) in self.records:
                 found += 1
         return found
 
-    def condemn(self, batch: Sequence[Get]) -> None:
+    def delete_corrupt(self, batch: Sequence[TierGet]) -> None:
+        """Delete records that fail a check without a key."""
+        self.delete(check_again(self.read, batch, self._unverified))
+
+    def delete(self, batch: Sequence[TierGet]) -> None:
         """Delete records."""
-        for get in batch if self._is_there() else ():
-            self.records.pop(get.key, None)
+        for get in batch if self._is_reachable() else ():
+            self.records.pop((required_namespace(get), get.key), None)
 
     def describe(self) -> dict[str, Any]:
-        """Return how many records there are."""
+        """Return the number of records."""
         return {"tier": self.name, "members": [], "records": len(self.records)}
 
-    def usage(self) -> Usage:
-        """Return what was moved; what there is, is everybody's."""
-        return Usage(0, 0, 0, *self._moved)
+    def usage(self) -> TierUsage:
+        """Return the bytes moved and the failures; the content belongs to all tiers of the dict."""
+        return TierUsage(0, 0, 0, *self._moved)
 
     def close(self) -> None:
-        """Answer GONE from now on."""
+        """Return GONE from every later call."""
         self._closed = True
 
-    def _is_there(self) -> bool:
+    def _is_reachable(self) -> bool:
         return self.answers and not self._closed
 
-    def _write(self, put: Put) -> Outcome:
-        if not self._is_there():
+    def _write(self, put: TierPut) -> Outcome:
+        if not self._is_reachable():
             self._moved[2] += 1
             return Outcome.GONE
         try:
-            key = read_header(put.record)[0].key
+            header, _ = read_header(put.record)
         except FormatError:
             return Outcome.CORRUPT
-        self.records[key] = (put.place, bytes(put.record))
+        namespace = namespace_of(header)
+        _, held = self.records.get((namespace, header.key), (NOWHERE, b""))
         self._moved[1] += len(put.record)
+        if len(held) == len(put.record) and not self._unverified.is_replaced_by(namespace, header):
+            return Outcome.OK
+        self.records[namespace, header.key] = (put.place, bytes(put.record))
+        self._unverified.settle(namespace, header.key)
         return Outcome.OK
 
-    def _read(self, get: Get) -> Outcome:
-        if not self._is_there():
+    def _read(self, get: TierGet) -> Outcome:
+        if not self._is_reachable():
             self._moved[2] += 1
             return Outcome.GONE
-        place, record = self.records.get(get.key, (NOWHERE, b""))
+        place, record = self.records.get((required_namespace(get), get.key), (NOWHERE, b""))
         if place != get.place or len(record) != len(get.into):
             return Outcome.MISS
         get.into[:] = record

@@ -1,4 +1,4 @@
-"""Payloads that are a pseudo-random function of the key, so any reader can check every byte."""
+"""Test payloads: a pseudo-random function of the key, so that any reader can check every byte."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.blocks.envelope import Header, record_bytes
-from holdfast.blocks.world import World
+from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import align_up, aligned_buffer
 from holdfast.codec import pack
 
@@ -23,16 +23,16 @@ def key_of(number: int, seed: int = 0) -> bytes:
     return hashlib.blake2b(text, digest_size=16, person=b"holdfast-test").digest()
 
 
-def world_of(payload_bytes: int, seed: int = 0) -> World:
-    """Return a made-up world whose blocks have payloads of this many bytes."""
-    return World(key_of(1, -1 - seed), key_of(2, -1 - seed), payload_bytes, 128)
+def namespace_of(payload_bytes: int, seed: int = 0) -> Namespace:
+    """Return a test namespace whose blocks have payloads of this many bytes."""
+    return Namespace(key_of(1, -1 - seed), key_of(2, -1 - seed), payload_bytes, 128)
 
 
 def payload_of(key: bytes, nbytes: int) -> memoryview:
-    """Return the payload of `key`: tiles of 64 KiB, each another function of key and position.
+    """Return the payload of `key`: tiles of 64 KiB, each a function of key and position.
 
-    No two tiles of one key or of two keys are equal, so a sector of another block, or of another
-    place in the same block, never passes for the right one.
+    All tiles of all keys differ, so a sector of another block, or of another position in the same
+    block, is always detected.
     """
     tile = _tile(key, align_up(min(nbytes, _TILE_BYTES)))
     tiles = -(-nbytes // _TILE_BYTES)
@@ -40,42 +40,46 @@ def payload_of(key: bytes, nbytes: int) -> memoryview:
     return (tile[None, :] ^ counters[:, None]).reshape(-1).view(np.uint8)[:nbytes].data
 
 
-def header_of(world: World, key: bytes, parent: bytes | None = None, depth: int = 0) -> Header:
+def header_of(
+    namespace: Namespace, key: bytes, parent: bytes | None = None, depth: int = 0
+) -> Header:
     """Return the header of a test block; the first of its chain unless a parent is given."""
     return Header(
         key=key,
-        parent=parent or world.fingerprint,
-        fingerprint=world.fingerprint,
-        domain=world.domain,
+        parent=parent or namespace.fingerprint,
+        fingerprint=namespace.fingerprint,
+        domain=namespace.domain,
         depth=depth,
-        tokens=world.block_tokens,
-        payload_bytes=world.payload_bytes,
-        raw_bytes=world.payload_bytes,
+        tokens=namespace.block_tokens,
+        payload_bytes=namespace.payload_bytes,
+        raw_bytes=namespace.payload_bytes,
     )
 
 
 def fill_record(record: memoryview, header: Header) -> None:
-    """Pack the whole record of a test block into `record`, padding cleared."""
+    """Pack the complete record of a test block into `record`, with cleared padding."""
     payload = payload_of(header.key, header.payload_bytes)
     pack.payload(record, header.payload_bytes)[:] = payload
     pack.pack(record, header)
 
 
-def record_of(world: World, key: bytes, parent: bytes | None = None, depth: int = 0) -> memoryview:
+def record_of(
+    namespace: Namespace, key: bytes, parent: bytes | None = None, depth: int = 0
+) -> memoryview:
     """Return the packed record of a test block in aligned memory of its own."""
-    record = aligned_buffer(record_bytes(world.payload_bytes))
-    fill_record(record, header_of(world, key, parent, depth))
+    record = aligned_buffer(record_bytes(namespace.payload_bytes))
+    fill_record(record, header_of(namespace, key, parent, depth))
     return record
 
 
-def is_right(record: memoryview, world: World, key: bytes) -> bool:
-    """Whether `record` verifies as `key`'s; raise AssertionError if it does with wrong bytes."""
-    outcome = pack.verify(record, key, world.fingerprint, world.payload_bytes)
+def is_right(record: memoryview, namespace: Namespace, key: bytes) -> bool:
+    """Return whether `record` verifies for `key`; raise AssertionError if its payload is wrong."""
+    outcome = pack.verify(record, key, namespace.fingerprint, namespace.payload_bytes)
     if outcome != "ok":
         return False
-    found = np.frombuffer(pack.payload(record, world.payload_bytes), np.uint8)
-    # Comparing memoryviews goes item by item.
-    if not np.array_equal(found, np.frombuffer(payload_of(key, world.payload_bytes), np.uint8)):
+    found = np.frombuffer(pack.payload(record, namespace.payload_bytes), np.uint8)
+    # Memoryviews would be compared item by item.
+    if not np.array_equal(found, np.frombuffer(payload_of(key, namespace.payload_bytes), np.uint8)):
         raise AssertionError(f"block {key.hex()} verifies, but its payload is wrong")
     return True
 

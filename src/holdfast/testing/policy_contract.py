@@ -1,4 +1,4 @@
-"""Every promise of `holdfast.policy.base.Eviction` as a test; a policy proves itself with these.
+"""The contract of `policy.base.EvictionPolicy` as tests: two subclasses test one policy.
 
     class MyMachine(EvictionMachine):
         def make(self): return MyPolicy()
@@ -8,10 +8,10 @@
     class TestMyPolicy(EvictionContract):
         def make(self): return MyPolicy()
 
-The machine plays a store against a model: chains come in whole or in part, are used, expected,
-removed, forgotten and come back in other rows; victims are taken or left. A second policy has
-everything happen to it that the first has, but that chains come to it block by block, from the end:
-it must give up the same rows in the same order.
+The machine compares a policy with a model under random operations of a store: chains are inserted
+completely or in part, used, expected, removed, forgotten and inserted again in other rows; victims
+are evicted or skipped. A second policy object gets the same operations, but chains are inserted
+block by block from the end; it must return the same victims in the same order.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from holdfast.policy.base import NEVER, Eviction
+from holdfast.policy.base import NEVER, EvictionPolicy
 
 BLOCKS = 40
-"""Blocks there are: `PARENT[i]` is the block in front of block `i`."""
+"""Number of blocks; `PARENT[i]` is the parent of block `i`, -1 for none."""
 
 PARENT = [-1] + [i - 1 if i % 4 else i // 3 for i in range(1, BLOCKS)]
 
 _FULL = 12
-"""Chains after which a store is full and one has to leave for one that comes."""
+"""Number of inserted chains from which each new one evicts another."""
 
 _blocks = st.integers(0, BLOCKS - 1)
 
@@ -44,16 +44,16 @@ def chain_of(block: int) -> list[int]:
     return chain[::-1]
 
 
-class _Here(NamedTuple):
+class _Inserted(NamedTuple):
     block: int
-    front: int
-    """The block in front, if its row was known when this one came in; else -1."""
+    parent: int
+    """The parent block, if its row was known when this block was inserted; else -1."""
 
 
 class EvictionMachine(RuleBasedStateMachine):
-    """A store's rows around a policy, in any order; subclasses make the policy."""
+    """Random operations of a store on a policy; subclasses make the policy."""
 
-    def make(self) -> Eviction:
+    def make(self) -> EvictionPolicy:
         """Return a new policy."""
         raise NotImplementedError
 
@@ -63,89 +63,89 @@ class EvictionMachine(RuleBasedStateMachine):
         self.stepwise = self.make()
         self.now_s = 0.0
         self.row_of: dict[int, int] = {}
-        self.here: dict[int, _Here] = {}
+        self.inserted: dict[int, _Inserted] = {}
         self.free = list(range(BLOCKS))
 
     @rule(block=_blocks, start=st.integers(0, 8))
-    def come_in(self, block: int, start: int) -> None:
-        """Insert a chain from block number `start` on; the rest may stay away."""
+    def insert(self, block: int, start: int) -> None:
+        """Insert a chain from its `start`-th block on; earlier blocks may be absent."""
         chain = chain_of(block)
         for each in chain:
             if each not in self.row_of:
                 self.row_of[each] = self.free.pop()
         names = chain[start:]
         rows = [self.row_of[each] for each in names]
-        fronts = [self.row_of.get(PARENT[each], -1) for each in names]
-        self.policy.insert(rows, fronts, names, self.now_s)
-        for each, row, front in reversed(list(zip(names, rows, fronts, strict=True))):
-            self.stepwise.insert([row], [front], [each], self.now_s)
-            if row not in self.here:
-                self.here[row] = _Here(each, PARENT[each] if front >= 0 else -1)
+        parents = [self.row_of.get(PARENT[each], -1) for each in names]
+        self.policy.insert(rows, parents, names, self.now_s)
+        for each, row, parent in reversed(list(zip(names, rows, parents, strict=True))):
+            self.stepwise.insert([row], [parent], [each], self.now_s)
+            if row not in self.inserted:
+                self.inserted[row] = _Inserted(each, PARENT[each] if parent >= 0 else -1)
         self._touch([self.row_of[each] for each in chain])
 
     @rule(block=_blocks)
     def use(self, block: int) -> None:
-        """Touch the leading rows that the store knows of, here or not."""
+        """Touch the leading known rows of a chain, inserted or not."""
         self._touch(self._known(block))
 
     @rule(block=_blocks, in_s=st.sampled_from([-1.0, 0.0, 1.0, 50.0, NEVER]))
     def hint(self, block: int, in_s: float) -> None:
-        """Expect a chain soon, late, never, or before now."""
+        """Expect a chain soon, late, never, or in the past."""
         for policy in (self.policy, self.stepwise):
             policy.expect(self._known(block), self.now_s + in_s)
 
     @rule(seconds=st.sampled_from([0.5, 10.0, 100.0]))
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self.now_s += seconds
 
-    @rule(taken=st.lists(st.booleans(), max_size=12))
-    def make_room(self, taken: list[bool]) -> None:
-        """Take some victims and leave others."""
+    @rule(evicted=st.lists(st.booleans(), max_size=12))
+    def evict(self, evicted: list[bool]) -> None:
+        """Evict some victims and skip others."""
         seen: set[int] = set()
-        for take, rows in zip(taken, self._victims(), strict=False):
+        for is_evicted, rows in zip(evicted, self._victims(), strict=False):
             self._check(rows, seen)
-            if take:
-                self._leave(rows[0])
+            if is_evicted:
+                self._remove(rows[0])
 
     @rule(block=_blocks)
     def quarantine(self, block: int) -> None:
-        """Take a row out from the middle of its chain; it keeps its number."""
+        """Remove a row from the middle of its chain; the block keeps the row."""
         row = self.row_of.get(block, -1)
         if row >= 0:
-            self._leave(row)
+            self._remove(row)
 
     @rule(block=_blocks)
     def drop(self, block: int) -> None:
-        """Take a block out and give its row to others."""
+        """Remove a block and make its row available to others."""
         row = self.row_of.pop(block, -1)
         if row < 0:
             return
-        self._leave(row)
+        self._remove(row)
         self.policy.forget(row)
         self.stepwise.forget(row)
         self.free.append(row)
-        for at, (each, front) in self.here.items():
-            if front == block:
-                self.here[at] = _Here(each, -1)
+        for at, (each, parent) in self.inserted.items():
+            if parent == block:
+                self.inserted[at] = _Inserted(each, -1)
 
     @invariant()
     def yields_leaves_once(self) -> None:
-        """A pass in which nothing is taken yields rows that nothing here builds upon, once each."""
+        """A pass without evictions yields each leaf at most once, and only leaves."""
         seen: set[int] = set()
         for rows in self._victims():
             self._check(rows, seen)
 
     def teardown(self) -> None:
-        """Every row that is here is a victim in the end, and no other."""
+        """Evict all: every inserted row becomes a victim, and no other row."""
         seen: set[int] = set()
         for rows in self._victims():
             self._check(rows, seen)
-            self._leave(rows[0])
-        assert not self.here, f"never offered: {self.here}"
+            self._remove(rows[0])
+        assert not self.inserted, f"never returned as victims: {self.inserted}"
 
     def _victims(self) -> Iterator[tuple[int, int]]:
-        """Yield the next victim of both policies; of one that has none left, -1."""
+        """Yield the next victim of both policies; -1 for a policy that has none left."""
         stepwise = self.stepwise.victims(self.now_s)
         return zip_longest(self.policy.victims(self.now_s), stepwise, fillvalue=-1)
 
@@ -155,17 +155,18 @@ class EvictionMachine(RuleBasedStateMachine):
 
     def _check(self, rows: tuple[int, int], seen: set[int]) -> None:
         row, stepwise = rows
-        assert row == stepwise, f"row {row}; chains come in block by block: {stepwise}"
-        assert row in self.here, f"row {row} is not here"
-        assert row not in seen, f"row {row} came twice"
+        assert row == stepwise, f"row {row}; with chains inserted block by block: {stepwise}"
+        assert row in self.inserted, f"row {row} is not inserted"
+        assert row not in seen, f"row {row} was returned twice"
         seen.add(row)
-        builds = [at for at, each in self.here.items() if each.front == self.here[row].block]
-        assert not builds, f"row {row} went before its children {builds}"
+        block = self.inserted[row].block
+        children = [at for at, each in self.inserted.items() if each.parent == block]
+        assert not children, f"row {row} was returned before its children {children}"
 
-    def _leave(self, row: int) -> None:
+    def _remove(self, row: int) -> None:
         self.policy.remove(row)
         self.stepwise.remove(row)
-        self.here.pop(row, None)
+        self.inserted.pop(row, None)
 
     def _known(self, block: int) -> list[int]:
         rows = []
@@ -177,9 +178,9 @@ class EvictionMachine(RuleBasedStateMachine):
 
 
 class EvictionContract:
-    """The promises that need no machine."""
+    """The tests without random operations."""
 
-    def make(self) -> Eviction:
+    def make(self) -> EvictionPolicy:
         """Return a new policy."""
         raise NotImplementedError
 
@@ -213,7 +214,7 @@ class EvictionContract:
         assert _items(policy) <= 2 * before + 2_000
 
     def test_what_is_passed_by_is_met_after_the_others(self) -> None:
-        """It is in use, as are rows that are not here, which are passed over."""
+        """Rows in use are passed by; so are rows that are not inserted."""
         policy = self.make()
         for row in range(8):
             enter(policy, [row], float(row), name=row)
@@ -226,7 +227,7 @@ class EvictionContract:
         assert next(iter(policy.victims(14.0))) != met
         assert sorted(policy.victims(14.0)) == left
 
-    def _churn(self, policy: Eviction, turn: int) -> None:
+    def _churn(self, policy: EvictionPolicy, turn: int) -> None:
         rows = list(range(8 * (turn % 16), 8 * (turn % 16) + 8))
         enter(policy, rows, float(turn), name=turn)
         for use in range(10):
@@ -237,13 +238,13 @@ class EvictionContract:
                 policy.forget(row)
 
 
-def enter(policy: Eviction, rows: list[int], now_s: float = 0.0, name: int = 0) -> None:
-    """Insert a chain, head first, as a store does; `name` tells blocks apart."""
+def enter(policy: EvictionPolicy, rows: list[int], now_s: float = 0.0, name: int = 0) -> None:
+    """Insert a chain, head first, as a store does; `name` distinguishes chains."""
     policy.insert(rows, [-1, *rows][: len(rows)], [(name, row) for row in rows], now_s)
 
 
-def take(policy: Eviction, count: int, now_s: float = 0.0) -> list[int]:
-    """Take up to so many victims out, as a store that needs room; return their rows in order."""
+def take(policy: EvictionPolicy, count: int, now_s: float = 0.0) -> list[int]:
+    """Evict up to `count` victims, as a full store does; return their rows in order."""
     taken: list[int] = []
     for row in policy.victims(now_s):
         policy.remove(row)
@@ -254,7 +255,7 @@ def take(policy: Eviction, count: int, now_s: float = 0.0) -> list[int]:
 
 
 def _items(value: object) -> int:
-    """How many items all containers below an object hold."""
+    """Return the number of items in all containers that an object refers to."""
     held = [getattr(value, name) for name in getattr(value, "__dict__", ())]
     if isinstance(value, dict):
         held += [*value.values()]

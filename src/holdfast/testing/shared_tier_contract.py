@@ -1,14 +1,14 @@
-"""Every promise of `holdfast.tiers.base.Shared` as a test; a shared tier proves itself with these.
+"""The contract of `tiers.base.SharedTier` as tests: a subclass tests one shared tier.
 
     class TestMyTier(SharedTierContract):
-        def make_far_side(self, folder):
+        def make_remote_side(self, folder):
             return MyServer(folder)
 
-        def make_tier(self, far_side):
-            return MyTier(far_side.address)
+        def make_tier(self, remote_side):
+            return MyTier(remote_side.address)
 
-The far side is real: it is killed, stopped and started again while the tier is in use. Payloads
-are a pseudo-random function of the key, so every byte that comes back is checked.
+The tests kill, stall and restart the remote side while the tier is in use. Payloads are a
+pseudo-random function of the key, so that every byte that is read is checked.
 """
 
 from __future__ import annotations
@@ -24,120 +24,127 @@ import pytest
 
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
-from holdfast.limits import MIB, PAYLOAD_BYTES_MAX, SEGMENT_BLOCKS
-from holdfast.testing.chained import Chained
-from holdfast.testing.payloads import is_right, key_of, world_of
-from holdfast.testing.standstill import Standstills
-from holdfast.tiers.base import Asked, Place, Reachable, Reserved, Shared
+from holdfast.limits import MIB, SEGMENT_BLOCKS
+from holdfast.testing.chained import ChainedBlocks
+from holdfast.testing.payloads import is_right, key_of, namespace_of
+from holdfast.testing.stalls import StallWatch
+from holdfast.tiers.base import (
+    AnsweringTier,
+    HeldAnswer,
+    LocalTier,
+    Place,
+    Queryable,
+    Reachable,
+    SharedTier,
+)
 
 SIZES = (4_000, 65_000, 300_000, 2 * MIB)
-"""Payload bytes of the records used."""
+"""Payload bytes of the test records."""
 
 _RECOVERY_S = 30.0
+"""Timeout of the recovery after the remote side restarts."""
 
 
-class FarSide(Protocol):
-    """What a shared tier is a client of. Empty when made."""
+class RemoteSide(Protocol):
+    """The server of a shared tier; empty at first."""
 
     def kill(self) -> None:
-        """End it at once, and what it held with it."""
+        """Kill it; its records are lost."""
         ...
 
     def stall(self) -> None:
-        """Let it answer nothing, without closing anything; `wake` ends that."""
+        """Stop its answers until `wake`, with all connections open."""
         ...
 
     def wake(self) -> None:
-        """Let it go on where it was."""
+        """End a stall."""
         ...
 
     def restart(self) -> None:
-        """Start it again after `kill`, where it was, empty."""
+        """Start it again after `kill`, at the same address and empty."""
         ...
 
     def close(self) -> None:
-        """End it for good."""
+        """End it, and release its resources."""
         ...
 
 
 class SharedTierContract:
-    """Subclass it, say how to make the two sides, and run pytest.
+    """The tests; a subclass makes the remote side and the tier.
 
-    `deadline_s`: by when a call is over, whatever the far side does; `slack_s` is what a busy
-    machine may add; for how long it stood still does not count.
+    `deadline_s`: maximum duration of every call, in any state of the remote side. `slack_s`:
+    additional time on a busy machine. Stalls of the machine are not counted.
     """
 
     deadline_s: ClassVar[float] = 2.0
     slack_s: ClassVar[float] = 2.0
 
-    def make_far_side(self, folder: Path) -> FarSide:
-        """Return a far side that is ready to serve."""
+    def make_remote_side(self, folder: Path) -> RemoteSide:
+        """Return a remote side that is ready to serve."""
         raise NotImplementedError
 
-    def make_tier(self, far_side: Any) -> Shared:  # noqa: ANN401  # as `make_far_side` made it
-        """Return a tier of that far side; every call returns another client."""
+    def make_tier(self, remote_side: Any) -> SharedTier:  # noqa: ANN401  # the result of `make_remote_side`
+        """Return a new tier that is a client of this remote side."""
         raise NotImplementedError
 
     @pytest.fixture
-    def far_side(self, tmp_path: Path) -> Iterator[FarSide]:
-        """A far side of this test's own."""
-        far_side = self.make_far_side(tmp_path)
-        yield far_side
-        far_side.close()
+    def remote_side(self, tmp_path: Path) -> Iterator[RemoteSide]:
+        """A remote side for one test."""
+        remote_side = self.make_remote_side(tmp_path)
+        yield remote_side
+        remote_side.close()
 
     @pytest.fixture
-    def tier(self, far_side: FarSide) -> Iterator[Shared]:
-        """A tier of it that has met it, closed at the end."""
-        tier = self.make_tier(far_side)
-        self._await_recovery(tier, Chained(4_000))
+    def tier(self, remote_side: RemoteSide) -> Iterator[SharedTier]:
+        """A tier that has written to the remote side; closed at the end."""
+        tier = self.make_tier(remote_side)
+        self._await_recovery(tier, ChainedBlocks(4_000))
         yield tier
         tier.close()
 
     # Write and read.
 
-    def test_it_is_a_shared_tier(self, tier: Shared) -> None:
-        assert isinstance(tier, Shared)
-        assert list(tier.survivors()) == []
+    def test_it_is_a_shared_tier(self, tier: SharedTier) -> None:
+        assert isinstance(tier, SharedTier)
+        assert not isinstance(tier, LocalTier)
 
     @pytest.mark.parametrize("nbytes", SIZES)
-    def test_what_was_written_is_read(self, tier: Shared, nbytes: int) -> None:
-        blocks = Chained(nbytes)
+    def test_what_was_written_is_read(self, tier: SharedTier, nbytes: int) -> None:
+        blocks = ChainedBlocks(nbytes)
         assert blocks.save(tier, range(6)) == [Outcome.OK] * 6
         assert blocks.load(tier, range(6)) == [Outcome.OK] * 6
 
-    def test_what_one_wrote_another_reads(self, tier: Shared, far_side: FarSide) -> None:
-        blocks = Chained(65_000)
+    def test_what_one_wrote_another_reads(self, tier: SharedTier, remote_side: RemoteSide) -> None:
+        blocks = ChainedBlocks(65_000)
         blocks.save(tier, range(6))
-        other = self.make_tier(far_side)
+        other = self.make_tier(remote_side)
         try:
-            assert other.held(blocks.world, blocks.keys(8), 0) == 6  # noqa: PLR2004  # as saved
+            assert other.held(blocks.namespace, blocks.keys(8), 0) == 6  # noqa: PLR2004  # as saved
             assert blocks.load(other, range(6)) == [Outcome.OK] * 6
         finally:
             other.close()
 
-    def test_a_block_may_be_written_again(self, tier: Shared) -> None:
-        blocks = Chained(65_000)
+    def test_a_block_may_be_written_again(self, tier: SharedTier) -> None:
+        blocks = ChainedBlocks(65_000)
         for _ in range(3):
             assert blocks.save(tier, range(3)) == [Outcome.OK] * 3
         assert blocks.load(tier, range(3)) == [Outcome.OK] * 3
 
-    def test_blocks_of_many_sizes_and_segments_in_one_batch(self, tier: Shared) -> None:
+    def test_blocks_of_many_sizes_and_segments_in_one_batch(self, tier: SharedTier) -> None:
         puts, gets = [], []
-        for blocks in map(Chained, SIZES):
+        for blocks in map(ChainedBlocks, SIZES):
             puts += blocks.puts([0, 1, SEGMENT_BLOCKS])
             gets += blocks.gets([0, 1, SEGMENT_BLOCKS])
         assert tier.write(puts) == [Outcome.OK] * len(puts)
         assert tier.read(gets) == [Outcome.OK] * len(gets)
 
-    def test_an_empty_batch_is_nothing(self, tier: Shared) -> None:
-        assert tier.reserve([]) == Reserved([], [])
+    def test_an_empty_batch_is_nothing(self, tier: SharedTier) -> None:
         assert tier.write([]) == []
         assert tier.read([]) == []
-        assert tier.held(world_of(4_000), [], 0) == 0
-        tier.free([])
+        assert tier.held(namespace_of(4_000), [], 0) == 0
 
-    def test_buffers_stay_the_callers(self, tier: Shared) -> None:
-        blocks = Chained(65_000)
+    def test_buffers_stay_the_callers(self, tier: SharedTier) -> None:
+        blocks = ChainedBlocks(65_000)
         [put] = blocks.puts([1])
         before = bytes(put.record)
         assert tier.write([put]) == [Outcome.OK]
@@ -145,8 +152,8 @@ class SharedTierContract:
         put.record[:] = bytes(len(before))
         assert blocks.load(tier, [1]) == [Outcome.OK]
 
-    def test_an_unaligned_buffer_is_served_too(self, tier: Shared) -> None:
-        blocks = Chained(65_000)
+    def test_an_unaligned_buffer_is_served_too(self, tier: SharedTier) -> None:
+        blocks = ChainedBlocks(65_000)
         [put] = blocks.puts([1])
         shifted = memoryview(bytearray(len(put.record) + 17))[17:]
         shifted[:] = put.record
@@ -154,41 +161,32 @@ class SharedTierContract:
         shifted[:] = bytes(len(shifted))
         [get] = blocks.gets([1])
         assert tier.read([get._replace(into=shifted)]) == [Outcome.OK]
-        assert is_right(shifted, blocks.world, get.key)
+        assert is_right(shifted, blocks.namespace, get.key)
 
     # Places.
 
-    def test_any_size_has_a_place(self, tier: Shared) -> None:
-        sizes = [4096, 2 * MIB, PAYLOAD_BYTES_MAX]
-        found = tier.reserve(sizes)
-        assert len(found.places) == len(sizes)
-        assert min(found.places) >= 0
-        assert found.dropped == []
+    def test_a_place_holds_nothing_until_it_is_written(self, tier: SharedTier) -> None:
+        assert ChainedBlocks(4_000).load(tier, [0]) == [Outcome.MISS]
 
-    def test_a_reserved_place_holds_nothing(self, tier: Shared) -> None:
-        blocks = Chained(4_000)
-        tier.reserve([blocks.world.record_bytes])
-        assert blocks.load(tier, [0]) == [Outcome.MISS]
-
-    def test_freeing_forgets_nothing(self, tier: Shared) -> None:
-        blocks = Chained(4_000)
+    def test_a_whole_record_stays_although_a_reader_reports_it(self, tier: SharedTier) -> None:
+        blocks = ChainedBlocks(65_000)
         blocks.save(tier, range(4))
-        tier.free([blocks.place(number) for number in range(4)])
+        tier.delete_corrupt(blocks.gets([1, 3]))
         assert blocks.load(tier, range(4)) == [Outcome.OK] * 4
 
-    def test_what_was_condemned_is_gone_and_can_be_written_again(self, tier: Shared) -> None:
-        blocks = Chained(65_000)
+    def test_what_was_deleted_is_gone_and_can_be_written_again(self, tier: SharedTier) -> None:
+        blocks = ChainedBlocks(65_000)
         blocks.save(tier, range(4))
-        tier.condemn(blocks.gets([1, 3]))
+        tier.delete(blocks.gets([1, 3]))
         assert blocks.load(tier, [0]) == [Outcome.OK]
         assert blocks.load(tier, [1]) == blocks.load(tier, [3]) == [Outcome.MISS]
         assert blocks.save(tier, range(4)) == [Outcome.OK] * 4
         assert blocks.load(tier, range(4)) == [Outcome.OK] * 4
 
-    # What is not there.
+    # Misses.
 
-    def test_what_is_not_there_is_a_miss(self, tier: Shared) -> None:
-        blocks = Chained(65_000)
+    def test_what_is_not_there_is_a_miss(self, tier: SharedTier) -> None:
+        blocks = ChainedBlocks(65_000)
         blocks.save(tier, [0, 1, 3, 4])
         outcomes = blocks.load(tier, range(6))
         assert outcomes[:3] == [Outcome.OK, Outcome.OK, Outcome.MISS]
@@ -196,16 +194,16 @@ class SharedTierContract:
         assert outcomes[5] is Outcome.MISS
         assert blocks.load(tier, [3, 4]) == [Outcome.OK] * 2
 
-    def test_another_key_is_never_served(self, tier: Shared) -> None:
-        blocks = Chained(4_000)
+    def test_another_key_is_never_served(self, tier: SharedTier) -> None:
+        blocks = ChainedBlocks(4_000)
         blocks.save(tier, range(3))
         wrong = [get._replace(place=Place(get.place ^ 5)) for get in blocks.gets(range(3))]
         assert blocks.check(wrong, tier.read(wrong)) <= {Outcome.OK, Outcome.MISS}
         wrong = [get._replace(key=key_of(9, 9)) for get in blocks.gets(range(3))]
         assert tier.read(wrong) == [Outcome.MISS] * 3
 
-    def test_a_record_of_another_length_is_a_miss(self, tier: Shared) -> None:
-        blocks = Chained(65_000)
+    def test_a_record_of_another_length_is_a_miss(self, tier: SharedTier) -> None:
+        blocks = ChainedBlocks(65_000)
         blocks.save(tier, range(4))
         gets = blocks.gets(range(4))
         for number, nbytes in ((1, 4_096), (2, 1 << 20)):
@@ -215,45 +213,73 @@ class SharedTierContract:
         blocks.check([gets[0], gets[3]], [outcomes[0], outcomes[3]])
         assert blocks.load(tier, range(4)) == [Outcome.OK] * 4
 
-    # What is held.
+    # The same key in another namespace.
 
-    def test_the_leading_run_is_counted_up_to_a_hole(self, tier: Shared) -> None:
-        blocks = Chained(4_000)
+    def test_the_same_key_in_two_namespaces_is_two_records(self, tier: SharedTier) -> None:
+        mine = ChainedBlocks(65_000)
+        theirs, keys = mine.twin(), mine.keys(4)
+        assert mine.save(tier, range(4)) == [Outcome.OK] * 4
+        assert tier.held(theirs.namespace, keys, 0) == 0
+        assert theirs.load(tier, range(4)) == [Outcome.MISS] * 4
+        assert theirs.save(tier, range(4)) == [Outcome.OK] * 4
+        for blocks in (mine, theirs):
+            assert tier.held(blocks.namespace, keys, 0) == len(keys)
+            assert blocks.load(tier, range(4)) == [Outcome.OK] * 4
+
+    def test_one_batch_deletes_in_each_namespace_what_it_names_there(
+        self, tier: SharedTier
+    ) -> None:
+        mine = ChainedBlocks(65_000)
+        theirs = mine.twin()
+        mine.save(tier, range(3))
+        theirs.save(tier, range(3))
+        tier.delete([*mine.gets([1]), *theirs.gets([2])])
+        for blocks, gone in ((mine, 1), (theirs, 2)):
+            for number in range(3):
+                expected = Outcome.MISS if number == gone else Outcome.OK
+                assert blocks.load(tier, [number]) == [expected]
+
+    # Coverage.
+
+    def test_the_leading_run_is_counted_up_to_a_hole(self, tier: SharedTier) -> None:
+        blocks = ChainedBlocks(4_000)
         keys = blocks.keys(20)
-        assert tier.held(blocks.world, keys, 0) == 0
+        assert tier.held(blocks.namespace, keys, 0) == 0
         blocks.save(tier, [*range(7), *range(8, 20)])
-        assert tier.held(blocks.world, keys, 0) == 7  # noqa: PLR2004  # the hole
-        assert tier.held(blocks.world, keys, 3) == 4  # noqa: PLR2004  # from 3 to 7
-        assert tier.held(blocks.world, keys, 7) == 0
-        assert tier.held(blocks.world, keys, 8) == 12  # noqa: PLR2004  # to the end
-        assert tier.held(blocks.world, keys, 20) == 0
+        assert tier.held(blocks.namespace, keys, 0) == 7  # noqa: PLR2004  # the hole
+        assert tier.held(blocks.namespace, keys, 3) == 4  # noqa: PLR2004  # from 3 to 7
+        assert tier.held(blocks.namespace, keys, 7) == 0
+        assert tier.held(blocks.namespace, keys, 8) == 12  # noqa: PLR2004  # to the end
+        assert tier.held(blocks.namespace, keys, 20) == 0
 
-    def test_a_run_goes_on_in_the_next_segment(self, tier: Shared) -> None:
-        blocks = Chained(4_000)
+    def test_a_run_goes_on_in_the_next_segment(self, tier: SharedTier) -> None:
+        blocks = ChainedBlocks(4_000)
         keys = blocks.keys(SEGMENT_BLOCKS + 10)
         blocks.save(tier, range(SEGMENT_BLOCKS - 4, SEGMENT_BLOCKS + 8))
-        assert tier.held(blocks.world, keys, 0) == 0
+        assert tier.held(blocks.namespace, keys, 0) == 0
         start = SEGMENT_BLOCKS - 4
-        assert tier.held(blocks.world, keys, start) == 12  # noqa: PLR2004  # as saved
-        assert tier.held(blocks.world, keys, SEGMENT_BLOCKS + 2) == 6  # noqa: PLR2004  # the rest
+        assert tier.held(blocks.namespace, keys, start) == 12  # noqa: PLR2004  # as saved
+        assert tier.held(blocks.namespace, keys, SEGMENT_BLOCKS + 2) == 6  # noqa: PLR2004  # the rest
 
     # Threads.
 
-    def test_what_is_known_is_there(self, tier: Shared, far_side: FarSide) -> None:
-        if not isinstance(tier, Asked):
-            return  # nobody asks it before a write
-        blocks = Chained(400_000)
+    def test_blocks_that_were_not_written_are_not_known(
+        self, tier: SharedTier, remote_side: RemoteSide
+    ) -> None:
+        if not isinstance(tier, Queryable):
+            return  # the store does not query it before a write
+        blocks = ChainedBlocks(400_000)
         puts = blocks.puts(range(6))
         assert not any(tier.known(puts))
         blocks.save(tier, range(3))
         assert not any(tier.known(puts)[3:])
-        far_side.kill()
+        remote_side.kill()
         begun_s = time.monotonic()
         assert not any(tier.known(puts))
         assert time.monotonic() - begun_s <= self.deadline_s + self.slack_s
 
-    def test_many_use_it_at_once(self, tier: Shared) -> None:
-        blocks = Chained(65_000)
+    def test_many_use_it_at_once(self, tier: SharedTier) -> None:
+        blocks = ChainedBlocks(65_000)
         blocks.save(tier, range(16))
         wrong: list[object] = []
 
@@ -265,7 +291,7 @@ class SharedTierContract:
                     assert blocks.save(tier, own) == [Outcome.OK] * 4
                     assert blocks.load(tier, own) == [Outcome.OK] * 4
                     assert blocks.load(tier, [chosen.randrange(16)]) == [Outcome.OK]
-                    assert tier.held(blocks.world, blocks.keys(17), 4) == 12  # noqa: PLR2004
+                    assert tier.held(blocks.namespace, blocks.keys(17), 4) == 12  # noqa: PLR2004
             except BaseException as error:  # noqa: BLE001  # shown by the assertion below
                 wrong.append(error)
 
@@ -278,116 +304,147 @@ class SharedTierContract:
 
     # Trouble.
 
-    def test_a_dead_far_side_is_an_outcome_in_time(self, tier: Shared, far_side: FarSide) -> None:
-        blocks = Chained(65_000)
+    def test_no_answer_is_distinct_from_a_miss(
+        self, tier: SharedTier, remote_side: RemoteSide
+    ) -> None:
+        if not isinstance(tier, AnsweringTier):
+            return
+        blocks = ChainedBlocks(65_000)
         blocks.save(tier, range(3))
-        far_side.kill()
+        keys = blocks.keys(4)
+        assert tier.ask(blocks.namespace, keys, 0) == HeldAnswer(3, Outcome.OK)
+        assert tier.ask(blocks.namespace, keys[:3], 1) == HeldAnswer(2, Outcome.OK)
+        assert tier.ask(blocks.namespace, keys, 3) == HeldAnswer(0, Outcome.OK)
+        assert tier.ask(blocks.namespace, keys, 0, 0.0).outcome is not Outcome.OK
+        remote_side.kill()
+        answer = tier.ask(blocks.namespace, keys, 0)
+        assert answer.blocks == 0
+        assert answer.outcome in (Outcome.GONE, Outcome.LATE)
+
+    def test_a_dead_remote_side_is_an_outcome_in_time(
+        self, tier: SharedTier, remote_side: RemoteSide
+    ) -> None:
+        blocks = ChainedBlocks(65_000)
+        blocks.save(tier, range(3))
+        remote_side.kill()
         self._expect_failure(tier, blocks, {Outcome.GONE, Outcome.LATE})
         self._expect_failure(tier, blocks, {Outcome.GONE, Outcome.LATE, Outcome.MISS})
 
-    def test_a_silent_far_side_is_an_outcome_in_time(self, tier: Shared, far_side: FarSide) -> None:
-        blocks = Chained(65_000)
+    def test_a_stalled_remote_side_is_an_outcome_in_time(
+        self, tier: SharedTier, remote_side: RemoteSide
+    ) -> None:
+        blocks = ChainedBlocks(65_000)
         blocks.save(tier, range(3))
-        far_side.stall()
+        remote_side.stall()
         try:
             self._expect_failure(tier, blocks, {Outcome.GONE, Outcome.LATE})
         finally:
-            far_side.wake()
+            remote_side.wake()
 
     def test_nothing_is_written_into_a_buffer_after_the_call(
-        self, tier: Shared, far_side: FarSide
+        self, tier: SharedTier, remote_side: RemoteSide
     ) -> None:
-        blocks = Chained(2 * MIB)
+        blocks = ChainedBlocks(2 * MIB)
         blocks.save(tier, range(8))
         gets = blocks.gets(range(8))
-        far_side.stall()
+        remote_side.stall()
         try:
             outcomes = tier.read(gets)
         finally:
-            far_side.wake()
+            remote_side.wake()
         assert set(outcomes) <= {Outcome.GONE, Outcome.LATE}
         for get in gets:
             get.into[:] = bytes(len(get.into))
         self._await_recovery(tier, blocks)
         assert all(bytes(get.into) == bytes(len(get.into)) for get in gets)
 
-    def test_it_is_used_again_once_it_is_back(self, tier: Shared, far_side: FarSide) -> None:
-        blocks = Chained(65_000)
+    def test_it_is_used_again_once_it_is_back(
+        self, tier: SharedTier, remote_side: RemoteSide
+    ) -> None:
+        blocks = ChainedBlocks(65_000)
         blocks.save(tier, range(3))
-        far_side.kill()
+        remote_side.kill()
         self._expect_failure(tier, blocks, {Outcome.GONE, Outcome.LATE})
-        far_side.restart()
+        remote_side.restart()
         self._await_recovery(tier, blocks)
-        assert tier.held(blocks.world, blocks.keys(5), 0) == 3  # noqa: PLR2004  # as saved
+        assert tier.held(blocks.namespace, blocks.keys(5), 0) == 3  # noqa: PLR2004  # as saved
         assert blocks.load(tier, range(3)) == [Outcome.OK] * 3
 
-    def test_it_says_so_while_nobody_is_there(self, tier: Shared, far_side: FarSide) -> None:
+    def test_it_reports_that_its_remote_side_is_unreachable(
+        self, tier: SharedTier, remote_side: RemoteSide
+    ) -> None:
         if not isinstance(tier, Reachable):
-            return  # it does not promise to know
-        blocks = Chained(65_000)
+            return  # it does not report this
+        blocks = ChainedBlocks(65_000)
         blocks.save(tier, range(3))
         assert tier.reachable()
-        far_side.kill()
+        remote_side.kill()
         end_s = time.monotonic() + _RECOVERY_S
         while tier.reachable():
-            assert time.monotonic() < end_s, "nobody is there, and it does not say so"
-            tier.held(blocks.world, blocks.keys(3), 0)
-        far_side.restart()
+            assert time.monotonic() < end_s, (
+                "the remote side is dead, but the tier reports it as reachable"
+            )
+            tier.held(blocks.namespace, blocks.keys(3), 0)
+        remote_side.restart()
         self._await_recovery(tier, blocks)
         assert tier.reachable()
 
-    def test_it_opens_although_nobody_answers(self, far_side: FarSide) -> None:
-        blocks = Chained(65_000)
-        far_side.kill()
-        tier = self.make_tier(far_side)
+    def test_it_opens_while_its_remote_side_is_dead(self, remote_side: RemoteSide) -> None:
+        blocks = ChainedBlocks(65_000)
+        remote_side.kill()
+        tier = self.make_tier(remote_side)
         try:
             self._expect_failure(tier, blocks, {Outcome.GONE, Outcome.LATE})
         finally:
             tier.close()
 
-    def test_usage_counts_bytes_and_failures(self, tier: Shared, far_side: FarSide) -> None:
-        blocks, before = Chained(65_000), tier.usage()
+    def test_usage_counts_bytes_and_failures(
+        self, tier: SharedTier, remote_side: RemoteSide
+    ) -> None:
+        blocks, before = ChainedBlocks(65_000), tier.usage()
         blocks.save(tier, range(3))
         blocks.load(tier, range(2))
-        size, usage = blocks.world.record_bytes, tier.usage()
+        size, usage = blocks.namespace.record_bytes, tier.usage()
         assert usage.written_bytes - before.written_bytes == 3 * size
         assert usage.read_bytes - before.read_bytes == 2 * size
         assert usage.failures == before.failures
-        far_side.kill()
+        remote_side.kill()
         blocks.load(tier, [0])
         assert tier.usage().failures > 0
 
-    def test_it_describes_its_far_side(self, tier: Shared, far_side: FarSide) -> None:
+    def test_it_describes_its_remote_side(self, tier: SharedTier, remote_side: RemoteSide) -> None:
         assert tier.describe()["tier"] == tier.name
-        far_side.kill()
+        remote_side.kill()
         begun_s = time.monotonic()
         assert tier.describe()["tier"] == tier.name
         assert time.monotonic() - begun_s <= self.deadline_s + self.slack_s
 
-    def test_after_close_everything_is_gone(self, tier: Shared) -> None:
-        blocks = Chained(4_000)
+    def test_after_close_everything_is_gone(self, tier: SharedTier) -> None:
+        blocks = ChainedBlocks(4_000)
         blocks.save(tier, range(2))
         tier.close()
         tier.close()
         assert blocks.save(tier, [3]) == [Outcome.GONE]
         assert blocks.load(tier, [0]) == [Outcome.GONE]
-        assert tier.held(blocks.world, blocks.keys(2), 0) == 0
+        assert tier.held(blocks.namespace, blocks.keys(2), 0) == 0
         assert tier.describe()["tier"] == tier.name
 
-    def _expect_failure(self, tier: Shared, blocks: Chained, allowed: set[Outcome]) -> None:
-        """Assert that every call fails as allowed, and in time."""
+    def _expect_failure(
+        self, tier: SharedTier, blocks: ChainedBlocks, allowed: set[Outcome]
+    ) -> None:
+        """Assert that every call fails with an allowed outcome, in time."""
         calls: list[tuple[Callable[[], Iterable[object]], set[Any]]] = [
             (lambda: blocks.save(tier, range(3)), {Outcome.GONE, Outcome.LATE}),
             (lambda: blocks.load(tier, range(3)), allowed),
-            (lambda: [tier.held(blocks.world, blocks.keys(3), 0)], {0}),
+            (lambda: [tier.held(blocks.namespace, blocks.keys(3), 0)], {0}),
         ]
-        with Standstills() as watch:
+        with StallWatch() as watch:
             for call, expected in calls:
                 begun_s = time.monotonic()
                 assert set(call()) <= expected
                 assert watch.since(begun_s) <= self.deadline_s + self.slack_s
 
-    def _await_recovery(self, tier: Shared, blocks: Chained) -> None:
+    def _await_recovery(self, tier: SharedTier, blocks: ChainedBlocks) -> None:
         end_s = time.monotonic() + _RECOVERY_S
         while blocks.save(tier, range(3)) != [Outcome.OK] * 3:
             assert time.monotonic() < end_s, f"not used again within {_RECOVERY_S:.0f} s"

@@ -1,4 +1,4 @@
-"""Every promise of `holdfast.tiers.base.Tier` as a test; a tier proves itself with one subclass.
+"""The contract of `tiers.base.LocalTier` as tests: a subclass tests one tier.
 
     class TestMyTier(TierContract):
         durable = True
@@ -6,8 +6,8 @@
         def make_tier(self, folder, capacity_bytes):
             return MyTier(folder, capacity_bytes)
 
-pytest collects the inherited tests. Payloads are a pseudo-random function of the key, so every
-byte that comes back is checked.
+pytest collects the inherited tests. Payloads are a pseudo-random function of the key, so that every
+byte that is read is checked.
 """
 
 from __future__ import annotations
@@ -20,31 +20,33 @@ from typing import ClassVar
 
 import pytest
 
+from holdfast.blocks.namespace import Namespace
+from holdfast.blocks.namespace import namespace_of as namespace_of_header
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
-from holdfast.testing.payloads import is_right, key_of, record_of, world_of
-from holdfast.tiers.base import NOWHERE, Get, Place, Put, Reserved, Tier
+from holdfast.testing.payloads import is_right, key_of, namespace_of, record_of
+from holdfast.tiers.base import NOWHERE, LocalTier, Place, ReservedPlaces, TierGet, TierPut
 
 SIZES = (4_000, 65_000, 300_000)
-"""Payload bytes of the records used: one sector, some, and many."""
+"""Payload bytes of the test records: one sector, some, and many."""
 
 
 class TierContract:
-    """Subclass it, say how to make the tier, and run pytest.
+    """The tests; a subclass makes the tier.
 
-    `durable`: a tier made again on the same folder finds what was written. `capacity_bytes`: asked
-    of `make_tier`; the tier may take a little less.
+    `durable`: a second tier on the same folder finds the records of the first. `capacity_bytes`:
+    the argument of `make_tier`; the tier may have a little less.
     """
 
     durable: ClassVar[bool] = False
     capacity_bytes: ClassVar[int] = 16 << 20
 
-    def make_tier(self, folder: Path, capacity_bytes: int) -> Tier:
-        """Return a new tier; `folder` is empty the first time and the same at a restart."""
+    def make_tier(self, folder: Path, capacity_bytes: int) -> LocalTier:
+        """Return a new tier; `folder` is empty at first, and the same at a restart."""
         raise NotImplementedError
 
     @pytest.fixture
-    def tier(self, tmp_path: Path) -> Iterator[Tier]:
+    def tier(self, tmp_path: Path) -> Iterator[LocalTier]:
         """A fresh tier, closed at the end."""
         tier = self.make_tier(tmp_path, self.capacity_bytes)
         yield tier
@@ -53,66 +55,66 @@ class TierContract:
     # Write and read.
 
     @pytest.mark.parametrize("nbytes", SIZES)
-    def test_what_was_written_is_read(self, tier: Tier, nbytes: int) -> None:
+    def test_what_was_written_is_read(self, tier: LocalTier, nbytes: int) -> None:
         blocks = Blocks(nbytes)
         places = blocks.save(tier, range(8))
         assert NOWHERE not in places
         assert blocks.load(tier, range(8), places) == [Outcome.OK] * 8
 
-    def test_records_of_many_sizes_share_a_tier(self, tier: Tier) -> None:
+    def test_records_of_many_sizes_share_a_tier(self, tier: LocalTier) -> None:
         held = [(blocks, blocks.save(tier, range(4))) for blocks in map(Blocks, SIZES)]
         for blocks, places in held:
             assert blocks.load(tier, range(4), places) == [Outcome.OK] * 4
 
-    def test_places_differ_and_are_not_negative(self, tier: Tier) -> None:
+    def test_places_differ_and_are_not_negative(self, tier: LocalTier) -> None:
         places = tier.reserve([8192] * 20).places
         assert len(set(places)) == 20  # noqa: PLR2004 - as asked
         assert min(places) >= 0
 
-    def test_an_empty_batch_is_nothing(self, tier: Tier) -> None:
-        assert tier.reserve([]) == Reserved([], [])
+    def test_an_empty_batch_is_nothing(self, tier: LocalTier) -> None:
+        assert tier.reserve([]) == ReservedPlaces([], [])
         assert tier.write([]) == []
         assert tier.read([]) == []
         tier.free([])
 
-    def test_buffers_stay_the_callers(self, tier: Tier) -> None:
+    def test_buffers_stay_the_callers(self, tier: LocalTier) -> None:
         blocks = Blocks(65_000)
         record = blocks.record(1)
         before = bytes(record[16:])
         [place] = tier.reserve([len(record)]).places
-        assert tier.write([Put(place, record)]) == [Outcome.OK]
+        assert tier.write([TierPut(place, record)]) == [Outcome.OK]
         assert bytes(record[16:]) == before, "only the 16-byte mark may change"
         record[:] = bytes(len(record))
         assert blocks.load(tier, [1], [place]) == [Outcome.OK]
 
-    def test_an_unaligned_buffer_is_served_too(self, tier: Tier) -> None:
+    def test_an_unaligned_buffer_is_served_too(self, tier: LocalTier) -> None:
         blocks = Blocks(65_000)
         size = len(blocks.record(1))
         [place] = tier.reserve([size]).places
         shifted = memoryview(bytearray(size + 17))[17:]
         shifted[:] = blocks.record(1)
-        assert tier.write([Put(place, shifted)]) == [Outcome.OK]
+        assert tier.write([TierPut(place, shifted)]) == [Outcome.OK]
         shifted[:] = bytes(size)
-        assert tier.read([Get(place, blocks.key(1), shifted, blocks.world)]) == [Outcome.OK]
-        assert is_right(shifted, blocks.world, blocks.key(1))
+        assert tier.read([TierGet(place, blocks.key(1), shifted, blocks.namespace)]) == [Outcome.OK]
+        assert is_right(shifted, blocks.namespace, blocks.key(1))
 
-    # What is not there.
+    # Misses.
 
-    def test_a_reserved_place_holds_nothing(self, tier: Tier) -> None:
+    def test_a_reserved_place_holds_nothing(self, tier: LocalTier) -> None:
         blocks = Blocks(4_000)
         places = tier.reserve([len(blocks.record(1))]).places
         blocks.expect_nothing(tier, [1], places)
 
-    def test_another_key_is_never_served(self, tier: Tier) -> None:
+    def test_another_key_is_never_served(self, tier: LocalTier) -> None:
         blocks = Blocks(4_000)
         places = blocks.save(tier, range(4))
         blocks.expect_nothing(tier, range(4), places[1:] + places[:1])
 
-    def test_a_place_that_never_was_is_a_miss(self, tier: Tier) -> None:
+    def test_a_place_that_never_was_is_a_miss(self, tier: LocalTier) -> None:
         blocks = Blocks(4_000)
         blocks.expect_nothing(tier, [1, 2], [Place(1 << 50), Place(12_345)])
 
-    def test_a_freed_place_is_a_miss_or_another_record(self, tier: Tier) -> None:
+    def test_a_freed_place_is_a_miss_or_another_record(self, tier: LocalTier) -> None:
         blocks = Blocks(65_000)
         places = blocks.save(tier, range(6))
         tier.free(places[:3])
@@ -120,26 +122,26 @@ class TierContract:
         assert blocks.load(tier, range(3, 6), places[3:]) == [Outcome.OK] * 3
         tier.free(places[:3])
 
-    def test_writing_where_nothing_is_reserved_fails(self, tier: Tier) -> None:
+    def test_writing_where_nothing_is_reserved_fails(self, tier: LocalTier) -> None:
         blocks = Blocks(4_000)
         record = blocks.record(1)
         [place] = tier.reserve([len(record)]).places
         tier.free([place])
-        assert tier.write([Put(place, record)]) != [Outcome.OK]
+        assert tier.write([TierPut(place, record)]) != [Outcome.OK]
         blocks.expect_nothing(tier, [1], [place])
 
-    # Room.
+    # Capacity.
 
-    def test_a_size_it_can_never_hold_gets_nowhere(self, tier: Tier) -> None:
+    def test_a_size_it_can_never_hold_gets_nowhere(self, tier: LocalTier) -> None:
         found = tier.reserve([tier.usage().capacity_bytes * 2, 8192])
         assert found.places[0] == NOWHERE
         assert found.places[1] != NOWHERE
 
-    def test_full_is_said_and_freed_room_is_found_again(self, tier: Tier) -> None:
+    def test_a_full_tier_reserves_nowhere_and_freed_places_again(self, tier: LocalTier) -> None:
         size = len(Blocks(300_000).record(0))
         places: list[Place] = []
         while (found := tier.reserve([size])).places != [NOWHERE]:
-            assert not found.dropped, "nothing was written, so there is nothing to give up"
+            assert not found.dropped, "no record was written, so none can be dropped"
             places += found.places
             assert len(places) * size <= tier.usage().capacity_bytes
         assert len(places) * size >= tier.usage().capacity_bytes // 2
@@ -147,7 +149,7 @@ class TierContract:
         again = tier.reserve([size] * (len(places) // 2)).places
         assert NOWHERE not in again
 
-    def test_what_is_dropped_is_named_and_the_rest_stays(self, tier: Tier) -> None:
+    def test_what_is_dropped_is_named_and_the_rest_stays(self, tier: LocalTier) -> None:
         blocks = Blocks(300_000)
         held: dict[bytes, tuple[int, Place]] = {}
         for number in range(3 * self.capacity_bytes // 300_000):
@@ -156,14 +158,38 @@ class TierContract:
                 assert held.pop(dropped.key)[1] == dropped.place
             if found.places == [NOWHERE]:
                 break
-            assert tier.write([Put(found.places[0], blocks.record(number))]) == [Outcome.OK]
+            assert tier.write([TierPut(found.places[0], blocks.record(number))]) == [Outcome.OK]
             held[blocks.key(number)] = (number, found.places[0])
         assert tier.usage().records == len(held)
         assert len(held) * 300_000 >= tier.usage().capacity_bytes // 2
         numbers, places = zip(*held.values(), strict=True)
         assert blocks.load(tier, numbers, places) == [Outcome.OK] * len(held)
 
-    def test_usage_adds_up(self, tier: Tier) -> None:
+    def test_the_same_key_in_two_namespaces_is_two_records(self, tier: LocalTier) -> None:
+        mine, theirs = Blocks(65_000), Blocks(65_000, seed=1)
+        here, there = mine.save(tier, range(4)), theirs.save(tier, range(4))
+        assert set(here).isdisjoint(there)
+        tier.free(here[:1])
+        assert mine.load(tier, range(1, 4), here[1:]) == [Outcome.OK] * 3
+        assert theirs.load(tier, range(4), there) == [Outcome.OK] * 4
+
+    def test_what_is_dropped_is_named_with_its_namespace(self, tier: LocalTier) -> None:
+        blocks, held = (
+            [Blocks(300_000), Blocks(300_000, seed=1)],
+            dict[Place, tuple[Namespace, bytes]](),
+        )
+        for number in range(3 * self.capacity_bytes // 300_000):
+            one = blocks[number % 2]
+            found = one.reserve(tier)
+            for dropped in found.dropped:
+                assert held.pop(dropped.place) == (dropped.namespace, dropped.key)
+            if found.places == [NOWHERE]:
+                break
+            record = one.record(number // 2)
+            assert tier.write([TierPut(found.places[0], record)]) == [Outcome.OK]
+            held[found.places[0]] = one.namespace, one.key(number // 2)
+
+    def test_usage_adds_up(self, tier: LocalTier) -> None:
         blocks = Blocks(65_000)
         size = len(blocks.record(0))
         assert (tier.usage().used_bytes, tier.usage().records) == (0, 0)
@@ -176,7 +202,7 @@ class TierContract:
 
     # Threads.
 
-    def test_readers_and_writers_do_not_disturb_one_another(self, tier: Tier) -> None:
+    def test_readers_and_writers_do_not_disturb_one_another(self, tier: LocalTier) -> None:
         blocks = Blocks(65_000)
         kept = blocks.save(tier, range(16))
         wrong: list[object] = []
@@ -201,7 +227,7 @@ class TierContract:
             thread.join()
         assert wrong == []
 
-    def test_a_reader_during_reuse_never_sees_wrong_bytes(self, tier: Tier) -> None:
+    def test_a_reader_during_reuse_never_sees_wrong_bytes(self, tier: LocalTier) -> None:
         blocks = Blocks(65_000)
         places = blocks.save(tier, range(8))
         stop = threading.Event()
@@ -226,15 +252,17 @@ class TierContract:
 
     # The end, and after.
 
-    def test_after_close_everything_is_gone(self, tier: Tier) -> None:
+    def test_after_close_everything_is_gone(self, tier: LocalTier) -> None:
         blocks = Blocks(4_000)
         record = blocks.record(1)
         places = tier.reserve([len(record)] * 2).places
-        assert tier.write([Put(places[0], record)]) == [Outcome.OK]
+        assert tier.write([TierPut(places[0], record)]) == [Outcome.OK]
         tier.close()
         tier.close()
-        assert tier.write([Put(places[1], record)]) == [Outcome.GONE]
-        assert tier.read([Get(places[0], blocks.key(1), record, blocks.world)]) == [Outcome.GONE]
+        assert tier.write([TierPut(places[1], record)]) == [Outcome.GONE]
+        assert tier.read([TierGet(places[0], blocks.key(1), record, blocks.namespace)]) == [
+            Outcome.GONE
+        ]
 
     def test_what_survives_is_what_was_written(self, tmp_path: Path) -> None:
         blocks = Blocks(65_000)
@@ -252,6 +280,25 @@ class TierContract:
                 again = [survivor.place for survivor in found]
                 assert blocks.load(second, range(2, 20), again) == [Outcome.OK] * 18
                 assert second.usage().records == 18  # noqa: PLR2004 - as saved
+        finally:
+            second.close()
+
+    def test_records_of_one_key_in_two_namespaces_survive_both(self, tmp_path: Path) -> None:
+        mine, theirs = Blocks(65_000), Blocks(65_000, seed=1)
+        first = self.make_tier(tmp_path, self.capacity_bytes)
+        for number in range(4):
+            mine.save(first, [number])
+            theirs.save(first, [number])
+        first.close()
+        second = self.make_tier(tmp_path, self.capacity_bytes)
+        try:
+            found = list(second.survivors())
+            names = [(namespace_of_header(each.header), each.header.key) for each in found]
+            both = [(one.namespace, one.key(n)) for n in range(4) for one in (mine, theirs)]
+            assert names == (both if self.durable else [])
+            for blocks in (mine, theirs) if self.durable else ():
+                places = [e.place for e in found if e.header.domain == blocks.namespace.domain]
+                assert blocks.load(second, range(4), places) == [Outcome.OK] * 4
         finally:
             second.close()
 
@@ -274,43 +321,50 @@ class TierContract:
 
 
 class Blocks:
-    """Test blocks of one size, by number, and their way in and out of a tier."""
+    """Test blocks of one size, by number, with methods that write, read and check them."""
 
-    def __init__(self, payload_bytes: int) -> None:
-        self.world = world_of(payload_bytes)
+    def __init__(self, payload_bytes: int, seed: int = 0) -> None:
+        self.namespace = namespace_of(payload_bytes, seed)
 
     def key(self, number: int) -> bytes:
         """Return the key of block `number`."""
-        return key_of(number, self.world.payload_bytes)
+        return key_of(number, self.namespace.payload_bytes)
 
     def record(self, number: int) -> memoryview:
         """Return the packed record of block `number`, in memory of its own."""
-        return record_of(self.world, self.key(number))
+        return record_of(self.namespace, self.key(number))
 
-    def reserve(self, tier: Tier) -> Reserved:
-        """Ask for one place."""
-        return tier.reserve([self.world.record_bytes])
+    def reserve(self, tier: LocalTier) -> ReservedPlaces:
+        """Reserve one place."""
+        return tier.reserve([self.namespace.record_bytes])
 
-    def save(self, tier: Tier, numbers: Sequence[int]) -> list[Place]:
-        """Reserve and write blocks that there must be room for; return their places."""
-        places = tier.reserve([self.world.record_bytes] * len(numbers)).places
-        puts = [Put(place, self.record(n)) for place, n in zip(places, numbers, strict=True)]
+    def save(self, tier: LocalTier, numbers: Sequence[int]) -> list[Place]:
+        """Reserve and write blocks, which must fit; return their places."""
+        places = tier.reserve([self.namespace.record_bytes] * len(numbers)).places
+        puts = [TierPut(place, self.record(n)) for place, n in zip(places, numbers, strict=True)]
         assert tier.write(puts) == [Outcome.OK] * len(puts)
         return places
 
-    def load(self, tier: Tier, numbers: Sequence[int], places: Sequence[Place]) -> list[Outcome]:
-        """Read blocks; CORRUPT where OK does not verify. Raises if it does with wrong bytes."""
+    def load(
+        self, tier: LocalTier, numbers: Sequence[int], places: Sequence[Place]
+    ) -> list[Outcome]:
+        """Read blocks; return the outcomes, with CORRUPT for OK blocks that do not verify.
+
+        Raises AssertionError for a block that verifies with wrong bytes.
+        """
         gets = [
-            Get(place, self.key(n), aligned_buffer(self.world.record_bytes), self.world)
+            TierGet(place, self.key(n), aligned_buffer(self.namespace.record_bytes), self.namespace)
             for n, place in zip(numbers, places, strict=True)
         ]
         outcomes = []
         for get, outcome in zip(gets, tier.read(gets), strict=True):
-            right = outcome is Outcome.OK and is_right(get.into, self.world, get.key)
+            right = outcome is Outcome.OK and is_right(get.into, self.namespace, get.key)
             outcomes.append(Outcome.CORRUPT if outcome is Outcome.OK and not right else outcome)
         return outcomes
 
-    def expect_nothing(self, tier: Tier, numbers: Sequence[int], places: Sequence[Place]) -> None:
-        """Assert that a read is a MISS, or brings bytes that do not verify for the key."""
+    def expect_nothing(
+        self, tier: LocalTier, numbers: Sequence[int], places: Sequence[Place]
+    ) -> None:
+        """Assert that each read is a MISS or returns bytes that do not verify for the key."""
         outcomes = self.load(tier, numbers, places)
         assert set(outcomes) <= {Outcome.MISS, Outcome.CORRUPT}

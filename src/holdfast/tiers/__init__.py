@@ -1,1 +1,1 @@
-"""Places that keep envelopes they cannot read."""
+"""Storage tiers: they keep records without reading their payloads."""

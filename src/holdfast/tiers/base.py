@@ -1,12 +1,12 @@
-"""The tier interface: reserve, write, read, free, survive.
+"""The tier interface: reserve, write, read and free records, and recover them after a restart.
 
-A tier keeps *records* (envelope header, payload, tag, padding to 4 KiB) at *places* it chooses. It
-never looks behind the 128-byte header and never decides what is worth keeping: the store does.
-`holdfast.testing.tier_contract` holds every promise below as a test; a vendor's tier proves itself
-with one subclass of it.
+A tier stores *records* (envelope header, payload, tag, padding to 4 KiB) at *places* it chooses. It
+reads only the 128-byte header and leaves the choice of records to the store.
+`holdfast.testing.tier_contract` tests every promise below; a vendor certifies a tier with one
+subclass of it.
 
-Ownership: buffers passed in stay the caller's and are neither kept nor changed after the call
-returns, except that `write` may re-stamp the 16-byte mark of the records it is given.
+Ownership: the caller keeps the buffers it passes. A tier neither uses nor changes a buffer after
+the call returns, except that `write` may update the 16-byte mark of the records it is given.
 Threads: every method may be called from any thread.
 """
 
@@ -19,58 +19,72 @@ from typing import Any, ClassVar, Literal, NamedTuple, NewType, Protocol, runtim
 import msgspec
 
 from holdfast.blocks.envelope import Header
-from holdfast.blocks.world import World
+from holdfast.blocks.namespace import Namespace
 from holdfast.errors import Outcome
 
 Place = NewType("Place", int)
-"""Where a tier put a record: a number >= 0 that only this tier understands."""
+"""Location of a record on a tier: a number >= 0 with a meaning to this tier only."""
 
 NOWHERE = Place(-1)
-"""No place: the block is not on this tier, or there was no room."""
+"""No place: the block is not on this tier, or the tier is full."""
 
 
-class Dropped(NamedTuple):
-    """A block the tier gave up to make room. Its place must leave the index before any reuse."""
+class DroppedBlock(NamedTuple):
+    """A block that the tier evicted. The caller removes its place from the index before any reuse.
+
+    Key and namespace are those of the record's header. The same key in another namespace is
+    another block.
+    """
 
     key: bytes
     place: Place
+    namespace: Namespace
 
 
-class Reserved(NamedTuple):
-    """What `reserve` found: one place per asked size (NOWHERE where none), and what it gave up."""
+class ReservedPlaces(NamedTuple):
+    """Result of `reserve`: a place per requested size (NOWHERE if none), and the evicted blocks."""
 
     places: list[Place]
-    dropped: list[Dropped]
+    dropped: list[DroppedBlock]
 
 
-class Put(NamedTuple):
-    """One record on its way into a tier: a reserved place and a whole, packed record."""
+class TierPut(NamedTuple):
+    """One record to write: its reserved place and the complete, packed record."""
 
     place: Place
     record: memoryview
 
 
-class Get(NamedTuple):
-    """One record wanted: its place, its key and an aligned buffer of the record's length.
+class TierGet(NamedTuple):
+    """One record to read: its place, its key and an aligned buffer of the record's length.
 
-    A tier of this store's own needs no more; a shared one is also told the world.
+    A local tier needs only these; a shared tier also needs the namespace.
     """
 
     place: Place
     key: bytes
     into: memoryview
-    world: World | None = None
+    namespace: Namespace | None = None
 
 
-class Survivor(NamedTuple):
-    """A record found on a tier at start, with its place."""
+def required_namespace(get: TierGet) -> Namespace:
+    """Return the namespace of a request to a shared tier; raise ValueError if it has none."""
+    if get.namespace is None:
+        raise ValueError(
+            f"block {get.key.hex()}: a shared tier needs its namespace; set TierGet.namespace"
+        )
+    return get.namespace
+
+
+class SurvivingRecord(NamedTuple):
+    """A record that a tier holds from an earlier process, and its place."""
 
     header: Header
     place: Place
 
 
-class Usage(msgspec.Struct, frozen=True):
-    """How full a tier is, in bytes and records, and what it has refused or lost since start."""
+class TierUsage(msgspec.Struct, frozen=True):
+    """Usage of a tier in bytes and records, and its counters since start."""
 
     capacity_bytes: int
     used_bytes: int
@@ -81,152 +95,211 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Tier(Protocol):
-    """A place that keeps records. See the module's text for ownership and threads."""
+    """The methods that local and shared tiers have in common.
+
+    The module's docstring states the rules for ownership and threads.
+    """
 
     name: str
 
-    def reserve(self, sizes: Sequence[int]) -> Reserved:
-        """Find places for records of these sizes (bytes, multiples of 4 KiB).
+    def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
+        """Write records to their places; return OK, FULL, GONE or CORRUPT for each.
 
-        State only: no I/O, so it may be called under the store's lock. A size the tier can never
-        hold, or cannot hold now, gets NOWHERE. A reserved place holds nothing until written.
+        A record is readable after OK.
         """
         ...
 
-    def write(self, batch: Sequence[Put]) -> list[Outcome]:
-        """Write records to their places: OK, or FULL / GONE / CORRUPT where it failed.
+    def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
+        """Read records into their buffers; return OK, MISS (record not held) or GONE (I/O error).
 
-        A place that failed is free again and holds nothing. After OK the record is readable.
+        OK means only that the tier returned the bytes at the place; the caller verifies them.
         """
         ...
 
-    def read(self, batch: Sequence[Get]) -> list[Outcome]:
-        """Read records into their buffers: OK, MISS (reused or freed place), GONE (I/O error).
+    def usage(self) -> TierUsage:
+        """Return current usage and counters."""
+        ...
 
-        OK promises only that the tier returned what lies there; the caller verifies.
+    def close(self) -> None:
+        """Write state that must survive and release the medium. Later calls return GONE."""
+        ...
+
+
+@runtime_checkable
+class LocalTier(Tier, Protocol):
+    """A tier that only this store writes to: the store reserves and frees its places.
+
+    A place whose `write` failed is free again and holds nothing.
+    """
+
+    def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
+        """Allocate places for records of these sizes (bytes, multiples of 4 KiB).
+
+        Does no I/O, so the store may call it under its lock. A size that the tier cannot hold, now
+        or ever, gets NOWHERE. A reserved place holds nothing until it is written.
         """
         ...
 
     def free(self, places: Sequence[Place]) -> None:
-        """Forget these places; later reads of them are a MISS or another record, never an error."""
+        """Release these places. A later read of one is a MISS or another record, never an error."""
         ...
 
-    def survivors(self) -> Iterator[Survivor]:
-        """Yield what an earlier process left here, oldest first; empty for a volatile tier.
+    def survivors(self) -> Iterator[SurvivingRecord]:
+        """Yield the records of an earlier process, oldest first; none on a volatile tier.
 
-        Called once, after construction, while the tier already serves.
+        Called once, after construction, while the tier already serves other calls.
         """
-        ...
-
-    def usage(self) -> Usage:
-        """Return current fill and counters."""
-        ...
-
-    def close(self) -> None:
-        """Flush what must survive and release the medium. Later calls answer GONE."""
         ...
 
 
 @runtime_checkable
-class Fleeting(Tier, Protocol):
-    """A tier of memory: nothing wears, and what lies there alone is gone with the process.
+class Volatile(LocalTier, Protocol):
+    """A tier whose contents are lost with the process (memory); writes cause no wear.
 
-    So a copy there does not stand for one that still waits to be written further down, and what
-    comes up from below it is offered to it on the way.
+    A copy here does not count as persisted: a pending write to a lower tier still happens. Blocks
+    promoted from lower tiers are offered to it.
     """
 
-    fleeting: ClassVar[Literal[True]]
+    volatile: ClassVar[Literal[True]]
 
 
 @runtime_checkable
-class Wiping(Tier, Protocol):
-    """A tier whose medium keeps the bytes of what is freed, and that can overwrite them."""
+class Erasable(LocalTier, Protocol):
+    """A tier whose medium keeps the bytes of freed records, and that can overwrite them."""
 
-    def wipe(self, survivor: Survivor) -> None:
-        """Overwrite a survivor's record; call while `survivors` has not been asked for the next.
+    def wipe(self, survivor: SurvivingRecord) -> None:
+        """Overwrite a survivor's record; call it before taking the next one from `survivors`.
 
-        One that can not be written stays as it is, and counts as a failure of the medium.
+        If the write fails, the record stays as it is and a failure of the medium is counted.
         """
         ...
 
 
 @runtime_checkable
-class Shared(Tier, Protocol):
-    """A tier that other stores write to as well: what it holds is asked, not known.
+class Lockable(LocalTier, Protocol):
+    """A tier that locks its medium for the process that opened it."""
 
-    The place of a block is that of its segment (`segment_place`); `free` forgets nothing, and
-    `survivors` is empty: whoever needs a block asks for it. A `read` may stop at a hole: what lies
-    behind it in the batch may be a MISS too.
+    def give_up_copy(self) -> None:
+        """Close the tier's descriptors in a forked child; the lock stays with the parent.
+
+        Takes no lock and writes nothing.
+        """
+        ...
+
+
+@runtime_checkable
+class SharedTier(Tier, Protocol):
+    """A tier that several stores write to, so a store looks up which blocks it holds.
+
+    The stores may serve different domains. A record belongs to the namespace in its header: the
+    same key in two namespaces is two records, and neither replaces or hides the other.
+
+    The place of a block is that of its segment (`segment_place`). A `read` may stop at the first
+    missing record: records after it in the batch may be a MISS too.
     """
 
     def held(
-        self, world: World, keys: Sequence[bytes], start: int, within_s: float = math.inf
+        self, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float = math.inf
     ) -> int:
-        """Return how many blocks of a chain are held in a row, from block `start` on.
+        """Return the number of consecutive blocks of a chain that are held, from block `start` on.
 
-        `keys` starts with the first block of the chain. Bounded in time, by the tier's own limit
-        or `within_s` if that is less; not answered is 0.
+        `keys` starts with the first block of the chain. Returns within the tier's own limit, or
+        within `within_s` seconds if that is shorter; returns 0 if there is no answer.
         """
         ...
 
-    def condemn(self, batch: Sequence[Get]) -> None:
-        """Have records deleted that were read and did not verify, so that a write replaces them.
+    def delete_corrupt(self, batch: Sequence[TierGet]) -> None:
+        """Report records that were read and failed verification.
 
-        Whatever lies in the buffers is of no interest. Bounded in time; nothing is promised.
+        The remote side, or the tier by reading again, checks each record without a key
+        (`codec.pack.check_without_key`) and deletes it only if this check fails: a reader with
+        another key ring must not delete records that other readers can open. A sealed record that
+        passes stays. The next `write` of its block by the reporter replaces it if the new record is
+        sealed with the same data key or with one of a later epoch. The buffers' content is
+        ignored. Best effort, bounded in time.
+        """
+        ...
+
+    def delete(self, batch: Sequence[TierGet]) -> None:
+        """Delete records unchecked: their domain was erased, or their data key was retired.
+
+        Best effort, bounded in time.
         """
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Return plain data about the far side for people to look at; may ask it, bounded."""
+        """Return plain data about the remote side for display; may query it, bounded in time."""
+        ...
+
+
+class HeldAnswer(NamedTuple):
+    """Number of consecutive blocks held, and OK if the tier knows that the next one is missing.
+
+    LATE or GONE: the following blocks may be held too, but the tier had no answer in time (LATE) or
+    reached no server (GONE).
+    """
+
+    blocks: int
+    outcome: Outcome
+
+
+@runtime_checkable
+class AnsweringTier(SharedTier, Protocol):
+    """A shared tier that distinguishes "not held" from "no answer"."""
+
+    def ask(
+        self, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float = math.inf
+    ) -> HeldAnswer:
+        """Like `held`, with the outcome of the lookup."""
         ...
 
 
 @runtime_checkable
-class Reachable(Shared, Protocol):
-    """A shared tier that knows whether its far side is there."""
+class Reachable(SharedTier, Protocol):
+    """A shared tier that knows whether its remote side is reachable."""
 
     def reachable(self) -> bool:
-        """Return whether anybody would be asked or written to just now; quick, changes nothing.
+        """Return whether the tier would send a call to any server now; fast, no side effects.
 
-        While nobody would, a store neither asks nor prepares what it would write.
+        While it returns False, a store sends no lookups and prepares no writes.
         """
         ...
 
 
 @runtime_checkable
-class Asked(Shared, Protocol):
-    """A shared tier that is asked what it holds before anything is made ready for it."""
+class Queryable(SharedTier, Protocol):
+    """A shared tier that can tell, before a write is prepared, which blocks it already holds."""
 
-    def known(self, batch: Sequence[Put]) -> list[bool]:
-        """Return which of these blocks are wherever a `write` would put them, by their headers.
+    def known(self, batch: Sequence[TierPut]) -> list[bool]:
+        """Return for each block whether it is held where `write` would put it, by its header.
 
-        Those need not be sealed nor written. Bounded in time; not answered, or not worth a
-        question, is False.
+        The caller need not seal or write a block that is held. Bounded in time; False if there is
+        no answer, or if the tier prefers a write to a query.
         """
         ...
 
 
 @runtime_checkable
-class Moving(Reachable, Protocol):
-    """A shared tier whose far side comes and goes in parts, and that says what to write again."""
+class Rebalancing(Reachable, Protocol):
+    """A shared tier whose members join and leave, and that reports which blocks to rewrite."""
 
-    def strayed(self, keys: Sequence[bytes], record_bytes: int) -> set[bytes]:
-        """Return which of these were last read from where they no longer belong; each once.
+    def misplaced(self, namespace: Namespace, keys: Sequence[bytes]) -> set[bytes]:
+        """Return the blocks that were last read from a member they no longer belong to; each once.
 
-        Only as many as may be written again just now: a change must not flood the far side.
+        Returns at most as many as may be rewritten now, so that a change does not flood the pool.
         """
         ...
 
     def lost(self) -> Callable[[Place], bool] | None:
-        """Return which places lost what lay there since this was last asked; None where none did.
+        """Return a test for places that lost records since the last call; None if none did.
 
-        It may say so of a place that lost nothing: what is written again costs a question.
+        The test may give false positives: rewriting a record that is still held costs one query.
         """
         ...
 
 
 def is_away(tier: Tier) -> bool:
-    """Return whether a tier says that nobody is there to ask or to write to."""
+    """Return whether a tier reports that its remote side is unreachable."""
     return isinstance(tier, Reachable) and not tier.reachable()
 
 

@@ -1,12 +1,12 @@
-"""A gate before a medium: work enters until it shuts, and shutting waits for what is inside."""
+"""A gate in front of a medium: shutting it rejects new work and waits for work in progress."""
 
 from __future__ import annotations
 
 import threading
 
 
-class Gate:
-    """Counts what is under way. Any thread may call."""
+class MediumGate:
+    """Counts work in progress, so that a close can wait for it. Thread-safe."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -14,19 +14,19 @@ class Gate:
         self._shut = False
 
     def enter(self) -> bool:
-        """Go in, unless it is shut; `leave` must follow."""
+        """Begin work and return True, or return False if the gate is shut; `leave` follows True."""
         with self._condition:
             self._inside += not self._shut
             return not self._shut
 
     def leave(self) -> None:
-        """Come out."""
+        """End work."""
         with self._condition:
             self._inside -= 1
             self._condition.notify_all()
 
     def shut(self) -> bool:
-        """Let nothing in any more and wait until all have left; False if it was shut before."""
+        """Reject new work and wait for work in progress; return False if it was shut before."""
         with self._condition:
             first, self._shut = not self._shut, True
             self._condition.wait_for(lambda: not self._inside)
@@ -34,5 +34,5 @@ class Gate:
 
     @property
     def is_shut(self) -> bool:
-        """Whether nothing may enter."""
+        """Whether the gate is shut."""
         return self._shut

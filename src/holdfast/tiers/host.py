@@ -1,9 +1,13 @@
 """The host tier: slots in shared-memory arenas, one arena per domain, in size classes.
 
-An arena is a memfd that engines of its domain map, so a block is read and written in place. Slots
-of one size come from *runs* of whole chunks; all arenas draw their chunks from one budget, so
-domains share the host's memory without ever sharing a page: a run that empties is given back to
-the kernel before another domain can be given memory.
+An arena is a memfd that the engines of its domain map, so they read and write blocks in place.
+Slots of one size come from *runs* of whole chunks. All arenas take their chunks from one budget, so
+domains share the host's memory without sharing a page: an empty run returns its memory to the
+kernel before another domain can use the budget.
+
+A process that maps an arena can touch all of it, and the kernel then backs free chunks with memory
+that the budget does not count. `reclaim` detects such pages by the size that the kernel reports for
+the file, and returns them.
 """
 
 from __future__ import annotations
@@ -27,30 +31,43 @@ from holdfast.buffers import (
 )
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
-from holdfast.tiers.base import NOWHERE, Get, Place, Put, Reserved, Survivor, Usage
+from holdfast.tiers.base import (
+    NOWHERE,
+    Place,
+    ReservedPlaces,
+    SurvivingRecord,
+    TierGet,
+    TierPut,
+    TierUsage,
+)
 
 CHUNK_BYTES = 64 * MIB
 NAMELESS = -1
-"""The name of a slot that nobody named: it is free, being filled, or still read."""
+"""Name of a slot without a name: it is free, being written, or still being read."""
 
 AHEAD_CHUNKS = 8
-"""Free chunks whose memory is brought in, for all arenas together; each may have one at least."""
+"""Most free chunks that are prefaulted, over all arenas; every arena may have at least one."""
 
 _SLOTS_PER_RUN = 8
+"""Least number of slots in a run, unless the arena has no room for such a run."""
+
+_STAT_BLOCK_BYTES = 512
+"""Unit of `st_blocks`, on every file system (stat(2))."""
+
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-class Budget:
-    """The bytes all arenas of a host may use together, counted in chunks.
+class HostBudget:
+    """The bytes that all arenas of a host may use together, counted in chunks.
 
-    `ahead_chunks` are free, and their memory was brought in for one of the `arenas` all the same.
+    `prefaulted_chunks` of the `free_chunks` already have memory, in one of the `arenas`.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
         self.chunk_bytes = min(CHUNK_BYTES, align_up(max(capacity_bytes // 16, 1)))
         self.chunks = capacity_bytes // self.chunk_bytes
         self.free_chunks = self.chunks
-        self.ahead_chunks = 0
+        self.prefaulted_chunks = 0
         self.arenas = 0
         self.lock = threading.Lock()
 
@@ -60,24 +77,31 @@ class Budget:
         return self.chunks * self.chunk_bytes
 
 
-class Ground(Protocol):
-    """Memory that slots are laid out in."""
+class ArenaMemory(Protocol):
+    """Memory that holds slots."""
 
     @property
     def view(self) -> memoryview:
-        """All of it."""
+        """Return all of the memory."""
         ...
 
     def populate(self, offset: int, nbytes: int) -> None:
-        """Bring pages in ahead of use, where that can be."""
+        """Fault pages in ahead of use, if the memory supports it."""
         ...
 
     def give_back(self, offset: int, nbytes: int) -> None:
-        """Say that what lies there is of no use any more."""
+        """Return pages to the kernel; their contents are lost."""
+        ...
+
+    def resident_bytes(self) -> int:
+        """Return the bytes of memory that the kernel holds for it, swapped pages included.
+
+        0 if no other process can map it: then only the tier faults pages in.
+        """
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the memory."""
         ...
 
 
@@ -88,7 +112,7 @@ class Arena:
         self.nbytes = nbytes
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, nbytes)
-        # Whoever could shrink it could end every process that has it mapped.
+        # A process that shrank the file would crash every process that maps it.
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
         self._memory = SharedMapping(self.fd, nbytes)
         keep_from_dumps(self._memory)
@@ -96,22 +120,31 @@ class Arena:
         self.view = self._memory.view
 
     def populate(self, offset: int, nbytes: int) -> None:
-        """Bring pages in, huge ones where they can be had."""
+        """Fault pages in, as huge pages if possible."""
         populate(self._memory, offset, nbytes)
 
     def give_back(self, offset: int, nbytes: int) -> None:
-        """Return pages to the kernel; they read as zeros from now on."""
+        """Return pages to the kernel; they read as zeros afterwards."""
         self._memory.madvise(mmap.MADV_REMOVE, offset, nbytes)
 
+    def resident_bytes(self) -> int:
+        """Return the bytes that the kernel holds for the file, faulted in by any process."""
+        return os.fstat(self.fd).st_blocks * _STAT_BLOCK_BYTES
+
     def close(self) -> None:
-        """Close the descriptor; the memory lives on while others map it."""
+        """Close the descriptor; the memory exists for as long as a process maps it."""
         os.close(self.fd)
+
+    def give_up_copy(self) -> None:
+        """Replace the mapping by private memory in a forked child, so that it shares no byte."""
+        os.close(self.fd)
+        self._memory.give_up_copy()
 
 
 class PrivateArena:
-    """Memory that no other process maps, on huge pages: what it holds is sent, never lent.
+    """Memory that no other process maps, on huge pages: its blocks are copied, not mapped.
 
-    Copies between a socket and huge pages spend about a tenth less.
+    A copy between a socket and huge pages takes about a tenth less time.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -119,19 +152,23 @@ class PrivateArena:
         self.view = memoryview(self._memory)
 
     def populate(self, offset: int, nbytes: int) -> None:
-        """Bring pages in, huge ones where they can be had."""
+        """Fault pages in, as huge pages if possible."""
         populate(self._memory, offset, nbytes)
 
     def give_back(self, offset: int, nbytes: int) -> None:
-        """Return pages to the kernel; they read as zeros from now on."""
+        """Return pages to the kernel; they read as zeros afterwards."""
         self._memory.madvise(mmap.MADV_DONTNEED, offset, nbytes)
 
+    def resident_bytes(self) -> int:
+        """Return 0: no other process maps the memory."""
+        return 0
+
     def close(self) -> None:
-        """Nothing to close: the memory goes with its last view."""
+        """Do nothing: the memory is freed with its last view."""
 
 
 class _Run:
-    """A stretch of whole chunks cut into slots of one size, of which some have a name."""
+    """Consecutive whole chunks, divided into slots of one size; slots in use may have a name."""
 
     __slots__ = ("chunks", "first", "free", "named", "names", "slot_bytes", "used")
 
@@ -146,45 +183,47 @@ class _Run:
         self.names = array("i", [NAMELESS]) * slots
 
     def name(self, slot: int, number: int) -> None:
-        """Name a slot, or have it nameless again."""
+        """Set the name of a slot, or remove it (`NAMELESS`)."""
         self.named += (number != NAMELESS) - (self.names[slot] != NAMELESS)
         self.names[slot] = number
 
 
 class HostTier:
-    """One domain's slots. A place is the byte offset of a record in the domain's arena."""
+    """The slots of one domain. A place is the byte offset of a record in the domain's arena."""
 
     name = "host"
 
-    def __init__(self, budget: Budget, arena: Ground | None = None) -> None:
+    def __init__(self, budget: HostBudget, arena: ArenaMemory | None = None) -> None:
         self._budget = budget
-        self.arena: Ground = arena or Arena(budget.capacity_bytes)
+        self.arena: ArenaMemory = arena or Arena(budget.capacity_bytes)
         self._lock = threading.Lock()
         with budget.lock:
             budget.arenas += 1
         self._runs: dict[int, _Run] = {}
         self._taken = bytearray(budget.chunks)
         self._populated = bytearray(budget.chunks)
-        self._ahead = 0
-        self._faulted: set[int] = set()
-        self._roomy: dict[int, OrderedDict[int, _Run]] = {}
-        """By size of their slots, the runs that have free ones; last that of the one freed last."""
+        self._prefaulted = 0
+        """Number of free chunks that have memory."""
+        self._unpopulated: set[int] = set()
+        """Chunks in use that `prefault` has not faulted in."""
+        self._with_free: dict[int, OrderedDict[int, _Run]] = {}
+        """Runs with free slots, by slot size; the run of the slot freed last comes last."""
         self._live: set[int] = set()
         self._used_bytes = 0
         self._closed = False
 
-    def reserve(self, sizes: Sequence[int]) -> Reserved:
-        """Find a slot for each size; drops nothing by itself, the store evicts."""
+    def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
+        """Allocate a slot for each size; evicts no block, which is up to the store."""
         places, none_of = list[Place](), 0
         with self._lock:
             for size in sizes:
                 place = NOWHERE if size == none_of else self._take(size)
                 none_of = size if place == NOWHERE else none_of
                 places.append(place)
-        return Reserved(places, [])
+        return ReservedPlaces(places, [])
 
     def slots(self, record_bytes: int) -> int:
-        """Return how many records of this size could lie here at once, were nothing else here."""
+        """Return how many records of this size fit into an arena without other records."""
         slot_bytes, left, slots = align_up(record_bytes), self._budget.chunks, 0
         for chunks in self._run_lengths(slot_bytes):
             slots += left // chunks * (chunks * self._budget.chunk_bytes // slot_bytes)
@@ -192,11 +231,11 @@ class HostTier:
         return slots
 
     def name_slot(self, place: Place, number: int) -> None:
-        """Name a slot by the caller's number (>= 0) until it is freed, or `NAMELESS` again."""
+        """Give a slot a name (a number >= 0) until it is freed, or remove the name (`NAMELESS`)."""
         self.name_slots([place], [number])
 
     def name_slots(self, places: Sequence[Place], numbers: Sequence[int]) -> None:
-        """Name slots as `name_slot` does."""
+        """Name several slots; see `name_slot`."""
         with self._lock:
             runs, chunk_bytes = self._runs, self._budget.chunk_bytes
             for place, number in zip(places, numbers, strict=True):
@@ -204,26 +243,33 @@ class HostTier:
                 run.name((place - run.first * chunk_bytes) // run.slot_bytes, number)
 
     def beside(self, place: Place) -> list[int]:
-        """Return the names of all slots in use in the run of a place, as they lie there.
+        """Return the names of all slots in use in the run of a place, in order of their offset.
 
-        Empty where a slot in use has no name. Once all of them are freed, the run's memory is
-        anybody's.
+        Empty if a slot in use has no name. Freeing all of them releases the run's memory for slots
+        of any size.
         """
         with self._lock:
-            run, _ = self._slot(place)
+            run = self._runs[self._run_of(place)]
             if run.named < run.used:
                 return []
             return [number for number in run.names if number != NAMELESS]
 
     def view(self, place: Place, nbytes: int) -> memoryview:
-        """Return the slot itself, writable; valid until the place is freed."""
+        """Return the memory of a slot, writable; valid until the place is freed."""
         return self.arena.view[place : place + nbytes]
 
-    def write(self, batch: Sequence[Put]) -> list[Outcome]:
-        """Copy records into their slots; records built in place need no write."""
-        return [self._copy(self.view(put.place, len(put.record)), put) for put in batch]
+    def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
+        """Copy records into their slots; a record built in place needs no write."""
+        outcomes = []
+        for put in batch:
+            if self._closed or put.place not in self._live:
+                outcomes.append(Outcome.GONE)
+                continue
+            self.view(put.place, len(put.record))[:] = put.record
+            outcomes.append(Outcome.OK)
+        return outcomes
 
-    def read(self, batch: Sequence[Get]) -> list[Outcome]:
+    def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
         """Copy records out of their slots."""
         outcomes = []
         for get in batch:
@@ -235,85 +281,108 @@ class HostTier:
         return outcomes
 
     def free(self, places: Sequence[Place]) -> None:
-        """Give slots back; a run that empties returns its chunks to the budget and the kernel."""
+        """Free slots; an empty run returns its chunks to the budget, its memory to the kernel."""
         with self._lock:
             for place in places:
-                if place in self._live:
-                    self._give(place)
+                if place not in self._live:
+                    continue
+                run = self._runs[self._run_of(place)]
+                run.name((place - run.first * self._budget.chunk_bytes) // run.slot_bytes, NAMELESS)
+                self._live.remove(place)
+                self._used_bytes -= run.slot_bytes
+                run.used -= 1
+                run.free.append(place)
+                with_free = self._with_free[run.slot_bytes]
+                with_free[run.first] = run
+                with_free.move_to_end(run.first)
+                if run.used == 0:
+                    self._close_run(run)
 
-    def survivors(self) -> Iterator[Survivor]:
-        """Memory survives nothing."""
+    def survivors(self) -> Iterator[SurvivingRecord]:
+        """Return nothing: memory does not survive the process."""
         return iter(())
 
-    def usage(self) -> Usage:
-        """Return fill in bytes of slots in use; the capacity is shared by all domains."""
-        return Usage(self._budget.capacity_bytes, self._used_bytes, len(self._live))
+    def usage(self) -> TierUsage:
+        """Return the bytes of slots in use; the capacity is that of all domains together."""
+        return TierUsage(self._budget.capacity_bytes, self._used_bytes, len(self._live))
 
     def prefault(self, most: int = AHEAD_CHUNKS) -> bool:
-        """Bring the memory of one chunk in, so that no save or fetch pays for it; False if all is.
+        """Fault in one chunk, so that saves and fetches do not pay for it; False if none is left.
 
-        A free one that will be handed out soon, while all arenas have fewer than `most` of them;
-        else, unless `most` is less than there should be, one in use, page by page so far, whose
-        bytes stay as they are. What was brought in and is another arena's by now goes back.
+        Takes the next free chunk, while all arenas together have fewer than `most` prefaulted free
+        chunks. Otherwise, unless `most` is below `AHEAD_CHUNKS`, takes a chunk in use; its bytes do
+        not change. First returns memory of a free chunk if other arenas have used up its budget.
         """
         size = self._budget.chunk_bytes
         with self._lock:
-            if self._give_up_ahead():
+            if self._release_prefaulted():
                 return True
-            chunk = self._next_ahead(most)
+            chunk = self._next_free_chunk(most)
             if chunk is None:
-                if not self._faulted or most < AHEAD_CHUNKS:
+                if not self._unpopulated or most < AHEAD_CHUNKS:
                     return False
-                chunk = self._faulted.pop()
+                chunk = self._unpopulated.pop()
             self._populated[chunk] = 1
         self.arena.populate(chunk * size, size)
         with self._lock:
             if not (self._populated[chunk] or self._taken[chunk]):
-                self.arena.give_back(chunk * size, size)  # its run was closed meanwhile
+                self.arena.give_back(chunk * size, size)  # its run was closed in the meantime
         return True
 
-    def close(self) -> None:
-        """Close the arena; engines that still map it see its last contents."""
-        if not self._closed:
-            self._closed = True
-            self.arena.close()
+    def reclaim(self) -> int:
+        """Release memory of free chunks that other processes touched; return its bytes.
 
-    def _copy(self, slot: memoryview, put: Put) -> Outcome:
-        if self._closed or put.place not in self._live:
-            return Outcome.GONE
-        slot[:] = put.record
-        return Outcome.OK
+        Costs one system call if there is none. Holds the lock for one chunk at a time.
+        """
+        budget, size = self._budget, self._budget.chunk_bytes
+        before = self._uncounted_bytes()
+        if not before:
+            return 0
+        for chunk in range(budget.chunks):
+            with self._lock:
+                if not (self._closed or self._taken[chunk] or self._populated[chunk]):
+                    self.arena.give_back(chunk * size, size)
+        return max(0, before - self._uncounted_bytes())
+
+    def resident_bytes(self) -> int:
+        """Return the bytes of memory that the kernel holds for the arena; 0 after `close`."""
+        with self._lock:
+            return 0 if self._closed else self.arena.resident_bytes()
+
+    def give_up_copy(self) -> None:
+        """Release, in a forked child, the memory that it shares with the parent."""
+        self._closed = True
+        if isinstance(self.arena, Arena):
+            self.arena.give_up_copy()
+
+    def close(self) -> None:
+        """Close the arena; an engine that still maps it sees its last contents."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self.arena.close()
+
+    def _uncounted_bytes(self) -> int:
+        """Return the bytes of memory that the budget does not count for this arena."""
+        with self._lock:
+            if self._closed:
+                return 0
+            counted = sum(self._taken) + self._prefaulted
+            return max(0, self.arena.resident_bytes() - counted * self._budget.chunk_bytes)
 
     def _take(self, size: int) -> Place:
         slot_bytes = align_up(size)
-        roomy = self._roomy.setdefault(slot_bytes, OrderedDict())
-        if not roomy and not self._open_run(slot_bytes):
+        with_free = self._with_free.setdefault(slot_bytes, OrderedDict())
+        if not with_free and not self._open_run(slot_bytes):
             return NOWHERE
-        run = roomy[next(reversed(roomy))]
+        run = with_free[next(reversed(with_free))]
         place = run.free.pop()
         if not run.free:
-            del roomy[run.first]
+            del with_free[run.first]
         run.used += 1
         self._live.add(place)
         self._used_bytes += slot_bytes
         return Place(place)
-
-    def _give(self, place: int) -> None:
-        run, slot = self._slot(place)
-        run.name(slot, NAMELESS)
-        self._live.remove(place)
-        self._used_bytes -= run.slot_bytes
-        run.used -= 1
-        run.free.append(place)
-        roomy = self._roomy[run.slot_bytes]
-        roomy[run.first] = run
-        roomy.move_to_end(run.first)
-        if run.used == 0:
-            self._close_run(run)
-
-    def _slot(self, place: int) -> tuple[_Run, int]:
-        run = self._runs[self._run_of(place)]
-        return run, (place - run.first * self._budget.chunk_bytes) // run.slot_bytes
 
     def _run_of(self, place: int) -> int:
         chunk = place // self._budget.chunk_bytes
@@ -322,75 +391,71 @@ class HostTier:
         return chunk
 
     def _run_lengths(self, slot_bytes: int) -> range:
-        """Return the run lengths to try, in chunks: from little waste down to a single slot."""
+        """Return the run lengths to try, in chunks: for `_SLOTS_PER_RUN` slots down to one slot."""
         size = self._budget.chunk_bytes
-        smallest = -(-slot_bytes // size)
-        roomy = -(-slot_bytes * _SLOTS_PER_RUN // size) if slot_bytes * _SLOTS_PER_RUN > size else 1
-        return range(max(smallest, roomy), smallest - 1, -1)
+        smallest, preferred = -(-slot_bytes // size), -(-slot_bytes * _SLOTS_PER_RUN // size)
+        return range(preferred, smallest - 1, -1)
 
     def _open_run(self, slot_bytes: int) -> bool:
-        size = self._budget.chunk_bytes
+        budget = self._budget
         for chunks in self._run_lengths(slot_bytes):
             first = self._taken.find(bytes(chunks))
-            if first >= 0 and self._claim(chunks):
+            if first < 0:
+                continue
+            with budget.lock:
+                granted = budget.free_chunks >= chunks
+                budget.free_chunks -= chunks * granted
+            if granted:
                 break
         else:
             return False
         self._taken[first : first + chunks] = b"\1" * chunks
         here = range(first, first + chunks)
-        self._count_ahead(-sum(self._populated[chunk] for chunk in here))
-        self._faulted.update(chunk for chunk in here if not self._populated[chunk])
-        run = _Run(first, chunks, slot_bytes, size)
-        self._runs[first] = self._roomy[slot_bytes][first] = run
+        self._count_prefaulted(-sum(self._populated[chunk] for chunk in here))
+        self._unpopulated.update(chunk for chunk in here if not self._populated[chunk])
+        run = _Run(first, chunks, slot_bytes, budget.chunk_bytes)
+        self._runs[first] = self._with_free[slot_bytes][first] = run
         return True
 
-    def _claim(self, chunks: int) -> bool:
-        with self._budget.lock:
-            if self._budget.free_chunks < chunks:
-                return False
-            self._budget.free_chunks -= chunks
-            return True
-
-    def _next_ahead(self, most: int) -> int | None:
-        """Take on the next free chunk without memory; None if enough have theirs."""
+    def _next_free_chunk(self, most: int) -> int | None:
+        """Return the next free chunk to prefault, counted as such; None if enough are."""
         budget = self._budget
         with budget.lock:
             own = max(1, most // budget.arenas)
-            if self._ahead >= own or budget.ahead_chunks >= budget.free_chunks:
+            if self._prefaulted >= own or budget.prefaulted_chunks >= budget.free_chunks:
                 return None
         chunk = self._taken.find(0)
         while chunk >= 0 and self._populated[chunk]:
             chunk = self._taken.find(0, chunk + 1)
         if chunk < 0:
             return None
-        self._count_ahead(1)
+        self._count_prefaulted(1)
         return chunk
 
-    def _give_up_ahead(self) -> bool:
-        """Return the memory of a free chunk that the budget has no room for any more."""
+    def _release_prefaulted(self) -> bool:
+        """Return the memory of one prefaulted chunk, if the budget has fewer free chunks."""
         budget, size = self._budget, self._budget.chunk_bytes
         with budget.lock:
-            if not self._ahead or budget.ahead_chunks <= budget.free_chunks:
+            if not self._prefaulted or budget.prefaulted_chunks <= budget.free_chunks:
                 return False
-        ahead = (c for c in range(budget.chunks) if self._populated[c] and not self._taken[c])
-        chunk = max(ahead)
+        chunk = max(c for c in range(budget.chunks) if self._populated[c] and not self._taken[c])
         self._populated[chunk] = 0
-        self._count_ahead(-1)
+        self._count_prefaulted(-1)
         self.arena.give_back(chunk * size, size)
         return True
 
-    def _count_ahead(self, chunks: int) -> None:
-        self._ahead += chunks
+    def _count_prefaulted(self, chunks: int) -> None:
+        self._prefaulted += chunks
         with self._budget.lock:
-            self._budget.ahead_chunks += chunks
+            self._budget.prefaulted_chunks += chunks
 
     def _close_run(self, run: _Run) -> None:
         size = self._budget.chunk_bytes
         start, end = run.first * size, (run.first + run.chunks) * size
-        del self._runs[run.first], self._roomy[run.slot_bytes][run.first]
+        del self._runs[run.first], self._with_free[run.slot_bytes][run.first]
         self._taken[run.first : run.first + run.chunks] = bytes(run.chunks)
         self._populated[run.first : run.first + run.chunks] = bytes(run.chunks)
-        self._faulted.difference_update(range(run.first, run.first + run.chunks))
+        self._unpopulated.difference_update(range(run.first, run.first + run.chunks))
         self.arena.give_back(start, end - start)
         with self._budget.lock:
             self._budget.free_chunks += run.chunks

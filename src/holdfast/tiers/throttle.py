@@ -1,6 +1,6 @@
-"""A tier that is read no faster than it may be: leaves the rest of a medium to others.
+"""A read rate limit for a tier, to leave bandwidth of a shared medium to other users.
 
-Also the way to see what the planner makes of a slow medium, on a machine that has none.
+It also simulates a slow medium on a machine that has none.
 """
 
 from __future__ import annotations
@@ -10,18 +10,27 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from holdfast.errors import Outcome
-from holdfast.tiers.base import Get, Place, Put, Reserved, Survivor, Tier, Usage
+from holdfast.tiers.base import (
+    LocalTier,
+    Lockable,
+    Place,
+    ReservedPlaces,
+    SurvivingRecord,
+    TierGet,
+    TierPut,
+    TierUsage,
+)
 
 
-class Throttled:
-    """`inner`, read at `bytes_per_s` at most, however many threads read it; writes pass.
+class ThrottledTier:
+    """Limits reads of `inner` to `bytes_per_s` over all threads; writes pass unchanged.
 
-    A read that comes early waits at its end. Owns and closes `inner`.
+    A read that finishes early waits before it returns. Owns and closes `inner`.
     """
 
     def __init__(
         self,
-        inner: Tier,
+        inner: LocalTier,
         bytes_per_s: float,
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -34,13 +43,13 @@ class Throttled:
         self._lock = threading.Lock()
         self._free_at = 0.0
 
-    def reserve(self, sizes: Sequence[int]) -> Reserved:
+    def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
         return self._inner.reserve(sizes)
 
-    def write(self, batch: Sequence[Put]) -> list[Outcome]:
+    def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         return self._inner.write(batch)
 
-    def read(self, batch: Sequence[Get]) -> list[Outcome]:
+    def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
         nbytes = sum(len(get.into) for get in batch)
         with self._lock:
             self._free_at = max(self._now(), self._free_at) + nbytes / self._bytes_per_s
@@ -54,11 +63,15 @@ class Throttled:
     def free(self, places: Sequence[Place]) -> None:
         self._inner.free(places)
 
-    def survivors(self) -> Iterator[Survivor]:
+    def survivors(self) -> Iterator[SurvivingRecord]:
         return self._inner.survivors()
 
-    def usage(self) -> Usage:
+    def usage(self) -> TierUsage:
         return self._inner.usage()
 
     def close(self) -> None:
         self._inner.close()
+
+    def give_up_copy(self) -> None:
+        if isinstance(self._inner, Lockable):
+            self._inner.give_up_copy()

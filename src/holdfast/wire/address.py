@@ -1,4 +1,4 @@
-"""Where a node listens, as text: `unix:///path/to/node.sock`, the bare path, or `tcp://host:port`."""
+"""Addresses of nodes as text: `unix:///path/to/node.sock`, a bare path, or `tcp://host:port`."""
 
 from __future__ import annotations
 

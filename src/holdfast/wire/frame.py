@@ -1,10 +1,10 @@
-"""Bytes around a message: body length, request id, payload length, then the body, then the payload.
+"""Framing of messages: body length, request id, payload length, then the body and the payload.
 
     | body bytes u32 | request id u32 | payload bytes u64 | body: msgpack | payload |
 
-All little-endian. On a Unix socket payloads move through shared memory, so the payload length is 0
-and `FrameReader` refuses anything else; between nodes they follow the body as they are. Lengths are
-checked before memory is taken for them.
+All little-endian. On a Unix socket payloads are in shared memory, so the payload length is 0 and
+`FrameReader` refuses any other; between nodes the payload follows the body. Lengths are checked
+before memory is allocated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.errors import ProtocolError
 from holdfast.limits import FRAME_BODY_BYTES_MAX, FRAME_PAYLOAD_BYTES_MAX, KIB
-from holdfast.wire.messages import Reply, Request
+from holdfast.wire.local.messages import Reply, Request
 
 _HEADER = struct.Struct("<IIQ")
 HEADER_BYTES = _HEADER.size
@@ -42,7 +42,7 @@ class Frame(NamedTuple, Generic[M]):
     message: M
 
 
-class Head(NamedTuple):
+class FrameHead(NamedTuple):
     """What the first 16 bytes of a frame announce."""
 
     body_bytes: int
@@ -50,9 +50,9 @@ class Head(NamedTuple):
     payload_bytes: int
 
 
-def read_head(data: memoryview | bytes) -> Head:
-    """Return what a frame announces; raise ProtocolError where that is over a limit."""
-    head = Head(*_HEADER.unpack_from(data))
+def read_head(data: memoryview | bytes) -> FrameHead:
+    """Parse a frame's header; raise ProtocolError if a length exceeds its limit."""
+    head = FrameHead(*_HEADER.unpack_from(data))
     _check_body(head.request_id, head.body_bytes)
     if head.payload_bytes > FRAME_PAYLOAD_BYTES_MAX:
         raise ProtocolError(
@@ -94,7 +94,7 @@ def encode(request_id: int, message: msgspec.Struct, payload_bytes: int = 0) -> 
 
 
 class FrameReader(Generic[M]):
-    """Takes bytes as they come and gives whole messages back.
+    """Assembles received bytes into whole messages.
 
     `room()` is where the next bytes go; `took(n)` says how many came; `next()` returns a message
     or None while it is not whole yet. After a ProtocolError the reader is of no more use. Holds at

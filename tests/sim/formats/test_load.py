@@ -290,7 +290,7 @@ WRONG = {
     ),
     "no size": (
         jsonl([MOONCAKE[0] | {"hash_ids": [1] * 900}]),
-        "no power of two from 8 to 4,096 tokens a block fits most lines; say the block size with -",
+        "from 8 to 4,096 tokens per block fits most lines; give the block size with --block",
     ),
     "cut gzip": (gzip.compress(GOOD * 999)[:-200], "the gzip data ends early"),
     "damaged gzip": (
@@ -356,7 +356,7 @@ def test_every_known_format_is_listed(read) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path) -> None:
-    with pytest.raises(TraceError, match="nowhere: can not be read: No such file"):
+    with pytest.raises(TraceError, match="nowhere: cannot be read: No such file"):
         load(tmp_path / "nowhere")
 
 
@@ -367,7 +367,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path) -> None:
         (Reading(window_s=math.inf), r"window of inf s: give 0 to 1e\+09"),
         (Reading(window_s=math.nan), "window of nan s"),
         (Reading(window_s=-1.0), "give 0 to"),
-        (Reading(block_tokens=8), "ids can not be cut anew"),
+        (Reading(block_tokens=8), "ids cannot be converted"),
     ],
 )
 def test_options_out_of_range_are_refused(read, reading, message) -> None:

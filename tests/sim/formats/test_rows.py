@@ -29,7 +29,7 @@ def session(*tokens):
     return json.dumps({"block_size": 1, "requests": requests}) + "\n"
 
 
-TOO_MANY = r"traffic:2: 2,147,483,648 blocks; a request has 4,194,304 at most; correct or remove"
+TOO_MANY = r"traffic:2: 2,147,483,648 blocks; a request has at most 4,194,304; correct or remove"
 
 
 def test_a_row_of_more_blocks_than_a_request_has_is_refused(read):
@@ -44,7 +44,7 @@ def test_a_run_of_more_blocks_than_a_request_has_is_refused(read):
 
 def test_rows_of_more_blocks_than_a_trace_has_are_refused_where_they_pass_it(read):
     rows = BLOCKS_MAX // REQUEST_BLOCKS_MAX + 1
-    says = rf"traffic:{rows + 1}: 541,065,216 blocks up to here; a trace has 536,870,912 at most;"
+    says = rf"traffic:{rows + 1}: 541,065,216 blocks up to here; a trace has at most 536,870,912;"
     with pytest.raises(TraceError, match=says):
         read(HEAD + f"0,{REQUEST_BLOCKS_MAX},5\n" * rows, ONE_TOKEN)
     with pytest.raises(TraceError, match="traffic:2: 536,870,917 blocks up to here"):

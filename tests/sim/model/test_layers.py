@@ -219,7 +219,7 @@ REFUSED = [
     ({"attn_layer_indices": [3], "model_type": "zamba"}, "attn_layer_indices"),
     ({"attn_layer_indices": [8], "model_type": "bamba"}, "attn_layer_indices: .8.: there are 8"),
     ({"block_configs": [{}]}, "block_configs"),
-    ({"mamba_d_state": 16}, "mamba_d_state: 16: says that layers differ, and not how"),
+    ({"mamba_d_state": 16}, "mamba_d_state: 16: says that layers differ, but not how"),
     ({"linear_num_value_heads": 2}, "linear_num_value_heads"),
 ]
 

@@ -6,8 +6,8 @@ import pytest
 
 from holdfast.sim.model import load_model
 from holdfast.sim.profile import shipped
-from holdfast.sim.size import Demand, Question, Wish
-from holdfast.sim.size.need import Need, Rung, need
+from holdfast.sim.size import Demand, SizingGoal, SizingQuestion
+from holdfast.sim.size.need import LadderNeed, NeededTier, need
 
 MEDIA = ("ddr5", "nvme-tlc", "pool-flash")
 
@@ -17,37 +17,39 @@ def question_of(
     model: str = "Llama-3.1-70B",
     *,
     gpu: str = "H200x8",
-    wish: Wish | None = None,
+    goal: SizingGoal | None = None,
     **more: object,
-) -> Question:
+) -> SizingQuestion:
     """A question about a load, with the shipped profile."""
     profile = shipped()
     kind, number = profile.gpu(gpu)
     question = {"media": MEDIA, "dtype": "bf16", **more}
-    return Question(
+    return SizingQuestion(
         shape=load_model(model),
         demand=demand,
         gpu=kind,
         gpus=number,
         profile=profile,
-        wish=wish or Wish(),
+        goal=goal or SizingGoal(),
         **question,
     )
 
 
-def need_of(question: Question, *rungs: Rung) -> Need | None:
+def need_of(question: SizingQuestion, *tier_specs: NeededTier) -> LadderNeed | None:
     """What one ladder needs, every request counted."""
-    held = {tokens: question.demand.held(tokens) for tokens in (0.0, *(r.tokens for r in rungs))}
-    return need(question, rungs, held)
+    held = {
+        tokens: question.demand.held(tokens) for tokens in (0.0, *(r.tokens for r in tier_specs))
+    }
+    return need(question, tier_specs, held)
 
 
 @pytest.fixture(scope="session")
-def asked() -> Callable[..., Question]:
+def asked() -> Callable[..., SizingQuestion]:
     """Ask about a load; see `question_of`."""
     return question_of
 
 
 @pytest.fixture(scope="session")
-def worked_out() -> Callable[..., Need | None]:
+def worked_out() -> Callable[..., LadderNeed | None]:
     """Work out one ladder; see `need_of`."""
     return need_of

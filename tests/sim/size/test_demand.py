@@ -33,14 +33,14 @@ def test_a_traces_hits_are_those_of_its_curve(any_trace, data):
 
 def test_some_requests_stand_for_all_of_a_real_trace(shipped):
     demand = of_trace(shipped("conversation"))
-    some = demand.thinned()
+    some = demand.sampled()
     assert len(some.input_tokens) == 2000
     for blocks, hit in ((10_000, 0.216), (50_000, 0.362)):
         for asked_of in (demand, some):
             held = asked_of.held(blocks * 512.0).sum() / asked_of.input_tokens.sum()
             assert held == pytest.approx(hit, abs=0.03 if asked_of is some else 0.002)
     assert demand.peak == pytest.approx(1.2, abs=0.05)
-    assert some.thinned() is some
+    assert some.sampled() is some
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,12 @@ def test_windows_and_states_are_kept_at_ends_only(model, cut):
 
 def test_the_rate_that_is_sized_for_is_said(made):
     trace = made([[1, 2], [1, 2], [1, 3]], [0, 0, 0], [0, 1, 1])
-    assert of_trace(trace, 20.0).about.endswith("average; sized for 20 a second")
+    assert of_trace(trace, 20.0).about.endswith("average; sized for 20 per second")
     assert "sized for" not in of_trace(trace).about
 
 
 def test_a_trace_that_tells_no_content_is_refused(shipped):
-    with pytest.raises(ConfigError, match="nothing is known of reuse; use a trace with block ids"):
+    with pytest.raises(ConfigError, match="its reuse is unknown; use a trace with block ids"):
         of_trace(shipped("azure_llm_2023_code"))
 
 
@@ -158,4 +158,4 @@ def test_reuse_within_sessions_is_said_to_be_all_that_is_known(tmp_path):
     file.write_text(f"{head},Log Type\n{turns}")
     demand = of_trace(load(file))
     assert demand.held(1e9).tolist() == [0, 128]
-    assert demand.about.endswith("reuse is known within sessions only, more may be hit")
+    assert demand.about.endswith("reuse is known within sessions only, hits may be higher")

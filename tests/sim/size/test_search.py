@@ -8,16 +8,16 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.sim.model import ModelShape
-from holdfast.sim.profile import Range
-from holdfast.sim.size import Wish, answer, of_trace, of_users
-from holdfast.sim.size.need import GPU_BUSY, Rung
-from holdfast.sim.size.search import reachable
-from holdfast.sim.size.tell import assumptions
+from holdfast.sim.profile import ProfileRange
+from holdfast.sim.size import SizingGoal, answer, of_trace, of_users
+from holdfast.sim.size.need import GPU_BUSY, NeededTier
+from holdfast.sim.size.search import ttft_bound
+from holdfast.sim.size.text import assumptions
 
 
 def priced(question, medium, dollars_per_gb):
     """The same question with another price of one medium."""
-    price = Range(low=dollars_per_gb, mid=dollars_per_gb, high=dollars_per_gb, source="test")
+    price = ProfileRange(low=dollars_per_gb, mid=dollars_per_gb, high=dollars_per_gb, source="test")
     media = dict(question.profile.media)
     media[medium] = msgspec.structs.replace(media[medium], dollars_per_gb=price)
     profile = msgspec.structs.replace(question.profile, media=media)
@@ -25,7 +25,7 @@ def priced(question, medium, dollars_per_gb):
 
 
 def test_the_proposal_is_the_cheapest_that_is_in_time(asked):
-    question = asked(of_users(300, 40_000, 1000, 60.0), wish=Wish(0.5), nodes=2)
+    question = asked(of_users(300, 40_000, 1000, 60.0), goal=SizingGoal(0.5), nodes=2)
     found = answer(question)
     assert found.best.ttft_s[1] <= 0.5
     assert found.best.within >= 0.95
@@ -53,15 +53,15 @@ def test_prices_choose_the_medium(asked):
 def test_machines_that_can_not_compute_the_load_are_refused(worked_out, asked):
     """Of 8,000 users every 600 s, 13.3 thousand tokens a second are new: 1.3 engines, 70 % busy."""
     question = asked(of_users(8000, 50_000, 1000, 600.0), nodes=1)
-    assert worked_out(question, Rung("pool-flash", question.demand.unique_tokens)) is None
-    with pytest.raises(ConfigError, match=r"--nodes: 1: .* takes 2 of them .*; give 2 or more"):
+    assert worked_out(question, NeededTier("pool-flash", question.demand.unique_tokens)) is None
+    with pytest.raises(ConfigError, match=r"--nodes: 1: .* takes 2 of them, .*; give 2 or more"):
         answer(question)
     found = answer(msgspec.structs.replace(question, nodes=2))
     for one in (found.best, *found.frontier, *found.by_hits):
         assert one.prefill_gpu_s_per_s <= 2 * GPU_BUSY
     assert found.without.prefill_gpu_s_per_s > 30  # what it is compared with takes more of them
     lines = assumptions(msgspec.structs.replace(question, nodes=2))
-    assert "without memory the load would take 50 machines, not the 2 of --nodes" in lines
+    assert "without context memory the load takes 50 machines, not the 2 of --nodes" in lines
     small = msgspec.structs.replace(question, nodes=2, media=("ddr5",))
     with pytest.raises(ConfigError, match=r"--nodes: 2: too few .* ladder of ddr5.*; give more"):
         answer(small)
@@ -69,27 +69,27 @@ def test_machines_that_can_not_compute_the_load_are_refused(worked_out, asked):
 
 def test_a_window_that_is_not_full_is_not_brought_whole(asked):
     question = asked(of_users(100, 2000, 10, 60.0), "llama-4-maverick")
-    soonest_s, _ = reachable(question, {1.0: question.demand.held(question.demand.unique_tokens)})
+    lowest_s, _ = ttft_bound(question, {1.0: question.demand.held(question.demand.unique_tokens)})
     load_s = 1990 * 48 * 4096 / question.link_bytes_per_s
     compute_s = question.prefill_s(np.array([1990.0]), np.array([2000.0]))[0]
-    assert soonest_s == pytest.approx(0.04 + compute_s + load_s, rel=1e-6)
+    assert lowest_s == pytest.approx(0.04 + compute_s + load_s, rel=1e-6)
 
 
 UNREACHABLE = [
-    (0.05, 1000, "soonest is .* computing 1,000 tokens that no store can hold"),
-    (0.09, 10, r"soonest is .* bringing 32\.\d GB of context over the GPUs' links \(432 GB/s\)"),
+    (0.05, 1000, "lowest is .* computing 1,000 new tokens, which no store holds"),
+    (0.09, 10, r"lowest is .* loading 32\.\d GB of context over the GPUs' links \(432 GB/s\)"),
 ]
 
 
 @pytest.mark.parametrize(("ttft_s", "new", "message"), UNREACHABLE)
-def test_a_wish_that_can_not_be_met_says_what_can_and_why(asked, ttft_s, new, message):
-    question = asked(of_users(100, 100_000, new, 60.0), wish=Wish(ttft_s))
+def test_a_goal_that_can_not_be_met_says_what_can_and_why(asked, ttft_s, new, message):
+    question = asked(of_users(100, 100_000, new, 60.0), goal=SizingGoal(ttft_s))
     with pytest.raises(ConfigError, match=f"slo-ttft {ttft_s} s: not reachable for 95%.*{message}"):
         answer(question)
 
 
 def test_a_search_computes_a_models_flop_once_whatever_it_tries(asked, monkeypatch):
-    """Every wish tried had all 4,096 lengths computed anew: 18 s to say that none can be had."""
+    """Every goal tried had all 4,096 lengths computed anew: 18 s to say that none can be had."""
     lengths, of_shape = [], ModelShape.prefill_flop
 
     def counted(shape, new, context=0):
@@ -99,21 +99,21 @@ def test_a_search_computes_a_models_flop_once_whatever_it_tries(asked, monkeypat
     monkeypatch.setattr(ModelShape, "prefill_flop", counted)
     demand = of_users(300, 40_321, new=1000, every_s=300.0)
     with pytest.raises(ConfigError, match="not reachable"):
-        answer(asked(demand, wish=Wish(0.01)))
+        answer(asked(demand, goal=SizingGoal(0.01)))
     assert 4096 <= len(lengths) <= 2 * 4096
 
 
 def test_an_engine_that_is_slow_itself_is_named(asked):
-    question = asked(of_users(10, 200, 10, 60.0), wish=Wish(0.03))
+    question = asked(of_users(10, 200, 10, 60.0), goal=SizingGoal(0.03))
     with pytest.raises(ConfigError, match=r"the engine itself takes 0\.04 s"):
         answer(question)
 
 
 def test_media_that_are_too_slow_are_named(asked):
-    question = asked(of_users(100, 3000, 1500, 60.0), wish=Wish(0.12), media=("s3-standard",))
+    question = asked(of_users(100, 3000, 1500, 60.0), goal=SizingGoal(0.12), media=("s3-standard",))
     with pytest.raises(
         ConfigError,
-        match=r"0\.16 s: no ladder of s3-standard fits .* brings context in less than half",
+        match=r"0\.16 s: no ladder of s3-standard fits .* fetches context in less than half",
     ):
         answer(question)
 
@@ -127,28 +127,28 @@ def test_a_question_without_an_answer_is_refused(asked):
         answer(asked(of_users(10, 2000, 10, 60.0), media=("tape",)))
     with pytest.raises(ConfigError, match=r"medium 'hbm': device memory"):
         answer(asked(of_users(10, 2000, 10, 60.0), media=("hbm",)))
-    for wish in (Wish(-1.0), Wish(float("nan"))):
+    for goal in (SizingGoal(-1.0), SizingGoal(float("nan"))):
         with pytest.raises(ConfigError, match="--slo-ttft"):
-            answer(asked(of_users(10, 2000, 10, 60.0), wish=wish))
+            answer(asked(of_users(10, 2000, 10, 60.0), goal=goal))
     with pytest.raises(ConfigError, match="--slo-share"):
-        answer(asked(of_users(10, 2000, 10, 60.0), wish=Wish(1.0, 95)))
+        answer(asked(of_users(10, 2000, 10, 60.0), goal=SizingGoal(1.0, 95)))
     with pytest.raises(ConfigError, match="--nodes"):
         answer(asked(of_users(10, 2000, 10, 60.0), nodes=-1))
 
 
-def test_the_soonest_is_what_all_requests_can_have(asked, shipped):
+def test_the_lowest_ttft_is_what_all_requests_can_have(asked, shipped):
     """Of this trace, the 2,000 requests that stand for it are slower in their tail by 4 %."""
     question = asked(of_trace(shipped("conversation")), media=("ddr5", "nvme-qlc"))
     with pytest.raises(ConfigError, match="--slo-ttft 1 s: not reachable") as refused:
-        answer(msgspec.structs.replace(question, wish=Wish(1.0)))
-    soonest_s = float(re.search(r"the soonest is ([\d.]+) s: computing", str(refused.value))[1])
-    assert soonest_s == 1.43
-    for ttft_s in (soonest_s, 1.45):
-        found = answer(msgspec.structs.replace(question, wish=Wish(ttft_s)))
+        answer(msgspec.structs.replace(question, goal=SizingGoal(1.0)))
+    lowest_s = float(re.search(r"the lowest is ([\d.]+) s: computing", str(refused.value))[1])
+    assert lowest_s == 1.43
+    for ttft_s in (lowest_s, 1.45):
+        found = answer(msgspec.structs.replace(question, goal=SizingGoal(ttft_s)))
         assert found.best.ttft_s[1] <= ttft_s
         assert found.best.within >= 0.95
-    with pytest.raises(ConfigError, match=f"the soonest is {soonest_s:.2f} s"):
-        answer(msgspec.structs.replace(question, wish=Wish(soonest_s - 0.02)))
+    with pytest.raises(ConfigError, match=f"the lowest is {lowest_s:.2f} s"):
+        answer(msgspec.structs.replace(question, goal=SizingGoal(lowest_s - 0.02)))
 
 
 def test_of_proposals_that_cost_the_same_the_quickest_is_taken(asked):

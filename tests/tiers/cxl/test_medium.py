@@ -1,4 +1,4 @@
-"""Where CXL memory is: found, refused in words, bound to its node, and mapped."""
+"""CXL memory is found, checked, bound to its node and mapped."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.errors import ConfigError, Outcome
 from holdfast.testing.tier_contract import Blocks
-from holdfast.tiers.base import Put
+from holdfast.tiers.base import TierPut
 from holdfast.tiers.cxl import medium
 from holdfast.tiers.cxl.medium import CxlConfig, DaxArena, NodeArena, describe, open_arena
 from holdfast.tiers.cxl.tier import CxlTier
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def system(tmp_path):
-    """A machine with two nodes, the second of them memory alone, and one DAX device."""
+    """The sysfs of a machine with two nodes, the second without processors, and a DAX device."""
     nodes = tmp_path / "devices/system/node"
     for number, processors in enumerate(["0-31", ""]):
         node = nodes / f"node{number}"
@@ -52,67 +52,67 @@ def test_a_node_without_processors_is_described(system):
     [
         (
             CxlConfig(GIB, node=7),
-            "tiers.1.node: there is no node 7, only 0, 1; name one without processors (1), or any",
+            "tiers.1.node: node 7 does not exist; this machine has the nodes 0, 1; choose a node",
         ),
         (
             CxlConfig(GIB, node=0),
-            "tiers.1.node: node 0 has the processors 0-31, so it is the host's own memory; name",
+            "tiers.1.node: node 0 has the processors 0-31, so its memory is ordinary host memory; ",
         ),
         (
             CxlConfig(300 * GIB, node=1),
-            "tiers.1.capacity: 300 GiB asked, node 1 has 256 GiB free of 512 GiB; lower it",
+            "tiers.1.capacity: 300 GiB requested, node 1 has 256 GiB free of 512 GiB; lower it",
         ),
         (
             CxlConfig(GIB, device="/dev/dax9.9", setting="tiers.2"),
-            "tiers.2.device: '/dev/dax9.9' is not there: No such file or directory; daxctl list",
+            "tiers.2.device: '/dev/dax9.9' cannot be found: No such file or directory; daxctl",
         ),
         (
             CxlConfig(GIB, device="/dev/zero"),
-            "tiers.1.device: '/dev/zero' is no DAX device; name a /dev/daxX.Y",
+            "tiers.1.device: '/dev/zero' is not a DAX device; name a /dev/daxX.Y",
         ),
         (
             CxlConfig(9 * GIB, device="/dev/null"),
-            "tiers.1.capacity: 9 GiB asked, '/dev/null' has 8 GiB; lower it",
+            "tiers.1.capacity: 9 GiB requested, '/dev/null' has 8 GiB; lower it",
         ),
         (
             CxlConfig(GIB + 4096, device="/dev/null"),
-            "is no multiple of the 2097152 that '/dev/null' is mapped by; lower it by 4096",
+            "is not a multiple of the alignment of '/dev/null', 2097152 bytes; lower it by 4096",
         ),
     ],
 )
-def test_what_can_not_be_is_refused_with_value_limit_and_remedy(system, config, words):
+def test_impossible_options_are_refused_with_value_limit_and_remedy(system, config, words):
     assert words in refused(config, system)
 
 
-def test_a_device_that_others_own_is_refused(system, monkeypatch):
+def test_a_device_without_permission_is_refused(system, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     words = refused(CxlConfig(GIB, device="/dev/null"), system)
     assert "'/dev/null' is not readable and writable for user" in words
     assert words.endswith("chown it")
 
 
-def test_a_device_that_can_not_be_mapped_is_refused(system):
+def test_a_device_that_cannot_be_mapped_is_refused(system):
     words = refused(CxlConfig(GIB, device="/dev/null"), system)
-    assert "tiers.1.device: '/dev/null' can not be mapped: No such device; free it" in words
+    assert "tiers.1.device: '/dev/null' cannot be mapped: No such device; stop" in words
 
 
 def test_a_node_that_the_process_may_not_use_is_refused(system):
-    """The made-up node passes; the kernel of this machine knows better."""
+    """A node exists in the made-up sysfs; the kernel refuses it."""
     there = {int(node.name[4:]) for node in Path("/sys/devices/system/node").glob("node[0-9]*")}
     absent = next(number for number in range(1, 64) if number not in there)
     nodes = system / "devices/system/node"
     (nodes / "node1").rename(nodes / f"node{absent}")
     words = refused(CxlConfig(MIB, node=absent), system)
-    assert f"tiers.1.node: memory can not be bound to node {absent}: " in words
+    assert f"tiers.1.node: memory cannot be bound to node {absent}: " in words
 
 
-def test_an_architecture_without_the_call_is_refused(system, monkeypatch):
+def test_an_architecture_without_a_known_system_call_is_refused(system, monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "pdp11")
-    assert "no mbind known for pdp11" in refused(CxlConfig(MIB, node=1), system)
+    assert "number of mbind unknown on pdp11" in refused(CxlConfig(MIB, node=1), system)
 
 
 def test_memory_is_bound_before_it_is_touched():
-    """The policy that the kernel has for the mapping is to bind it to the node asked for."""
+    """The kernel's policy of the mapping is to bind it to the requested node."""
     try:
         arena = NodeArena(MIB, 0)
     except OSError as error:
@@ -129,7 +129,7 @@ def test_memory_is_bound_before_it_is_touched():
 
 
 def test_a_mapped_device_holds_records(tmp_path, monkeypatch):
-    """A file stands for the device: the mapping and all above it are the same."""
+    """A file replaces the device: the mapping and the code above it are the same."""
     file = tmp_path / "dax0.0"
     file.write_bytes(bytes(4 * MIB))
     monkeypatch.setattr(
@@ -140,8 +140,8 @@ def test_a_mapped_device_holds_records(tmp_path, monkeypatch):
     places = blocks.save(tier, range(20))
     assert blocks.load(tier, range(20), places) == [Outcome.OK] * 20
     tier.free(places)
-    [place] = tier.reserve([blocks.world.record_bytes]).places
-    assert tier.write([Put(place, blocks.record(50))]) == [Outcome.OK]
+    [place] = tier.reserve([blocks.namespace.record_bytes]).places
+    assert tier.write([TierPut(place, blocks.record(50))]) == [Outcome.OK]
     assert blocks.load(tier, [50], [place]) == [Outcome.OK]
     assert b"".join([file.read_bytes()]).strip(b"\0")
     tier.close()

@@ -1,4 +1,4 @@
-"""The CXL tier keeps the contract, drops what was used longest ago, never what is in flight."""
+"""The CXL tier keeps the contract and evicts the least recently used records not in flight."""
 
 import random
 import threading
@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.errors import Outcome
 from holdfast.testing.tier_contract import Blocks, TierContract
-from holdfast.tiers.base import NOWHERE, Dropped, Fleeting, Put
+from holdfast.tiers.base import NOWHERE, DroppedBlock, TierPut, Volatile
 from holdfast.tiers.cxl.medium import CxlConfig
 from holdfast.tiers.cxl.tier import CxlTier
 
@@ -27,7 +27,7 @@ def tier():
 
 
 def fill(tier, blocks):
-    """Write blocks until the first that another leaves for; return numbers and places."""
+    """Write blocks until the first eviction; return the places of the blocks held, by number."""
     held = {}
     while True:
         found = blocks.reserve(tier)
@@ -37,15 +37,15 @@ def fill(tier, blocks):
                 held = {n: place for n, place in held.items() if place != dropped.place}
             return held
         number = len(held)
-        assert tier.write([Put(found.places[0], blocks.record(number))]) == [Outcome.OK]
+        assert tier.write([TierPut(found.places[0], blocks.record(number))]) == [Outcome.OK]
         held[number] = found.places[0]
 
 
-def test_it_says_that_it_forgets(tier):
-    assert isinstance(tier, Fleeting)
+def test_it_is_a_volatile_tier(tier):
+    assert isinstance(tier, Volatile)
 
 
-def test_who_was_read_longest_ago_leaves_first(tier):
+def test_the_least_recently_read_record_is_evicted_first(tier):
     blocks = Blocks(60_000)
     held = fill(tier, blocks)
     numbers = list(held)
@@ -62,7 +62,7 @@ def test_who_was_read_longest_ago_leaves_first(tier):
     assert len(gone) >= 8
 
 
-def test_memory_moves_to_another_size_a_run_at_a_time(tier):
+def test_memory_moves_to_another_slot_size_one_run_at_a_time(tier):
     small, large = Blocks(10_000), Blocks(150_000)
     held = fill(tier, small)
     found = large.reserve(tier)
@@ -75,22 +75,22 @@ def test_memory_moves_to_another_size_a_run_at_a_time(tier):
     assert small.load(tier, list(left), list(left.values())) == [Outcome.OK] * len(left)
 
 
-def test_a_run_with_a_record_in_flight_stays(tier):
+def test_a_run_with_a_record_in_flight_is_not_evicted(tier):
     small, large = Blocks(10_000), Blocks(150_000)
     held = fill(tier, small)
     for number, place in held.items():
         if not number % 4:
             tier.free([place])
-    reserved = tier.reserve([small.world.record_bytes] * (len(held) // 4)).places
+    reserved = tier.reserve([small.namespace.record_bytes] * (len(held) // 4)).places
     assert NOWHERE not in reserved
     found = large.reserve(tier)
     assert all(dropped.place not in reserved for dropped in found.dropped)
-    puts = [Put(p, small.record(1_000 + i)) for i, p in enumerate(reserved)]
+    puts = [TierPut(p, small.record(1_000 + i)) for i, p in enumerate(reserved)]
     assert tier.write(puts) == [Outcome.OK] * len(puts)
     assert small.load(tier, range(1_000, 1_000 + len(puts)), reserved) == [Outcome.OK] * len(puts)
 
 
-def test_what_can_never_fit_pushes_nobody_out(tier):
+def test_a_record_that_can_never_fit_evicts_nothing(tier):
     blocks = Blocks(60_000)
     held = fill(tier, blocks)
     found = tier.reserve([64 * MIB])
@@ -98,22 +98,22 @@ def test_what_can_never_fit_pushes_nobody_out(tier):
     assert tier.usage().records == len(held)
 
 
-def test_what_is_no_record_is_not_taken(tier):
+def test_bytes_that_are_no_record_are_corrupt(tier):
     [place] = tier.reserve([8192]).places
-    assert tier.write([Put(place, memoryview(bytearray(8192)))]) == [Outcome.CORRUPT]
+    assert tier.write([TierPut(place, memoryview(bytearray(8192)))]) == [Outcome.CORRUPT]
     assert tier.usage().used_bytes == 0
 
 
-def test_bytes_both_ways_are_counted(tier):
+def test_read_and_written_bytes_are_counted(tier):
     blocks = Blocks(60_000)
     places = blocks.save(tier, range(3))
     blocks.load(tier, range(2), places[:2])
     usage = tier.usage()
-    assert usage.written_bytes == 3 * blocks.world.record_bytes
-    assert usage.read_bytes == 2 * blocks.world.record_bytes
+    assert usage.written_bytes == 3 * blocks.namespace.record_bytes
+    assert usage.read_bytes == 2 * blocks.namespace.record_bytes
 
 
-def test_a_read_while_its_slot_moves_to_another_is_a_miss_and_never_other_bytes(tier):
+def test_a_read_of_a_record_that_is_being_evicted_is_a_miss_or_its_own_bytes(tier):
     blocks = Blocks(60_000)
     held = fill(tier, blocks)
     numbers, places = list(held), list(held.values())
@@ -133,9 +133,9 @@ def test_a_read_while_its_slot_moves_to_another_is_a_miss_and_never_other_bytes(
     chosen = random.Random(1)
     for _ in range(300):
         found = blocks.reserve(tier)
-        assert all(isinstance(dropped, Dropped) for dropped in found.dropped)
+        assert all(isinstance(dropped, DroppedBlock) for dropped in found.dropped)
         if NOWHERE not in found.places:
-            tier.write([Put(found.places[0], blocks.record(10_000 + chosen.randrange(100)))])
+            tier.write([TierPut(found.places[0], blocks.record(10_000 + chosen.randrange(100)))])
     stop.set()
     for reader in readers:
         reader.join()

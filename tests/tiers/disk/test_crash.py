@@ -1,4 +1,4 @@
-"""kill -9 of a process that writes to a disk tier: what it was told is saved comes back whole."""
+"""After kill -9 of a process that writes to a disk tier, every confirmed record is recovered."""
 
 import random
 import signal
@@ -7,8 +7,8 @@ import sys
 import time
 
 from holdfast.limits import KIB, MIB
-from holdfast.testing.payloads import is_right, key_of, record_of, world_of
-from holdfast.tiers.base import Get, Put
+from holdfast.testing.payloads import is_right, key_of, namespace_of, record_of
+from holdfast.tiers.base import TierGet, TierPut
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
 
@@ -16,25 +16,25 @@ CYCLES = 12
 PAYLOADS = [4 * KIB - 144, 60 * KIB, 200 * KIB]
 
 
-def world_for(number):
-    return world_of(PAYLOADS[number % len(PAYLOADS)])
+def namespace_for(number):
+    return namespace_of(PAYLOADS[number % len(PAYLOADS)])
 
 
 def open_tier(folder):
     return DiskTier(DiskConfig(path=folder, capacity_bytes=16 * MIB, snapshot_s=0.02))
 
 
-def write_for_ever(folder, number):
-    """Write blocks in order; say each number once its write is OK."""
+def write_forever(folder, number):
+    """Write blocks in order; print the number of the last one after each confirmed write."""
     tier = open_tier(folder)
     for _ in tier.survivors():
         pass
     print("ready", flush=True)  # noqa: T201 - the parent reads it
     while True:
         numbers = range(number, number + 4)
-        places = tier.reserve([world_for(n).record_bytes for n in numbers]).places
+        places = tier.reserve([namespace_for(n).record_bytes for n in numbers]).places
         puts = [
-            Put(place, record_of(world_for(n), key_of(n)))
+            TierPut(place, record_of(namespace_for(n), key_of(n)))
             for n, place in zip(numbers, places, strict=True)
         ]
         assert tier.write(puts) == ["ok"] * 4
@@ -43,7 +43,7 @@ def write_for_ever(folder, number):
 
 
 def kill_after(folder, number, lines):
-    """Let a child write from `number` on, kill it after some lines; the last block it had saved."""
+    """Kill a child, which writes from `number` on; return the last block that it confirmed."""
     child = subprocess.Popen(
         [sys.executable, __file__, folder, str(number)], stdout=subprocess.PIPE, text=True
     )
@@ -54,12 +54,12 @@ def kill_after(folder, number, lines):
     rest = child.stdout.read()
     child.stdout.close()
     assert child.wait() == -signal.SIGKILL
-    # The last line may be cut short by the kill.
+    # The kill may truncate the last line.
     whole = rest[: rest.rfind("\n") + 1].split()
     return int(whole[-1]) if whole else number + 4 * lines - 1
 
 
-def test_kill_9_at_any_moment_loses_nothing_that_was_saved(tmp_path):
+def test_kill_9_at_any_time_loses_no_confirmed_record(tmp_path):
     chosen = random.Random(1)
     folder, number, start = str(tmp_path), 0, time.monotonic()
     for _ in range(CYCLES):
@@ -69,20 +69,22 @@ def test_kill_9_at_any_moment_loses_nothing_that_was_saved(tmp_path):
         found = set()
         for survivor in tier.survivors():
             at = numbers[survivor.header.key]
-            into = memoryview(bytearray(world_for(at).record_bytes))
-            assert tier.read([Get(survivor.place, survivor.header.key, into)]) == ["ok"]
-            assert is_right(into, world_for(at), survivor.header.key)
+            into = memoryview(bytearray(namespace_for(at).record_bytes))
+            assert tier.read([TierGet(survivor.place, survivor.header.key, into)]) == ["ok"]
+            assert is_right(into, namespace_for(at), survivor.header.key)
             found.add(at)
-        # The oldest go, a region at a time; from the oldest that is left, all that was saved is.
+        # The oldest regions are reclaimed; all confirmed records after them are there.
         assert set(range(min(found), saved + 1)) <= found
         assert saved > 60 or min(found) == 0
         number = saved + 5
         for gap in range(saved + 1, number):
-            places = tier.reserve([world_for(gap).record_bytes]).places
-            assert tier.write([Put(places[0], record_of(world_for(gap), key_of(gap)))]) == ["ok"]
+            places = tier.reserve([namespace_for(gap).record_bytes]).places
+            assert tier.write([TierPut(places[0], record_of(namespace_for(gap), key_of(gap)))]) == [
+                "ok"
+            ]
         tier.close()
     assert number > 200, time.monotonic() - start
 
 
 if __name__ == "__main__":
-    write_for_ever(sys.argv[1], int(sys.argv[2]))
+    write_forever(sys.argv[1], int(sys.argv[2]))

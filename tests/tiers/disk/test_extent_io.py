@@ -17,7 +17,7 @@ from holdfast.buffers import aligned_buffer
 from holdfast.errors import BusyError, ConfigError
 from holdfast.limits import KIB, MIB
 from holdfast.tiers.disk import extent_io
-from holdfast.tiers.disk.extent_io import FileExtents, Span, call_bytes_for, pieces, spread
+from holdfast.tiers.disk.extent_io import ByteSpan, FileExtents, call_bytes_for, pieces, transfer
 from holdfast.workers import workers
 
 
@@ -30,7 +30,7 @@ def file(tmp_path):
     extents.close()
 
 
-def noise(nbytes):
+def random_bytes(nbytes):
     buffer = aligned_buffer(nbytes)
     buffer[:] = os.urandom(nbytes)
     return buffer
@@ -38,11 +38,11 @@ def noise(nbytes):
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 20)), max_size=30), st.integers(1, 8))
 def test_pieces_cover_every_byte_once_and_no_more(shapes, call_sectors):
-    """Each shape is a gap before the span or none, and its sectors."""
+    """Each shape says whether a gap precedes the span, and how many sectors the span has."""
     spans, at = [], 0
     for owner, (gap, sectors) in enumerate(shapes):
         at += 4096 * gap
-        spans.append(Span(at, memoryview(bytearray(sectors * 4096)), owner))
+        spans.append(ByteSpan(at, memoryview(bytearray(sectors * 4096)), owner))
         at += sectors * 4096
     made = pieces(list(reversed(spans)), call_sectors * 4096)
     covered = []
@@ -61,8 +61,8 @@ def test_pieces_cover_every_byte_once_and_no_more(shapes, call_sectors):
     ]
 
 
-def test_pieces_keep_to_the_kernels_limit_of_vectors():
-    spans = [Span(4096 * n, memoryview(bytearray(4096)), n) for n in range(1_500)]
+def test_pieces_respect_the_limit_of_buffers_per_call():
+    spans = [ByteSpan(4096 * n, memoryview(bytearray(4096)), n) for n in range(1_500)]
     made = pieces(spans, 1 << 40)
     assert max(len(piece.spans) for piece in made) <= extent_io.VECTORS_MAX
 
@@ -71,12 +71,12 @@ def test_calls_are_large_but_enough_for_every_thread():
     assert call_bytes_for(64 * MIB, 4) == 4 * MIB
     assert call_bytes_for(16 * MIB, 4) == 2 * MIB
     assert call_bytes_for(100, 4) == 512 * KIB
-    assert call_bytes_for(2 * MIB, 1) == 2 * MIB, "a thread by itself has nobody to share with"
+    assert call_bytes_for(2 * MIB, 1) == 2 * MIB, "a single thread shares with no other"
     assert call_bytes_for(64 * MIB, 1) == 4 * MIB
 
 
-def test_what_is_written_is_read(file):
-    written = [noise(4096), noise(8192), noise(65_536)]
+def test_reads_return_the_written_bytes(file):
+    written = [random_bytes(4096), random_bytes(8192), random_bytes(65_536)]
     file.write(12_288, written)
     found = [aligned_buffer(len(view)) for view in written]
     file.read(12_288, found)
@@ -84,7 +84,7 @@ def test_what_is_written_is_read(file):
     assert file.size == 4 * MIB
 
 
-def test_unaligned_memory_is_bounced(file):
+def test_unaligned_memory_is_copied_through_an_aligned_buffer(file):
     odd = memoryview(bytearray(os.urandom(8193)))[1:]
     file.write(0, [odd[:4096], odd[4096:]])
     found = memoryview(bytearray(8199))[7:]
@@ -104,7 +104,7 @@ def test_a_short_write_is_an_error(file, monkeypatch):
 
 
 @pytest.mark.parametrize("at", ["open", "preadv"])
-def test_refused_direct_io_falls_back_loudly(tmp_path, monkeypatch, caplog, at):
+def test_refused_direct_io_falls_back_with_a_warning(tmp_path, monkeypatch, caplog, at):
     path = tmp_path / "file"
     path.write_bytes(bytes(MIB))
     real = getattr(os, at)
@@ -121,9 +121,9 @@ def test_refused_direct_io_falls_back_loudly(tmp_path, monkeypatch, caplog, at):
     monkeypatch.undo()
     assert not extents.direct
     assert "refused" in extents.why
-    assert "through the page cache" in caplog.text
+    assert "uses the page cache" in caplog.text
     assert str(path) in caplog.text
-    view = noise(4096)
+    view = random_bytes(4096)
     extents.write(0, [view])
     found = aligned_buffer(4096)
     extents.read(0, [found])
@@ -131,7 +131,7 @@ def test_refused_direct_io_falls_back_loudly(tmp_path, monkeypatch, caplog, at):
     extents.close()
 
 
-def test_a_bad_first_sector_is_no_reason_to_go_through_the_page_cache(tmp_path, monkeypatch):
+def test_a_bad_first_sector_does_not_disable_direct_io(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_bytes(bytes(MIB))
     lock = extent_io.lock_folder(tmp_path)
@@ -147,7 +147,7 @@ def test_a_bad_first_sector_is_no_reason_to_go_through_the_page_cache(tmp_path, 
     after.close()
 
 
-def test_a_full_disk_keeps_nobody_from_the_lock(tmp_path, monkeypatch):
+def test_a_folder_on_a_full_disk_can_be_locked(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -158,16 +158,16 @@ def test_a_full_disk_keeps_nobody_from_the_lock(tmp_path, monkeypatch):
     os.close(fd)
 
 
-def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    with pytest.raises(ConfigError, match="can not be locked: No locks available"):
+    with pytest.raises(ConfigError, match="cannot be locked: No locks available"):
         extent_io.lock_folder(tmp_path)
 
 
-def test_no_thread_is_made_once_buffers_are_in_flight(monkeypatch):
+def test_no_thread_starts_while_buffers_are_in_flight(monkeypatch):
     pool = workers(3, "test")
 
     def refuse(_):
@@ -175,9 +175,9 @@ def test_no_thread_is_made_once_buffers_are_in_flight(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     seen = []
-    spans = [Span(i * MIB, memoryview(bytearray(MIB)), i) for i in range(16)]
+    spans = [ByteSpan(i * MIB, memoryview(bytearray(MIB)), i) for i in range(16)]
     for _ in range(20):
-        assert spread(pool, 4, spans, lambda offset, _: seen.append(offset)) == {}
+        assert transfer(pool, 4, spans, lambda offset, _: seen.append(offset)) == {}
     pool.shutdown()
     assert len(seen) == 20 * len(pieces(spans, call_bytes_for(16 * MIB, 4)))
 
@@ -192,26 +192,26 @@ def test_one_bad_sector_fails_one_record():
             raise OSError(errno.EIO, "bad sector")
         done.append((offset, nbytes))
 
-    spans = [Span(4096 * n, memoryview(bytearray(4096)), n) for n in range(16)]
+    spans = [ByteSpan(4096 * n, memoryview(bytearray(4096)), n) for n in range(16)]
     with ThreadPoolExecutor(3) as pool:
-        failed = spread(pool, 4, spans, call)
+        failed = transfer(pool, 4, spans, call)
     assert list(failed) == [5]
     assert sum(nbytes for _, nbytes in done) == 15 * 4096
 
 
-def test_a_batch_does_not_wait_for_threads_busy_with_another():
+def test_a_batch_does_not_wait_for_threads_busy_with_another_batch():
     busy, done = threading.Event(), []
-    spans = [Span(8192 * n, memoryview(bytearray(4096)), n) for n in range(16)]
+    spans = [ByteSpan(8192 * n, memoryview(bytearray(4096)), n) for n in range(16)]
     with ThreadPoolExecutor(1) as pool:
         pool.submit(busy.wait)
         try:
-            assert spread(pool, 4, spans, lambda offset, views: done.append(offset)) == {}
+            assert transfer(pool, 4, spans, lambda offset, views: done.append(offset)) == {}
         finally:
             busy.set()
     assert sorted(done) == [span.offset for span in spans]
 
 
-def test_an_unexpected_error_waits_for_who_still_uses_the_buffers():
+def test_an_unexpected_error_waits_for_threads_that_use_the_buffers():
     begun, under_way = threading.Barrier(2), []
 
     def call(offset, views):
@@ -221,11 +221,11 @@ def test_an_unexpected_error_waits_for_who_still_uses_the_buffers():
             raise ZeroDivisionError
         under_way.remove(offset)
 
-    spans = [Span(8192 * n, memoryview(bytearray(4096)), n) for n in range(2)]
+    spans = [ByteSpan(8192 * n, memoryview(bytearray(4096)), n) for n in range(2)]
     with ThreadPoolExecutor(1) as pool:
         with pytest.raises(ZeroDivisionError):
-            spread(pool, 2, spans, call)
-        assert len(under_way) == 1, "only the one that failed here"
+            transfer(pool, 2, spans, call)
+        assert len(under_way) == 1, "only the call that failed on this thread"
 
 
 def test_a_long_record_fails_once_if_any_part_does():
@@ -234,7 +234,7 @@ def test_a_long_record_fails_once_if_any_part_does():
             raise OSError(errno.EIO, "bad half")
 
     with ThreadPoolExecutor(3) as pool:
-        failed = spread(pool, 4, [Span(0, memoryview(bytearray(8 * MIB)), 7)], call)
+        failed = transfer(pool, 4, [ByteSpan(0, memoryview(bytearray(8 * MIB)), 7)], call)
     assert list(failed) == [7]
 
 
@@ -261,15 +261,15 @@ def test_a_second_node_on_one_folder_is_refused_by_name(tmp_path):
     os.close(extent_io.lock_folder(tmp_path))
 
 
-def test_a_folder_that_can_not_be_is_refused_by_name(tmp_path):
+def test_a_folder_that_cannot_be_created_is_refused_by_name(tmp_path):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(ConfigError, match="file"):
         extent_io.lock_folder(tmp_path / "file" / "below")
 
 
-def test_a_full_device_is_said_before_and_while_allocating(tmp_path, monkeypatch):
+def test_a_full_device_is_reported_before_and_during_allocation(tmp_path, monkeypatch):
     path = tmp_path / "blocks"
-    with pytest.raises(ConfigError, match=r"tiers\.1\.capacity: .* GiB asked, .* GiB free"):
+    with pytest.raises(ConfigError, match=r"tiers\.1\.capacity: .* GiB requested, .* GiB free"):
         extent_io.preallocate(path, 1 << 50, "tiers.1", b"")
 
     def full(fd, offset, nbytes):
@@ -298,7 +298,7 @@ def test_an_interrupted_format_leaves_no_file(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["blocks"]
 
 
-def test_tmpfs_is_served_one_way_or_the_other():
+def test_tmpfs_works_with_or_without_direct_io():
     shm = Path("/dev/shm")
     if not shm.is_dir():
         pytest.skip("no tmpfs here")
@@ -308,7 +308,7 @@ def test_tmpfs_is_served_one_way_or_the_other():
     try:
         extent_io.preallocate(path, MIB, "disk", b"")
         extents = FileExtents(path, lock)
-        view = noise(8192)
+        view = random_bytes(8192)
         extents.write(4096, [view])
         found = aligned_buffer(8192)
         extents.read(4096, [found])

@@ -1,4 +1,4 @@
-"""Opening the disk tier's file: made once, refused by name if it is not ours, never changed."""
+"""The disk tier's file is created once; a foreign file is refused by name and not changed."""
 
 import re
 
@@ -16,7 +16,7 @@ def config_for(folder, **changes):
 
 
 def refused(folder, error, **changes):
-    """The message of opening a tier that must be refused, with everything left as it was."""
+    """Return the error message of opening a tier; check that no file changed."""
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "lock"}
     with pytest.raises(error) as caught:
         DiskTier(config_for(folder, **changes))
@@ -27,6 +27,7 @@ def refused(folder, error, **changes):
 
 @pytest.fixture
 def made(tmp_path):
+    """A folder with a formatted file."""
     DiskTier(config_for(tmp_path)).close()
     return tmp_path
 
@@ -49,7 +50,7 @@ def test_a_foreign_file_is_refused_by_name(tmp_path):
 
 
 @pytest.mark.parametrize("nbytes", [0, 100, 4096])
-def test_a_file_too_short_to_be_ours_is_refused(tmp_path, nbytes):
+def test_a_file_without_room_for_superblocks_is_refused(tmp_path, nbytes):
     (tmp_path / FILE_NAME).write_bytes(bytes(nbytes))
     assert str(tmp_path / FILE_NAME) in refused(tmp_path, FormatError)
 
@@ -80,10 +81,10 @@ def test_one_superblock_is_enough(made, which):
     DiskTier(config_for(made)).close()
 
 
-def test_a_file_cut_short_is_refused(made):
+def test_a_truncated_file_is_refused(made):
     path = made / FILE_NAME
     path.write_bytes(path.read_bytes()[: 4 * MIB])
-    assert "cut short" in refused(made, FormatError)
+    assert "truncated" in refused(made, FormatError)
 
 
 def test_a_changed_capacity_is_refused_with_the_remedy(made):
@@ -100,7 +101,7 @@ def test_a_changed_capacity_is_refused_with_the_remedy(made):
         DiskTier(config_for(made, **changes)).close()
 
 
-def test_a_file_is_checked_beside_the_node_that_has_it_open(made):
+def test_a_file_can_be_checked_while_a_node_has_it_open(made):
     was = (made / FILE_NAME).read_bytes()
     held = DiskTier(config_for(made))
     check_file(config_for(made))
@@ -108,7 +109,7 @@ def test_a_file_is_checked_beside_the_node_that_has_it_open(made):
         check_file(config_for(made, capacity_bytes=16 * MIB))
     held.close()
     (made / FILE_NAME).write_bytes(was[:MIB])
-    with pytest.raises(FormatError, match="cut short"):
+    with pytest.raises(FormatError, match="truncated"):
         check_file(config_for(made))
     check_file(config_for(made / "none"))
     with pytest.raises(ConfigError, match=r"tiers\.1\.capacity is 8388608 bytes, less than one"):
@@ -136,7 +137,7 @@ def test_options_out_of_range_name_value_and_limit(tmp_path, changes, expected):
     assert expected in refused(tmp_path, ConfigError, **changes)
 
 
-def test_two_tiers_on_one_folder_are_refused_and_the_first_lives_on(tmp_path):
+def test_a_second_tier_on_one_folder_is_refused_and_the_first_works_on(tmp_path):
     first = DiskTier(config_for(tmp_path))
     with pytest.raises(BusyError, match="in use by process"):
         DiskTier(config_for(tmp_path))
@@ -145,7 +146,7 @@ def test_two_tiers_on_one_folder_are_refused_and_the_first_lives_on(tmp_path):
     DiskTier(config_for(tmp_path)).close()
 
 
-def test_a_refused_file_is_not_kept_locked(tmp_path):
+def test_a_refused_file_is_unlocked(tmp_path):
     (tmp_path / FILE_NAME).write_bytes(b"x" * 10_000)
     refused(tmp_path, FormatError)
     (tmp_path / FILE_NAME).unlink()

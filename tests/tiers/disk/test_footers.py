@@ -1,4 +1,4 @@
-"""Footers: what was freed stays freed over a close, however much it was; and nothing else goes."""
+"""Any number of freed records stays freed after a close, and no other record is lost."""
 
 import pytest
 
@@ -6,12 +6,12 @@ from holdfast.errors import Outcome
 from holdfast.testing.extents import MemoryExtents
 from holdfast.testing.tier_contract import Blocks
 from holdfast.tiers.disk.file import DiskConfig
-from holdfast.tiers.disk.region import FREED_PER_REGION, SECTOR, Geometry, parse_snapshot
+from holdfast.tiers.disk.region import FREED_PER_REGION, SECTOR, RegionGeometry, parse_snapshot
 from holdfast.tiers.disk.tier import DiskTier
 
 REGION_BYTES, REGIONS = 64 * SECTOR, 4
 BLOCKS = Blocks(SECTOR - 144)
-"""Sixty records of one sector fit into a region, in front of its footer."""
+"""Sixty records of one sector fit into a region, before its footer."""
 
 COUNT = 60 * (REGIONS - 1)
 
@@ -33,7 +33,7 @@ def medium():
 
 @pytest.fixture
 def places(medium):
-    """Fill all regions but one and close; return the places by number."""
+    """Fill all regions except one and close; return the places by number."""
     tier = tier_on(medium)
     found = BLOCKS.save(tier, range(COUNT))
     tier.close()
@@ -48,7 +48,7 @@ def freed_with(medium, places, freed, **changes):
 
 
 @pytest.mark.parametrize("every", [2, 3, 5, 20])
-def test_what_was_freed_stays_freed_over_every_close(medium, places, every):
+def test_freed_records_stay_freed_after_every_close(medium, places, every):
     freed = set(range(0, COUNT, every))
     freed_with(medium, places, freed).close()
     left = [n for n in range(COUNT) if n not in freed]
@@ -61,18 +61,18 @@ def test_what_was_freed_stays_freed_over_every_close(medium, places, every):
         tier.close()
 
 
-def test_what_was_freed_before_a_snapshot_stays_freed_after_a_crash(medium, places):
+def test_records_freed_before_a_snapshot_stay_freed_after_a_crash(medium, places):
     freed = set(range(0, COUNT, 2))
     tier = freed_with(medium, places, freed, snapshot_s=0.0)
-    BLOCKS.save(tier, [COUNT])  # whoever writes takes the snapshot
+    BLOCKS.save(tier, [COUNT])  # a write takes the snapshot
     left = [n for n in range(COUNT + 1) if n not in freed]
     assert numbers_of(tier_on(MemoryExtents(medium.image))) == left
 
 
-def test_little_that_was_freed_costs_no_footer(medium, places):
+def test_few_freed_records_cause_no_footer_rewrite(medium, places):
     before = len(medium.log)
     freed_with(medium, places, range(FREED_PER_REGION * REGIONS)).close()
-    geometry = Geometry.of(REGION_BYTES, REGIONS)
+    geometry = RegionGeometry.of(REGION_BYTES, REGIONS)
     assert all(write.offset < geometry.regions_at for write in medium.log[before:])
     freed_with_more = tier_on(medium)
     list(freed_with_more.survivors())
@@ -81,9 +81,7 @@ def test_little_that_was_freed_costs_no_footer(medium, places):
     assert any(write.offset >= geometry.regions_at for write in medium.log[before:])
 
 
-def test_what_is_freed_while_a_footer_is_written_is_left_to_the_next_snapshot(
-    medium, places, monkeypatch
-):
+def test_records_freed_during_a_footer_write_go_into_the_next_snapshot(medium, places, monkeypatch):
     freed = set(range(0, COUNT, 2))
     tier, late = freed_with(medium, places, freed), [1, COUNT - 2]
     write = tier._footers._write
@@ -101,18 +99,18 @@ def test_what_is_freed_while_a_footer_is_written_is_left_to_the_next_snapshot(
     assert numbers_of(tier_on(medium)) == left
 
 
-def test_a_footer_that_can_not_be_written_again_stays_as_it_is(medium, places, monkeypatch):
+def test_a_footer_that_cannot_be_rewritten_stays_as_it_is(medium, places, monkeypatch):
     freed = set(range(0, COUNT, 2))
-    tier, geometry = freed_with(medium, places, freed), Geometry.of(REGION_BYTES, REGIONS)
+    tier, geometry = freed_with(medium, places, freed), RegionGeometry.of(REGION_BYTES, REGIONS)
     write = medium.write
 
-    def worn(offset, views):
+    def failing_write(offset, views):
         if offset >= geometry.regions_at:
             raise OSError(5, "Input/output error")
         write(offset, views)
 
-    monkeypatch.setattr(medium, "write", worn)
-    for number in (1, 3):  # and again whenever a snapshot is due
+    monkeypatch.setattr(medium, "write", failing_write)
+    for number in (1, 3):  # each time a snapshot is due
         tier.free([places[number]])
         freed.add(number)
         tier._save_snapshot()

@@ -1,4 +1,4 @@
-"""Coming back after a close or a crash: what is warm, in which order, and serving meanwhile."""
+"""Recovery after a close or a crash: which records, in which order, while the tier serves."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from holdfast.errors import Outcome
 from holdfast.testing.extents import MemoryExtents
 from holdfast.testing.payloads import is_right
 from holdfast.testing.tier_contract import Blocks
-from holdfast.tiers.base import NOWHERE, Get, Put
+from holdfast.tiers.base import NOWHERE, TierGet, TierPut
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.region import SECTOR
 from holdfast.tiers.disk.tier import DiskTier
@@ -27,7 +27,7 @@ def new_medium(regions=4):
 
 
 def filled():
-    """A medium whose four regions are full, and the tier that filled them, closed."""
+    """Return a medium whose four regions are full, and the closed tier that filled it."""
     medium = new_medium()
     tier = tier_on(medium)
     BLOCKS.save(tier, range(16))
@@ -36,7 +36,7 @@ def filled():
 
 
 def reopened(medium):
-    """A tier on what the medium holds now, as after kill -9."""
+    """Return a tier on a copy of the medium, as after kill -9."""
     return tier_on(MemoryExtents(medium.image))
 
 
@@ -45,10 +45,10 @@ def numbers_of(survivors):
     return [known[survivor.header.key] for survivor in survivors]
 
 
-# What comes back.
+# Which records are recovered.
 
 
-def test_after_a_close_everything_comes_back_oldest_first():
+def test_after_a_close_all_records_are_recovered_oldest_first():
     medium = new_medium()
     tier = tier_on(medium)
     BLOCKS.save(tier, range(10))
@@ -56,7 +56,7 @@ def test_after_a_close_everything_comes_back_oldest_first():
     assert numbers_of(reopened(medium).survivors()) == list(range(10))
 
 
-def test_after_a_crash_sealed_and_open_regions_come_back():
+def test_after_a_crash_closed_and_open_regions_are_recovered():
     medium = new_medium()
     tier = tier_on(medium)
     BLOCKS.save(tier, range(10))
@@ -64,7 +64,7 @@ def test_after_a_crash_sealed_and_open_regions_come_back():
     assert numbers_of(again.survivors()) == list(range(10))
 
 
-def test_a_second_crash_loses_nothing_more():
+def test_a_second_crash_loses_no_more_records():
     medium = new_medium(8)
     for turn in range(4):
         tier = tier_on(medium)
@@ -75,15 +75,15 @@ def test_a_second_crash_loses_nothing_more():
 def test_a_scan_skips_torn_records_and_unwritten_gaps():
     medium = new_medium()
     tier = tier_on(medium)
-    places = tier.reserve([BLOCKS.world.record_bytes] * 4).places
-    puts = [Put(places[n], BLOCKS.record(n)) for n in (0, 2, 3)]
+    places = tier.reserve([BLOCKS.namespace.record_bytes] * 4).places
+    puts = [TierPut(places[n], BLOCKS.record(n)) for n in (0, 2, 3)]
     assert tier.write(puts) == [Outcome.OK] * 3
     torn = tier._regions.offset(places[2]) + 2 * SECTOR
     medium.image[torn : torn + SECTOR] = bytes(SECTOR)
     assert numbers_of(reopened(medium).survivors()) == [0, 3]
 
 
-def test_a_scanned_region_is_sealed_by_the_next_write():
+def test_a_scanned_region_gets_its_footer_at_the_next_write():
     medium = new_medium()
     BLOCKS.save(tier_on(medium), range(3))
     tier = tier_on(medium)
@@ -94,7 +94,7 @@ def test_a_scanned_region_is_sealed_by_the_next_write():
     assert tier._regions.rows()[0].footer_bytes == SECTOR
 
 
-def test_records_of_an_earlier_life_do_not_come_back():
+def test_records_of_an_earlier_life_are_not_recovered():
     medium = new_medium(1)
     tier = tier_on(medium)
     BLOCKS.save(tier, range(4))
@@ -102,7 +102,7 @@ def test_records_of_an_earlier_life_do_not_come_back():
     assert numbers_of(reopened(medium).survivors()) == [4]
 
 
-def test_what_was_freed_before_a_close_stays_freed():
+def test_records_freed_before_a_close_stay_freed():
     medium = new_medium()
     tier = tier_on(medium)
     places = BLOCKS.save(tier, range(10))
@@ -114,14 +114,14 @@ def test_what_was_freed_before_a_close_stays_freed():
         tier.close()
 
 
-def test_a_region_freed_as_a_whole_stays_free_after_a_close():
+def test_a_region_whose_records_were_all_freed_stays_free_after_a_close():
     medium = new_medium(12)
     tier = tier_on(medium)
     places = BLOCKS.save(tier, range(20))
     tier.free(places[:8])
     tier.close()
     left = list(range(8, 20))
-    for more in range(20, 23):  # news, so that each close writes what is known by then
+    for more in range(20, 23):  # a change, so that each close writes a snapshot
         tier = tier_on(medium)
         assert tier.usage().records == 0
         assert numbers_of(tier.survivors()) == left
@@ -131,7 +131,7 @@ def test_a_region_freed_as_a_whole_stays_free_after_a_close():
     assert numbers_of(reopened(medium).survivors()) == left
 
 
-def test_freed_is_bound_to_a_life():
+def test_freed_records_of_an_earlier_life_do_not_count():
     medium, clock = new_medium(2), ManualClock()
     tier = tier_on(medium, clock)
     places = BLOCKS.save(tier, range(8))
@@ -143,7 +143,7 @@ def test_freed_is_bound_to_a_life():
     assert found == [4, 5, 6, 7, 8, 9, 10, 11]
 
 
-def test_a_snapshot_before_the_scan_would_forget_so_there_is_none():
+def test_no_snapshot_is_written_before_the_scan():
     medium = new_medium()
     tier = tier_on(medium)
     places = BLOCKS.save(tier, range(8))
@@ -168,7 +168,7 @@ def test_incarnations_never_repeat_a_generation():
         seen |= fresh
 
 
-def test_a_lost_superblock_does_not_bring_a_generation_back():
+def test_a_lost_superblock_repeats_no_generation():
     medium = new_medium()
     for _ in range(3):
         last = tier_on(medium)
@@ -181,34 +181,34 @@ def test_a_lost_superblock_does_not_bring_a_generation_back():
 # Serving while recovering.
 
 
-def test_a_region_reused_before_its_scan_is_left_out():
+def test_a_region_reused_before_its_scan_is_skipped():
     tier = tier_on(filled()[0])
     BLOCKS.save(tier, range(100, 104))
     assert numbers_of(tier.survivors()) == list(range(4, 16))
     assert tier.usage().records == 16
 
 
-def test_a_region_is_not_reused_while_its_survivors_are_taken_in():
+def test_a_region_is_not_reused_while_its_survivors_are_read():
     tier = tier_on(filled()[0])
     survivors, held = tier.survivors(), {}
     for turn, survivor in enumerate(survivors):
         held[survivor.place] = survivor.header.key
         found = BLOCKS.reserve(tier)
-        for key, place in found.dropped:
+        for key, place, _ in found.dropped:
             assert held.pop(place, key) == key
         assert found.places != [NOWHERE]
-        put = Put(found.places[0], BLOCKS.record(100 + turn))
+        put = TierPut(found.places[0], BLOCKS.record(100 + turn))
         assert tier.write([put]) == [Outcome.OK]
         assert found.places[0] not in held
         held[found.places[0]] = BLOCKS.key(100 + turn)
     assert tier.usage().records == len(held)
     for place, key in held.items():
-        into = memoryview(bytearray(BLOCKS.world.record_bytes))
-        assert tier.read([Get(place, key, into)]) == [Outcome.OK]
-        assert is_right(into, BLOCKS.world, key)
+        into = memoryview(bytearray(BLOCKS.namespace.record_bytes))
+        assert tier.read([TierGet(place, key, into)]) == [Outcome.OK]
+        assert is_right(into, BLOCKS.namespace, key)
 
 
-def test_survivors_that_nobody_takes_in_do_not_block_the_tier():
+def test_an_abandoned_iteration_of_survivors_does_not_block_the_tier():
     tier = tier_on(filled()[0])
     survivors = tier.survivors()
     next(survivors)
@@ -217,7 +217,7 @@ def test_survivors_that_nobody_takes_in_do_not_block_the_tier():
         BLOCKS.save(tier, [number])
 
 
-def test_closing_ends_the_survivors():
+def test_closing_the_tier_ends_the_iteration_of_survivors():
     tier = tier_on(filled()[0])
     survivors = tier.survivors()
     next(survivors)
@@ -225,7 +225,7 @@ def test_closing_ends_the_survivors():
     assert len(list(survivors)) <= 3
 
 
-def test_an_unreadable_region_is_lost_alone():
+def test_an_unreadable_region_loses_its_own_records_only():
     medium, tier = filled()
     start = tier._superblock.geometry.region_at(1)
     medium.fails = lambda what, at, nbytes: start <= at < start + REGION_BYTES
@@ -236,7 +236,7 @@ def test_an_unreadable_region_is_lost_alone():
     assert not tier.read_only
 
 
-def test_an_unreadable_footer_region_is_lost_alone():
+def test_a_region_with_an_unreadable_body_loses_its_own_records_only():
     medium, tier = filled()
     start = tier._superblock.geometry.region_at(1)
     medium.fails = lambda what, at, nbytes: what == "read" and start < at < start + REGION_BYTES
@@ -245,7 +245,7 @@ def test_an_unreadable_footer_region_is_lost_alone():
 
 
 @pytest.mark.parametrize("region_sectors", [16, 4096])
-def test_a_footer_that_can_not_be_read_costs_no_record(region_sectors):
+def test_an_unreadable_footer_loses_no_record(region_sectors):
     region_bytes = region_sectors * SECTOR
     medium = MemoryExtents.formatted(region_bytes, 4)
     tier = tier_on(medium)
@@ -263,7 +263,7 @@ def test_a_footer_that_can_not_be_read_costs_no_record(region_sectors):
     assert tier.usage().failures == 0
 
 
-def test_a_bad_sector_in_a_region_without_footer_costs_one_record():
+def test_a_bad_sector_in_a_region_without_footer_loses_one_record():
     medium = new_medium()
     tier = tier_on(medium)
     bad = tier._regions.offset(BLOCKS.save(tier, range(3))[1]) + SECTOR
@@ -274,7 +274,7 @@ def test_a_bad_sector_in_a_region_without_footer_costs_one_record():
     assert tier.usage().failures == 1
 
 
-def test_a_device_that_answers_nothing_is_not_asked_for_every_sector():
+def test_not_every_sector_of_a_failing_device_is_read():
     medium = MemoryExtents.formatted(4096 * SECTOR, 1)
     tier = tier_on(medium)
     BLOCKS.save(tier, range(3))

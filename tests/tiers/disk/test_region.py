@@ -1,4 +1,4 @@
-"""The disk tier's bytes: golden vectors, round trips, and damage at every byte class."""
+"""The disk tier's format: golden vectors, round trips, and damage of every structure."""
 
 import zlib
 
@@ -9,26 +9,35 @@ from hypothesis import strategies as st
 from holdfast.blocks.envelope import stamp
 from holdfast.errors import FormatError
 from holdfast.limits import GIB, MIB
-from holdfast.testing.payloads import key_of, record_of, world_of
+from holdfast.testing.payloads import key_of, namespace_of, record_of
 from holdfast.tiers.disk import region
-from holdfast.tiers.disk.region import Entry, Geometry, Life, Row, Snapshot, Superblock
+from holdfast.tiers.disk.region import (
+    RegionEntry,
+    RegionGeometry,
+    RegionLife,
+    RegionRow,
+    RegionSnapshot,
+    Superblock,
+)
 
 UUID = bytes(range(16))
-LIFE = Life(UUID, 3, (2 << 32) | 7)
-GEOMETRY = Geometry.of(64 * 4096, 8)
+LIFE = RegionLife(UUID, 3, (2 << 32) | 7)
+GEOMETRY = RegionGeometry.of(64 * 4096, 8)
 
 
 def entry(number, sector, payload_bytes=5_000, generation=LIFE.generation):
-    record = record_of(world_of(payload_bytes), key_of(number))
+    record = record_of(namespace_of(payload_bytes), key_of(number))
     stamp(record, generation)
-    return Entry(bytes(record[:128]), sector, len(record) // 4096)
+    return RegionEntry(bytes(record[:128]), sector, len(record) // 4096)
 
 
 ENTRIES = [entry(0, 1), entry(1, 3), entry(2, 9)]
-SNAPSHOT = Snapshot(UUID, 5, [Row(n, 4096 * n, n % 2) for n in range(8)], [(3, 9), (1, 1)])
+SNAPSHOT = RegionSnapshot(
+    UUID, 5, [RegionRow(n, 4096 * n, n % 2) for n in range(8)], [(3, 9), (1, 1)]
+)
 
 
-# Golden vectors: docs/reference/format.md shows the same; a change here is a new format.
+# Golden vectors, as in docs/reference/format.md; a change here is a new format.
 
 
 def test_superblock_bytes_are_as_documented():
@@ -63,7 +72,7 @@ def test_footer_bytes_are_as_documented():
 
 
 def test_snapshot_bytes_are_as_documented():
-    blob = region.pack_snapshot(Snapshot(UUID, 5, [Row(7, 4096, 1)], [(0, 9)]), 4096)
+    blob = region.pack_snapshot(RegionSnapshot(UUID, 5, [RegionRow(7, 4096, 1)], [(0, 9)]), 4096)
     assert len(blob) == 4096
     assert blob[:88].hex() == (
         "48465331c775d98d0500000000000000000102030405060708090a0b0c0d0e0f"
@@ -74,7 +83,7 @@ def test_snapshot_bytes_are_as_documented():
 # Round trips.
 
 
-def test_what_is_packed_is_parsed():
+def test_packed_structures_are_parsed_unchanged():
     block = Superblock(UUID, 2, GEOMETRY)
     assert region.parse_superblock(region.pack_superblock(block)) == block
     header = region.pack_region_header(LIFE)
@@ -98,12 +107,12 @@ def test_a_footer_of_any_length_is_found_from_its_end(count):
     assert [entry for _, entry in found] == entries
 
 
-def test_a_footer_longer_than_what_was_read_is_not_parsed():
+def test_a_footer_longer_than_the_bytes_read_is_not_parsed():
     footer = region.pack_footer(LIFE, ENTRIES * 100)
     assert region.parse_footer(footer[-4096:], LIFE, 4096) is None
 
 
-def test_freed_records_that_do_not_fit_are_left_out():
+def test_freed_records_that_do_not_fit_are_omitted():
     freed = [(n % 8, n) for n in range(10_000)]
     blob = region.pack_snapshot(SNAPSHOT._replace(freed=freed), GEOMETRY.snapshot_bytes)
     assert len(blob) <= GEOMETRY.snapshot_bytes
@@ -112,26 +121,26 @@ def test_freed_records_that_do_not_fit_are_left_out():
     assert list(found.freed) == freed[: len(found.freed)]
 
 
-# Belonging: the right bytes in the wrong place are nobody's.
+# Identity: intact bytes of another life, file or place are rejected.
 
 
 @pytest.mark.parametrize(
     "life",
     [LIFE._replace(uuid=bytes(16)), LIFE._replace(region=4), LIFE._replace(generation=1)],
 )
-def test_another_life_is_not_believed(life):
+def test_another_life_is_rejected(life):
     assert region.parse_footer(region.pack_footer(life, ENTRIES), LIFE, 64) is None
     if life.generation == LIFE.generation:
         assert region.parse_region_header(region.pack_region_header(life), UUID, 3) == 0
 
 
-def test_a_snapshot_of_another_file_or_shape_is_not_believed():
+def test_a_snapshot_of_another_file_or_geometry_is_rejected():
     blob = region.pack_snapshot(SNAPSHOT, GEOMETRY.snapshot_bytes)
     assert region.parse_snapshot(blob, bytes(16), 8) is None
     assert region.parse_snapshot(blob, UUID, 9) is None
 
 
-def test_entries_that_can_not_be_are_left_out():
+def test_impossible_entries_are_omitted():
     entries = [
         entry(0, 0),  # on the region's header
         entry(1, 62),  # on the footer
@@ -144,9 +153,9 @@ def test_entries_that_can_not_be_are_left_out():
     assert [entry for _, entry in found] == entries[-1:]
 
 
-# Damage: one flipped bit, or a cut, anywhere in what the CRC covers.
+# Damage: one flipped bit, or a truncation, anywhere in the bytes that the CRC covers.
 
-CLASSES = [
+STRUCTURES = [
     ("superblock", region.pack_superblock(Superblock(UUID, 2, GEOMETRY)), 0, 4096),
     ("region header", region.pack_region_header(LIFE), 0, 4096),
     ("footer", region.pack_footer(LIFE, ENTRIES), 4096 - 64 - 3 * 136, 4096),
@@ -155,7 +164,7 @@ CLASSES = [
 
 
 def parse(name, blob):
-    """What is believed of a blob; nothing if it is refused."""
+    """Parse a structure by name; None if it is rejected."""
     if name == "superblock":
         try:
             return region.parse_superblock(blob)
@@ -168,8 +177,8 @@ def parse(name, blob):
     return region.parse_snapshot(blob, UUID, 8)
 
 
-@pytest.mark.parametrize(("name", "blob", "start", "end"), CLASSES)
-def test_every_flipped_byte_is_noticed(name, blob, start, end):
+@pytest.mark.parametrize(("name", "blob", "start", "end"), STRUCTURES)
+def test_every_flipped_bit_is_detected(name, blob, start, end):
     assert parse(name, blob) is not None
     for at in range(start, end):
         damaged = bytearray(blob)
@@ -177,8 +186,8 @@ def test_every_flipped_byte_is_noticed(name, blob, start, end):
         assert parse(name, bytes(damaged)) is None, at
 
 
-@pytest.mark.parametrize(("name", "blob", "start", "end"), CLASSES)
-def test_every_cut_is_noticed(name, blob, start, end):
+@pytest.mark.parametrize(("name", "blob", "start", "end"), STRUCTURES)
+def test_every_truncation_is_detected(name, blob, start, end):
     significant = len(blob[:end].rstrip(b"\0"))
     for at in range(start, significant):
         cut = blob[:at].ljust(len(blob), b"\0")
@@ -186,13 +195,13 @@ def test_every_cut_is_noticed(name, blob, start, end):
         assert parse(name, blob[:at]) is None, at
 
 
-@given(st.sampled_from([name for name, *_ in CLASSES]), st.binary(max_size=9_000))
-def test_noise_is_never_believed_and_never_raises(name, noise):
+@given(st.sampled_from([name for name, *_ in STRUCTURES]), st.binary(max_size=9_000))
+def test_random_bytes_are_rejected_without_an_exception(name, noise):
     assert parse(name, noise) is None
 
 
 @given(st.binary(min_size=64, max_size=64), st.integers(0, 2**32 - 1))
-def test_a_footer_that_lies_about_its_count_is_refused(trailer, count):
+def test_a_footer_with_a_wrong_count_is_rejected(trailer, count):
     forged = bytearray(region.pack_footer(LIFE, ENTRIES)[-64:])
     forged[36:40] = count.to_bytes(4, "little")
     forged[4:8] = zlib.crc32(forged[8:]).to_bytes(4, "little")
@@ -208,12 +217,12 @@ def test_an_unknown_version_is_named():
 
 
 @given(st.integers(1, 1 << 46), st.sampled_from([8 * 4096, MIB, 64 * MIB, 256 * MIB]))
-def test_a_geometry_fills_its_capacity_and_never_more(capacity_bytes, region_bytes):
+def test_a_geometry_fills_its_capacity_and_does_not_exceed_it(capacity_bytes, region_bytes):
     if capacity_bytes // region_bytes > 1_000_000:
         capacity_bytes = region_bytes * 1_000_000
-    geometry = Geometry.within(capacity_bytes, region_bytes)
+    geometry = RegionGeometry.within(capacity_bytes, region_bytes)
     assert geometry.region_count == 0 or geometry.file_bytes <= capacity_bytes
-    more = Geometry.of(region_bytes, geometry.region_count + 1)
+    more = RegionGeometry.of(region_bytes, geometry.region_count + 1)
     assert more.file_bytes > capacity_bytes
 
 
@@ -221,5 +230,5 @@ def test_a_geometry_fills_its_capacity_and_never_more(capacity_bytes, region_byt
     ("capacity_bytes", "expected"),
     [(8 * MIB, MIB), (64 * MIB, 8 * MIB), (8 * GIB, 64 * MIB), (16 << 40, 256 * MIB)],
 )
-def test_the_chosen_region_size_suits_the_capacity(capacity_bytes, expected):
+def test_the_default_region_size_depends_on_the_capacity(capacity_bytes, expected):
     assert region.region_bytes_for(capacity_bytes) == expected

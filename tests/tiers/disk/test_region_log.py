@@ -1,4 +1,4 @@
-"""Where records lie, without any I/O: random operations against a plain model."""
+"""Allocation of records in regions, without I/O: random operations against a simple model."""
 
 import random
 
@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.blocks.envelope import read_header, stamp
-from holdfast.testing.payloads import key_of, record_of, world_of
+from holdfast.testing.payloads import key_of, namespace_of, record_of
 from holdfast.tiers.base import NOWHERE
-from holdfast.tiers.disk.region import SECTOR, Entry, Geometry, Life, Listed
+from holdfast.tiers.disk.region import SECTOR, ListedEntry, RegionEntry, RegionGeometry, RegionLife
 from holdfast.tiers.disk.region_log import RegionLog
 
 UUID = bytes(16)
-GEOMETRY = Geometry.of(16 * SECTOR, 4)
+GEOMETRY = RegionGeometry.of(16 * SECTOR, 4)
 SIZES = [SECTOR, 2 * SECTOR, 5 * SECTOR]
 
 
@@ -22,11 +22,11 @@ def new_log():
 
 
 def head_of(number, sectors=1):
-    return bytes(record_of(world_of(sectors * SECTOR - 144), key_of(number))[:128])
+    return bytes(record_of(namespace_of(sectors * SECTOR - 144), key_of(number))[:128])
 
 
 def put(log, number, sectors=1):
-    """Reserve and write one record; its place and what was dropped for it."""
+    """Reserve and write one record; return its place and the blocks evicted for it."""
     [place], dropped = log.reserve([sectors * SECTOR])
     if place != NOWHERE:
         assert log.claim(place) is not None
@@ -34,12 +34,12 @@ def put(log, number, sectors=1):
     return place, dropped
 
 
-def seal_all(log):
-    seals = []
-    while seal := log.next_seal():
-        seals.append(seal)
-        log.sealed(seal, SECTOR)
-    return seals
+def close_full(log):
+    regions = []
+    while full := log.next_full():
+        regions.append(full)
+        log.footer_written(full, SECTOR)
+    return regions
 
 
 @given(st.integers(0, 2**32))
@@ -51,7 +51,7 @@ def test_random_operations_agree_with_a_dict(seed):
         if act < 0.5:
             sectors = chosen.choice([1, 2, 5])
             [place], dropped = log.reserve([sectors * SECTOR])
-            for key, old in dropped:
+            for key, old, _ in dropped:
                 assert held.pop(old)[0] == key
             if place != NOWHERE:
                 assert place not in held
@@ -74,7 +74,7 @@ def test_random_operations_agree_with_a_dict(seed):
             held.pop(place, None)
             reserved.pop(place, None)
         else:
-            seal_all(log)
+            close_full(log)
         assert log.records == len(held)
         assert log.used_bytes == sum(sectors for _, sectors in held.values()) * SECTOR
     for place, (key, sectors) in held.items():
@@ -101,30 +101,30 @@ def test_places_never_overlap_and_leave_room_for_the_footer(sizes):
     assert sum(place == NOWHERE for place in places) < len(sizes) or not sizes
 
 
-def test_sizes_that_can_not_be_get_nowhere():
+def test_impossible_sizes_get_no_place():
     sizes = [0, -SECTOR, 100, 17 * SECTOR, 15 * SECTOR, 14 * SECTOR]
     places = new_log().reserve(sizes).places
     assert places[:5] == [NOWHERE] * 5
     assert places[5] != NOWHERE
 
 
-def test_the_oldest_region_is_reclaimed_and_its_keys_are_named():
+def test_the_oldest_region_is_reclaimed_and_its_keys_are_returned():
     log = new_log()
     filled = [put(log, number, 5) for number in range(8)]
     assert all(place != NOWHERE and not dropped for place, dropped in filled)
-    seal_all(log)
+    close_full(log)
     place, dropped = put(log, 8, 5)
-    assert [old for _, old in dropped] == [filled[0][0], filled[1][0]]
-    assert [key for key, _ in dropped] == [key_of(0), key_of(1)]
+    assert [old for _, old, _ in dropped] == [filled[0][0], filled[1][0]]
+    assert [key for key, _, _ in dropped] == [key_of(0), key_of(1)]
     assert place == filled[0][0]
     assert log.held(place, key_of(0), 1 << 20) is None
     assert log.held(place, key_of(8), 1 << 20) is not None
 
 
-def test_a_freed_region_goes_before_the_oldest():
+def test_a_free_region_is_used_before_the_oldest_is_reclaimed():
     log = new_log()
     places = [put(log, number, 5)[0] for number in range(8)]
-    seal_all(log)
+    close_full(log)
     log.free(places[4:6])
     assert put(log, 8, 5) == (places[4], [])
 
@@ -137,17 +137,17 @@ def test_a_region_with_unfinished_writes_is_never_reclaimed(stage):
         log.claim(waiting)
     for number in range(100):
         place, _ = put(log, number, 5)
-        seal_all(log)
+        close_full(log)
         assert place // 16 != waiting // 16 or number < 2
     if stage == "claimed":
         log.finish(waiting, head_of(999))
     else:
         log.free([waiting])
-    seal_all(log)
+    close_full(log)
     assert any(put(log, number, 5)[0] // 16 == waiting // 16 for number in range(20))
 
 
-def test_nothing_to_reclaim_is_nowhere():
+def test_without_a_region_to_reclaim_there_is_no_place():
     log = new_log()
     log.reserve([5 * SECTOR] * 8)
     assert log.reserve([SECTOR * 5]).places == [NOWHERE]
@@ -172,23 +172,23 @@ def test_a_record_freed_while_it_is_written_stays_dead():
     assert (log.records, log.used_bytes) == (0, 0)
 
 
-def test_a_footer_lists_what_is_alive():
+def test_a_footer_lists_live_records():
     log = new_log()
     places = [put(log, number, 3)[0] for number in range(4)]
     log.free(places[1:2])
     log.close_open()
-    [seal] = seal_all(log)
-    assert [entry.sector for entry in seal.entries] == [1, 7, 10]
-    assert [entry.head[32:48] for entry in seal.entries] == [key_of(n) for n in (0, 2, 3)]
-    assert log.freed() == [(seal.life.region, 4)]
+    [full] = close_full(log)
+    assert [entry.sector for entry in full.entries] == [1, 7, 10]
+    assert [entry.head[32:48] for entry in full.entries] == [key_of(n) for n in (0, 2, 3)]
+    assert log.freed() == [(full.life.region, 4)]
 
 
-def test_a_life_ends_with_its_region():
+def test_a_life_ends_when_its_region_is_reclaimed():
     log = new_log()
     place, _ = put(log, 0, 5)
     life = log.held(place, key_of(0), 1 << 20).life
     for number in range(1, 9):
-        seal_all(log)
+        close_full(log)
         put(log, number, 5)
     assert not log.is_current(life)
 
@@ -197,14 +197,14 @@ def test_a_life_ends_with_its_region():
 
 
 def listed(number, sector, generation, sectors=1):
-    record = record_of(world_of(sectors * SECTOR - 144), key_of(number))
+    record = record_of(namespace_of(sectors * SECTOR - 144), key_of(number))
     stamp(record, generation)
-    return Listed(read_header(record)[0], Entry(bytes(record[:128]), sector, sectors))
+    return ListedEntry(read_header(record)[0], RegionEntry(bytes(record[:128]), sector, sectors))
 
 
-def test_regions_come_back_oldest_first_and_keep_their_age():
+def test_regions_are_recovered_oldest_first_and_keep_their_age():
     log = new_log()
-    lives = log.adopt([9, 0, 5, 7])
+    lives = log.add_unscanned([9, 0, 5, 7])
     assert [life.region for life in lives] == [2, 3, 0]
     for life in lives:
         assert log.begin_scan(life)
@@ -212,13 +212,13 @@ def test_regions_come_back_oldest_first_and_keep_their_age():
         log.end_scan(life)
     assert log.records == 3
     assert put(log, 10, 14)[1] == []
-    assert [key for key, _ in put(log, 11, 14)[1]] == [key_of(2)]
-    assert [key for key, _ in put(log, 12, 14)[1]] == [key_of(3)]
+    assert [key for key, _, _ in put(log, 11, 14)[1]] == [key_of(2)]
+    assert [key for key, _, _ in put(log, 12, 14)[1]] == [key_of(3)]
 
 
 def test_a_region_reclaimed_before_its_scan_is_skipped():
     log = new_log()
-    lives = log.adopt([1, 2, 3, 4])
+    lives = log.add_unscanned([1, 2, 3, 4])
     place, dropped = put(log, 10, 14)
     assert (place // 16, dropped) == (0, [])
     assert not log.begin_scan(lives[0])
@@ -227,18 +227,18 @@ def test_a_region_reclaimed_before_its_scan_is_skipped():
 
 def test_a_region_under_scan_is_not_reclaimed():
     log = new_log()
-    lives = log.adopt([1, 2, 3, 4])
+    lives = log.add_unscanned([1, 2, 3, 4])
     log.begin_scan(lives[0])
     assert put(log, 10, 14)[0] // 16 == 1
     log.load(lives[0], [listed(0, 1, 1)], set(), SECTOR)
     assert put(log, 11, 14)[0] // 16 == 2
     log.end_scan(lives[0])
-    assert [key for key, _ in put(log, 12, 14)[1]] == [key_of(0)]
+    assert [key for key, _, _ in put(log, 12, 14)[1]] == [key_of(0)]
 
 
-def test_what_was_freed_stays_freed_and_is_remembered():
+def test_freed_records_stay_freed_and_are_listed():
     log = new_log()
-    [life] = log.adopt([0, 3, 0, 0])
+    [life] = log.add_unscanned([0, 3, 0, 0])
     log.begin_scan(life)
     alive = log.load(life, [listed(0, 1, 3), listed(1, 2, 3)], {1}, SECTOR)
     log.end_scan(life)
@@ -246,43 +246,43 @@ def test_what_was_freed_stays_freed_and_is_remembered():
     assert log.freed() == [(1, 1)]
 
 
-def test_a_snapshot_is_told_of_no_more_dead_records_than_it_has_room_for():
-    log = RegionLog(Geometry.of(64 * SECTOR, 2), UUID, first_generation=1)
+def test_a_snapshot_gets_no_more_dead_records_than_fit():
+    log = RegionLog(RegionGeometry.of(64 * SECTOR, 2), UUID, first_generation=1)
     places = [put(log, n)[0] for n in range(100)]
-    seal_all(log)
+    close_full(log)
     log.free(places[1:60:2])
     assert log.freed() == [(0, place) for place in places[1 : 2 * 16 + 1 : 2]]
 
 
-def test_an_unsealed_region_gets_its_footer_after_the_scan():
+def test_a_region_without_footer_gets_it_after_the_scan():
     log = new_log()
-    [life] = log.adopt([0, 3, 0, 0])
+    [life] = log.add_unscanned([0, 3, 0, 0])
     log.begin_scan(life)
     found = [listed(0, 1, 3), listed(1, 5, 3)]
     log.load(life, found, set(), 0)
-    assert log.next_seal() is None
+    assert log.next_full() is None
     log.end_scan(life)
-    seal = log.next_seal()
-    assert (seal.life, seal.entries) == (Life(UUID, 1, 3), [entry for _, entry in found])
+    full = log.next_full()
+    assert (full.life, full.entries) == (RegionLife(UUID, 1, 3), [entry for _, entry in found])
 
 
 def test_a_retired_region_is_never_used():
     log = new_log()
-    log.adopt([0, 0, 0, 0])
+    log.add_unscanned([0, 0, 0, 0])
     log.retire(1)
     used = {put(log, number, 14)[0] // 16 for number in range(12)}
     assert used == {0, 2, 3}
 
 
 def test_a_record_costs_24_bytes():
-    geometry = Geometry.of(64 << 20, 4)
+    geometry = RegionGeometry.of(64 << 20, 4)
     log = RegionLog(geometry, UUID, first_generation=1)
     places = log.reserve([SECTOR] * 30_000).places
     for place in places:
         log.claim(place)
         log.finish(place, head_of(1))
     log.close_open()
-    seal_all(log)
+    close_full(log)
     kept = sum(
         len(r.keys) + r.starts.itemsize * len(r.starts) + r.sectors.itemsize * len(r.sectors)
         for r in log._regions

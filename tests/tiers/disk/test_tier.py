@@ -1,4 +1,4 @@
-"""The disk tier keeps the tier contract, on a real file; and what is its own: errors, sealing."""
+"""The disk tier keeps the tier contract on a real file; its errors, regions and footers."""
 
 import logging
 import threading
@@ -9,7 +9,7 @@ from holdfast.clock import ManualClock
 from holdfast.errors import ConfigError, Outcome
 from holdfast.testing.extents import MemoryExtents
 from holdfast.testing.tier_contract import Blocks, TierContract
-from holdfast.tiers.base import NOWHERE, Get, Put
+from holdfast.tiers.base import NOWHERE, TierGet, TierPut
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.region import SECTOR, parse_footer, parse_snapshot
 from holdfast.tiers.disk.tier import FAILURES_MAX, FAILURES_WITHIN_S, DiskTier
@@ -27,7 +27,7 @@ class TestDiskTier(TierContract):
 
 
 class TestOneRegionOfMany(TierContract):
-    """Records of one size fill regions of another, and one thread has to do."""
+    """Records that do not divide the region size, with one thread each."""
 
     durable = True
 
@@ -59,8 +59,8 @@ def tier_on(medium, clock=None, **changes):
 
 
 def write(tier, numbers):
-    """Places and outcomes; CORRUPT stands for no place."""
-    puts = [Put(BLOCKS.reserve(tier).places[0], BLOCKS.record(n)) for n in numbers]
+    """Write blocks; return their places and outcomes."""
+    puts = [TierPut(BLOCKS.reserve(tier).places[0], BLOCKS.record(n)) for n in numbers]
     return [put.place for put in puts], tier.write(puts)
 
 
@@ -79,26 +79,26 @@ def test_a_regions_header_is_written_before_its_records(medium):
         assert inside.count(start) == 1
 
 
-def test_neighbours_are_written_in_one_call(medium):
+def test_adjacent_records_are_written_in_one_call(medium):
     tier = tier_on(medium)
     BLOCKS.save(tier, range(6))
     records = [write for write in medium.log if len(write.data) > SECTOR]
     assert [len(write.data) for write in records] == [6 * 5 * SECTOR]
 
 
-def test_who_writes_beside_others_hands_nothing_to_threads_that_those_have():
+def test_a_write_hands_no_work_to_threads_busy_with_other_writes():
     blocks = Blocks((1 << 20) - 144)
     medium = MemoryExtents.formatted(16 << 20, 4)
     tier = tier_on(medium, writer_threads=4)
-    let_go, calls = threading.Event(), []
+    released, calls = threading.Event(), []
 
     def held(_, __, nbytes):
         calls.append((threading.current_thread(), nbytes))
-        return threading.current_thread() is not threading.main_thread() and not let_go.wait(30)
+        return threading.current_thread() is not threading.main_thread() and not released.wait(30)
 
-    blocks.save(tier, [99])  # and the region has its header
+    blocks.save(tier, [99])  # writes the region's header
     places = tier.reserve([1 << 20] * 7).places
-    puts = [Put(place, blocks.record(n)) for n, place in enumerate(places)]
+    puts = [TierPut(place, blocks.record(n)) for n, place in enumerate(places)]
     medium.fails = held
     others = [threading.Thread(target=tier.write, args=([put],)) for put in puts[:3]]
     for other in others:
@@ -107,7 +107,7 @@ def test_who_writes_beside_others_hands_nothing_to_threads_that_those_have():
         threading.Event().wait(0.001)
     calls.clear()
     assert tier.write(puts[3:]) == [Outcome.OK] * 4
-    let_go.set()
+    released.set()
     for other in others:
         other.join()
     ours = [nbytes for thread, nbytes in calls if thread is threading.main_thread()]
@@ -122,7 +122,7 @@ def test_only_superblocks_are_flushed(medium):
     assert [i for i, write in enumerate(medium.log) if not write.data] == [1]
 
 
-def test_a_full_region_gets_its_footer_when_the_last_write_ended(medium):
+def test_a_full_region_gets_its_footer_after_its_last_write(medium):
     tier = tier_on(medium)
     [late] = BLOCKS.reserve(tier).places
     BLOCKS.save(tier, range(10))
@@ -133,7 +133,7 @@ def test_a_full_region_gets_its_footer_when_the_last_write_ended(medium):
         return parse_footer(medium.image[end - SECTOR : end], life, REGION_BYTES // SECTOR)
 
     assert footer() is None
-    assert tier.write([Put(late, BLOCKS.record(99))]) == [Outcome.OK]
+    assert tier.write([TierPut(late, BLOCKS.record(99))]) == [Outcome.OK]
     assert [header.key for header, _ in footer()] == [BLOCKS.key(n) for n in (99, 0, 1, 2, 3, 4)]
 
 
@@ -156,7 +156,7 @@ def test_snapshots_alternate_and_come_when_due(medium, clock):
     assert sequences() == [None, 1]
     clock.advance(31)
     BLOCKS.save(tier, [9])
-    assert sequences() == [None, 1], "nothing was sealed or freed"
+    assert sequences() == [None, 1], "no region was closed and no record freed"
     BLOCKS.save(tier, range(10, 20))
     clock.advance(31)
     BLOCKS.save(tier, [20])
@@ -169,8 +169,8 @@ def test_snapshots_alternate_and_come_when_due(medium, clock):
 
 
 @pytest.mark.parametrize("sectors", [5, 7])
-def test_a_reader_that_outstays_its_region_misses(medium, sectors):
-    """It finds another record, or the middle of one, which is no corruption."""
+def test_a_read_of_a_region_reclaimed_during_the_read_is_a_miss(medium, sectors):
+    """The read returns another record, or the middle of one, which does not count as corrupt."""
     tier, others = tier_on(medium), Blocks(sectors * SECTOR - 144)
     _, place = BLOCKS.save(tier, range(2))
     real = medium.read
@@ -184,8 +184,8 @@ def test_a_reader_that_outstays_its_region_misses(medium, sectors):
     assert BLOCKS.load(tier, [1], [place]) == [Outcome.MISS]
 
 
-def test_a_write_that_never_arrived_is_a_miss(medium):
-    """The drive says OK and keeps the older life's record of the very same block."""
+def test_a_lost_write_is_a_miss(medium):
+    """The drive confirms a write, but keeps an earlier life's record of the same block."""
     tier = tier_on(medium)
     numbers = list(range(24))
     places = BLOCKS.save(tier, numbers)
@@ -197,7 +197,7 @@ def test_a_write_that_never_arrived_is_a_miss(medium):
     assert BLOCKS.load(tier, [0], again) == [Outcome.MISS]
 
 
-def test_damage_is_handed_on_for_the_caller_to_find(medium):
+def test_damaged_records_are_returned_and_fail_verification(medium):
     tier = tier_on(medium)
     places = BLOCKS.save(tier, range(3))
     for number, at in enumerate((0, 200, 5 * SECTOR - 10)):
@@ -209,22 +209,22 @@ def test_a_buffer_shorter_than_the_record_is_a_miss(medium):
     tier = tier_on(medium)
     [place] = BLOCKS.save(tier, [0])
     short = BLOCKS.record(9)[: 4 * SECTOR]
-    assert tier.read([Get(place, BLOCKS.key(0), short)]) == [Outcome.MISS]
+    assert tier.read([TierGet(place, BLOCKS.key(0), short)]) == [Outcome.MISS]
 
 
 @pytest.mark.parametrize("nbytes", [4 * SECTOR, 6 * SECTOR])
 def test_a_record_of_another_length_than_reserved_is_refused(medium, nbytes):
     tier = tier_on(medium)
     [place] = tier.reserve([nbytes]).places
-    assert tier.write([Put(place, BLOCKS.record(0))]) == [Outcome.CORRUPT]
+    assert tier.write([TierPut(place, BLOCKS.record(0))]) == [Outcome.CORRUPT]
     BLOCKS.expect_nothing(tier, [0], [place])
     assert tier.usage().records == 0
 
 
-def test_what_is_no_record_is_refused(medium):
+def test_bytes_that_are_no_record_are_refused(medium):
     tier = tier_on(medium)
     [place] = tier.reserve([SECTOR]).places
-    assert tier.write([Put(place, memoryview(bytearray(SECTOR)))]) == [Outcome.CORRUPT]
+    assert tier.write([TierPut(place, memoryview(bytearray(SECTOR)))]) == [Outcome.CORRUPT]
 
 
 # Errors of the medium.
@@ -252,7 +252,7 @@ def test_a_failed_read_is_gone_for_its_record_only(medium):
     assert tier.usage().failures == 1
 
 
-def test_a_region_without_header_holds_nothing_and_another_is_taken(medium):
+def test_a_region_whose_header_fails_is_left_for_another(medium):
     tier = tier_on(medium)
     start = tier._superblock.geometry.region_at(0)
     medium.fails = lambda what, at, nbytes: what == "write" and at == start
@@ -263,7 +263,7 @@ def test_a_region_without_header_holds_nothing_and_another_is_taken(medium):
     assert BLOCKS.load(tier, range(2), places) == [Outcome.OK] * 2
 
 
-def test_a_failed_footer_costs_nothing_but_a_scan(medium):
+def test_a_failed_footer_causes_only_a_scan(medium):
     tier = tier_on(medium)
     end = tier._superblock.geometry.region_at(1)
     medium.fails = lambda what, at, nbytes: what == "write" and at + nbytes == end
@@ -274,7 +274,7 @@ def test_a_failed_footer_costs_nothing_but_a_scan(medium):
     assert [s.header.key for s in again.survivors()] == [BLOCKS.key(n) for n in range(8)]
 
 
-def test_too_many_failures_make_it_read_only_and_it_reads_on(medium, clock, caplog):
+def test_too_many_failures_make_it_read_only_and_reads_continue(medium, clock, caplog):
     tier = tier_on(medium, clock)
     places = BLOCKS.save(tier, range(3))
     waiting = BLOCKS.reserve(tier).places[0]
@@ -287,7 +287,7 @@ def test_too_many_failures_make_it_read_only_and_it_reads_on(medium, clock, capl
     assert tier.read_only
     assert "read-only" in caplog.text
     medium.fails = None
-    assert tier.write([Put(waiting, BLOCKS.record(5))]) == [Outcome.FULL]
+    assert tier.write([TierPut(waiting, BLOCKS.record(5))]) == [Outcome.FULL]
     assert BLOCKS.reserve(tier).places == [NOWHERE]
     assert BLOCKS.load(tier, range(3), places) == [Outcome.OK] * 3
     tier.close()
@@ -302,13 +302,13 @@ def test_failures_far_apart_do_not_add_up(medium, clock):
     assert not tier.read_only
 
 
-def test_a_medium_that_can_not_be_written_is_refused_at_start(medium):
+def test_a_medium_that_cannot_be_written_is_refused_at_start(medium):
     medium.fails = lambda what, at, nbytes: what == "write"
-    with pytest.raises(ConfigError, match="can not be written"):
+    with pytest.raises(ConfigError, match="cannot be written"):
         tier_on(medium)
 
 
-def test_an_unexpected_error_frees_what_was_claimed(medium):
+def test_an_unexpected_error_frees_claimed_places(medium):
     tier = tier_on(medium)
     medium.write = lambda offset, views: 1 / 0
     with pytest.raises(ZeroDivisionError):
@@ -320,10 +320,10 @@ def test_an_unexpected_error_frees_what_was_claimed(medium):
         assert write(tier, [number])[1] == [Outcome.OK]
 
 
-# The end.
+# Close.
 
 
-def test_close_waits_for_what_is_under_way(medium):
+def test_close_waits_for_writes_in_progress(medium):
     tier = tier_on(medium)
     entered, released, outcomes = threading.Event(), threading.Event(), []
     real = medium.write
@@ -348,7 +348,7 @@ def test_close_waits_for_what_is_under_way(medium):
     assert len(list(again.survivors())) == 3
 
 
-def test_close_seals_nothing_half_done(medium):
+def test_close_writes_no_footer_for_a_region_with_unwritten_places(medium):
     tier = tier_on(medium)
     BLOCKS.save(tier, range(3))
     BLOCKS.reserve(tier)

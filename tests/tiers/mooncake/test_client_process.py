@@ -1,4 +1,4 @@
-"""Mooncake's client lives in a process of its own: what becomes of it is never our trouble."""
+"""Failures of the process of Mooncake's client never become failures of the node."""
 
 import logging
 import os
@@ -8,12 +8,12 @@ import time
 import pytest
 
 from holdfast.errors import ConfigError, Outcome
-from holdfast.pause import pause
 from holdfast.probe import free_port
-from holdfast.rig.mooncake_server import MooncakeServers
-from holdfast.testing.chained import Chained
+from holdfast.testing.chained import ChainedBlocks
 from holdfast.tiers.mooncake import tier as module
-from holdfast.tiers.mooncake.tier import MooncakeOptions, MooncakeTier
+from holdfast.tiers.mooncake.tier import MooncakeTier, MooncakeTierOptions
+from holdfast_bench.harness.pause import pause
+from holdfast_bench.peers.mooncake_server import MooncakeServers
 
 MIB = 1 << 20
 
@@ -28,27 +28,27 @@ def master(_mooncake, tmp_path):
 
 @pytest.fixture
 def tier(master):
-    tier = MooncakeTier(MooncakeOptions(master=master, lane_bytes=4 * MIB, ask_s=2.0))
+    tier = MooncakeTier(MooncakeTierOptions(master=master, lane_bytes=4 * MIB, ask_s=2.0))
     yield tier
     tier.close()
 
 
-def eventually(what, within_s=60.0):
+def eventually(condition, within_s=60.0):
     end_s = time.monotonic() + within_s
-    while not what():
+    while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.02)
 
 
 def test_a_client_that_is_killed_is_replaced(tier):
-    blocks = Chained(65_000)
+    blocks = ChainedBlocks(65_000)
     assert blocks.save(tier, range(3)) == [Outcome.OK] * 3
     os.kill(tier._process._popen.pid, signal.SIGKILL)
     eventually(lambda: blocks.load(tier, range(3)) == [Outcome.OK] * 3)
 
 
 def test_a_client_that_hangs_is_late_then_replaced(tier):
-    blocks = Chained(65_000)
+    blocks = ChainedBlocks(65_000)
     assert blocks.save(tier, range(3)) == [Outcome.OK] * 3
     hung = tier._process._popen
     pause(hung.pid)
@@ -57,37 +57,37 @@ def test_a_client_that_hangs_is_late_then_replaced(tier):
     eventually(lambda: blocks.load(tier, range(3)) == [Outcome.OK] * 3)
 
 
-def test_its_end_leaves_no_process(tier):
-    Chained(4_000).save(tier, [0])
+def test_closing_the_tier_leaves_no_process(tier):
+    ChainedBlocks(4_000).save(tier, [0])
     client = tier._process._popen
     tier.close()
     assert client.poll() is not None
 
 
-def test_a_batch_larger_than_a_lane_goes_in_pieces(tier):
-    blocks = Chained(1 * MIB)
+def test_a_batch_larger_than_a_lane_is_divided_into_pieces(tier):
+    blocks = ChainedBlocks(1 * MIB)
     assert blocks.save(tier, range(12)) == [Outcome.OK] * 12
     assert blocks.load(tier, range(13)) == [Outcome.OK] * 12 + [Outcome.MISS]
 
 
 def test_a_record_larger_than_a_lane_is_refused_with_the_remedy(tier, caplog):
-    large, small = Chained(5 * MIB), Chained(4_000)
+    large, small = ChainedBlocks(5 * MIB), ChainedBlocks(4_000)
     assert tier.write(large.puts([0]) + small.puts([0])) == [Outcome.FULL, Outcome.OK]
     assert tier.read(large.gets([0]) + small.gets([0])) == [Outcome.MISS, Outcome.OK]
     assert "raise the tier's lane" in caplog.text
 
 
-def test_a_store_without_room_is_full_or_makes_room(tier):
-    blocks = Chained(3 * MIB)
+def test_a_store_without_room_is_full_or_evicts(tier):
+    blocks = ChainedBlocks(3 * MIB)
     outcomes = {outcome for n in range(60) for outcome in blocks.save(tier, [n])}
     assert outcomes <= {Outcome.OK, Outcome.FULL}
     assert Outcome.OK in outcomes
 
 
 @pytest.mark.usefixtures("_mooncake")
-def test_nobody_at_the_address_is_gone_at_once_and_said_once(caplog, standstills):
-    tier = MooncakeTier(MooncakeOptions(master=f"tcp://127.0.0.1:{free_port()}"))
-    blocks = Chained(4_000)
+def test_an_address_without_a_master_is_gone_at_once_and_logged_once(caplog, standstills):
+    tier = MooncakeTier(MooncakeTierOptions(master=f"tcp://127.0.0.1:{free_port()}"))
+    blocks = ChainedBlocks(4_000)
     begun_s = time.monotonic()
     for _ in range(30):
         assert blocks.load(tier, [0]) == [Outcome.GONE]
@@ -96,7 +96,7 @@ def test_nobody_at_the_address_is_gone_at_once_and_said_once(caplog, standstills
     assert [r.levelno for r in caplog.records] == [logging.WARNING]
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch):
+def test_without_the_package_the_error_names_what_to_install(monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'holdfast\[mooncake\]'"):
-        MooncakeTier(MooncakeOptions(master="tcp://127.0.0.1:1"))
+    with pytest.raises(ConfigError, match=r"pip install 'holdfast-kv\[mooncake\]'"):
+        MooncakeTier(MooncakeTierOptions(master="tcp://127.0.0.1:1"))

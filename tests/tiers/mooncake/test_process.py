@@ -1,4 +1,4 @@
-"""Who has to wait in line for Mooncake's client neither kills it nor blames the store."""
+"""A wait for a free lane neither kills Mooncake's client nor counts as a failure of the store."""
 
 import os
 import threading
@@ -8,11 +8,11 @@ from socket import create_server
 import pytest
 
 from holdfast.errors import Outcome
-from holdfast.testing.chained import Chained
+from holdfast.testing.chained import ChainedBlocks
 from holdfast.tiers.mooncake import messages as m
 from holdfast.tiers.mooncake import tier as module
-from holdfast.tiers.mooncake.tier import LANES, MooncakeOptions, MooncakeTier
-from holdfast.wire.stream import Deadline
+from holdfast.tiers.mooncake.tier import LANES, MooncakeTier, MooncakeTierOptions
+from holdfast.wire.remote.stream import Deadline
 
 SLOW_STORE = """
 import time
@@ -24,12 +24,12 @@ class MooncakeDistributedStore:
         time.sleep({asks_s} * (keys == ["slow"]))
         return [1] * len(keys)
 """
-BLOCKS = Chained(4_000)
+BLOCKS = ChainedBlocks(4_000)
 
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """Call with how long a stand-in for Mooncake takes: returns a tier over it."""
+    """Return a function that opens a tier over a fake Mooncake with the given delays."""
     monkeypatch.setattr(module, "find_spec", lambda _: True)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path)
@@ -42,7 +42,7 @@ def store(tmp_path, monkeypatch):
             text = SLOW_STORE.format(takes_s=takes_s, starts_s=starts_s, asks_s=asks_s)
             (tmp_path / "mooncake" / "store.py").write_text(text)
             address = f"tcp://127.0.0.1:{master.getsockname()[1]}"
-            options = MooncakeOptions(master=address, lane_bytes=1 << 20, deadline_s=deadline_s)
+            options = MooncakeTierOptions(master=address, lane_bytes=1 << 20, deadline_s=deadline_s)
             opened.append(MooncakeTier(options))
             return opened[-1]
 
@@ -51,14 +51,14 @@ def store(tmp_path, monkeypatch):
             tier.close()
 
 
-def until_started(tier):
+def wait_until_started(tier):
     end_s = time.monotonic() + 20
-    while not tier.held(BLOCKS.world, [b"k" * 16], 0):
+    while not tier.held(BLOCKS.namespace, [b"k" * 16], 0):
         assert time.monotonic() < end_s
 
 
-def beside(tier, number):
-    """Read a block so many times at once; return what became of them, as it comes."""
+def read_in_parallel(tier, number):
+    """Read a block in `number` threads; return the list of outcomes, which fills, and threads."""
     ended = []
 
     def read():
@@ -74,12 +74,12 @@ def state(tier):
     return tier.describe()["members"][0]["state"]
 
 
-def test_questions_that_find_every_lane_busy_say_nothing_against_the_store(store):
+def test_lookups_that_find_every_lane_busy_are_no_failure_of_the_store(store):
     tier = store(takes_s=1.0, deadline_s=10.0)
-    until_started(tier)
-    ended, threads = beside(tier, LANES)
+    wait_until_started(tier)
+    ended, threads = read_in_parallel(tier, LANES)
     time.sleep(0.3)
-    assert [tier.held(BLOCKS.world, [b"k" * 16], 0) for _ in range(2)] == [0, 0]
+    assert [tier.held(BLOCKS.namespace, [b"k" * 16], 0) for _ in range(2)] == [0, 0]
     assert tier.reachable()
     assert state(tier) == "active"
     for thread in threads:
@@ -87,11 +87,11 @@ def test_questions_that_find_every_lane_busy_say_nothing_against_the_store(store
     assert ended == [Outcome.OK] * LANES
 
 
-def test_a_call_that_got_its_lane_late_leaves_the_client_to_the_others(store):
+def test_a_call_that_gets_its_lane_late_does_not_kill_the_client(store):
     tier = store(takes_s=0.6, deadline_s=0.9)
-    until_started(tier)
+    wait_until_started(tier)
     client = tier._process
-    ended, threads = beside(tier, 2 * LANES)
+    ended, threads = read_in_parallel(tier, 2 * LANES)
     for thread in threads:
         thread.join(30)
     assert sorted(ended) == [Outcome.LATE] * LANES + [Outcome.OK] * LANES
@@ -101,25 +101,25 @@ def test_a_call_that_got_its_lane_late_leaves_the_client_to_the_others(store):
     assert tier._process is client
 
 
-def test_who_waits_for_a_client_that_starts_blames_nobody(store):
+def test_a_wait_for_a_starting_client_is_no_failure_of_the_store(store):
     tier = store(takes_s=0.0, starts_s=2.0)
     for _ in range(3):
-        assert tier.held(BLOCKS.world, [b"k" * 16], 0) == 0
+        assert tier.held(BLOCKS.namespace, [b"k" * 16], 0) == 0
     assert tier.reachable()
     assert state(tier) == "active"
 
 
-def test_who_waits_gets_a_lane_that_was_owed_later(store):
+def test_a_waiting_call_gets_a_lane_whose_late_answer_arrives(store):
     tier = store(takes_s=0.0, deadline_s=5.0, asks_s=0.6)
-    until_started(tier)
+    wait_until_started(tier)
     client = tier._process
-    lanes = [client.take(Deadline.within(5.0)) for _ in range(LANES)]
+    lanes = [client.acquire(Deadline.within(5.0)) for _ in range(LANES)]
     taken = []
-    waiting = threading.Thread(target=lambda: taken.append(client.take(Deadline.within(20.0))))
+    waiting = threading.Thread(target=lambda: taken.append(client.acquire(Deadline.within(20.0))))
     waiting.start()
     time.sleep(0.1)
     with pytest.raises(TimeoutError):
-        lanes[0].ask(m.Exist(["slow"]), Deadline.within(0.2))
-    assert client.owe(lanes[0])
+        lanes[0].ask(m.ClientExist(["slow"]), Deadline.within(0.2))
+    assert client.set_late(lanes[0])
     waiting.join(10)
     assert taken == [lanes[0]]

@@ -1,4 +1,4 @@
-"""The Mooncake tier keeps the shared tier's promises with a real master and a real lender."""
+"""The Mooncake tier keeps the shared tier's contract with a real master and memory server."""
 
 import contextlib
 import threading
@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from holdfast.rig.mooncake_server import MooncakeServers
-from holdfast.testing.chained import Chained
+from holdfast.testing.chained import ChainedBlocks
 from holdfast.testing.shared_tier_contract import SharedTierContract
-from holdfast.tiers.mooncake.tier import MooncakeOptions, MooncakeTier
+from holdfast.tiers.mooncake.tier import MooncakeTier, MooncakeTierOptions
+from holdfast_bench.peers.mooncake_server import MooncakeServers
 
 DEADLINE_S = 4.0
 LANE_BYTES = 16 << 20
@@ -19,15 +19,15 @@ LANE_BYTES = 16 << 20
 class TestMooncakeTier(SharedTierContract):
     deadline_s = DEADLINE_S
 
-    def make_far_side(self, folder):
+    def make_remote_side(self, folder):
         servers = MooncakeServers(folder / "servers", 256 << 20)
         servers.start()
         return servers
 
-    def make_tier(self, far_side):
+    def make_tier(self, remote_side):
         return MooncakeTier(
-            MooncakeOptions(
-                master=far_side.address,
+            MooncakeTierOptions(
+                master=remote_side.address,
                 lane_bytes=LANE_BYTES,
                 deadline_s=DEADLINE_S,
                 ask_s=DEADLINE_S,
@@ -35,7 +35,7 @@ class TestMooncakeTier(SharedTierContract):
         )
 
 
-def test_a_question_does_not_wait_for_who_waits_for_the_master(monkeypatch):
+def test_a_lookup_does_not_wait_for_a_write_that_waits_for_the_master(monkeypatch):
     pytest.importorskip("mooncake")
     dialled, answered = threading.Event(), threading.Event()
 
@@ -45,14 +45,14 @@ def test_a_question_does_not_wait_for_who_waits_for_the_master(monkeypatch):
         raise ConnectionRefusedError
 
     monkeypatch.setattr("holdfast.tiers.mooncake.tier.dial", dial)
-    options = MooncakeOptions(master="tcp://127.0.0.1:9", deadline_s=30.0, ask_s=0.2)
-    blocks = Chained(4_000)
+    options = MooncakeTierOptions(master="tcp://127.0.0.1:9", deadline_s=30.0, ask_s=0.2)
+    blocks = ChainedBlocks(4_000)
     with contextlib.closing(MooncakeTier(options)) as tier:
         writer = threading.Thread(target=blocks.save, args=(tier, range(2)))
         writer.start()
         assert dialled.wait(10)
         start_s = time.monotonic()
-        assert tier.held(blocks.world, blocks.keys(2), 0) == 0
+        assert tier.held(blocks.namespace, blocks.keys(2), 0) == 0
         assert time.monotonic() - start_s < 5
         answered.set()
         writer.join(30)

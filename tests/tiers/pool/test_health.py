@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.clock import ManualClock
-from holdfast.tiers.pool.breaker import Ending, Phase
-from holdfast.tiers.pool.evidence import Kind
+from holdfast.tiers.breaker import BreakerPhase, CallEnding
 from holdfast.tiers.pool.health import HealthOptions, PoolHealth, ejected_max
+from holdfast.tiers.pool.target_statistics import CallKind
 
 
 class Scene:
@@ -19,14 +19,14 @@ class Scene:
         self.health = PoolHealth(self.clock, HealthOptions(), random.Random(seed))
         self.health.keep(self.names)
 
-    def ask(self, name, took_s, ending=Ending.WELL, kind=Kind.READ):
+    def ask(self, name, took_s, ending=CallEnding.OK, kind=CallKind.READ):
         """Ask one target; the clock does not move."""
         call = self.health.begin(name, 1_000, kind)
         if call is not None:
             self.end(call, took_s, ending)
         return call is not None
 
-    def end(self, call, took_s, ending=Ending.WELL):
+    def end(self, call, took_s, ending=CallEnding.OK):
         """End a call as if it had begun so long ago."""
         call.began_s = self.clock.now() - took_s
         self.health.end(call, ending)
@@ -37,7 +37,7 @@ class Scene:
             self.clock.advance(0.05)
             for name in self.names:
                 bad = name in failing and tick % failing[name] == 0
-                self.ask(name, took_s.get(name, 0.001), Ending.BADLY if bad else Ending.WELL)
+                self.ask(name, took_s.get(name, 0.001), CallEnding.ERROR if bad else CallEnding.OK)
 
     @property
     def ejected(self):
@@ -70,22 +70,22 @@ def test_one_that_stays_slow_is_out_for_longer_each_time():
 
 def test_a_read_takes_what_its_first_byte_took_however_much_followed():
     scene = Scene(3)
-    call = scene.health.begin("n0", 1 << 30, Kind.READ)
+    call = scene.health.begin("n0", 1 << 30, CallKind.READ)
     scene.clock.advance(0.002)
-    scene.health.heard(call, 48)
+    scene.health.on_progress(call, 48)
     scene.clock.advance(0.9)
-    scene.health.heard(call, 1 << 20)
-    scene.health.end(call, Ending.WELL)
+    scene.health.on_progress(call, 1 << 20)
+    scene.health.end(call, CallEnding.OK)
     assert scene.health.reports()[0].first_byte_s == pytest.approx(0.002)
 
 
 def test_what_a_read_waited_for_a_connection_of_ours_is_not_held_against_who_answers():
     scene = Scene(3)
-    call = scene.health.begin("n0", 1 << 20, Kind.READ)
+    call = scene.health.begin("n0", 1 << 20, CallKind.READ)
     for moved, waited_s in ((0, 1.2), (48, 0.002), (0, 0.5)):  # the last: another lane's
         scene.clock.advance(waited_s)
-        scene.health.heard(call, moved)
-    scene.health.end(call, Ending.WELL)
+        scene.health.on_progress(call, moved)
+    scene.health.end(call, CallEnding.OK)
     assert scene.health.reports()[0].first_byte_s == pytest.approx(0.002)
 
 
@@ -93,15 +93,15 @@ def test_who_serves_a_large_context_is_not_compared_with_those_who_answer_questi
     scene = Scene(4)
     for _ in range(200):
         scene.clock.advance(0.05)
-        scene.ask("n0", 0.03, kind=Kind.READ)
-        scene.ask("n1", 0.3, kind=Kind.WRITE)
+        scene.ask("n0", 0.03, kind=CallKind.READ)
+        scene.ask("n1", 0.3, kind=CallKind.WRITE)
         for name in scene.names:
-            scene.ask(name, 0.0005, kind=Kind.QUESTION)
+            scene.ask(name, 0.0005, kind=CallKind.QUESTION)
     assert scene.ejected == set()
     for _ in range(40):
         scene.clock.advance(0.05)
         for name in scene.names:
-            scene.ask(name, 0.1 if name == "n3" else 0.0005, kind=Kind.QUESTION)
+            scene.ask(name, 0.1 if name == "n3" else 0.0005, kind=CallKind.QUESTION)
     assert scene.ejected == {"n3"}
 
 
@@ -112,7 +112,7 @@ def test_who_alone_has_what_is_asked_for_is_not_slow_beside_those_who_have_nothi
         scene.clock.advance(0.05)
         scene.ask("n0", took_s)
         for name in ("n1", "n2"):
-            scene.ask(name, 0.0003, Ending.EMPTY)
+            scene.ask(name, 0.0003, CallEnding.EMPTY)
     assert scene.ejected == set()
     first_bytes = [report.first_byte_s for report in scene.health.reports()]
     assert first_bytes == [pytest.approx(took_s), None, None]
@@ -122,7 +122,7 @@ def test_who_alone_has_what_is_asked_for_is_not_slow_beside_those_who_have_nothi
 def test_who_left_the_list_is_known_yet_and_counts_for_nobody():
     scene = Scene(4)
     for _ in range(3):
-        scene.ask("n0", 0.001, Ending.BADLY)
+        scene.ask("n0", 0.001, CallEnding.ERROR)
     scene.health.keep(scene.names, scene.names[1:])
     assert not scene.health.available("n0"), "its breaker is what it was"
     scene.run(2, {"n2": 0.101})
@@ -174,7 +174,7 @@ def test_the_cap_is_30_per_cent_and_one_of_three(targets, most):
         st.tuples(
             st.integers(0, 11),
             st.sampled_from([0.001, 0.01, 0.1, 1.0]),
-            st.sampled_from(Ending),
+            st.sampled_from(CallEnding),
             st.sampled_from([0.0, 0.3, 5.0]),
         ),
         max_size=300,
@@ -214,10 +214,10 @@ def test_one_that_fails_makes_room_for_nobody():
 def test_open_breakers_count_towards_the_cap():
     scene = Scene(4)
     for _ in range(3):
-        scene.ask("n0", 0.001, Ending.BADLY)
+        scene.ask("n0", 0.001, CallEnding.ERROR)
     scene.run(2, {"n2": 0.101})
     reports = {report.target: report for report in scene.health.reports()}
-    assert reports["n0"].phase is not Phase.CLOSED or not reports["n2"].ejected
+    assert reports["n0"].phase is not BreakerPhase.CLOSED or not reports["n2"].ejected
 
 
 def test_a_target_that_is_not_known_yet_may_be_asked():
@@ -230,7 +230,7 @@ def test_calls_to_a_target_that_was_forgotten_end_in_peace():
     scene = Scene(2)
     call = scene.health.begin("n1", 100)
     scene.health.keep(["n0"])
-    scene.health.heard(call, 10)
+    scene.health.on_progress(call, 10)
     scene.end(call, 0.001)
     assert [report.target for report in scene.health.reports()] == ["n0"]
 
@@ -276,7 +276,7 @@ def test_reports_show_what_was_measured():
     assert report["n0"].latency_s is None
     assert report["n0"].late_s == pytest.approx(0.004)
     assert report["n1"].in_flight_bytes == 77
-    assert report["n2"].phase is Phase.CLOSED
+    assert report["n2"].phase is BreakerPhase.CLOSED
 
 
 def test_one_of_four_answering_100_ms_late_spoils_the_tail_for_five_seconds_at_most():
@@ -294,7 +294,7 @@ def test_one_of_four_answering_100_ms_late_spoils_the_tail_for_five_seconds_at_m
             name = scene.names[tick % 4]
             took_s = 0.001 + chance.expovariate(1_000) + (0.1 if name == slow else 0.0)
             # Who is left alone is recomputed at once: it costs no waiting for the answer.
-            if call := scene.health.begin(name, 1_000, Kind.READ):
+            if call := scene.health.begin(name, 1_000, CallKind.READ):
                 under_way.append((call, took_s))
                 done.append((tick / 400, took_s))
         return done
@@ -311,7 +311,7 @@ def test_one_that_is_being_tried_is_not_trusted_and_is_doubted_for_a_while_after
     assert scene.health.trusted("n1")
     assert not scene.health.unsure("n1")
     for _ in range(options.breaker.failures):
-        scene.ask("n1", 0.01, Ending.BADLY)
+        scene.ask("n1", 0.01, CallEnding.ERROR)
     assert not scene.health.trusted("n1")
     assert scene.health.unsure("n1")
     assert scene.health.untried() == []
@@ -333,7 +333,7 @@ def test_who_is_down_for_how_long_is_counted_from_when_it_was_last_up():
     scene.clock.advance(100)
     assert scene.health.down(15) == set()
     for _ in range(3):
-        scene.ask("n1", 0.01, Ending.BADLY)
+        scene.ask("n1", 0.01, CallEnding.ERROR)
     scene.clock.advance(10)
     assert scene.health.down(15) == set()
     scene.clock.advance(6)

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from holdfast.clock import ManualClock
-from holdfast.tiers.pool.breaker import Ending, Phase
-from holdfast.tiers.pool.evidence import Kind
+from holdfast.tiers.breaker import BreakerPhase, CallEnding
 from holdfast.tiers.pool.health import HealthOptions, PoolHealth
+from holdfast.tiers.pool.target_statistics import CallKind
 
 NAMES = [f"n{number}" for number in range(8)]
 OPTIONS = HealthOptions()
@@ -23,12 +23,12 @@ class Pool:
         self.down = set()
         self.slow_s = {}
 
-    def ask(self, name, kind=Kind.READ):
+    def ask(self, name, kind=CallKind.READ):
         """Ask one; False where nothing was let through."""
         call = self.health.begin(name, 1_000, kind)
         if call is not None:
             self.clock.advance(self.slow_s.get(name, 0.001))
-            self.health.end(call, Ending.BADLY if name in self.down else Ending.WELL)
+            self.health.end(call, CallEnding.ERROR if name in self.down else CallEnding.OK)
         return call is not None
 
     def run(self, seconds):
@@ -40,7 +40,7 @@ class Pool:
                     self.ask(name)
             for name in self.health.untried() if tick % 5 == 0 else ():
                 while name in self.health.untried():
-                    self.ask(name, Kind.QUESTION)
+                    self.ask(name, CallKind.QUESTION)
 
     def report(self, name):
         return next(each for each in self.health.reports() if each.target == name)
@@ -56,14 +56,14 @@ def pool():
 @pytest.mark.parametrize("down_s", [10, 300])
 def test_a_member_that_was_down_serves_once_its_probes_went_well(pool, down_s):
     pool.down = {"n1"}
-    under_way = [pool.health.begin("n1", 1_000, Kind.READ) for _ in range(20)]
+    under_way = [pool.health.begin("n1", 1_000, CallKind.READ) for _ in range(20)]
     pool.run(1)
     for call in under_way:
-        pool.health.end(call, Ending.BADLY)
+        pool.health.end(call, CallEnding.ERROR)
     pool.run(down_s)
     assert pool.report("n1").breaker_opened >= 3
     pool.down = set()
-    while pool.report("n1").phase is not Phase.CLOSED:
+    while pool.report("n1").phase is not BreakerPhase.CLOSED:
         pool.run(0.25)
     pool.run(OPTIONS.review_s)
     assert pool.health.trusted("n1")
@@ -86,9 +86,9 @@ def test_one_that_fails_all_requests_and_passes_all_trials_is_ejected_neverthele
 
 def test_who_is_down_is_left_to_its_breaker(pool):
     pool.down = {"n1"}
-    under_way = [pool.health.begin("n1", 1_000, Kind.READ) for _ in range(20)]
+    under_way = [pool.health.begin("n1", 1_000, CallKind.READ) for _ in range(20)]
     for call in under_way:
-        pool.health.end(call, Ending.BADLY)
+        pool.health.end(call, CallEnding.ERROR)
     assert pool.report("n1").failure_share > OPTIONS.failure_share_max
     pool.run(10)
     assert pool.report("n1").ejections == 0
@@ -97,13 +97,13 @@ def test_who_is_down_is_left_to_its_breaker(pool):
 
 def test_what_was_sent_before_an_ejection_is_no_trial_of_what_came_after(pool):
     pool.slow_s = {"n2": 0.2}
-    under_way = [pool.health.begin("n2", 1_000, Kind.READ) for _ in range(10)]
+    under_way = [pool.health.begin("n2", 1_000, CallKind.READ) for _ in range(10)]
     while not pool.report("n2").ejected:
         pool.run(0.1)
     ejected_s = pool.clock.now()
     pool.clock.advance(0.2)
     for call in under_way:
-        pool.health.end(call, Ending.WELL)
+        pool.health.end(call, CallEnding.OK)
     pool.slow_s = {}
     assert pool.report("n2").first_byte_s is None
     while not pool.health.trusted("n2"):
@@ -118,7 +118,7 @@ def test_one_that_goes_down_while_it_is_tried_is_tried_again_when_it_is_back(poo
         pool.run(0.1)
     pool.down = {"n2"}
     pool.run(OPTIONS.ejection_s + 5)
-    assert pool.report("n2").phase is not Phase.CLOSED
+    assert pool.report("n2").phase is not BreakerPhase.CLOSED
     pool.down = set()
     pool.slow_s = {}
     asked = []

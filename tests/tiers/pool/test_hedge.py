@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.tiers.pool.hedge import HEDGES_SAVED_MAX, SAMPLES_MAX, Delays, HedgeBudget
+from holdfast.tiers.pool.hedge import HEDGES_SAVED_MAX, SAMPLES_MAX, HedgeBudget, HedgeDelays
 
 
 @given(st.lists(st.booleans(), max_size=2_000), st.integers(1, 20))
@@ -57,7 +57,7 @@ def test_threads_share_one_budget():
 
 
 def test_late_is_unknown_until_there_is_enough_to_go_by():
-    delays = Delays()
+    delays = HedgeDelays()
     for _ in range(19):
         delays.record(0.001)
     assert delays.late_s() is None
@@ -66,7 +66,7 @@ def test_late_is_unknown_until_there_is_enough_to_go_by():
 
 
 def test_late_is_the_95th_percentile_of_the_last_answers():
-    delays = Delays()
+    delays = HedgeDelays()
     for number in range(1_000):
         delays.record(number / 1_000)
     first = 1_000 - SAMPLES_MAX

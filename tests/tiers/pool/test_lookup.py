@@ -5,10 +5,10 @@ import random
 import pytest
 
 from holdfast.clock import ManualClock
-from holdfast.tiers.pool.lookup import Lookup
-from holdfast.tiers.pool.members import Member, State
-from holdfast.tiers.pool.membership import Membership
-from holdfast.tiers.pool.placement import Placement
+from holdfast.membership.members import Member, MemberState
+from holdfast.membership.membership import Membership, MembershipOptions
+from holdfast.membership.placement import Placement
+from holdfast.tiers.pool.lookup import SegmentLookup
 
 SEGMENTS = [random.Random(number).randbytes(8) for number in range(2_000)]
 
@@ -18,13 +18,13 @@ def members(count):
 
 
 class Scene:
-    def __init__(self, *listed):
+    def __init__(self, *listed, unseen_s=0.0):
         self.clock = ManualClock()
-        self.membership = Membership(self.clock)
+        self.membership = Membership(self.clock, MembershipOptions(unseen_s=unseen_s))
         self.down = set()
         self.membership.observe(listed)
         self.unsure = set()
-        self.lookup = Lookup(
+        self.lookup = SegmentLookup(
             self.membership, lambda name: name not in self.down, lambda name: name in self.unsure
         )
 
@@ -87,7 +87,7 @@ def test_with_everybody_down_there_is_nobody_to_ask():
 
 
 def test_an_empty_membership_routes_to_nobody():
-    lookup = Lookup(Membership(ManualClock()), lambda _: True)
+    lookup = SegmentLookup(Membership(ManualClock()), lambda _: True)
     assert lookup.route(SEGMENTS[0]).read == ()
     assert lookup.shares() == {}
     assert lookup.members() == ()
@@ -110,7 +110,7 @@ def test_after_a_join_every_segment_is_still_found_all_the_ramp_long():
 def test_a_drained_member_is_read_but_not_written():
     scene = Scene(*members(4))
     held = {name: scene.write(name)[0] for name in SEGMENTS}
-    draining = Member(id="n02", address="tcp://10.0.0.2:7070", state=State.DRAINING)
+    draining = Member(id="n02", address="tcp://10.0.0.2:7070", state=MemberState.DRAINING)
     scene.observe(*members(2), draining, members(4)[3])
     for name in SEGMENTS:
         assert scene.write(name) != ["n02"]
@@ -159,3 +159,34 @@ def test_what_one_that_started_later_wrote_to_a_new_member_is_found_while_it_war
     early.observe(*members(4))
     for name in SEGMENTS:
         assert set(late.write(name)) <= set(early.read(name))
+
+
+def fresh(*listed):
+    """A process that has just started, and knows the list only."""
+    return Scene(*listed, unseen_s=600.0)
+
+
+@pytest.mark.parametrize("joined", [1, 2])
+def test_a_fresh_process_asks_who_owned_a_segment_before_members_joined(joined):
+    before = Scene(*members(8))
+    held = {name: before.write(name)[0] for name in SEGMENTS}
+    scene = fresh(*members(8 + joined))
+    assert all(held[name] in scene.read(name) for name in SEGMENTS)
+    assert all(len(scene.read(name)) <= 3 for name in SEGMENTS)
+
+
+def test_a_fresh_process_asks_members_that_drain():
+    before = Scene(*members(8))
+    held = {name: before.write(name)[0] for name in SEGMENTS}
+    listed = members(8)
+    listed[3] = Member(id="n03", address=listed[3].address, state=MemberState.DRAINING)
+    scene = fresh(*listed)
+    assert all(held[name] in scene.read(name) for name in SEGMENTS)
+    assert all(scene.write(name) != ["n03"] for name in SEGMENTS)
+
+
+def test_a_process_that_started_long_ago_asks_the_owner_only():
+    scene = fresh(*members(8))
+    assert any(len(scene.read(name)) > 1 for name in SEGMENTS)
+    scene.clock.advance(601)
+    assert all(len(scene.read(name)) == 1 for name in SEGMENTS)

@@ -15,17 +15,17 @@ import pytest
 import xxhash
 
 from holdfast.clock import ManualClock
-from holdfast.tiers.pool.breaker import Ending
-from holdfast.tiers.pool.evidence import Kind
+from holdfast.membership.members import Member, MemberState
+from holdfast.membership.membership import Membership, MembershipOptions
+from holdfast.tiers.breaker import CallEnding
 from holdfast.tiers.pool.health import HealthOptions, PoolHealth, ejected_max
 from holdfast.tiers.pool.hedge import HedgeBudget
-from holdfast.tiers.pool.lookup import Lookup
-from holdfast.tiers.pool.members import Member, State
-from holdfast.tiers.pool.membership import Membership, MembershipOptions
+from holdfast.tiers.pool.lookup import SegmentLookup
+from holdfast.tiers.pool.target_statistics import CallKind
 
 STEP_S = 0.5
 DEADLINE_S = 1.0
-OPTIONS = MembershipOptions()
+OPTIONS = MembershipOptions(unseen_s=0.0)
 SEGMENTS = [hashlib.blake2b(str(n).encode(), digest_size=8).digest() for n in range(400)]
 
 
@@ -38,7 +38,7 @@ class Node:
         self.alive = True
         self.listed = True
         self.flapping = False
-        self.state = State.SERVING
+        self.state = MemberState.SERVING
         self.latency_s = 0.001
         self.held = set()
 
@@ -54,7 +54,7 @@ class Client:
     def __init__(self, clock, seed):
         self.membership = Membership(clock, OPTIONS)
         self.health = PoolHealth(clock, HealthOptions(), random.Random(seed))
-        self.lookup = Lookup(self.membership, self.health.available)
+        self.lookup = SegmentLookup(self.membership, self.health.available)
         self.budget = HedgeBudget()
         self.waiting = []
         self.epoch = 0
@@ -117,13 +117,13 @@ class World:
             node.alive = node.listed = False
         elif what == "return":
             node.alive = node.listed = True
-            node.state, node.latency_s = State.SERVING, 0.001
+            node.state, node.latency_s = MemberState.SERVING, 0.001
         elif what in ("flap", "calm"):
             node.flapping = what == "flap"
         elif what == "slow":
             node.latency_s = self.chance.choice([0.001, 0.101, 0.9])
         elif what == "drain":
-            node.state = State.DRAINING
+            node.state = MemberState.DRAINING
         elif what == "unlist":
             node.listed = False
         elif what == "service":
@@ -166,7 +166,7 @@ class World:
 
     def ask(self, client, name):
         """Send one request; return whether it was answered in time."""
-        call = client.health.begin(name, 1 << 20, Kind.READ)
+        call = client.health.begin(name, 1 << 20, CallKind.READ)
         if call is None:
             return False
         client.budget.request()
@@ -178,14 +178,14 @@ class World:
         if late_s is not None and node.latency_s > late_s:
             client.budget.take()
         call.began_s -= node.latency_s
-        client.health.end(call, Ending.WELL)
+        client.health.end(call, CallEnding.OK)
         return True
 
     def give_up_late(self, client):
         for call in list(client.waiting):
             if self.clock.now() >= call.began_s + DEADLINE_S:
                 client.waiting.remove(call)
-                client.health.end(call, Ending.BADLY)
+                client.health.end(call, CallEnding.ERROR)
 
     def node(self, name):
         return next(node for node in self.nodes if node.id == name)
@@ -242,7 +242,7 @@ class World:
         for epoch in range(placed.view.epoch + 1, client.epoch):
             if epoch in client.noted:
                 started_s, ended_s, _ = client.noted[epoch]
-                assert ended_s - started_s < OPTIONS.fleeting_s
+                assert ended_s - started_s < OPTIONS.transient_s
         assert began_s <= last_s <= since_s
         assert {m.id for m in noted.view.members} >= {
             m.id for m in placed.view.members if m.takes_segments
@@ -250,9 +250,9 @@ class World:
         return placed
 
 
-def simulate(seed, steps=400, world=World):
-    """Run one world; a failure says how to see it again."""
-    scene = world(seed)
+def simulate(seed, steps=400, namespace=World):
+    """Run one namespace; a failure says how to see it again."""
+    scene = namespace(seed)
     try:
         return scene.run(steps), scene
     except AssertionError as error:
@@ -262,9 +262,9 @@ def simulate(seed, steps=400, world=World):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_routes_are_what_the_textbook_says_whatever_happens(seed):
-    _, world = simulate(seed)
-    assert world.events > 10
-    assert sum(client.hits for client in world.clients) > 0
+    _, namespace = simulate(seed)
+    assert namespace.events > 10
+    assert sum(client.hits for client in namespace.clients) > 0
 
 
 @pytest.mark.soak
@@ -284,7 +284,7 @@ def test_the_same_seed_is_the_same_run():
 
 def test_a_failure_replays_from_its_seed():
     class Forgetful(World):
-        """A world in which a route is wrong once in a while."""
+        """A namespace in which a route is wrong once in a while."""
 
         def check_route(self, client, segment_id):
             super().check_route(client, segment_id)
@@ -312,78 +312,78 @@ class Quiet(World):
 
 
 def warm(seed, nodes):
-    world = Quiet(seed, nodes=nodes, clients=2)
-    for node in world.nodes:
+    namespace = Quiet(seed, nodes=nodes, clients=2)
+    for node in namespace.nodes:
         node.weight = 1.0
-    world.tell()
+    namespace.tell()
     for segment_id in SEGMENTS:
-        route = world.clients[0].lookup.route(segment_id)
-        world.node(route.write[0].id).held.add(segment_id)
-    world.run(20)
-    return world
+        route = namespace.clients[0].lookup.route(segment_id)
+        namespace.node(route.write[0].id).held.add(segment_id)
+    namespace.run(20)
+    return namespace
 
 
-def hit_share(world, steps):
-    before = [(client.hits, client.reads) for client in world.clients]
-    world.run(steps)
-    hits = sum(c.hits - b[0] for c, b in zip(world.clients, before, strict=True))
-    reads = sum(c.reads - b[1] for c, b in zip(world.clients, before, strict=True))
+def hit_share(namespace, steps):
+    before = [(client.hits, client.reads) for client in namespace.clients]
+    namespace.run(steps)
+    hits = sum(c.hits - b[0] for c, b in zip(namespace.clients, before, strict=True))
+    reads = sum(c.reads - b[1] for c, b in zip(namespace.clients, before, strict=True))
     return hits / reads
 
 
 def test_a_join_costs_no_hit():
-    world = warm(1, nodes=8)
-    world.nodes.append(Node(99, 1.0))
-    assert hit_share(world, steps=1_300) == 1.0
-    assert world.clients[0].lookup.shares()["flash-99"] == pytest.approx(1 / 9)
+    namespace = warm(1, nodes=8)
+    namespace.nodes.append(Node(99, 1.0))
+    assert hit_share(namespace, steps=1_300) == 1.0
+    assert namespace.clients[0].lookup.shares()["flash-99"] == pytest.approx(1 / 9)
 
 
 def test_a_drain_costs_no_hit_while_it_lasts():
-    world = warm(2, nodes=8)
-    world.nodes[3].state = State.DRAINING
-    assert hit_share(world, steps=1_000) == 1.0
-    written = {m.id for s in SEGMENTS for m in world.clients[0].lookup.route(s).write}
+    namespace = warm(2, nodes=8)
+    namespace.nodes[3].state = MemberState.DRAINING
+    assert hit_share(namespace, steps=1_000) == 1.0
+    written = {m.id for s in SEGMENTS for m in namespace.clients[0].lookup.route(s).write}
     assert "flash-3" not in written
 
 
 def test_a_death_costs_what_the_dead_held_once():
-    world = warm(3, nodes=8)
-    lost = len(world.nodes[5].held)
-    world.nodes[5].alive = world.nodes[5].listed = False
-    world.nodes[5].held.clear()
-    before = [(client.hits, client.reads) for client in world.clients]
-    world.run(1_000)
+    namespace = warm(3, nodes=8)
+    lost = len(namespace.nodes[5].held)
+    namespace.nodes[5].alive = namespace.nodes[5].listed = False
+    namespace.nodes[5].held.clear()
+    before = [(client.hits, client.reads) for client in namespace.clients]
+    namespace.run(1_000)
     misses = sum(
-        (c.reads - b[1]) - (c.hits - b[0]) for c, b in zip(world.clients, before, strict=True)
+        (c.reads - b[1]) - (c.hits - b[0]) for c, b in zip(namespace.clients, before, strict=True)
     )
     # Each lost segment is read back once, and a few reads find only the stand-in's stand-in.
     assert lost <= misses <= 1.5 * lost + 8
-    assert hit_share(world, steps=200) == 1.0
+    assert hit_share(namespace, steps=200) == 1.0
 
 
 def test_the_dead_are_left_alone_within_two_seconds():
-    world = warm(4, nodes=8)
-    world.nodes[5].alive = False  # still listed: only the breaker can tell
+    namespace = warm(4, nodes=8)
+    namespace.nodes[5].alive = False  # still listed: only the breaker can tell
     asked = []
 
-    def ask(client, name, really=world.ask):
+    def ask(client, name, really=namespace.ask):
         if name == "flash-5":
-            asked.append(world.clock.now())
+            asked.append(namespace.clock.now())
         return really(client, name)
 
-    world.ask = ask
-    died_s = world.clock.now()
-    world.run(200)
+    namespace.ask = ask
+    died_s = namespace.clock.now()
+    namespace.run(200)
     requests = [at_s for at_s in asked if at_s > died_s + 2 + STEP_S]
-    probes_most = 2 * len(world.clients) * math.ceil(math.log2(100) + 3)
+    probes_most = 2 * len(namespace.clients) * math.ceil(math.log2(100) + 3)
     assert len(asked) > len(requests)
     assert len(requests) <= probes_most
 
 
 def test_flapping_at_1_hz_moves_nothing():
-    world = warm(5, nodes=8)
-    world.nodes[2].flapping = True
-    epochs = [client.membership.views().current.view.epoch for client in world.clients]
-    assert hit_share(world, steps=240) == 1.0
-    after = [client.membership.views().current.view.epoch for client in world.clients]
+    namespace = warm(5, nodes=8)
+    namespace.nodes[2].flapping = True
+    epochs = [client.membership.views().current.view.epoch for client in namespace.clients]
+    assert hit_share(namespace, steps=240) == 1.0
+    after = [client.membership.views().current.view.epoch for client in namespace.clients]
     assert after == epochs

@@ -9,26 +9,28 @@ from holdfast.blocks.key import Chain
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
 from holdfast.limits import SEGMENT_BLOCKS
-from holdfast.testing.payloads import record_of, world_of
-from holdfast.tiers.base import Asked, Get, Put, Shared, segment_place
-from holdfast.tiers.pool.breaker import BreakerOptions
+from holdfast.membership.members import Member
+from holdfast.membership.membership import MembershipOptions
+from holdfast.testing.payloads import namespace_of, record_of
+from holdfast.tiers.base import HeldAnswer, Queryable, SharedTier, TierGet, TierPut, segment_place
+from holdfast.tiers.breaker import BreakerOptions
 from holdfast.tiers.pool.health import HealthOptions
-from holdfast.tiers.pool.membership import MembershipOptions
-from holdfast.wire.target import Got
+from holdfast.tiers.pool.tier import PoolTier
+from holdfast.wire.remote.client import ReceivedRecords
 
-WORLD = world_of(8_000)
+NAMESPACE = namespace_of(8_000)
 RESTLESS = HealthOptions(breaker=BreakerOptions(failures=2, pause_s=0.1, pause_max_s=0.2))
 
 
 def test_it_is_a_shared_tier(fleet) -> None:
-    assert isinstance(fleet().pool, Shared)
+    assert isinstance(fleet().pool, SharedTier)
 
 
 def test_a_chain_comes_back_from_several_members(fleet) -> None:
     one = fleet()
     chain = one.chain(1, 3 * SEGMENT_BLOCKS + 5)
     assert set(one.write(chain)) == {Outcome.OK}
-    assert one.pool.held(WORLD, chain.keys, 0) == len(chain)
+    assert one.pool.held(NAMESPACE, chain.keys, 0) == len(chain)
     assert set(one.read(chain)) == {Outcome.OK}
     holders = [sum(key in t.records for t in one.targets.values()) for key in chain.keys]
     assert set(holders) == {1}
@@ -45,11 +47,11 @@ def test_held_counts_from_where_it_is_asked_and_ends_at_a_hole(fleet) -> None:
     one = fleet()
     chain = one.chain(3, 2 * SEGMENT_BLOCKS)
     one.write(chain)
-    assert one.pool.held(WORLD, chain.keys, 700) == len(chain) - 700
+    assert one.pool.held(NAMESPACE, chain.keys, 700) == len(chain) - 700
     for target in one.targets.values():
         target.records.pop(chain.keys[900], None)
-    assert one.pool.held(WORLD, chain.keys, 700) == 200
-    assert one.pool.held(WORLD, chain.keys, 900) == 0
+    assert one.pool.held(NAMESPACE, chain.keys, 700) == 200
+    assert one.pool.held(NAMESPACE, chain.keys, 900) == 0
 
 
 def test_a_dead_member_costs_its_segments_and_no_more(fleet) -> None:
@@ -81,7 +83,7 @@ def test_after_a_join_the_owner_of_old_is_asked_too(fleet) -> None:
         one.write(chain)
     one.announce(["t0", "t1", "t2", "t3"])
     for chain in chains:
-        assert one.pool.held(WORLD, chain.keys, 0) == 3
+        assert one.pool.held(NAMESPACE, chain.keys, 0) == 3
         assert set(one.read(chain)) == {Outcome.OK}
 
 
@@ -102,7 +104,7 @@ def test_a_dead_member_that_left_the_list_stays_left_alone_however_often_the_lis
 
 def test_who_comes_back_is_compared_again_although_nobody_says_so_twice(fleet) -> None:
     """The list is told once; that a member counts again is settled by time."""
-    settling = MembershipOptions(dead_after_s=0.5, ramp_s=0.0, fleeting_s=0.0)
+    settling = MembershipOptions(dead_after_s=0.5, ramp_s=0.0, transient_s=0.0, unseen_s=0.0)
     one = fleet(3, membership=settling)
     for listed in (["t1", "t2"], ["t0", "t1", "t2"]):
         one.announce(listed)
@@ -119,18 +121,18 @@ def test_what_the_owner_of_old_served_is_a_stray_until_it_is_taken(fleet) -> Non
     for chain in chains:
         one.write(chain)
     one.announce(["t0", "t1", "t2", "t3"])
-    strayed = set()
+    misplaced = set()
     for chain in chains:
         one.read(chain)
-        strayed |= one.pool.strayed(chain.keys, WORLD.record_bytes)
-    moved = [chain for chain in chains if chain.keys[0] in strayed]
+        misplaced |= one.pool.misplaced(NAMESPACE, chain.keys)
+    moved = [chain for chain in chains if chain.keys[0] in misplaced]
     assert 0 < len(moved) < 40
     for chain in moved:
-        assert set(chain.keys) <= strayed
+        assert set(chain.keys) <= misplaced
         one.write(chain)
         assert set(chain.keys) <= one.targets["t3"].records.keys()
         one.read(chain)
-        assert one.pool.strayed(chain.keys, WORLD.record_bytes) == set()
+        assert one.pool.misplaced(NAMESPACE, chain.keys) == set()
 
 
 def test_users_requests_try_nobody_and_who_stood_in_is_remembered(fleet) -> None:
@@ -152,7 +154,9 @@ def test_users_requests_try_nobody_and_who_stood_in_is_remembered(fleet) -> None
         time.sleep(0.05)
     for chain in chains:
         assert set(one.read(chain)) == {Outcome.OK}, "from who stood in"
-    assert one.pool.strays.take([key for c in chains for key in c.keys], 1) != set()
+    assert (
+        one.pool.misplaced_blocks.take(NAMESPACE, [key for c in chains for key in c.keys]) != set()
+    )
 
 
 def test_places_of_a_member_that_left_or_is_long_down_are_lost(fleet) -> None:
@@ -176,7 +180,7 @@ def test_places_of_a_member_that_left_or_is_long_down_are_lost(fleet) -> None:
 
 def test_what_a_member_has_already_is_known_before_it_is_sent(fleet) -> None:
     one = fleet(3)
-    assert isinstance(one.pool, Asked)
+    assert isinstance(one.pool, Queryable)
     chain = one.chain(1, 200)
     puts = one.puts(chain)
     assert one.pool.known(puts) == [False] * 200
@@ -224,7 +228,7 @@ def test_a_member_that_refuses_us_is_gone_not_an_error(fleet) -> None:
     chain = one.chain(1, 3)
     one.targets["t0"].mood = "rude"
     assert set(one.write(chain)) == {Outcome.GONE}
-    assert one.pool.held(WORLD, chain.keys, 0) == 0
+    assert one.pool.held(NAMESPACE, chain.keys, 0) == 0
     assert Outcome.OK not in one.read(chain)
 
 
@@ -233,6 +237,51 @@ def test_no_members_is_a_miss(fleet) -> None:
     chain = one.chain(1, 3)
     assert Outcome.OK not in one.write(chain)
     assert Outcome.OK not in one.read(chain)
+
+
+@pytest.mark.parametrize(("mood", "within_s"), [("dead", 9.0), ("rude", 9.0), ("well", 0.0)])
+def test_a_member_that_does_not_answer_has_not_said_no(fleet, mood, within_s) -> None:
+    one = fleet(3)
+    chain = one.chain(1, 5)
+    assert one.pool.ask(NAMESPACE, chain.keys, 0) == HeldAnswer(0, Outcome.OK)
+    one.write(chain)
+    assert one.pool.ask(NAMESPACE, chain.keys, 2) == HeldAnswer(3, Outcome.OK)
+    for target in one.targets.values():
+        target.mood = mood
+    said = one.pool.ask(NAMESPACE, chain.keys, 0, within_s)
+    assert said == HeldAnswer(0, Outcome.GONE if within_s else Outcome.LATE)
+
+
+class Listing:
+    """A source that is told when to list, and that may be in trouble."""
+
+    def __init__(self, words="") -> None:
+        self.words = words
+
+    def watch(self, told) -> None:
+        self.told = told
+
+    def trouble(self) -> str:
+        return self.words
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("words", "within_s", "listed"),
+    [("", 0.05, False), ("no such file", 3_600.0, False), ("", 60.0, True)],
+)
+def test_the_first_list_of_members_is_waited_for(words, within_s, listed) -> None:
+    tier = PoolTier(source := Listing(words), lambda _: None)
+    try:
+        if listed:
+            member = Member(id="t1", address="tcp://10.0.0.1:7000")
+            threading.Timer(0.05, source.told, [[member]]).start()
+        assert tier.wait_listed(within_s) is listed
+        assert tier.reachable() is listed
+    finally:
+        tier.close()
 
 
 def test_a_question_does_not_wait_for_reads_that_take_all_threads(fleet) -> None:
@@ -249,7 +298,12 @@ def test_a_question_does_not_wait_for_reads_that_take_all_threads(fleet) -> None
     target.get = stuck
     chains = [one.chain(seed, 2) for seed in (1, 2)]
     gets = [
-        Get(segment_place(c.segment(0)), c.keys[0], aligned_buffer(WORLD.record_bytes), WORLD)
+        TierGet(
+            segment_place(c.segment(0)),
+            c.keys[0],
+            aligned_buffer(NAMESPACE.record_bytes),
+            NAMESPACE,
+        )
         for c in chains
     ]
     reading = threading.Thread(target=one.pool.read, args=(gets,))
@@ -257,7 +311,7 @@ def test_a_question_does_not_wait_for_reads_that_take_all_threads(fleet) -> None
     assert begun.wait(30)
     found = []
     long = one.chain(3, SEGMENT_BLOCKS + 1)
-    asking = threading.Thread(target=lambda: found.append(one.pool.held(WORLD, long.keys, 0)))
+    asking = threading.Thread(target=lambda: found.append(one.pool.held(NAMESPACE, long.keys, 0)))
     asking.start()
     asking.join(15)
     assert found == [0]
@@ -277,7 +331,7 @@ def test_a_system_without_threads_to_spare_reads_and_writes_all_the_same(fleet, 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     chain = one.chain(1, 2 * SEGMENT_BLOCKS + 5)
     assert set(one.write(chain)) == {Outcome.OK}
-    assert one.pool.held(WORLD, chain.keys, 0) == len(chain)
+    assert one.pool.held(NAMESPACE, chain.keys, 0) == len(chain)
     assert set(one.read(chain)) == {Outcome.OK}
 
 
@@ -294,14 +348,14 @@ def test_a_part_that_fails_as_none_should_waits_for_the_others(fleet) -> None:
         under_way.append(True)
         time.sleep(0.3)
         under_way.pop()
-        return Got(0, Outcome.MISS)
+        return ReceivedRecords(0, Outcome.MISS)
 
     def fail(*_):
         raise ZeroDivisionError
 
     one.targets[owners[0]].get, one.targets[({"t0", "t1"} - {owners[0]}).pop()].get = fail, slowly
     gets = [
-        Get(place, key, aligned_buffer(WORLD.record_bytes), WORLD)
+        TierGet(place, key, aligned_buffer(NAMESPACE.record_bytes), NAMESPACE)
         for place, key in zip(places, heads, strict=True)
     ]
     with pytest.raises(ZeroDivisionError):
@@ -330,10 +384,10 @@ def test_many_threads_at_once(fleet) -> None:
 
 def test_a_record_without_a_segment_is_found_again(fleet) -> None:
     one = fleet()
-    record = record_of(WORLD, b"q" * 16)
-    assert one.pool.write([Put(segment_place(bytes(8)), record)]) == [Outcome.OK]
-    into = aligned_buffer(WORLD.record_bytes)
-    got = one.pool.read([Get(segment_place(bytes(8)), b"q" * 16, into, WORLD)])
+    record = record_of(NAMESPACE, b"q" * 16)
+    assert one.pool.write([TierPut(segment_place(bytes(8)), record)]) == [Outcome.OK]
+    into = aligned_buffer(NAMESPACE.record_bytes)
+    got = one.pool.read([TierGet(segment_place(bytes(8)), b"q" * 16, into, NAMESPACE)])
     assert got == [Outcome.OK]
     assert into == record
 
@@ -346,10 +400,10 @@ def test_while_all_breakers_are_open_nobody_is_asked_read_or_written_to(fleet) -
         target.mood = "dead"
     while one.pool.reachable():
         for chain in chains:
-            one.pool.held(WORLD, chain.keys, 0)
+            one.pool.held(NAMESPACE, chain.keys, 0)
     before = sum(target.calls for target in one.targets.values())
     for chain in chains:
-        assert one.pool.held(WORLD, chain.keys, 0) == 0
+        assert one.pool.held(NAMESPACE, chain.keys, 0) == 0
         assert set(one.write(chain)) == {Outcome.GONE}
         assert Outcome.OK not in one.read(chain)
     assert sum(target.calls for target in one.targets.values()) == before
@@ -358,7 +412,7 @@ def test_while_all_breakers_are_open_nobody_is_asked_read_or_written_to(fleet) -
 def test_who_is_asked_when_the_time_is_over_is_not_blamed_for_it(fleet) -> None:
     one = fleet()
     chain = one.chain(1, 5)
-    assert one.pool.held(WORLD, chain.keys, 0, within_s=0.0) == 0
+    assert one.pool.held(NAMESPACE, chain.keys, 0, within_s=0.0) == 0
     assert sum(target.calls for target in one.targets.values()) == 0
     assert all(report.failure_share == 0 for report in one.pool.health.reports())
 

@@ -3,19 +3,19 @@
 import time
 
 from holdfast.errors import Outcome
-from holdfast.tiers.pool.breaker import BreakerOptions
+from holdfast.tiers.breaker import BreakerOptions
 from holdfast.tiers.pool.health import HealthOptions
-from holdfast.wire.target import Got
+from holdfast.wire.remote.client import ReceivedRecords
 
 
 def test_of_a_write_is_heard_what_went_while_it_goes_on(fleet) -> None:
     one = fleet(1, health=HealthOptions(breaker=BreakerOptions(stall_s=0.3)))
     breaker = one.pool.health._targets["t0"].breaker
 
-    def put(records, deadline_s, heard=None):
+    def put(records, deadline_s, on_progress=None):
         for _ in range(10):
             time.sleep(0.05)
-            heard(breaker._options.progress_bytes)
+            on_progress(breaker._options.progress_bytes)
             assert one.pool.reachable()
         return [Outcome.OK] * len(records)
 
@@ -28,7 +28,7 @@ def test_what_we_did_not_send_in_time_is_late_and_no_fault_of_the_member(fleet) 
     one = fleet(1)
     chain = one.chain(1, 3)
     one.targets["t0"].put = lambda records, *_: [Outcome.UNSENT] * len(records)
-    one.targets["t0"].get = lambda *_: Got(0, Outcome.UNSENT)
+    one.targets["t0"].get = lambda *_: ReceivedRecords(0, Outcome.UNSENT)
     for _ in range(5):
         assert one.write(chain) == one.read(chain) == [Outcome.LATE] * 3
     assert one.pool.reachable()
@@ -42,8 +42,8 @@ def test_what_came_before_we_could_send_no_more_is_kept(fleet) -> None:
     one.write(chain)
     get = one.targets["t0"].get
 
-    def half(world, keys, into, *rest):
-        got = get(world, keys[:2], into[:2], *rest)
+    def half(namespace, keys, into, *rest):
+        got = get(namespace, keys[:2], into[:2], *rest)
         return got._replace(outcome=Outcome.UNSENT)
 
     one.targets["t0"].get = half

@@ -1,34 +1,18 @@
-"""Redis or Valkey servers, run by the tests themselves."""
+"""Fixtures that start Redis or Valkey servers."""
 
 import itertools
-import subprocess
 
 import pytest
 
-from holdfast.rig.valkey_server import ValkeyServers, program
-from holdfast.tiers.valkey.tier import ValkeyOptions, ValkeyTier
+from holdfast.tiers.valkey.tier import ValkeyTier, ValkeyTierOptions
+from holdfast_bench.peers.valkey_server import ValkeyServers
 
 NUMBERS = itertools.count()
 
 
-@pytest.fixture(scope="session")
-def _installed():
-    """Skip, saying why, where there is no server and none can be installed."""
-    if program():
-        return
-    install = ["apt-get", "install", "-y", "--no-install-recommends", "redis-server"]
-    try:
-        done = subprocess.run(install, capture_output=True, text=True, timeout=240, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        pytest.skip(f"no redis-server here, and it can not be installed: {error}")
-    if not program():
-        why = (done.stderr.strip() or "apt-get says nothing").splitlines()[-1]
-        pytest.skip(f"no redis-server here, and `{' '.join(install)}` fails: {why}")
-
-
 @pytest.fixture(scope="class")
-def lasting_servers(_installed, tmp_path_factory):
-    """Start servers that end with the last test of a class."""
+def class_servers(_valkey, tmp_path_factory):
+    """Return a function that starts servers for all tests of a class."""
     started = []
 
     def start(nodes):
@@ -42,8 +26,8 @@ def lasting_servers(_installed, tmp_path_factory):
 
 
 @pytest.fixture
-def serve(_installed, tmp_path):
-    """Start servers that end with the test."""
+def serve(_valkey, tmp_path):
+    """Return a function that starts servers for one test."""
     started = []
 
     def start(nodes=1, flags=(), login=None, tls=None):
@@ -61,12 +45,12 @@ def serve(_installed, tmp_path):
 
 @pytest.fixture
 def opened():
-    """Open tiers that are closed with the test."""
+    """Return a function that opens tiers for one test."""
     tiers = []
 
     def make(servers, **options):
         options.setdefault("cluster", len(servers.endpoints) > 1)
-        tiers.append(ValkeyTier(ValkeyOptions(addresses=servers.addresses, **options)))
+        tiers.append(ValkeyTier(ValkeyTierOptions(addresses=servers.addresses, **options)))
         return tiers[-1]
 
     yield make

@@ -1,4 +1,4 @@
-"""One server and the map of a cluster, where some of the servers say nothing."""
+"""One server, and the slot map of a cluster, with servers that do not answer."""
 
 import socket
 import threading
@@ -8,25 +8,25 @@ import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.errors import Outcome
-from holdfast.tiers.pool.breaker import Phase
+from holdfast.tiers.breaker import BreakerPhase
 from holdfast.tiers.valkey import slots
-from holdfast.tiers.valkey.server import Server
-from holdfast.tiers.valkey.slots import SLOTS, Cluster
+from holdfast.tiers.valkey.resp import RespLogin
+from holdfast.tiers.valkey.server import ValkeyServer
+from holdfast.tiers.valkey.slots import SLOTS, ServerCluster
 from holdfast.wire.address import HostPort
-from holdfast.wire.resp import Login
-from holdfast.wire.stream import Deadline
+from holdfast.wire.remote.stream import Deadline
 
 
 @pytest.fixture
-def mute():
-    """A server that takes every connection and says nothing."""
+def silent():
+    """A server that accepts every connection and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield HostPort(*listener.getsockname())
 
 
 @pytest.fixture
-def talking():
-    """A server that keeps every slot, and says so whatever it is asked."""
+def answering():
+    """A server that keeps all slots, and answers CLUSTER and PING."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = HostPort(*listener.getsockname())
         host = endpoint.host.encode()
@@ -37,55 +37,57 @@ def talking():
             endpoint.port,
         )
 
-        def talk():
+        def answer():
             connected, _ = listener.accept()
             with connected:
-                while said := connected.recv(4096):
-                    connected.sendall(map_ if b"CLUSTER" in said else b"+PONG\r\n")
+                while request := connected.recv(4096):
+                    connected.sendall(map_ if b"CLUSTER" in request else b"+PONG\r\n")
 
-        thread = threading.Thread(target=talk)
+        thread = threading.Thread(target=answer)
         thread.start()
         yield endpoint
     thread.join(30)
 
 
-def test_who_is_called_when_the_time_is_over_is_not_blamed_for_it(mute):
-    server = Server(mute, Login(), SystemClock())
+def test_a_call_after_its_deadline_is_no_failure_of_the_server(silent):
+    server = ValkeyServer(silent, RespLogin(), SystemClock())
     for _ in range(10):
         assert server.call(lambda _: None, Deadline.within(-1)) is Outcome.LATE
-    assert server.patience.health() == (Phase.CLOSED, "")
+    assert server.backoff.health() == (BreakerPhase.CLOSED, "")
     server.close()
 
 
-def test_a_mute_server_leaves_time_to_ask_the_next_what_the_cluster_is(mute, talking, monkeypatch):
+def test_a_silent_server_leaves_time_to_request_the_map_from_the_next(
+    silent, answering, monkeypatch
+):
     monkeypatch.setattr(slots, "ASK_S", 60.0)
-    cluster = Cluster([mute, talking], Login(), SystemClock())
+    cluster = ServerCluster([silent, answering], RespLogin(), SystemClock())
     start_s = time.monotonic()
     server = cluster.server(b"tag", Deadline.within(4.0))
     assert time.monotonic() - start_s < 4
     assert server is not None
-    assert server.endpoint == talking
-    assert server.patience.health() == (Phase.CLOSED, "")
+    assert server.endpoint == answering
+    assert server.backoff.health() == (BreakerPhase.CLOSED, "")
     cluster.close()
 
 
-def test_who_has_little_time_goes_by_the_old_map_while_another_learns_it(
-    mute, talking, monkeypatch, standstills
+def test_a_call_with_little_time_uses_the_old_map_during_a_refresh(
+    silent, answering, monkeypatch, standstills
 ):
-    cluster = Cluster([talking], Login(), SystemClock())
-    assert cluster.server(b"tag", Deadline.within(20)).endpoint == talking
+    cluster = ServerCluster([answering], RespLogin(), SystemClock())
+    assert cluster.server(b"tag", Deadline.within(20)).endpoint == answering
     monkeypatch.setattr(slots, "ASK_S", 60.0)
     monkeypatch.setattr(slots, "REFRESH_S", 0.0)
-    monkeypatch.setattr(cluster, "_ranges", [slots.Range(0, SLOTS - 1, mute)])
-    cluster.doubt()
-    learning = threading.Thread(target=cluster.server, args=(b"tag", Deadline.within(4.0)))
-    learning.start()
+    monkeypatch.setattr(cluster, "_ranges", [slots.SlotRange(0, SLOTS - 1, silent)])
+    cluster.invalidate()
+    refreshing = threading.Thread(target=cluster.server, args=(b"tag", Deadline.within(4.0)))
+    refreshing.start()
     try:
-        while not cluster._learning.locked():
+        while not cluster._refreshing.locked():
             time.sleep(0.001)
         start_s = time.monotonic()
-        assert cluster.server(b"tag", Deadline.within(0.1)).endpoint == mute
+        assert cluster.server(b"tag", Deadline.within(0.1)).endpoint == silent
         assert standstills.since(start_s) < 1
     finally:
-        learning.join(30)
+        refreshing.join(30)
         cluster.close()

@@ -1,4 +1,4 @@
-"""The Valkey tier and what real servers do: ask for passwords, fill up, move slots, vanish."""
+"""The Valkey tier with real servers: logins, full memory, moved slots, outages."""
 
 import logging
 import socket
@@ -11,16 +11,17 @@ import pytest
 
 from holdfast.assemble import open_store
 from holdfast.blocks.key import Chain
-from holdfast.blocks.world import World
+from holdfast.blocks.namespace import Namespace, namespace_digest
 from holdfast.codec.pack import payload
+from holdfast.codec.seal import DataKey
 from holdfast.config import parse
 from holdfast.errors import ConfigError, Outcome
-from holdfast.rig.certificates import Authority
-from holdfast.testing.chained import Chained
+from holdfast.testing.chained import ChainedBlocks
 from holdfast.testing.payloads import payload_of
+from holdfast.tiers.valkey.resp import RespLogin
 from holdfast.tiers.valkey.slots import SLOTS, slot_of
-from holdfast.tiers.valkey.tier import ValkeyOptions, ValkeyTier, ValkeyTls
-from holdfast.wire.resp import Login
+from holdfast.tiers.valkey.tier import ValkeyTier, ValkeyTierOptions, ValkeyTls
+from holdfast_bench.harness.certificates import Authority
 
 SECRET = "correct horse"
 PAYLOAD = 16 << 10
@@ -39,42 +40,42 @@ def warnings(caplog):
     return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
-def eventually(what, within_s=60.0):
+def eventually(condition, within_s=60.0):
     end_s = time.monotonic() + within_s
-    while not what():
+    while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.02)
 
 
-# Who may come in.
+# Login and TLS.
 
 
-def test_a_password_from_a_file_opens_the_door(serve, opened, password):
-    servers = serve(flags=["--requirepass", SECRET], login=Login(password_file=password))
-    blocks = Chained(4_000)
+def test_a_login_with_a_password_from_a_file(serve, opened, password):
+    servers = serve(flags=["--requirepass", SECRET], login=RespLogin(password_file=password))
+    blocks = ChainedBlocks(4_000)
     assert blocks.save(opened(servers, password_file=password), range(3)) == [Outcome.OK] * 3
 
 
-def test_a_user_of_its_own_opens_the_door(serve, opened, password):
+def test_a_login_with_a_user_of_few_permissions(serve, opened, password):
     servers = serve()
     rule = ["on", f">{SECRET}", "~kv:*", "+get", "+set", "+exists", "+del", "+ping"]
     assert servers.ask(servers.endpoints[0], "ACL", "SETUSER", "hf", *rule) == b"OK"
     tier = opened(servers, user="hf", password_file=password, prefix="kv")
-    blocks = Chained(4_000)
+    blocks = ChainedBlocks(4_000)
     assert blocks.save(tier, range(3)) == [Outcome.OK] * 3
     assert blocks.load(tier, range(4)) == [Outcome.OK] * 3 + [Outcome.MISS]
-    assert tier.held(blocks.world, blocks.keys(4), 0) == 3
-    tier.condemn(blocks.gets([1]))
+    assert tier.held(blocks.namespace, blocks.keys(4), 0) == 3
+    tier.delete(blocks.gets([1]))
     assert blocks.load(tier, range(3)) == [Outcome.OK, Outcome.MISS, Outcome.OK]
 
 
-def test_a_wrong_password_is_gone_and_said_once(serve, opened, password, tmp_path, caplog):
-    servers = serve(flags=["--requirepass", SECRET], login=Login(password_file=password))
+def test_a_wrong_password_is_gone_and_logged_once(serve, opened, password, tmp_path, caplog):
+    servers = serve(flags=["--requirepass", SECRET], login=RespLogin(password_file=password))
     wrong = tmp_path / "wrong"
     wrong.write_text("battery staple")
     wrong.chmod(0o600)
     tier = opened(servers, password_file=str(wrong))
-    blocks = Chained(4_000)
+    blocks = ChainedBlocks(4_000)
     for _ in range(5):
         assert blocks.save(tier, range(2)) == [Outcome.GONE] * 2
         assert blocks.load(tier, range(2)) == [Outcome.GONE] * 2
@@ -86,80 +87,81 @@ def test_a_wrong_password_is_gone_and_said_once(serve, opened, password, tmp_pat
 
 @pytest.mark.parametrize(
     ("mode", "words"),
-    [(0o644, "open to other users; chmod 600 it"), (None, "can not be read: No such file")],
+    [(0o644, "open to other users; chmod 600 it"), (None, "cannot be read: No such file")],
 )
-def test_a_password_file_that_can_not_be_used_is_refused_by_name(tmp_path, mode, words):
+def test_an_unusable_password_file_is_refused_by_name(tmp_path, mode, words):
     file = tmp_path / "password"
     if mode:
         file.write_text(SECRET)
         file.chmod(mode)
     address = ("tcp://127.0.0.1:1",)
     with pytest.raises(ConfigError, match=f"password_file '{file}' .*{words}"):
-        ValkeyTier(ValkeyOptions(addresses=address, password_file=str(file)))
+        ValkeyTier(ValkeyTierOptions(addresses=address, password_file=str(file)))
 
 
-def test_tls_with_a_certificate_of_ours(serve, opened, tmp_path):
+def test_tls_with_a_client_certificate(serve, opened, tmp_path):
     authority = Authority(tmp_path)
-    files, ours = authority.issue("server"), authority.issue("node")
+    files, client = authority.issue("server"), authority.issue("node")
     context = ssl.create_default_context(cafile=files.ca)
-    context.load_cert_chain(ours.cert, ours.key)
-    servers = serve(tls=files, login=Login(tls=context))
-    blocks = Chained(300_000)
-    tier = opened(servers, tls=ValkeyTls(ours.ca, ours.cert, ours.key))
+    context.load_cert_chain(client.cert, client.key)
+    servers = serve(tls=files, login=RespLogin(tls=context))
+    blocks = ChainedBlocks(300_000)
+    tier = opened(servers, tls=ValkeyTls(client.ca, client.cert, client.key))
     assert blocks.save(tier, range(8)) == [Outcome.OK] * 8
     assert blocks.load(tier, range(9)) == [Outcome.OK] * 8 + [Outcome.MISS]
-    nobody = opened(servers, tls=ValkeyTls(ours.ca))
-    assert blocks.load(nobody, [0]) == [Outcome.GONE]
+    anonymous = opened(servers, tls=ValkeyTls(client.ca))
+    assert blocks.load(anonymous, [0]) == [Outcome.GONE]
 
 
-def test_a_server_that_a_stranger_vouches_for_is_not_believed(serve, opened, tmp_path):
+def test_a_server_with_a_certificate_of_another_authority_is_refused(serve, opened, tmp_path):
     files = Authority(tmp_path).issue("server")
     context = ssl.create_default_context(cafile=files.ca)
     context.load_cert_chain(files.cert, files.key)
-    servers = serve(tls=files, login=Login(tls=context))
-    stranger = Authority(tmp_path, "stranger").file
-    tier = opened(servers, tls=ValkeyTls(str(stranger)))
-    assert Chained(4_000).save(tier, [0]) == [Outcome.GONE]
+    servers = serve(tls=files, login=RespLogin(tls=context))
+    other = Authority(tmp_path, "other").file
+    tier = opened(servers, tls=ValkeyTls(str(other)))
+    assert ChainedBlocks(4_000).save(tier, [0]) == [Outcome.GONE]
 
 
-def test_a_certificate_that_is_none_is_refused_by_name(tmp_path):
+def test_a_file_without_a_certificate_is_refused_by_name(tmp_path):
     (tmp_path / "ca.pem").write_text("nothing")
     tls = ValkeyTls(str(tmp_path / "ca.pem"))
     with pytest.raises(ConfigError, match=r"tls_ca: .*ca\.pem' holds no certificates in PEM"):
-        ValkeyTier(ValkeyOptions(addresses=("tcp://127.0.0.1:1",), tls=tls))
+        ValkeyTier(ValkeyTierOptions(addresses=("tcp://127.0.0.1:1",), tls=tls))
 
 
-# What is kept.
+# Records on the server.
 
 
-def test_a_server_without_room_says_full(serve, opened):
+def test_a_server_without_memory_is_full(serve, opened):
     flags = ["--maxmemory", "6mb", "--maxmemory-policy", "noeviction"]
     tier = opened(serve(flags=flags))
-    blocks = Chained(1 << 20)
+    blocks = ChainedBlocks(1 << 20)
     outcomes = blocks.save(tier, range(12))
-    stored = outcomes.count(Outcome.OK)
-    assert 1 <= stored < 12
-    assert outcomes == [Outcome.OK] * stored + [Outcome.FULL] * (12 - stored)
-    assert blocks.load(tier, range(stored)) == [Outcome.OK] * stored
+    count = outcomes.count(Outcome.OK)
+    assert 1 <= count < 12
+    assert outcomes == [Outcome.OK] * count + [Outcome.FULL] * (12 - count)
+    assert blocks.load(tier, range(count)) == [Outcome.OK] * count
     [member] = tier.describe()["members"]
     assert member["state"].startswith("OOM")
     assert member["tiers"][0]["capacity_bytes"] == 6 << 20
 
 
-def test_records_end_with_their_time_to_live(serve, opened):
+def test_records_expire_after_their_time_to_live(serve, opened):
     servers = serve()
-    blocks = Chained(4_000)
+    blocks = ChainedBlocks(4_000)
     tier = opened(servers, ttl_s=0.3)
     assert blocks.save(tier, range(2)) == [Outcome.OK] * 2
     eventually(lambda: blocks.load(tier, range(2)) == [Outcome.MISS] * 2)
 
 
-def test_names_are_for_people_and_carry_the_segment(serve, opened):
+def test_names_contain_prefix_segment_namespace_and_key(serve, opened):
     servers = serve()
-    blocks = Chained(4_000)
+    blocks = ChainedBlocks(4_000)
     blocks.save(opened(servers, prefix="kv"), [0])
     [name] = servers.ask(servers.endpoints[0], "KEYS", "*")
-    assert name.decode() == f"kv:{{{blocks.place(0):016x}}}:{blocks.key(0).hex()}"
+    namespace = namespace_digest(blocks.namespace).hex()
+    assert name.decode() == f"kv:{{{blocks.place(0):016x}}}:{namespace}:{blocks.key(0).hex()}"
 
 
 # A cluster.
@@ -167,15 +169,15 @@ def test_names_are_for_people_and_carry_the_segment(serve, opened):
 
 def test_a_segment_has_one_slot_and_segments_have_many():
     assert slot_of(b"123456789") == 0x31C3  # from the cluster's specification
-    assert len({slot_of(b"%016x" % Chained(8).place(0)) for _ in range(50)}) > 40
+    assert len({slot_of(b"%016x" % ChainedBlocks(8).place(0)) for _ in range(50)}) > 40
     assert crc_hqx(b"x", 0) % SLOTS == slot_of(b"x")
 
 
-def test_a_slot_that_moves_is_found_where_it_went(serve, opened):
+def test_a_moved_slot_is_found_on_its_new_server(serve, opened):
     servers = serve(nodes=3)
     tier = opened(servers)
-    blocks = Chained(4_000)
-    assert tier.held(blocks.world, blocks.keys(1), 0) == 0  # now the map is known
+    blocks = ChainedBlocks(4_000)
+    assert tier.held(blocks.namespace, blocks.keys(1), 0) == 0  # this requests the slot map
     slot = slot_of(b"%016x" % blocks.place(0))
     names = [servers.ask(at, "CLUSTER", "MYID").decode() for at in servers.endpoints]
     owner = (slot * len(names) + len(names) - 1) // SLOTS
@@ -184,13 +186,13 @@ def test_a_slot_that_moves_is_found_where_it_went(serve, opened):
         assert servers.ask(endpoint, "CLUSTER", "SETSLOT", str(slot), "NODE", new) == b"OK"
     assert blocks.save(tier, range(3)) == [Outcome.OK] * 3
     assert blocks.load(tier, range(3)) == [Outcome.OK] * 3
-    assert tier.held(blocks.world, blocks.keys(5), 0) == 3
+    assert tier.held(blocks.namespace, blocks.keys(5), 0) == 3
 
 
-def test_a_node_that_dies_takes_its_segments_only(serve, opened):
+def test_a_killed_server_loses_its_own_segments_only(serve, opened):
     servers = serve(nodes=3, flags=["--cluster-require-full-coverage", "no"])
     tier = opened(servers, deadline_s=10.0, ask_s=10.0)
-    chains = [Chained(4_000) for _ in range(30)]
+    chains = [ChainedBlocks(4_000) for _ in range(30)]
     for blocks in chains:
         assert blocks.save(tier, range(3)) == [Outcome.OK] * 3
     servers.processes[1].kill()
@@ -199,26 +201,26 @@ def test_a_node_that_dies_takes_its_segments_only(serve, opened):
         dead = SLOTS // 3 <= slot_of(b"%016x" % blocks.place(0)) < SLOTS * 2 // 3
         expected = Outcome.GONE if dead else Outcome.OK
         assert blocks.load(tier, range(3)) == [expected] * 3
-        assert tier.held(blocks.world, blocks.keys(3), 0) == (0 if dead else 3)
+        assert tier.held(blocks.namespace, blocks.keys(3), 0) == (0 if dead else 3)
         kept += not dead
     assert 10 <= kept < 30
 
 
-def test_a_cluster_that_nobody_mentioned_is_said(serve, opened, caplog):
+def test_a_cluster_without_the_option_is_logged_with_the_remedy(serve, opened, caplog):
     tier = opened(serve(nodes=3), cluster=False)
-    outcomes = [outcome for _ in range(10) for outcome in Chained(4_000).save(tier, [0])]
+    outcomes = [outcome for _ in range(10) for outcome in ChainedBlocks(4_000).save(tier, [0])]
     assert set(outcomes) <= {Outcome.OK, Outcome.GONE}
     assert any("set cluster: true" in line for line in warnings(caplog))
 
 
-# Trouble.
+# Outages.
 
 
-def test_a_line_in_the_log_when_it_goes_and_when_it_comes(serve, opened, caplog):
+def test_an_outage_and_its_end_have_one_log_line_each(serve, opened, caplog):
     caplog.set_level(logging.INFO)
     servers = serve()
     tier = opened(servers)
-    blocks = Chained(4_000)
+    blocks = ChainedBlocks(4_000)
     blocks.save(tier, range(2))
     servers.kill()
     for _ in range(20):
@@ -231,12 +233,12 @@ def test_a_line_in_the_log_when_it_goes_and_when_it_comes(serve, opened, caplog)
 
 
 @pytest.fixture
-def impostor():
-    """Something that listens and is no such server."""
+def http_server():
+    """A server that answers in HTTP."""
     listener = socket.create_server(("127.0.0.1", 0))
     stop = threading.Event()
 
-    def talk():
+    def answer():
         listener.settimeout(0.05)
         while not stop.is_set():
             try:
@@ -246,7 +248,7 @@ def impostor():
             with connected:
                 connected.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
 
-    thread = threading.Thread(target=talk)
+    thread = threading.Thread(target=answer)
     thread.start()
     yield f"tcp://127.0.0.1:{listener.getsockname()[1]}"
     stop.set()
@@ -254,19 +256,19 @@ def impostor():
     listener.close()
 
 
-def test_something_else_that_listens_is_gone(impostor):
-    tier = ValkeyTier(ValkeyOptions(addresses=(impostor,)))
-    blocks = Chained(4_000)
+def test_a_server_of_another_protocol_is_gone(http_server):
+    tier = ValkeyTier(ValkeyTierOptions(addresses=(http_server,)))
+    blocks = ChainedBlocks(4_000)
     assert blocks.save(tier, range(2)) == [Outcome.GONE] * 2
     assert blocks.load(tier, range(2)) == [Outcome.GONE] * 2
     tier.close()
 
 
-def test_what_swallows_everything_costs_little_after_two_deadlines(standstills):
+def test_a_silent_server_costs_little_time_after_two_deadlines(standstills):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
-        tier = ValkeyTier(ValkeyOptions(addresses=(address,), deadline_s=0.2, ask_s=0.2))
-        blocks = Chained(4_000)
+        tier = ValkeyTier(ValkeyTierOptions(addresses=(address,), deadline_s=0.2, ask_s=0.2))
+        blocks = ChainedBlocks(4_000)
         begun_s = time.monotonic()
         outcomes = [blocks.load(tier, [0])[0] for _ in range(40)]
         assert outcomes[:2] == [Outcome.LATE] * 2
@@ -275,7 +277,7 @@ def test_what_swallows_everything_costs_little_after_two_deadlines(standstills):
         tier.close()
 
 
-# Stores over one server.
+# Several stores on one server.
 
 
 def configured(servers, tmp_path):
@@ -292,27 +294,85 @@ def configured(servers, tmp_path):
     return parse({"listen": listen, "tiers": tiers, "domains": domains})
 
 
-def test_what_one_store_saved_another_fetches_until_the_server_is_gone(serve, tmp_path):
+def test_blocks_saved_by_one_store_are_fetched_by_another_until_an_outage(serve, tmp_path):
     servers = serve()
     config = configured(servers, tmp_path)
     with open_store(config) as one, open_store(config) as other:
         key, domain = one.domain("default")
-        world = World(b"f" * 16, domain, PAYLOAD, BLOCK_TOKENS)
-        chain = Chain(key, world.fingerprint, BLOCK_TOKENS)
+        namespace = Namespace(b"f" * 16, domain, PAYLOAD, BLOCK_TOKENS)
+        chain = Chain(key, namespace.fingerprint, BLOCK_TOKENS)
         chain.extend(range(10 * BLOCK_TOKENS))
-        reserved = one.reserve(world, chain.keys, chain.parent(0), 0)
+        reserved = one.reserve(namespace, chain.keys, chain.parent(0), 0)
         arena = one.arena(domain).view
         for block, place in zip(chain.keys, reserved.places, strict=True):
             payload(arena[place:], PAYLOAD)[:] = payload_of(block, PAYLOAD)
         one.commit(reserved.ticket)
-        eventually(lambda: other.look(world, chain.keys).blocks == 10)
-        fetched = other.fetch(world, chain.keys[:6], 5.0)
+        eventually(lambda: other.look(namespace, chain.keys).blocks == 10)
+        fetched = other.fetch(namespace, chain.keys[:6], 5.0)
         arena = other.arena(domain).view
         for block, place in zip(chain.keys, fetched.places, strict=False):
             assert bytes(payload(arena[place:], PAYLOAD)) == bytes(payload_of(block, PAYLOAD))
         assert fetched.sources == {"valkey": 6}
         other.release(fetched.lease)
         servers.kill()
-        fetched = other.fetch(world, chain.keys, 5.0)
+        fetched = other.fetch(namespace, chain.keys, 5.0)
         assert len(fetched.places) == 6
         other.release(fetched.lease)
+
+
+def sealed(blocks, number, data_key, nonce=b"n" * 12):
+    """Return a block to write, sealed with a data key."""
+    [put] = blocks.puts([number])
+    record = memoryview(bytearray(len(put.record)))
+    sealer = data_key.sealer(put.record, nonce)
+    assert sealer is not None
+    assert sealer.seal(put.record, record) is Outcome.OK
+    return put._replace(record=record)
+
+
+def stored(tier, blocks, number):
+    [get] = blocks.gets([number])
+    [outcome] = tier.read([get])
+    return bytes(get.into) if outcome is Outcome.OK else outcome
+
+
+def test_a_host_with_another_key_deletes_and_replaces_no_record(serve, opened):
+    servers = serve()
+    tier, other_tier = opened(servers), opened(servers)
+    ours, other = DataKey(b"o" * 32, 1), DataKey(b"x" * 32, 1)
+    blocks = ChainedBlocks(4_000)
+    put = sealed(blocks, 0, ours)
+    assert tier.write([put]) == [Outcome.OK]
+    assert other_tier.write([sealed(blocks, 0, other)]) == [Outcome.OK], "it counts as written"
+    other_tier.delete_corrupt(blocks.gets([0]))
+    assert other_tier.write([sealed(blocks, 0, other)]) == [Outcome.OK]
+    assert stored(tier, blocks, 0) == bytes(put.record)
+
+
+def test_provable_damage_is_deleted_and_other_damage_is_replaced_with_the_same_key(serve, opened):
+    servers = serve()
+    tier, ours = opened(servers), DataKey(b"o" * 32, 1)
+    blocks = ChainedBlocks(4_000)
+    [plain] = blocks.puts([0])
+    plain.record[200] ^= 1
+    damaged = sealed(blocks, 1, ours)
+    damaged.record[200] ^= 1
+    assert tier.write([plain, damaged, *blocks.puts([2])]) == [Outcome.OK] * 3
+    tier.delete_corrupt(blocks.gets([0, 1, 2]))
+    assert stored(tier, blocks, 0) is Outcome.MISS
+    assert stored(tier, blocks, 1) == bytes(damaged.record)
+    assert blocks.load(tier, [2]) == [Outcome.OK]
+    better = sealed(blocks, 1, ours, b"m" * 12)
+    assert tier.write([better]) == [Outcome.OK]
+    assert stored(tier, blocks, 1) == bytes(better.record)
+
+
+def test_a_value_of_another_length_is_replaced_by_the_next_save(serve, opened):
+    servers = serve()
+    tier, blocks = opened(servers), ChainedBlocks(4_000)
+    assert blocks.save(tier, [0]) == [Outcome.OK]
+    [name] = servers.ask(servers.endpoints[0], "KEYS", "*")
+    assert servers.ask(servers.endpoints[0], "SET", name.decode(), "short") == b"OK"
+    assert blocks.load(tier, [0]) == [Outcome.MISS]
+    assert blocks.save(tier, [0]) == [Outcome.OK]
+    assert blocks.load(tier, [0]) == [Outcome.OK]

@@ -1,9 +1,9 @@
-"""The Valkey tier keeps the shared tier's promises, on one real server and on a real cluster."""
+"""The Valkey tier keeps the shared tier's contract on one real server and on a real cluster."""
 
 import pytest
 
 from holdfast.testing.shared_tier_contract import SharedTierContract
-from holdfast.tiers.valkey.tier import ValkeyOptions, ValkeyTier
+from holdfast.tiers.valkey.tier import ValkeyTier, ValkeyTierOptions
 
 DEADLINE_S = 1.5
 
@@ -11,11 +11,11 @@ DEADLINE_S = 1.5
 def options(servers, **more):
     cluster = len(servers.endpoints) > 1
     more = {"deadline_s": DEADLINE_S, "ask_s": DEADLINE_S, **more}
-    return ValkeyOptions(addresses=servers.addresses, cluster=cluster, **more)
+    return ValkeyTierOptions(addresses=servers.addresses, cluster=cluster, **more)
 
 
-class Lent:
-    """Servers that several tests use in turn, as good as new for each."""
+class ReusedServers:
+    """Servers that several tests use one after the other; `close` empties or restarts them."""
 
     def __init__(self, servers):
         self.servers = servers
@@ -37,14 +37,14 @@ class TestOneServer(SharedTierContract):
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
-    def _servers(cls, lasting_servers):
-        cls.servers = lasting_servers(cls.nodes)
+    def _servers(cls, class_servers):
+        cls.servers = class_servers(cls.nodes)
 
-    def make_far_side(self, folder):
-        return Lent(self.servers)
+    def make_remote_side(self, folder):
+        return ReusedServers(self.servers)
 
-    def make_tier(self, far_side):
-        return ValkeyTier(options(far_side))
+    def make_tier(self, remote_side):
+        return ValkeyTier(options(remote_side))
 
 
 class TestCluster(TestOneServer):

@@ -1,4 +1,4 @@
-"""vLLM: `HoldfastConnector`, named in `--kv-transfer-config`."""
+"""The connector of vLLM: `HoldfastConnector`, named in `--kv-transfer-config`."""
 
 from holdfast.engines.vllm.connector import HoldfastConnector
 

@@ -1,8 +1,8 @@
-"""`HoldfastConnector`: vLLM's connector interface, mapped onto our two sides.
+"""`HoldfastConnector`: vLLM's connector interface, mapped onto a scheduler and a worker side.
 
-Loads are asynchronous only, layer hooks do nothing, and whatever goes wrong ends in computing. A
-model or setting that is not handled turns the connector passive: one warning, and vLLM runs as if
-it were not there.
+Loads are always asynchronous, the per-layer hooks do nothing, and on any failure the tokens are
+computed. For an unsupported model or setting the connector logs one warning and becomes passive:
+vLLM runs as if it were not there.
 """
 
 from __future__ import annotations
@@ -21,32 +21,33 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from holdfast.blocks.fingerprint import Fingerprint
+from holdfast.client.private_node import PrivateNode
+from holdfast.client.running_clock import RunningClock
+from holdfast.client.timing_reporter import TimingReporter
 from holdfast.devices.base import Device
 from holdfast.devices.host import HostDevice
-from holdfast.engines.vllm.counters import Counts
+from holdfast.engines.vllm.counters import ConnectorCounts
 from holdfast.engines.vllm.describe import (
-    Geometry,
-    Group,
+    CacheGeometry,
+    KvGroup,
     UnsupportedError,
     fingerprint_of,
     geometry_of,
     only_group,
 )
-from holdfast.engines.vllm.options import Setting, failure_policy_advice, read_options
-from holdfast.engines.vllm.private import PrivateNode
+from holdfast.engines.vllm.options import ConnectorSettings, failure_policy_advice, read_options
 from holdfast.engines.vllm.scheduler import SchedulerSide
-from holdfast.engines.vllm.teller import Teller
-from holdfast.engines.vllm.work import Described, Said, Work
+from holdfast.engines.vllm.work import Handshake, StepWork, WorkerReport
 from holdfast.engines.vllm.worker import WorkerSide
 from holdfast.errors import HoldfastError
-from holdfast.wire.link import Link
-from holdfast.wire.messages import PROTOCOL, Hello
+from holdfast.wire.local.messages import PROTOCOL, Hello
+from holdfast.wire.local.reconnecting_client import ReconnectingClient
 
 ANSWER_S = 2.0
-"""A node that takes longer for a greeting, or leaves requests lying, counts as gone."""
+"""Timeout of a node's answers; a node that takes longer counts as gone."""
 
 START_S = 10.0
-"""How long an engine's start waits for the node; without it, it goes on and keeps trying."""
+"""Maximum wait for the node at an engine's start; later it connects in the background."""
 
 _SOURCES = {"host": CacheHitSource.HOST, "disk": CacheHitSource.DISK, "pool": CacheHitSource.P2P}
 
@@ -59,11 +60,11 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
-        self._setting: Setting = read_options(transfer.kv_connector_extra_config)
+        self._setting: ConnectorSettings = read_options(transfer.kv_connector_extra_config)
         self._private: PrivateNode | None = None
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        self._described: Described | None = None
+        self._handshake: Handshake | None = None
         advice = failure_policy_advice(transfer.kv_load_failure_policy)
         if advice and role is KVConnectorRole.SCHEDULER:
             _log.warning(advice)
@@ -72,7 +73,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A cache loses nothing that matters."""
+        """False: lost KV can be recomputed."""
         return False
 
     def shutdown(self) -> None:
@@ -81,13 +82,13 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
                 side.close()
         self._worker = self._scheduler = self._private = None
 
-    def get_kv_connector_stats(self) -> Counts | None:
+    def get_kv_connector_stats(self) -> ConnectorCounts | None:
         side = self._worker or self._scheduler
         return side.counts.take() if side is not None else None
 
     @classmethod
-    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Counts:
-        return Counts(dict(data or {}))
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ConnectorCounts:
+        return ConnectorCounts(dict(data or {}))
 
     # Worker
 
@@ -95,15 +96,15 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             self._worker.close()
             self._worker = None
-        with self._stepping_aside():
+        with self._passive_on_error():
             group = only_group(self._vllm_config, self._kv_cache_config)
             geometry = geometry_of(group, kv_caches, self._kv_cache_config.num_blocks)
             self._open_worker(group, geometry, [kv_caches[name] for name in group.layers])
 
-    def get_handshake_metadata(self) -> Described | None:
-        return self._described
+    def get_handshake_metadata(self) -> Handshake | None:
+        return self._handshake
 
-    def bind_connector_metadata(self, connector_metadata: Work) -> None:
+    def bind_connector_metadata(self, connector_metadata: StepWork) -> None:
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None:
             self._worker.begin(connector_metadata)
@@ -114,7 +115,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.start_loads(self._connector_metadata)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: a request runs only after all its layers have landed."""
+        """Do nothing: a request runs only after all its layers are loaded."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kw: Any) -> None:
         """Do nothing: whole blocks are saved after the forward."""
@@ -130,27 +131,37 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.failed_pages() if self._worker is not None else set()
 
-    def build_connector_worker_meta(self) -> Said | None:
-        return self._worker.said(self._connector_metadata) if self._worker is not None else None
+    def build_connector_worker_meta(self) -> WorkerReport | None:
+        return self._worker.report(self._connector_metadata) if self._worker is not None else None
 
     # Scheduler
 
     def set_xfer_handshake_metadata(self, metadata: Mapping[int, Any]) -> None:
-        worlds = [metadata[rank] for rank in sorted(metadata)]
-        if not all(isinstance(world, Described) for world in worlds):
-            _log.warning("Holdfast is off: another connector's handshake came through; "
+        namespaces = [metadata[rank] for rank in sorted(metadata)]
+        if not all(isinstance(namespace, Handshake) for namespace in namespaces):
+            _log.warning("Holdfast is off: it received another connector's handshake; "
                          "name HoldfastConnector first in MultiConnector")  # fmt: skip
             return
-        if any(world.refusal for world in worlds):
-            return  # the worker has said why
-        with self._stepping_aside():
-            links = [self._link(world) for world in worlds]
-            self._scheduler = SchedulerSide(links, worlds, self._setting, Teller(links))
+        if any(namespace.refusal for namespace in namespaces):
+            return  # the worker has logged the reason
+        with self._passive_on_error():
+            connections = [self._connect(namespace) for namespace in namespaces]
+            self._scheduler = SchedulerSide(
+                connections,
+                namespaces,
+                self._setting,
+                TimingReporter(connections),
+                running=RunningClock(),
+            )
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], Any]) -> None:
-        # With several pipeline stages the workers have refused; vLLM's own default would raise.
+        # With several pipeline stages the workers refuse; vLLM's default implementation raises.
         self.set_xfer_handshake_metadata(
-            {tp_rank: world for (pp_rank, tp_rank), world in metadata.items() if not pp_rank}
+            {
+                tp_rank: namespace
+                for (pp_rank, tp_rank), namespace in metadata.items()
+                if not pp_rank
+            }
         )
 
     def on_new_request(self, request: Any) -> None:
@@ -180,23 +191,23 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             found[source] = found.get(source, 0) + tokens
         return found
 
-    def build_connector_meta(self, scheduler_output: Any) -> Work:
+    def build_connector_meta(self, scheduler_output: Any) -> StepWork:
         if self._scheduler is None:
-            return Work()
+            return StepWork()
         return self._scheduler.build_work(scheduler_output)
 
     def update_connector_output(self, connector_output: Any) -> None:
         if self._scheduler is not None:
-            self._scheduler.workers_said(connector_output)
+            self._scheduler.on_worker_output(connector_output)
 
     def has_pending_push_work(self) -> bool:
-        """Whether an idle engine has to step on: what its last steps saved is not published yet."""
+        """Whether an idle engine must run more steps to publish the blocks it saved last."""
         return self._scheduler is not None and self._scheduler.moving()
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        del block_ids  # saved already, or not at all
+        del block_ids  # blocks are saved in the step that fills them
         if self._scheduler is not None:
             self._scheduler.on_finished(request)
         return False, None
@@ -207,55 +218,59 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished_all_groups(request, (block_ids,))
 
     def reset_cache(self) -> bool:
-        """Use nothing again that was stored so far; called after weights have changed in place.
+        """Stop using all blocks stored so far; vLLM calls it after weights changed in place.
 
-        The fingerprint names the weights that were loaded, so from here on this engine writes
-        under names of its own, which no other engine and no later start shares. The store is not
-        emptied: others may be using it. Requests under way are neither loaded nor saved any more.
+        The fingerprint names the weights that were loaded, so from now on this engine writes under
+        keys that no other engine and no later start shares. The store is not emptied, because other
+        engines may use it. Requests under way are neither loaded nor saved any more.
         """
         if self._scheduler is not None:
             self._scheduler.reset()
             _log.info("cache reset: earlier blocks are not used again by this engine")
         return True
 
-    # Below the interface
+    # Private methods
 
-    def _open_worker(self, group: Group, geometry: Geometry, tensors: list[Any]) -> None:
+    def _open_worker(self, group: KvGroup, geometry: CacheGeometry, tensors: list[Any]) -> None:
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
         rank = get_tensor_model_parallel_rank()
         fingerprint = fingerprint_of(self._vllm_config, group, geometry, self._setting, rank)
         layout = fingerprint.layout
         device = _device(tensors, geometry, layout.pages_per_block)
-        described = Described(
+        handshake = Handshake(
             fingerprint=fingerprint.digest(),
             payload_bytes=layout.payload_bytes,
             block_tokens=layout.block_tokens,
             page_tokens=layout.page_tokens,
         )
-        link = self._link(described, fingerprint)
-        self._worker = WorkerSide(link, device, rank, self._setting)
-        self._described = described
-        _log.info("Holdfast at %s: blocks of %d tokens, %.2f MiB; world %s", link.address,
+        connection = self._connect(handshake, fingerprint)
+        self._worker = WorkerSide(connection, device, rank, self._setting, running=RunningClock())
+        self._handshake = handshake
+        _log.info("Holdfast at %s: blocks of %d tokens, %.2f MiB; namespace %s", connection.address,
                   layout.block_tokens, layout.payload_bytes / 2**20,
-                  described.fingerprint.hex())  # fmt: skip
+                  handshake.fingerprint.hex())  # fmt: skip
 
-    def _link(self, world: Described, fingerprint: Fingerprint | None = None) -> Link:
-        """Open a session for one world, and wait a little for the node."""
+    def _connect(
+        self, namespace: Handshake, fingerprint: Fingerprint | None = None
+    ) -> ReconnectingClient:
+        """Open a session for one namespace, and wait up to `START_S` for the node."""
         hello = Hello(
             protocol=PROTOCOL,
             peer=f"vllm {self._role.name.lower()}",
-            fingerprint=world.fingerprint,
-            payload_bytes=world.payload_bytes,
-            block_tokens=world.block_tokens,
+            fingerprint=namespace.fingerprint,
+            payload_bytes=namespace.payload_bytes,
+            block_tokens=namespace.block_tokens,
             domain=self._setting.domain,
             description=msgspec.json.encode(fingerprint).decode() if fingerprint else "",
             publish=self._setting.publish,
         )
-        link = Link(self._address(), hello, ANSWER_S)
-        if link.wait(START_S) is None:
-            _log.warning("no node yet (%s): requests are computed until it is there", link.failure)
-        return link
+        connection = ReconnectingClient(self._address(), hello, ANSWER_S)
+        if connection.wait(START_S) is None:
+            _log.warning(
+                "no node yet (%s): requests are computed until it answers", connection.failure
+            )
+        return connection
 
     def _address(self) -> str:
         if self._setting.address:
@@ -265,17 +280,17 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         return self._private.address
 
     @contextmanager
-    def _stepping_aside(self) -> Iterator[None]:
-        """Turn passive, with one warning, for what is not handled."""
+    def _passive_on_error(self) -> Iterator[None]:
+        """Log a warning and become passive on an unsupported setting or another error."""
         try:
             yield
         except (HoldfastError, OSError) as error:
             _log.warning("Holdfast is off for this engine: %s", error)
-            self._described = Described(refusal=str(error))
+            self._handshake = Handshake(refusal=str(error))
 
 
-def _device(tensors: list[Any], geometry: Geometry, pages_per_block: int) -> Device:
-    """Return the device these pages are on; raise UnsupportedError for an unknown kind."""
+def _device(tensors: list[Any], geometry: CacheGeometry, pages_per_block: int) -> Device:
+    """Return the device that has these pages; raise UnsupportedError for an unknown kind."""
     kind = tensors[0].device.type
     pages = geometry.pages_of(pages_per_block)
     if kind == "cpu":
@@ -284,4 +299,4 @@ def _device(tensors: list[Any], geometry: Geometry, pages_per_block: int) -> Dev
         from holdfast.devices.cuda import CudaDevice
 
         return CudaDevice.of(tensors, pages)
-    raise UnsupportedError(f"pages on {kind!r} are not handled yet, only on cpu and cuda")
+    raise UnsupportedError(f"pages on {kind!r} are not supported, only on cpu and cuda")

@@ -1,4 +1,4 @@
-"""What the connector counted since vLLM last asked; vLLM sums it up and logs it."""
+"""The connector's counters since vLLM last collected them; vLLM aggregates and logs them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 
 
 @dataclass
-class Counts(KVConnectorStats):
+class ConnectorCounts(KVConnectorStats):
     """Counts by name, such as `loaded_blocks` or `late_loads`.
 
-    `load_ms` and `load_bytes` make a bandwidth; everything else is a number of times.
+    `load_ms` and `load_bytes` give a bandwidth; all others are plain counts.
     """
 
     data: dict[str, float] = field(default_factory=dict)
@@ -22,19 +22,19 @@ class Counts(KVConnectorStats):
         if number:
             self.data[name] = self.data.get(name, 0) + number
 
-    def take(self) -> Counts | None:
-        """Return what was counted and start again; None if that was nothing."""
+    def take(self) -> ConnectorCounts | None:
+        """Return and reset the counts; None if there are none."""
         if not self.data:
             return None
-        taken = Counts(self.data)
+        taken = ConnectorCounts(self.data)
         self.reset()
         return taken
 
     def reset(self) -> None:
         self.data = {}
 
-    def aggregate(self, other: KVConnectorStats) -> Counts:
-        both = Counts(dict(self.data))
+    def aggregate(self, other: KVConnectorStats) -> ConnectorCounts:
+        both = ConnectorCounts(dict(self.data))
         for name, number in other.data.items():
             both.add(name, number)
         return both

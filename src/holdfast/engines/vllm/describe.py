@@ -1,7 +1,8 @@
-"""From vLLM's configuration and tensors to a fingerprint, a layout and the pages of a device.
+"""Derive the fingerprint, the layout and the device pages from vLLM's configuration and tensors.
 
-Whatever changes the bytes or the meaning of a page is part of the fingerprint. What cannot be
-described is not served: UnsupportedError says why, the connector steps aside, and vLLM runs on.
+Everything that changes the bytes or the meaning of a page is part of the fingerprint. For a model
+or setting that this does not describe, UnsupportedError gives the reason, and the connector is
+passive.
 """
 
 from __future__ import annotations
@@ -9,22 +10,28 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.layout import Layout, Slice
+from holdfast.client.weights_digest import check_unchanged, files_digest, process_start_ns
 from holdfast.devices.base import Pages
-from holdfast.engines.vllm.options import Setting
-from holdfast.engines.vllm.weights import folder_digest
+from holdfast.engines.vllm.checkpoint import checkpoint_of
+from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
 
 SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
-"""KV cache specs whose pages depend on nothing but the tokens up to their end."""
+"""KV cache specs whose pages depend only on the tokens up to their end."""
 
 DRAFTLESS = ("ngram", "ngram_gpu", "suffix")
-"""Speculative methods that keep no KV of their own in the cache."""
+"""Speculative methods that keep no draft KV in the cache."""
+
+START_NS = 50_000_000
+"""Added to the process start for comparisons with file times, because file system clocks tick.
+
+A process takes longer than this until its first read of weights.
+"""
 
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 _LONG_ROPE = "long_factor"
@@ -32,19 +39,19 @@ _POSITION_WORDS = ("rope", "rotary", "position", "sliding", "window", "alibi", "
 
 
 class UnsupportedError(HoldfastError):
-    """This model or setting is not handled; the message says which and what to do."""
+    """The model or setting is not supported; the message states which and a remedy."""
 
 
-class Group(NamedTuple):
-    """The one KV cache group of a model: its layers, in order, and what a page holds."""
+class KvGroup(NamedTuple):
+    """The single KV cache group of a model: its layers in order, page size, and spec of vLLM."""
 
     layers: tuple[str, ...]
     page_tokens: int
     spec: Any
 
 
-class Geometry(NamedTuple):
-    """Where the pages of every layer lie, and how the numbers are ordered inside one page."""
+class CacheGeometry(NamedTuple):
+    """Addresses and sizes of the pages of every layer; `order`: element order inside a page."""
 
     bases: tuple[int, ...]
     stride_bytes: int
@@ -53,42 +60,42 @@ class Geometry(NamedTuple):
     order: str
 
     def pages_of(self, pages_per_block: int) -> Pages:
-        """Return the same as a device wants it."""
+        """Return the pages as a device needs them."""
         return Pages(self.bases, self.stride_bytes, self.page_bytes, self.pages, pages_per_block)
 
 
-def only_group(vllm_config: Any, kv_cache_config: Any) -> Group:
-    """Return the model's KV cache group; raise UnsupportedError where blocks are not enough."""
+def only_group(vllm_config: Any, kv_cache_config: Any) -> KvGroup:
+    """Return the model's KV cache group; raise UnsupportedError for an unsupported model."""
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
         raise UnsupportedError(
-            f"the model has {len(groups)} KV cache groups, only one is handled yet"
+            f"the model has {len(groups)} KV cache groups, only one is supported"
         )
     spec = groups[0].kv_cache_spec
     if type(spec).__name__ not in SPECS:
-        raise UnsupportedError(f"pages of {type(spec).__name__} are not handled yet")
+        raise UnsupportedError(f"pages of {type(spec).__name__} are not supported")
     if getattr(spec, "non_causal", False):
         raise UnsupportedError(
-            "the model attends to later tokens, so a prefix has no KV of its own"
+            "the model attends to later tokens, so the KV of a prefix is not its own"
         )
     parallel = vllm_config.parallel_config
     for name in ("pipeline_parallel_size", "decode_context_parallel_size",
                  "prefill_context_parallel_size"):  # fmt: skip
         if getattr(parallel, name, 1) > 1:
-            raise UnsupportedError(f"{name} {getattr(parallel, name)} is not handled yet, only 1")
+            raise UnsupportedError(f"{name} {getattr(parallel, name)} is not supported, only 1")
     speculative = vllm_config.speculative_config
     if speculative is not None and speculative.method not in DRAFTLESS:
         raise UnsupportedError(
             f"speculative method {speculative.method!r} keeps KV that depends on later tokens; "
-            f"handled are {', '.join(DRAFTLESS)}"
+            f"supported are {', '.join(DRAFTLESS)}"
         )
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
-        raise UnsupportedError("calculate_kv_scales makes scales that differ from run to run")
-    return Group(tuple(groups[0].layer_names), spec.block_size, spec)
+        raise UnsupportedError("calculate_kv_scales computes scales that differ between runs")
+    return KvGroup(tuple(groups[0].layer_names), spec.block_size, spec)
 
 
-def geometry_of(group: Group, tensors: Mapping[str, Any], pages: int) -> Geometry:
-    """Measure the tensors vLLM registered; raise UnsupportedError if pages are not plain rows."""
+def geometry_of(group: KvGroup, tensors: Mapping[str, Any], pages: int) -> CacheGeometry:
+    """Measure the tensors that vLLM registered; raise UnsupportedError if a page has gaps."""
     missing = [name for name in group.layers if name not in tensors]
     if missing:
         raise UnsupportedError(f"vLLM registered no KV cache for layer {missing[0]!r}")
@@ -98,15 +105,15 @@ def geometry_of(group: Group, tensors: Mapping[str, Any], pages: int) -> Geometr
         raise UnsupportedError(f"layers differ in shape, stride, dtype or device: {sorted(shapes)}")
     (shape, strides, itemsize, _), *_ = shapes
     if shape[0] % pages:
-        raise UnsupportedError(f"the KV cache has {shape[0]} rows, no multiple of {pages} pages")
+        raise UnsupportedError(
+            f"the KV cache has {shape[0]} rows, which is not a multiple of {pages} pages"
+        )
     kernel_rows = shape[0] // pages
     inner = sorted(zip(strides[1:], shape[1:], range(1, len(shape)), strict=True), reverse=True)
     dense = 1
     for stride, length, _ in reversed(inner):
         if stride != dense and length > 1:
-            raise UnsupportedError(
-                f"a page is not one run of bytes: shape {shape}, strides {strides}"
-            )
+            raise UnsupportedError(f"a page is not contiguous: shape {shape}, strides {strides}")
         dense *= length
     if kernel_rows > 1 and strides[0] != dense:
         raise UnsupportedError(f"a page is {kernel_rows} rows with gaps: strides {strides}")
@@ -119,24 +126,24 @@ def geometry_of(group: Group, tensors: Mapping[str, Any], pages: int) -> Geometr
     lengths = ".".join(str(length) for length in shape[1:])
     order = f"{kernel_rows}x{lengths}:{''.join(str(axis) for *_, axis in inner)}"
     bases = tuple(layer.data_ptr() for layer in layers)
-    return Geometry(bases, kernel_rows * strides[0] * itemsize, page_bytes, pages, order)
+    return CacheGeometry(bases, kernel_rows * strides[0] * itemsize, page_bytes, pages, order)
 
 
-def block_tokens_of(setting: Setting, page_tokens: int) -> int:
-    """Return tokens per block; raise UnsupportedError for a wish that pages do not divide."""
-    wish = setting.block_tokens or -(-BLOCK_TOKENS // page_tokens) * page_tokens
-    if wish % page_tokens:
+def block_tokens_of(setting: ConnectorSettings, page_tokens: int) -> int:
+    """Return the tokens per block; raise UnsupportedError unless a multiple of the page."""
+    block_tokens = setting.block_tokens or -(-BLOCK_TOKENS // page_tokens) * page_tokens
+    if block_tokens % page_tokens:
         raise UnsupportedError(
-            f"block_tokens {wish} is not a multiple of vLLM's page of {page_tokens} tokens; "
-            f"write {-(-wish // page_tokens) * page_tokens}"
+            f"block_tokens {block_tokens} is not a multiple of vLLM's page of {page_tokens} "
+            f"tokens; write {-(-block_tokens // page_tokens) * page_tokens}"
         )
-    return wish
+    return block_tokens
 
 
 def fingerprint_of(
-    vllm_config: Any, group: Group, geometry: Geometry, setting: Setting, rank: int
+    vllm_config: Any, group: KvGroup, geometry: CacheGeometry, setting: ConnectorSettings, rank: int
 ) -> Fingerprint:
-    """Return what the bytes of a block depend on, for one tensor-parallel rank."""
+    """Return the fingerprint of the blocks of one tensor-parallel rank."""
     model, spec = vllm_config.model_config, group.spec
     block_tokens = block_tokens_of(setting, group.page_tokens)
     layout = Layout(
@@ -166,10 +173,10 @@ def fingerprint_of(
 
 
 def positions_of(model: Any) -> dict[str, Any]:
-    """Return what the model's positions depend on.
+    """Return the settings that the model's position encoding depends on.
 
-    With LongRoPE vLLM takes the long factors for every token if the engine's longest context is
-    beyond what the model was first trained on (`phi3_long_rope_scaled_rope.py`), so that counts.
+    With LongRoPE vLLM uses the long factors for every token if `max_model_len` exceeds the original
+    training length (`phi3_long_rope_scaled_rope.py`), so `max_model_len` is included.
     """
     found = {
         key: value
@@ -181,8 +188,8 @@ def positions_of(model: Any) -> dict[str, Any]:
     return found
 
 
-def arrangement(vllm_config: Any, group: Group, geometry: Geometry) -> str:
-    """Name how numbers lie in a page: device, kernels and their version decide it, not shapes."""
+def arrangement(vllm_config: Any, group: KvGroup, geometry: CacheGeometry) -> str:
+    """Return the name of the element order in a page, with the device, kernels and versions."""
     import vllm
 
     spec = group.spec
@@ -202,17 +209,17 @@ def arrangement(vllm_config: Any, group: Group, geometry: Geometry) -> str:
     return f"{kind}:{vllm.__version__}:{type(spec).__name__}:{geometry.order}:{names}"
 
 
-def _backends(vllm_config: Any, group: Group) -> str:
-    """Return the attention backends that these layers came to use, whatever was asked for."""
+def _backends(vllm_config: Any, group: KvGroup) -> str:
+    """Return the attention backends that vLLM selected for these layers."""
     layers = vllm_config.compilation_config.static_forward_context
     named = {layers[name].attn_backend.get_name() for name in group.layers if name in layers}
     if not named:
-        raise UnsupportedError("vLLM does not say which attention backend the model's layers use")
+        raise UnsupportedError("vLLM does not report the attention backend of the model's layers")
     return "+".join(sorted(named))
 
 
-def model_digest(vllm_config: Any, setting: Setting) -> str:
-    """Return a digest of weights and settings; raise NoDigestError where weights have no name."""
+def model_digest(vllm_config: Any, setting: ConnectorSettings) -> str:
+    """Return a digest of weights and settings; raise NoDigestError if the files are unknown."""
     model = vllm_config.model_config
     if setting.model_digest:
         weights = f"pinned:{setting.model_digest}"
@@ -228,33 +235,19 @@ def model_digest(vllm_config: Any, setting: Setting) -> str:
         str(model.quantization),
         _canonical(getattr(model, "quantization_config", None)),
         str(model.disable_sliding_window),
+        str(getattr(model, "model_impl", "auto")),
+        str(getattr(model, "code_revision", None)),
     )
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
 
 
 def _weights_digest(vllm_config: Any) -> str:
-    model = vllm_config.model_config
-    load_format = str(getattr(vllm_config.load_config, "load_format", "auto"))
-    if load_format == "dummy":
-        raise UnsupportedError("load_format dummy makes up weights; set model_digest to share them")
-    name = str(getattr(model, "model_weights", "") or model.model)
-    folder = Path(name)
-    if not folder.is_dir():
-        folder = _downloaded(name, model.revision)
-    return folder_digest(folder)
-
-
-def _downloaded(name: str, revision: str | None) -> Path:
-    """Return the snapshot of a hub model that vLLM has just loaded."""
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(name, revision=revision, local_files_only=True))
-    except (ImportError, OSError, ValueError) as error:
-        raise UnsupportedError(
-            f"model {name!r} is no local folder ({error}); "
-            "set model_digest to a name that changes whenever the weights do"
-        ) from error
+    """Return a digest of the files the engine loaded; raise NoDigestError if they may differ."""
+    checkpoint = checkpoint_of(vllm_config)
+    digest = files_digest(*checkpoint)
+    # Checked last: a later change affects neither the loaded weights nor the digest.
+    check_unchanged(checkpoint.folder, checkpoint.files, process_start_ns() + START_NS)
+    return digest
 
 
 def _kv_quantisation(cache: Any, spec: Any) -> str:

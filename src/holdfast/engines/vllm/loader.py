@@ -1,7 +1,7 @@
-"""The loading thread of a worker: fetch, one copy into the pages, release.
+"""The loading thread of a worker: fetch blocks, copy them into the pages, release the lease.
 
-vLLM's loop takes the interpreter for itself while requests wait, so this thread asks for it as
-rarely as it can: a few calls per load, however long the context is.
+vLLM's loop competes for the GIL while requests wait, so this thread takes the GIL rarely: a load
+makes a few calls, for any length of the context.
 """
 
 from __future__ import annotations
@@ -14,73 +14,74 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES
-from holdfast.devices.base import Device, Memory, Move
+from holdfast.devices.base import Device, DeviceMemory, Move
 from holdfast.devices.host import run_anywhere
-from holdfast.engines.vllm.counters import Counts
-from holdfast.engines.vllm.work import Load
+from holdfast.engines.vllm.counters import ConnectorCounts
+from holdfast.engines.vllm.work import LoadTask
 from holdfast.errors import BlockError, NodeGoneError, Outcome, ProtocolError, RefusedError
-from holdfast.wire.client import Client
-from holdfast.wire.messages import Fetch, Fetched, Release, Released
+from holdfast.wire.local.client import Client
+from holdfast.wire.local.messages import Fetch, Fetched, Release, Released
 
 GRACE_S = 0.25
-"""How much later than its deadline a node's answer may be before the node counts as gone."""
+"""Time after a fetch's deadline at which a node without an answer counts as gone."""
 
 RELEASE_S = 1.0
+"""Minimum timeout for the node's confirmation that the lease was valid."""
 
 _log = logging.getLogger("vllm.holdfast")
 
 
-class Job(NamedTuple):
-    """A load and what this worker needs for it: its rank's keys, a deadline, where to start."""
+class LoadJob(NamedTuple):
+    """A load with its rank's keys, its deadline, and the device mark that copies must follow."""
 
-    load: Load
+    load: LoadTask
     keys: bytes
     deadline_s: float
     after: Any
 
 
-class Ended(NamedTuple):
-    """A load that is over, and the pages of it that must not be used."""
+class EndedLoad(NamedTuple):
+    """A load that ended, and those of its pages that must not be used."""
 
     request: str
     failed: Sequence[int]
 
 
 class Loader:
-    """Carries out loads one after the other on a thread of its own."""
+    """Runs loads one after the other on its own thread; `connection` provides the client."""
 
-    def __init__(self, device: Device, lend: Any) -> None:
+    def __init__(self, device: Device, connection: Any) -> None:
         self._device = device
-        self._lend = lend
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._connection = connection
+        self._jobs: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._ended: list[Ended] = []
-        self._counts = Counts()
+        self._ended: list[EndedLoad] = []
+        self._counts = ConnectorCounts()
         self._under_way = 0
-        self._news = threading.Event()
+        self._load_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-load", daemon=True)
         self._thread.start()
 
-    def put(self, jobs: Iterable[Job]) -> None:
+    def put(self, jobs: Iterable[LoadJob]) -> None:
         """Queue loads."""
         for job in jobs:
             self._under_way += 1
             self._jobs.put(job)
 
     def rest(self, seconds: float) -> bool:
-        """Leave the interpreter to loads until one ends, or for that long; False without any."""
+        """Yield the GIL until a load ends or the time is over; return False if no load runs."""
         if self._under_way:
-            self._news.wait(seconds)
+            self._load_ended.wait(seconds)
         return bool(self._under_way)
 
-    def take(self, counts: Counts) -> list[Ended]:
-        """Return the loads that ended since the last call, and add up what they counted."""
+    def take(self, counts: ConnectorCounts) -> list[EndedLoad]:
+        """Return the loads that ended since the last call, and add their counts to `counts`."""
         if not self._under_way:
             return []
         with self._lock:
             ended, self._ended = self._ended, []
-            found, self._counts = self._counts, Counts()
-            self._news.clear()
+            found, self._counts = self._counts, ConnectorCounts()
+            self._load_ended.clear()
         self._under_way -= len(ended)
         for name, number in found.data.items():
             counts.add(name, number)
@@ -94,7 +95,7 @@ class Loader:
     def _run(self) -> None:
         run_anywhere()
         while (job := self._jobs.get()) is not None:
-            counts = Counts()
+            counts = ConnectorCounts()
             outcome, landed = self._carry_out(job, counts)
             failed = job.load.pages[landed:]
             if failed:
@@ -102,13 +103,13 @@ class Loader:
                 _log.info("%d of %d pages not loaded (%s): they are computed", len(failed),
                           len(job.load.pages), outcome)  # fmt: skip
             with self._lock:
-                self._ended.append(Ended(job.load.request, failed))
+                self._ended.append(EndedLoad(job.load.request, failed))
                 self._counts = self._counts.aggregate(counts)
-                self._news.set()
+                self._load_ended.set()
 
-    def _carry_out(self, job: Job, counts: Counts) -> tuple[str, int]:
-        """Return what became of a load, and how many of its pages hold what they should."""
-        client = self._lend.client()
+    def _carry_out(self, job: LoadJob, counts: ConnectorCounts) -> tuple[str, int]:
+        """Run a load; return its outcome, and how many of its leading pages are valid."""
+        client = self._connection.client()
         if client is None or client.arena is None:
             return Outcome.GONE, 0
         start_s = time.monotonic()
@@ -118,14 +119,14 @@ class Loader:
             )
             if not isinstance(fetched, Fetched):
                 raise ProtocolError(f"Fetch was answered with {type(fetched).__name__}")
-            landed = self._copy(client, client.arena, job, fetched)
+            landed = self._copy(client, client.arena, job, fetched, start_s)
         except (NodeGoneError, ProtocolError, RefusedError) as error:
             _log.warning("load given up: %s", error)
             return Outcome.GONE, 0
         except BlockError as error:
-            _log.error("load given up, the node named a wrong place: %s", error)
+            _log.error("load given up, the node sent an invalid place: %s", error)
             return Outcome.CORRUPT, 0
-        except Exception:  # noqa: BLE001  # a device out of memory, say: nobody waits for ever
+        except Exception:  # noqa: BLE001  # e.g. device out of memory: the load must end
             _log.exception("load given up")
             return Outcome.GONE, 0
         counts.add("loads")
@@ -134,25 +135,32 @@ class Loader:
         counts.add("loaded_tokens", job.load.tokens * landed // max(1, len(job.load.pages)))
         return fetched.outcome if fetched.outcome != Outcome.OK else Outcome.GONE, landed
 
-    def _copy(self, client: Client, arena: Memory, job: Job, fetched: Fetched) -> int:
-        """Copy what landed into its pages; return how many pages count."""
+    def _copy(
+        self, client: Client, arena: DeviceMemory, job: LoadJob, fetched: Fetched, start_s: float
+    ) -> int:
+        """Copy fetched blocks into their pages; return how many pages are valid.
+
+        The node has the rest of the load's deadline, at least `RELEASE_S`, to confirm the lease,
+        because the pages are copied already, and computing them would cost more than the wait.
+        """
         moves = moves_of(job.load, fetched.places, self._device.pages.pages_per_block)
         try:
             moved = self._device.scatter(arena, moves, job.after).wait()
-        except Exception:  # whatever the device says: the slots are not kept until the lease ends
+        except Exception:  # on any error of the device, release the slots now
             if fetched.lease:
                 client.forget(client.send(Release(fetched.lease)))
             raise
         if not fetched.lease:
             return 0
-        released = client.call(Release(fetched.lease), RELEASE_S)
-        # A lease that ended while we copied: somebody else may have written there meanwhile.
+        left_s = job.deadline_s - (time.monotonic() - start_s)
+        released = client.call(Release(fetched.lease), max(RELEASE_S, left_s))
+        # If the lease expired during the copy, the slots may have been overwritten.
         valid = isinstance(released, Released) and released.valid
         return sum(len(move.pages) for move in moves) if moved and valid else 0
 
 
-def moves_of(load: Load, places: Sequence[int], pages_per_block: int) -> list[Move]:
-    """Return the copies for the leading blocks of a load that landed at `places`."""
+def moves_of(load: LoadTask, places: Sequence[int], pages_per_block: int) -> list[Move]:
+    """Return the copies for the leading blocks of a load, which are at `places`."""
     moves: list[Move] = []
     at, first = 0, load.first
     for place in places:

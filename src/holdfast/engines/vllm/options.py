@@ -1,4 +1,4 @@
-"""What a user may write in `kv_connector_extra_config`."""
+"""The options in vLLM's `kv_connector_extra_config`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from holdfast.wire.address import socket_path
 _AT = "kv_connector_extra_config"
 
 COVER_DEADLINE_MS_MAX = 60_000
-"""As long as a load may take at most: a wait for the answer alone that is longer is a mistake."""
+"""The maximum duration of a load, because a wait for the answer alone must not be longer."""
 
 
 @prepared
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Every option of the connector.
+class ConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All options of the connector.
 
-    `holdfast`: address of a node (`unix:///run/holdfast/node.sock`) or path of the YAML file it is
-    configured with, whose `engine` section then counts too; empty: a private node that lives as
-    long as the engine. `domain`: the trust domain of this engine. `block_tokens`: tokens per
-    block, a multiple of vLLM's page; 0: the smallest such multiple from 128 up. `model_digest`:
-    names the weights, instead of reading them. `cover_deadline_ms`: how long a request waits to
-    hear what is held; left out, a small share of what computing it would take. `publish_file`:
-    for an engine whose `domain` is public: the secret that lets it write there.
+    `holdfast`: address of a node (`unix:///run/holdfast/node.sock`) or path of the node's YAML
+    file, whose `engine` section then applies; empty: a private node that lives as long as the
+    engine. `domain`: the trust domain of this engine. `block_tokens`: tokens per block, a multiple
+    of vLLM's page; 0: the smallest such multiple from 128 up. `model_digest`: name of the weights;
+    empty: the weights are read and hashed. `cover_deadline_ms`: timeout of the node's coverage
+    answer; default: a small share of the time to compute the prompt. `publish_file`: the secret
+    that permits writes, for an engine whose `domain` is public.
     """
 
     holdfast: str = ""
@@ -43,25 +43,24 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.block_tokens < 0:
             raise ConfigError(
-                f"{_AT}.block_tokens: {self.block_tokens} is below 0; "
-                f"leave it out for {BLOCK_TOKENS}"
+                f"{_AT}.block_tokens: {self.block_tokens} is below 0; omit it for {BLOCK_TOKENS}"
             )
         if self.cover_deadline_ms is not None and not (
             0 < self.cover_deadline_ms <= COVER_DEADLINE_MS_MAX
         ):
             raise ConfigError(
                 f"{_AT}.cover_deadline_ms: {self.cover_deadline_ms:g} is not above 0 and at most "
-                f"{COVER_DEADLINE_MS_MAX:,}; leave it out for what suits the prompt"
+                f"{COVER_DEADLINE_MS_MAX:,}; omit it to derive it from the prompt"
             )
         if not self.domain:
-            raise ConfigError(f"{_AT}.domain is empty; leave it out for 'default'")
+            raise ConfigError(f"{_AT}.domain is empty; omit it for 'default'")
 
 
-class Setting(NamedTuple):
-    """What the options come to, with the node's own configuration read where it was named.
+class ConnectorSettings(NamedTuple):
+    """The options resolved, including the `engine` section of a named YAML file.
 
-    `address` empty: a private node. `fetch_deadline_s`: most a load may take. `cover_deadline_s`
-    None: what suits the prompt.
+    `address` empty: a private node. `fetch_deadline_s`: maximum duration of a load.
+    `cover_deadline_s` None: derived from the prompt.
     """
 
     address: str
@@ -74,20 +73,20 @@ class Setting(NamedTuple):
     publish: bytes = b""
 
 
-def read_options(extra: Mapping[str, Any]) -> Setting:
-    """Return what vLLM's extra config asks for; raise ConfigError naming the key at fault."""
-    known = Options.__struct_fields__
+def read_options(extra: Mapping[str, Any]) -> ConnectorSettings:
+    """Return the settings of vLLM's extra config; raise ConfigError naming an invalid key."""
+    known = ConnectorOptions.__struct_fields__
     for key in extra:
         if key not in known:
             raise ConfigError(f"{_AT}.{key} is unknown; known are {', '.join(known)}")
     try:
-        options = msgspec.convert(dict(extra), Options)
+        options = msgspec.convert(dict(extra), ConnectorOptions)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
         raise ConfigError(f"{_AT}: {error}") from error
     address, engine = _node(options.holdfast)
-    return Setting(
+    return ConnectorSettings(
         address=address,
         domain=options.domain,
         block_tokens=options.block_tokens,
@@ -106,7 +105,7 @@ def _secret(file: str) -> bytes:
 
 
 def _node(holdfast: str) -> tuple[str, EngineOptions]:
-    """Return the address behind the one key everybody sets, and what its file says to engines."""
+    """Return the node's address and the engine options of its file, from the `holdfast` option."""
     if holdfast.endswith((".yaml", ".yml")):
         node = load(holdfast)
         if not node.node_address:
@@ -124,11 +123,10 @@ def _node(holdfast: str) -> tuple[str, EngineOptions]:
 
 
 def failure_policy_advice(policy: str) -> str | None:
-    """Return what to tell a user whose requests would fail where they could be recomputed."""
+    """Return advice if a failed load would fail the request; None if it would be recomputed."""
     if policy == "recompute":
         return None
     return (
-        f'kv_load_failure_policy is "{policy}": a load that fails ends the user\'s request with an '
-        'error. Write "kv_load_failure_policy":"recompute" in --kv-transfer-config to have it '
-        "computed instead"
+        f'kv_load_failure_policy is "{policy}": a failed load ends the user\'s request with an '
+        'error; write "kv_load_failure_policy":"recompute" in --kv-transfer-config to recompute'
     )

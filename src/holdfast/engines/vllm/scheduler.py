@@ -1,8 +1,8 @@
-"""The scheduler side: which tokens of a request are held, what to load, what to save.
+"""The scheduler side: look up the coverage of requests, and plan their loads and saves.
 
-Everything here runs on vLLM's scheduler loop and delays every request, so nothing waits: coverage
-is asked for when a request arrives and read when vLLM wants to know. Only where the request is the
-only one may the answer take a few milliseconds to come.
+All methods run on vLLM's scheduler loop, where a wait delays every request. So none of them waits:
+the coverage of a request is requested on its arrival, and the answer is read when vLLM schedules
+the request. Only for a single request the read waits a few milliseconds for the answer.
 """
 
 from __future__ import annotations
@@ -14,38 +14,40 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from holdfast.blocks.key import Chain
-from holdfast.engines.vllm.counters import Counts
-from holdfast.engines.vllm.hinted import NOTHING, at_end, hint_of, tell
-from holdfast.engines.vllm.options import Setting
-from holdfast.engines.vllm.patience import Patience
-from holdfast.engines.vllm.stopwatch import Chunk, Stopwatch
-from holdfast.engines.vllm.teller import Teller
-from holdfast.engines.vllm.tracked import Loading, Question, Tracked
-from holdfast.engines.vllm.work import Described, Load, Save, Work
-from holdfast.errors import NodeGoneError, ProtocolError, RefusedError
+from holdfast.client.backoff import Backoff
+from holdfast.client.request_hints import NO_HINT, at_end, hint_of, send_hints
+from holdfast.client.step_timer import PrefillChunk, StepTimer
+from holdfast.client.timing_reporter import TimingReporter
+from holdfast.client.tracked_request import PendingLoad, PlanRequest, TrackedRequest
+from holdfast.engines.vllm.counters import ConnectorCounts
+from holdfast.engines.vllm.options import ConnectorSettings
+from holdfast.engines.vllm.work import Handshake, LoadTask, SaveTask, StepWork
+from holdfast.errors import NodeGoneError, NotFollowed, ProtocolError, RefusedError
 from holdfast.limits import CHAIN_BLOCKS_MAX
-from holdfast.wire.client import Client
-from holdfast.wire.messages import Cover
+from holdfast.wire.local.client import Client
+from holdfast.wire.local.messages import Cover
 
 COVER_MIN_S = 0.05
 COVER_MAX_S = 1.0
+"""Bounds on the timeout of a coverage answer that is derived from the prompt."""
+
 SAVE_BLOCKS = 1_024
-"""Blocks that one request to the node finds room for."""
+"""Maximum number of blocks in one save task, and so in one `Reserve` request to the node."""
 
 NODE_SHARE = 0.8
-"""How much of that time the node may spend on asking others; the rest is for the way."""
+"""Share of the answer's timeout that the node may spend on shared tiers; the rest is transfer."""
 
 COVER_SHARE = 0.05
-"""A request waits this share of what computing it would take to hear what is held of it."""
+"""Timeout of a coverage answer, as a share of the estimated time to compute the prompt."""
 
 _log = logging.getLogger("vllm.holdfast")
 
 
-class Lender(Protocol):
-    """What lends a live client, as `wire.link.Link` does."""
+class NodeConnection(Protocol):
+    """A connection that provides a client while it lasts, such as `ReconnectingClient`."""
 
     def client(self) -> Client | None:
-        """Return the live client, or None while there is none."""
+        """Return the connected client; None if there is none."""
         ...
 
     def close(self) -> None:
@@ -54,35 +56,41 @@ class Lender(Protocol):
 
 
 class SchedulerSide:
-    """Follows every request; `links` and `worlds` have one entry per tensor-parallel rank."""
+    """Tracks every request.
+
+    `connections` and `namespaces` have one entry per tensor-parallel rank.
+    """
 
     def __init__(
         self,
-        links: Sequence[Lender],
-        worlds: Sequence[Described],
-        setting: Setting,
-        teller: Teller,
+        connections: Sequence[NodeConnection],
+        namespaces: Sequence[Handshake],
+        setting: ConnectorSettings,
+        reporter: TimingReporter,
         now: Callable[[], float] = time.monotonic,
+        running: Callable[[], float] | None = None,
     ) -> None:
-        self.counts = Counts()
-        self._links = links
-        self._worlds = worlds
-        self._block_tokens = worlds[0].block_tokens
-        self._page_tokens = worlds[0].page_tokens
+        """`running`: clock for the timeouts of a node's answers; default `now`."""
+        self.counts = ConnectorCounts()
+        self._connections = connections
+        self._namespaces = namespaces
+        self._block_tokens = namespaces[0].block_tokens
+        self._page_tokens = namespaces[0].page_tokens
         self._setting = setting
-        self._teller = teller
-        self._patience = Patience()
-        self._watch = Stopwatch(now)
+        self._reporter = reporter
+        self._backoff = Backoff()
+        self._timer = StepTimer(now)
         self._token_s = 0.0
         self._now = now
+        self._running = running or now
         self._live: set[str] = set()
-        self._tracked: dict[str, Tracked] = {}
-        self._loads: list[Load] = []
+        self._tracked: dict[str, TrackedRequest] = {}
+        self._loads: list[LoadTask] = []
         self._epoch = b""
         self._moving = False
 
     def on_new_request(self, request: Any) -> None:
-        """Start to follow a request, and ask what of it is held."""
+        """Start to track a request, and ask the node which of its blocks are held."""
         self._live.add(request.request_id)
         hint = hint_of(request)
         self.counts.add("bad_hints", hint is None)
@@ -97,41 +105,44 @@ class SchedulerSide:
         extras = {0: extras_of(request, self._epoch)}
         chains = [
             Chain(
-                *(client.welcome.domain_key, world.fingerprint, self._block_tokens, extras),
+                *(client.welcome.domain_key, namespace.fingerprint, self._block_tokens, extras),
                 client.welcome.segment_blocks,
             )
-            for client, world in zip(clients, self._worlds, strict=True)
+            for client, namespace in zip(clients, self._namespaces, strict=True)
         ]
-        tracked = Tracked(request, chains, hint or NOTHING)
-        # Public contexts have no salt: they are nobody's. After a reset they count as new, too.
-        again = {0: [b"epoch:" + self._epoch] if self._epoch else []}
+        tracked = TrackedRequest(request, chains, hint or NO_HINT)
+        # Keys of the public domain have no salt, but change after a reset, too.
+        common_extras = {0: [b"epoch:" + self._epoch] if self._epoch else []}
         tracked.common = [
-            Chain(client.welcome.common_key, world.fingerprint, self._block_tokens, again)
-            for client, world in zip(clients, self._worlds, strict=True)
+            Chain(
+                client.welcome.common_key, namespace.fingerprint, self._block_tokens, common_extras
+            )
+            for client, namespace in zip(clients, self._namespaces, strict=True)
             if client.welcome.common_key
         ]
         self._tracked[request.request_id] = tracked
         self._ask(tracked, clients)
 
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
-        """Return how many tokens behind the local ones can be loaded; None: not known yet."""
+        """Return how many tokens after the local ones can be loaded; None: not known yet."""
         tracked = self._tracked.get(request.request_id)
         if tracked is None or request.skip_reading_prefix_cache:
             return 0, False
         if request.num_preemptions != tracked.preemptions:
-            # It starts over, and by now its own blocks may be held too.
-            tracked.preemptions = request.num_preemptions
+            # The request restarts; its own blocks may have been saved meanwhile.
+            self._end_plan(tracked, NotFollowed.PREEMPTED)
+            tracked.restart()
             self._ask(tracked, self._clients())
         if tracked.question is not None and not self._answered(tracked, tracked.question):
             return None, False
+        if tracked.load_failed:  # the plan is not ended, because the load's time was spent on it
+            return 0, False
         if self._asks_again(tracked, local_tokens):
             return None, False
-        tracked.local_tokens, tracked.decided_at = local_tokens, self._now()
-        if tracked.hopeless:
-            return 0, False
-        # One token at least is computed, or there would be nothing to sample from.
-        whole = (request.num_tokens - 1) // self._page_tokens * self._page_tokens
-        tokens = min(tracked.worth * self._block_tokens, whole) - local_tokens
+        tracked.decide(local_tokens, self._now())
+        # At least one token is computed, because sampling needs its output.
+        full = (request.num_tokens - 1) // self._page_tokens * self._page_tokens
+        tokens = min(tracked.worth * self._block_tokens, full) - local_tokens
         return (tokens, True) if tokens > 0 else (0, False)
 
     def allocated(self, request: Any, pages: Sequence[int], external_tokens: int) -> None:
@@ -144,16 +155,16 @@ class SchedulerSide:
         wanted = list(pages[start // page : stop // page])
         first_block, skipped = divmod(start, self._block_tokens)
         keys = tracked.keys(first_block, -(-stop // self._block_tokens))
-        tracked.loading = Loading(start, wanted)
-        load = Load(request.request_id, keys, wanted, skipped // page, external_tokens)
+        tracked.loading = PendingLoad(start, wanted)
+        load = LoadTask(request.request_id, keys, wanted, skipped // page, external_tokens)
         self._loads.append(load._replace(plan=tracked.plan, deadline_s=tracked.deadline_s))
 
     def sources(self, request: Any, external_tokens: int) -> dict[str, int]:
-        """Split tokens by the tier they come from, as the node told it; sums up to them."""
+        """Split loaded tokens by source tier, in the proportions that the node reported."""
         tracked = self._tracked.get(request.request_id)
         held = dict(tracked.sources) if tracked is not None else {}
         left, split = external_tokens, {}
-        # The last tier named takes what is left: local hits and the last token blur the figures.
+        # The largest tier takes the remainder: local hits and the last token shift the counts.
         for name, blocks in sorted(held.items(), key=lambda item: item[1]):
             split[name] = min(left, blocks * self._block_tokens)
             left -= split[name]
@@ -162,16 +173,16 @@ class SchedulerSide:
             split[name] = split.get(name, 0) + left
         return {name: tokens for name, tokens in split.items() if tokens}
 
-    def build_work(self, output: Any) -> Work:
-        """Return what the workers have to do in this step."""
-        work = Work(self._loads, tokens=output.total_num_scheduled_tokens)
+    def build_work(self, output: Any) -> StepWork:
+        """Return the loads and saves of this step for the workers."""
+        work = StepWork(self._loads, tokens=output.total_num_scheduled_tokens)
         self._loads = []
         self._time(output)
         for request_id, scheduled in output.num_scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
             if tracked is None or not self._setting.saves:
                 continue
-            # A token counts once it is known and computed: drafts in flight are not known.
+            # A block is full if its tokens are known and computed; draft tokens are not known yet.
             request = tracked.request
             computed = min(request.num_computed_tokens + scheduled, request.num_tokens)
             full = min(tracked.extend(), computed // self._block_tokens, CHAIN_BLOCKS_MAX)
@@ -180,8 +191,8 @@ class SchedulerSide:
                 work.saves += self._saves(tracked, full, pages)
         return work
 
-    def workers_said(self, output: Any) -> None:
-        """Take in which loads ended, and which pages did not arrive."""
+    def on_worker_output(self, output: Any) -> None:
+        """Apply the workers' output: ended loads, pages that failed, and step timing."""
         for tracked in self._tracked.values() if output.invalid_block_ids else ():
             pages = tracked.loading.pages if tracked.loading else ()
             bad = [at for at, page in enumerate(pages) if page in output.invalid_block_ids]
@@ -191,61 +202,68 @@ class SchedulerSide:
             loaded = self._tracked.get(request_id)
             if loaded is not None:
                 loaded.loading = None
-                loaded.loaded_s = 0.0 if loaded.hopeless else self._now() - loaded.decided_at
-        # Several workers report every step; those without a forward are not timed.
-        said = output.kv_connector_worker_meta
-        if said is not None and said.computed:
-            self._watch.end()
-        self._moving = said is not None and said.moving
-        report = self._watch.report(idle=not self._live)
+                loaded.loaded_s = 0.0 if loaded.load_failed else self._now() - loaded.decided_at
+        # A report comes every step; only steps with a forward are timed.
+        worker_report = output.kv_connector_worker_meta
+        if worker_report is not None and worker_report.computed:
+            self._timer.end()
+        self._moving = worker_report is not None and worker_report.moving
+        report = self._timer.report(idle=not self._live)
         if report is not None:
-            self._teller.tell(report)
+            self._reporter.put(report)
 
     def moving(self) -> bool:
-        """Whether saved blocks are on their way: workers publish them in a later step."""
+        """Whether blocks are still being copied, which workers publish in a later step."""
         return self._moving
 
     def on_finished(self, request: Any) -> None:
-        """Forget a request, and pass on what it said about what comes next."""
+        """Stop tracking a request, and send its hints to the node."""
         self._live.discard(request.request_id)
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return
         tracked.forget()
-        clients = self._clients() if tracked.hint != NOTHING else None
+        self._end_plan(tracked, NotFollowed.ENDED)
+        clients = self._clients() if tracked.hint != NO_HINT else None
         if clients is not None:
             for client, keys in zip(clients, tracked.keys(0, tracked.saved), strict=True):
-                tell(client, at_end(tracked.hint, keys))
+                send_hints(client, at_end(tracked.hint, keys))
 
     def reset(self) -> None:
-        """Never again use what was stored so far; requests under way are left alone."""
+        """Stop using all blocks stored so far; requests under way are no longer tracked."""
         self._epoch = secrets.token_bytes(16)
         for tracked in self._tracked.values():
             tracked.forget()
+            self._end_plan(tracked, NotFollowed.RESET)
         self._tracked.clear()
 
     def close(self) -> None:
         """End the sessions."""
-        self._teller.close()
-        for link in self._links:
-            link.close()
+        self._reporter.close()
+        for connection in self._connections:
+            connection.close()
 
     def _clients(self) -> list[Client] | None:
-        clients = [client for link in self._links if (client := link.client()) is not None]
-        return clients if len(clients) == len(self._links) else None
+        clients = [
+            client
+            for connection in self._connections
+            if (client := connection.client()) is not None
+        ]
+        return clients if len(clients) == len(self._connections) else None
 
     def _ask(
-        self, tracked: Tracked, clients: Sequence[Client] | None, local_tokens: int = 0
+        self, tracked: TrackedRequest, clients: Sequence[Client] | None, local_tokens: int = 0
     ) -> None:
         tracked.forget()
-        tracked.told_tokens = local_tokens
+        tracked.planned_local_tokens = local_tokens
         blocks = min(tracked.extend(), CHAIN_BLOCKS_MAX)
         if clients is None or not blocks or tracked.request.skip_reading_prefix_cache:
+            self._end_plan(tracked, NotFollowed.GONE)
             return
         replaced = tracked.plan if local_tokens else 0
         prompt = tracked.request.num_tokens, local_tokens, self._setting.fetch_deadline_s
         name, limit_s = tracked.hint.session, NODE_SHARE * self._limit_s(tracked)
-        question = Question(blocks, self._now())
+        question = PlanRequest(blocks, self._running())
         try:
             for client, keys, common in zip(
                 clients, tracked.keys(0, blocks), tracked.common_keys(), strict=True
@@ -254,27 +272,31 @@ class SchedulerSide:
         except NodeGoneError:
             self.counts.add("gone_covers")
             question.forget()
+            self._end_plan(tracked, NotFollowed.GONE)
             return
         tracked.question = question
 
-    def _asks_again(self, tracked: Tracked, local_tokens: int) -> bool:
-        """Ask once more if the engine has blocks that the node's plan did not know of."""
+    def _asks_again(self, tracked: TrackedRequest, local_tokens: int) -> bool:
+        """Ask again if the engine's own cache has blocks that the node's plan did not assume.
+
+        Return True while the answer is missing.
+        """
         size = self._block_tokens
-        known = local_tokens // size == tracked.told_tokens // size
-        if known or tracked.told_tokens or tracked.covered * size <= local_tokens:
+        known = local_tokens // size == tracked.planned_local_tokens // size
+        if known or tracked.planned_local_tokens or tracked.covered * size <= local_tokens:
             return False
         self._ask(tracked, self._clients(), local_tokens)
         return tracked.question is not None and not self._answered(tracked, tracked.question)
 
-    def _limit_s(self, tracked: Tracked) -> float:
-        """Return how long this prompt may wait for an answer: less, the longer none has come."""
+    def _limit_s(self, tracked: TrackedRequest) -> float:
+        """Return the timeout of this prompt's answer; it shrinks while the node is silent."""
         if self._setting.cover_deadline_s is not None:
-            return self._patience.of(self._setting.cover_deadline_s)
+            return self._backoff.timeout_s(self._setting.cover_deadline_s)
         share_s: float = COVER_SHARE * self._token_s * tracked.request.num_tokens
-        return self._patience.of(min(max(COVER_MIN_S, share_s), COVER_MAX_S))
+        return self._backoff.timeout_s(min(max(COVER_MIN_S, share_s), COVER_MAX_S))
 
     def _time(self, output: Any) -> None:
-        """Note what a step computes, to learn from how long it takes."""
+        """Start timing a step, with the tokens that it computes."""
         if not output.total_num_scheduled_tokens:
             return
         chunks = []
@@ -283,45 +305,68 @@ class SchedulerSide:
             if tracked is not None:
                 context = tracked.request.num_computed_tokens
                 last = context < tracked.prompt_tokens <= context + new
-                chunks.append(Chunk(tracked, new, context, last))
+                chunks.append(PrefillChunk(new, context, tracked.end_plan() if last else None))
         loading = any(tracked.loading for tracked in self._tracked.values())
         all_known = len(chunks) == len(output.num_scheduled_tokens)
-        self._watch.begin(chunks, sound=all_known and not loading)
+        self._timer.begin(chunks, sound=all_known and not loading)
 
-    def _answered(self, tracked: Tracked, question: Question) -> bool:
-        """Read the replies that are here; True once it is settled what is held."""
+    def _answered(self, tracked: TrackedRequest, question: PlanRequest) -> bool:
+        """Read the replies that arrived; return whether the answer is complete, failed or late."""
         try:
-            # With nothing else to do, vLLM would make a whole step of waiting: that takes longer.
-            # Requests that are not followed have something to do, too, and would wait for this.
+            # For a single request a short wait is cheaper than an empty step of vLLM. `_live`
+            # also counts requests that are not tracked, because the wait would delay them.
             answer = question.answer(expected=len(self._live) == 1)
         except (NodeGoneError, RefusedError, ProtocolError):
             self.counts.add("gone_covers")
-            tracked.forget()
+            self._compute(tracked, NotFollowed.GONE)
             return True
         if answer is not None:
-            self._patience.met()
+            self._backoff.answered()
             tracked.learn(answer)
             if answer.recompute_s:
-                computed = tracked.request.num_tokens - tracked.told_tokens
+                computed = tracked.request.num_tokens - tracked.planned_local_tokens
                 self._token_s = answer.recompute_s / max(1, computed)
             return True
-        if self._now() - question.at_s < self._limit_s(tracked):
+        limit_s, waited_s = self._limit_s(tracked), self._running() - question.at_s
+        if waited_s < limit_s or self._is_starved(question, waited_s):
             return False
-        self._patience.lost()
+        _log.info("late: the node did not say within %.3g s what is held; computed", limit_s)
+        self._backoff.late()
         self.counts.add("late_covers")
-        tracked.forget()
+        self._compute(tracked, NotFollowed.LATE)
         return True
 
-    def _saves(self, tracked: Tracked, full: int, pages: Sequence[int]) -> Iterator[Save]:
-        """Yield what is to be saved, in parts: a node's other engines wait while it finds room."""
+    def _is_starved(self, question: PlanRequest, waited_s: float) -> bool:
+        """Return whether to wait longer because the node may lack a processor.
+
+        The wait ends at `COVER_MAX_S`. A timeout that the user set is not extended.
+        """
+        if self._setting.cover_deadline_s is not None:
+            return False
+        return waited_s < self._backoff.timeout_s(COVER_MAX_S) and question.node_is_runnable()
+
+    def _compute(self, tracked: TrackedRequest, why: NotFollowed) -> None:
+        """Compute the request: no answer arrived, and an earlier answer is outdated."""
+        tracked.forget()
+        self._end_plan(tracked, why)
+
+    def _end_plan(self, tracked: TrackedRequest, why: NotFollowed) -> None:
+        end = tracked.end_plan(why)
+        if end is not None:
+            self._timer.plan_not_followed(end)
+
+    def _saves(
+        self, tracked: TrackedRequest, full: int, pages: Sequence[int]
+    ) -> Iterator[SaveTask]:
+        """Yield save tasks of at most `SAVE_BLOCKS`: a longer one would delay other engines."""
         while tracked.saved < full:
             stop = min(full, tracked.saved + SAVE_BLOCKS)
             yield self._save(tracked, stop, pages)
             tracked.saved = stop
 
-    def _save(self, tracked: Tracked, full: int, pages: Sequence[int]) -> Save:
+    def _save(self, tracked: TrackedRequest, full: int, pages: Sequence[int]) -> SaveTask:
         start, per_block = tracked.saved, self._block_tokens // self._page_tokens
-        return Save(
+        return SaveTask(
             tracked.request.request_id,
             tracked.keys(start, full),
             tuple(chain.parent(start) for chain in tracked.chains),
@@ -333,7 +378,7 @@ class SchedulerSide:
 
 
 def why_declined(request: Any) -> str | None:
-    """Return the kind of request that blocks of tokens cannot name, None for the ordinary kind."""
+    """Return why block keys cannot identify this request's KV; None if they can."""
     if request.prompt_embeds is not None or request.prompt_token_ids is None:
         return "embeds"
     if request.mm_features:
@@ -346,7 +391,7 @@ def why_declined(request: Any) -> str | None:
 
 
 def extras_of(request: Any, epoch: bytes) -> list[bytes]:
-    """Return what sets this request's blocks apart from others of the same tokens."""
+    """Return the inputs that separate this request's keys from others of the same tokens."""
     extras = []
     if request.cache_salt:
         extras.append(b"salt:" + request.cache_salt.encode("utf-8", "surrogatepass"))

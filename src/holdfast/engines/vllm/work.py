@@ -1,4 +1,4 @@
-"""What the two sides tell each other in one step; pickled from process to process."""
+"""Messages between the scheduler side and the worker side of the connector, pickled each step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 
-class Load(NamedTuple):
-    """Blocks to bring into the pages of a waiting request.
+class LoadTask(NamedTuple):
+    """Blocks to load into the pages of a waiting request.
 
     `keys`: 16 bytes a block, one string per tensor-parallel rank. `pages`: in the order of tokens;
-    the first one is page `first` of the first block, and the last block may not be filled up.
-    `plan`: number of the node's plan; what takes longer than its `deadline_s` is computed instead.
+    the first one is page `first` of the first block, and the last block may be partial. `plan`:
+    number of the node's plan; a load that exceeds its `deadline_s` is computed instead.
     """
 
     request: str
@@ -29,11 +29,11 @@ class Load(NamedTuple):
     deadline_s: float = 0.0
 
 
-class Save(NamedTuple):
+class SaveTask(NamedTuple):
     """Blocks that are full at the end of this step; tuples have an entry per tensor-parallel rank.
 
-    `depth` is the index of the first one in its chain, behind `parents`, in `segments`;
-    `retention` says for how long they are worth keeping.
+    `depth`: index of the first block in its chain, whose parent is in `parents` and whose segment
+    is in `segments`. `retention`: name of a retention class.
     """
 
     request: str
@@ -46,34 +46,34 @@ class Save(NamedTuple):
 
 
 @dataclass
-class Work(KVConnectorMetadata):
+class StepWork(KVConnectorMetadata):
     """One step: loads to start, saves to make, and how many tokens the model computes."""
 
-    loads: list[Load] = field(default_factory=list)
-    saves: list[Save] = field(default_factory=list)
+    loads: list[LoadTask] = field(default_factory=list)
+    saves: list[SaveTask] = field(default_factory=list)
     tokens: int = 0
 
 
 @dataclass
-class Said(KVConnectorWorkerMetadata):
-    """What a worker says at the end of a step, and vLLM sums up over the workers.
+class WorkerReport(KVConnectorWorkerMetadata):
+    """A worker's report at the end of a step; vLLM aggregates the reports of all workers.
 
-    `computed`: the step had a forward. `moving`: saved blocks are on their way to the arena still.
+    `computed`: the step had a forward. `moving`: blocks are still being copied to the arena.
     """
 
     computed: bool = False
     moving: bool = False
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> Said:
-        """Return what is so for any of the workers."""
-        return Said(self.computed or other.computed, self.moving or other.moving)
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
+        """Return a report with each flag set that is set for any worker."""
+        return WorkerReport(self.computed or other.computed, self.moving or other.moving)
 
 
 @dataclass
-class Described(KVConnectorHandshakeMetadata):
-    """What a worker found out about itself, for the scheduler side.
+class Handshake(KVConnectorHandshakeMetadata):
+    """A worker's namespace and block sizes, for the scheduler side.
 
-    `refusal` says why this worker serves nothing; empty if it does.
+    `refusal`: why this worker does not use the store; empty if it does.
     """
 
     fingerprint: bytes = b""

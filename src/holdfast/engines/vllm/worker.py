@@ -1,4 +1,4 @@
-"""The worker side: pages in and out of the arena, beside the model's steps."""
+"""The worker side: copy blocks between pages and the node's arena, beside the model's steps."""
 
 from __future__ import annotations
 
@@ -9,49 +9,51 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.client.backoff import Backoff
 from holdfast.devices.base import Device, Move, Transfer
-from holdfast.engines.vllm.counters import Counts
-from holdfast.engines.vllm.loader import Ended, Job, Loader
-from holdfast.engines.vllm.options import Setting
-from holdfast.engines.vllm.patience import Patience
-from holdfast.engines.vllm.scheduler import Lender
-from holdfast.engines.vllm.work import Load, Said, Save, Work
+from holdfast.engines.vllm.counters import ConnectorCounts
+from holdfast.engines.vllm.loader import EndedLoad, Loader, LoadJob
+from holdfast.engines.vllm.options import ConnectorSettings
+from holdfast.engines.vllm.scheduler import NodeConnection
+from holdfast.engines.vllm.work import LoadTask, SaveTask, StepWork, WorkerReport
 from holdfast.errors import NodeGoneError, Outcome, ProtocolError, RefusedError
 from holdfast.limits import RECLAIM_S
-from holdfast.wire.client import Client
-from holdfast.wire.messages import Abort, Commit, Committed, Reserve, Reserved
+from holdfast.wire.local.client import Client
+from holdfast.wire.local.messages import Abort, Commit, Committed, Reserve, Reserved
 
 RESERVE_S = 0.1
-"""How long a step may wait for slots at its end; they were asked for at its beginning."""
+"""Timeout of slots at the end of a step; they were requested at its beginning."""
 
 POLL_S = 0.0002
+"""Interval of polls for the node's reply."""
+
 REST_S = 0.002
-"""How long a step without a forward leaves the interpreter to loads."""
+"""Maximum time for which a step without a forward yields the GIL to loads."""
 
 COMMIT_S = 1.0
-"""How long an engine's end waits for the node to take what was saved last."""
+"""Timeout of the node's replies to the last commits in `close`."""
 
 DEADLINE_MIN_S = 0.01
-"""Less than this is lost to chance on any machine."""
+"""Minimum deadline of a load; a shorter one is below scheduling jitter."""
 
 _log = logging.getLogger("vllm.holdfast")
 
 
-class Asked(NamedTuple):
-    """Slots asked for: the save they are for, and the request on its way."""
+class PendingReserve(NamedTuple):
+    """A `Reserve` request that was sent, and the save that needs the slots."""
 
-    save: Save
+    save: SaveTask
     client: Client
     request_id: int
     at_s: float
 
 
-class Flying(NamedTuple):
-    """Pages on their way to the arena, and what to commit when they are there."""
+class InflightSave(NamedTuple):
+    """A copy of pages to the arena, and the reservations to commit when it is done."""
 
     transfer: Transfer
     client: Client
-    tickets: Sequence[Commit]
+    commits: Sequence[Commit]
 
 
 class WorkerSide:
@@ -59,147 +61,152 @@ class WorkerSide:
 
     def __init__(
         self,
-        link: Lender,
+        connection: NodeConnection,
         device: Device,
         rank: int,
-        setting: Setting,
+        setting: ConnectorSettings,
         now: Callable[[], float] = time.monotonic,
+        running: Callable[[], float] | None = None,
     ) -> None:
-        self.counts = Counts()
-        self._link = link
+        """`running`: clock for the timeouts of slots; default `now`."""
+        self.counts = ConnectorCounts()
+        self._connection = connection
         self._device = device
         self._rank = rank
         self._deadline_max_s = setting.fetch_deadline_s
         self._now = now
-        self._patience = Patience()
-        self._loader = Loader(device, link)
-        self._asked: list[Asked] = []
-        self._flying: list[Flying] = []
+        self._running = running or now
+        self._backoff = Backoff()
+        self._loader = Loader(device, connection)
+        self._reserves: list[PendingReserve] = []
+        self._inflight: list[InflightSave] = []
         self._committing: list[tuple[Client, int]] = []
         self._failed: set[int] = set()
-        self._moving = True  # what the scheduler side was told last; of us it has not heard yet
+        self._moving = True  # last reported value; True, so that the first step is reported
 
-    def begin(self, work: Work) -> None:
-        """Before the forward: ask for the slots that its end will fill."""
-        self._land()
+    def begin(self, work: StepWork) -> None:
+        """Before the forward: request the slots for this step's saves."""
+        self._commit_done()
         self._read_commits()
         for save in work.saves:
-            client = self._link.client()
+            client = self._connection.client()
             if client is None or client.arena is None:
                 self.counts.add("gone_saves")
                 continue
             try:
-                self._asked.append(self._ask(client, save))
+                self._reserves.append(self._reserve(client, save))
             except (NodeGoneError, ProtocolError):
                 self.counts.add("gone_saves")
 
-    def start_loads(self, work: Work) -> None:
+    def start_loads(self, work: StepWork) -> None:
         """Hand this step's loads to the loading thread."""
         if work.loads:
             after = self._device.mark()
             self._loader.put(
-                Job(load, load.keys[self._rank], self._deadline_s(load), after)
+                LoadJob(load, load.keys[self._rank], self._deadline_s(load), after)
                 for load in work.loads
             )
 
-    def save(self, work: Work) -> None:
+    def save(self, work: StepWork) -> None:
         """After the forward: copy full blocks into their slots."""
         if not work.tokens:
-            # Nothing was computed, so vLLM waits for loads or answers and would only spin.
+            # Nothing was computed: vLLM waits for loads or answers, and would poll without pause.
             if not self._loader.rest(REST_S):
                 time.sleep(POLL_S)
-            self._land()
+            self._commit_done()
             return
-        asked, self._asked = self._asked, []
-        for client, group in _by_client(asked):
+        reserves, self._reserves = self._reserves, []
+        for client, group in _by_client(reserves):
             try:
-                self._fill(client, group)
+                self._copy_saves(client, group)
             except (NodeGoneError, ProtocolError):
                 self.counts.add("gone_saves", len(group))
-            except Exception:  # noqa: BLE001  # a device out of memory, say: an engine runs on
+            except Exception:  # noqa: BLE001  # e.g. device out of memory: the engine continues
                 _log.exception("blocks not saved")
                 self.counts.add("failed_saves", len(group))
-        self._land()
+        self._commit_done()
 
     def ended(self) -> set[str]:
-        """Return the requests whose loads are over; `failed_pages` has what did not arrive."""
-        ended: list[Ended] = self._loader.take(self.counts)
+        """Return the requests whose loads ended; `failed_pages` returns the pages that failed."""
+        ended: list[EndedLoad] = self._loader.take(self.counts)
         for each in ended:
             self._failed.update(each.failed)
         return {each.request for each in ended}
 
     def failed_pages(self) -> set[int]:
-        """Return the pages of ended loads that must be computed; each is reported once."""
+        """Return the pages of ended loads that must be computed, each once."""
         failed, self._failed = self._failed, set()
         return failed
 
-    def said(self, work: Work) -> Said | None:
-        """Return what the scheduler side has to know about this step's end, if anything."""
-        before, self._moving = self._moving, bool(self._asked or self._flying)
-        # The last word counts until the next: that nothing moves any more has to be said, too.
+    def report(self, work: StepWork) -> WorkerReport | None:
+        """Return this step's report for the scheduler side; None if nothing changed."""
+        before, self._moving = self._moving, bool(self._reserves or self._inflight)
+        # The scheduler side keeps the last report, so the end of all copies must be reported, too.
         if not (work.tokens or self._moving or before):
             return None
-        return Said(work.tokens > 0, self._moving)
+        return WorkerReport(work.tokens > 0, self._moving)
 
     def close(self) -> None:
-        """Stop, with nothing moving any more; what was copied is published before."""
+        """Wait for all copies, commit them, and stop."""
         try:
-            self._land_all()
-        except Exception:  # noqa: BLE001  # a device that failed: the rest is to end all the same
+            self._commit_all()
+        except Exception:  # noqa: BLE001  # a failed device must not keep the rest from closing
             _log.exception("blocks not saved")
-        self._link.close()
+        self._connection.close()
         self._loader.close()
         self._device.close()
 
-    def _ask(self, client: Client, save: Save) -> Asked:
+    def _reserve(self, client: Client, save: SaveTask) -> PendingReserve:
         rank = self._rank
         message = Reserve(save.keys[rank], save.parents[rank], save.depth, save.segments[rank])
-        return Asked(save, client, client.send(message), self._now())
+        return PendingReserve(save, client, client.send(message), self._now())
 
-    def _fill(self, client: Client, asked: Sequence[Asked]) -> None:
-        """Copy the pages of these saves into the slots they were given."""
+    def _copy_saves(self, client: Client, reserves: Sequence[PendingReserve]) -> None:
+        """Wait for the slots of these saves, and start copying their pages into them."""
         moves: list[Move] = []
-        tickets: list[Commit] = []
-        until_s = self._now() + self._patience.of(RESERVE_S)
+        commits: list[Commit] = []
+        until_s = self._running() + self._backoff.timeout_s(RESERVE_S)
         try:
-            for each in asked:
+            for each in reserves:
                 reserved = self._slots(client, each, until_s)
                 if reserved is None:
                     continue
                 self.counts.add("full_saves", reserved.outcome == Outcome.FULL)
                 if reserved.ticket:
-                    tickets.append(Commit(reserved.ticket, each.save.retention))
+                    commits.append(Commit(reserved.ticket, each.save.retention))
                     moves += self._moves(each.save, reserved.places)
-            if tickets and client.arena is not None:
+            if commits and client.arena is not None:
                 transfer = self._device.gather(client.arena, moves)
-                self._flying.append(Flying(transfer, client, tickets))
-        except Exception:  # whatever it was: nobody else would give the slots back
-            self._give_back(client, asked, tickets)
+                self._inflight.append(InflightSave(transfer, client, commits))
+        except Exception:  # on any error the slots must be returned to the node
+            self._abort(client, reserves, commits)
             raise
 
-    def _give_back(self, client: Client, asked: Sequence[Asked], tickets: Sequence[Commit]) -> None:
-        """Let others have slots that are not filled: without a word they would be ours for ever.
+    def _abort(
+        self, client: Client, reserves: Sequence[PendingReserve], commits: Sequence[Commit]
+    ) -> None:
+        """Return slots to the node that were not filled; it would keep them for this session.
 
-        Only where nothing moves: a device that could not gather has seen to that before it raised.
+        No copy to them may be running: a device whose `gather` raises has ended its copies.
         """
-        with contextlib.suppress(NodeGoneError):  # then the node takes back all that we had
-            for each in asked:
+        with contextlib.suppress(NodeGoneError):  # a node reclaims a lost connection's slots
+            for each in reserves:
                 client.forget(each.request_id)
-            for commit in tickets:
+            for commit in commits:
                 client.forget(client.send(Abort(commit.ticket)))
 
-    def _slots(self, client: Client, asked: Asked, until_s: float) -> Reserved | None:
-        """Return the slots given, None if they are late or refused."""
-        if self._now() - asked.at_s > RECLAIM_S / 2:
-            # A very long step: if our domain was erased meanwhile, others get these slots
-            # RECLAIM_S later, perhaps while we write to them.
-            client.forget(asked.request_id)
-            asked = self._ask(client, asked.save)
+    def _slots(self, client: Client, pending: PendingReserve, until_s: float) -> Reserved | None:
+        """Return the reserved slots; None if they are late or refused."""
+        if self._now() - pending.at_s > RECLAIM_S / 2:
+            # After a very long step, reserve again. If the domain was erased meanwhile, the node
+            # reuses the slots after RECLAIM_S, perhaps during this worker's copy.
+            client.forget(pending.request_id)
+            pending = self._reserve(client, pending.save)
         try:
-            while (reply := client.poll(asked.request_id)) is None:
-                if self._now() > until_s:
-                    client.forget(asked.request_id)
-                    self._patience.lost()
+            while (reply := client.poll(pending.request_id)) is None:
+                if self._running() > until_s:
+                    client.forget(pending.request_id)
+                    self._backoff.late()
                     self.counts.add("late_saves")
                     return None
                 time.sleep(POLL_S)
@@ -207,12 +214,12 @@ class WorkerSide:
             self.counts.add("refused_saves")
             _log.warning("blocks not saved: %s", error)
             return None
-        self._patience.met()
+        self._backoff.answered()
         if not isinstance(reply, Reserved):
             raise ProtocolError(f"Reserve was answered with {type(reply).__name__}")
         return reply
 
-    def _moves(self, save: Save, places: Sequence[int]) -> list[Move]:
+    def _moves(self, save: SaveTask, places: Sequence[int]) -> list[Move]:
         size = self._device.pages.pages_per_block
         return [
             Move(place + HEADER_BYTES, save.pages[at * size : (at + 1) * size])
@@ -220,28 +227,28 @@ class WorkerSide:
             if place >= 0
         ]
 
-    def _land(self) -> None:
-        """Commit what has arrived in the arena."""
+    def _commit_done(self) -> None:
+        """Commit the saves whose copies are done."""
         still = []
-        for flying in self._flying:
-            if not flying.transfer.done():
-                still.append(flying)
+        for inflight in self._inflight:
+            if not inflight.transfer.done():
+                still.append(inflight)
                 continue
-            arrived = flying.transfer.wait()
+            copied = inflight.transfer.wait()
             try:
-                for commit in flying.tickets:
-                    message = commit if arrived else Abort(commit.ticket)
-                    self._committing.append((flying.client, flying.client.send(message)))
+                for commit in inflight.commits:
+                    message = commit if copied else Abort(commit.ticket)
+                    self._committing.append((inflight.client, inflight.client.send(message)))
             except NodeGoneError:
-                self.counts.add("gone_saves", len(flying.tickets))
-        self._flying = still
+                self.counts.add("gone_saves", len(inflight.commits))
+        self._inflight = still
 
-    def _land_all(self) -> None:
-        """Commit what is on its way too, and wait a little until the node has taken it in."""
-        # First the copies, then the commits: the node seals what lies in a slot at that moment.
-        for flying in self._flying:
-            flying.transfer.wait()
-        self._land()
+    def _commit_all(self) -> None:
+        """Wait for all copies, commit them, and wait up to `COMMIT_S` for the node's replies."""
+        # Commits follow the copies, because the node seals a slot's content at the commit.
+        for inflight in self._inflight:
+            inflight.transfer.wait()
+        self._commit_done()
         until_s = time.monotonic() + COMMIT_S
         for client, request_id in self._committing:
             with contextlib.suppress(NodeGoneError, RefusedError):
@@ -262,15 +269,15 @@ class WorkerSide:
                 self.counts.add("saved_blocks", reply.blocks)
         self._committing = still
 
-    def _deadline_s(self, load: Load) -> float:
+    def _deadline_s(self, load: LoadTask) -> float:
         if not load.deadline_s:
             return self._deadline_max_s
         return min(max(load.deadline_s, DEADLINE_MIN_S), self._deadline_max_s)
 
 
-def _by_client(asked: Sequence[Asked]) -> list[tuple[Client, list[Asked]]]:
-    """Group by connection: a new one may have come between two requests of a step."""
-    groups: dict[int, tuple[Client, list[Asked]]] = {}
-    for each in asked:
+def _by_client(reserves: Sequence[PendingReserve]) -> list[tuple[Client, list[PendingReserve]]]:
+    """Group by connection: the client may have reconnected between two requests of a step."""
+    groups: dict[int, tuple[Client, list[PendingReserve]]] = {}
+    for each in reserves:
         groups.setdefault(id(each.client), (each.client, []))[1].append(each)
     return list(groups.values())

@@ -1,7 +1,7 @@
-"""Claims in circulation about context memory, worked out again: which hold, and under what.
+"""Published claims about context memory, recomputed: which hold, and under which assumptions.
 
-Each claim is a function that returns its working line by line, figures substituted, and a verdict.
-Nothing is copied from where a claim was made: all follows from published configs and formulas.
+Each claim has a function that returns its calculation line by line, with numbers substituted, and a
+verdict. The calculations use published model configs and formulas only, not the claims' sources.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import difflib
 
 from holdfast.errors import ConfigError
 from holdfast.sim.explain import hardware, sizes, times
-from holdfast.sim.explain.claim import FAILS, HOLDS, HOLDS_IF, Claim, Explained
+from holdfast.sim.explain.claim import FAILS, HOLDS, HOLDS_IF, CirculatingClaim, Explained
 
-__all__ = ["CLAIMS", "FAILS", "HOLDS", "HOLDS_IF", "Claim", "Explained", "find_claim"]
+__all__ = ["CLAIMS", "FAILS", "HOLDS", "HOLDS_IF", "CirculatingClaim", "Explained", "find_claim"]
 
 CLAIMS = (*sizes.CLAIMS, *times.CLAIMS, *hardware.CLAIMS)
 
 
-def find_claim(name: str) -> Claim:
-    """Return one claim by its name. Raises ConfigError with the names that come close."""
+def find_claim(name: str) -> CirculatingClaim:
+    """Return a claim by its name. Raises ConfigError with similar names."""
     known = {claim.name: claim for claim in CLAIMS}
     if name in known:
         return known[name]

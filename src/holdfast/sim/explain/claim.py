@@ -1,9 +1,12 @@
-"""A claim and its working: lines with the figures substituted, and a verdict."""
+"""The types of a claim, its calculation and its verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
+
+TOKENS_128K = 128_000
+TOKENS_128K_BINARY = 131_072
 
 HOLDS = "holds"
 HOLDS_IF = "holds under its assumption only"
@@ -11,7 +14,7 @@ FAILS = "does not reproduce"
 
 
 class Explained(NamedTuple):
-    """A claim worked out: its working, its figures by name, the verdict and the reason for it."""
+    """The result for a claim: lines of the calculation, figures by name, verdict and its reason."""
 
     lines: tuple[str, ...]
     figures: dict[str, float]
@@ -19,8 +22,8 @@ class Explained(NamedTuple):
     because: str
 
 
-class Claim(NamedTuple):
-    """A claim in circulation, under a short name."""
+class CirculatingClaim(NamedTuple):
+    """A published claim, with a short name and the function that recomputes it."""
 
     name: str
     says: str

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.sim.explain.claim import FAILS, HOLDS, HOLDS_IF, Claim, Explained
-from holdfast.sim.formulas import GB, SECONDS_PER_DAY, drives_for_writes
+from holdfast.sim.explain.claim import FAILS, HOLDS, HOLDS_IF, CirculatingClaim, Explained
+from holdfast.sim.formulas import GB, SECONDS_PER_DAY, TB, drives_for_writes
 from holdfast.sim.model import load_model
-
-_TB = 1e12
 
 
 def _latency_1000x() -> Explained:
@@ -19,7 +17,7 @@ def _latency_1000x() -> Explained:
         ),
         {"dram": flash / dram, "cxl_low": low, "cxl_high": high},
         HOLDS_IF,
-        "for DRAM against a slow flash read; and for context, latency is not what counts",
+        "for DRAM against a slow flash read; but a fetch of context is limited by bandwidth",
     )
 
 
@@ -34,7 +32,7 @@ def _latency_slo() -> Explained:
         ),
         {"gb": nbytes / GB, "transfer_ms": 1e3 * transfer_s, "share": share},
         FAILS,
-        "it is the wrong quantity: bandwidth decides, latency is a thousandth of a fetch",
+        "bandwidth dominates a fetch; latency is a thousandth of it",
     )
 
 
@@ -50,7 +48,7 @@ def _hbm() -> Explained:
         ),
         {"h200_per_stack": stacks, "b200_per_stack": 8 / 8},
         HOLDS_IF,
-        "the first figure is per GPU, the second per stack: compare like with like",
+        "the first figure is per GPU, the second per stack",
     )
 
 
@@ -65,7 +63,7 @@ def _ddr5() -> Explained:
 
 
 def _wear() -> Explained:
-    rate, drive = 10_000, 30.72 * _TB
+    rate, drive = 10_000, 30.72 * TB
     dense = rate * load_model("Llama-3.1-70B").kv_bytes_per_token()
     latent = rate * load_model("DeepSeek-V3").kv_bytes_per_token()
     drives = [drives_for_writes(nbytes, drive, 1.0) for nbytes in (dense, latent)]
@@ -73,7 +71,7 @@ def _wear() -> Explained:
         (
             (
                 f"10,000 new tokens/s x 327,680 bytes = {dense / GB:.1f} GB/s = "
-                f"{dense * SECONDS_PER_DAY / _TB:.0f} TB a day"
+                f"{dense * SECONDS_PER_DAY / TB:.0f} TB a day"
             ),
             (
                 f"/ 30.72 TB a day and drive = {drives[0]:.1f} drives; with latent attention "
@@ -82,21 +80,23 @@ def _wear() -> Explained:
         ),
         {
             "gb_per_s": dense / GB,
-            "tb_per_day": dense * SECONDS_PER_DAY / _TB,
+            "tb_per_day": dense * SECONDS_PER_DAY / TB,
             "drives": drives[0],
             "latent_drives": drives[1],
         },
         HOLDS_IF,
-        "for dense models whose every token is written: admission filters and latents ease it",
+        "for dense models that write every token; admission and latent attention reduce the writes",
     )
 
 
 CLAIMS = (
-    Claim(
+    CirculatingClaim(
         "latency-1000x", "From DRAM or CXL to NVMe is a step of 1,000x in latency", _latency_1000x
     ),
-    Claim("latency-slo", "A fetch of about 100 us breaks the time to first token", _latency_slo),
-    Claim("hbm", "HBM gives 5 to 8 TB/s (HBM3E), about 2 TB/s per stack (HBM4)", _hbm),
-    Claim("ddr5", "DDR5 gives 40 to 50 GB/s per channel", _ddr5),
-    Claim("wear", "Endurance, not capacity, sizes the flash tiers", _wear),
+    CirculatingClaim(
+        "latency-slo", "A fetch of about 100 us breaks the time to first token", _latency_slo
+    ),
+    CirculatingClaim("hbm", "HBM gives 5 to 8 TB/s (HBM3E), about 2 TB/s per stack (HBM4)", _hbm),
+    CirculatingClaim("ddr5", "DDR5 gives 40 to 50 GB/s per channel", _ddr5),
+    CirculatingClaim("wear", "Endurance, not capacity, sizes the flash tiers", _wear),
 )

@@ -1,20 +1,24 @@
-"""Claims about how large context is: per token, per request, per user, in GPU memory."""
+"""Claims about the size of KV state: per token, request and user, and in GPU memory."""
 
 from __future__ import annotations
 
-from holdfast.sim.explain.claim import FAILS, HOLDS, HOLDS_IF, Claim, Explained
-from holdfast.sim.formulas import GB
+from holdfast.sim.explain.claim import (
+    FAILS,
+    HOLDS,
+    HOLDS_IF,
+    TOKENS_128K,
+    TOKENS_128K_BINARY,
+    CirculatingClaim,
+    Explained,
+)
+from holdfast.sim.formulas import GB, TB
 from holdfast.sim.model import load_model
-
-_TOKENS_128K = 128_000
-_TOKENS_128K_BINARY = 131_072
-_TB = 1e12
 
 
 def _context_70b() -> Explained:
     shape = load_model("Llama-3.1-70B")
     per_token = shape.kv_bytes_per_token()
-    low, high = per_token * _TOKENS_128K / GB, per_token * _TOKENS_128K_BINARY / GB
+    low, high = per_token * TOKENS_128K / GB, per_token * TOKENS_128K_BINARY / GB
     return Explained(
         (
             f"2 x 80 layers x 8 KV heads x 128 x 2 bytes = {per_token:,.0f} bytes a token",
@@ -28,12 +32,12 @@ def _context_70b() -> Explained:
 
 def _half_h100() -> Explained:
     per_token = load_model("Llama-3.1-70B").kv_bytes_per_token()
-    low, high = per_token * _TOKENS_128K / (80 * GB), per_token * _TOKENS_128K_BINARY / (80 * GB)
+    low, high = per_token * TOKENS_128K / (80 * GB), per_token * TOKENS_128K_BINARY / (80 * GB)
     return Explained(
         (f"41.9 / 80 = {low:.1%}; 42.9 / 80 = {high:.1%}",),
         {"share": low, "share_binary": high},
         HOLDS,
-        "of the memory as sold; weights and activations are in there too",
+        "of the nominal memory; weights and activations also need part of it",
     )
 
 
@@ -53,7 +57,7 @@ def _token_qwen72b() -> Explained:
         (f"2 x 80 layers x 8 KV heads x 128 x 2 bytes = {per_token:,} bytes",),
         {"per_token": per_token},
         HOLDS_IF,
-        "exactly, with 80 layers and 8 KV heads of 128; its config is not among those checked here",
+        "exactly, with 80 layers and 8 KV heads of 128; its config is not shipped",
     )
 
 
@@ -64,7 +68,7 @@ def _mla_17x() -> Explained:
     at = 262_144
     plain = 2 * 61 * 128 * (192 + 128) / 2 * 2  # keys of 192, values of 128, 128 heads, bf16
     ratio = plain / latent.kv_bytes_per_token()
-    bf16 = latent.kv_bytes_per_token() * _TOKENS_128K / GB
+    bf16 = latent.kv_bytes_per_token() * TOKENS_128K / GB
     return Explained(
         (
             (
@@ -78,7 +82,7 @@ def _mla_17x() -> Explained:
             ),
             (
                 f"DeepSeek-V3 with 128 heads of its own would take {plain / 1e6:.1f} MB a token "
-                f"({plain * _TOKENS_128K_BINARY / GB:,.0f} GB at 131,072): {ratio:.0f} latents"
+                f"({plain * TOKENS_128K_BINARY / GB:,.0f} GB at 131,072): {ratio:.0f} latents"
             ),
         ),
         {
@@ -106,7 +110,7 @@ def _compression() -> Explained:
         ),
         {"grouped": grouped, "latent": latent},
         HOLDS_IF,
-        "as an order of magnitude: it depends on what is compared with what",
+        "as an order of magnitude: the ratio depends on the two layouts compared",
     )
 
 
@@ -133,13 +137,13 @@ def _share_at_1m() -> Explained:
         tuple(lines),
         shares,
         HOLDS_IF,
-        "for one dense 70B with grouped heads and one context; others are far below",
+        "for one dense 70B with grouped heads and one context; other models are far below",
     )
 
 
 def _users_320tb() -> Explained:
     users, each = 10_000, 32 * GB
-    figures = {"tb": users * each / _TB}
+    figures = {"tb": users * each / TB}
     lines = [f"10,000 x 32 GB = {figures['tb']:.0f} TB"]
     for name, dtype in (
         ("Llama-3.1-70B", "bf16"),
@@ -152,7 +156,7 @@ def _users_320tb() -> Explained:
         per_token = load_model(name).kv_bytes_per_token(dtype)
         key = f"{name} {dtype}"
         figures[f"{key} tokens"] = each / per_token
-        figures[f"{key} tb"] = users * 100_000 * per_token / _TB
+        figures[f"{key} tb"] = users * 100_000 * per_token / TB
         lines.append(
             f"{key}: 32 GB are {each / per_token:,.0f} tokens; 10,000 x 100,000 tokens are "
             f"{figures[f'{key} tb']:,.0f} TB"
@@ -161,7 +165,7 @@ def _users_320tb() -> Explained:
         tuple(lines),
         figures,
         HOLDS_IF,
-        "the multiplication is right, but what a user takes differs ninefold and more by model",
+        "the multiplication is right, but bytes per user differ ninefold or more between models",
     )
 
 
@@ -171,7 +175,7 @@ def _mla_preset() -> Explained:
     preset, true = 2 * 61 * hidden * 2, shape.kv_bytes_per_token()
     return Explained(
         (
-            f"2 x 61 layers x {hidden} x 2 bytes = {preset:,} bytes, as if each head were kept",
+            f"2 x 61 layers x {hidden} x 2 bytes = {preset:,} bytes, if every head were kept",
             f"61 layers x (512 + 64) x 2 bytes = {true:,.0f} bytes: {preset / true:.0f} times less",
         ),
         {"preset": float(preset), "per_token": true, "ratio": preset / true},
@@ -181,17 +185,23 @@ def _mla_preset() -> Explained:
 
 
 CLAIMS = (
-    Claim("context-70b", "One request of Llama-3-70B at 128K tokens is about 42 GB", _context_70b),
-    Claim("half-h100", "That is over half of an 80 GB H100", _half_h100),
-    Claim("token-405b", "Llama-3.1-405B takes 516 KB a token", _token_405b),
-    Claim("token-qwen72b", "Qwen2.5-72B takes 327 KB a token", _token_qwen72b),
-    Claim("mla-17x", "Latent attention with fp8 takes 135 GB down to 8 GB, about 17x", _mla_17x),
-    Claim(
+    CirculatingClaim(
+        "context-70b", "One request of Llama-3-70B at 128K tokens is about 42 GB", _context_70b
+    ),
+    CirculatingClaim("half-h100", "That is over half of an 80 GB H100", _half_h100),
+    CirculatingClaim("token-405b", "Llama-3.1-405B takes 516 KB a token", _token_405b),
+    CirculatingClaim("token-qwen72b", "Qwen2.5-72B takes 327 KB a token", _token_qwen72b),
+    CirculatingClaim(
+        "mla-17x", "Latent attention with fp8 takes 135 GB down to 8 GB, about 17x", _mla_17x
+    ),
+    CirculatingClaim(
         "compression", "Grouped or latent attention with fp8 or fp4 saves 4x to 40x", _compression
     ),
-    Claim(
+    CirculatingClaim(
         "mla-preset", "DeepSeek-V3 takes 1,749,384 bytes a token (a benchmark preset)", _mla_preset
     ),
-    Claim("share-at-1m", "At 1M tokens, KV is 70 to 90 per cent of GPU memory", _share_at_1m),
-    Claim("users-320tb", "10,000 users with 32 GB each need 320 TB", _users_320tb),
+    CirculatingClaim(
+        "share-at-1m", "At 1M tokens, KV is 70 to 90 per cent of GPU memory", _share_at_1m
+    ),
+    CirculatingClaim("users-320tb", "10,000 users with 32 GB each need 320 TB", _users_320tb),
 )

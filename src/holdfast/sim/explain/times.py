@@ -1,8 +1,15 @@
-"""Claims about how much time and money context memory saves."""
+"""Claims about the time and money that KV reuse saves."""
 
 from __future__ import annotations
 
-from holdfast.sim.explain.claim import HOLDS, HOLDS_IF, Claim, Explained
+from holdfast.sim.explain.claim import (
+    HOLDS,
+    HOLDS_IF,
+    TOKENS_128K,
+    TOKENS_128K_BINARY,
+    CirculatingClaim,
+    Explained,
+)
 from holdfast.sim.formulas import (
     GB,
     break_even_bytes_per_s,
@@ -13,15 +20,13 @@ from holdfast.sim.model import load_model
 
 _H100_FLOP_PER_S = 989e12
 _A100_FLOP_PER_S = 312e12
-_TOKENS_128K = 128_000
-_TOKENS_128K_BINARY = 131_072
 
 
 def _ttft_20x() -> Explained:
     shape = load_model("Llama-3.1-405B")
-    low, high = (shape.kv_bytes_per_token() * n / GB for n in (_TOKENS_128K, _TOKENS_128K_BINARY))
+    low, high = (shape.kv_bytes_per_token() * n / GB for n in (TOKENS_128K, TOKENS_128K_BINARY))
     line = 2 * 100e9 / 8 / GB
-    flop = shape.prefill_flop(_TOKENS_128K_BINARY)
+    flop = shape.prefill_flop(TOKENS_128K_BINARY)
     recompute = 20 * high / line
     utilisation = flop / recompute / (8 * _H100_FLOP_PER_S)
     return Explained(
@@ -42,7 +47,7 @@ def _ttft_20x() -> Explained:
             "utilisation": utilisation,
         },
         HOLDS_IF,
-        "at line rate, 41 per cent of peak and a hit of the whole prompt against none of it",
+        "at line rate, 41 per cent of peak FLOP/s, and a full hit compared with no hit",
     )
 
 
@@ -56,7 +61,7 @@ def _gpu_time_90() -> Explained:
         ),
         {"decode_share": share, "decode_s": share * recompute},
         HOLDS_IF,
-        "with about 3 s of decode, and a GPU that waits for a load not charged for it",
+        "with about 3 s of decode, and if GPU time spent waiting for a load is not charged",
     )
 
 
@@ -108,7 +113,7 @@ def _fetch_rule() -> Explained:
         ),
         {"a800_gb_per_s": older, "h800_gb_per_s": newer},
         HOLDS,
-        "for an 8K prefix of a 70B at the GPUs' peak; at half of it, half the bandwidth will do",
+        "for an 8K prefix of a 70B at peak FLOP/s; at half the peak, half the bandwidth suffices",
     )
 
 
@@ -125,7 +130,7 @@ _BREAK_EVEN_MODELS = (
 
 
 def _break_even() -> Explained:
-    lengths = (2048, 8192, 32_768, _TOKENS_128K_BINARY)
+    lengths = (2048, 8192, 32_768, TOKENS_128K_BINARY)
     flop_per_s = 8 * _H100_FLOP_PER_S * 0.5
     figures: dict[str, float] = {}
     lines = ["KV bytes / prefill time on 8 H100 at half their peak, in GB/s at 2K, 8K, 32K, 128K:"]
@@ -138,25 +143,27 @@ def _break_even() -> Explained:
         tuple(lines),
         figures,
         HOLDS_IF,
-        "small sparse models with grouped heads want DRAM, latent ones are content with a disk; "
-        "a busy GPU lowers the figure, a busy link raises it",
+        "small sparse models with grouped heads need DRAM, models with latent attention only a "
+        "disk; a busy GPU lowers the break-even, a busy link raises it",
     )
 
 
 CLAIMS = (
-    Claim(
+    CirculatingClaim(
         "ttft-20x",
         "20 times sooner to the first token: 405B, 128K, 8 Hopper GPUs, 2 x 100 Gb/s",
         _ttft_20x,
     ),
-    Claim("gpu-time-90", "90 per cent less GPU time", _gpu_time_90),
-    Claim(
+    CirculatingClaim("gpu-time-90", "90 per cent less GPU time", _gpu_time_90),
+    CirculatingClaim(
         "tokens-per-dollar",
         "60 to 130 per cent more tokens per dollar at 40 to 60 per cent hits",
         _tokens_per_dollar,
     ),
-    Claim(
+    CirculatingClaim(
         "fetch-rule", "A prefix is worth fetching above 6 GB/s (8 A800), 19 (8 H800)", _fetch_rule
     ),
-    Claim("break-even", "Fetching context is always faster than computing it again", _break_even),
+    CirculatingClaim(
+        "break-even", "Fetching context is always faster than computing it again", _break_even
+    ),
 )

@@ -1,1 +1,1 @@
-"""Traces as others publish them, one file a format, told apart by what is in them."""
+"""Loaders of published trace formats, one module per format."""

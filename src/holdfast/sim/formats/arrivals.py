@@ -1,8 +1,8 @@
-"""Requests of a trace that names no content: every block is new, unless a session resends it.
+"""Made-up block ids for a trace with arrival times and lengths only.
 
-Such a trace says when requests came and how long they were. Where it says which belong to one
-session, a request at least as long as the request before it and its answer is taken to start with
-both; a shorter one starts anew. Nothing is shared between sessions, so hits are a lower bound.
+A request of a session is assumed to start with the session's previous prompt and answer if it is at
+least as long as both; otherwise all its blocks are new. Sessions share no blocks, so hits are a
+lower bound.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from holdfast.sim.trace import UNKNOWN, Trace, arrange
 BLOCK_TOKENS = 64
 
 
-def made_up(rows: Rows, reading: Reading) -> Trace:
-    """Give every request ids for its full blocks, and make the trace."""
+def with_made_up_ids(rows: Rows, reading: Reading) -> Trace:
+    """Return the trace of these requests, with made-up ids for their full blocks."""
     size = reading.block_tokens or BLOCK_TOKENS
     requests = rows.requests()
-    rows.refuse_too_many(requests.input_tokens // size)
+    rows.check_block_counts(requests.input_tokens // size)
     requests = requests.taken(np.argsort(requests.time_s, kind="stable"))
     chains: dict[int, list[int]] = {}
     history: dict[int, int] = {}

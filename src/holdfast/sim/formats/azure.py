@@ -1,6 +1,6 @@
 """Azure's LLM inference CSV, 2023 and 2024: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`.
 
-As published with "Splitwise" (ISCA'24) and "DynamoLLM" (HPCA'25), CC-BY. There is no reuse in it:
+Published with "Splitwise" (ISCA'24) and "DynamoLLM" (HPCA'25), CC-BY. The trace has no block ids;
 see `arrivals`.
 """
 
@@ -19,7 +19,7 @@ FIELDS = frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"})
 
 
 def read(source: Source, reading: Reading) -> Trace:
-    """Read the file; times are UTC where no zone is given."""
+    """Read the file; times without a zone are UTC."""
     rows = Rows(source)
     table = Table(source)
     for number, cells in table.rows():
@@ -27,10 +27,10 @@ def read(source: Source, reading: Reading) -> Trace:
         try:
             at = datetime.fromisoformat(text)
         except ValueError:
-            raise source.fault(
+            raise source.error(
                 number, f'TIMESTAMP "{text}": not a date and time; correct or remove the line'
             ) from None
         at = at if at.tzinfo else at.replace(tzinfo=UTC)
         tokens = table.tokens(cells, "ContextTokens"), table.tokens(cells, "GeneratedTokens")
         rows.add(number, at.timestamp(), tokens)
-    return arrivals.made_up(rows, reading)
+    return arrivals.with_made_up_ids(rows, reading)

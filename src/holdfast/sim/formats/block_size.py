@@ -1,7 +1,7 @@
-"""How many tokens a block of a trace has: found from lengths and ids, and held against each line.
+"""The block size of a trace: inferred from prompt lengths and ids, and checked for each line.
 
-A trace lists either every block, the partial last one included, or full blocks only. One block size
-and one of these two must fit every request.
+A trace lists either all blocks, with a partial last one, or full blocks only. The same block size
+and the same of these two conventions must fit every request.
 """
 
 from __future__ import annotations
@@ -12,49 +12,54 @@ from holdfast.sim.formats.rows import Rows
 from holdfast.sim.trace import Bools, Longs
 
 CANDIDATES = tuple(2**i for i in range(3, 13))
-"""The sizes that are tried: powers of two, from 8 to 4,096 tokens."""
-MOST = 0.5
-"""The share of requests that a size must fit for the others to be called wrong."""
+"""Block sizes that are tried: powers of two from 8 to 4,096 tokens."""
+
+FIT_SHARE_MIN = 0.5
+"""Share of requests that a block size must fit; the other requests are then reported as errors."""
+
 SLACK = 0.1
-"""Lengths may be estimates: by how much the number of ids may be off a size that the user gives."""
+"""Tolerance for the number of ids at a given block size, because lengths may be estimates."""
 
 
-def found(rows: Rows) -> int:
-    """The size that fits all requests, the smallest of several; an error names a misfit.
+def find(rows: Rows, given: int | None) -> int:
+    """Return the block size: `given` if not None, else the smallest that fits the requests.
 
-    Lengths may be estimates that were rounded up; a size that fits without that is preferred.
+    Lengths may be estimates that were rounded up; a size that fits without rounding is preferred.
+    Raises TraceError for the first request that does not fit.
     """
+    if given:
+        return check(rows, given)
     counts, tokens = _lengths(rows)
     rounded = np.maximum(tokens - 1, 0)
-    fits = {size: _fit(counts, tokens, size) for size in CANDIDATES}
-    loose = {size: fits[size] | _fit(counts, rounded, size) for size in CANDIDATES}
-    best: int = max(CANDIDATES, key=lambda size: (_share(loose[size]), _share(fits[size]), -size))
-    if _share(loose[best]) < MOST:
-        raise rows.source.fault(
+    exact = {size: _fit(counts, tokens, size) for size in CANDIDATES}
+    loose = {size: exact[size] | _fit(counts, rounded, size) for size in CANDIDATES}
+    best: int = max(CANDIDATES, key=lambda size: (_share(loose[size]), _share(exact[size]), -size))
+    if _share(loose[best]) < FIT_SHARE_MIN:
+        raise rows.source.error(
             rows.lines[0],
             f"{counts[0]} ids for {tokens[0]} tokens: no power of two from {CANDIDATES[0]} to "
-            f"{CANDIDATES[-1]:,} tokens a block fits most lines; say the block size with "
+            f"{CANDIDATES[-1]:,} tokens per block fits most lines; give the block size with "
             "--block-tokens",
         )
-    _refuse_misfit(rows, loose[best], best)
+    _check_fits(rows, loose[best], best)
     return best
 
 
-def held(rows: Rows, size: int) -> int:
-    """Hold every request against this size, with slack for estimated lengths; return it."""
+def check(rows: Rows, size: int) -> int:
+    """Return `size`. Raises TraceError if the ids of a request do not fit it within `SLACK`."""
     counts, tokens = _lengths(rows)
     blocks = tokens / size
-    _refuse_misfit(rows, np.abs(counts - blocks) <= 1 + SLACK * blocks, size)
+    _check_fits(rows, np.abs(counts - blocks) <= 1 + SLACK * blocks, size)
     return size
 
 
 def _lengths(rows: Rows) -> tuple[Longs, Longs]:
-    rows.refuse_none()
+    rows.check_not_empty()
     return np.array(rows.counts, np.int64), np.array(rows.input_tokens, np.int64)
 
 
 def _fit(counts: Longs, tokens: Longs, size: int) -> Bools:
-    """Which requests fit this size, under the better of the two ways to list blocks."""
+    """Return which requests fit a size, by the convention that fits more of them."""
     partial: Bools = counts == -(-tokens // size)
     full: Bools = counts == tokens // size
     return partial if _share(partial) >= _share(full) else full
@@ -64,13 +69,13 @@ def _share(fits: Bools) -> float:
     return float(np.mean(fits))
 
 
-def _refuse_misfit(rows: Rows, fits: Bools, size: int) -> None:
+def _check_fits(rows: Rows, fits: Bools, size: int) -> None:
     if not fits.all():
         at = int(np.argmin(fits))
         tokens, count = rows.input_tokens[at], rows.counts[at]
-        raise rows.source.fault(
+        raise rows.source.error(
             rows.lines[at],
             f"{count} ids for {tokens} tokens, but about {tokens / size:.1f} blocks of {size} "
             "tokens: ids are missing or too many, or the file mixes block sizes; correct or "
-            "remove the line, or say the block size with --block-tokens",
+            "remove the line, or give the block size with --block-tokens",
         )

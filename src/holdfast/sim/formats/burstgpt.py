@@ -1,8 +1,8 @@
 """BurstGPT CSV: `Timestamp` in seconds, `Request tokens`, `Response tokens`, later `Session ID`.
 
-As published with "BurstGPT" (arXiv 2401.17644). Failed requests, whose answer has 0 tokens, are
-kept. There are no ids: see `arrivals`. `Elapsed time`, where it is there, is how long an answer
-took, and with it the time a session waited before its next request.
+Published with "BurstGPT" (arXiv 2401.17644). Failed requests, with an answer of 0 tokens, are kept.
+The trace has no block ids; see `arrivals`. `Elapsed time`, if present, is the duration of an
+answer, from which the think time of the session's next request follows.
 """
 
 from __future__ import annotations
@@ -32,4 +32,4 @@ def read(source: Source, reading: Reading) -> Trace:
         rows.add(number, at_s, tokens, session, think_s)
         if session >= 0 and table.text(cells, "Elapsed time"):
             answered_s[session] = at_s + table.number(cells, "Elapsed time")
-    return arrivals.made_up(rows, reading)
+    return arrivals.with_made_up_ids(rows, reading)

@@ -1,4 +1,4 @@
-"""Load a trace of any known format."""
+"""Load a trace of any supported format."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from holdfast.sim.formats.source import Source
 from holdfast.sim.trace import Trace
 
 WINDOW_MAX_S = 1e9
-"""Most seconds within which sessions may start: a life's work."""
+"""Maximum `Reading.window_s`."""
 
 
 class Format(Protocol):
-    """What a module of a format offers; `FIELDS` are the field names that tell it apart."""
+    """The interface of a format's module; `FIELDS` are the field names that identify the format."""
 
     NAME: str
     FIELDS: frozenset[str]
 
     def read(self, source: Source, reading: Reading) -> Trace:
-        """Read the whole file."""
+        """Read the whole source."""
 
 
 FORMATS: tuple[Format, ...] = (
@@ -45,11 +45,11 @@ FORMATS: tuple[Format, ...] = (
 
 
 def load(path: str | Path, reading: Reading | None = None) -> Trace:
-    """Load a trace, plain or gzip; its format is told by its content, not by its name.
+    """Load a trace, plain or gzip; the content, not the file name, determines the format.
 
     Raises:
-        TraceError: the file can not be read, is of no known format, or something in it is wrong;
-            the message names the line and the remedy.
+        TraceError: the file cannot be read, its format is not supported, or a line is invalid; the
+            message names the line and the remedy.
     """
     reading = reading or Reading()
     if reading.block_tokens is not None and reading.block_tokens < 1:
@@ -62,5 +62,5 @@ def load(path: str | Path, reading: Reading | None = None) -> Trace:
     if not known:
         names = "; ".join(f"{form.NAME} ({', '.join(sorted(form.FIELDS))})" for form in FORMATS)
         found = ", ".join(sorted(repr(field[:40])[1:-1] for field in fields)[:8]) or "no fields"
-        raise source.fault(0, f"unknown format ({found}); known by their fields: {names}")
+        raise source.error(0, f"unknown format ({found}); known by their fields: {names}")
     return max(known, key=lambda form: len(form.FIELDS)).read(source, reading)

@@ -1,8 +1,8 @@
-"""Mooncake JSONL: a request a line with `timestamp` in ms, lengths and `hash_ids`.
+"""Mooncake JSONL: a request per line with `timestamp` in ms, lengths and `hash_ids`.
 
-As published with "Mooncake: A KVCache-centric Disaggregated Architecture" (FAST'25), 512 tokens a
-block; others use the form with other block sizes and add a `session_id`. Ids are hashes of whole
-prefixes. `timestamp` may be only an order, 1 ms apart.
+Published with "Mooncake: A KVCache-centric Disaggregated Architecture" (FAST'25), with 512-token
+blocks. Other publishers use the format with other block sizes and add a `session_id`. Ids are
+hashes of whole prefixes. Time stamps 1 ms apart may express the order only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAME = "Mooncake JSONL"
 FIELDS = frozenset({"timestamp", "input_length", "hash_ids"})
 
 
-class Line(msgspec.Struct):
+class MooncakeLine(msgspec.Struct):
     """One request."""
 
     timestamp: Time
@@ -29,11 +29,10 @@ class Line(msgspec.Struct):
 
 
 def read(source: Source, reading: Reading) -> Trace:
-    """Read the file; the block size is found from lengths and ids unless it is given."""
+    """Read the file; a block size that is not given is inferred from lengths and ids."""
     rows = Rows(source)
-    for number, line in source.decoded(msgspec.json.Decoder(Line)):
+    for number, line in source.decoded(msgspec.json.Decoder(MooncakeLine)):
         session = rows.session_of(line.session_id)
         rows.add(number, line.timestamp / 1e3, (line.input_length, line.output_length), session)
         rows.chain(line.hash_ids)
-    given = reading.block_tokens
-    return rows.trace(block_size.held(rows, given) if given else block_size.found(rows))
+    return rows.trace(block_size.find(rows, reading.block_tokens))

@@ -1,11 +1,11 @@
-"""Holdfast's own recorded events: a request a line, with the keys of its blocks.
+"""Holdfast's own recorded events: a request per line, with the keys of its blocks.
 
     {"at_s": 12.5, "fingerprint": "9f...", "session": "a1", "tokens": 1100, "output_tokens": 80,
      "keys": ["03...", ...]}
 
-`at_s` in seconds on any clock; `tokens` of the prompt; `keys` in hexadecimal, head first, of the
-full blocks of the prompt; `session` and `output_tokens` may be left out. Keys name a fingerprint
-and a whole prefix, so nothing is shared between fingerprints; they reveal no text.
+`at_s` is in seconds on any clock. `tokens` counts the prompt. `keys` are the hexadecimal keys of
+the prompt's full blocks, head first. `session` and `output_tokens` are optional. A key names a
+fingerprint and a whole prefix, so fingerprints share no blocks; keys do not reveal text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIELDS = frozenset({"at_s", "fingerprint", "tokens", "keys"})
 Hex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]+$")]
 
 
-class Line(msgspec.Struct):
+class RecordedLine(msgspec.Struct):
     """One request."""
 
     at_s: Time
@@ -37,12 +37,11 @@ class Line(msgspec.Struct):
 
 
 def read(source: Source, reading: Reading) -> Trace:
-    """Read the file; the block size is found from lengths and keys unless it is given."""
+    """Read the file; a block size that is not given is inferred from lengths and keys."""
     rows = Rows(source)
     names: dict[str, int] = {}
-    for number, line in source.decoded(msgspec.json.Decoder(Line)):
+    for number, line in source.decoded(msgspec.json.Decoder(RecordedLine)):
         session = rows.session_of(line.session)
         rows.add(number, line.at_s, (line.tokens, line.output_tokens), session)
         rows.chain([names.setdefault(key, len(names)) for key in line.keys])
-    given = reading.block_tokens
-    return rows.trace(block_size.held(rows, given) if given else block_size.found(rows))
+    return rows.trace(block_size.find(rows, reading.block_tokens))

@@ -1,4 +1,4 @@
-"""Requests on their way from a file into a trace: what every loader fills, line by line."""
+"""Columns that a loader fills line by line, and turns into a trace."""
 
 from __future__ import annotations
 
@@ -18,37 +18,38 @@ _log = logging.getLogger(__name__)
 
 
 TOKENS_MAX = 2**31
-"""No prompt is longer; more is a fault of the file."""
+"""Maximum tokens of a prompt; a larger number is an error in the file."""
 
 REQUEST_BLOCKS_MAX = 1 << 22
-"""Most blocks of one request: 67 M tokens at 16 a block; more is a fault of the file."""
-BLOCKS_MAX = 1 << 29
-"""Most block accesses of a trace, twelve times those of the longest one shipped.
+"""Maximum blocks of a request: 67 M tokens at 16 per block; more is an error in the file."""
 
-A few bytes of a file can stand for any number of blocks, and each takes memory.
+BLOCKS_MAX = 1 << 29
+"""Maximum block accesses of a trace: twelve times those of the longest shipped trace.
+
+A few bytes of a file can describe any number of blocks, and each block takes memory.
 """
 
-Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 TIME_MAX = 1e15
-"""No time stamp is further from 0, in whatever unit; more is a fault of the file."""
+"""Maximum absolute value of a time stamp in any unit; more is an error in the file."""
 
+Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 Time = Annotated[float, Meta(ge=-TIME_MAX, le=TIME_MAX)]
 Id = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Reading(NamedTuple):
-    """How to read a trace, where its file leaves something open."""
+    """Options for what a trace file does not say."""
 
     block_tokens: int | None = None
-    """Tokens in a block; None: what the format or the file says, or 64 where there are no ids."""
+    """Tokens per block; None: by the format or the file, or 64 if the trace has no ids."""
     window_s: float = 8 * 3600.0
-    """Sessions without a common clock start at random within this many seconds."""
+    """Time window for the random starts of sessions that have no common clock."""
     seed: int = 1
-    """The seed of those random starts."""
+    """Seed of these random starts."""
 
 
 class Rows:
-    """Requests in the order of a file, each with its line number."""
+    """Requests in the order of a file, each with its line number, as columns."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -70,7 +71,7 @@ class Rows:
         session: int = UNKNOWN,
         think_s: float = math.nan,
     ) -> None:
-        """Add a request with `tokens` in and out; its ids follow by `chain`, if it has any."""
+        """Add a request with `tokens` of (prompt, answer); `chain` then adds its ids, if any."""
         self.lines.append(line)
         self.time_s.append(time_s)
         self.input_tokens.append(tokens[0])
@@ -79,23 +80,24 @@ class Rows:
         self.think_s.append(think_s)
 
     def chain(self, ids: Sequence[int]) -> None:
-        """Add the ids of the request added last, head first."""
+        """Add the ids of the last added request, head first."""
         self.counts.append(len(ids))
         self.ids.extend(ids)
 
     def session_of(self, name: Hashable | None) -> int:
-        """A number for this session; -1 for no session."""
+        """Return the number of a session, the same for the same name; -1 for None."""
         return UNKNOWN if name is None else self._sessions.setdefault(name, len(self._sessions))
 
-    def refuse_none(self) -> None:
-        """Refuse a file without a request."""
+    def check_not_empty(self) -> None:
+        """Raise TraceError if there is no request."""
         if not self.lines:
-            raise self.source.fault(0, "no requests in it; is it the right file?")
+            raise self.source.error(0, "no requests in it; is it the right file?")
 
-    def refuse_too_many(self, counts: Longs) -> None:
-        """Refuse requests, in the order of the file, that have so many blocks; before listing them.
+    def check_block_counts(self, counts: Longs) -> None:
+        """Raise TraceError if a request or the trace exceeds its maximum number of blocks.
 
-        Raises TraceError with the line, the number of blocks and the limit.
+        `counts` are the blocks of each request, in the order of the file. Call this before the
+        blocks are created.
         """
         until = np.cumsum(counts)
         over = np.flatnonzero((counts > REQUEST_BLOCKS_MAX) | (until > BLOCKS_MAX))
@@ -103,21 +105,21 @@ class Rows:
             return
         at = int(over[0])
         if counts[at] > REQUEST_BLOCKS_MAX:
-            what = f"{counts[at]:,} blocks; a request has {REQUEST_BLOCKS_MAX:,} at most"
-            remedy = "correct or remove the line, or take larger blocks (--block-tokens)"
+            what = f"{counts[at]:,} blocks; a request has at most {REQUEST_BLOCKS_MAX:,}"
+            remedy = "correct or remove the line, or use larger blocks (--block-tokens)"
         else:
-            what = f"{until[at]:,} blocks up to here; a trace has {BLOCKS_MAX:,} at most"
-            remedy = "split the file, or take larger blocks (--block-tokens)"
-        raise self.source.fault(self.lines[at], f"{what}; {remedy}")
+            what = f"{until[at]:,} blocks up to here; a trace has at most {BLOCKS_MAX:,}"
+            remedy = "split the file, or use larger blocks (--block-tokens)"
+        raise self.source.error(self.lines[at], f"{what}; {remedy}")
 
     def requests(self) -> Requests:
-        """The columns without the ids, in the order of the file; warns where that isn't by time."""
-        self.refuse_none()
+        """Return the columns without ids, in the order of the file; warn if times go back."""
+        self.check_not_empty()
         time_s = np.array(self.time_s)
         back = np.flatnonzero(np.diff(time_s) < 0)
         if len(back):
             _log.warning(
-                "%s: arrives before the request above, as %d others do; sorted by time",
+                "%s: arrives before the request above, as do %d more; sorting by time",
                 self.source.place(self.lines[int(back[0]) + 1]),
                 len(back) - 1,
             )
@@ -130,11 +132,11 @@ class Rows:
         )
 
     def trace(self, block_tokens: int) -> Trace:
-        """The trace of these requests and ids."""
+        """Return the trace of these requests and ids."""
         counts, ids = self.blocks()
-        self.refuse_too_many(counts)
+        self.check_block_counts(counts)
         return arrange(self.source.name, block_tokens, self.requests(), counts, ids)
 
     def blocks(self) -> tuple[Longs, Longs]:
-        """The number of ids of each request, and the ids."""
+        """Return the number of ids of each request, and all ids."""
         return np.array(self.counts, np.int64), np.array(self.ids, np.int64)

@@ -1,14 +1,14 @@
-"""Agent sessions, a JSON object each: requests with times from the session's start.
+"""Agent sessions, one JSON object per line, with times relative to the session's start.
 
-As captured from Claude Code by WEKA (callanjfox/kv-cache-tester): `block_size`, and `requests` with
-`t`, `in`, `out` and either `hash_ids` or `runs` of `[first id, how many]`. Ids are hashes of whole
-prefixes, and hold within a session unless `hash_id_scope` is "global". Sub-agents count time from
-their own start: either an entry of `requests` has `requests` of its own, or a request says which
-one of `subagents` sent it, in `sub`.
+The format of WEKA's captures of Claude Code (callanjfox/kv-cache-tester): `block_size`, and
+`requests` with `t`, `in`, `out` and either `hash_ids` or `runs` of `[first id, number of ids]`. Ids
+are hashes of whole prefixes and unique within a session, or globally if `hash_id_scope` is
+"global". Times of a sub-agent are relative to its own start: its requests are nested in an entry of
+`requests`, or refer to an entry of `subagents` by `sub`.
 
-Sessions were recorded one by one, so a trace is composed of them: each starts at random within a
-window. What sessions share is not visible, and hits are a lower bound. A session that is the
-start of another (`prefix_of`) is left out.
+Sessions were recorded one at a time, so the loader composes a trace: each session starts at random
+within a window. Blocks shared between sessions are unknown, so hits are a lower bound. A session
+that is the start of another (`prefix_of`) is skipped.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class SubAgent(msgspec.Struct):
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 
 
-class Request(msgspec.Struct):
-    """One request, or a sub-agent with its own; `think` is the client's time since an answer."""
+class AgentRequest(msgspec.Struct):
+    """A request, or a sub-agent with `requests`; `think` is the time since the last answer."""
 
     t: Time
     tokens: Tokens = msgspec.field(name="in", default=0)
@@ -50,21 +50,21 @@ class Request(msgspec.Struct):
     sub: Annotated[int, msgspec.Meta(ge=0)] | None = None
     runs: list[tuple[Id, Tokens]] | None = None
     hash_ids: list[Id] | None = None
-    requests: list[Request] | None = None
+    requests: list[AgentRequest] | None = None
 
 
-class Session(msgspec.Struct):
+class AgentSession(msgspec.Struct):
     """One session."""
 
     block_size: Annotated[int, msgspec.Meta(ge=1)]
-    requests: list[Request]
+    requests: list[AgentRequest]
     subagents: list[SubAgent] = []
     prefix_of: str | None = None
     hash_id_scope: str = "local"
 
 
-class Chains:
-    """Chains as runs of consecutive ids, those of each session apart from all others."""
+class SessionChains:
+    """Chains as runs of consecutive ids, offset so that sessions do not share ids."""
 
     def __init__(self) -> None:
         self.firsts = array("q")
@@ -73,11 +73,11 @@ class Chains:
         self._base = self._end = 0
 
     def session(self, scope: str) -> None:
-        """Start a new session: its ids meet none of the others', unless they are global."""
+        """Start a session; its ids get an offset unless their scope is global."""
         self._base = 0 if scope == "global" else self._end
 
     def add(self, runs: list[tuple[int, int]]) -> int:
-        """Add the chain of one request; return how many blocks it has."""
+        """Add the chain of one request; return its number of blocks."""
         self.runs.append(len(runs))
         for first, length in runs:
             self.firsts.append(self._base + first)
@@ -86,7 +86,7 @@ class Chains:
         return sum(length for _, length in runs)
 
     def ids(self, order: Longs) -> tuple[Longs, Longs]:
-        """How many blocks each request has, and all ids, requests in this order."""
+        """Return the number of blocks of each request, and all ids, for requests in `order`."""
         runs = np.array(self.runs, np.int64)
         taken = spread(offsets(runs)[:-1][order], runs[order])
         lengths = np.array(self.lengths, np.int64)[taken]
@@ -96,46 +96,48 @@ class Chains:
 
 
 def read(source: Source, reading: Reading) -> Trace:
-    """Compose a trace of the sessions, in the order of the file, with random starts."""
-    draw = random.Random(reading.seed)  # noqa: S311 - a composition, not a secret
-    rows, chains = Rows(source), Chains()
+    """Compose a trace of the sessions with random starts, drawn in the order of the file."""
+    rng = random.Random(reading.seed)  # noqa: S311 - not a secret
+    rows, chains = Rows(source), SessionChains()
     block_tokens = 0
-    for number, session in source.decoded(msgspec.json.Decoder(Session)):
+    for number, session in source.decoded(msgspec.json.Decoder(AgentSession)):
         if session.prefix_of is not None:
             continue
         if block_tokens and session.block_size != block_tokens:
-            raise source.fault(
+            raise source.error(
                 number,
                 f"block_size {session.block_size} after {block_tokens}: a trace has one block "
                 "size; split the file by block size",
             )
         block_tokens = session.block_size
         if reading.block_tokens not in (None, block_tokens):
-            raise source.fault(
+            raise source.error(
                 number,
-                f"block_size {block_tokens}, but {reading.block_tokens} was asked for: ids can not "
-                "be cut anew; leave the block size out",
+                f"block_size {block_tokens}, but {reading.block_tokens} was given: ids cannot be "
+                "converted to another block size; remove the option",
             )
-        _add(rows, chains, number, session, reading.window_s * draw.random())
+        _add(rows, chains, number, session, reading.window_s * rng.random())
     times = np.array(rows.time_s)
     order = np.argsort(times, kind="stable")
-    rows.time_s = array("d", np.sort(times))  # composed, so there is no order to warn about
+    rows.time_s = array("d", np.sort(times))  # composed: no order to warn about
     requests = rows.requests().taken(order)._replace(time_s=times[order])
-    rows.refuse_too_many(np.array(rows.counts, np.int64))
+    rows.check_block_counts(np.array(rows.counts, np.int64))
     counts, ids = chains.ids(order)
     trace = arrange(source.name, block_tokens, requests, counts, ids)
     return trace._replace(composed=True)
 
 
-def _add(rows: Rows, chains: Chains, number: int, session: Session, start_s: float) -> None:
-    """Add one session's requests, in its own order."""
+def _add(
+    rows: Rows, chains: SessionChains, number: int, session: AgentSession, start_s: float
+) -> None:
+    """Add the requests of one session, in their order in the file."""
     chains.session(session.hash_id_scope)
-    known = rows.session_of(number)
+    session_number = rows.session_of(number)
     for at, (request, since_s) in enumerate(_flat(rows, number, session)):
         blocks = chains.add(_runs(request))
         full = request.tokens // session.block_size
         if blocks not in (full, -(-request.tokens // session.block_size)):
-            raise rows.source.fault(
+            raise rows.source.error(
                 number,
                 f"request {at} at {request.t:g} s: {blocks} ids for {request.tokens} tokens, but "
                 f"{full} full blocks of {session.block_size}: ids are missing or too many; "
@@ -144,12 +146,12 @@ def _add(rows: Rows, chains: Chains, number: int, session: Session, start_s: flo
         think = request.think_time if request.think is None else request.think
         think_s = math.nan if think is None or not at else think
         tokens = request.tokens, request.answer
-        rows.add(number, start_s + since_s, tokens, known, think_s)
+        rows.add(number, start_s + since_s, tokens, session_number, think_s)
         rows.counts.append(blocks)
 
 
-def _flat(rows: Rows, number: int, session: Session) -> Iterator[tuple[Request, float]]:
-    """Every request with its seconds since the session's start, those of sub-agents in place."""
+def _flat(rows: Rows, number: int, session: AgentSession) -> Iterator[tuple[AgentRequest, float]]:
+    """Yield (request, seconds since the session's start), with sub-agents' requests in place."""
     for request in session.requests:
         since_s = 0.0
         if request.requests is not None:
@@ -158,7 +160,7 @@ def _flat(rows: Rows, number: int, session: Session) -> Iterator[tuple[Request, 
             continue
         if request.sub is not None:
             if request.sub >= len(session.subagents):
-                raise rows.source.fault(
+                raise rows.source.error(
                     number,
                     f"request at {request.t:g} s: sub {request.sub}, but there are "
                     f"{len(session.subagents)} subagents; correct or remove the request",
@@ -167,8 +169,8 @@ def _flat(rows: Rows, number: int, session: Session) -> Iterator[tuple[Request, 
         yield request, since_s + request.t
 
 
-def _runs(request: Request) -> list[tuple[int, int]]:
-    """A request's ids as runs."""
+def _runs(request: AgentRequest) -> list[tuple[int, int]]:
+    """Return a request's ids as runs (first id, number of ids)."""
     if request.runs is not None:
         return request.runs
     ids = np.array(request.hash_ids or [], np.int64)

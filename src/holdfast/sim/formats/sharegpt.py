@@ -1,9 +1,10 @@
-"""ShareGPT-like JSON: conversations as text, one list of them or one a line.
+"""ShareGPT-like JSON: conversations as text, in one list or one per line.
 
-Each is `{"conversations": [{"from": "human", "value": "..."}, ...]}`. Every answer is a request
-with all the text before it. Tokens are estimated as UTF-8 bytes / 4, and blocks are hashes of the
-text of `4 * block_tokens` bytes. There are no times: requests come a second apart, conversation
-after conversation, so only their order means anything. The text itself is not kept.
+Each is `{"conversations": [{"from": "human", "value": "..."}, ...]}`. Every answer becomes a
+request whose prompt is all the text before it. Tokens are estimated as UTF-8 bytes / 4; a block id
+is a hash of the text up to the end of the block's `4 * block_tokens` bytes. The format has no
+times: requests arrive one second apart, conversation after conversation, so only their order is
+meaningful. The text is not kept.
 """
 
 from __future__ import annotations
@@ -21,42 +22,42 @@ from holdfast.sim.trace import Trace
 NAME = "ShareGPT-like JSON"
 FIELDS = frozenset({"conversations", "from", "value"})
 TOKEN_BYTES = 4
-_ASKING = {"human", "user", "system", "tool"}
+_PROMPT_ROLES = {"human", "user", "system", "tool"}
 
 
-class Turn(msgspec.Struct):
-    """What one side said."""
+class ChatTurn(msgspec.Struct):
+    """One message of a conversation."""
 
-    by: str = msgspec.field(name="from")
+    role: str = msgspec.field(name="from")
     value: str
 
 
 class Conversation(msgspec.Struct):
     """One conversation."""
 
-    conversations: list[Turn]
+    conversations: list[ChatTurn]
 
 
 def read(source: Source, reading: Reading) -> Trace:
-    """Read the file; a list is held in memory as a whole."""
+    """Read the file; a JSON list is read into memory as a whole."""
     size = reading.block_tokens or BLOCK_TOKENS
     rows = Rows(source)
     for session, (number, conversation) in enumerate(_conversations(source)):
-        said = bytearray()
+        text = bytearray()
         ids: list[int] = []
         for turn in conversation.conversations:
-            text = f"{turn.by}: {turn.value}\n".encode(errors="replace")
-            if turn.by not in _ASKING and said:
-                _name(said, ids, size * TOKEN_BYTES)
-                tokens = -(-len(said) // TOKEN_BYTES), -(-len(text) // TOKEN_BYTES)
+            message = f"{turn.role}: {turn.value}\n".encode(errors="replace")
+            if turn.role not in _PROMPT_ROLES and text:
+                _append_ids(text, ids, size * TOKEN_BYTES)
+                tokens = -(-len(text) // TOKEN_BYTES), -(-len(message) // TOKEN_BYTES)
                 rows.add(number, float(len(rows.lines)), tokens, session)
                 rows.chain(ids)
-            said += text
+            text += message
     return rows.trace(size)
 
 
 def _conversations(source: Source) -> Iterator[tuple[int, Conversation]]:
-    """Each conversation, with the line that it starts on where there is one a line."""
+    """Yield (line number, conversation); a list has one line number for all."""
     lines = source.lines()
     number, first = next(lines, (0, b""))
     if first.lstrip()[:1] == b"[":
@@ -67,9 +68,9 @@ def _conversations(source: Source) -> Iterator[tuple[int, Conversation]]:
         yield from source.decoded(msgspec.json.Decoder(Conversation))
 
 
-def _name(said: bytearray, ids: list[int], size: int) -> None:
-    """Name the full blocks of the text that have no id yet, each by all the text up to its end."""
-    for end in range((len(ids) + 1) * size, len(said) + 1, size):
+def _append_ids(text: bytearray, ids: list[int], size: int) -> None:
+    """Append the ids of the text's full blocks of `size` bytes that `ids` does not have yet."""
+    for end in range((len(ids) + 1) * size, len(text) + 1, size):
         before = ids[-1].to_bytes(8, "little", signed=True) if ids else b""
-        digest = blake2b(before + said[end - size : end], digest_size=8).digest()
+        digest = blake2b(before + text[end - size : end], digest_size=8).digest()
         ids.append(int.from_bytes(digest, "little", signed=True))

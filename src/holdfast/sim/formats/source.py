@@ -1,4 +1,4 @@
-"""A trace file as lines with numbers, plain or gzip, and errors that say where they are."""
+"""Numbered lines of a trace file or folder, plain or gzip, and errors that name file and line."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import msgspec
 from holdfast.errors import TraceError
 
 HEAD_BYTES = 1 << 16
+"""Bytes read to find the field names that identify a format."""
+
 _GZIP = b"\x1f\x8b"
 _FIELD = re.compile(rb'"([A-Za-z_]\w*)"\s*:')
 _TRACE = re.compile(r"\.(jsonl?|csv)(\.gz)?$")
@@ -23,9 +25,9 @@ _Line = TypeVar("_Line")
 
 
 class Source:
-    """One file, or a folder of files read in the order of their names as if they were one.
+    """One file, or a folder whose files are read in the order of their names, as one.
 
-    Every error raised here or made by `fault` is a `TraceError` that names file and line.
+    Every error that it raises or that `error` returns is a `TraceError` that names file and line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,20 +37,20 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The file's name without its endings."""
+        """The file's name without its suffixes."""
         return self.path.name.partition(".")[0]
 
     def place(self, line: int) -> str:
-        """File and line of a line that `lines` numbered; line 0 is all of it."""
+        """Return file and line of a line number from `lines`; 0 stands for the whole source."""
         at = bisect_left(self._begins, line) - 1
         return f"{self._files[at]}:{line - self._begins[at]}" if line else str(self.path)
 
-    def fault(self, line: int, what: str) -> TraceError:
-        """An error at one line; line 0 is the file as a whole."""
+    def error(self, line: int, what: str) -> TraceError:
+        """Return an error at one line; 0 stands for the whole source."""
         return TraceError(f"{self.place(line)}: {what}")
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Every line that isn't blank, numbered from 1 on through all files; streamed."""
+        """Yield (number, line) of every line that is not blank; numbers continue across files."""
         number = 0
         self._files, self._begins = [], []
         for file in self._listed():
@@ -64,7 +66,7 @@ class Source:
             return [self.path]
         files = [file for file in sorted(self.path.iterdir()) if _TRACE.search(file.name)]
         if not files:
-            raise self.fault(0, "no .json, .jsonl or .csv file in this folder, plain or .gz")
+            raise self.error(0, "no .json, .jsonl or .csv file in this folder, plain or .gz")
         return files
 
     def _read(self, file: Path, before: int) -> Iterator[bytes]:
@@ -74,22 +76,22 @@ class Source:
                 for number, line in enumerate(lines, before + 1):
                     yield line.removeprefix(codecs.BOM_UTF8) if number == before + 1 else line
         except EOFError:
-            raise self.fault(
-                number + 1, "the gzip data ends early: the file is cut; fetch it again"
+            raise self.error(
+                number + 1, "the gzip data ends early: the file is truncated; fetch it again"
             ) from None
         except (gzip.BadGzipFile, zlib.error) as error:
-            raise self.fault(
+            raise self.error(
                 number + 1, f"the gzip data is damaged ({error}); fetch the file again"
             ) from None
         except OSError as error:
-            raise TraceError(f"{file}: can not be read: {error.strerror}") from None
+            raise TraceError(f"{file}: cannot be read: {error.strerror}") from None
 
     def whole(self) -> bytes:
-        """The file in one piece."""
+        """Return the whole content."""
         return b"".join(line for _, line in self.lines())
 
     def fields(self) -> set[str]:
-        """Names of JSON fields or CSV columns in the first 64 KiB; what tells formats apart."""
+        """Return the JSON field names or CSV columns in the first `HEAD_BYTES` bytes."""
         head = b""
         for _, line in self.lines():
             head += line[: HEAD_BYTES - len(head)]
@@ -100,32 +102,32 @@ class Source:
         return set(columns(head.partition(b"\n")[0]))
 
     def decoded(self, decoder: msgspec.json.Decoder[_Line]) -> Iterator[tuple[int, _Line]]:
-        """Every line as the decoder's type."""
+        """Yield (number, decoded line) of every line."""
         for number, line in self.lines():
             yield number, self.decode(decoder, line, number)
 
     def decode(self, decoder: msgspec.json.Decoder[_Line], line: bytes, number: int) -> _Line:
-        """One line as the decoder's type."""
+        """Decode one line. Raises TraceError with its number."""
         try:
             return decoder.decode(line)
         except msgspec.ValidationError as error:
-            raise self.fault(number, f"{error}; correct or remove the line") from None
+            raise self.error(number, f"{error}; correct or remove the line") from None
         except RecursionError:
-            raise self.fault(number, "nested too deeply; correct or remove the line") from None
+            raise self.error(number, "nested too deeply; correct or remove the line") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise self.fault(
+            raise self.error(
                 number, f"not JSON ({error}): is the file cut? Correct or remove the line"
             ) from None
 
 
 def _opened(file: Path) -> IO[bytes]:
-    """The file, unpacked if it is packed."""
+    """Open a file, decompressing gzip."""
     with file.open("rb") as opened:
-        packed = opened.read(2) == _GZIP
-    return cast(IO[bytes], gzip.open(file)) if packed else file.open("rb")
+        compressed = opened.read(2) == _GZIP
+    return cast(IO[bytes], gzip.open(file)) if compressed else file.open("rb")
 
 
 def columns(header: bytes) -> list[str]:
-    """The column names in the first line of a CSV file."""
+    """Return the column names in the first line of a CSV file."""
     text = header.decode(errors="replace")
     return [name.strip().strip('"') for name in text.split(",")]

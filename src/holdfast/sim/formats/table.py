@@ -1,4 +1,4 @@
-"""A CSV file by column names, with errors that name line, column and value."""
+"""A CSV file read by column name, with errors that name line, column and value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.sim.formats.source import Source, columns
 
 
 class Table:
-    """The rows of a CSV file without quoted commas; the first line names the columns."""
+    """The rows of a CSV file; the first line names the columns. Quoted commas are not supported."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -18,10 +18,10 @@ class Table:
         self._line = 0
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
-        """Line numbers and cells, header left out."""
+        """Yield (line number, cells) of each row below the header."""
         header = b""
         for number, line in self.source.lines():
-            if line == header:  # every file of a folder has one
+            if line == header:  # each file of a folder starts with it
                 continue
             if not self._at:
                 header = line
@@ -30,7 +30,7 @@ class Table:
             self._line = number
             cells = line.decode("utf-8", errors="replace").strip().split(",")
             if len(cells) != len(self._at):
-                raise self.source.fault(
+                raise self.source.error(
                     number,
                     f"{len(cells)} cells under {len(self._at)} columns: is the file cut? "
                     "Correct or remove the line",
@@ -38,28 +38,28 @@ class Table:
             yield number, cells
 
     def text(self, cells: list[str], column: str) -> str:
-        """A cell; empty if there is no such column."""
+        """Return a cell as text; empty if the column does not exist."""
         at = self._at.get(column)
         return "" if at is None else cells[at].strip().strip('"')
 
     def number(self, cells: list[str], column: str) -> float:
-        """A cell that must be a number."""
+        """Return a cell as a number. Raises TraceError for another value."""
         text = self.text(cells, column)
         try:
             value = float(text)
         except ValueError:
             value = math.nan
         if not abs(value) <= TIME_MAX:
-            raise self.source.fault(
+            raise self.source.error(
                 self._line, f'{column} "{text}": not a number; correct or remove the line'
             )
         return value
 
     def tokens(self, cells: list[str], column: str) -> int:
-        """A cell that must be a number of tokens."""
+        """Return a cell as a number of tokens. Raises TraceError for another value."""
         value = self.number(cells, column)
         if not 0 <= value <= TOKENS_MAX or value != int(value):
-            raise self.source.fault(
+            raise self.source.error(
                 self._line,
                 f"{column} {value:g}: not a number of tokens from 0 to {TOKENS_MAX}; "
                 "correct or remove the line",

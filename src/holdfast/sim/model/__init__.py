@@ -1,4 +1,4 @@
-"""Model arithmetic: from a config.json to bytes per token, bytes per sequence and prefill FLOP."""
+"""Model arithmetic: KV bytes per token and per sequence, and prefill FLOP, from a config.json."""
 
 from holdfast.sim.model.catalogue import known_models, load_model, read_model
 from holdfast.sim.model.shape import DTYPE_BYTES, Attention, ModelShape, dtype_bytes

@@ -1,7 +1,7 @@
-"""Models by name or by config.json: the shipped ones, and any other of a shape that is known.
+"""Model shapes by the name of a shipped model, or from the config.json of any other.
 
-The shipped configs hold numbers only: the fields that the arithmetic reads, as the publishers
-released them (data/models/README.md names source and licences).
+The shipped configs contain only the fields that the arithmetic reads, with the publishers' values
+(data/models/README.md names source and licences).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from holdfast.sim.model.layers import Layer, layers_of
 from holdfast.sim.model.parameters import (
     count,
     heads,
-    is_first_mamba,
+    is_mamba1,
     mamba_sizes,
     weights_bytes,
 )
 from holdfast.sim.model.shape import Attention, ModelShape
 
 CONFIG_BYTES_MAX = 4 * 1024 * 1024
-_ASKED_BY_ALL = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+_REQUIRED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -41,10 +41,10 @@ def known_models() -> tuple[str, ...]:
 
 
 def load_model(name: str) -> ModelShape:
-    """Return a model from a shipped name, such as Qwen3-8B, or from the path of a config.json.
+    """Return the shape of a shipped model, such as Qwen3-8B, or of the config.json at a path.
 
-    A name may leave out the publisher, "Meta-" and upper case. Raises ConfigError for a name that
-    is not known, with those that come close, and for a config that lacks what is needed.
+    A name may omit the publisher and "Meta-"; case does not matter. Raises ConfigError for an
+    unknown name, with similar names, and for a config that lacks a needed field.
     """
     path = Path(name)
     if name.endswith(".json") or path.exists():
@@ -57,16 +57,18 @@ def load_model(name: str) -> ModelShape:
 def read_model(config: Mapping[str, Any], name: str) -> ModelShape:
     """Return the shape of a model from the plain data of its config.json.
 
-    Raises ConfigError naming every basic field that is missing, or the first of a kind of layer.
+    Raises ConfigError that names all missing basic fields, or the first missing field of a layer.
     """
     return shape_of(Fields(config, name))
 
 
 def shape_of(fields: Fields) -> ModelShape:
-    """Return the shape that the fields describe; they remember what was asked for."""
-    fields.need(*_ASKED_BY_ALL)
+    """Return the shape that the fields describe."""
+    fields.need(*_REQUIRED)
     if not fields.number("num_attention_heads"):
-        raise ConfigError(f"{fields.name}: num_attention_heads: 0; a model without has no KV cache")
+        raise ConfigError(
+            f"{fields.name}: num_attention_heads: 0; a model without any has no KV cache"
+        )
     layers = layers_of(fields)
     counted = count(fields, layers)
     shape = ModelShape(
@@ -79,18 +81,20 @@ def shape_of(fields: Fields) -> ModelShape:
     )
     if not shape.context_bytes(1) or not counted.active:
         raise ConfigError(
-            f"{fields.name}: its layers keep nothing, or compute nothing: a size in it is 0; "
+            f"{fields.name}: its layers keep nothing, or compute nothing, because a size is 0; "
             "correct the config"
         )
     return shape
 
 
 def _attention(fields: Fields, layers: list[Layer]) -> tuple[Attention, ...]:
-    shared = fields.number("num_kv_shared_layers", default=0)  # the last use what others keep
+    shared = fields.number(
+        "num_kv_shared_layers", default=0
+    )  # the last layers reuse the KV of earlier ones
     if shared >= len(layers):
         raise ConfigError(
-            f"{fields.name}: num_kv_shared_layers: {shared} of {len(layers)} layers; some must "
-            "keep what the others use: correct the config"
+            f"{fields.name}: num_kv_shared_layers: {shared} of {len(layers)} layers; at "
+            "least one layer must keep its own KV state; correct the config"
         )
     kinds = [layer.mixer for layer in layers[: len(layers) - shared]]
     parts: list[Attention] = []
@@ -130,7 +134,7 @@ def _bounded(fields: Fields, kind: Any, layers: int) -> Attention:  # noqa: ANN4
 
 
 def _latent(fields: Fields, layers: int) -> Attention:
-    """One latent for all heads; a sparse one is read in latent form, a dense one expanded."""
+    """One latent for all heads; sparse attention reads it as it is, dense attention expands it."""
     query, rank = fields.number("num_attention_heads"), fields.number("kv_lora_rank")
     rope = fields.number("qk_rope_head_dim")
     top_k = fields.number("index_topk", default=0)
@@ -148,19 +152,19 @@ def _latent(fields: Fields, layers: int) -> Attention:
 
 
 def _compressed(fields: Fields, count_: int) -> list[Attention]:
-    """DeepSeek-V4: a window in each layer; behind it one entry for each 4 or 128 tokens.
+    """DeepSeek-V4: a window in each layer, and one entry per 4 or 128 older tokens.
 
-    Derived from the config alone: entries of `head_dim` for keys and values together, and indexer
-    keys where the compression is mild.
+    Derived from the config alone: an entry has `head_dim` elements for key and value together; the
+    layers with the lowest compression have indexer keys too.
     """
     query, size = fields.number("num_attention_heads"), fields.number("head_dim")
     ratios = fields.numbers("compress_ratios")[:count_]
     flop = 4 * query * size
     span = fields.number("sliding_window")
     parts = [Attention(kind="window", layers=count_, elements=size, span=span, pair_flop=flop)]
-    mildest = min((ratio for ratio in ratios if ratio), default=0)
+    lowest = min((ratio for ratio in ratios if ratio), default=0)
     for ratio in sorted({ratio for ratio in ratios if ratio}):
-        indexed = ratio == mildest
+        indexed = ratio == lowest
         index_size = fields.number("index_head_dim") if indexed else 0
         part = Attention(
             kind="full",
@@ -192,7 +196,7 @@ def _linear(fields: Fields, layers: int) -> Attention:
 
 def _mamba(fields: Fields, layers: int) -> Attention:
     kernel = fields.number("conv_kernel", "mamba_d_conv", default=1)
-    if is_first_mamba(fields):
+    if is_mamba1(fields):
         inner = fields.number("mamba_expand") * fields.number("hidden_size")
         state = fields.number("mamba_d_state")
         return _state(fields, layers, inner * state, inner * max(kernel - 1, 0))
@@ -215,11 +219,13 @@ def _state(fields: Fields, layers: int, elements: int, convolution: int) -> Atte
 def _read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > CONFIG_BYTES_MAX:
-            raise ConfigError(f"{path}: over {CONFIG_BYTES_MAX:,} bytes: no config.json; name it")
+            raise ConfigError(
+                f"{path}: over {CONFIG_BYTES_MAX:,} bytes, no config.json; give another path"
+            )
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path}: can not be read as JSON: {error}; give a model's config.json"
+            f"{path}: cannot be read as JSON: {error}; give a model's config.json"
         ) from error
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: holds {type(config).__name__}, not a model's config.json")
@@ -237,7 +243,7 @@ def _find(name: str) -> str:
     close = holding or [plain[s] for s in difflib.get_close_matches(wanted, plain, 5, 0.5)]
     hint = f"; close: {', '.join(close)}" if close else ""
     raise ConfigError(
-        f"model {name!r}: not one of the {len(plain)} that are shipped{hint}; "
+        f"model {name!r}: not one of the {len(plain)} shipped models{hint}; "
         "`holdfast size --models` lists all, or give the path of its config.json"
     )
 

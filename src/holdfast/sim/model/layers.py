@@ -1,6 +1,6 @@
-"""Which layer of a model does what: how it remembers, and what its feed-forward part is.
+"""The layers of a model, from its config.json: attention or recurrence, and feed-forward part.
 
-Publishers say it in different fields; here they become one name a layer.
+Publishers use different fields for the same thing; this module maps them to one set of names.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _PATTERN: dict[str, tuple[Mixer, Feed]] = {
     "-": ("none", "dense"),
 }
 _LLAMA4_FULL_EVERY = 4
-"""Llama 4's default where its config lists no layers: each fourth has no rope and sees all."""
+"""Llama 4's default without a list of layers: each fourth has no rope and full attention."""
 
 _FULL_EVERY = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2}
-"""Where a config says a window and no pattern: each nth layer sees all, by default."""
+"""Model type to n: each nth layer has full attention if a config has a window but no pattern."""
 
 _STATE_FIELDS = (
     "linear_num_value_heads",
@@ -40,7 +40,7 @@ _STATE_FIELDS = (
     "mamba_num_heads",
     "ssm_state_size",
 )
-"""Sizes of recurrent layers: a config that has them and names no such layer is not understood."""
+"""Sizes of recurrent layers: a config that has one but lists no recurrent layer is refused."""
 
 _OTHER_HYBRIDS = (
     "_block_types",
@@ -50,21 +50,20 @@ _OTHER_HYBRIDS = (
     "global_attn_every_n_layers",
     "hybrid_layer_ids",
 )
-"""Fields that say in other words which layers see all; no model is sized by guessing at them."""
-
+"""Fields that describe mixed layers in an unsupported way; a config that has one is refused."""
 
 LAYERS_MAX = 10_000
 
 
 class Layer(NamedTuple):
-    """What one layer is made of."""
+    """One layer: its sequence mixer and its feed-forward part."""
 
     mixer: Mixer
     feed: Feed
 
 
 def layers_of(fields: Fields) -> list[Layer]:
-    """Return the model's layers in order. Raises ConfigError where lists do not fit."""
+    """Return the model's layers in order. Raises ConfigError for fields that contradict."""
     count = fields.number("num_hidden_layers", least=1)
     if count > LAYERS_MAX:
         raise ConfigError(
@@ -104,7 +103,7 @@ def _mixers(fields: Fields, count: int) -> Sequence[Mixer]:
 
 
 def _llama4(fields: Fields, count: int) -> Sequence[Mixer]:
-    listed = fields.listed("no_rope_layers")  # 1: with rope, in chunks; 0: without, sees all
+    listed = fields.listed("no_rope_layers")  # 1: with rope, chunked; 0: without, full
     if listed:
         _check_length(fields, "no_rope_layers", listed, count)
         return ["chunk" if rope else "full" for rope in listed]
@@ -112,7 +111,7 @@ def _llama4(fields: Fields, count: int) -> Sequence[Mixer]:
 
 
 def _recurrent(fields: Fields, count: int) -> Sequence[Mixer] | None:
-    """Return the layers of a model that is mostly recurrent; None where no field says so."""
+    """Return the mixers of a model with recurrent layers; None if no field names such layers."""
     blocks = fields.listed("layers_block_type")
     if blocks is not None:
         _check_length(fields, "layers_block_type", blocks, count)
@@ -135,31 +134,31 @@ def _recurrent(fields: Fields, count: int) -> Sequence[Mixer] | None:
 
 
 def _check_type(fields: Fields, field: str, known: str) -> None:
-    """Raise ConfigError where a field means what it does in models of a type that this is not."""
+    """Raise ConfigError unless the model is of the type `known`, which defines the field."""
     kind = fields.value("model_type") or known
     if kind != known:
-        raise _not_understood(fields, field, f"of model_type {kind!r:.40}")
+        raise _not_understood(fields, field, f"not known for model_type {kind!r:.40}")
 
 
 def _refuse_other_hybrids(fields: Fields) -> None:
-    """Raise ConfigError where layers differ in a way that is said in words not known here."""
+    """Raise ConfigError if a field that this module cannot interpret says that layers differ."""
     for field in (*_OTHER_HYBRIDS, *_STATE_FIELDS):
         if fields.value(field) is not None:
-            raise _not_understood(fields, field, "says that layers differ, and not how")
+            raise _not_understood(fields, field, "says that layers differ, but not how")
     kinds = fields.listed("attn_type_list")
-    if kinds is not None and any(kind != 1 for kind in kinds):  # 1: sees all, as in MiniMax-M2
-        raise _not_understood(fields, "attn_type_list", "names layers that do not see all")
+    if kinds is not None and any(kind != 1 for kind in kinds):  # 1: full, as in MiniMax-M2
+        raise _not_understood(fields, "attn_type_list", "names layers without full attention")
 
 
 def _windowed(fields: Fields, count: int) -> Sequence[Mixer]:
-    """Return what `sliding_window` says: for all layers, or those that a pattern leaves to it."""
+    """Return the mixers by `sliding_window`: for all layers, or those that a pattern selects."""
     _refuse_other_hybrids(fields)
     used = fields.value("use_sliding_window")
     if used is None and str(fields.value("model_type")).startswith(("qwen2", "qwen3")):
-        used = False  # their default
+        used = False  # the default of these types
     span = fields.number("sliding_window", default=0)
     longest = fields.number("max_position_embeddings", default=0)
-    if not span or used is False or 0 < longest <= span:  # a window as long as any context is none
+    if not span or used is False or 0 < longest <= span:  # no context exceeds the window
         return ["full"] * count
     for field in ("sliding_window_pattern", "_sliding_window_pattern"):
         if fields.value(field) is not None:
@@ -172,7 +171,7 @@ def _windowed(fields: Fields, count: int) -> Sequence[Mixer]:
 
 
 def _every(fields: Fields, field: str, count: int, others: Mixer) -> Sequence[Mixer]:
-    """Return layers of which each nth sees all, with the n that this field has."""
+    """Return mixers of which each nth is full; the field is n."""
     period = _period(fields, field)
     return [others if i % period else "full" for i in range(1, count + 1)]
 
@@ -214,7 +213,7 @@ def _feeds(fields: Fields, count: int) -> Sequence[Feed]:
 
 
 def experts_of(fields: Fields) -> int:
-    """Return how many routed experts a sparse layer has; 0 for a dense model."""
+    """Return the number of routed experts of a sparse layer; 0 for a dense model."""
     return fields.number("n_routed_experts", "num_experts", "num_local_experts", default=0)
 
 
@@ -230,6 +229,6 @@ def _check_known(fields: Fields, field: str, listed: Sequence[str], known: Itera
     strange = sorted({str(entry) for entry in listed} - set(known))
     if strange:
         raise ConfigError(
-            f"{fields.name}: {field}: {strange[0]!r} is no kind of layer that is known here; "
+            f"{fields.name}: {field}: {strange[0]!r} is no kind of layer that is known; "
             f"known: {', '.join(known)}"
         )

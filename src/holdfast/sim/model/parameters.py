@@ -1,7 +1,7 @@
-"""How many parameters a model has, how many a token passes through, and their bytes: estimates.
+"""Estimates of a model's parameters: in total, active per token, and their bytes.
 
-Matrices only: norms, biases, sinks, draft heads and vision towers are left out, which is below one
-per cent of the models that are shipped. Embedding and output matrix are counted, as publishers do.
+Only matrices count. Norms, biases, sinks, draft heads and vision towers are left out: less than one
+per cent of each shipped model. Embedding and output matrices count, as in published figures.
 """
 
 from __future__ import annotations
@@ -13,44 +13,44 @@ from holdfast.sim.model.layers import Layer, Mixer, experts_of
 
 BITS_PER_BYTE = 8
 _EXPERT_BITS_MX = 4.25
-"""Four bits a weight and an eight-bit scale for 32 of them (OCP Microscaling, 2023)."""
+"""Four bits per weight and an eight-bit scale per 32 weights (OCP Microscaling, 2023)."""
 
 
-class Count(NamedTuple):
-    """Parameters a token passes through, all of them, and those of them in routed experts."""
+class ParameterCount(NamedTuple):
+    """Parameters active per token, in total, and in routed experts."""
 
     active: float = 0.0
     total: float = 0.0
     routed: float = 0.0
 
-    def plus(self, other: Count) -> Count:
+    def plus(self, other: ParameterCount) -> ParameterCount:
         """Return the sum."""
-        return Count(*(a + b for a, b in zip(self, other, strict=True)))
+        return ParameterCount(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-def count(fields: Fields, layers: list[Layer]) -> Count:
+def count(fields: Fields, layers: list[Layer]) -> ParameterCount:
     """Return the parameters of a whole model."""
     hidden = fields.number("hidden_size")
     tied = bool(fields.value("tie_word_embeddings"))
     ends = fields.number("vocab_size") * hidden * (1 if tied else 2)
-    counted = Count(ends, ends)
+    counted = ParameterCount(ends, ends)
     mixers = {mixer: _mixer(fields, mixer, hidden) for mixer in {layer.mixer for layer in layers}}
     feeds = {feed: _feed(fields, feed, hidden) for feed in {layer.feed for layer in layers}}
     for layer in layers:
         weights = mixers[layer.mixer]
-        counted = counted.plus(Count(weights, weights)).plus(feeds[layer.feed])
+        counted = counted.plus(ParameterCount(weights, weights)).plus(feeds[layer.feed])
     return counted
 
 
-def weights_bytes(fields: Fields, counted: Count) -> float:
-    """Return the bytes of all weights in the precision in which they are published."""
+def weights_bytes(fields: Fields, counted: ParameterCount) -> float:
+    """Return the bytes of all weights in their published precision."""
     routed_bits, other_bits = _weight_bits(fields)
     other = counted.total - counted.routed
     return (counted.routed * routed_bits + other * other_bits) / BITS_PER_BYTE
 
 
 def heads(fields: Fields, *, windowed: bool) -> tuple[int, int, int, int]:
-    """Return query heads, KV heads, and head sizes of K and V, of full or of windowed layers."""
+    """Return query heads, KV heads, key size and value size of full or windowed layers."""
     query = fields.number("num_attention_heads")
     kv = fields.number("num_key_value_heads", default=query, least=1)
     width = fields.number("hidden_size") // max(query, 1)
@@ -90,7 +90,7 @@ def _mixer(fields: Fields, mixer: Mixer, hidden: int) -> float:
 
 
 class MambaSizes(NamedTuple):
-    """Of layers of Mamba's second kind: `inner` is the width of all heads together."""
+    """Sizes of a Mamba-2 layer; `inner` is the width of all heads together."""
 
     heads: int
     inner: int
@@ -99,7 +99,7 @@ class MambaSizes(NamedTuple):
 
 
 def mamba_sizes(fields: Fields) -> MambaSizes:
-    """Return what a config says in Nemotron's words or in those of Bamba and Granite."""
+    """Return the Mamba-2 sizes, from Nemotron's fields or those of Bamba and Granite."""
     number = fields.number("mamba_num_heads", "mamba_n_heads", least=1)
     if fields.value("mamba_head_dim", "mamba_d_head") in (None, "auto"):
         inner = fields.number("mamba_expand") * fields.number("hidden_size")
@@ -109,25 +109,25 @@ def mamba_sizes(fields: Fields) -> MambaSizes:
     return MambaSizes(number, inner, groups, fields.number("ssm_state_size", "mamba_d_state"))
 
 
-def is_first_mamba(fields: Fields) -> bool:
-    """Whether recurrent layers are Mamba's first kind, which has no heads (Jamba)."""
+def is_mamba1(fields: Fields) -> bool:
+    """Whether recurrent layers are Mamba-1, which has no heads (Jamba)."""
     headless = fields.value("mamba_num_heads", "mamba_n_heads") is None
     return headless and fields.value("mamba_expand") is not None
 
 
 def _mamba(fields: Fields, hidden: int) -> float:
-    if is_first_mamba(fields):
+    if is_mamba1(fields):
         inner, state = fields.number("mamba_expand") * hidden, fields.number("mamba_d_state")
-        said = fields.value("mamba_dt_rank")
-        steps = -(-hidden // 16) if said in (None, "auto") else fields.number("mamba_dt_rank")
-        return 3 * hidden * inner + inner * (2 * steps + 3 * state)
+        auto = fields.value("mamba_dt_rank") in (None, "auto")
+        dt_rank = -(-hidden // 16) if auto else fields.number("mamba_dt_rank")
+        return 3 * hidden * inner + inner * (2 * dt_rank + 3 * state)
     sizes = mamba_sizes(fields)
     into = 2 * sizes.inner + 2 * sizes.groups * sizes.state + sizes.heads
     return hidden * into + sizes.inner * hidden
 
 
 def _latent(fields: Fields, hidden: int) -> float:
-    """Multi-head latent attention, with an indexer where there is one (DeepSeek-V3.2)."""
+    """Multi-head latent attention, with the indexer of DeepSeek-V3.2 if the config has one."""
     query = fields.number("num_attention_heads")
     nope, rope = fields.number("qk_nope_head_dim"), fields.number("qk_rope_head_dim")
     value, rank = fields.number("v_head_dim"), fields.number("kv_lora_rank")
@@ -136,17 +136,14 @@ def _latent(fields: Fields, hidden: int) -> float:
     weights = (hidden + queries) * narrow if narrow else hidden * queries
     weights += hidden * (rank + rope) + rank * query * (nope + value) + query * value * hidden
     gate = hidden * query * value if fields.value("mla_use_output_gate") else 0
-    return weights + gate + _indexer(fields, hidden, narrow or hidden)
-
-
-def _indexer(fields: Fields, hidden: int, narrow: int) -> int:
-    heads_ = fields.number("index_n_heads", default=0)
-    size = fields.number("index_head_dim", default=0)
-    return narrow * heads_ * size + hidden * size + hidden * heads_
+    index_heads = fields.number("index_n_heads", default=0)
+    index_size = fields.number("index_head_dim", default=0)
+    indexer = (narrow or hidden) * index_heads * index_size + hidden * (index_size + index_heads)
+    return weights + gate + indexer
 
 
 def _compressed(fields: Fields, hidden: int) -> float:
-    """DeepSeek-V4: one latent head, low-rank queries and grouped low-rank outputs."""
+    """DeepSeek-V4: one latent head, low-rank queries, grouped low-rank outputs."""
     query, size = fields.number("num_attention_heads"), fields.number("head_dim")
     narrow, out = fields.number("q_lora_rank"), fields.number("o_lora_rank")
     weights = (hidden + query * size) * narrow + hidden * size
@@ -155,7 +152,7 @@ def _compressed(fields: Fields, hidden: int) -> float:
 
 
 def _linear(fields: Fields, hidden: int) -> float:
-    """Gated delta rule: by key and value heads (Qwen), or with one size for all (Kimi)."""
+    """Gated delta rule, with key and value heads (Qwen) or with one head size (Kimi)."""
     nested = fields.section("linear_attn_config")
     if nested is not None:
         number, size = nested.number("num_heads"), nested.number("head_dim")
@@ -167,9 +164,9 @@ def _linear(fields: Fields, hidden: int) -> float:
     return hidden * (2 * keys + 3 * values + 2 * value_heads)
 
 
-def _feed(fields: Fields, feed: str, hidden: int) -> Count:
+def _feed(fields: Fields, feed: str, hidden: int) -> ParameterCount:
     if feed == "none":
-        return Count()
+        return ParameterCount()
     if feed == "dense":
         inner = fields.number("intermediate_size_mlp", "intermediate_size")
         return _always(_matrices(fields) * hidden * inner)
@@ -177,7 +174,7 @@ def _feed(fields: Fields, feed: str, hidden: int) -> Count:
     return sparse.plus(_feed(fields, "dense", hidden)) if feed == "both" else sparse
 
 
-def _experts(fields: Fields, hidden: int) -> Count:
+def _experts(fields: Fields, hidden: int) -> ParameterCount:
     number = experts_of(fields)
     chosen = fields.number(
         "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts"
@@ -186,13 +183,13 @@ def _experts(fields: Fields, hidden: int) -> Count:
     narrow = fields.number("routed_expert_hidden_size", "moe_latent_size", default=0)
     each = _matrices(fields) * (narrow or hidden) * inner
     router = hidden * number + 2 * hidden * narrow
-    return Count(chosen * each, number * each, number * each).plus(
+    return ParameterCount(chosen * each, number * each, number * each).plus(
         _always(router + _matrices(fields) * hidden * _shared(fields, inner))
     )
 
 
 def _shared(fields: Fields, inner: int) -> int:
-    """Return the inner width of the experts that every token passes through."""
+    """Return the inner width of the shared experts, which every token uses."""
     wide = fields.number(
         "shared_expert_intermediate_size",
         "moe_shared_expert_intermediate_size",
@@ -205,43 +202,42 @@ def _shared(fields: Fields, inner: int) -> int:
     return fields.number("n_shared_experts", "num_shared_experts", default=default) * inner
 
 
-def _always(weights: float) -> Count:
-    return Count(weights, weights)
+def _always(weights: float) -> ParameterCount:
+    return ParameterCount(weights, weights)
 
 
 def _matrices(fields: Fields) -> int:
-    """Return how many matrices a feed-forward part has: three where it is gated."""
+    """Return the number of matrices of a feed-forward part: three if it is gated."""
     return 2 if fields.value("mlp_hidden_act") == "relu2" else 3
 
 
 def _weight_bits(fields: Fields) -> tuple[float, float]:
-    """Return the bits of a weight in a routed expert, and of any other."""
+    """Return the bits per weight of routed experts, and of all other weights."""
     dtype = str(fields.value("torch_dtype", "dtype"))
     plain = 32.0 if dtype == "float32" else 16.0
-    how = fields.section("quantization_config") or Fields({}, fields.name)
-    method = str(how.value("quant_method"))
+    quantization = fields.section("quantization_config") or Fields({}, fields.name)
+    method = str(quantization.value("quant_method"))
     if "fp8" in method:
         other = 8.0
         return (_EXPERT_BITS_MX if fields.value("expert_dtype") == "fp4" else other), other
     if method == "mxfp4":
         return _EXPERT_BITS_MX, plain
     if method == "compressed-tensors":
-        return _group_bits(how, plain), plain
+        return _group_bits(quantization, plain), plain
     if method in ("gptq", "awq"):
-        bits = how.number("bits", default=16) + plain / (
-            how.number("group_size", default=128) or 128
-        )
+        size = quantization.number("group_size", default=128) or 128
+        bits = quantization.number("bits", default=16) + plain / size
         return bits, bits
     return plain, plain
 
 
-def _group_bits(how: Fields, plain: float) -> float:
-    """Return the bits of a weight that compressed-tensors packs in groups, scales included."""
-    groups = how.section("config_groups")
+def _group_bits(quantization: Fields, plain: float) -> float:
+    """Return the bits per weight of compressed-tensors groups, scales included."""
+    groups = quantization.section("config_groups")
     group = groups and groups.section("group_0")
     weights = group and group.section("weights")
     if not weights:
         return plain
-    scale_bits = 8.0 if "mxfp4" in str(how.value("format")) else plain
+    scale_bits = 8.0 if "mxfp4" in str(quantization.value("format")) else plain
     size = weights.number("group_size", default=128) or 128
     return weights.number("num_bits", default=16) + scale_bits / size

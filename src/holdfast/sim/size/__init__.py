@@ -1,7 +1,16 @@
-"""How much of each tier and what bandwidth: proposed from a model, a load, a wish and prices."""
+"""Sizing: the tiers, capacities and bandwidths that a model, a load and a TTFT goal need."""
 
 from holdfast.sim.size.demand import Cut, Demand, of_trace, of_users
-from holdfast.sim.size.question import Question, Wish
-from holdfast.sim.size.search import Answer, answer
+from holdfast.sim.size.question import SizingGoal, SizingQuestion
+from holdfast.sim.size.search import SizingAnswer, answer
 
-__all__ = ["Answer", "Cut", "Demand", "Question", "Wish", "answer", "of_trace", "of_users"]
+__all__ = [
+    "Cut",
+    "Demand",
+    "SizingAnswer",
+    "SizingGoal",
+    "SizingQuestion",
+    "answer",
+    "of_trace",
+    "of_users",
+]

@@ -1,17 +1,17 @@
-"""The pictures of a sizing: what a first token costs, by its time, and what hits cost."""
+"""Charts of a sizing: cost by time to first token, and cost by hit rate."""
 
 from __future__ import annotations
 
 from holdfast.sim.chart import Axis, Series, chart
-from holdfast.sim.size.question import Question
-from holdfast.sim.size.search import Answer
-from holdfast.sim.size.tell import ladder_text
+from holdfast.sim.size.question import SizingQuestion
+from holdfast.sim.size.search import SizingAnswer
+from holdfast.sim.size.text import ladder_text
 
-_WIDE = 4.0
-"""From this ratio on an axis is logarithmic."""
+_LOG_RATIO = 4.0
+"""Ratio of the largest to the smallest value above which an axis is logarithmic."""
 
 
-def frontier_svg(question: Question, answer: Answer) -> str:
+def frontier_svg(question: SizingQuestion, answer: SizingAnswer) -> str:
     """Return the Pareto front of cost against time to first token as SVG."""
     front = [(need.ttft_s[1], need.dollars_per_h) for need in answer.frontier]
     notes = _sparse([ladder_text(need) for need in answer.frontier])
@@ -19,8 +19,8 @@ def frontier_svg(question: Question, answer: Answer) -> str:
     costs = [cost for _, cost in front] + [without.dollars_per_h]
     return chart(
         f"{question.shape.name.rpartition('/')[2]}: what the first token costs",
-        Axis(f"first token of {question.wish.share:.0%} of requests, s", log=True),
-        Axis("$ an hour", log=max(costs) > _WIDE * max(min(costs), 1e-9)),
+        Axis(f"first token of {question.goal.share:.0%} of requests, s", log=True),
+        Axis("$ an hour", log=max(costs) > _LOG_RATIO * max(min(costs), 1e-9)),
         [
             Series("cheapest ladder", front, "steps", notes),
             Series(
@@ -36,10 +36,10 @@ def frontier_svg(question: Question, answer: Answer) -> str:
     )
 
 
-def hits_svg(question: Question, answer: Answer) -> str:
-    """Return what hits cost as SVG: storage alone, and with the prefill that they do not save."""
+def hits_svg(question: SizingQuestion, answer: SizingAnswer) -> str:
+    """Return cost by hit rate as SVG: storage alone, and storage with the remaining prefill."""
     storage = [(100 * need.hit, need.storage_dollars_per_h) for need in answer.by_hits]
-    whole = [(100 * need.hit, need.dollars_per_h) for need in answer.by_hits]
+    total = [(100 * need.hit, need.dollars_per_h) for need in answer.by_hits]
     best = answer.best
     return chart(
         f"{question.shape.name.rpartition('/')[2]}: what hits cost",
@@ -47,13 +47,13 @@ def hits_svg(question: Question, answer: Answer) -> str:
         Axis("$ an hour"),
         [
             Series("storage", storage, "line", _sparse([ladder_text(n) for n in answer.by_hits])),
-            Series("storage and prefill", whole, "line"),
+            Series("storage and prefill", total, "line"),
             Series("proposed", [(100 * best.hit, best.dollars_per_h)], "points"),
         ],
     )
 
 
 def _sparse(notes: list[str]) -> list[str]:
-    """Say each ladder once, where its tiers change."""
+    """Keep a note only where the ladder's media change."""
     media = [tuple(word for word in note.split() if word[0].isalpha()) for note in notes]
     return [note if i == 0 or media[i] != media[i - 1] else "" for i, note in enumerate(notes)]

@@ -1,7 +1,7 @@
-"""Find the cheapest ladder that gives the first token in time: every combination on a grid.
+"""Search for the cheapest ladder that meets a goal for time to first token (TTFT): a grid search.
 
-A candidate has at most one host tier, one tier of flash (local or of a pool) and one object store,
-each with one of a few capacities. There are some hundreds; each is worked out by `size.need`.
+A candidate has at most one host tier, one flash tier (local or pool) and one object store, each
+with one of a few capacities. There are several hundred candidates; `size.need` evaluates each.
 """
 
 from __future__ import annotations
@@ -17,295 +17,317 @@ import numpy as np
 
 from holdfast.errors import ConfigError
 from holdfast.sim.formulas import GB
-from holdfast.sim.size.demand import Floats
-from holdfast.sim.size.need import Need, Rung, need
-from holdfast.sim.size.question import GPU_BUSY, REMOTE, Question, Wish
+from holdfast.sim.size.need import LadderNeed, NeededTier, need
+from holdfast.sim.size.question import GPU_BUSY, REMOTE, SizingGoal, SizingQuestion
+from holdfast.sim.trace import Floats
 
 _FRACTIONS = (0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.08, 0.12, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
-"""Capacities that are tried, as shares of what a store that never evicts would hold."""
+"""Capacities on the grid, as shares of the load's distinct tokens."""
 
 _FRONTIER_POINTS = 12
+"""Number of TTFT goals on the Pareto front."""
+
 _FINALISTS = 12
+"""Number of ladders, cheapest first by the sample, that are evaluated with all requests."""
+
 _HIT_STEP = 0.002
-_CLOSE = 1.003
-"""How close the soonest first token is looked for."""
+"""Minimum difference in hit rate between ladders of the hit curve."""
 
-_LIMITS = 1.25
-"""Up to so much above what links and GPUs allow, it is they that limit a first token."""
+_TTFT_PRECISION = 1.003
+"""Ratio of the bounds at which the search for the lowest TTFT stops."""
 
-_FLOORS = (("host",), ("disk", "pool"), ("object",))
+_NEAR_BOUND = 1.25
+"""Up to this ratio to the lower bound, links and GPUs are named as the limit of a TTFT."""
+
+_TIER_CHOICES = (("host",), ("disk", "pool"), ("object",))
+"""Kinds of tiers of which a ladder has at most one each, from the top."""
 
 
-class Answer(NamedTuple):
-    """The cheapest ladder, what it costs without any, and what other times would cost."""
+class SizingAnswer(NamedTuple):
+    """The cheapest ladder, the cost without context memory, and alternatives."""
 
-    best: Need
-    without: Need
-    """Everything computed: the load without context memory."""
-    frontier: tuple[Need, ...]
-    """The cheapest ladder for each of several times to first token, quickest first."""
-    by_hits: tuple[Need, ...]
-    """Whatever the time: the cheapest storage for each hit rate, lowest first."""
+    best: LadderNeed
+    without: LadderNeed
+    """The load without context memory: every token is computed."""
+    frontier: tuple[LadderNeed, ...]
+    """Pareto front of cost and TTFT, lowest TTFT first."""
+    by_hits: tuple[LadderNeed, ...]
+    """Cheapest storage for each hit rate, without a TTFT goal; lowest hit rate first."""
     tried: int
+    """Number of candidate ladders."""
 
 
-def answer(question: Question) -> Answer:
-    """Size a ladder. Raises ConfigError where nothing that can be bought meets the wish."""
+def answer(question: SizingQuestion) -> SizingAnswer:
+    """Size a ladder. Raises ConfigError if no ladder on the grid meets the goal."""
     question.check()
     _check_nodes(question)
     search = _Search(question)
-    best = search.cheapest(question.wish)
-    # What is compared with may take more machines than there are.
-    unlimited = msgspec.structs.replace(question, wish=search.any_time, nodes=0)
+    best = search.cheapest(question.goal)
+    # The comparison without memory may need more machines than there are.
+    unlimited = msgspec.structs.replace(question, goal=search.no_limit, nodes=0)
     without = need(unlimited, (), {0.0: question.demand.held(0.0)})
     if without is None or best is None:
         raise search.unreachable()
     front = search.frontier(without.ttft_s[1])
-    latest_s = question.wish.ttft_s or inf
+    latest_s = question.goal.ttft_s or inf
     best = min([best, *(one for one in front if one.ttft_s[1] <= latest_s)], key=_rank)
-    return Answer(best, without, _no_worse([best, *front]), search.by_hits(), search.tried)
+    return SizingAnswer(
+        best, without, _pareto_front([best, *front]), search.by_hits(), search.tried
+    )
 
 
 class _Search:
-    """The ladders of a question, worked out for some of its requests, then for all of them."""
+    """The candidate ladders of a question, evaluated on a sample of requests, then on all."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: SizingQuestion) -> None:
         self._question = question
-        self.any_time = Wish(None, question.wish.share)
-        self._small = msgspec.structs.replace(question, demand=question.demand.thinned())
+        self.no_limit = SizingGoal(None, question.goal.share)
+        self._sample = msgspec.structs.replace(question, demand=question.demand.sampled())
         unique = question.demand.unique_tokens
         capacities = [share * unique for share in (0.0, *_FRACTIONS)]
-        self._small_held = {tokens: self._small.demand.held(tokens) for tokens in capacities}
-        self._whole_held = {tokens: question.demand.held(tokens) for tokens in capacities}
+        self._sample_held = {tokens: self._sample.demand.held(tokens) for tokens in capacities}
+        self._all_held = {tokens: question.demand.held(tokens) for tokens in capacities}
         self._least: dict[tuple[float, float], tuple[float, float]] = {}
+        """(tokens of the largest tier, fastest link) to (lowest TTFT, engines needed)."""
         candidates = list(_candidates(question))
         self.tried = len(candidates)
-        asked = _with_wish(self._small, self.any_time)
-        worked_out = [(need(asked, rungs, self._small_held), rungs) for rungs in candidates]
-        known = [(one, rungs) for one, rungs in worked_out if one is not None]
-        # A wish can only make a ladder dearer, so this is also a bound on what any wish costs.
+        sample = _with_goal(self._sample, self.no_limit)
+        evaluated = [
+            (need(sample, tier_specs, self._sample_held), tier_specs) for tier_specs in candidates
+        ]
+        known = [(one, tier_specs) for one, tier_specs in evaluated if one is not None]
+        # A goal can only raise the cost of a ladder, so this cost is a lower bound for any goal.
         self._ladders = sorted(known, key=lambda pair: _rank(pair[0]))
-        self._doubtful = [rungs for one, rungs in worked_out if one is None]
+        self._failed = [tier_specs for one, tier_specs in evaluated if one is None]
+        """Ladders that cannot serve the sample; they may still serve all requests."""
 
     def unreachable(self) -> ConfigError:
-        """Return the error that says what can be had instead, and what is in the way."""
-        wish, question = self._question.wish, self._question
-        asked = "" if wish.ttft_s is None else f"--slo-ttft {wish.ttft_s:g} s"
-        if wish.ttft_s is not None and (found := self._soonest(wish.ttft_s)) is not None:
-            soonest, why = found
+        """Return the error that names the lowest possible TTFT and what limits it."""
+        goal, question = self._question.goal, self._question
+        shown = "no ladder" if goal.ttft_s is None else f"--slo-ttft {goal.ttft_s:g} s"
+        if goal.ttft_s is not None and (found := self._lowest_ttft(goal.ttft_s)) is not None:
+            lowest_s, why = found
             return ConfigError(
-                f"{asked}: not reachable for {wish.share:.0%} of requests; the soonest is "
-                f"{ceil(soonest * 100) / 100:.2f} s: {why}; ask for more time or a smaller "
+                f"{shown}: not reachable for {goal.share:.0%} of requests; the lowest is "
+                f"{ceil(lowest_s * 100) / 100:.2f} s: {why}; allow more time or a smaller "
                 "--slo-share, or use more GPUs or other --media"
             )
         media = ", ".join(question.media)
         if question.nodes:
             return ConfigError(
-                f"--nodes: {question.nodes}: too few to compute what no ladder of {media} brings "
-                "in time, or to hold that ladder; give more, leave it out, or use other --media"
+                f"--nodes: {question.nodes}: too few to compute the tokens that no ladder of "
+                f"{media} fetches in time, or to hold that ladder; give more, leave it out, or use "
+                "other --media"
             )
         return ConfigError(
-            f"{asked or 'no ladder'}: none of {media} brings context in less than half of the "
-            "time that computing it takes, or has room for it in the machines that compute the "
-            "rest, and computing it is too slow; use other --media"
+            f"{shown}: no ladder of {media} fetches context in less than half of its compute time "
+            "and fits the machines that compute the rest, and computing it is too slow; use other "
+            "--media"
         )
 
-    def _soonest(self, wished_s: float) -> tuple[float, str] | None:
-        """Return the soonest first token that a ladder gives, and what limits it; None if none.
+    def _lowest_ttft(self, goal_s: float) -> tuple[float, str] | None:
+        """Return the lowest TTFT that a ladder reaches, and what limits it; None if none does.
 
-        Looked for above what no ladder beats: first in strides that grow, then by halving.
+        The search starts at the lower bound, with growing steps, and ends with a bisection.
         """
-        bound_s, why = reachable(self._question, self._whole_held)
-        low_s = high_s = max(bound_s, wished_s)
+        bound_s, why = ttft_bound(self._question, self._all_held)
+        low_s = high_s = max(bound_s, goal_s)
         slowest_s = max([low_s, *(2 * one.ttft_s[1] for one, _ in self._ladders)])
-        stride = _CLOSE
-        while (quickest := self._any_in_time(high_s)) is None:
+        step = _TTFT_PRECISION
+        while (fastest := self._any_within(high_s)) is None:
             if high_s >= slowest_s:
                 return None
-            low_s, high_s, stride = high_s, min(high_s * stride, slowest_s), stride**2
-        while high_s > low_s * _CLOSE:
+            low_s, high_s, step = high_s, min(high_s * step, slowest_s), step**2
+        while high_s > low_s * _TTFT_PRECISION:
             middle_s = (low_s * high_s) ** 0.5
-            if (one := self._any_in_time(middle_s)) is None:
+            if (one := self._any_within(middle_s)) is None:
                 low_s = middle_s
             else:
-                high_s, quickest = middle_s, one
+                high_s, fastest = middle_s, one
         media = ", ".join(self._question.media)
-        if not quickest.tiers:
+        if not fastest.tiers:
             why = (
-                f"no ladder of {media} fits the machines that compute the rest and brings context "
-                "in less than half of what computing it takes"
+                f"no ladder of {media} fits the machines that compute the rest and fetches context "
+                "in less than half of its compute time"
             )
-        elif high_s > bound_s * _LIMITS:
-            why = f"no ladder of {media} that fits is quicker"
+        elif high_s > bound_s * _NEAR_BOUND:
+            why = f"no ladder of {media} that fits is faster"
         return high_s, why
 
-    def _any_in_time(self, ttft_s: float) -> Need | None:
-        """Return a ladder, however dear, with a first token in time; None if there is none."""
-        wish = Wish(ttft_s, self.any_time.share)
-        dearest_first = (rungs for _, rungs in reversed(self._ladders))
-        hopeful = (rungs for rungs in dearest_first if not self._hopeless(wish, rungs))
-        whole = (self._whole(wish, rungs) for rungs in hopeful)
-        return next((one for one in whole if one is not None), None)
+    def _any_within(self, ttft_s: float) -> LadderNeed | None:
+        """Return a ladder of any cost that reaches a TTFT; None if there is none."""
+        goal = SizingGoal(ttft_s, self.no_limit.share)
+        for _, tier_specs in reversed(self._ladders):  # expensive ladders are likely to be fast
+            if found := self._evaluate(goal, tier_specs):
+                return found
+        return None
 
-    def cheapest(self, wish: Wish) -> Need | None:
-        """Return the cheapest ladder that meets a wish; None if there is none."""
-        whole = (self._whole(wish, rungs) for _, rungs in self._found(wish)[:_FINALISTS])
-        if finalists := [one for one in whole if one is not None]:
-            return min(finalists, key=_rank)
-        # Close to what is possible, some of the requests can not tell: all are asked about each.
-        ladders = [(bound.dollars_per_h, rungs) for bound, rungs in self._ladders]
+    def cheapest(self, goal: SizingGoal) -> LadderNeed | None:
+        """Return the cheapest ladder that meets a goal; None if there is none."""
+        finalists = [
+            self._need(goal, tier_specs) for _, tier_specs in self._finalists(goal)[:_FINALISTS]
+        ]
+        if met := [one for one in finalists if one is not None]:
+            return min(met, key=_rank)
+        # Near the lower bound the sample is too coarse: evaluate each ladder on all requests.
+        ladders = [(bound.dollars_per_h, tier_specs) for bound, tier_specs in self._ladders]
         best = None
-        for bound, rungs in [*ladders, *((inf, rungs) for rungs in self._doubtful)]:
+        for bound, tier_specs in [*ladders, *((inf, tier_specs) for tier_specs in self._failed)]:
             if best is not None and bound > best.dollars_per_h:
                 break
-            one = None if self._hopeless(wish, rungs) else self._whole(wish, rungs)
+            one = self._evaluate(goal, tier_specs)
             best = min((found for found in (best, one) if found), key=_rank, default=None)
         return best
 
-    def _found(self, wish: Wish) -> list[tuple[Need, tuple[Rung, ...]]]:
-        """Return the cheapest ladders that meet a wish for some requests, the finalists first."""
-        asked = _with_wish(self._small, wish)
-        found: list[tuple[Need, tuple[Rung, ...]]] = []
-        for bound, rungs in self._ladders:
+    def _finalists(self, goal: SizingGoal) -> list[tuple[LadderNeed, tuple[NeededTier, ...]]]:
+        """Return ladders that meet a goal on the sample; the first `_FINALISTS` are cheapest."""
+        sample = _with_goal(self._sample, goal)
+        found: list[tuple[LadderNeed, tuple[NeededTier, ...]]] = []
+        for bound, tier_specs in self._ladders:
             last = found[_FINALISTS - 1][0] if len(found) >= _FINALISTS else None
             if last is not None and bound.dollars_per_h > last.dollars_per_h:
                 break
-            one = need(asked, rungs, self._small_held)
+            one = need(sample, tier_specs, self._sample_held)
             if one is not None:
-                insort(found, (one, rungs), key=lambda pair: _rank(pair[0]))
+                insort(found, (one, tier_specs), key=lambda pair: _rank(pair[0]))
         return found
 
-    def frontier(self, slowest_s: float) -> list[Need]:
-        """Return the cheapest ladder for each of several wishes."""
-        quickest_s, _ = reachable(self._question, self._whole_held)
-        last_s = max(slowest_s, quickest_s * 1.1)
-        times = np.geomspace(quickest_s * 1.02, last_s, _FRONTIER_POINTS)
-        found = (self.cheapest(Wish(float(ttft_s), self.any_time.share)) for ttft_s in times)
+    def frontier(self, slowest_s: float) -> list[LadderNeed]:
+        """Return the cheapest ladder for each of `_FRONTIER_POINTS` goals up to `slowest_s`."""
+        bound_s, _ = ttft_bound(self._question, self._all_held)
+        last_s = max(slowest_s, bound_s * 1.1)
+        times = np.geomspace(bound_s * 1.02, last_s, _FRONTIER_POINTS)
+        found = (self.cheapest(SizingGoal(float(ttft_s), self.no_limit.share)) for ttft_s in times)
         return [one for one in found if one is not None]
 
-    def by_hits(self) -> tuple[Need, ...]:
-        """Return the ladders that no other beats in both hits and cost of storage."""
-        kept: list[Need] = []
+    def by_hits(self) -> tuple[LadderNeed, ...]:
+        """Return the Pareto front of hits and storage cost."""
+        kept: list[LadderNeed] = []
         highest = -1.0
         by_storage = sorted(
             self._ladders, key=lambda pair: (pair[0].storage_dollars_per_h, -pair[0].hit)
         )
-        for one, rungs in by_storage:
+        for one, tier_specs in by_storage:
             if one.hit > highest + _HIT_STEP:
                 highest = one.hit
-                whole = self._whole(self.any_time, rungs)
-                kept += [] if whole is None else [whole]
+                found = self._need(self.no_limit, tier_specs)
+                kept += [] if found is None else [found]
         cheapest = accumulate((one.storage_dollars_per_h for one in reversed(kept)), min)
         pairs = zip(kept, reversed([*cheapest]), strict=True)
         return tuple(one for one, least in pairs if one.storage_dollars_per_h <= least)
 
-    def _whole(self, wish: Wish, rungs: tuple[Rung, ...]) -> Need | None:
-        """Work out a ladder with every request counted."""
-        return need(_with_wish(self._question, wish), rungs, self._whole_held)
+    def _need(self, goal: SizingGoal, tier_specs: tuple[NeededTier, ...]) -> LadderNeed | None:
+        """Evaluate a ladder on all requests."""
+        return need(_with_goal(self._question, goal), tier_specs, self._all_held)
 
-    def _hopeless(self, wish: Wish, rungs: tuple[Rung, ...]) -> bool:
-        """Whether a ladder is too slow, or leaves too much to compute, however fast its tiers."""
+    def _evaluate(self, goal: SizingGoal, tier_specs: tuple[NeededTier, ...]) -> LadderNeed | None:
+        """Evaluate a ladder on all requests, unless no tier speed lets its capacity suffice."""
         question = self._question
-        tokens = rungs[-1].tokens if rungs else 0.0
-        tiers = [question.profile.medium(rung.name).tier for rung in rungs]
-        link = max((question.into_engine(tier) for tier in tiers), default=inf)
+        tokens = tier_specs[-1].tokens if tier_specs else 0.0
+        tiers = [question.profile.medium(tier_spec.name).tier for tier_spec in tier_specs]
+        link = max((question.ingest_bytes_per_s(tier) for tier in tiers), default=inf)
         if (tokens, link) not in self._least:
-            held = self._whole_held[tokens]
-            compute_s, load_s = _at_best(question, held, link)
-            at = _last_in_time(question, ttft_s := question.overhead_s + compute_s + load_s)
-            self._least[tokens, link] = float(ttft_s[at]), question.engines(compute_s)
+            compute_s, load_s = _idle_times(question, self._all_held[tokens], link)
+            ttft_s = question.overhead_s + compute_s + load_s
+            at = _at_quantile(question, ttft_s)
+            self._least[tokens, link] = float(ttft_s[at]), question.needed_engines(compute_s)
         least_s, engines = self._least[tokens, link]
-        late = wish.ttft_s is not None and least_s > wish.ttft_s * (1 + 1e-9)
-        return late or 0 < question.nodes < engines
+        late = goal.ttft_s is not None and least_s > goal.ttft_s * (1 + 1e-9)
+        if late or 0 < question.nodes < engines:
+            return None
+        return self._need(goal, tier_specs)
 
 
-def _rank(one: Need) -> tuple[float, float]:
-    """Return what proposals are ordered by: the cheapest first, of those the quickest."""
+def _rank(one: LadderNeed) -> tuple[float, float]:
+    """Return the sort key of proposals: by cost, then by TTFT."""
     return one.dollars_per_h, one.ttft_s[1]
 
 
-def _candidates(question: Question) -> Iterator[tuple[Rung, ...]]:
-    """Every ladder of the grid, tiers larger from top to bottom; the empty one comes first."""
+def _candidates(question: SizingQuestion) -> Iterator[tuple[NeededTier, ...]]:
+    """Yield every ladder of the grid whose tiers grow from top to bottom, the empty one first."""
     unique = question.demand.unique_tokens
-    floors: list[list[Rung | None]] = []
-    for kinds in _FLOORS:
+    choices: list[list[NeededTier | None]] = []
+    for kinds in _TIER_CHOICES:
         names = [n for n in question.media if question.profile.medium(n).tier in kinds]
         fractions = (1.0,) if kinds == ("object",) else _FRACTIONS
-        floors.append([None, *(Rung(n, f * unique) for n in names for f in fractions)])
-    for chosen in product(*floors):
-        rungs = tuple(rung for rung in chosen if rung is not None)
-        if all(above.tokens < below.tokens for above, below in pairwise(rungs)):
-            yield rungs
+        choices.append([None, *(NeededTier(n, f * unique) for n in names for f in fractions)])
+    for chosen in product(*choices):
+        tier_specs = tuple(tier_spec for tier_spec in chosen if tier_spec is not None)
+        if all(above.tokens < below.tokens for above, below in pairwise(tier_specs)):
+            yield tier_specs
 
 
-def _no_worse(points: list[Need]) -> tuple[Need, ...]:
-    """Return those that no other beats in both time and cost, quickest first."""
-    kept: list[Need] = []
+def _pareto_front(points: list[LadderNeed]) -> tuple[LadderNeed, ...]:
+    """Return the ladders that no other beats in both TTFT and cost, lowest TTFT first."""
+    kept: list[LadderNeed] = []
     for point in sorted(points, key=lambda one: (one.ttft_s[1], one.dollars_per_h)):
         if not kept or point.dollars_per_h < kept[-1].dollars_per_h:
             kept.append(point)
     return tuple(kept)
 
 
-def reachable(question: Question, held: dict[float, Floats]) -> tuple[float, str]:
-    """Return what no first token beats for the wished share of requests, and what limits it.
+def ttft_bound(question: SizingQuestion, held: dict[float, Floats]) -> tuple[float, str]:
+    """Return a lower bound of the TTFT at the goal's share of requests, and what limits it.
 
-    `held` has what is held of each request at several capacities, the largest and 0 among them.
-    What is held comes at the speed of the GPUs' own links, or of the engine's network where no
-    medium is local.
+    `held` maps capacities, 0 and the largest included, to the held tokens of each request. Held
+    tokens load at the bandwidth of the GPUs' links, or of the network if no medium is local.
     """
     inputs = question.demand.input_tokens.astype(np.float64)
     tiers = [question.profile.medium(name).tier for name in question.media]
-    link_bytes_per_s = max(question.into_engine(tier) for tier in tiers)
+    link_bytes_per_s = max(question.ingest_bytes_per_s(tier) for tier in tiers)
     links = "the engine's network" if set(tiers) <= set(REMOTE) else "the GPUs' links"
-    soonest_s, why = inf, ""
+    bound_s, why = inf, ""
     for tokens in sorted(held, reverse=True):
-        compute_s, load_s = _at_best(question, held[tokens], link_bytes_per_s)
+        compute_s, load_s = _idle_times(question, held[tokens], link_bytes_per_s)
         ttft_s = question.overhead_s + compute_s + load_s
-        at = _last_in_time(question, ttft_s)
-        if ttft_s[at] >= soonest_s:
+        at = _at_quantile(question, ttft_s)
+        if ttft_s[at] >= bound_s:
             continue
-        soonest_s = float(ttft_s[at])
+        bound_s = float(ttft_s[at])
         if load_s[at] > compute_s[at]:
             why = (
-                f"bringing {load_s[at] * link_bytes_per_s / GB:.1f} GB of context over {links} "
+                f"loading {load_s[at] * link_bytes_per_s / GB:.1f} GB of context over {links} "
                 f"({link_bytes_per_s / GB:.0f} GB/s) takes {load_s[at]:.2f} s"
             )
         elif compute_s[at] > question.overhead_s:
-            new = ", since they are new," if tokens == max(held) else " sooner"
-            why = (
-                f"computing {inputs[at] - held[tokens][at]:,.0f} tokens that no store can "
-                f"{'hold' if tokens == max(held) else 'bring'}{new} takes {compute_s[at]:.2f} s"
-            )
+            computed = f"computing {inputs[at] - held[tokens][at]:,.0f}"
+            if tokens == max(held):
+                why = f"{computed} new tokens, which no store holds, takes {compute_s[at]:.2f} s"
+            else:
+                why = (
+                    f"{computed} tokens is faster than loading them and takes {compute_s[at]:.2f} s"
+                )
         else:
-            why = f"the engine itself takes {question.overhead_s:.2f} s a request"
-    return soonest_s, why
+            why = f"the engine itself takes {question.overhead_s:.2f} s per request"
+    return bound_s, why
 
 
-def _at_best(question: Question, held: Floats, link_bytes_per_s: float) -> tuple[Floats, Floats]:
-    """Return the seconds to compute and to load each request with a link of its own."""
+def _idle_times(
+    question: SizingQuestion, held: Floats, link_bytes_per_s: float
+) -> tuple[Floats, Floats]:
+    """Return the seconds to compute and to load each request, if it has the link to itself."""
     inputs = question.demand.input_tokens.astype(np.float64)
     nbytes = held * question.token_bytes + question.fixed_bytes(held)
     return question.prefill_s(held, inputs), nbytes / link_bytes_per_s
 
 
-def _last_in_time(question: Question, ttft_s: Floats) -> int:
-    """Return the latest request of the share that is wished for."""
-    return int(np.argsort(ttft_s)[max(0, ceil(question.wish.share * len(ttft_s) - 1e-9) - 1)])
+def _at_quantile(question: SizingQuestion, ttft_s: Floats) -> int:
+    """Return the request at the quantile of the goal's share."""
+    return int(np.argsort(ttft_s)[max(0, ceil(question.goal.share * len(ttft_s) - 1e-9) - 1)])
 
 
-def _check_nodes(question: Question) -> None:
-    """Raise ConfigError where no memory saves so much that these machines can compute the rest."""
+def _check_nodes(question: SizingQuestion) -> None:
+    """Raise ConfigError if the machines cannot compute the tokens that no store can hold."""
     inputs = question.demand.input_tokens.astype(np.float64)
     held = question.demand.held(question.demand.unique_tokens)
-    least = ceil(question.engines(question.prefill_s(held, inputs)))
+    least = ceil(question.needed_engines(question.prefill_s(held, inputs)))
     if 0 < question.nodes < least:
         raise ConfigError(
-            f"--nodes: {question.nodes}: what no store can hold takes {least} of them to compute, "
-            f"{GPU_BUSY:.0%} busy on the average and all in the busiest minute at most; give "
-            f"{least} or more, leave it out, or ask for less"
+            f"--nodes: {question.nodes}: computing the tokens that no store can hold takes {least} "
+            f"of them, at most {GPU_BUSY:.0%} busy on average and all busy in the busiest minute; "
+            f"give {least} or more, leave it out, or lower the load"
         )
 
 
-def _with_wish(question: Question, wish: Wish) -> Question:
-    return msgspec.structs.replace(question, wish=wish)
+def _with_goal(question: SizingQuestion, goal: SizingGoal) -> SizingQuestion:
+    return msgspec.structs.replace(question, goal=goal)

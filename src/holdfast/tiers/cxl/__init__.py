@@ -1,1 +1,1 @@
-"""CXL memory as a second tier of memory below the host."""
+"""The CXL tier: a second tier of memory below the host tier."""

@@ -1,9 +1,9 @@
-"""Where CXL memory is: a NUMA node without processors, a DAX device, or plain memory to try it out.
+"""CXL memory: a NUMA node without processors, a DAX device, or ordinary memory for trials.
 
-Linux shows CXL memory in one of two ways. *System RAM*: a NUMA node that has memory and no
-processors; pages are placed on it by `mbind(2)`, called directly, since libnuma is one more library
-to find. *devdax*: a character device `/dev/daxX.Y` that is mapped as it is. Both by
-Documentation/ABI (sysfs-devices-node, sysfs-bus-dax) in the kernel's sources.
+Linux presents CXL memory in one of two ways. *System RAM*: a NUMA node that has memory and no
+processors; `mbind(2)` places pages on it, called directly to avoid a dependency on libnuma.
+*devdax*: a character device `/dev/daxX.Y` that is mapped as a whole. Source: Documentation/ABI
+(sysfs-devices-node, sysfs-bus-dax) in the kernel's sources.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from holdfast.tiers.host import PrivateArena
 
 SYS = Path("/sys")
 ANY_NODE = -1
-"""Memory wherever the kernel puts it: the same speed as the host's, for trying the tier out."""
+"""Memory on any node that the kernel chooses, as fast as the host's; for trials of the tier."""
 
 _MBIND = {"x86_64": 237, "aarch64": 235}
-"""The call's number, by architecture."""
+"""Number of the system call `mbind`, by architecture."""
+
 _MPOL_BIND = 2
 _NODES_MAX = 1_024
 _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 class CxlConfig(NamedTuple):
-    """Where a tier's memory is, and how much of it: `device` if it is given, else `node`.
+    """Location and size of a tier's memory: `device` if it is given, else `node`.
 
-    `setting` is the tier's key path in the configuration, for messages.
+    `setting` is the tier's key path in the configuration, for error messages.
     """
 
     capacity_bytes: int
@@ -47,7 +48,7 @@ class CxlConfig(NamedTuple):
 
 
 class NodeArena(PrivateArena):
-    """Memory on one NUMA node and on no other: it is bound before the first page is touched."""
+    """Memory on one NUMA node only: it is bound to the node before the first page is touched."""
 
     def __init__(self, nbytes: int, node: int) -> None:
         super().__init__(nbytes)
@@ -55,7 +56,7 @@ class NodeArena(PrivateArena):
 
 
 class DaxArena:
-    """A mapped DAX device. Its pages are there from the start and are never given back."""
+    """A mapped DAX device. Its pages exist from the start and are never returned."""
 
     def __init__(self, path: str, nbytes: int) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -67,19 +68,23 @@ class DaxArena:
         self.view = memoryview(self._memory)
 
     def populate(self, offset: int, nbytes: int) -> None:
-        """Nothing to bring in."""
+        """Do nothing: the device's pages exist already."""
 
     def give_back(self, offset: int, nbytes: int) -> None:
-        """Nothing to return: the device is ours alone."""
+        """Do nothing: only this tier uses the device."""
+
+    def resident_bytes(self) -> int:
+        """Return 0: only this tier uses the device."""
+        return 0
 
     def close(self) -> None:
-        """Nothing to close: the memory goes with its last view."""
+        """Do nothing: the device is unmapped with its last view."""
 
 
 def describe(config: CxlConfig, system: Path = SYS) -> str:
-    """Return what the memory is, in words, as far as it can be told without taking it.
+    """Return a description of the memory, without allocating it.
 
-    Raises ConfigError for a node or device that is not there, is none, or is too small.
+    Raises ConfigError for a node or device that does not exist, is unsuitable or is too small.
     """
     if config.device:
         nbytes = _check_device(config, system)
@@ -91,7 +96,7 @@ def describe(config: CxlConfig, system: Path = SYS) -> str:
 
 
 def open_arena(config: CxlConfig, system: Path = SYS) -> PrivateArena | DaxArena:
-    """Take the memory. Raises ConfigError and takes none."""
+    """Allocate the memory, or raise ConfigError without allocating any."""
     describe(config, system)
     if config.node == ANY_NODE and not config.device:
         return PrivateArena(config.capacity_bytes)
@@ -106,60 +111,61 @@ def open_arena(config: CxlConfig, system: Path = SYS) -> PrivateArena | DaxArena
 def _refused(config: CxlConfig, error: OSError) -> str:
     if config.device:
         return (
-            f"{config.setting}.device: {config.device!r} can not be mapped: {error.strerror}; free "
-            "it of other users, or give a capacity in multiples of its alignment"
+            f"{config.setting}.device: {config.device!r} cannot be mapped: {error.strerror}; stop "
+            "its other users, or give a capacity in multiples of its alignment"
         )
     remedy = "see dmesg"
     if error.errno == errno.EINVAL:
-        remedy = "it is not among the nodes this process may use: see its cpuset.mems"
+        remedy = "this process may not use the node: see cpuset.mems of its cgroup"
     if error.errno in (errno.EPERM, errno.ENOSYS):
         remedy = "permit mbind in the container's seccomp profile (Docker: --cap-add SYS_NICE)"
     return (
-        f"{config.setting}.node: memory can not be bound to node {config.node}: "
+        f"{config.setting}.node: memory cannot be bound to node {config.node}: "
         f"{error.strerror}; {remedy}"
     )
 
 
 def _check_node(config: CxlConfig, system: Path) -> tuple[int, int]:
-    """Return the bytes that a node has, and those that are free."""
+    """Return the total and the free bytes of a node."""
     at, nodes = f"{config.setting}.node", system / "devices/system/node"
-    there = sorted(int(path.name[4:]) for path in nodes.glob("node[0-9]*"))
-    bare = [node for node in there if not _text(nodes / f"node{node}/cpulist")]
-    known = ", ".join(map(str, bare)) or "none of this machine's"
-    if config.node not in there:
+    present = sorted(int(path.name[4:]) for path in nodes.glob("node[0-9]*"))
+    memory_only = [node for node in present if not _text(nodes / f"node{node}/cpulist")]
+    known = ", ".join(map(str, memory_only)) or "this machine has none"
+    remedy = f"choose a node without processors ({known}), or any for ordinary memory"
+    if config.node not in present:
         raise ConfigError(
-            f"{at}: there is no node {config.node}, only {', '.join(map(str, there)) or 'none'}; "
-            f"name one without processors ({known}), or any for ordinary memory"
+            f"{at}: node {config.node} does not exist; this machine has the nodes "
+            f"{', '.join(map(str, present)) or '(none)'}; {remedy}"
         )
-    if config.node not in bare:
+    if config.node not in memory_only:
         processors = _text(nodes / f"node{config.node}/cpulist")
         raise ConfigError(
-            f"{at}: node {config.node} has the processors {processors}, so it is the host's own "
-            f"memory; name one without processors ({known}), or any for ordinary memory"
+            f"{at}: node {config.node} has the processors {processors}, so its memory is ordinary "
+            f"host memory; {remedy}"
         )
     meminfo = _text(nodes / f"node{config.node}/meminfo")
     total, free = _kilobytes(meminfo, "MemTotal"), _kilobytes(meminfo, "MemFree")
     if config.capacity_bytes > free:
         raise ConfigError(
-            f"{config.setting}.capacity: {_gib(config.capacity_bytes)} asked, node {config.node} "
-            f"has {_gib(free)} free of {_gib(total)}; lower it, or free the node"
+            f"{config.setting}.capacity: {_gib(config.capacity_bytes)} requested, node "
+            f"{config.node} has {_gib(free)} free of {_gib(total)}; lower it, or free the node"
         )
     return total, free
 
 
 def _check_device(config: CxlConfig, system: Path) -> int:
-    """Return the bytes that a device has."""
+    """Return the bytes of a device."""
     at, path = f"{config.setting}.device", config.device
     try:
         mode = Path(path).stat().st_mode
     except OSError as error:
         raise ConfigError(
-            f"{at}: {path!r} is not there: {error.strerror}; daxctl list shows those that are"
+            f"{at}: {path!r} cannot be found: {error.strerror}; daxctl list shows the DAX devices"
         ) from error
     facts = system / "bus/dax/devices" / Path(path).name
     if not stat.S_ISCHR(mode) or not _text(facts / "size").isdigit():
         raise ConfigError(
-            f"{at}: {path!r} is no DAX device; name a /dev/daxX.Y, as daxctl list shows them"
+            f"{at}: {path!r} is not a DAX device; name a /dev/daxX.Y, as shown by daxctl list"
         )
     if not os.access(path, os.R_OK | os.W_OK):
         raise ConfigError(
@@ -168,23 +174,24 @@ def _check_device(config: CxlConfig, system: Path) -> int:
     nbytes = int(_text(facts / "size"))
     if config.capacity_bytes > nbytes:
         raise ConfigError(
-            f"{config.setting}.capacity: {_gib(config.capacity_bytes)} asked, {path!r} has "
+            f"{config.setting}.capacity: {_gib(config.capacity_bytes)} requested, {path!r} has "
             f"{_gib(nbytes)}; lower it"
         )
     align = _text(facts / "align")
     if align.isdigit() and int(align) and config.capacity_bytes % int(align):
         raise ConfigError(
-            f"{config.setting}.capacity: {config.capacity_bytes} bytes is no multiple of the "
-            f"{align} that {path!r} is mapped by; lower it by {config.capacity_bytes % int(align)}"
+            f"{config.setting}.capacity: {config.capacity_bytes} bytes is not a multiple of the "
+            f"alignment of {path!r}, {align} bytes; "
+            f"lower it by {config.capacity_bytes % int(align)}"
         )
     return nbytes
 
 
 def _bind(memory: mmap.mmap, node: int) -> None:
-    """Have every page of a mapping come from one node; OSError where that may not be."""
+    """Bind every page of a mapping to one node; raise OSError if that is not permitted."""
     call = _MBIND.get(platform.machine())
     if call is None:
-        raise OSError(errno.ENOSYS, f"no mbind known for {platform.machine()}")
+        raise OSError(errno.ENOSYS, f"number of mbind unknown on {platform.machine()}")
     mask = (ctypes.c_ulong * (_NODES_MAX // _WORD_BITS))()
     mask[node // _WORD_BITS] = 1 << node % _WORD_BITS
     start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
@@ -195,7 +202,7 @@ def _bind(memory: mmap.mmap, node: int) -> None:
 
 
 def _kilobytes(meminfo: str, name: str) -> int:
-    """Return a figure of `Node N MemTotal:  16777216 kB` in bytes; 0 where it is not there."""
+    """Return the bytes of a line like `Node N MemTotal:  16777216 kB`; 0 if there is none."""
     for line in meminfo.splitlines():
         words = line.split()
         if f"{name}:" in words:
@@ -208,7 +215,7 @@ def _gib(nbytes: int) -> str:
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file of the kernel; empty without it."""
+    """Return the text of a file in sysfs; empty if the file cannot be read."""
     try:
         return path.read_text(encoding="ascii").strip()
     except OSError:

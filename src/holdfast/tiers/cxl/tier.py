@@ -1,9 +1,8 @@
 """The CXL tier: slots in memory that is larger and slower than the host's.
 
-Slots, runs and size classes are the host tier's; here is who leaves when they are all taken: the
-record that was read or written longest ago, or, where memory has to move to another size of record,
-all records of its run. What lies here does not survive the process: nothing on the medium is looked
-at when it starts.
+The host tier allocates the slots; this module adds eviction. If no slot is free, the least recently
+used record is evicted or, if its run has slots of another size, all records of that run. Records do
+not survive the process: a start does not read the medium.
 """
 
 from __future__ import annotations
@@ -18,55 +17,66 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from holdfast.blocks.envelope import read_header, record_bytes
+from holdfast.blocks.namespace import Namespace, namespace_of
 from holdfast.buffers import ALIGNMENT, align_up
 from holdfast.errors import FormatError, Outcome
-from holdfast.tiers.base import NOWHERE, Dropped, Get, Place, Put, Reserved, Survivor, Usage
+from holdfast.tiers.base import (
+    NOWHERE,
+    DroppedBlock,
+    Place,
+    ReservedPlaces,
+    SurvivingRecord,
+    TierGet,
+    TierPut,
+    TierUsage,
+)
 from holdfast.tiers.cxl.medium import SYS, CxlConfig, open_arena
-from holdfast.tiers.gate import Gate
-from holdfast.tiers.host import Budget, HostTier
+from holdfast.tiers.gate import MediumGate
+from holdfast.tiers.host import HostBudget, HostTier
 
-_PATIENCE = 1_024
-"""Records that are looked at for one that may go."""
+_VICTIM_SCAN_MAX = 1_024
+"""Most records examined for a victim, least recently used first."""
 
 
 class _Entry:
-    """One record that lies here. A place that is written anew has a new one."""
+    """One record held; each write of a place creates a new entry."""
 
-    __slots__ = ("key", "nbytes")
+    __slots__ = ("key", "namespace", "nbytes")
 
-    def __init__(self, key: bytes, nbytes: int) -> None:
+    def __init__(self, namespace: Namespace, key: bytes, nbytes: int) -> None:
+        self.namespace = namespace
         self.key = key
         self.nbytes = nbytes
 
 
 class CxlTier:
-    """See `holdfast.tiers.base.Tier` for the promises. A place is an offset into the memory.
+    """See `holdfast.tiers.base.LocalTier` for the promises. A place is an offset into the memory.
 
-    Raises ConfigError when made, and has then taken no memory.
+    The constructor raises ConfigError, without allocating memory.
     """
 
-    fleeting: ClassVar[Literal[True]] = True
+    volatile: ClassVar[Literal[True]] = True
 
     def __init__(self, config: CxlConfig, system: Path = SYS) -> None:
         self.name = config.name
         arena = open_arena(config, system)
         self._memory = np.frombuffer(arena.view, np.uint8)
-        self._slots = HostTier(Budget(config.capacity_bytes), arena)
+        self._slots = HostTier(HostBudget(config.capacity_bytes), arena)
         self._lock = threading.Lock()
-        self._gate = Gate()
+        self._gate = MediumGate()
         self._reserved: dict[Place, int] = {}
         self._writing: set[Place] = set()
         self._entries: OrderedDict[Place, _Entry] = OrderedDict()
         self._read_bytes = self._written_bytes = 0
 
-    def reserve(self, sizes: Sequence[int]) -> Reserved:
-        """Find a slot for each size; who was used longest ago leaves for it."""
-        dropped: list[Dropped] = []
+    def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
+        """Allocate a slot for each size; evict the least recently used records if none is free."""
+        dropped: list[DroppedBlock] = []
         with self._lock:
             places = [self._take(size, dropped) for size in sizes]
-        return Reserved(places, dropped)
+        return ReservedPlaces(places, dropped)
 
-    def write(self, batch: Sequence[Put]) -> list[Outcome]:
+    def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         """Copy records into their slots."""
         if not self._gate.enter():
             return [Outcome.GONE] * len(batch)
@@ -77,8 +87,8 @@ class CxlTier:
         finally:
             self._gate.leave()
 
-    def read(self, batch: Sequence[Get]) -> list[Outcome]:
-        """Copy records out of their slots; MISS for one that left meanwhile."""
+    def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
+        """Copy records out of their slots; MISS for a record evicted in the meantime."""
         if not self._gate.enter():
             return [Outcome.GONE] * len(batch)
         try:
@@ -87,7 +97,7 @@ class CxlTier:
             self._gate.leave()
 
     def free(self, places: Sequence[Place]) -> None:
-        """Give slots back; one that is being written to when that is over."""
+        """Free slots; a slot that is being written is freed at the end of its write."""
         with self._lock:
             for place in places:
                 if place in self._entries:
@@ -96,15 +106,15 @@ class CxlTier:
                     continue
                 self._slots.free([place])
 
-    def survivors(self) -> Iterator[Survivor]:
-        """Memory survives nothing."""
+    def survivors(self) -> Iterator[SurvivingRecord]:
+        """Return nothing: memory does not survive the process."""
         return iter(())
 
-    def usage(self) -> Usage:
-        """Return fill and counters."""
+    def usage(self) -> TierUsage:
+        """Return usage and counters."""
         with self._lock:
             slots = self._slots.usage()
-            return Usage(
+            return TierUsage(
                 slots.capacity_bytes,
                 slots.used_bytes,
                 len(self._entries),
@@ -113,40 +123,45 @@ class CxlTier:
             )
 
     def close(self) -> None:
-        """Let nobody in any more; what lies here is forgotten."""
+        """Wait for calls in progress and release the memory; all records are lost."""
         if self._gate.shut():
             self._slots.close()
 
-    # Making room: all of this under the lock.
+    # Eviction; the caller holds the lock.
 
-    def _take(self, size: int, dropped: list[Dropped]) -> Place:
+    def _take(self, size: int, dropped: list[DroppedBlock]) -> Place:
         if self._gate.is_shut or not self._slots.slots(size):
             return NOWHERE
         place = self._slots.reserve([size]).places[0]
-        while place == NOWHERE and self._drop_for(align_up(size), dropped):
+        while place == NOWHERE and self._evict_for(align_up(size), dropped):
             place = self._slots.reserve([size]).places[0]
         if place != NOWHERE:
             self._reserved[place] = size
         return place
 
-    def _drop_for(self, slot_bytes: int, dropped: list[Dropped]) -> bool:
-        """Drop the oldest record of this size, or first the run of an older one; False if none."""
-        for place, entry in islice(self._entries.items(), _PATIENCE):
+    def _evict_for(self, slot_bytes: int, dropped: list[DroppedBlock]) -> bool:
+        """Evict the least recently used record of this slot size, or the whole run of an older one.
+
+        Returns False if no record may be evicted.
+        """
+        for victim, entry in islice(self._entries.items(), _VICTIM_SCAN_MAX):
             if align_up(entry.nbytes) == slot_bytes:
-                self._drop([place], dropped)
-                return True
-            if run := self._slots.beside(place):
-                self._drop([Place(number * ALIGNMENT) for number in run], dropped)
-                return True
-        return False
-
-    def _drop(self, places: Sequence[Place], dropped: list[Dropped]) -> None:
-        dropped += [Dropped(self._entries.pop(place).key, place) for place in places]
+                places = [victim]
+            else:
+                places = [Place(name * ALIGNMENT) for name in self._slots.beside(victim)]
+            if places:
+                break
+        else:
+            return False
+        for place in places:
+            entry = self._entries.pop(place)
+            dropped.append(DroppedBlock(entry.key, place, entry.namespace))
         self._slots.free(places)
+        return True
 
-    # Moving bytes: none of this under the lock, and numpy copies without the interpreter's.
+    # Copies, made without the lock; numpy releases the GIL while it copies.
 
-    def _write(self, put: Put) -> Outcome:
+    def _write(self, put: TierPut) -> Outcome:
         try:
             header, _ = read_header(put.record)
         except FormatError:
@@ -167,11 +182,11 @@ class CxlTier:
                 self._slots.free([put.place])
                 return Outcome.GONE
             self._slots.name_slot(put.place, put.place // ALIGNMENT)
-            self._entries[put.place] = _Entry(header.key, len(put.record))
+            self._entries[put.place] = _Entry(namespace_of(header), header.key, len(put.record))
             self._written_bytes += len(put.record)
         return Outcome.OK
 
-    def _read(self, get: Get) -> Outcome:
+    def _read(self, get: TierGet) -> Outcome:
         with self._lock:
             entry = self._entries.get(get.place)
             if entry is None or entry.key != get.key or entry.nbytes > len(get.into):

@@ -1,1 +1,1 @@
-"""The disk tier: a log of regions in one file, warm after a crash."""
+"""The disk tier: a log of regions in one file, recovered after a crash."""

@@ -1,4 +1,4 @@
-"""Read and write extents of one preallocated, locked file; direct I/O where it is to be had."""
+"""Read and write extents of one preallocated, locked file, with direct I/O if possible."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from holdfast.limits import GIB, KIB, MIB
 
 CALL_BYTES_MIN = 512 * KIB
 CALL_BYTES_MAX = 4 * MIB
-"""Neighbours are joined and long records split to between these: few, large system calls, and
-still two for every thread where there are several and a batch has enough."""
+"""Bounds of one system call: adjacent records are joined and long records split to this size, for
+few, large calls. With several threads, a large enough batch makes two calls per thread."""
 
 VECTORS_MAX = 512
 """Most buffers in one system call; Linux allows 1,024."""
@@ -29,10 +29,10 @@ _log = logging.getLogger(__name__)
 
 
 class Extents(Protocol):
-    """A row of bytes on a medium. Offsets and lengths are multiples of 4 KiB; any thread may call.
+    """A byte range on a medium. Offsets and lengths are multiples of 4 KiB. Thread-safe.
 
-    `size` is its length in bytes. `direct` says whether reads and writes pass by the page cache,
-    `why` says it in words.
+    `size` is its length in bytes. `direct` is whether reads and writes bypass the page cache, `why`
+    is the reason in words.
     """
 
     size: int
@@ -40,41 +40,41 @@ class Extents(Protocol):
     why: str
 
     def read(self, offset: int, views: Sequence[memoryview]) -> None:
-        """Fill all the views from `offset` on; raise OSError if that fails or ends early."""
+        """Fill all views from `offset` on; raise OSError on an error or a short read."""
         ...
 
     def write(self, offset: int, views: Sequence[memoryview]) -> None:
-        """Write all the views from `offset` on; raise OSError if that fails or ends early."""
+        """Write all views from `offset` on; raise OSError on an error or a short write."""
         ...
 
     def flush(self) -> None:
-        """Make what was written survive a power cut; raise OSError."""
+        """Make earlier writes survive a power cut; raise OSError on failure."""
         ...
 
     def close(self) -> None:
-        """Let go of the medium."""
+        """Release the medium."""
         ...
 
 
-class Span(NamedTuple):
-    """One buffer and its offset on the medium; `owner` is the caller's number for it."""
+class ByteSpan(NamedTuple):
+    """One buffer and its offset on the medium; `owner` is a number that the caller chooses."""
 
     offset: int
     view: memoryview
     owner: int
 
 
-class Piece(NamedTuple):
-    """Neighbouring spans that one system call covers."""
+class IoPiece(NamedTuple):
+    """Adjacent spans that one system call transfers."""
 
     offset: int
-    spans: list[Span]
+    spans: list[ByteSpan]
 
 
 class FileExtents:
-    """A file opened for direct I/O, or through the page cache where the file system refuses.
+    """A file opened for direct I/O, or through the page cache if the file system refuses that.
 
-    Owns the descriptor of the lock from here on, and lets it go last. Raises OSError.
+    Takes ownership of the lock's descriptor and closes it last. Raises OSError.
     """
 
     def __init__(self, path: Path, lock_fd: int) -> None:
@@ -82,14 +82,14 @@ class FileExtents:
         self._lock_fd = lock_fd
         self.size = os.fstat(self._fd).st_size
         if not self.direct:
-            _log.warning("disk tier %s works through the page cache: %s", path, self.why)
+            _log.warning("disk tier %s uses the page cache: %s", path, self.why)
 
     def read(self, offset: int, views: Sequence[memoryview]) -> None:
-        _whole(self._aligned(os.preadv, offset, views), views)
+        _check_complete(self._aligned(os.preadv, offset, views), views)
 
     def write(self, offset: int, views: Sequence[memoryview]) -> None:
         reach("extent_write")
-        _whole(self._aligned(os.pwritev, offset, views), views)
+        _check_complete(self._aligned(os.pwritev, offset, views), views)
 
     def flush(self) -> None:
         os.fdatasync(self._fd)
@@ -102,7 +102,7 @@ class FileExtents:
         self, call: Callable[[int, Sequence[memoryview], int], int], offset: int,
         views: Sequence[memoryview],
     ) -> int:  # fmt: skip
-        """Call with the views themselves; through aligned memory if the device refuses them."""
+        """Transfer the views directly, or through an aligned buffer if the device refuses them."""
         try:
             return call(self._fd, views, offset)
         except OSError as error:
@@ -124,21 +124,21 @@ class FileExtents:
 
 
 def call_bytes_for(total: int, threads: int) -> int:
-    """Return how much of `total` bytes one system call should move: equal parts, no scrap."""
+    """Return the bytes per system call for a batch of `total` bytes, so that calls are equal."""
     parts = min(max(total // CALL_BYTES_MIN, 1), 2 * threads) if threads > 1 else 1
     return min(max(align_up(-(-total // parts)), CALL_BYTES_MIN), CALL_BYTES_MAX)
 
 
-def pieces(spans: Sequence[Span], call_bytes: int) -> list[Piece]:
-    """Join neighbours and split long spans, so that each piece has at most `call_bytes`."""
-    joined: list[Piece] = []
+def pieces(spans: Sequence[ByteSpan], call_bytes: int) -> list[IoPiece]:
+    """Join adjacent spans and split long ones into pieces of at most `call_bytes`."""
+    joined: list[IoPiece] = []
     end, room = -1, 0
     for offset, view, owner in sorted(spans, key=lambda span: span.offset):
         for start in range(0, len(view), call_bytes):
-            part = Span(offset + start, view[start : start + call_bytes], owner)
+            part = ByteSpan(offset + start, view[start : start + call_bytes], owner)
             size = len(part.view)
             if part.offset != end or size > room or len(joined[-1].spans) == VECTORS_MAX:
-                joined.append(Piece(part.offset, []))
+                joined.append(IoPiece(part.offset, []))
                 room = call_bytes
             joined[-1].spans.append(part)
             room -= size
@@ -146,63 +146,65 @@ def pieces(spans: Sequence[Span], call_bytes: int) -> list[Piece]:
     return joined
 
 
-def spread(
-    pool: ThreadPoolExecutor, threads: int, spans: Sequence[Span],
-    do: Callable[[int, Sequence[memoryview]], None],
+def transfer(
+    pool: ThreadPoolExecutor, threads: int, spans: Sequence[ByteSpan],
+    call: Callable[[int, Sequence[memoryview]], None],
 ) -> dict[int, OSError]:  # fmt: skip
-    """Do all spans, on this thread and `threads - 1` of the pool; return what failed, by owner.
+    """Read or write all spans with this thread and `threads - 1` of the pool; return the errors.
 
-    A joined piece that fails is done again span by span: one bad sector fails one record.
+    Errors are by owner. A joined piece that fails is repeated span by span, so that one bad sector
+    fails only one record.
     """
     total = sum(len(span.view) for span in spans)
     work = pieces(spans, call_bytes_for(total, threads))
     failed: dict[int, OSError] = {}
     queue = iter(work)
-    others: list[Future[None]] = []
+    workers: list[Future[None]] = []
 
     def drain() -> None:
-        # Taking the next of a shared list iterator is atomic under the interpreter's lock.
+        # Taking the next item of a shared list iterator is atomic under the GIL.
         for piece in queue:
-            _do(piece, do, failed)
+            _transfer_piece(piece, call, failed)
 
     try:
-        others += (pool.submit(drain) for _ in range(min(threads, len(work)) - 1))
+        with contextlib.suppress(RuntimeError):  # at interpreter exit pools accept no more work
+            workers += (pool.submit(drain) for _ in range(min(threads, len(work)) - 1))
         drain()
     finally:
-        # Threads busy with other batches have not begun on this one: there is nothing left for
-        # them, so don't wait. Those that have begun still use the caller's buffers.
-        wait([other for other in others if not other.cancel()])
-    for other in others:
-        if not other.cancelled():
-            other.result()
+        # Do not wait for workers that are still busy with other batches: no work is left for them.
+        # Wait for those that have started, because they use the caller's buffers.
+        wait([worker for worker in workers if not worker.cancel()])
+    for worker in workers:
+        if not worker.cancelled():
+            worker.result()
     return failed
 
 
-def _do(
-    piece: Piece, do: Callable[[int, Sequence[memoryview]], None], failed: dict[int, OSError]
+def _transfer_piece(
+    piece: IoPiece, call: Callable[[int, Sequence[memoryview]], None], failed: dict[int, OSError]
 ) -> None:
     try:
-        do(piece.offset, [span.view for span in piece.spans])
+        call(piece.offset, [span.view for span in piece.spans])
         return
     except OSError as error:
         if len(piece.spans) == 1:
             failed[piece.spans[0].owner] = error
             return
     for span in piece.spans:
-        _do(Piece(span.offset, [span]), do, failed)
+        _transfer_piece(IoPiece(span.offset, [span]), call, failed)
 
 
 def lock_folder(folder: Path) -> int:
-    """Make `folder` this process's own; return the descriptor that holds the lock.
+    """Create and lock `folder` for this process; return the descriptor that holds the lock.
 
-    The lock goes with the process, however it ends. Raises BusyError or ConfigError.
+    The kernel releases the lock when the process ends. Raises BusyError or ConfigError.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise ConfigError(
-            f'disk tier "{folder}": {error.strerror}; give it a folder this user may write to'
+            f'disk tier "{folder}": {error.strerror}; choose a folder that this user may write to'
         ) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -211,39 +213,39 @@ def lock_folder(folder: Path) -> int:
         os.close(fd)
         if error.errno != errno.EWOULDBLOCK:
             raise ConfigError(
-                f'disk tier "{folder}" can not be locked: {error.strerror}; give it a folder on a '
+                f'disk tier "{folder}" cannot be locked: {error.strerror}; choose a folder on a '
                 "local file system"
             ) from error
         raise BusyError(
             f'disk tier "{folder}" is in use by process {holder}; '
-            "stop that, or give this node another folder"
+            "stop that process, or choose another folder for this node"
         ) from error
-    with contextlib.suppress(OSError):  # on a full disk whoever comes next is not told our number
+    with contextlib.suppress(OSError):  # on a full disk the lock works without the process id
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
 
 
 def preallocate(path: Path, nbytes: int, setting: str, first: bytes) -> None:
-    """Create `path` with all its blocks, `first` at its start, or not at all; raise ConfigError.
+    """Create `path` with all its disk blocks allocated and `first` at its start, atomically.
 
-    `setting` is the tier's key path in the configuration. The file appears whole: it is
-    made under another name, flushed and renamed.
+    The file is created under another name, flushed and renamed. `setting` is the tier's key path
+    in the configuration. Raises ConfigError.
     """
-    made = path.with_name(path.name + ".new")
-    made.unlink(missing_ok=True)
+    temporary = path.with_name(path.name + ".new")
+    temporary.unlink(missing_ok=True)
     stat = os.statvfs(path.parent)
     free = stat.f_bavail * stat.f_frsize
     if nbytes > free:
         raise _too_large(path, nbytes, free, setting)
-    fd = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.posix_fallocate(fd, 0, nbytes)
         os.pwrite(fd, first, 0)
         os.fsync(fd)
-        made.rename(path)
+        temporary.rename(path)
     except OSError as error:
-        made.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         if error.errno in {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}:
             raise _too_large(path, nbytes, free, setting) from error
         raise ConfigError(f'disk tier "{path.parent}": {error.strerror}') from error
@@ -251,17 +253,17 @@ def preallocate(path: Path, nbytes: int, setting: str, first: bytes) -> None:
         os.close(fd)
 
 
-def _too_large(path: Path, asked: int, free: int, setting: str) -> ConfigError:
+def _too_large(path: Path, requested: int, free: int, setting: str) -> ConfigError:
     return ConfigError(
-        f'{setting}.capacity: disk tier "{path.parent}": {asked / GIB:.2f} GiB asked, '
+        f'{setting}.capacity: disk tier "{path.parent}": {requested / GIB:.2f} GiB requested, '
         f"{free / GIB:.2f} GiB free; lower it"
     )
 
 
 def _open(path: Path) -> tuple[int, bool, str]:
-    """Return descriptor, whether I/O is direct, and why; one sector is read to be sure.
+    """Return the descriptor, whether I/O is direct, and the reason; reads one sector as a test.
 
-    A sector that can not be read says nothing of direct I/O: there are two superblocks.
+    An error in this sector is no evidence against direct I/O: there are two superblocks.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_DIRECT)
@@ -279,7 +281,7 @@ def _open(path: Path) -> tuple[int, bool, str]:
     return fd, True, "direct I/O"
 
 
-def _whole(done: int, views: Sequence[memoryview]) -> None:
-    asked = sum(len(view) for view in views)
-    if done != asked:
-        raise OSError(errno.EIO, f"{done} of {asked} bytes")
+def _check_complete(done: int, views: Sequence[memoryview]) -> None:
+    requested = sum(len(view) for view in views)
+    if done != requested:
+        raise OSError(errno.EIO, f"{done} of {requested} bytes")

@@ -1,4 +1,4 @@
-"""Open the disk tier's file: lock the folder, format it once, refuse what is not ours."""
+"""Open the disk tier's file: lock the folder, format a new file, refuse a foreign one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.tiers.disk.region import (
     REGION_BYTES_MAX,
     REGION_BYTES_MIN,
     SECTOR,
-    Geometry,
+    RegionGeometry,
     Superblock,
     pack_superblock,
     region_bytes_for,
@@ -28,8 +28,8 @@ FILE_NAME = "blocks.holdfast"
 class DiskConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one disk tier. Sizes in bytes, times in seconds.
 
-    `capacity_bytes` bounds the whole file. `region_bytes` None: 64 MiB, or an eighth of a small
-    capacity. `setting` is the tier's key path in the configuration, for messages.
+    `capacity_bytes` bounds the whole file. `region_bytes` None means 64 MiB, or an eighth of a
+    small capacity. `setting` is the tier's key path in the configuration, for error messages.
     """
 
     path: str
@@ -43,9 +43,9 @@ class DiskConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_file(config: DiskConfig) -> Extents:
-    """Lock the folder and open its file, formatted if there is none yet.
+    """Lock the folder and open its file; create and format the file if it does not exist.
 
-    Raises ConfigError, BusyError or FormatError; a file that is there is not changed.
+    Raises ConfigError, BusyError or FormatError. Does not change an existing file.
     """
     _check(config)
     folder = Path(config.path)
@@ -66,9 +66,9 @@ def open_file(config: DiskConfig) -> Extents:
 
 
 def check_superblock(extents: Extents, config: DiskConfig) -> Superblock:
-    """Return what the file says of itself; raise FormatError or ConfigError if it does not fit.
+    """Return the file's superblock; raise FormatError or ConfigError if it does not match.
 
-    A changed capacity is refused: to follow it would cost every block the file holds.
+    A changed capacity is refused, because adapting the file would lose all of its blocks.
     """
     path = Path(config.path) / FILE_NAME
     try:
@@ -76,24 +76,26 @@ def check_superblock(extents: Extents, config: DiskConfig) -> Superblock:
     except FormatError as error:
         raise FormatError(
             f'"{path}" is not a region log of this build: {error}; '
-            "it was left untouched, move it away or choose another folder"
+            "it was left unchanged, move it away or choose another folder"
         ) from error
     geometry = superblock.geometry
-    asked = Geometry.within(config.capacity_bytes, config.region_bytes or geometry.region_bytes)
-    if asked != geometry:
-        raise _changed(path, config, geometry, asked)
+    requested = RegionGeometry.within(
+        config.capacity_bytes, config.region_bytes or geometry.region_bytes
+    )
+    if requested != geometry:
+        raise _changed(path, config, geometry, requested)
     if extents.size < geometry.file_bytes:
         raise FormatError(
             f'"{path}" has {extents.size} bytes, its superblock says {geometry.file_bytes}; '
-            "it was cut short: delete it, its blocks will be recomputed"
+            "it was truncated: delete it, its blocks will be recomputed"
         )
     return superblock
 
 
 def check_file(config: DiskConfig) -> None:
-    """Raise what opening the tier would, as far as can be told beside a node that has it open.
+    """Raise the errors that opening the tier would raise, even while a node has it open.
 
-    Takes no lock and changes nothing; a file that is not there is none to complain of.
+    Takes no lock and changes nothing. A file that does not exist is no error.
     """
     _check(config)
     path = Path(config.path) / FILE_NAME
@@ -110,26 +112,28 @@ def check_file(config: DiskConfig) -> None:
         extents.close()
 
 
-def _changed(path: Path, config: DiskConfig, was: Geometry, asked: Geometry) -> ConfigError:
-    """Say what does not fit the file in exact bytes, so that it can be set to what does."""
-    back = {}
-    if Geometry.within(config.capacity_bytes, was.region_bytes) != was:
-        back["capacity"] = was.file_bytes
-    if asked.region_bytes != was.region_bytes:
-        back["region"] = was.region_bytes
-    remedy = " and ".join(f"{config.setting}.{name} to {value}" for name, value in back.items())
+def _changed(
+    path: Path, config: DiskConfig, was: RegionGeometry, requested: RegionGeometry
+) -> ConfigError:
+    """Return an error that names the options to change, and their values in exact bytes."""
+    remedies = {}
+    if RegionGeometry.within(config.capacity_bytes, was.region_bytes) != was:
+        remedies["capacity"] = was.file_bytes
+    if requested.region_bytes != was.region_bytes:
+        remedies["region"] = was.region_bytes
+    remedy = " and ".join(f"{config.setting}.{name} to {value}" for name, value in remedies.items())
     return ConfigError(
-        f'{config.setting}.{next(iter(back))}: "{path}" was made with {was.file_bytes} bytes, '
-        f"{was.region_count} regions of {was.region_bytes}; {config.capacity_bytes} bytes are "
-        f"{asked.region_count} regions of {asked.region_bytes}; set {remedy}, or delete the file "
-        "and lose its blocks"
+        f'{config.setting}.{next(iter(remedies))}: "{path}" was created with {was.file_bytes} '
+        f"bytes, {was.region_count} regions of {was.region_bytes}; {config.capacity_bytes} bytes "
+        f"are {requested.region_count} regions of {requested.region_bytes}; set {remedy}, or "
+        "delete the file and lose its blocks"
     )
 
 
 def _check(config: DiskConfig) -> None:
     for field in ("reader_threads", "writer_threads"):
         value = getattr(config, field)
-        if not 1 <= value <= 64:  # noqa: PLR2004 - the message says it
+        if not 1 <= value <= 64:  # noqa: PLR2004 - the message names the limits
             raise ConfigError(f"{config.setting}.{field} is {value}; it must be from 1 to 64")
     if config.snapshot_s <= 0:
         raise ConfigError(f"{config.setting}.snapshot_s is {config.snapshot_s}; it must be > 0")
@@ -141,9 +145,9 @@ def _check(config: DiskConfig) -> None:
         )
 
 
-def _fresh_geometry(config: DiskConfig) -> Geometry:
+def _fresh_geometry(config: DiskConfig) -> RegionGeometry:
     region_bytes = config.region_bytes or region_bytes_for(config.capacity_bytes)
-    geometry = Geometry.within(config.capacity_bytes, region_bytes)
+    geometry = RegionGeometry.within(config.capacity_bytes, region_bytes)
     if not geometry.region_count:
         raise ConfigError(
             f"{config.setting}.capacity is {config.capacity_bytes} bytes, less than one region of "

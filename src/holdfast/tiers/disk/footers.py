@@ -1,8 +1,9 @@
-"""Footers of a disk tier: written when a region is full, and again when too much of it has died.
+"""Write the footers of a disk tier, and rewrite them when too many of their records are freed.
 
-A snapshot lists what was freed since the footers were written. Where it has no room for all, the
-footers of those regions that lost the most are written again without their dead. A crash while one
-is written leaves a region without a footer, which is scanned.
+A region gets its footer when it is full. A snapshot lists the records freed since the footers were
+written. If there are too many for a snapshot, the footers of the regions with the most freed
+records are rewritten without them. A crash during such a write leaves a region without a footer; a
+restart then scans the region.
 """
 
 from __future__ import annotations
@@ -16,89 +17,89 @@ from holdfast.tiers.disk.extent_io import Extents
 from holdfast.tiers.disk.recovery import read_footer
 from holdfast.tiers.disk.region import (
     FREED_PER_REGION,
-    Entry,
-    Geometry,
-    Life,
+    RegionEntry,
+    RegionGeometry,
+    RegionLife,
     pack_footer,
     parse_footer,
 )
 from holdfast.tiers.disk.region_log import RegionLog
 
 
-class Footers:
-    """Writes them; takes the tier's `mutex` for moments only, and holds none while it writes.
+class FooterWriter:
+    """Writes footers. Does no I/O while it holds the tier's `mutex`.
 
-    `failed` is told what could not be written or read, and returns whether to go on.
+    `on_error` receives each I/O error, and returns whether writing may continue.
     """
 
     def __init__(
         self,
         extents: Extents,
-        geometry: Geometry,
+        geometry: RegionGeometry,
         regions: RegionLog,
         mutex: threading.Lock,
-        failed: Callable[[OSError], bool],
+        on_error: Callable[[OSError], bool],
     ) -> None:
         self._extents = extents
         self._geometry = geometry
         self._regions = regions
         self._mutex = mutex
-        self._failed = failed
-        self._hopeless: set[Life] = set()
-        """Those that could not be written again: once is enough to know."""
+        self._on_error = on_error
+        self._not_rewritable: set[RegionLife] = set()
+        """Regions whose footer could not be rewritten; there is no second attempt."""
 
     def write_due(self) -> bool:
-        """Write those of regions that are full; return whether there were any."""
-        some, may_go_on = False, True
-        while may_go_on:
+        """Write the footers of full regions; return whether there were any."""
+        found, may_continue = False, True
+        while may_continue:
             with self._mutex:
-                seal = self._regions.next_seal()
-            if seal is None:
+                full = self._regions.next_full()
+            if full is None:
                 break
-            some = True
+            found = True
             reach("region_seal")
             try:
-                written = self._write(seal.life, seal.entries)
+                written = self._write(full.life, full.entries)
             except OSError as error:
-                may_go_on, written = self._failed(error), 0
+                may_continue, written = self._on_error(error), 0
             reach("region_sealed")
             with self._mutex:
-                self._regions.sealed(seal, written)
-        return some
+                self._regions.footer_written(full, written)
+        return found
 
     def prune(self) -> None:
-        """Leave the dead out of footers, most first, until a snapshot has room for the others."""
+        """Rewrite footers without dead records, most dead first, until the rest fits a snapshot."""
         with self._mutex:
             dead = self._regions.dead()
         left = sum(dead.values())
         for life in sorted(dead, key=dead.__getitem__, reverse=True):
             if left <= FREED_PER_REGION * self._geometry.region_count:
                 return
-            if life in self._hopeless:
+            if life in self._not_rewritable:
                 continue
             with self._mutex:
                 alive = self._regions.begin_prune(life)
             if alive is None:
                 left -= dead[life]
                 continue
-            may_go_on = True
+            may_continue = True
             try:
-                written = self._write_again(life, alive)
+                written = self._rewrite(life, alive)
             except OSError as error:
-                may_go_on, written = self._failed(error), 0
+                may_continue, written = self._on_error(error), 0
             with self._mutex:
                 self._regions.end_prune(life, alive, written)
             if written:
                 left -= dead[life]
             else:
-                self._hopeless.add(life)
-            if not may_go_on:
+                self._not_rewritable.add(life)
+            if not may_continue:
                 return
 
-    def _write_again(self, life: Life, alive: Collection[int]) -> int:
-        """Write a footer with those of its entries that begin at these sectors; return its bytes.
+    def _rewrite(self, life: RegionLife, alive: Collection[int]) -> int:
+        """Rewrite a footer with its entries that begin at these sectors; return its bytes.
 
-        0 if there is none to go by.
+        Returns 0 if there is no intact footer.
         """
         footer = read_footer(self._extents, self._geometry, life)
         listed = parse_footer(footer, life, self._geometry.region_sectors) if footer else None
@@ -106,7 +107,7 @@ class Footers:
             return 0
         return self._write(life, [entry for _, entry in listed if entry.sector in alive])
 
-    def _write(self, life: Life, entries: list[Entry]) -> int:
+    def _write(self, life: RegionLife, entries: list[RegionEntry]) -> int:
         packed = pack_footer(life, entries)
         footer = aligned_buffer(len(packed))
         footer[:] = packed

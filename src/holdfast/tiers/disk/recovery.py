@@ -1,4 +1,4 @@
-"""What an earlier process left in the regions: snapshot, region headers, footers, scans."""
+"""Recover the records of an earlier process: snapshot, region headers, footers, scans."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from holdfast.tiers.disk.extent_io import Extents
 from holdfast.tiers.disk.region import (
     SECTOR,
     SUPERBLOCKS,
-    Entry,
-    Geometry,
-    Life,
-    Listed,
-    Snapshot,
+    ListedEntry,
+    RegionEntry,
+    RegionGeometry,
+    RegionLife,
+    RegionSnapshot,
     Superblock,
     footer_needs,
     parse_footer,
@@ -27,29 +27,31 @@ from holdfast.tiers.disk.region import (
     parse_snapshot,
     parse_superblock,
 )
-from holdfast.tiers.gate import Gate
+from holdfast.tiers.gate import MediumGate
 
 _TAIL_BYTES = 16 * KIB
-"""Read at a region's end where no snapshot tells how long its footer is: 119 records."""
+"""Bytes read at a region's end if the footer's length is unknown: a footer of 119 records."""
 
 _SCAN_BYTES = 4 * MIB
 
 _BAD_SECTORS_MAX = 256
-"""Of one region: a device that answers nothing may take long to say so each time."""
+"""Unreadable sectors of a region at which its scan ends: each may cost a long device timeout."""
 
-_AHEAD = 8
-"""Footers read at once."""
+_FOOTERS_AT_ONCE = 8
+"""Footers read in parallel."""
 
 _UNREADABLE = -1
+"""Stands for the generation of a region whose header cannot be read."""
 
 
-class Found(NamedTuple):
-    """What the regions' headers and the newest snapshot say, before any region is scanned.
+class DiskState(NamedTuple):
+    """State of all regions by their headers and the newest snapshot, before any region is scanned.
 
-    `generations` by region, 0 where it never had a life; `unreadable` regions; `empty`, `footers`
-    and `freed` from the snapshot, for regions still in the life it saw; its `sequence`, 0 if there
-    is none. A region that is `empty` keeps its generation: a later snapshot has to say of just that
-    life that all of it was freed.
+    `generations` is by region, 0 if the region was never used. `unreadable` lists regions with an
+    unreadable header. `empty`, `footers` (footer bytes by region) and `freed` (sectors by region)
+    come from the snapshot, for regions that are still in the life it lists. `sequence` is the
+    snapshot's, 0 without one. An `empty` region keeps its generation, because a later snapshot
+    must say of this life that all of its records were freed.
     """
 
     generations: list[int]
@@ -60,14 +62,14 @@ class Found(NamedTuple):
     sequence: int
 
 
-class Recovered(NamedTuple):
-    """One region's records; `footer_bytes` is 0 if it had to be scanned.
+class RecoveredRegion(NamedTuple):
+    """The records of one region; `footer_bytes` is 0 if the region was scanned.
 
-    `error` if some of it can not be read: records may be missing, perhaps all.
+    `error` is the first I/O error, None without one; with an error, records may be missing.
     """
 
-    life: Life
-    records: list[Listed]
+    life: RegionLife
+    records: list[ListedEntry]
     footer_bytes: int
     error: OSError | None
 
@@ -84,13 +86,13 @@ def read_superblock(extents: Extents) -> Superblock:
         except FormatError as error:
             reasons.append(error)
         except OSError as error:
-            reasons.append(FormatError(f"its superblock can not be read: {error}"))
+            reasons.append(FormatError(f"its superblock cannot be read: {error}"))
     if not found:
         raise reasons[0]
     return max(found, key=lambda superblock: superblock.incarnation)
 
 
-def _read_snapshot(extents: Extents, superblock: Superblock) -> Snapshot | None:
+def _read_snapshot(extents: Extents, superblock: Superblock) -> RegionSnapshot | None:
     geometry = superblock.geometry
     found = []
     for which in range(2):
@@ -105,12 +107,18 @@ def _read_snapshot(extents: Extents, superblock: Superblock) -> Snapshot | None:
     return max(found, key=lambda snapshot: snapshot.sequence, default=None)
 
 
-def look(extents: Extents, superblock: Superblock, pool: ThreadPoolExecutor) -> Found:
-    """Read all region headers and the snapshot: enough to serve new writes safely."""
-    generations = _all_generations(extents, superblock, pool)
+def read_state(extents: Extents, superblock: Superblock, pool: ThreadPoolExecutor) -> DiskState:
+    """Read all region headers and the snapshot, which is enough to accept new writes."""
+    count = superblock.geometry.region_count
+    step = max(1, count // 16)
+    parts = pool.map(
+        lambda start: _generations(extents, superblock, range(start, min(start + step, count))),
+        range(0, count, step),
+    )
+    generations = [generation for part in parts for generation in part]
     unreadable = [i for i, g in enumerate(generations) if g == _UNREADABLE]
     generations = [max(g, 0) for g in generations]
-    found = Found(generations, unreadable, set(), {}, {}, 0)
+    found = DiskState(generations, unreadable, set(), {}, {}, 0)
     snapshot = _read_snapshot(extents, superblock)
     if snapshot is None:
         return found
@@ -127,32 +135,20 @@ def look(extents: Extents, superblock: Superblock, pool: ThreadPoolExecutor) -> 
     return found._replace(sequence=snapshot.sequence)
 
 
-def _all_generations(
-    extents: Extents, superblock: Superblock, pool: ThreadPoolExecutor
-) -> list[int]:
-    count = superblock.geometry.region_count
-    step = max(1, count // 16)
-    parts = pool.map(
-        lambda start: _generations(extents, superblock, range(start, min(start + step, count))),
-        range(0, count, step),
-    )
-    return [generation for part in parts for generation in part]
-
-
 def recover_regions(
-    extents: Extents, geometry: Geometry, lives: Sequence[Life], footers: Mapping[int, int],
-    pool: ThreadPoolExecutor, gate: Gate,
-) -> Iterator[Recovered]:  # fmt: skip
-    """Yield what each region has, in order, until the gate shuts.
+    extents: Extents, geometry: RegionGeometry, lives: Sequence[RegionLife],
+    footers: Mapping[int, int], pool: ThreadPoolExecutor, gate: MediumGate,
+) -> Iterator[RecoveredRegion]:  # fmt: skip
+    """Yield the records of each region, in the order of `lives`, until the gate is shut.
 
-    `footers` are the lengths that are known, by region. Footers are read ahead in threads; parsing
-    them there would only make the threads wait for one another.
+    `footers` are the known footer lengths in bytes, by region. Threads of the pool read footers
+    ahead. They do not parse them, because parsing holds the GIL.
     """
-    for start in range(0, len(lives), _AHEAD):
+    for start in range(0, len(lives), _FOOTERS_AT_ONCE):
         if not gate.enter():
             return
         try:
-            ahead = lives[start : start + _AHEAD]
+            ahead = lives[start : start + _FOOTERS_AT_ONCE]
             reads = [
                 pool.submit(read_footer, extents, geometry, life, footers.get(life.region, 0))
                 for life in ahead
@@ -171,8 +167,8 @@ def recover_regions(
 
 
 def _recover_region(
-    extents: Extents, geometry: Geometry, life: Life, read: Future[memoryview | None]
-) -> Recovered:
+    extents: Extents, geometry: RegionGeometry, life: RegionLife, read: Future[memoryview | None]
+) -> RecoveredRegion:
     error: OSError | None = None
     try:
         footer = read.result()
@@ -181,17 +177,17 @@ def _recover_region(
     if footer:
         records = parse_footer(footer, life, geometry.region_sectors)
         if records is not None:
-            return Recovered(life, records, len(footer), None)
-    image, failed_too = _read_image(extents, geometry, life)
-    return Recovered(life, list(_scan(image, life)), 0, error or failed_too)
+            return RecoveredRegion(life, records, len(footer), None)
+    image, image_error = _read_image(extents, geometry, life)
+    return RecoveredRegion(life, list(_scan(image, life)), 0, error or image_error)
 
 
 def read_footer(
-    extents: Extents, geometry: Geometry, life: Life, hint: int = 0
+    extents: Extents, geometry: RegionGeometry, life: RegionLife, hint: int = 0
 ) -> memoryview | None:
-    """Return the footer of a region, `hint` bytes long if that is not 0; None if there is none.
+    """Return the footer of a region; None if there is none. Raises OSError.
 
-    Raises OSError.
+    `hint` is its expected length in bytes, 0 if unknown.
     """
     end = geometry.region_at(life.region) + geometry.region_bytes
     size = min(hint or _TAIL_BYTES, geometry.region_bytes - SECTOR)
@@ -207,11 +203,11 @@ def read_footer(
 
 
 def _read_image(
-    extents: Extents, geometry: Geometry, life: Life
+    extents: Extents, geometry: RegionGeometry, life: RegionLife
 ) -> tuple[memoryview, OSError | None]:
-    """Return a region's bytes, zeros where it can not be read, and the first error there was.
+    """Return a region's bytes, with zeros for unreadable sectors, and the first error if any.
 
-    Its header is left out: it has been read. After too many bad sectors nothing more is asked for.
+    The header is not read again. Reading stops after `_BAD_SECTORS_MAX` unreadable sectors.
     """
     image = aligned_buffer(geometry.region_bytes)
     start, bad, error = geometry.region_at(life.region), 0, None
@@ -222,24 +218,24 @@ def _read_image(
             continue
         except OSError as failed:
             error = error or failed
-        for near in range(0, len(piece), SECTOR):
-            sector = piece[near : near + SECTOR]
+        for inner in range(0, len(piece), SECTOR):
+            sector = piece[inner : inner + SECTOR]
             try:
-                extents.read(start + at + near, [sector])
+                extents.read(start + at + inner, [sector])
             except OSError:
                 sector[:] = bytes(SECTOR)
                 bad += 1
                 if bad == _BAD_SECTORS_MAX:
-                    piece[near:] = bytes(len(piece) - near)
+                    piece[inner:] = bytes(len(piece) - inner)
                     return image, error
     return image, error
 
 
-def _scan(image: memoryview, life: Life) -> Iterator[Listed]:
-    """Yield the records of a region without footer, sector by sector where there are gaps.
+def _scan(image: memoryview, life: RegionLife) -> Iterator[ListedEntry]:
+    """Yield the records of a region without a footer; search gaps sector by sector.
 
-    A footer's entries are hints, since whoever reads a record verifies it. These are verified
-    here, unless they are sealed: the record behind a good header may be torn.
+    Records are verified here unless they are sealed, because a crash may leave a torn record with
+    an intact header. Entries of a footer need no such check: every read is verified later.
     """
     at = SECTOR
     while at < len(image):
@@ -249,7 +245,7 @@ def _scan(image: memoryview, life: Life) -> Iterator[Listed]:
             continue
         nbytes = record_bytes(header.payload_bytes)
         head = bytes(image[at : at + HEADER_BYTES])
-        yield Listed(header, Entry(head, at // SECTOR, nbytes // SECTOR))
+        yield ListedEntry(header, RegionEntry(head, at // SECTOR, nbytes // SECTOR))
         at += nbytes
 
 
@@ -267,7 +263,7 @@ def _generations(extents: Extents, superblock: Superblock, indexes: Sequence[int
 
 
 def _record_at(image: memoryview, generation: int) -> Header | None:
-    """Return the header of the whole record of this life that `image` starts with, if it does."""
+    """Return the header of the record at the start of `image`; None if it is not of this life."""
     if image[: len(MAGIC)] != MAGIC:
         return None
     try:

@@ -1,14 +1,15 @@
-"""The disk tier's bytes: superblock, region header, footer and snapshot; pure pack and parse.
+"""The disk tier's format: pure functions for superblock, region header, footer and snapshot.
 
     | superblock A | superblock B | snapshot A | snapshot B | region 0 | region 1 | ...
 
     region  | header 4 KiB | record | record | ...      ... | footer |
     footer                                      | zeros | entry 0 | ... | entry n-1 | trailer 64 |
 
-Everything is little-endian and lies on 4 KiB boundaries; all of it carries the file's uuid and a
-CRC-32. Byte by byte in docs/reference/format.md. A *generation* counts the lives of all regions of
-a file: it never repeats, so a record, footer or row of an earlier life can not be taken for a
-later one, and a greater generation is a younger region.
+Everything is little-endian, starts on a 4 KiB boundary, and contains the file's uuid and a CRC-32.
+docs/reference/format.md describes every byte. A *life* of a region is the time from its opening to
+its reclaim. A *generation* numbers the lives of all regions of a file. It never repeats, so a
+record, footer or row of an earlier life is not mistaken for one of a later life, and a greater
+generation means a younger region.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from holdfast.limits import GIB, MIB
 
 FORMAT = 1
 SECTOR = ALIGNMENT
-"""All offsets and lengths are multiples of this; one sector is also the unit of a place."""
+"""Unit of all offsets, lengths and places, in bytes."""
 
 SUPERBLOCKS = 2
 REGION_BYTES = 64 * MIB
 REGION_BYTES_MIN = 8 * SECTOR
 REGION_BYTES_MAX = 4 * GIB
 INCARNATION_SHIFT = 32
-"""generation = incarnation << 32 | n-th region taken since the file was opened."""
+"""generation = incarnation << 32 | number of regions opened since the file was opened."""
 
 _SUPERBLOCK = struct.Struct("<8sII16sQQQQ")
 _SUPERBLOCK_MAGIC = b"HOLDFAST"
@@ -49,26 +50,26 @@ _FREED = struct.Struct("<II")
 TRAILER_BYTES = _TRAILER.size
 ENTRY_BYTES = _ENTRY.size
 FREED_PER_REGION = 8
-"""Room in a snapshot for this many freed records per region, on average."""
+"""Freed records per region that a snapshot has room for, on average."""
 
 
-class Geometry(NamedTuple):
-    """Where the regions of one file lie: bytes, and a count."""
+class RegionGeometry(NamedTuple):
+    """Sizes in bytes and number of the regions of a file."""
 
     region_bytes: int
     region_count: int
     snapshot_bytes: int
 
     @classmethod
-    def of(cls, region_bytes: int, region_count: int) -> Geometry:
-        """Return the geometry of a file with so many regions."""
+    def of(cls, region_bytes: int, region_count: int) -> RegionGeometry:
+        """Return the geometry of a file with `region_count` regions."""
         freed_bytes = FREED_PER_REGION * _FREED.size
-        room = _SNAPSHOT.size + region_count * (_ROW.size + freed_bytes)
-        return cls(region_bytes, region_count, align_up(room))
+        snapshot_bytes = _SNAPSHOT.size + region_count * (_ROW.size + freed_bytes)
+        return cls(region_bytes, region_count, align_up(snapshot_bytes))
 
     @classmethod
-    def within(cls, capacity_bytes: int, region_bytes: int) -> Geometry:
-        """Return the most regions that fit into a file of `capacity_bytes`; may be none."""
+    def within(cls, capacity_bytes: int, region_bytes: int) -> RegionGeometry:
+        """Return the geometry with the most regions that fit into `capacity_bytes`, possibly 0."""
         count = max(0, capacity_bytes // region_bytes)
         while count and cls.of(region_bytes, count).file_bytes > capacity_bytes:
             count -= 1
@@ -76,90 +77,93 @@ class Geometry(NamedTuple):
 
     @property
     def regions_at(self) -> int:
-        """Offset of region 0."""
+        """Offset of region 0 in bytes."""
         return SUPERBLOCKS * SECTOR + 2 * self.snapshot_bytes
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the whole file."""
+        """Size of the whole file in bytes."""
         return self.regions_at + self.region_count * self.region_bytes
 
     @property
     def region_sectors(self) -> int:
-        """Sectors of one region."""
+        """Size of a region in sectors."""
         return self.region_bytes // SECTOR
 
     @property
     def record_bytes_max(self) -> int:
-        """The longest record a region can hold: all but its header and a footer of one entry."""
+        """Longest record in bytes: a region without its header and a footer of one entry."""
         return self.region_bytes - SECTOR - footer_bytes(1)
 
     def region_at(self, index: int) -> int:
-        """Offset of a region."""
+        """Return the offset of a region in bytes."""
         return self.regions_at + index * self.region_bytes
 
     def snapshot_at(self, which: int) -> int:
-        """Offset of snapshot A (0) or B (1)."""
+        """Return the offset in bytes of snapshot A (0) or B (1)."""
         return SUPERBLOCKS * SECTOR + which * self.snapshot_bytes
 
 
 class Superblock(NamedTuple):
-    """What a file says of itself. `incarnation` counts how often it was opened."""
+    """Identity and geometry of a file. `incarnation` is how often the file was opened."""
 
     uuid: bytes
     incarnation: int
-    geometry: Geometry
+    geometry: RegionGeometry
 
 
-class Entry(NamedTuple):
-    """One record of a region: its header as stamped (128 bytes), first sector, sectors."""
+class RegionEntry(NamedTuple):
+    """One record of a region: its 128 header bytes as written, first sector, number of sectors."""
 
     head: bytes
     sector: int
     sectors: int
 
 
-class Listed(NamedTuple):
-    """An entry that a footer or a scan found in a region, with its header read."""
+class ListedEntry(NamedTuple):
+    """An entry that a footer or a scan found in a region, with its parsed header."""
 
     header: Header
-    entry: Entry
+    entry: RegionEntry
 
 
-class Life(NamedTuple):
-    """One life of one region of one file; what every region header and footer is bound to."""
+class RegionLife(NamedTuple):
+    """One life of one region of one file; region headers and footers name their life."""
 
     uuid: bytes
     region: int
     generation: int
 
 
-class Row(NamedTuple):
-    """One region in a snapshot; `footer_bytes` is 0 if not sealed, `in_use` 0 if all was freed."""
+class RegionRow(NamedTuple):
+    """One region in a snapshot; `footer_bytes` is 0 without footer, `in_use` 0 if it is free."""
 
     generation: int
     footer_bytes: int
     in_use: int
 
 
-class Snapshot(NamedTuple):
-    """The regions at one moment, and the records freed since their footers (region, sector)."""
+class RegionSnapshot(NamedTuple):
+    """State of all regions, and the records (region, sector) freed since their footers."""
 
     uuid: bytes
     sequence: int
-    rows: Sequence[Row]
+    rows: Sequence[RegionRow]
     freed: Sequence[tuple[int, int]]
 
 
 def region_bytes_for(capacity_bytes: int) -> int:
-    """Choose a region size: 64 MiB; an eighth of small capacities; at most 65,536 regions."""
+    """Return the default region size in bytes.
+
+    It is 64 MiB, an eighth of a small capacity, or larger if there were more than 65,536 regions.
+    """
     small = max(MIB, capacity_bytes // 8 // SECTOR * SECTOR)
     large = align_up(capacity_bytes // 65_536, MIB)
     return min(max(min(REGION_BYTES, small), large), REGION_BYTES_MAX)
 
 
 def footer_bytes(records: int) -> int:
-    """Return the bytes a footer of so many entries takes at the end of its region."""
+    """Return the size in bytes of a footer with an entry for each of `records`."""
     return align_up(records * ENTRY_BYTES + TRAILER_BYTES)
 
 
@@ -176,9 +180,9 @@ def pack_superblock(superblock: Superblock) -> bytes:
 
 
 def parse_superblock(block: bytes | memoryview) -> Superblock:
-    """Return a superblock; raise FormatError if it is foreign, unknown, damaged or impossible."""
+    """Return a superblock; raise FormatError if it is foreign, unsupported, damaged or invalid."""
     if len(block) < SECTOR:
-        raise FormatError(f"it has {len(block)} bytes, no superblock")
+        raise FormatError(f"it has {len(block)} bytes, a superblock has {SECTOR}")
     fields = _SUPERBLOCK.unpack_from(block)
     magic, version, crc, uuid, incarnation, region_bytes, count, snapshot_bytes = fields
     if magic != _SUPERBLOCK_MAGIC:
@@ -187,15 +191,15 @@ def parse_superblock(block: bytes | memoryview) -> Superblock:
         raise FormatError(f"it has format {version}, this build reads {FORMAT}")
     if zlib.crc32(block[16:SECTOR]) != crc:
         raise FormatError("its superblock fails the CRC")
-    sane = REGION_BYTES_MIN <= region_bytes <= REGION_BYTES_MAX and not region_bytes % SECTOR
-    geometry = Geometry.of(region_bytes, count)
-    if not sane or not count or snapshot_bytes != geometry.snapshot_bytes:
-        raise FormatError(f"its geometry makes no sense: {count} regions of {region_bytes} bytes")
+    valid = REGION_BYTES_MIN <= region_bytes <= REGION_BYTES_MAX and not region_bytes % SECTOR
+    geometry = RegionGeometry.of(region_bytes, count)
+    if not valid or not count or snapshot_bytes != geometry.snapshot_bytes:
+        raise FormatError(f"its geometry is invalid: {count} regions of {region_bytes} bytes")
     return Superblock(uuid, incarnation, geometry)
 
 
-def pack_region_header(life: Life) -> bytes:
-    """Return the 4 KiB in front of a region's records."""
+def pack_region_header(life: RegionLife) -> bytes:
+    """Return the 4 KiB header of a region."""
     block = bytearray(SECTOR)
     _REGION.pack_into(block, 0, _REGION_MAGIC, 0, life.generation, life.uuid, life.region)
     block[4:8] = zlib.crc32(memoryview(block)[8:]).to_bytes(4, "little")
@@ -203,7 +207,7 @@ def pack_region_header(life: Life) -> bytes:
 
 
 def parse_region_header(block: bytes | memoryview, uuid: bytes, index: int) -> int:
-    """Return the generation of region `index`; 0 if this is no intact header of it."""
+    """Return the generation of region `index`; 0 if the block is not its intact header."""
     if len(block) < SECTOR:
         return 0
     magic, crc, generation, found_uuid, found_index = _REGION.unpack_from(block)
@@ -212,8 +216,8 @@ def parse_region_header(block: bytes | memoryview, uuid: bytes, index: int) -> i
     return int(generation) if zlib.crc32(block[8:SECTOR]) == crc else 0
 
 
-def pack_footer(life: Life, entries: Sequence[Entry]) -> bytes:
-    """Return the footer of a region: entries and trailer, padded in front to whole sectors."""
+def pack_footer(life: RegionLife, entries: Sequence[RegionEntry]) -> bytes:
+    """Return the footer of a region: zeros up to whole sectors, entries, trailer."""
     listed = b"".join(_ENTRY.pack(*entry) for entry in entries)
     trailer = bytearray(TRAILER_BYTES)
     _TRAILER.pack_into(
@@ -224,21 +228,23 @@ def pack_footer(life: Life, entries: Sequence[Entry]) -> bytes:
     return (listed + trailer).rjust(footer_bytes(len(entries)), b"\0")
 
 
-def footer_needs(tail: bytes | memoryview, life: Life) -> int:
-    """Return how many bytes the footer has whose last ones are `tail`; 0 if there is none."""
+def footer_needs(tail: bytes | memoryview, life: RegionLife) -> int:
+    """Return the size in bytes of the footer that ends with `tail`; 0 if `tail` ends no footer."""
     if len(tail) < TRAILER_BYTES:
         return 0
     trailer = tail[len(tail) - TRAILER_BYTES :]
     magic, _, generation, uuid, index, count = _TRAILER.unpack_from(trailer)
-    if magic != _TRAILER_MAGIC or Life(uuid, index, generation) != life:
+    if magic != _TRAILER_MAGIC or RegionLife(uuid, index, generation) != life:
         return 0
     return footer_bytes(count)
 
 
-def parse_footer(tail: bytes | memoryview, life: Life, region_sectors: int) -> list[Listed] | None:
-    """Return the records of a footer that `tail` ends with; None if it is not whole and intact.
+def parse_footer(
+    tail: bytes | memoryview, life: RegionLife, region_sectors: int
+) -> list[ListedEntry] | None:
+    """Return the entries of the footer at the end of `tail`; None if it is incomplete or damaged.
 
-    Entries that name another life or lie outside of the region are left out.
+    Entries of another life or outside the region are omitted.
     """
     need = footer_needs(tail, life)
     if not need or need > len(tail):
@@ -251,29 +257,29 @@ def parse_footer(tail: bytes | memoryview, life: Life, region_sectors: int) -> l
         return None
     last = region_sectors - need // SECTOR
     found = []
-    for entry in map(Entry._make, _ENTRY.iter_unpack(listed)):
+    for entry in map(RegionEntry._make, _ENTRY.iter_unpack(listed)):
         header = _header_of(entry, life.generation, last)
         if header:
-            found.append(Listed(header, entry))
+            found.append(ListedEntry(header, entry))
     return found
 
 
-def _header_of(entry: Entry, generation: int, last: int) -> Header | None:
-    """Read an entry's header; None unless it is of this life and within the records' sectors."""
+def _header_of(entry: RegionEntry, generation: int, last: int) -> Header | None:
+    """Return an entry's parsed header; None if it is of another life or overlaps the footer."""
     head, sector, sectors = entry
     try:
         header, found = read_header(head)
     except FormatError:
         return None
-    whole = found == generation and record_bytes(header.payload_bytes) == sectors * SECTOR
-    return header if whole and 1 <= sector <= last - sectors else None
+    matches = found == generation and record_bytes(header.payload_bytes) == sectors * SECTOR
+    return header if matches and 1 <= sector <= last - sectors else None
 
 
-def pack_snapshot(snapshot: Snapshot, snapshot_bytes: int) -> bytes:
-    """Return a snapshot in whole sectors; freed records that don't fit are left out."""
+def pack_snapshot(snapshot: RegionSnapshot, snapshot_bytes: int) -> bytes:
+    """Return a snapshot in whole sectors; freed records that do not fit are omitted."""
     rows = b"".join(_ROW.pack(*row) for row in snapshot.rows)
-    room = (snapshot_bytes - _SNAPSHOT.size - len(rows)) // _FREED.size
-    freed = snapshot.freed[:room]
+    freed_max = (snapshot_bytes - _SNAPSHOT.size - len(rows)) // _FREED.size
+    freed = snapshot.freed[:freed_max]
     blob = bytearray(_SNAPSHOT.size) + rows + b"".join(_FREED.pack(*pair) for pair in freed)
     _SNAPSHOT.pack_into(
         blob,
@@ -289,8 +295,10 @@ def pack_snapshot(snapshot: Snapshot, snapshot_bytes: int) -> bytes:
     return bytes(blob).ljust(align_up(len(blob)), b"\0")
 
 
-def parse_snapshot(blob: bytes | memoryview, uuid: bytes, region_count: int) -> Snapshot | None:
-    """Return the snapshot at the start of `blob`; None if it is not of this file and intact."""
+def parse_snapshot(
+    blob: bytes | memoryview, uuid: bytes, region_count: int
+) -> RegionSnapshot | None:
+    """Return the snapshot at the start of `blob`; None if it is foreign or damaged."""
     if len(blob) < _SNAPSHOT.size:
         return None
     magic, crc, sequence, found_uuid, regions, freed = _SNAPSHOT.unpack_from(blob)
@@ -300,6 +308,6 @@ def parse_snapshot(blob: bytes | memoryview, uuid: bytes, region_count: int) -> 
     end = rows_end + freed * _FREED.size
     if end > len(blob) or zlib.crc32(blob[8:end]) != crc:
         return None
-    rows = [Row(*fields) for fields in _ROW.iter_unpack(blob[_SNAPSHOT.size : rows_end])]
+    rows = [RegionRow(*fields) for fields in _ROW.iter_unpack(blob[_SNAPSHOT.size : rows_end])]
     pairs = [(region, sector) for region, sector in _FREED.iter_unpack(blob[rows_end:end])]
-    return Snapshot(uuid, sequence, rows, pairs)
+    return RegionSnapshot(uuid, sequence, rows, pairs)

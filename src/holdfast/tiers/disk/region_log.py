@@ -1,11 +1,13 @@
-"""Which record lies where in the regions of a disk tier: state only, no I/O and no lock.
+"""Allocation of records in the regions of a disk tier: state only, no I/O and no lock.
 
     reserve ---> claim ---> finish          one record: reserved, being written, held or dead
-    FREE -> OPEN -> FULL -> SEALED -> FREE  one region; UNSCANNED where a crash or restart left it
+    FREE -> OPEN -> FULL -> CLOSED -> FREE  one region; UNSCANNED after a restart until its scan
 
-The caller holds the tier's lock around every call. A region is taken again only when no write,
-footer or scan of it is under way. Per record this keeps 24 bytes (key, sector, sectors), because
-it counts toward the store's budget per block; headers are kept until the footer has them.
+The caller holds the tier's lock around every call. A region is reclaimed only while no write,
+footer or scan of it is in progress. A record takes 24 bytes of memory (key, first sector, number of
+sectors), because it counts toward the store's budget per block. Record headers are kept until the
+footer lists them. A region stores the namespace of its records once, or one for each record if they
+differ.
 """
 
 from __future__ import annotations
@@ -17,47 +19,40 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from holdfast.blocks.key import KEY_BYTES
-from holdfast.tiers.base import NOWHERE, Dropped, Place, Reserved, Survivor
+from holdfast.blocks.namespace import namespace_of, namespace_of_head
+from holdfast.tiers.base import NOWHERE, DroppedBlock, Place, ReservedPlaces, SurvivingRecord
 from holdfast.tiers.disk.region import (
     FREED_PER_REGION,
     SECTOR,
-    Entry,
-    Geometry,
-    Life,
-    Listed,
-    Row,
+    ListedEntry,
+    RegionEntry,
+    RegionGeometry,
+    RegionLife,
+    RegionRow,
     footer_bytes,
 )
-from holdfast.tiers.disk.region_table import UNNAMED, Region, State
+from holdfast.tiers.disk.region_table import UNNAMED, Region, RegionState
 
 
-class Claim(NamedTuple):
-    """A reserved record that a writer has taken on: its region's life, and where it lies."""
+class RecordExtent(NamedTuple):
+    """Location of a record: the life that it belongs to, its offset and length in bytes."""
 
-    life: Life
+    life: RegionLife
     offset: int
     nbytes: int
 
 
-class Held(NamedTuple):
-    """A record to read: the life that it must turn out to be of, its offset and length."""
+class FullRegion(NamedTuple):
+    """A region whose footer is due: its life and the entries of the footer."""
 
-    life: Life
-    offset: int
-    nbytes: int
-
-
-class Seal(NamedTuple):
-    """A region whose footer is due: its life and what the footer lists."""
-
-    life: Life
-    entries: list[Entry]
+    life: RegionLife
+    entries: list[RegionEntry]
 
 
 class RegionLog:
-    """Places in regions, oldest region reclaimed first. Every number of bytes here is exact."""
+    """Places in regions; the oldest region is reclaimed first. All sizes are exact, in bytes."""
 
-    def __init__(self, geometry: Geometry, uuid: bytes, first_generation: int) -> None:
+    def __init__(self, geometry: RegionGeometry, uuid: bytes, first_generation: int) -> None:
         self.geometry = geometry
         self.used_bytes = 0
         self.records = 0
@@ -67,29 +62,29 @@ class RegionLog:
         self._free = deque(range(geometry.region_count))
         self._taken: dict[int, None] = {}
         self._open: int | None = None
-        self._to_seal: deque[int] = deque()
+        self._footers_due: deque[int] = deque()
 
     # Writing: reserve, claim, finish.
 
-    def reserve(self, sizes: Sequence[int]) -> Reserved:
-        """Append places to the open region; take the next where it is full."""
-        dropped: list[Dropped] = []
-        return Reserved([self._place(size, dropped) for size in sizes], dropped)
+    def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
+        """Append places to the open region; open the next region when it is full."""
+        dropped: list[DroppedBlock] = []
+        return ReservedPlaces([self._reserve_one(size, dropped) for size in sizes], dropped)
 
-    def claim(self, place: Place) -> Claim | None:
-        """Take on the writing of a reserved place; None if it is not reserved, or taken on."""
-        index, region, number = self._at(place)
+    def claim(self, place: Place) -> RecordExtent | None:
+        """Start writing a reserved place; None if it is not reserved, or already claimed."""
+        index, region, number = self._locate(place)
         if region is None:
             return None
         sector = region.starts[number]
         if sector not in region.unwritten or sector in region.claimed:
             return None
         region.claimed.add(sector)
-        return Claim(self._life(index), self.offset(place), region.sectors[number] * SECTOR)
+        return RecordExtent(self._life(index), self.offset(place), region.sectors[number] * SECTOR)
 
     def finish(self, place: Place, head: bytes) -> None:
-        """End a claimed write: `head` is the header now on the medium, empty if that failed."""
-        index, region, number = self._at(place, dead=True)
+        """End a claimed write: `head` is the record's header, empty if the write failed."""
+        index, region, number = self._locate(place, dead=True)
         if region is None:
             return
         sector = region.starts[number]
@@ -100,49 +95,50 @@ class RegionLog:
         if region.sectors[number]:
             key = head[32 : 32 + KEY_BYTES]
             region.keys[number * KEY_BYTES : (number + 1) * KEY_BYTES] = key
+            region.set_namespace(number, namespace_of_head(head))
             region.heads[number] = head
             self._count(region, number, 1)
-        self._settle(index)
+        self._advance(index)
 
-    def has_header(self, life: Life) -> bool:
-        """Whether a region's header of this life is on the medium."""
+    def has_header(self, life: RegionLife) -> bool:
+        """Return whether the region's header of this life was written."""
         return self._regions[life.region].headed
 
-    def begun(self, life: Life) -> None:
-        """A region's header of this life is on the medium now."""
+    def header_written(self, life: RegionLife) -> None:
+        """Record that the region's header of this life was written."""
         self._regions[life.region].headed = True
 
-    def abandon(self, life: Life) -> None:
-        """Reserve nothing more in a region whose header could not be written."""
+    def header_failed(self, life: RegionLife) -> None:
+        """Record that the region's header could not be written: it takes no more records."""
         if self._open == life.region:
-            self._close_open()
+            self.close_open()
 
     # Reading.
 
-    def held(self, place: Place, key: bytes, room: int) -> Held | None:
-        """Return where the record of `key` lies; None if it is not there or longer than `room`."""
-        index, region, number = self._at(place)
+    def held(self, place: Place, key: bytes, max_bytes: int) -> RecordExtent | None:
+        """Return the record of `key` at a place; None if not held or longer than `max_bytes`."""
+        index, region, number = self._locate(place)
         if region is None or not region.holds(number) or region.key(number) != key:
             return None
         nbytes = region.sectors[number] * SECTOR
-        if nbytes > room:
+        if nbytes > max_bytes:
             return None
-        return Held(self._life(index), self.offset(place), nbytes)
+        return RecordExtent(self._life(index), self.offset(place), nbytes)
 
-    def is_current(self, life: Life) -> bool:
-        """Whether a region is still in this life."""
+    def is_current(self, life: RegionLife) -> bool:
+        """Return whether a region is still in this life."""
         return self._regions[life.region].generation == life.generation
 
     def offset(self, place: Place) -> int:
-        """Return a place's offset in the file."""
+        """Return the offset of a place in the file, in bytes."""
         return self.geometry.regions_at + place * SECTOR
 
-    # Forgetting.
+    # Freeing.
 
     def free(self, places: Iterable[Place]) -> None:
-        """Mark records dead; a region without live records is free again."""
+        """Mark records dead; a region without live records becomes free."""
         for place in places:
-            index, region, number = self._at(place)
+            index, region, number = self._locate(place)
             if region is None:
                 continue
             sector = region.starts[number]
@@ -152,132 +148,143 @@ class RegionLog:
             elif sector not in region.claimed:
                 region.unwritten.discard(sector)
             region.sectors[number] = 0
-            self._settle(index)
+            self._advance(index)
 
-    # Sealing and snapshots.
+    # Footers and snapshots.
 
-    def next_seal(self) -> Seal | None:
-        """Take a region whose footer is due; `sealed` must follow."""
-        while self._to_seal:
-            index = self._to_seal.popleft()
+    def next_full(self) -> FullRegion | None:
+        """Return a region whose footer is due, or None; `footer_written` must follow."""
+        while self._footers_due:
+            index = self._footers_due.popleft()
             region = self._regions[index]
-            if region.state is not State.FULL or region.unwritten or region.busy:
+            if region.state is not RegionState.FULL or region.unwritten or region.busy:
                 continue
             region.busy += 1
             entries = [
-                Entry(region.heads[n], region.starts[n], region.sectors[n])
+                RegionEntry(region.heads[n], region.starts[n], region.sectors[n])
                 for n in sorted(region.heads)
             ]
-            return Seal(self._life(index), entries)
+            return FullRegion(self._life(index), entries)
         return None
 
-    def sealed(self, seal: Seal, written: int) -> None:
-        """End sealing: the footer has `written` bytes, 0 if it could not be written.
+    def footer_written(self, full: FullRegion, nbytes: int) -> None:
+        """Close a region whose footer has `nbytes`, 0 if it could not be written.
 
-        Without a footer the region serves on, and a restart scans it.
+        Without a footer the region stays readable, and a restart scans it.
         """
-        region = self._regions[seal.life.region]
+        region = self._regions[full.life.region]
         region.busy -= 1
-        region.state = State.SEALED
-        region.footer_bytes = written
-        region.rest()
-        self._settle(seal.life.region)
+        region.state = RegionState.CLOSED
+        region.footer_bytes = nbytes
+        region.end_writes()
+        self._advance(full.life.region)
 
     def close_open(self) -> None:
-        """Seal the open region as it is; what is still being written keeps its footer away."""
-        if self._open is not None:
-            self._close_open()
+        """End reservations in the open region, if any; its footer waits for writes in progress."""
+        index, self._open = self._open, None
+        if index is not None:
+            self._regions[index].state = RegionState.FULL
+            self._advance(index)
 
-    def rows(self) -> list[Row]:
-        """Return the regions as a snapshot lists them."""
+    def rows(self) -> list[RegionRow]:
+        """Return the rows of a snapshot, one per region."""
         return [
-            Row(r.generation, r.footer_bytes, int(r.state is not State.FREE)) for r in self._regions
+            RegionRow(r.generation, r.footer_bytes, int(r.state is not RegionState.FREE))
+            for r in self._regions
         ]
 
     def freed(self) -> list[tuple[int, int]]:
-        """Return the dead records of sealed regions, youngest region first.
+        """Return the dead records of closed regions, youngest region first.
 
-        As many as a snapshot has room for, and without looking into regions that are all alive:
-        nobody reads or writes meanwhile.
+        Returns at most as many as a snapshot has room for, and skips regions without dead records,
+        because reads and writes wait for the caller's lock.
         """
         dead = (
             (index, region.starts[n])
             for index in reversed(self._taken)
-            if (region := self._regions[index]).state is State.SEALED and region.dead
+            if (region := self._regions[index]).state is RegionState.CLOSED and region.dead
             for n in range(len(region.starts))
             if not region.sectors[n]
         )
         return list(itertools.islice(dead, FREED_PER_REGION * self.geometry.region_count))
 
-    def dead(self) -> dict[Life, int]:
-        """Return how many records of each sealed region that has a footer are dead."""
+    def dead(self) -> dict[RegionLife, int]:
+        """Return the number of dead records of each closed region with a footer."""
         return {
             self._life(index): region.dead
             for index in self._taken
-            if (region := self._regions[index]).state is State.SEALED and region.footer_bytes
+            if (region := self._regions[index]).state is RegionState.CLOSED and region.footer_bytes
         }
 
-    def begin_prune(self, life: Life) -> set[int] | None:
-        """Return where a sealed region's live records begin, None of another; `end_prune` it."""
+    def begin_prune(self, life: RegionLife) -> set[int] | None:
+        """Return the first sectors of a closed region's live records; `end_prune` must follow.
+
+        Returns None if the region is not closed, or no longer in this life.
+        """
         region = self._regions[life.region]
-        if region.state is not State.SEALED or region.generation != life.generation:
+        if region.state is not RegionState.CLOSED or region.generation != life.generation:
             return None
         region.busy += 1
         return region.alive()
 
-    def end_prune(self, life: Life, alive: Collection[int], written: int) -> None:
-        """Forget the dead: the footer lists those alive only, in `written` bytes; 0: as before."""
+    def end_prune(self, life: RegionLife, alive: Collection[int], written: int) -> None:
+        """End a rewrite: the footer lists `alive` in `written` bytes; 0 if it was not rewritten."""
         region = self._regions[life.region]
         region.busy -= 1
         if written:
             region.footer_bytes = written
             region.keep(alive)
-        self._settle(life.region)
+        self._advance(life.region)
 
     # Recovery.
 
-    def adopt(self, generations: Sequence[int], empty: Collection[int] = ()) -> list[Life]:
-        """Take over regions that have a life (generation > 0) unscanned; return them by age.
+    def add_unscanned(
+        self, generations: Sequence[int], empty: Collection[int] = ()
+    ) -> list[RegionLife]:
+        """Add the regions of an earlier process, to be scanned; return their lives, oldest first.
 
-        Those that are `empty` are free, and known by the life that was freed.
+        `generations` is by region, 0 if the region was never used. `empty` regions are free and
+        keep the generation of the life that was freed.
         """
-        lives = [Life(self._uuid, i, g) for i, g in enumerate(generations) if g and i not in empty]
+        lives = [
+            RegionLife(self._uuid, i, g) for i, g in enumerate(generations) if g and i not in empty
+        ]
         lives.sort(key=lambda life: life.generation)
         for index in empty:
             self._regions[index].generation = generations[index]
         for life in lives:
             region = self._regions[life.region]
-            region.state, region.generation = State.UNSCANNED, life.generation
+            region.state, region.generation = RegionState.UNSCANNED, life.generation
             self._taken[life.region] = None
         self._free = deque(i for i, g in enumerate(generations) if not g or i in empty)
         return lives
 
     def retire(self, index: int) -> None:
-        """Never use a region whose header can not even be read."""
+        """Exclude a free region from use, because its header cannot be read."""
         self._free.remove(index)
 
-    def begin_scan(self, life: Life) -> bool:
-        """Keep an unscanned region from being reclaimed; False if it already was."""
+    def begin_scan(self, life: RegionLife) -> bool:
+        """Protect an unscanned region from reclaim; False if it was reclaimed before."""
         region = self._regions[life.region]
-        if region.state is not State.UNSCANNED or region.generation != life.generation:
+        if region.state is not RegionState.UNSCANNED or region.generation != life.generation:
             return False
         region.busy += 1
         return True
 
     def load(
-        self, life: Life, found: Sequence[Listed], freed: set[int], footer: int
-    ) -> list[Survivor]:
-        """Fill a region with what its footer or scan found; return what is alive, with places.
+        self, life: RegionLife, found: Sequence[ListedEntry], freed: set[int], footer: int
+    ) -> list[SurvivingRecord]:
+        """Add the records that a footer or scan found to a region; return the live ones.
 
-        `freed` are sectors of records freed before the restart; `footer` has 0 bytes if a footer
-        is yet to be written.
+        `freed` are the first sectors of records freed before the restart. `footer` is the size of
+        the footer in bytes, 0 if it must still be written.
         """
         region = self._regions[life.region]
         by_place = sorted(found, key=lambda listed: listed.entry.sector)
         entries = [entry for _, entry in by_place]
         first = life.region * self.geometry.region_sectors
         alive = [
-            Survivor(header, Place(first + entry.sector))
+            SurvivingRecord(header, Place(first + entry.sector))
             for header, entry in by_place
             if entry.sector not in freed
         ]
@@ -287,35 +294,39 @@ class RegionLog:
         region.starts = array("I", [entry.sector for entry in entries])
         lengths = [0 if entry.sector in freed else entry.sectors for entry in entries]
         region.sectors = array("I", lengths)
+        for number, (header, _) in enumerate(by_place):
+            region.set_namespace(number, namespace_of(header))
         region.live = len(alive)
         self.records += len(alive)
         self.used_bytes += sum(lengths) * SECTOR
         if not footer:
             region.heads = {n: entry.head for n, entry in enumerate(entries) if lengths[n]}
         region.footer_bytes = footer
-        region.state = State.SEALED if footer else State.FULL
+        region.state = RegionState.CLOSED if footer else RegionState.FULL
         return alive
 
-    def end_scan(self, life: Life) -> None:
-        """Let a scanned region be reclaimed again."""
+    def end_scan(self, life: RegionLife) -> None:
+        """End the protection of `begin_scan`."""
         self._regions[life.region].busy -= 1
-        self._settle(life.region)
+        self._advance(life.region)
 
-    # Inside.
+    # Internal.
 
-    def _place(self, size: int, dropped: list[Dropped]) -> Place:
+    def _reserve_one(self, size: int, dropped: list[DroppedBlock]) -> Place:
         if size <= 0 or size % SECTOR or size > self.geometry.record_bytes_max:
             return NOWHERE
         if self._open is not None and not self._fits(self._regions[self._open], size):
-            self._close_open()
-        if self._open is None and not self._take(dropped):
+            self.close_open()
+        if self._open is None and not self._open_next(dropped):
             return NOWHERE
         index = self._open
-        assert index is not None  # noqa: S101 - _take has just opened one
+        assert index is not None  # noqa: S101 - _open_next has just opened one
         region = self._regions[index]
         place = Place(index * self.geometry.region_sectors + region.tail)
         region.keys += UNNAMED
         region.starts.append(region.tail)
+        if region.namespaces:
+            region.namespaces.append(None)
         region.sectors.append(size // SECTOR)
         region.unwritten.add(region.tail)
         region.tail += size // SECTOR
@@ -325,8 +336,8 @@ class RegionLog:
         footer = footer_bytes(len(region.starts) + 1)
         return region.tail * SECTOR + size + footer <= self.geometry.region_bytes
 
-    def _take(self, dropped: list[Dropped]) -> bool:
-        """Open a free region, else the oldest that nothing is under way in; False if none."""
+    def _open_next(self, dropped: list[DroppedBlock]) -> bool:
+        """Open a free region, or reclaim the oldest idle one; False if there is none."""
         if self._free:
             index = self._free.popleft()
         else:
@@ -334,7 +345,7 @@ class RegionLog:
             if oldest is None:
                 return False
             index = oldest
-            dropped += self._drop(index)
+            dropped += self._evict(index)
         region = self._regions[index]
         region.begin(self._next_generation)
         self._next_generation += 1
@@ -344,48 +355,52 @@ class RegionLog:
 
     @staticmethod
     def _idle(region: Region) -> bool:
-        return not (region.busy or region.unwritten or region.state is State.OPEN)
+        return not (region.busy or region.unwritten or region.state is RegionState.OPEN)
 
-    def _drop(self, index: int) -> list[Dropped]:
-        """Empty a region; return what it held."""
+    def _evict(self, index: int) -> list[DroppedBlock]:
+        """Free a region; return the blocks that it held."""
         region = self._regions[index]
         base = index * self.geometry.region_sectors
-        lost = []
+        evicted = []
         for number in range(len(region.starts)):
             if region.holds(number):
-                lost.append(Dropped(region.key(number), Place(base + region.starts[number])))
+                namespace = region.namespace_of(number)
+                assert namespace is not None  # noqa: S101 - a record that is held was written
+                place = Place(base + region.starts[number])
+                evicted.append(DroppedBlock(region.key(number), place, namespace))
                 self._count(region, number, -1)
         del self._taken[index]
-        region.state = State.FREE
-        return lost
+        region.state = RegionState.FREE
+        return evicted
 
-    def _close_open(self) -> None:
-        index, self._open = self._open, None
-        if index is not None:
-            self._regions[index].state = State.FULL
-            self._settle(index)
-
-    def _settle(self, index: int) -> None:
-        """Move a region on when the last thing under way in it has ended."""
+    def _advance(self, index: int) -> None:
+        """Free a region, or queue its footer, once no work on it is in progress."""
         region = self._regions[index]
-        if region.busy or region.unwritten or region.state not in {State.FULL, State.SEALED}:
+        if (
+            region.busy
+            or region.unwritten
+            or region.state not in {RegionState.FULL, RegionState.CLOSED}
+        ):
             return
         if not region.live:
-            self._drop(index)
+            self._evict(index)
             self._free.append(index)
-        elif region.state is State.FULL:
-            self._to_seal.append(index)
+        elif region.state is RegionState.FULL:
+            self._footers_due.append(index)
 
     def _count(self, region: Region, number: int, sign: int) -> None:
         region.live += sign
         self.records += sign
         self.used_bytes += sign * region.sectors[number] * SECTOR
 
-    def _life(self, index: int) -> Life:
-        return Life(self._uuid, index, self._regions[index].generation)
+    def _life(self, index: int) -> RegionLife:
+        return RegionLife(self._uuid, index, self._regions[index].generation)
 
-    def _at(self, place: Place, *, dead: bool = False) -> tuple[int, Region | None, int]:
-        """Return region number, region and record number of a place; None where nothing lies."""
+    def _locate(self, place: Place, *, dead: bool = False) -> tuple[int, Region | None, int]:
+        """Return region number, region (None if no record is there) and record number of a place.
+
+        Finds dead records only with `dead`.
+        """
         index, sector = divmod(place, self.geometry.region_sectors)
         if not 0 <= index < len(self._regions):
             return index, None, -1

@@ -1,4 +1,4 @@
-"""One region of the disk tier in memory: which records it has, and what is under way in it."""
+"""In-memory state of one region of the disk tier: its records and the work in progress on it."""
 
 from __future__ import annotations
 
@@ -8,41 +8,62 @@ from bisect import bisect_left
 from collections.abc import Collection
 
 from holdfast.blocks.key import KEY_BYTES
+from holdfast.blocks.namespace import Namespace
 
 UNNAMED = bytes(KEY_BYTES)
-"""Key of a record that has none yet, or is dead."""
+"""Key of a record that is not written yet, or dead."""
 
 _NO_SECTORS: set[int] = set()
 _NO_HEADS: dict[int, bytes] = {}
-# Shared by all regions that nothing is written to, and never added to: most regions, most of the
-# time, and empty containers of their own would cost as much as the records' 24 bytes.
+_NO_NAMESPACES: list[Namespace | None] = []
+# Shared by all regions without writes, and never modified. Most regions have none most of the time,
+# and separate empty containers would cost as much as the 24 bytes of each record.
 
 
-class State(enum.Enum):
-    """Where a region is in its life."""
+class RegionState(enum.Enum):
+    """State of a region; `CLOSED` means that its footer was written, or failed."""
 
     FREE = "free"
     OPEN = "open"
     FULL = "full"
-    SEALED = "sealed"
+    CLOSED = "closed"
     UNSCANNED = "unscanned"
 
 
 class Region:
-    """One region. A record with 0 sectors is dead; one in `unwritten` holds nothing yet."""
+    """One region. Its records have numbers in order of their first sector (`starts`).
+
+    A record with 0 `sectors` is dead, one in `unwritten` is reserved only. `busy` counts scans and
+    footer writes in progress. `headed` is whether the region's header is on the medium. `heads` are
+    record headers that no footer lists yet. `namespace` applies to all records, unless `namespaces`
+    has an item for each.
+    """
 
     __slots__ = (
-        "busy", "claimed", "footer_bytes", "generation", "headed", "heads", "keys", "live",
-        "sectors", "starts", "state", "tail", "unwritten",
+        "busy",
+        "claimed",
+        "footer_bytes",
+        "generation",
+        "headed",
+        "heads",
+        "keys",
+        "live",
+        "namespace",
+        "namespaces",
+        "sectors",
+        "starts",
+        "state",
+        "tail",
+        "unwritten",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.state = State.FREE
+        self.state = RegionState.FREE
         self.busy = 0
-        self.empty(0)
+        self.reset(0)
 
-    def empty(self, generation: int) -> None:
-        """Hold nothing, in this life."""
+    def reset(self, generation: int) -> None:
+        """Remove all records and set the generation of the region's life."""
         self.generation = generation
         self.tail = 1
         self.live = 0
@@ -51,36 +72,40 @@ class Region:
         self.keys = bytearray()
         self.starts = array("I")
         self.sectors = array("I")
-        self.rest()
+        self.namespace: Namespace | None = None
+        self.namespaces = _NO_NAMESPACES
+        self.end_writes()
 
     def begin(self, generation: int) -> None:
-        """Start a life: open, nothing reserved, nothing held."""
-        self.empty(generation)
-        self.state = State.OPEN
+        """Open the empty region for a new life."""
+        self.reset(generation)
+        self.state = RegionState.OPEN
         self.heads: dict[int, bytes] = {}
         self.unwritten: set[int] = set()
         self.claimed: set[int] = set()
 
-    def rest(self) -> None:
-        """Nothing is written here any more; the footer has the headers."""
+    def end_writes(self) -> None:
+        """Drop the state of writes: there are no more, and the footer has the record headers."""
         self.heads = _NO_HEADS
         self.unwritten = self.claimed = _NO_SECTORS
 
     @property
     def dead(self) -> int:
-        """How many of its records are dead."""
+        """Number of dead records."""
         return len(self.starts) - self.live
 
     def alive(self) -> set[int]:
-        """Return the sectors at which live records begin."""
+        """Return the first sectors of live records."""
         return {start for start, sectors in zip(self.starts, self.sectors, strict=True) if sectors}
 
     def keep(self, starts: Collection[int]) -> None:
-        """Forget all records but those that begin at these sectors."""
+        """Remove all records except those that start at these sectors."""
         kept = [number for number, start in enumerate(self.starts) if start in starts]
         self.keys = bytearray().join(self.key(number) for number in kept)
         self.starts = array("I", [self.starts[number] for number in kept])
         self.sectors = array("I", [self.sectors[number] for number in kept])
+        if self.namespaces:
+            self.namespaces = [self.namespaces[number] for number in kept]
 
     def find(self, sector: int) -> int:
         """Return the number of the record that starts at `sector`; -1 if none."""
@@ -92,6 +117,20 @@ class Region:
         """Return a record's key."""
         return bytes(self.keys[number * KEY_BYTES : (number + 1) * KEY_BYTES])
 
+    def namespace_of(self, number: int) -> Namespace | None:
+        """Return the namespace of a record; None if it was never written."""
+        return self.namespaces[number] if self.namespaces else self.namespace
+
+    def set_namespace(self, number: int, namespace: Namespace) -> None:
+        """Set the namespace of a record; keeps a list only if the records' namespaces differ."""
+        if not self.namespaces:
+            if self.namespace is None:
+                self.namespace = namespace
+            if self.namespace == namespace:
+                return
+            self.namespaces = [self.namespace] * len(self.starts)
+        self.namespaces[number] = namespace
+
     def holds(self, number: int) -> bool:
-        """Whether a record is there to be read."""
+        """Return whether a record can be read: it is written and not dead."""
         return bool(self.sectors[number]) and self.starts[number] not in self.unwritten

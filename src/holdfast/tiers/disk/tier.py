@@ -1,11 +1,11 @@
-"""The disk tier: records in the regions of one preallocated file, warm after a crash.
+"""The disk tier: records in the regions of one preallocated file, recovered after a crash.
 
-    reserve (state) -> write -> seal: footer -> snapshot now and then -> close
-                       read <- survivors: footers, or a scan where there is no footer
+    reserve (state only) -> write -> footer of a full region -> snapshot at intervals -> close
+    read                 <- survivors: footers, or a scan of regions without a footer
 
-Nothing here is flushed except superblocks: blocks can be recomputed, so a power cut may cost
-blocks but never shows a wrong one. Every record carries the generation of its region's life, and
-every read is checked for that and for its key.
+Only superblocks are flushed: blocks can be recomputed, so a power cut may lose blocks but never
+yields a wrong one. Every record contains the generation of its region's life; every read checks it,
+and the record's key.
 """
 
 from __future__ import annotations
@@ -21,37 +21,46 @@ from holdfast.buffers import aligned_buffer
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ConfigError, FormatError, Outcome
 from holdfast.failpoints import reach
-from holdfast.tiers.base import NOWHERE, Get, Place, Put, Reserved, Survivor, Usage
-from holdfast.tiers.disk.extent_io import Extents, Span, spread
+from holdfast.tiers.base import (
+    NOWHERE,
+    Place,
+    ReservedPlaces,
+    SurvivingRecord,
+    TierGet,
+    TierPut,
+    TierUsage,
+)
+from holdfast.tiers.disk.extent_io import ByteSpan, Extents, transfer
 from holdfast.tiers.disk.file import DiskConfig, check_superblock, open_file
-from holdfast.tiers.disk.footers import Footers
-from holdfast.tiers.disk.recovery import Found, Recovered, look, recover_regions
+from holdfast.tiers.disk.footers import FooterWriter
+from holdfast.tiers.disk.recovery import DiskState, read_state, recover_regions
 from holdfast.tiers.disk.region import (
     INCARNATION_SHIFT,
     SECTOR,
     SUPERBLOCKS,
-    Life,
-    Snapshot,
+    RegionLife,
+    RegionSnapshot,
     pack_region_header,
     pack_snapshot,
     pack_superblock,
 )
-from holdfast.tiers.disk.region_log import Claim, RegionLog
-from holdfast.tiers.gate import Gate
+from holdfast.tiers.disk.region_log import RecordExtent, RegionLog
+from holdfast.tiers.gate import MediumGate
 from holdfast.workers import workers
 
 FAILURES_MAX = 8
 FAILURES_WITHIN_S = 600.0
-"""So many failed records in that time make the tier read-only."""
+"""`FAILURES_MAX` failed records within `FAILURES_WITHIN_S` seconds make the tier read-only."""
 
 _logger = logging.getLogger(__name__)
 
 
 class DiskTier:
-    """See `holdfast.tiers.base.Tier` for the promises; a freed block may come back after a crash.
+    """See `tiers.base.LocalTier` for the promises. A freed block may reappear after a crash.
 
-    Raises ConfigError, FormatError or BusyError when made, and the file is then as it was. `direct`
-    and `why` say how the medium is reached, `read_only` whether it failed too often to write to.
+    The constructor raises ConfigError, FormatError or BusyError, without changing the file.
+    `direct` and `why` describe the access to the medium. `read_only` is whether writes have stopped
+    after too many failures.
     """
 
     def __init__(
@@ -65,7 +74,7 @@ class DiskTier:
         self._config = config
         self._clock = clock or SystemClock()
         self._mutex = threading.Lock()
-        self._gate = Gate()
+        self._gate = MediumGate()
         self._header_mutex = threading.Lock()
         self._snapshot_mutex = threading.Lock()
         self._failed_at: deque[float] = deque(maxlen=FAILURES_MAX)
@@ -86,10 +95,10 @@ class DiskTier:
         self.direct, self.why = self._extents.direct, self._extents.why
 
     def _open(self) -> None:
-        """Look at what is there, then begin a new incarnation; only then may anything be taken."""
+        """Read the state of the file, then begin a new incarnation, before any region is used."""
         superblock = check_superblock(self._extents, self._config)
-        found = look(self._extents, superblock, self._readers)
-        latest = max(found.generations) >> INCARNATION_SHIFT
+        state = read_state(self._extents, superblock, self._readers)
+        latest = max(state.generations) >> INCARNATION_SHIFT
         incarnation = max(superblock.incarnation, latest) + 1
         self._superblock = superblock._replace(incarnation=incarnation)
         block = _aligned(pack_superblock(self._superblock))
@@ -99,41 +108,41 @@ class DiskTier:
             reach("disk_open")
         except OSError as error:
             raise ConfigError(
-                f'{self._config.setting}.path: "{self._config.path}" can not be written: {error}; '
+                f'{self._config.setting}.path: "{self._config.path}" cannot be written: {error}; '
                 "replace the device or choose another folder"
             ) from error
         first = incarnation << INCARNATION_SHIFT | 1
         self._regions = RegionLog(superblock.geometry, superblock.uuid, first)
-        self._footers = Footers(
-            self._extents, superblock.geometry, self._regions, self._mutex, self._may_go_on_after
+        self._footers = FooterWriter(
+            self._extents, superblock.geometry, self._regions, self._mutex, self._may_write_after
         )
-        self._lives = self._regions.adopt(found.generations, found.empty)
-        for index in found.unreadable:
+        self._unscanned = self._regions.add_unscanned(state.generations, state.empty)
+        for index in state.unreadable:
             self._regions.retire(index)
-        self._found: Found = found
-        self._recovered = not self._lives
-        self._sequence = found.sequence
+        self._state: DiskState = state
+        self._recovered = not self._unscanned
+        self._sequence = state.sequence
         self._snapshot_at = self._clock.now()
 
-    def reserve(self, sizes: Sequence[int]) -> Reserved:
+    def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
         with self._mutex:
             if self._gate.is_shut or self.read_only:
-                return Reserved([NOWHERE] * len(sizes), [])
+                return ReservedPlaces([NOWHERE] * len(sizes), [])
             return self._regions.reserve(sizes)
 
-    def write(self, batch: Sequence[Put]) -> list[Outcome]:
+    def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         if not self._gate.enter():
             return [Outcome.GONE] * len(batch)
         try:
             outcomes = self._write(batch)
-            self._seal_due()
+            self._write_due_footers()
             if self._clock.now() - self._snapshot_at >= self._config.snapshot_s:
                 self._save_snapshot()
             return outcomes
         finally:
             self._gate.leave()
 
-    def read(self, batch: Sequence[Get]) -> list[Outcome]:
+    def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
         if not self._gate.enter():
             return [Outcome.GONE] * len(batch)
         try:
@@ -146,38 +155,48 @@ class DiskTier:
             self._changed = True
             self._regions.free(places)
 
-    def survivors(self) -> Iterator[Survivor]:
-        lives, self._lives = self._lives, []
+    def survivors(self) -> Iterator[SurvivingRecord]:
+        lives, self._unscanned = self._unscanned, []
         regions = recover_regions(
-            self._extents, self._superblock.geometry, lives, self._found.footers,
+            self._extents, self._superblock.geometry, lives, self._state.footers,
             self._readers, self._gate,
         )  # fmt: skip
-        for recovered in regions:
-            if recovered.error:
-                self._count_failures({0: recovered.error})
-            yield from self._revive(recovered)
+        for life, records, footer, error in regions:
+            if error:
+                self._count_failures({0: error})
+            freed = self._state.freed.get(life.region, set())
+            with self._mutex:
+                # The records of a region that was reclaimed before its scan are lost.
+                if self._gate.is_shut or not self._regions.begin_scan(life):
+                    continue
+                alive = self._regions.load(life, records, freed, footer)
+            try:
+                yield from alive
+            finally:
+                with self._mutex:
+                    self._regions.end_scan(life)
         with self._mutex:
             self._recovered = True
 
-    def wipe(self, survivor: Survivor) -> None:
+    def wipe(self, survivor: SurvivingRecord) -> None:
         if not self._gate.enter():
             return
         header, place = survivor
         try:
-            nothing = aligned_buffer(record_bytes(header.payload_bytes))
+            zeros = aligned_buffer(record_bytes(header.payload_bytes))
             with self._mutex:
-                held = self._regions.held(place, header.key, len(nothing))
+                held = self._regions.held(place, header.key, len(zeros))
             if held is not None:
-                self._extents.write(held.offset, [nothing[: held.nbytes]])
+                self._extents.write(held.offset, [zeros[: held.nbytes]])
         except OSError as error:
             self._count_failures({0: error})
         finally:
             self._gate.leave()
 
-    def usage(self) -> Usage:
+    def usage(self) -> TierUsage:
         geometry = self._superblock.geometry
         with self._mutex:
-            return Usage(
+            return TierUsage(
                 capacity_bytes=geometry.region_count * geometry.region_bytes,
                 used_bytes=self._regions.used_bytes,
                 records=self._regions.records,
@@ -191,30 +210,33 @@ class DiskTier:
             return
         with self._mutex:
             self._regions.close_open()
-        self._seal_due()
+        self._write_due_footers()
         self._save_snapshot()
         self._release()
 
+    def give_up_copy(self) -> None:
+        self._extents.close()
+
     # Writing.
 
-    def _write(self, batch: Sequence[Put]) -> list[Outcome]:
+    def _write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         outcomes = [Outcome.GONE] * len(batch)
         with self._mutex:
             claims = [self._regions.claim(put.place) for put in batch]
             self._writing += 1
-            # Who writes beside others has a share of the threads, its own among them.
+            # Concurrent writes share the threads evenly, each including the calling thread.
             threads = max(1, self._config.writer_threads // self._writing)
         heads = [b""] * len(batch)
         try:
-            broken = self._begin_lives({claim.life for claim in claims if claim})
+            broken = self._write_headers({claim.life for claim in claims if claim})
             spans = []
             for i, (put, claim) in enumerate(zip(batch, claims, strict=True)):
                 if claim is None or claim.life in broken:
                     continue
-                outcomes[i] = self._admit(put, claim)
+                outcomes[i] = self._stamp(put, claim)
                 if outcomes[i] is Outcome.OK:
-                    spans.append(Span(claim.offset, put.record, i))
-            failed = spread(self._writers, threads, spans, self._extents.write)
+                    spans.append(ByteSpan(claim.offset, put.record, i))
+            failed = transfer(self._writers, threads, spans, self._extents.write)
             self._count_failures(failed)
             for i in failed:
                 outcomes[i] = Outcome.GONE
@@ -230,8 +252,8 @@ class DiskTier:
                         self._written_bytes += len(put.record) if head else 0
         return outcomes
 
-    def _admit(self, put: Put, claim: Claim) -> Outcome:
-        """Stamp a record with its region's life; CORRUPT if it is no record of the length asked."""
+    def _stamp(self, put: TierPut, claim: RecordExtent) -> Outcome:
+        """Write the generation into a record; CORRUPT if it is no record of the reserved length."""
         if self.read_only:
             return Outcome.FULL
         try:
@@ -243,10 +265,11 @@ class DiskTier:
         stamp(put.record, claim.life.generation)
         return Outcome.OK
 
-    def _begin_lives(self, lives: set[Life]) -> set[Life]:
-        """Write the headers of regions newly taken; return the lives whose header failed.
+    def _write_headers(self, lives: set[RegionLife]) -> set[RegionLife]:
+        """Write the missing headers of regions; return the lives whose header failed.
 
-        A record of a life is written only after its region's header: an older header disowns it.
+        A region's header is written before its records: under the header of an earlier life they
+        would be ignored.
         """
         broken = set()
         for life in lives:
@@ -262,20 +285,21 @@ class DiskTier:
                     broken.add(life)
                 with self._mutex:
                     if life in broken:
-                        self._regions.abandon(life)
+                        self._regions.header_failed(life)
                     else:
-                        self._regions.begun(life)
+                        self._regions.header_written(life)
         return broken
 
-    def _seal_due(self) -> None:
+    def _write_due_footers(self) -> None:
         if not self.read_only and self._footers.write_due():
             with self._mutex:
                 self._changed = True
 
     def _save_snapshot(self) -> None:
-        """Write the other snapshot, if there is news.
+        """Write the older of the two snapshots anew, if regions or records have changed.
 
-        Not before every region is scanned: it would forget what the last one says was freed.
+        Does nothing before every region is scanned, because the new snapshot would lack the freed
+        records of unscanned regions.
         """
         geometry = self._superblock.geometry
         with self._snapshot_mutex:
@@ -287,7 +311,7 @@ class DiskTier:
             self._footers.prune()
             with self._mutex:
                 self._sequence += 1
-                snapshot = Snapshot(
+                snapshot = RegionSnapshot(
                     self._superblock.uuid,
                     self._sequence,
                     self._regions.rows(),
@@ -303,57 +327,40 @@ class DiskTier:
 
     # Reading.
 
-    def _read(self, batch: Sequence[Get]) -> list[Outcome]:
+    def _read(self, batch: Sequence[TierGet]) -> list[Outcome]:
         outcomes = [Outcome.MISS] * len(batch)
         with self._mutex:
-            helds = [self._regions.held(get.place, get.key, len(get.into)) for get in batch]
+            extents = [self._regions.held(get.place, get.key, len(get.into)) for get in batch]
         spans = [
-            Span(held.offset, get.into[: held.nbytes], i)
-            for i, (get, held) in enumerate(zip(batch, helds, strict=True))
-            if held
+            ByteSpan(extent.offset, get.into[: extent.nbytes], i)
+            for i, (get, extent) in enumerate(zip(batch, extents, strict=True))
+            if extent
         ]
         threads = self._config.reader_threads
-        failed = spread(self._readers, threads, spans, self._extents.read)
+        failed = transfer(self._readers, threads, spans, self._extents.read)
         self._count_failures(failed)
         for span in spans:
             if span.owner in failed:
                 outcomes[span.owner] = Outcome.GONE
         with self._mutex:
-            for i, held in enumerate(helds):
-                if held is None or i in failed:
+            for i, extent in enumerate(extents):
+                if extent is None or i in failed:
                     continue
-                self._read_bytes += held.nbytes
-                current = self._regions.is_current(held.life)
-                if current and _is_of(batch[i].into, batch[i].key, held.life):
+                self._read_bytes += extent.nbytes
+                current = self._regions.is_current(extent.life)
+                if current and _may_be(batch[i].into, batch[i].key, extent.life):
                     outcomes[i] = Outcome.OK
         return outcomes
 
-    def _revive(self, recovered: Recovered) -> Iterator[Survivor]:
-        """Take over a region and yield its records; it is not reclaimed in the meantime.
+    # Internal.
 
-        If it was reclaimed before, nobody knew its records: they are left out.
-        """
-        life, records, footer, _ = recovered
-        freed = self._found.freed.get(life.region, set())
-        with self._mutex:
-            if self._gate.is_shut or not self._regions.begin_scan(life):
-                return
-            alive = self._regions.load(life, records, freed, footer)
-        try:
-            yield from alive
-        finally:
-            with self._mutex:
-                self._regions.end_scan(life)
-
-    # Inside.
-
-    def _may_go_on_after(self, error: OSError) -> bool:
-        """Count a failure; return whether more may be written."""
+    def _may_write_after(self, error: OSError) -> bool:
+        """Count a failure; return whether writes may continue."""
         self._count_failures({0: error})
         return not self.read_only
 
     def _count_failures(self, failed: Mapping[int, OSError]) -> None:
-        """Count failed records; too many in a while, and nothing more is written."""
+        """Count failed records; too many in `FAILURES_WITHIN_S` make the tier read-only."""
         if not failed:
             return
         now = self._clock.now()
@@ -380,10 +387,10 @@ def _aligned(blob: bytes) -> memoryview:
     return buffer
 
 
-def _is_of(record: memoryview, key: bytes, life: Life) -> bool:
-    """Whether a record is `key`'s, of this life; a header that can not be read is, too.
+def _may_be(record: memoryview, key: bytes, life: RegionLife) -> bool:
+    """Return whether a record is that of `key` in this life, or its header is unreadable.
 
-    What lies there is damaged then, and the caller who verifies it learns that it is corrupt.
+    A record with an unreadable header is damaged; the caller finds it corrupt when it verifies it.
     """
     try:
         header, generation = read_header(record)

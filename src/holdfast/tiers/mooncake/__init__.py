@@ -1,1 +1,1 @@
-"""Mooncake Store as the far side of a shared tier, its client in a process of its own."""
+"""The Mooncake tier: a Mooncake Store as a shared tier, with its client in a child process."""

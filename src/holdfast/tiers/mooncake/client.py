@@ -1,10 +1,10 @@
-"""The process that holds Mooncake's client: requests in, by lane, records in shared memory.
+"""The process of Mooncake's client: serves requests of several lanes, records in shared memory.
 
     python -m holdfast.tiers.mooncake.client SETTINGS MEMORY CONTROL LANE ...
 
-The last arguments are numbers of open files. Mooncake's client keeps the interpreter to itself
-while it connects, and has no deadlines; here that holds nobody up, and who waits in vain kills it.
-It ends when the control connection does.
+MEMORY, CONTROL and LANE are numbers of open file descriptors. Mooncake's client holds the GIL while
+it connects, and has no deadlines. In a separate process it blocks no other thread, and the tier can
+kill it when it hangs. The process ends when the control connection is closed.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ import numpy as np
 
 from holdfast.tiers.mooncake.messages import (
     READY,
-    Exist,
-    Get,
-    Put,
-    Remove,
+    ClientExist,
+    ClientGet,
+    ClientPut,
+    ClientRemove,
+    ClientSettings,
+    RecordSpan,
     Request,
-    Settings,
-    Share,
 )
 
 METADATA = "P2PHANDSHAKE"
-"""Clients tell one another what the transfer needs; no further service."""
+"""Clients exchange transfer metadata directly, without a metadata service."""
 
 _OWN_BYTES = 16 << 20
-"""Mooncake's own buffer; nothing goes through it."""
+"""Size of Mooncake's own buffer; Holdfast's records do not use it."""
 
 _UP, _DOWN = 0, 1
 _DECODER = msgspec.msgpack.Decoder(Request)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Connect, say whether that went well, serve until the control connection ends."""
-    settings = msgspec.json.decode(argv[0], type=Settings)
+    """Connect, report the result, serve until the control connection is closed."""
+    settings = msgspec.json.decode(argv[0], type=ClientSettings)
     memory_fd, control_fd, *lane_fds = map(int, argv[1:])
     memory = np.frombuffer(mmap.mmap(memory_fd, 0), np.uint8)
     control = Connection(control_fd)
     try:
         store = _connect(settings, memory)
-    except Exception as error:  # noqa: BLE001  # whatever it is, who waits for us must hear it
+    except Exception as error:  # noqa: BLE001  # the parent must learn of any error
         control.send_bytes((str(error) or type(error).__name__).encode())
         return _DOWN
     for fd in lane_fds:
@@ -59,10 +59,10 @@ def main(argv: Sequence[str]) -> int:
     control.send_bytes(READY)
     with contextlib.suppress(EOFError):
         control.recv_bytes()
-    os._exit(_UP)  # a lane may be inside a call that does not return
+    os._exit(_UP)  # a lane's thread may be in a call that does not return
 
 
-def _connect(settings: Settings, memory: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401  # Mooncake's
+def _connect(settings: ClientSettings, memory: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401  # Mooncake's
     from mooncake.store import MooncakeDistributedStore
 
     store = MooncakeDistributedStore()
@@ -71,29 +71,29 @@ def _connect(settings: Settings, memory: np.ndarray[Any, Any]) -> Any:  # noqa: 
     )
     code = code or store.register_buffer(memory.ctypes.data, memory.nbytes)
     if code:
-        raise ConnectionError(f"Mooncake's client can not set up with {settings.master}: {code}")
+        raise ConnectionError(f"Mooncake's client cannot use {settings.master}: error {code}")
     return store
 
 
 def _serve(store: Any, memory: np.ndarray[Any, Any], lane: Connection) -> None:  # noqa: ANN401  # Mooncake's
-    """Answer the requests of one lane, one after the other."""
+    """Answer the requests of one lane, one at a time."""
     start = memory.ctypes.data
 
-    def addresses(shares: Sequence[Share]) -> list[int]:
-        return [start + share.offset for share in shares]
+    def addresses(spans: Sequence[RecordSpan]) -> list[int]:
+        return [start + span.offset for span in spans]
 
-    def sizes(shares: Sequence[Share]) -> list[int]:
-        return [share.nbytes for share in shares]
+    def sizes(spans: Sequence[RecordSpan]) -> list[int]:
+        return [span.nbytes for span in spans]
 
     def answer(request: Request) -> list[int]:
         match request:
-            case Put(keys, shares):
-                codes = store.batch_put_from(keys, addresses(shares), sizes(shares))
-            case Get(keys, shares):
-                codes = store.batch_get_into(keys, addresses(shares), sizes(shares))
-            case Exist(keys):
+            case ClientPut(keys, spans):
+                codes = store.batch_put_from(keys, addresses(spans), sizes(spans))
+            case ClientGet(keys, spans):
+                codes = store.batch_get_into(keys, addresses(spans), sizes(spans))
+            case ClientExist(keys):
                 codes = store.batch_is_exist(keys)
-            case Remove(keys):
+            case ClientRemove(keys):
                 codes = store.batch_remove(keys, force=True)
         return list(codes)
 

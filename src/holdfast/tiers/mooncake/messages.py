@@ -1,4 +1,4 @@
-"""What the tier and the process with Mooncake's client say to one another."""
+"""Messages between the Mooncake tier and the process of Mooncake's client."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import msgspec
 from holdfast.prepared import prepared
 
 READY = b"ready"
-"""First word on the control connection if all is well; anything else says what is not."""
+"""First message on the control connection after a successful start; any other is an error text."""
 
 
 @prepared
-class Settings(msgspec.Struct, frozen=True):
-    """What Mooncake's client wants to know. `master`: HOST:PORT; `host`: ours, as others see it."""
+class ClientSettings(msgspec.Struct, frozen=True):
+    """Settings of Mooncake's client. `master` is HOST:PORT, `host` this machine's own address."""
 
     master: str
     host: str
@@ -22,37 +22,37 @@ class Settings(msgspec.Struct, frozen=True):
     devices: str
 
 
-class Share(NamedTuple):
-    """Where a record lies in the shared memory."""
+class RecordSpan(NamedTuple):
+    """Position of a record in the shared memory: offset and length in bytes."""
 
     offset: int
     nbytes: int
 
 
-class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
-    """Store what lies in the shares; the answer is 0 or a negative code for each."""
+class ClientPut(msgspec.Struct, frozen=True, array_like=True, tag="put"):
+    """Store the records in the spans; the answer is 0 or a negative error code for each."""
 
     keys: list[str]
-    shares: list[Share]
+    spans: list[RecordSpan]
 
 
-class Get(msgspec.Struct, frozen=True, array_like=True, tag="get"):
-    """Bring records to the shares; the answer is a length or a negative code for each."""
-
-    keys: list[str]
-    shares: list[Share]
-
-
-class Exist(msgspec.Struct, frozen=True, array_like=True, tag="exist"):
-    """Look for records; the answer is 1, 0 or a negative code for each."""
+class ClientGet(msgspec.Struct, frozen=True, array_like=True, tag="get"):
+    """Read records into the spans; the answer is a length or a negative error code for each."""
 
     keys: list[str]
+    spans: list[RecordSpan]
 
 
-class Remove(msgspec.Struct, frozen=True, array_like=True, tag="remove"):
-    """Delete records; the answer is 0 or a negative code for each."""
+class ClientExist(msgspec.Struct, frozen=True, array_like=True, tag="exist"):
+    """Look up records; the answer is 1 (held), 0 or a negative error code for each."""
 
     keys: list[str]
 
 
-Request: TypeAlias = Put | Get | Exist | Remove
+class ClientRemove(msgspec.Struct, frozen=True, array_like=True, tag="remove"):
+    """Delete records; the answer is 0 or a negative error code for each."""
+
+    keys: list[str]
+
+
+Request: TypeAlias = ClientPut | ClientGet | ClientExist | ClientRemove

@@ -1,4 +1,4 @@
-"""The process with Mooncake's client as the tier sees it: started, asked, and killed when late."""
+"""Start, call and kill the process of Mooncake's client."""
 
 from __future__ import annotations
 
@@ -17,188 +17,190 @@ import msgspec
 
 from holdfast.buffers import prefer_huge_pages
 from holdfast.errors import NodeGoneError
-from holdfast.tiers.mooncake.messages import READY, Request, Settings, Share
-from holdfast.wire.stream import Deadline
+from holdfast.tiers.mooncake.messages import READY, ClientSettings, RecordSpan, Request
+from holdfast.wire.remote.stream import Deadline
 
-SETUP_S = 15.0
-"""By then the client has connected, or is killed; it gives up by itself after about 4 s."""
+SETUP_MAX_S = 15.0
+"""A client that has not connected after this time is killed; it gives up after about 4 s itself."""
+
+STARTING_S = 5.0
+"""A client younger than this may still be starting: a wait for it is no failure of the store."""
+
+HUNG_S = 1.0
+"""A request in progress for longer than this has hung."""
+
+FAIR_WAIT_S = 0.2
+"""A shorter wait for an answer is no failure of the store: the lane was free too late."""
+
+_POLL_S = 0.02
+"""Interval at which a caller in the queue for a lane looks for late answers."""
 
 
-START_S = 5.0
-"""A client so young may still be starting: whoever waits for it blames nobody."""
-
-ANSWER_S = 1.0
-"""A request that is under way for so long has hung; a younger one's caller was short of time."""
-
-FAIR_S = 0.2
-"""Whoever waited less than this for an answer got its lane too late to blame the store for it."""
-
-_LOOK_S = 0.02
-
-
-class NotYetError(TimeoutError):
+class LocalTimeoutError(TimeoutError):
     """The time ran out on this side: in the queue for a lane, or before the client was ready."""
 
 
-class Lane:
-    """One request at a time, and the part of the shared memory that is its own."""
+class ClientLane:
+    """A connection to the process for one request at a time, with its own part of the memory."""
 
     def __init__(self, connection: Connection, memory: memoryview, offset: int) -> None:
         self.offset = offset
-        """Where its part begins in the whole."""
+        """Offset of its part in the shared memory, in bytes."""
         self._memory = memory
         self._connection = connection
         self._asked_s = 0.0
 
     @property
     def waited_s(self) -> float:
-        """How long ago it was asked."""
+        """Seconds since the last request was sent."""
         return time.monotonic() - self._asked_s
 
-    def settle(self) -> bool:
-        """Take an answer off that came too late; False where it is not here yet."""
+    def discard_late_answer(self) -> bool:
+        """Receive and discard a late answer; return False if it has not arrived."""
         if not self._connection.poll(0):
             return False
         self._connection.recv_bytes()
         return True
 
     def ask(self, request: Request, deadline: Deadline) -> list[int]:
-        """Return one code for each key; raise OSError or EOFError where there is no answer.
+        """Return one code for each key; raise OSError or EOFError if there is no answer.
 
-        After TimeoutError the process may still use the lane's memory, but not after NotYetError.
+        After TimeoutError the process may still use the lane's memory; after LocalTimeoutError it
+        does not.
         """
         if deadline.over:
-            raise NotYetError("no time was left to ask")
+            raise LocalTimeoutError("no time was left to send the request")
         self._asked_s = time.monotonic()
         self._connection.send_bytes(msgspec.msgpack.encode(request))
         if not self._connection.poll(deadline.seconds()):
             raise TimeoutError("no answer by the deadline")
         return msgspec.msgpack.decode(self._connection.recv_bytes(), type=list[int])
 
-    def part(self, share: Share) -> memoryview:
-        """Return the memory of a share that lies in this lane."""
-        at = share.offset - self.offset
-        return self._memory[at : at + share.nbytes]
+    def view(self, span: RecordSpan) -> memoryview:
+        """Return the memory of a span in this lane's part."""
+        start = span.offset - self.offset
+        return self._memory[start : start + span.nbytes]
 
 
 class ClientProcess:
-    """One process, its shared memory and its lanes. Any thread may call."""
+    """One process, its shared memory and its lanes. Thread-safe."""
 
-    def __init__(self, settings: Settings, lanes: int, lane_bytes: int) -> None:
+    def __init__(self, settings: ClientSettings, lanes: int, lane_bytes: int) -> None:
         fd = os.memfd_create("holdfast-mooncake")
         os.ftruncate(fd, lanes * lane_bytes)
         self._memory = mmap.mmap(fd, lanes * lane_bytes)
         prefer_huge_pages(self._memory)
-        self._control, far_control = _pair()
-        self._lanes: queue.LifoQueue[Lane] = queue.LifoQueue()  # warm memory first
-        self._all: list[Lane] = []
-        self._owing: list[Lane] = []
-        """Lanes whose answer nobody waits for any more; of use again once it is here."""
-        self._owing_lock = threading.Lock()
-        far = [far_control]
+        self._control, remote_control = _connection_pair()
+        self._free: queue.LifoQueue[ClientLane] = queue.LifoQueue()  # recently used memory first
+        self._lanes: list[ClientLane] = []
+        self._late: list[ClientLane] = []
+        """Lanes whose caller has timed out; free again once their answer has arrived."""
+        self._late_lock = threading.Lock()
+        remote_ends = [remote_control]
         for number in range(lanes):
-            near, far_lane = _pair()
+            local_end, remote_end = _connection_pair()
             offset = number * lane_bytes
             view = memoryview(self._memory)[offset : offset + lane_bytes]
-            self._all.append(Lane(near, view, offset))
-            far.append(far_lane)
-        fds = [fd, *(one.fileno() for one in far)]
+            self._lanes.append(ClientLane(local_end, view, offset))
+            remote_ends.append(remote_end)
+        fds = [fd, *(connection.fileno() for connection in remote_ends)]
         command = [sys.executable, "-m", "holdfast.tiers.mooncake.client"]
         command += [msgspec.json.encode(settings).decode(), *map(str, fds)]
         self._popen = subprocess.Popen(
             command,
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # a line for nearly everything; troubles come by `control`
+            stderr=subprocess.DEVNULL,  # it logs every call; errors arrive on `control`
             start_new_session=True,
         )
-        for one in far:
-            one.close()
+        for connection in remote_ends:
+            connection.close()
         os.close(fd)
-        self._begun_s = time.monotonic()
+        self._started_s = time.monotonic()
         self._ready = False
-        self._readying = threading.Lock()
+        self._ready_lock = threading.Lock()
 
-    def take(self, deadline: Deadline) -> Lane:
-        """Wait until the client is ready and a lane is free; `give` must follow.
+    def acquire(self, deadline: Deadline) -> ClientLane:
+        """Wait until the client is ready and a lane is free; `release` or `set_late` must follow.
 
-        Raises TimeoutError, which is NotYetError where nobody is to blame, or NodeGoneError with
-        what the client said instead.
+        Raises TimeoutError, LocalTimeoutError if the store is not at fault, or NodeGoneError with
+        the client's error text.
         """
-        if not self._readying.acquire(timeout=max(0.0, deadline.at - time.monotonic())):
+        if not self._ready_lock.acquire(timeout=max(0.0, deadline.at - time.monotonic())):
             raise self._not_ready()
         try:
             if not self._ready:
                 self._await_ready(deadline)
         finally:
-            self._readying.release()
+            self._ready_lock.release()
         while not deadline.over:
-            self._collect()
-            with contextlib.suppress(queue.Empty):  # one may be owed from this moment on
+            self._release_answered()
+            with contextlib.suppress(queue.Empty):  # a late answer may arrive during the wait
                 left_s = max(0.0, deadline.at - time.monotonic())
-                return self._lanes.get(timeout=min(left_s, _LOOK_S))
-        raise NotYetError("all lanes are busy")
+                return self._free.get(timeout=min(left_s, _POLL_S))
+        raise LocalTimeoutError("all lanes are busy")
 
-    def give(self, lane: Lane) -> None:
-        """Return a lane after an answer."""
-        self._lanes.put(lane)
+    def release(self, lane: ClientLane) -> None:
+        """Return a lane after its answer."""
+        self._free.put(lane)
 
-    def owe(self, lane: Lane) -> bool:
-        """Keep a lane until its late answer is here; False where it has waited long enough."""
-        if lane.waited_s >= ANSWER_S:
+    def set_late(self, lane: ClientLane) -> bool:
+        """Keep a lane until its late answer arrives; return False if the request has hung."""
+        if lane.waited_s >= HUNG_S:
             return False
-        with self._owing_lock:
-            self._owing.append(lane)
+        with self._late_lock:
+            self._late.append(lane)
         return True
 
     @property
-    def hopeless(self) -> bool:
-        """Whether it has ended or hangs, or has not become ready in time."""
+    def must_be_replaced(self) -> bool:
+        """Whether the process has ended, hangs, or did not become ready in time."""
         if self._popen.poll() is not None:
             return True
         if not self._ready:
-            return time.monotonic() - self._begun_s > SETUP_S
-        self._collect()
-        with self._owing_lock:
-            return any(lane.waited_s >= ANSWER_S for lane in self._owing)
+            return time.monotonic() - self._started_s > SETUP_MAX_S
+        self._release_answered()
+        with self._late_lock:
+            return any(lane.waited_s >= HUNG_S for lane in self._late)
 
     def kill(self) -> None:
-        """End it at once; who waits for an answer hears that it has ended.
+        """Kill the process; a caller that waits for an answer gets an error.
 
-        Connections and memory go with the last call that uses them.
+        Connections and memory are freed with the last call that uses them.
         """
         self._popen.kill()
         self._popen.wait()
 
-    def _collect(self) -> None:
-        """Take lanes back whose late answers are here."""
-        with self._owing_lock:
-            settled = []
-            with contextlib.suppress(EOFError, OSError):  # it has ended, as its next caller sees
-                settled += [lane for lane in self._owing if lane.settle()]
-            self._owing = [lane for lane in self._owing if lane not in settled]
-        for lane in settled:
-            self._lanes.put(lane)
+    def _release_answered(self) -> None:
+        """Free lanes whose late answers have arrived."""
+        with self._late_lock:
+            answered = []
+            with contextlib.suppress(EOFError, OSError):  # it has ended; the next call fails
+                answered += [lane for lane in self._late if lane.discard_late_answer()]
+            self._late = [lane for lane in self._late if lane not in answered]
+        for lane in answered:
+            self._free.put(lane)
 
     def _not_ready(self) -> TimeoutError:
-        young = time.monotonic() - self._begun_s < START_S
-        return (NotYetError if young else TimeoutError)("Mooncake's client is not ready yet")
+        starting = time.monotonic() - self._started_s < STARTING_S
+        kind = LocalTimeoutError if starting else TimeoutError
+        return kind("Mooncake's client is not ready yet")
 
     def _await_ready(self, deadline: Deadline) -> None:
         if not self._control.poll(max(0.0, deadline.at - time.monotonic())):
             raise self._not_ready()
         try:
-            said = self._control.recv_bytes()
+            message = self._control.recv_bytes()
         except (EOFError, OSError) as error:
-            raise NodeGoneError("Mooncake's client has ended without a word") from error
-        if said != READY:
-            raise NodeGoneError(said.decode(errors="replace"))
+            raise NodeGoneError("Mooncake's client has ended without an error message") from error
+        if message != READY:
+            raise NodeGoneError(message.decode(errors="replace"))
         self._ready = True
-        for lane in self._all:
-            self._lanes.put(lane)
+        for lane in self._lanes:
+            self._free.put(lane)
 
 
-def _pair() -> tuple[Connection, Connection]:
-    """Return two ends of a local connection."""
-    near, far = socket.socketpair()
-    return Connection(near.detach()), Connection(far.detach())
+def _connection_pair() -> tuple[Connection, Connection]:
+    """Return the two ends of a local connection."""
+    local_end, remote_end = socket.socketpair()
+    return Connection(local_end.detach()), Connection(remote_end.detach())

@@ -1,7 +1,10 @@
-"""The Mooncake tier: whole records under `prefix:key` in a Mooncake Store that already runs.
+"""The Mooncake tier: records under `prefix:namespace:key` in an existing Mooncake Store.
 
-Records pass through memory that is shared with the process of Mooncake's client: one copy on each
-way, so that a call that ends late leaves nothing of the caller's in anybody's hands.
+The namespace is 32 hex digits of a hash of fingerprint, domain and sizes (`namespace_digest`): the
+records of one domain neither hide nor replace those of another.
+
+Records are copied once in each direction, through memory shared with the process of Mooncake's
+client. A call that ends late therefore never accesses the caller's buffers.
 """
 
 from __future__ import annotations
@@ -18,43 +21,55 @@ import msgspec
 import numpy as np
 
 from holdfast.blocks.envelope import read_header
-from holdfast.blocks.world import World
+from holdfast.blocks.namespace import Namespace, namespace_digest, namespace_of
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ConfigError, FormatError, HoldfastError, Outcome
 from holdfast.limits import MIB
-from holdfast.tiers.base import Get, Place, Put, Reserved, Survivor, Usage
-from holdfast.tiers.gate import Gate
+from holdfast.tiers.base import (
+    HeldAnswer,
+    TierGet,
+    TierPut,
+    TierUsage,
+    required_namespace,
+)
+from holdfast.tiers.breaker import CallEnding
+from holdfast.tiers.gate import MediumGate
 from holdfast.tiers.mooncake import messages as m
-from holdfast.tiers.mooncake.process import FAIR_S, ClientProcess, Lane, NotYetError
-from holdfast.tiers.patience import Patience
-from holdfast.tiers.pool.breaker import Ending
+from holdfast.tiers.mooncake.process import (
+    FAIR_WAIT_S,
+    ClientLane,
+    ClientProcess,
+    LocalTimeoutError,
+)
+from holdfast.tiers.reachability import ServerBackoff
+from holdfast.tiers.unverified_records import UnverifiedRecords, check_again
 from holdfast.wire.address import tcp_endpoint
-from holdfast.wire.dial import dial
-from holdfast.wire.stream import Deadline
+from holdfast.wire.remote.dial import dial
+from holdfast.wire.remote.stream import Deadline
 from holdfast.workers import workers
 
 LANES = 4
-"""Calls at once."""
+"""Concurrent calls to Mooncake's client."""
 
 PIECE_BYTES = 16 * MIB
-"""A batch is cut into pieces of about this: one is copied while another travels."""
+"""Approximate size of the pieces of a batch: one piece is copied during another's transfer."""
 
-KEYS_AT_ONCE = 1_000
-"""Keys in one request: it must fit into a local connection's buffer."""
+REQUEST_KEYS_MAX = 1_000
+"""Most keys in one request, so that it fits into the buffer of a local connection."""
 
 NO_ROOM, WRONG_LENGTH, NOT_FOUND = -200, -600, -704
 EXPECTED = (NO_ROOM, WRONG_LENGTH, NOT_FOUND)
-"""Mooncake's codes that say nothing against it."""
+"""Mooncake's error codes in normal operation: they do not count as failures."""
 
 _STORED = {0: Outcome.OK, NO_ROOM: Outcome.FULL}
 
 
-class MooncakeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the master is, and how records travel; times in seconds.
+class MooncakeTierOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Address of the master, and the transport of records; times in seconds.
 
-    `protocol`: tcp or rdma, over `devices`. `host`: how other clients reach this machine; empty is
-    the address that the master is reached from. `lane_bytes`: the largest record, and how much
-    one of the four calls at once moves at a time.
+    `protocol` is tcp or rdma, `devices` are the RDMA devices. `host` is the address at which other
+    clients reach this machine; empty means the local address of a connection to the master.
+    `lane_bytes` is the shared memory of each of the `LANES`, and the size of the largest record.
     """
 
     master: str
@@ -68,7 +83,7 @@ class MooncakeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Item(NamedTuple):
-    """One record of a batch: its number there, its name, and the caller's memory."""
+    """One record of a batch: its index in the batch, its name, and the caller's buffer."""
 
     number: int
     key: str
@@ -76,119 +91,132 @@ class _Item(NamedTuple):
 
 
 class MooncakeTier:
-    """See `holdfast.tiers.base.Shared`. Opens although no master answers: one may come.
+    """See `holdfast.tiers.base.SharedTier`. Opens even if no master answers yet.
 
-    Raises ConfigError if Mooncake's client is not installed.
+    The constructor raises ConfigError if Mooncake's client is not installed.
     """
 
     def __init__(
-        self, options: MooncakeOptions, clock: Clock | None = None, name: str = "mooncake"
+        self, options: MooncakeTierOptions, clock: Clock | None = None, name: str = "mooncake"
     ) -> None:
         if find_spec("mooncake") is None:
             raise ConfigError(
-                "Mooncake's client is not installed: pip install 'holdfast[mooncake]', or, on a "
+                "Mooncake's client is not installed: pip install 'holdfast-kv[mooncake]', or, on a "
                 "machine with CUDA, mooncake-transfer-engine"
             )
         self.name = name
         self.options = options
-        self._patience = Patience(f"mooncake master {options.master}", clock or SystemClock())
-        self._gate = Gate()
+        self._backoff = ServerBackoff(f"mooncake master {options.master}", clock or SystemClock())
+        self._gate = MediumGate()
+        self._unverified = UnverifiedRecords()
         self._threads = workers(LANES, f"holdfast-{name}")
         self._lock = threading.Lock()
         self._starting = threading.Lock()
-        """Held while the client is looked at or started, which may take a caller's whole time."""
+        """Held while the client is checked or started, which may take until a call's deadline."""
         self._process: ClientProcess | None = None
         self._usage = [0, 0, 0]
 
-    def reserve(self, sizes: Sequence[int]) -> Reserved:
-        """Nothing is reserved: the store finds room when records come."""
-        return Reserved([Place(0)] * len(sizes), [])
-
-    def write(self, batch: Sequence[Put]) -> list[Outcome]:
-        """Copy records to shared memory and have them stored; FULL where there is no room."""
+    def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
+        """Copy records to shared memory and store them; FULL if the store has no room."""
         outcomes = [Outcome.GONE] * len(batch)
         items = []
         for number, put in enumerate(batch):
             try:
-                items.append(_Item(number, self._name(read_header(put.record)[0].key), put.record))
+                header, _ = read_header(put.record)
+                namespace = namespace_of(header)
+                items.append(_Item(number, self._name(namespace, header.key), put.record))
+                if self._unverified.is_replaced_by(namespace, header):
+                    # Mooncake does not overwrite a record.
+                    self.delete([TierGet(put.place, header.key, put.record, namespace)])
+                    self._unverified.settle(namespace, header.key)
             except FormatError:
                 outcomes[number] = Outcome.CORRUPT
         deadline = Deadline.within(self.options.deadline_s)
         pieces = self._pieces(items, outcomes, Outcome.FULL)
-        self._abreast(pieces, lambda piece: self._write(piece, outcomes, deadline))
+        self._parallel(pieces, lambda piece: self._write(piece, outcomes, deadline))
         return outcomes
 
-    def read(self, batch: Sequence[Get]) -> list[Outcome]:
-        """Have records brought to shared memory and copy them to their buffers."""
+    def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
+        """Read records into shared memory and copy them to their buffers."""
         outcomes = [Outcome.GONE] * len(batch)
-        items = [_Item(n, self._name(get.key), get.into) for n, get in enumerate(batch)]
+        items = [
+            _Item(n, self._name(required_namespace(get), get.key), get.into)
+            for n, get in enumerate(batch)
+        ]
         deadline = Deadline.within(self.options.deadline_s)
         pieces = self._pieces(items, outcomes, Outcome.MISS)
-        self._abreast(pieces, lambda piece: self._read(piece, outcomes, deadline))
+        self._parallel(pieces, lambda piece: self._read(piece, outcomes, deadline))
         return outcomes
 
-    def free(self, places: Sequence[Place]) -> None:
-        """Nothing to forget: others may want them."""
-
-    def survivors(self) -> Iterator[Survivor]:
-        """Yield nothing: whoever needs a block asks for it."""
-        return iter(())
-
     def held(
-        self, world: World, keys: Sequence[bytes], start: int, within_s: float = math.inf
+        self, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float = math.inf
     ) -> int:
-        """Ask for some at a time, up to the first hole."""
-        del world  # a key is of one world only
+        """Look up `REQUEST_KEYS_MAX` keys at a time, up to the first missing block."""
+        return self.ask(namespace, keys, start, within_s).blocks
+
+    def ask(
+        self, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float = math.inf
+    ) -> HeldAnswer:
+        """Like `held`; OK if the store has answered that the first missing block is not held."""
         deadline = Deadline.within(min(self.options.ask_s, within_s))
-        found = 0
-        while start + found < len(keys) and self._gate.enter():
-            some = keys[start + found : start + found + KEYS_AT_ONCE]
+        found, ended = 0, Outcome.OK
+        while start + found < len(keys):
+            if not self._gate.enter():
+                return HeldAnswer(found, Outcome.GONE)
+            some = keys[start + found : start + found + REQUEST_KEYS_MAX]
             codes: list[int] = []
 
             def ask(
-                lane: Lane, some: Sequence[bytes] = some, codes: list[int] = codes
+                lane: ClientLane, some: Sequence[bytes] = some, codes: list[int] = codes
             ) -> list[int]:
-                codes += lane.ask(m.Exist([self._name(key) for key in some]), deadline)
+                codes += lane.ask(
+                    m.ClientExist([self._name(namespace, key) for key in some]), deadline
+                )
                 return codes
 
             try:
-                if self._call(ask, deadline) is not Outcome.OK:
-                    self._count(2, 1)
+                ended = self._call(ask, deadline)
+                self._count(2, ended is not Outcome.OK)
             finally:
                 self._gate.leave()
             run = next((at for at, code in enumerate(codes) if code != 1), len(codes))
             found += run
             if run < len(some):
-                break
-        return found
+                failed = run < len(codes) and codes[run] < 0 and codes[run] not in EXPECTED
+                return HeldAnswer(found, Outcome.GONE if failed else ended)
+        return HeldAnswer(found, Outcome.OK)
 
-    def condemn(self, batch: Sequence[Get]) -> None:
-        """Have records removed, even if somebody reads them."""
+    def delete_corrupt(self, batch: Sequence[TierGet]) -> None:
+        """Read the records again, and delete those that fail a check without a key."""
+        self.delete(check_again(self.read, batch, self._unverified))
+
+    def delete(self, batch: Sequence[TierGet]) -> None:
+        """Delete records, even while they are being read."""
         deadline = Deadline.within(self.options.ask_s)
-        names = [self._name(get.key) for get in batch[:KEYS_AT_ONCE]]
+        names = [self._name(required_namespace(get), get.key) for get in batch[:REQUEST_KEYS_MAX]]
         if names and self._gate.enter():
             try:
-                self._call(lambda lane: lane.ask(m.Remove(names), deadline), deadline)
+                self._call(lambda lane: lane.ask(m.ClientRemove(names), deadline), deadline)
             finally:
                 self._gate.leave()
 
     def reachable(self) -> bool:
-        """Return whether the master is worth a call; `holdfast.tiers.base.Reachable`."""
-        return self._patience.lets_through()
+        """Return whether the circuit breaker permits a call to the master."""
+        return self._backoff.allows()
 
     def describe(self) -> dict[str, Any]:
-        """Return the master, and what is thought of it."""
-        phase, trouble = self._patience.health()
+        """Return the master's address and health."""
+        phase, trouble = self._backoff.health()
         master = self.options.master
         member = {"id": "master", "address": master, "state": trouble or "active", "share": 1.0}
         return {"tier": self.name, "members": [{**member, "phase": str(phase), "tiers": []}]}
 
-    def usage(self) -> Usage:
-        """Return what was moved; what the store holds is its own to say."""
-        return Usage(0, 0, 0, *self._usage)
+    def usage(self) -> TierUsage:
+        """Return the bytes read and written and the failures; the store's usage is unknown."""
+        return TierUsage(0, 0, 0, *self._usage)
 
     def close(self) -> None:
-        """Wait for calls under way, which their deadlines end, and end the process."""
+        """Wait for calls in progress, which end by their deadlines, and kill the process."""
         self._gate.shut()
         self._threads.shutdown(wait=True)
         with self._starting:
@@ -196,35 +224,35 @@ class MooncakeTier:
         if process is not None:
             process.kill()
 
-    def _name(self, key: bytes) -> str:
-        return f"{self.options.prefix}:{key.hex()}"
+    def _name(self, namespace: Namespace, key: bytes) -> str:
+        return f"{self.options.prefix}:{namespace_digest(namespace).hex()}:{key.hex()}"
 
     def _pieces(
         self, items: Sequence[_Item], outcomes: list[Outcome], too_large: Outcome
     ) -> Iterator[list[_Item]]:
-        """Cut a batch into pieces that fit into a lane, and may go abreast."""
+        """Divide a batch into pieces that fit into a lane and can be transferred in parallel."""
         piece: list[_Item] = []
-        room = piece_bytes = min(PIECE_BYTES, self.options.lane_bytes)
+        left_bytes = piece_bytes = min(PIECE_BYTES, self.options.lane_bytes)
         for item in items:
             if len(item.memory) > self.options.lane_bytes:
                 outcomes[item.number] = too_large
-                self._patience.refused(
+                self._backoff.record_refusal(
                     f"a record has {len(item.memory)} bytes, a lane {self.options.lane_bytes}; "
                     "raise the tier's lane"
                 )
                 continue
-            if piece and (len(item.memory) > room or len(piece) == KEYS_AT_ONCE):
+            if piece and (len(item.memory) > left_bytes or len(piece) == REQUEST_KEYS_MAX):
                 yield piece
-                piece, room = [], piece_bytes
+                piece, left_bytes = [], piece_bytes
             piece.append(item)
-            room -= len(item.memory)
+            left_bytes -= len(item.memory)
         if piece:
             yield piece
 
-    def _abreast(
+    def _parallel(
         self, pieces: Iterable[Sequence[_Item]], act: Callable[[Sequence[_Item]], None]
     ) -> None:
-        """Act on all pieces, the last in this thread; return when all have ended."""
+        """Call `act` on all pieces, the last one in this thread; return when all have ended."""
         *others, last = [*pieces] or [[]]
         if last and self._gate.enter():
             started = [self._threads.submit(act, piece) for piece in others]
@@ -233,15 +261,15 @@ class MooncakeTier:
                 for done in started:
                     done.result()
             finally:
-                wait(started)  # whatever became of one: no other uses the caller's memory then
+                wait(started)  # even after an error: the calls use the caller's buffers
                 self._gate.leave()
 
     def _write(self, piece: Sequence[_Item], outcomes: list[Outcome], deadline: Deadline) -> None:
-        def work(lane: Lane) -> list[int]:
-            shares = _shares(piece, lane)
-            for item, share in zip(piece, shares, strict=True):
-                _copy(lane.part(share), item.memory)
-            codes = lane.ask(m.Put([item.key for item in piece], shares), deadline)
+        def work(lane: ClientLane) -> list[int]:
+            spans = _spans(piece, lane)
+            for item, span in zip(piece, spans, strict=True):
+                _copy(lane.view(span), item.memory)
+            codes = lane.ask(m.ClientPut([item.key for item in piece], spans), deadline)
             for item, code in zip(piece, codes, strict=True):
                 outcomes[item.number] = _STORED.get(code, Outcome.GONE)
                 self._count(1, len(item.memory) * (code == 0))
@@ -250,13 +278,13 @@ class MooncakeTier:
         self._finish(self._call(work, deadline), piece, outcomes)
 
     def _read(self, piece: Sequence[_Item], outcomes: list[Outcome], deadline: Deadline) -> None:
-        def work(lane: Lane) -> list[int]:
-            shares = _shares(piece, lane)
-            codes = lane.ask(m.Get([item.key for item in piece], shares), deadline)
-            for item, share, code in zip(piece, shares, codes, strict=True):
-                if code == share.nbytes:
-                    _copy(item.memory, lane.part(share))
-                    self._count(0, share.nbytes)
+        def work(lane: ClientLane) -> list[int]:
+            spans = _spans(piece, lane)
+            codes = lane.ask(m.ClientGet([item.key for item in piece], spans), deadline)
+            for item, span, code in zip(piece, spans, codes, strict=True):
+                if code == span.nbytes:
+                    _copy(item.memory, lane.view(span))
+                    self._count(0, span.nbytes)
                     outcomes[item.number] = Outcome.OK
                 elif code >= 0 or code in EXPECTED:
                     outcomes[item.number] = Outcome.MISS
@@ -264,68 +292,68 @@ class MooncakeTier:
 
         self._finish(self._call(work, deadline), piece, outcomes)
 
-    def _call(self, work: Callable[[Lane], list[int]], deadline: Deadline) -> Outcome:
-        """Let `work` use a lane; OK when it has, whatever the codes, LATE past the deadline."""
+    def _call(self, work: Callable[[ClientLane], list[int]], deadline: Deadline) -> Outcome:
+        """Call `work` with a lane; OK if it returns, whatever its codes, LATE past the deadline."""
         if deadline.over:
             return Outcome.LATE
-        ticket = self._patience.begin()
+        ticket = self._backoff.begin()
         if ticket is None:
             return Outcome.GONE
         try:
             codes = self._work(work, deadline)
-        except NotYetError:  # our own queue: it says nothing about the store
-            self._patience.end(ticket, Ending.GIVEN_UP)
+        except LocalTimeoutError:  # no failure of the store
+            self._backoff.end(ticket, CallEnding.CANCELLED)
             return Outcome.LATE
         except TimeoutError as error:
-            self._patience.end(ticket, Ending.BADLY, f"late: {error}")
+            self._backoff.end(ticket, CallEnding.ERROR, f"late: {error}")
             return Outcome.LATE
         except (OSError, EOFError, HoldfastError, msgspec.MsgspecError) as error:
-            self._patience.end(ticket, Ending.BADLY, str(error) or type(error).__name__)
+            self._backoff.end(ticket, CallEnding.ERROR, str(error) or type(error).__name__)
             return Outcome.GONE
         except BaseException:
-            self._patience.end(ticket, Ending.GIVEN_UP)
+            self._backoff.end(ticket, CallEnding.CANCELLED)
             raise
         bad = next((code for code in codes if code < 0 and code not in EXPECTED), 0)
-        ending = Ending.BADLY if bad else Ending.WELL
-        self._patience.end(ticket, ending, f"its client says {bad}" if bad else "")
+        ending = CallEnding.ERROR if bad else CallEnding.OK
+        self._backoff.end(ticket, ending, f"error {bad} of its client" if bad else "")
         self._count(2, bool(bad))
         return Outcome.OK
 
-    def _work(self, work: Callable[[Lane], list[int]], deadline: Deadline) -> list[int]:
+    def _work(self, work: Callable[[ClientLane], list[int]], deadline: Deadline) -> list[int]:
         process = self._running(deadline)
-        lane = process.take(deadline)
+        lane = process.acquire(deadline)
         try:
             codes = work(lane)
-        except NotYetError:
-            process.give(lane)
+        except LocalTimeoutError:
+            process.release(lane)
             raise
         except TimeoutError as error:
-            if not process.owe(lane):
-                process.kill()  # it hangs, and the lane's memory is its own
-            elif lane.waited_s < FAIR_S:
-                raise NotYetError(str(error)) from error
+            if not process.set_late(lane):
+                process.kill()  # it hangs, and may still use the lane's memory
+            elif lane.waited_s < FAIR_WAIT_S:
+                raise LocalTimeoutError(str(error)) from error
             raise
         except BaseException:
-            process.kill()  # it may still be at work on the lane's memory
+            process.kill()  # it may still use the lane's memory
             raise
-        process.give(lane)
+        process.release(lane)
         return codes
 
     def _running(self, deadline: Deadline) -> ClientProcess:
-        """Return the process; start it if there is none, or none that is of any use."""
+        """Return the process; start it if there is none, or replace it if it does not work."""
         if not self._starting.acquire(timeout=max(0.0, deadline.at - time.monotonic())):
-            raise NotYetError("Mooncake's client is being started")
+            raise LocalTimeoutError("Mooncake's client is being started")
         try:
             process = self._process
-            if process is not None and not process.hopeless:
+            if process is not None and not process.must_be_replaced:
                 return process
             if process is not None:
                 process.kill()
                 self._process = None
             endpoint = tcp_endpoint(self.options.master)
-            with dial(endpoint, deadline) as reached:
-                host = self.options.host or reached.getsockname()[0]
-            settings = m.Settings(
+            with dial(endpoint, deadline) as connected:
+                host = self.options.host or connected.getsockname()[0]
+            settings = m.ClientSettings(
                 "{}:{}".format(*endpoint), host, self.options.protocol, self.options.devices
             )
             self._process = ClientProcess(settings, LANES, self.options.lane_bytes)
@@ -344,15 +372,15 @@ class MooncakeTier:
             self._usage[which] += number
 
 
-def _shares(piece: Sequence[_Item], lane: Lane) -> list[m.Share]:
-    """Lay the records of a piece side by side in a lane's memory."""
-    shares, offset = [], lane.offset
+def _spans(piece: Sequence[_Item], lane: ClientLane) -> list[m.RecordSpan]:
+    """Return consecutive spans of a lane's memory for the records of a piece."""
+    spans, offset = [], lane.offset
     for item in piece:
-        shares.append(m.Share(offset, len(item.memory)))
+        spans.append(m.RecordSpan(offset, len(item.memory)))
         offset += len(item.memory)
-    return shares
+    return spans
 
 
 def _copy(into: memoryview, source: memoryview) -> None:
-    """Copy bytes, without the interpreter."""
+    """Copy bytes; numpy releases the GIL meanwhile."""
     np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(source, np.uint8))

@@ -1,1 +1,1 @@
-"""Several nodes as one tier: who is in, where a segment lives, whom to trust."""
+"""The pool tier: several targets addressed as one tier."""

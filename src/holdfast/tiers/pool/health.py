@@ -1,9 +1,9 @@
-"""What this process has learnt about each target, and whom it therefore leaves alone.
+"""Health of each target as seen by this process, and which targets to avoid.
 
-Two judges. The breaker knows one target: it fails, or says nothing. The review compares them: one
-whose answers take several times the median, or fail more often than most, is *ejected* for a
-while. Ejection is capped, because when everybody is slow nobody is an outlier: the network is.
-All in memory, driven by the clock and the chance that are given: no I/O, no threads.
+Two mechanisms. A circuit breaker per target reacts to failures and silence. The review compares
+targets: one whose answers take several times the median, or that fails more often than most, is
+*ejected* for a while. Ejections are capped, because if every target is slow the network is the
+cause. State in memory, driven by the clock and random numbers passed in: no I/O, no threads.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from holdfast.clock import Clock
-from holdfast.tiers.pool.breaker import (
-    Breaker,
+from holdfast.tiers.breaker import (
     BreakerOptions,
-    Ending,
-    Phase,
-    Ticket,
+    BreakerPhase,
+    CallEnding,
+    CallTicket,
+    CircuitBreaker,
 )
-from holdfast.tiers.pool.evidence import Evidence, Kind
+from holdfast.tiers.pool.target_statistics import CallKind, TargetStatistics
 
 EJECTED_SHARE_MAX = 0.3
 COMPARED_MIN = 3
@@ -35,17 +35,18 @@ FAR_WORSE = 3.0
 
 
 class HealthOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """When a target is an outlier; times in seconds.
+    """When a target counts as an outlier; times in seconds.
 
-    Judged every `review_s` on at least `samples` new answers: one slower than `slow_factor` times
-    the median and `slow_margin_s` above it (reads: `read_margin_s`), or failing in more than
-    `failure_share_max` of its last answers, is left alone for `ejection_s`, twice as long each
-    time it comes back no better.
-    Whether it does is found out by trials, as many as `samples`, before users' requests go there.
-    The margins are wide because an ejected target's blocks are recomputed: a slow hit beats that.
-    That for reads is wider, as one may have in memory what another has on busy flash.
-    For `doubt_s` after it was left alone, those who stood in for it are asked too.
-    An outage that its breaker dealt with counts against it only if there was another less than
+    The review runs every `review_s` over targets with at least `samples` new answers. It ejects a
+    target that is slower than `slow_factor` times the median and `slow_margin_s` above it (reads:
+    `read_margin_s`), or that failed in more than `failure_share_max` of its last answers. An
+    ejection lasts `ejection_s`, twice as long each time the target comes back no better.
+
+    Before users' requests go to an ejected target again, `samples` probes must succeed. The margins
+    are wide because an ejected target's blocks are recomputed, and a slow hit beats that. The
+    margin for reads is wider, because one target may have in memory what another has on busy flash.
+    For `doubt_s` after an ejection the members that stood in for the target are asked too. An
+    outage that the breaker handled counts against a target only if another happened less than
     `ejection_max_s` before.
     """
 
@@ -61,27 +62,27 @@ class HealthOptions(msgspec.Struct, frozen=True, kw_only=True):
     doubt_s: float = 120.0
 
 
-class Call(msgspec.Struct):
-    """A request under way; to be given to `end` once. Times in seconds, of the clock."""
+class BegunCall(msgspec.Struct):
+    """A request in progress, to be passed to `end` once. Times in seconds of the clock."""
 
     target: str
-    ticket: Ticket
-    era: int
+    ticket: CallTicket
+    generation: int
     began_s: float
     nbytes: int
-    kind: Kind = Kind.QUESTION
+    kind: CallKind = CallKind.QUESTION
     heard_s: float | None = None
 
 
 class TargetReport(msgspec.Struct, frozen=True):
-    """One target for people to look at. Times in seconds; None where nothing was measured.
+    """A target's health, for display. Times in seconds; None if nothing was measured.
 
-    `latency_s` is that of questions, `first_byte_s` that of reads that found something; 95 in 100
-    of these were over in `late_s`.
+    `latency_s` is that of questions, `first_byte_s` that of reads that found something; 95 % of
+    these ended within `late_s`.
     """
 
     target: str
-    phase: Phase
+    phase: BreakerPhase
     ejected: bool
     in_flight_bytes: int
     latency_s: float | None
@@ -98,27 +99,27 @@ def ejected_max(targets: int) -> int:
 
 
 class PoolHealth:
-    """The targets' health as this process sees it. Any thread; nothing waits.
+    """Health of all targets. Thread-safe; no method blocks.
 
-    `keep` says who the targets are, for the cap on ejections counts them. Latency is the time from
-    sending a request to the first byte of its answer, so that sizes do not matter; that of reads
-    is compared with reads that found something, that of questions with questions.
+    `keep` sets the targets, because the cap on ejections depends on their number. Latency is the
+    time from sending a request to the first byte of its answer, so that sizes do not matter. Reads
+    that found something are compared with such reads, questions with questions.
     """
 
     def __init__(self, clock: Clock, options: HealthOptions, chance: random.Random) -> None:
         self._clock = clock
         self._options = options
         self._chance = chance
-        self._targets: dict[str, Evidence] = {}
+        self._targets: dict[str, TargetStatistics] = {}
         self._listed: set[str] = set()
         self._reviewed_s = clock.now()
         self._lock = threading.Lock()
 
     def keep(self, targets: Collection[str], listed: Collection[str] | None = None) -> None:
-        """Know these targets from now on, and forget all others.
+        """Set the known targets and forget all others.
 
-        `listed`: those of them that are members, which are compared and which the cap counts; all
-        of them unless said. The others are asked for what they hold while it is worth that.
+        `listed`: the targets that are members, which the review compares and the cap counts; by
+        default all. The others are former members, asked for blocks that they may still hold.
         """
         with self._lock:
             wanted = set(targets)
@@ -130,20 +131,20 @@ class PoolHealth:
             self._stay_below_cap()
 
     def available(self, target: str) -> bool:
-        """Return whether a target should be asked now; one never asked before should."""
+        """Return whether a target may be asked now; a target never asked before may."""
         with self._lock:
             self._review()
             known = self._know(target)
             return not self._ejected(known) and known.breaker.allows()
 
     def trusted(self, target: str) -> bool:
-        """Return whether users' requests should go there: not while it is being tried."""
+        """Return whether users' requests may go to a target: not while it is being probed."""
         with self._lock:
             self._review()
             return self._is_well(self._know(target))
 
     def unsure(self, target: str) -> bool:
-        """Return whether others may hold what is a target's: it is not well, or was not lately."""
+        """Return whether other members may hold a target's blocks: it is or was unhealthy."""
         with self._lock:
             known = self._know(target)
             if not self._is_well(known):
@@ -151,7 +152,7 @@ class PoolHealth:
             return self._clock.now() < known.unwell_s + self._options.doubt_s
 
     def untried(self) -> list[str]:
-        """Return whose pause is over: somebody has to try them before users' requests do."""
+        """Return the targets whose pause is over and that must be probed before users' requests."""
         with self._lock:
             return [
                 name
@@ -159,17 +160,29 @@ class PoolHealth:
                 if self._needs_trial(target) and not self._ejected(target)
             ]
 
+    def idle(self, for_s: float) -> list[str]:
+        """Return healthy targets to which no call has ended for this long, to be probed."""
+        with self._lock:
+            now_s = self._clock.now()
+            return [
+                name
+                for name, target in self._targets.items()
+                if self._is_well(target) and now_s >= target.ended_s + for_s
+            ]
+
     def down(self, for_s: float) -> set[str]:
-        """Return whose breaker has not been closed for so long; to be asked again and again."""
+        """Return the targets whose breaker has not been closed for this long."""
         with self._lock:
             now_s = self._clock.now()
             for target in self._targets.values():
-                if target.breaker.phase() is Phase.CLOSED:
+                if target.breaker.phase() is BreakerPhase.CLOSED:
                     target.closed_s = now_s
             return {name for name, t in self._targets.items() if now_s > t.closed_s + for_s}
 
-    def begin(self, target: str, nbytes: int, kind: Kind = Kind.QUESTION) -> Call | None:
-        """Let a request of so many bytes (of request and answer) through, or not (None)."""
+    def begin(
+        self, target: str, nbytes: int, kind: CallKind = CallKind.QUESTION
+    ) -> BegunCall | None:
+        """Permit a request of so many bytes (request and answer), or return None."""
         with self._lock:
             self._review()
             known = self._know(target)
@@ -177,12 +190,12 @@ class PoolHealth:
             if ticket is None:
                 return None
             known.in_flight_bytes += nbytes
-            return Call(target, ticket, known.era, self._clock.now(), nbytes, kind)
+            return BegunCall(target, ticket, known.generation, self._clock.now(), nbytes, kind)
 
-    def heard(self, call: Call, nbytes: int) -> None:
-        """Take note that so many more bytes of an answer came, or of a write went.
+    def on_progress(self, call: BegunCall, nbytes: int) -> None:
+        """Record that bytes of an answer arrived, or bytes of a write were sent.
 
-        0 of them: it was not sent before, as too many of our own were on their way there.
+        0 bytes: the request was not sent until now, because too many of this host's were in flight.
         """
         with self._lock:
             if call.heard_s is None and nbytes:
@@ -190,10 +203,10 @@ class PoolHealth:
             elif call.heard_s is None:
                 call.began_s = self._clock.now()
             if known := self._targets.get(call.target):
-                known.breaker.heard(call.ticket, nbytes)
+                known.breaker.on_progress(call.ticket, nbytes)
 
-    def end(self, call: Call, ending: Ending) -> None:
-        """Take note of how a call ended: its answer began when it was first heard, or now."""
+    def end(self, call: BegunCall, ending: CallEnding) -> None:
+        """Record how a call ended; its answer began at its first byte, or now."""
         with self._lock:
             known = self._targets.get(call.target)
             if known is None:
@@ -201,11 +214,11 @@ class PoolHealth:
             known.in_flight_bytes = max(0, known.in_flight_bytes - call.nbytes)
             before = known.breaker.phase()
             known.breaker.end(call.ticket, ending)
-            now_s = self._clock.now()
-            if call.era == known.era:
+            now_s = known.ended_s = self._clock.now()
+            if call.generation == known.generation:
                 began_s = now_s if call.heard_s is None else call.heard_s
                 known.learn(call.kind, ending, began_s - call.began_s, now_s - call.began_s)
-            if before is Phase.HALF_OPEN and known.breaker.phase() is Phase.CLOSED:
+            if before is BreakerPhase.HALF_OPEN and known.breaker.phase() is BreakerPhase.CLOSED:
                 self._forgive(known, now_s)
             self._review()
 
@@ -216,9 +229,9 @@ class PoolHealth:
             return min(drawn, key=self._in_flight)
 
     def hedge_after_s(self) -> float | None:
-        """Return when a request is late: the median, over targets, of their 95th percentiles.
+        """Return when a request counts as late: the median over targets of their 95th percentiles.
 
-        None until something is known. One slow target does not move it.
+        None until there is enough data. One slow target does not move it.
         """
         with self._lock:
             each = (t.delays.late_s() for t in self._targets.values() if not self._ejected(t))
@@ -226,7 +239,7 @@ class PoolHealth:
             return statistics.median_low(known) if known else None
 
     def reports(self) -> list[TargetReport]:
-        """Return what is known, by target."""
+        """Return a report by target."""
         with self._lock:
             self._review()
             return [
@@ -235,8 +248,8 @@ class PoolHealth:
                     phase=target.breaker.phase(),
                     ejected=self._ejected(target),
                     in_flight_bytes=target.in_flight_bytes,
-                    latency_s=target.latency_s(Kind.QUESTION),
-                    first_byte_s=target.latency_s(Kind.READ),
+                    latency_s=target.latency_s(CallKind.QUESTION),
+                    first_byte_s=target.latency_s(CallKind.READ),
                     late_s=target.delays.late_s(),
                     failure_share=target.failure_share,
                     breaker_opened=target.breaker.opened,
@@ -245,41 +258,41 @@ class PoolHealth:
                 for name, target in sorted(self._targets.items())
             ]
 
-    def _know(self, name: str) -> Evidence:
+    def _know(self, name: str) -> TargetStatistics:
         target = self._targets.get(name)
         if target is None:
-            breaker = Breaker(self._clock, self._options.breaker, self._chance)
-            target = self._targets[name] = Evidence(breaker, self._clock.now())
+            breaker = CircuitBreaker(self._clock, self._options.breaker, self._chance)
+            target = self._targets[name] = TargetStatistics(breaker, self._clock.now())
         return target
 
-    def _members(self) -> list[Evidence]:
+    def _members(self) -> list[TargetStatistics]:
         return [target for name, target in self._targets.items() if name in self._listed]
 
-    def _is_well(self, target: Evidence) -> bool:
+    def _is_well(self, target: TargetStatistics) -> bool:
         out = self._ejected(target) or target.on_trial
-        return not out and target.breaker.phase() is Phase.CLOSED
+        return not out and target.breaker.phase() is BreakerPhase.CLOSED
 
-    def _needs_trial(self, target: Evidence) -> bool:
+    def _needs_trial(self, target: TargetStatistics) -> bool:
         phase = target.breaker.phase()
-        unproven = target.on_trial and target.fresh < self._options.samples
-        return phase is Phase.HALF_OPEN or (unproven and phase is Phase.CLOSED)
+        unverified = target.on_trial and target.fresh < self._options.samples
+        return phase is BreakerPhase.HALF_OPEN or (unverified and phase is BreakerPhase.CLOSED)
 
     def _in_flight(self, name: str) -> int:
         target = self._targets.get(name)
         return target.in_flight_bytes if target else 0
 
-    def _ejected(self, target: Evidence) -> bool:
+    def _ejected(self, target: TargetStatistics) -> bool:
         return self._clock.now() < target.ejected_until_s
 
     def _review(self) -> None:
-        """Eject outliers, the worst first, as far as the cap allows."""
+        """Eject outliers, the worst first, up to the cap."""
         now_s = self._clock.now()
         if now_s < self._reviewed_s + self._options.review_s:
             return
         self._reviewed_s = now_s
         members = self._members()
         out = sum(
-            self._ejected(target) or target.breaker.phase() is not Phase.CLOSED
+            self._ejected(target) or target.breaker.phase() is not BreakerPhase.CLOSED
             for target in members
         )
         room = ejected_max(len(members)) - out
@@ -292,22 +305,22 @@ class PoolHealth:
         for target in tried:
             target.on_trial = self._ejected(target)
 
-    def _forgive(self, target: Evidence, now_s: float) -> None:
-        """Forget an outage that is over, unless there was another not long ago."""
+    def _forgive(self, target: TargetStatistics, now_s: float) -> None:
+        """Forget an outage that is over, unless another happened shortly before."""
         if now_s >= target.recovered_s + self._options.ejection_max_s:
             target.forget()
         target.recovered_s = now_s
 
-    def _is_tried(self, target: Evidence) -> bool:
+    def _is_tried(self, target: TargetStatistics) -> bool:
         enough = target.fresh >= self._options.samples
         return target.on_trial and enough and self._is_judged(target)
 
-    def _is_judged(self, target: Evidence) -> bool:
-        """Whether the review judges it: what is down already is its breaker's business."""
-        return not self._ejected(target) and target.breaker.phase() is Phase.CLOSED
+    def _is_judged(self, target: TargetStatistics) -> bool:
+        """Return whether the review covers a target: not while its breaker is open."""
+        return not self._ejected(target) and target.breaker.phase() is BreakerPhase.CLOSED
 
-    def _gives_way(self, worse: Evidence) -> bool:
-        """Take the mildest outlier back, early, for one that is far worse; False: none is."""
+    def _gives_way(self, worse: TargetStatistics) -> bool:
+        """End the mildest ejection if this target is far worse; return whether one was ended."""
         ejected = [target for target in self._targets.values() if self._ejected(target)]
         mildest = min(ejected, key=lambda target: target.ejected_for_s, default=None)
         if mildest is None or worse.slowest_s() < FAR_WORSE * mildest.ejected_for_s:
@@ -315,19 +328,19 @@ class PoolHealth:
         mildest.ejected_until_s = self._clock.now()
         return True
 
-    def _outliers(self) -> list[Evidence]:
-        """Return the targets that stand out among those with enough answers, the worst first."""
+    def _outliers(self) -> list[TargetStatistics]:
+        """Return outliers among the targets with enough answers, the worst first."""
         judged = [target for target in self._members() if self._is_judged(target)]
-        found = {id(target): target for kind in Kind for target in self._slow(judged, kind)}
+        found = {id(target): target for kind in CallKind for target in self._slow(judged, kind)}
         known = [target for target in judged if target.fresh >= self._options.samples]
         if len(known) >= COMPARED_MIN:
             found |= {id(target): target for target in known if self._failing(target)}
         return sorted(found.values(), key=self._badness, reverse=True)
 
-    def _slow(self, judged: Sequence[Evidence], kind: Kind) -> list[Evidence]:
-        """Return whose answers of a kind take much longer than the others'."""
+    def _slow(self, judged: Sequence[TargetStatistics], kind: CallKind) -> list[TargetStatistics]:
+        """Return the targets whose answers of a kind take much longer than the others'."""
         options, seconds = self._options, dict[int, float]()
-        margin_s = options.read_margin_s if kind is Kind.READ else options.slow_margin_s
+        margin_s = options.read_margin_s if kind is CallKind.READ else options.slow_margin_s
         for target in judged:
             answers = target.answers.get(kind)
             if answers is not None and answers.fresh >= options.samples:
@@ -338,13 +351,13 @@ class PoolHealth:
         slow_s = max(options.slow_factor * median_s, median_s + margin_s)
         return [target for target in judged if seconds.get(id(target), 0.0) > slow_s]
 
-    def _failing(self, target: Evidence) -> bool:
+    def _failing(self, target: TargetStatistics) -> bool:
         return target.failure_share > self._options.failure_share_max
 
-    def _badness(self, target: Evidence) -> tuple[float, float]:
+    def _badness(self, target: TargetStatistics) -> tuple[float, float]:
         return target.failure_share, target.slowest_s()
 
-    def _eject(self, target: Evidence, now_s: float) -> None:
+    def _eject(self, target: TargetStatistics, now_s: float) -> None:
         longest_s = self._options.ejection_max_s
         relapsed = target.ejections and now_s < target.ejected_until_s + longest_s
         again_s = min(2 * target.ejection_s, longest_s)
@@ -356,7 +369,7 @@ class PoolHealth:
         target.forget()
 
     def _stay_below_cap(self) -> None:
-        """Take back those that have been out longest, when a smaller pool has a smaller cap."""
+        """End the longest ejections if a smaller pool has a smaller cap."""
         ejected = [target for target in self._members() if self._ejected(target)]
         ejected.sort(key=lambda target: target.ejected_until_s)
         for target in ejected[: max(0, len(ejected) - ejected_max(len(self._listed)))]:

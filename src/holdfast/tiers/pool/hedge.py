@@ -1,4 +1,4 @@
-"""A second request when the first is late: when to send it, and how many one may."""
+"""Hedging: when to send a second request, and how many hedges the budget permits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FRACTION = 0.95
 
 
 class HedgeBudget:
-    """At most `percent` hedges for each 100 requests, at every moment. Any thread."""
+    """At most `percent` hedges per 100 requests, at every moment. Thread-safe."""
 
     def __init__(self, percent: int = HEDGE_PERCENT) -> None:
         self._percent = percent
@@ -33,7 +33,7 @@ class HedgeBudget:
             self._saved_percent = min(most, self._saved_percent + self._percent)
 
     def take(self) -> bool:
-        """Return whether one more request may be sent as a hedge, and count it if so."""
+        """Return whether one more hedge may be sent, and count it if so."""
         with self._lock:
             if self._saved_percent < 100:  # noqa: PLR2004  # per cent
                 self.refused += 1
@@ -43,11 +43,11 @@ class HedgeBudget:
             return True
 
 
-class Delays:
-    """The last answer times of one target, and the time that 95 in 100 of them stay below.
+class HedgeDelays:
+    """Recent answer times of one target, and their 95th percentile.
 
-    What was given up must be recorded with the time it had taken so far: without the slow ones
-    the figure would creep down and every request look late.
+    Record a cancelled request with the time it had taken so far. Without the slow requests the
+    percentile would shrink until every request counted as late.
     """
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ class Delays:
         self._late_s: float | None = None
 
     def record(self, seconds: float) -> None:
-        """Take note of one request's time to its first byte."""
+        """Record one request's time to its first byte."""
         self._last_s.append(seconds)
         self._stale = True
 
     def late_s(self) -> float | None:
-        """Return the 95th percentile in seconds; None until there is enough to go by."""
+        """Return the 95th percentile in seconds; None until there are enough samples."""
         if self._stale:
             ordered = sorted(self._last_s)
             enough = len(ordered) >= SAMPLES_MIN

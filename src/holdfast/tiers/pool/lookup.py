@@ -4,7 +4,8 @@
                 next-ranked in its stead (the gutter); nothing is re-placed for a failure
     read from   the same, then whom others may have written to: the next in rank while one is out
                 of order or has just been, the owner by full weights while a member is warming up
-                (who started later sees it as warm), and those of the view before this one
+                (who started later sees it as warm), those of the view before this one, and, in a
+                process that started lately, the next `UNSEEN_COPIES` in rank of all members
 
 A member that holds a block serves it whatever the epoch, so reading by an old view is safe.
 """
@@ -14,9 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from holdfast.tiers.pool.members import Member
-from holdfast.tiers.pool.membership import Membership, Placed, Views
-from holdfast.tiers.pool.placement import Placement
+from holdfast.membership.members import Member
+from holdfast.membership.membership import Membership, PlacedMember, PoolViews
+from holdfast.membership.placement import Placement
+
+UNSEEN_COPIES = 2
+"""Further members that a freshly started process asks on a miss: so many members may have joined
+shortly before it started, without a block being missed."""
 
 
 class Route(NamedTuple):
@@ -35,13 +40,14 @@ class Route(NamedTuple):
 
 
 class _Known(NamedTuple):
-    views: Views
+    views: PoolViews
     current: Placement
     warm: Placement | None
     previous: Placement | None
+    unseen: Placement | None
 
 
-class Lookup:
+class SegmentLookup:
     """Routes by a membership's views; any thread.
 
     `available` says whether a member, by id, should be asked at all just now; it must be quick
@@ -77,6 +83,12 @@ class Lookup:
             ranked = known.previous.rank(segment_id)
             read |= dict.fromkeys(
                 self._first((current.get(member.id, member) for member in ranked), copies)
+            )
+        if known.unseen is not None:
+            current = {member.id: member for member in known.views.current.view.members}
+            ranked = known.unseen.rank(segment_id)
+            read |= dict.fromkeys(
+                self._first((current[member.id] for member in ranked), copies + UNSEEN_COPIES)
             )
         view = known.views.current.view
         return Route(write, tuple(read), view.epoch, view.digest, owners)
@@ -115,18 +127,21 @@ class Lookup:
         return tuple(found)
 
 
-def _learn(views: Views, known: _Known | None) -> _Known:
+def _learn(views: PoolViews, known: _Known | None) -> _Known:
     """Build placements for views, keeping those whose rankings still hold."""
     current = _placement(views.current, known)
     warm = Placement(views.current.view.members) if views.current.shares else None
     previous = views.previous and _placement(views.previous, known)
-    return _Known(views, current, warm, previous)
+    unseen = views.unseen and _placement(views.unseen, known)
+    return _Known(views, current, warm, previous, unseen)
 
 
-def _placement(placed: Placed, known: _Known | None) -> Placement:
+def _placement(placed: PlacedMember, known: _Known | None) -> Placement:
     if known is not None:
         if placed == known.views.current:
             return known.current
         if known.previous is not None and placed == known.views.previous:
             return known.previous
+        if known.unseen is not None and placed == known.views.unseen:
+            return known.unseen
     return Placement(placed.view.members, placed.shares)

@@ -1,11 +1,12 @@
-"""The pool tier: records on other nodes, placed by segment, asked for within a deadline.
+"""The pool tier: records on other nodes, placed by segment, requested within a deadline.
 
     write   each record to the owner of its segment (and to a second member if it is hot)
-    read    from the owner, or whoever else may hold it: next in rank, or the owner before a change
-    held    which leading blocks of a chain are there, one question per member
+    read    from the owner, or from members that may hold it instead: the next in rank, or the
+            owner before a change of members
+    held    the number of leading blocks of a chain, with one question per member
 
-A member that is slow, dead or late costs a bounded time and then nothing: its breaker opens, its
-segments go to the next in rank, and what it held is recomputed.
+A slow, dead or late member costs a bounded time once. Then its breaker opens, its segments go to
+the next member in rank, and its blocks are recomputed.
 """
 
 from __future__ import annotations
@@ -15,30 +16,48 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
+from holdfast.blocks.envelope import read_header
 from holdfast.blocks.key import SEGMENT_BYTES
-from holdfast.blocks.world import World
+from holdfast.blocks.namespace import Namespace, namespace_of
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import Outcome
 from holdfast.limits import MIB, SEGMENT_BLOCKS
-from holdfast.tiers.base import Get, Place, Put, Reserved, Survivor, Usage, segment_place
-from holdfast.tiers.pool.evidence import Kind
+from holdfast.membership.members import Member
+from holdfast.membership.membership import Membership, MembershipOptions, MembershipSource
+from holdfast.tiers.base import (
+    HeldAnswer,
+    Place,
+    TierGet,
+    TierPut,
+    TierUsage,
+    segment_place,
+)
+from holdfast.tiers.pool.connection_checks import check_members
+from holdfast.tiers.pool.connections import RemoteTarget, TargetConnections
 from holdfast.tiers.pool.health import HealthOptions, PoolHealth
-from holdfast.tiers.pool.hot import HotSegments
-from holdfast.tiers.pool.lookup import Lookup, Route
-from holdfast.tiers.pool.members import Member
-from holdfast.tiers.pool.membership import Membership, MembershipOptions, MembershipSource
-from holdfast.tiers.pool.moves import Losses, Strays
-from holdfast.tiers.pool.part import Part, names_of, parts_of, place_of, segment_of
-from holdfast.tiers.pool.race import RACED_BYTES, Races
-from holdfast.tiers.pool.reach import Far, Reach
-from holdfast.tiers.pool.trial import Trials
+from holdfast.tiers.pool.health_probe import HealthProbes
+from holdfast.tiers.pool.hedged_read import RACED_BYTES, HedgedReads
+from holdfast.tiers.pool.hot_segments import HotSegments
+from holdfast.tiers.pool.lookup import Route, SegmentLookup
+from holdfast.tiers.pool.rewrites import LostBlocks, MisplacedBlocks
+from holdfast.tiers.pool.segment_batch import (
+    SegmentBatch,
+    names_of,
+    parts_of,
+    parts_of_gets,
+    place_of,
+    segment_of,
+)
+from holdfast.tiers.pool.target_statistics import CallKind
+from holdfast.tiers.unverified_records import UnverifiedRecords
+from holdfast.wire.remote.client import FoundBlocks, HeldCount
 from holdfast.workers import workers
 
 HOT_COPIES = 2
@@ -47,13 +66,18 @@ HOT_COPIES = 2
 ASKED_BYTES = 1 * MIB
 """From here on a member is asked what it has of a batch before the batch is sent."""
 
+_LIST_POLL_S = 0.01
+"""How often a wait for the first list looks for trouble of its source."""
+
 _log = logging.getLogger(__name__)
 
+_Tell: TypeAlias = Callable[[RemoteTarget, Namespace, Sequence[bytes], float], FoundBlocks]
 
-class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a call may take, in seconds, and the options of what judges the members.
 
-    `segment_blocks` of a chain are placed together: the same for all who use the pool.
+class PoolTierOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Timeouts of calls in seconds, and the options of membership and health.
+
+    `segment_blocks` blocks of a chain are placed together; all users of the pool must agree on it.
     """
 
     deadline_s: float = 2.0
@@ -65,118 +89,147 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolTier:
-    """See `holdfast.tiers.base.Shared`. Owns the source and the connections it opens."""
+    """See `holdfast.tiers.base.SharedTier`. Owns the source and the connections it opens."""
 
     def __init__(
         self,
         source: MembershipSource,
-        connect: Callable[[Member], Far],
-        options: PoolOptions | None = None,
+        connect: Callable[[Member], RemoteTarget],
+        options: PoolTierOptions | None = None,
         clock: Clock | None = None,
         name: str = "pool",
     ) -> None:
         self.name = name
-        self.options = options or PoolOptions()
+        self.options = options or PoolTierOptions()
         clock = clock or SystemClock()
         self.membership = Membership(clock, self.options.membership)
         chance = random.Random()  # noqa: S311  # draws who to ask, keeps no secret
         self.health = PoolHealth(clock, self.options.health, chance)
-        self.reach = Reach(connect, self.health)
-        self.lookup = Lookup(self.membership, self.health.trusted, self.health.unsure)
-        self.strays = Strays(clock)
-        self._losses = Losses(self.lookup.placement())
-        self._trials = Trials(self.lookup, self.health, self.reach, self.options.ask_s, self._keep)
+        self.reach = TargetConnections(connect, self.health)
+        self.lookup = SegmentLookup(self.membership, self.health.trusted, self.health.unsure)
+        self.misplaced_blocks = MisplacedBlocks(clock)
+        self._unverified_records = UnverifiedRecords()
+        self._lost_blocks = LostBlocks(self.lookup.placement())
+        self._trials = HealthProbes(
+            self.lookup, self.health, self.reach, self.options.ask_s, self._keep
+        )
         self.hot = HotSegments(clock)
         self._source = source
+        self._connect = connect
         self._lock = threading.Lock()
         self._threads = workers(self.options.threads, f"holdfast-{name}")
-        self.races = Races(self.health, f"holdfast-{name}-race")
+        self.races = HedgedReads(self.health, f"holdfast-{name}-race")
         self._usage = [0, 0]
         self._closed = False
+        self._listed = threading.Event()
         source.watch(self._told)
         self._trials.start()
 
-    def reserve(self, sizes: Sequence[int]) -> Reserved:
-        """Nothing is reserved: the far side finds room when records come."""
-        return Reserved([Place(0)] * len(sizes), [])
+    def wait_listed(self, within_s: float) -> bool:
+        """Wait for the first member list, or for an error of its source, up to a time.
 
-    def known(self, batch: Sequence[Put]) -> list[bool]:
-        """Ask whom each record belongs to: whoever computed the same wrote it before us."""
+        Returns whether a list arrived. A tier that was just opened knows no members and would
+        answer its first question from none.
+        """
+        end = time.monotonic() + within_s
+        while not self._listed.wait(_LIST_POLL_S) and time.monotonic() < end:
+            if self._source.trouble():
+                break
+        return self._listed.is_set()
+
+    def known(self, batch: Sequence[TierPut]) -> list[bool]:
+        """Ask the owners which records they hold already, because another host wrote them."""
         found = [False] * len(batch)
         parts = parts_of([place_of(put.record) for put in batch], self.options.ask_s)
         self._each(parts, lambda part: self._find(part, batch, found))
         return found
 
-    def write(self, batch: Sequence[Put]) -> list[Outcome]:
-        """Send each record to whom its segment belongs; OK once one copy is stored."""
+    def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
+        """Send each record to the owner of its segment; OK once one copy is stored."""
         outcomes = [Outcome.GONE] * len(batch)
         parts = parts_of([place_of(put.record) for put in batch], self.options.deadline_s)
         self._each(parts, lambda part: self._write(part, batch, outcomes))
         return outcomes
 
-    def read(self, batch: Sequence[Get]) -> list[Outcome]:
-        """Receive records straight into their buffers, segment by segment, abreast."""
+    def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
+        """Receive records straight into their buffers, all segments concurrently."""
         outcomes = [Outcome.GONE if self._closed else Outcome.MISS] * len(batch)
-        parts = parts_of([get.place for get in batch], self.options.deadline_s)
+        parts = parts_of_gets(batch, self.options.deadline_s)
         self._each(parts, lambda part: self._read(part, batch, outcomes))
         return outcomes
 
-    def free(self, places: Sequence[Place]) -> None:
-        """Nothing to forget: others may want them."""
-
-    def survivors(self) -> Iterator[Survivor]:
-        """Yield nothing: whoever needs a block asks for it."""
-        return iter(())
-
     def held(
-        self, world: World, keys: Sequence[bytes], start: int, within_s: float = math.inf
+        self, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float = math.inf
     ) -> int:
         """Ask the members about blocks `start` on; return how many are held in a row."""
+        return self.ask(namespace, keys, start, within_s).blocks
+
+    def ask(
+        self, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float = math.inf
+    ) -> HeldAnswer:
+        """Like `held`; OK if every member that may hold the first missing block has answered."""
         found = bytearray(len(keys))
         parts, until = [], time.monotonic() + min(self.options.ask_s, within_s)
         size = self.options.segment_blocks
         for head in range(start - start % size, len(keys), size):
             place = segment_place(keys[head][:SEGMENT_BYTES])
             stop = min(head + size, len(keys))
-            parts.append(Part(segment_of(place), list(range(max(head, start), stop)), until))
-        self._each(parts, lambda part: self._ask(part, world, keys, found))
+            parts.append(
+                SegmentBatch(segment_of(place), list(range(max(head, start), stop)), until)
+            )
+        said = [Outcome.LATE] * len(keys)
+        self._each(parts, lambda part: self._ask(part, namespace, keys, found, said))
         missing = found.find(0, start)
-        return (missing if missing >= 0 else len(keys)) - start
+        if missing < 0:
+            return HeldAnswer(len(keys) - start, Outcome.OK)
+        return HeldAnswer(missing - start, said[missing])
 
-    def condemn(self, batch: Sequence[Get]) -> None:
-        """Have everybody who may have served a record delete it."""
-        parts = parts_of([get.place for get in batch], self.options.ask_s)
-        self._each(parts, lambda part: self._condemn(part, batch))
+    def delete_corrupt(self, batch: Sequence[TierGet]) -> None:
+        """Report records to every member that may have served them; each checks its own."""
+        for get in batch:
+            if get.namespace is not None:
+                self._unverified_records.add(get.namespace, get.key)
+        parts = parts_of_gets(batch, self.options.deadline_s)
+        self._each(parts, lambda part: self._tell_holders(part, batch, _suspect))
 
-    def strayed(self, keys: Sequence[bytes], record_bytes: int) -> set[bytes]:
-        """Return which of these came from an owner of old, or from who stood in for the owner."""
-        return self.strays.take(keys, record_bytes)
+    def delete(self, batch: Sequence[TierGet]) -> None:
+        """Have every member that may hold a record delete it."""
+        parts = parts_of_gets(batch, self.options.ask_s)
+        self._each(parts, lambda part: self._tell_holders(part, batch, _delete))
+
+    def misplaced(self, namespace: Namespace, keys: Sequence[bytes]) -> set[bytes]:
+        """Return which of these came from a previous owner, or from a stand-in for the owner."""
+        return self.misplaced_blocks.take(namespace, keys)
 
     def lost(self) -> Callable[[Place], bool] | None:
         """Return which places belonged to members that left, or have been down for long."""
         down = self.health.down(self.options.membership.dead_after_s)
-        return self._losses.since(self.lookup.placement(), down)
+        return self._lost_blocks.since(self.lookup.placement(), down)
 
     def reachable(self) -> bool:
-        """Return whether any member is one that users' requests go to."""
+        """Return whether any member may receive users' requests."""
         return any(self.health.trusted(member.id) for member in self.lookup.members())
 
     def describe(self) -> dict[str, Any]:
-        """Return epoch, trouble with the source, and for each member what is known and asked."""
+        """Return the epoch, the source's error, and each member's health, for display."""
         if self._closed:
             return {"tier": self.name, "members": []}
         view = self.membership.views().current.view
         shares = self.lookup.shares()
         reports = {report.target: msgspec.to_builtins(report) for report in self.health.reports()}
-        fills = self._threads.map(self._fill, view.members)
+        checks = check_members(view.members, self._connect)
         members = [
             {
                 **msgspec.to_builtins(member),
                 **reports.get(member.id, {}),
                 "share": shares.get(member.id, 0.0),
-                "tiers": fill,
+                "tiers": check.tiers,
+                "condition": str(check.condition),
+                "why": check.why,
+                "answer_s": check.seconds,
+                "trouble": self.reach.trouble(member.id),
             }
-            for member, fill in zip(view.members, fills, strict=True)
+            for member, check in zip(view.members, checks, strict=True)
         ]
         return {
             "tier": self.name,
@@ -184,14 +237,14 @@ class PoolTier:
             "digest": f"{view.digest:016x}",
             "trouble": self._source.trouble(),
             "hedges": self.races.hedging.hedges,
-            "moved": self.strays.moved,
+            "moved": self.misplaced_blocks.moved,
             "members": members,
         }
 
-    def usage(self) -> Usage:
-        """Return what went over the wire; what the members hold is theirs to say."""
+    def usage(self) -> TierUsage:
+        """Return the bytes transferred; the members report their own usage."""
         read_bytes, written_bytes = self._usage
-        return Usage(0, 0, 0, read_bytes, written_bytes, self.reach.failures)
+        return TierUsage(0, 0, 0, read_bytes, written_bytes, self.reach.failures)
 
     def close(self) -> None:
         """Stop watching, end the calls, close the connections."""
@@ -205,27 +258,20 @@ class PoolTier:
     def _told(self, members: Sequence[Member]) -> None:
         self.membership.observe(members)
         self._keep()
+        self._listed.set()
 
     def _keep(self) -> None:
-        """Know whom a route may name now; views change with time alone, too.
+        """Update the known members from the current routes; views change with time alone, too.
 
-        Whom the list leaves out is asked for what it holds as long as routes say.
+        A member that left the list is asked for its blocks as long as routes name it.
         """
         listed = [member.id for member in self.membership.views().current.view.members]
         known = [member.id for member in self.lookup.members()]
         self.health.keep(known, listed)
         self.reach.keep(known)
 
-    def _fill(self, member: Member) -> list[dict[str, Any]]:
-        """Ask a member how full its tiers are; nothing where it does not say."""
-        told = self.reach.tell(
-            self.reach.begin(member, 0, self.membership.views().current.view.digest),
-            lambda far: far.stats(self.options.ask_s),
-        )
-        return [] if told is None else list(told[0].get("tiers", []))
-
-    def _each(self, parts: Sequence[Part], act: Callable[[Part], None]) -> None:
-        """Act on every part, abreast; calls are bounded by their own deadlines."""
+    def _each(self, parts: Sequence[SegmentBatch], act: Callable[[SegmentBatch], None]) -> None:
+        """Call a function for every part, concurrently; calls keep their own deadlines."""
         if self._closed or len(parts) == 1:
             for part in parts if not self._closed else ():
                 act(part)
@@ -239,22 +285,27 @@ class PoolTier:
         for done in acted:
             done.result()
 
-    def _find(self, part: Part, batch: Sequence[Put], found: list[bool]) -> None:
-        """Find out what all who are to have a part have of it, where that is worth a question."""
+    def _find(self, part: SegmentBatch, batch: Sequence[TierPut], found: list[bool]) -> None:
+        """Ask all owners of a part which of its records they hold, if the batch is large enough."""
         records = [batch[index].record for index in part.indices]
-        world, keys = names_of(records)
-        if world is None or sum(map(len, records)) < ASKED_BYTES:
+        namespace, keys = names_of(records)
+        if namespace is None or sum(map(len, records)) < ASKED_BYTES:
             return
         route = self._route(part)
-        answers = [self._exist(one, part, world, keys, route.digest) for one in route.write]
-        for index, *there in zip(part.indices, *answers, strict=True):
-            found[index] = bool(there) and all(there)
+        answers = [
+            self._exist(one, part, namespace, keys, route.digest).held for one in route.write
+        ]
+        for index, key, *there in zip(part.indices, keys, *answers, strict=True):
+            # The owner may replace a doubted record, if it is sent a better one.
+            found[index] = (
+                bool(there) and all(there) and not self._unverified_records.has(namespace, key)
+            )
 
-    def _route(self, part: Part) -> Route:
-        """Return whom to write a part to."""
+    def _route(self, part: SegmentBatch) -> Route:
+        """Return the members to write a part to."""
         return self.lookup.route(part.segment, HOT_COPIES if self.hot.is_hot(part.segment) else 1)
 
-    def _write(self, part: Part, batch: Sequence[Put], outcomes: list[Outcome]) -> None:
+    def _write(self, part: SegmentBatch, batch: Sequence[TierPut], outcomes: list[Outcome]) -> None:
         records = [batch[index].record for index in part.indices]
         route = self._route(part)
         for member in route.write:
@@ -264,21 +315,27 @@ class PoolTier:
             for index, outcome in zip(part.indices, stored, strict=False):
                 if outcomes[index] is not Outcome.OK:
                     outcomes[index] = _told(outcome)
+                if outcome is Outcome.OK and self._unverified_records:
+                    header, _ = read_header(batch[index].record)
+                    self._unverified_records.settle(namespace_of(header), header.key)
                 self._count(1, len(batch[index].record) * (outcome is Outcome.OK))
 
     def _send(
-        self, digest: int, member: Member, part: Part, records: Sequence[memoryview]
+        self, digest: int, member: Member, part: SegmentBatch, records: Sequence[memoryview]
     ) -> Sequence[Outcome]:
-        """Put records to one member; return what became of each, nothing where it is not said."""
-        call = self.reach.begin(member, sum(map(len, records)), digest, Kind.WRITE)
-        heard = self.reach.heard(call)
-        return self.reach.tell(call, lambda far: far.put(records, part.left_s, heard)) or ()
+        """Send records to one member; return the outcome of each that it answered for."""
+        call = self.reach.begin(member, sum(map(len, records)), digest, CallKind.WRITE)
+        on_progress = self.reach.on_progress(call)
+        return (
+            self.reach.tell(call, lambda target: target.put(records, part.left_s, on_progress))
+            or ()
+        )
 
-    def _read(self, part: Part, batch: Sequence[Get], outcomes: list[Outcome]) -> None:
-        """Ask one member after the other for what is still missing of a segment.
+    def _read(self, part: SegmentBatch, batch: Sequence[TierGet], outcomes: list[Outcome]) -> None:
+        """Ask one member after another for the records of a segment that are still missing.
 
-        What came from elsewhere than its owner strayed, and so did what one of two owners has not:
-        it was written before many asked for it.
+        Records from another member than the owner are misplaced, and so are those that only one of
+        two owners has: they were written before the segment was hot.
         """
         # One fetch reads a segment in many batches. Its first block is in one of them.
         begins = any(_is_first(batch[index]) for index in part.indices)
@@ -293,22 +350,24 @@ class PoolTier:
             left, asked = self.races.run(members, part, batch, outcomes, receive)
             missed = len(asked) > 1 or bool(asked and left)
             if missed:
-                self._note_strays(batch, part.indices[: len(part.indices) - len(left)])
+                self._note_misplaced(batch, part.indices[: len(part.indices) - len(left)])
         for member in members:
             if left and member not in asked:
                 before, owns = left, member in route.write
                 left = receive(member, part._replace(indices=left), batch, outcomes)
                 if missed or not owns:
-                    self._note_strays(batch, before[: len(before) - len(left)])
+                    self._note_misplaced(batch, before[: len(before) - len(left)])
                 missed |= owns and bool(left) and outcomes[left[0]] is Outcome.MISS
         done = sum(len(batch[i].into) for i in part.indices if outcomes[i] is Outcome.OK)
         self._count(0, done)
 
-    def _note_strays(self, batch: Sequence[Get], came: Sequence[int]) -> None:
-        self.strays.found([batch[index].key for index in came])
+    def _note_misplaced(self, batch: Sequence[TierGet], came: Sequence[int]) -> None:
+        namespace = batch[came[0]].namespace if came else None
+        if namespace is not None:
+            self.misplaced_blocks.found(namespace, [batch[index].key for index in came])
 
     def _order(self, route: Route) -> list[Member]:
-        """Put the less busy of two owners first; a stand-in may not have the copy."""
+        """Put the less busy of two owners first; a stand-in may lack the copy."""
         if route.owners < HOT_COPIES:
             return list(route.read)
         first = self.health.choose([member.id for member in route.write[: route.owners]])
@@ -318,20 +377,22 @@ class PoolTier:
         self,
         digest: int,
         member: Member,
-        part: Part,
-        batch: Sequence[Get],
+        part: SegmentBatch,
+        batch: Sequence[TierGet],
         outcomes: list[Outcome],
     ) -> list[int]:
-        """Receive the leading run of a part from one member; return what is left then."""
+        """Receive the leading run of a part from one member; return the indices left."""
         left = part.indices
-        world = batch[left[0]].world
+        namespace = batch[left[0]].namespace
         wanted = [batch[index] for index in left]
-        if world is None or not part.left_s:
+        if namespace is None or not part.left_s:
             return left
         keys, into = [get.key for get in wanted], [get.into for get in wanted]
-        call = self.reach.begin(member, sum(map(len, into)), digest, Kind.READ)
-        heard = self.reach.heard(call)
-        got = self.reach.tell(call, lambda far: far.get(world, keys, into, part.left_s, heard))
+        call = self.reach.begin(member, sum(map(len, into)), digest, CallKind.READ)
+        on_progress = self.reach.on_progress(call)
+        got = self.reach.tell(
+            call, lambda target: target.get(namespace, keys, into, part.left_s, on_progress)
+        )
         if got is None or got.outcome in (Outcome.GONE, Outcome.LATE, Outcome.UNSENT):
             failed = Outcome.GONE if got is None else _told(got.outcome)
             for index in left[got.blocks if got else 0 :]:
@@ -344,39 +405,74 @@ class PoolTier:
             outcomes[left[got.blocks]] = _kept(_told(got.outcome))
         return left[got.blocks :]
 
-    def _ask(self, part: Part, world: World, keys: Sequence[bytes], found: bytearray) -> None:
+    def _ask(
+        self,
+        part: SegmentBatch,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        found: bytearray,
+        said: list[Outcome],
+    ) -> None:
+        """Record for each block of a part whether it is held, and the outcome of the question."""
         wanted = [keys[index] for index in part.indices]
         route = self.lookup.route(part.segment)
+        outcome = Outcome.OK if route.read else Outcome.GONE
         for member in route.read:
-            held = self._exist(member, part, world, wanted, route.digest)
-            for index, there in zip(part.indices, held, strict=True):
+            answer = self._exist(member, part, namespace, wanted, route.digest)
+            for index, there in zip(part.indices, answer.held, strict=True):
                 found[index] |= there
-            if all(held):
-                return
+            if all(answer.held):
+                break
+            if answer.outcome is not Outcome.OK:
+                outcome = _told(answer.outcome)
+        for index in part.indices:
+            said[index] = outcome
 
     def _exist(
-        self, member: Member, part: Part, world: World, keys: Sequence[bytes], digest: int
-    ) -> bytes:
-        """Ask a member, if there is time, which it has: a byte a block, 0 where it does not say."""
+        self,
+        member: Member,
+        part: SegmentBatch,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        digest: int,
+    ) -> HeldCount:
+        """Ask a member, if there is time, which blocks it has; all 0 without an answer."""
         call = self.reach.begin(member, 0, digest) if part.left_s else None
-        held = self.reach.tell(call, lambda far: far.exist(world, keys, part.left_s))
-        return held.held if held else bytes(len(keys))
+        held = self.reach.tell(call, lambda target: target.exist(namespace, keys, part.left_s))
+        if held is not None:
+            return held
+        return HeldCount(bytes(len(keys)), Outcome.GONE if part.left_s else Outcome.LATE)
 
-    def _condemn(self, part: Part, batch: Sequence[Get]) -> None:
-        world, keys = batch[part.indices[0]].world, [batch[index].key for index in part.indices]
-        if world is None:
+    def _tell_holders(self, part: SegmentBatch, batch: Sequence[TierGet], tell: _Tell) -> None:
+        namespace, keys = (
+            batch[part.indices[0]].namespace,
+            [batch[index].key for index in part.indices],
+        )
+        if namespace is None:
             return
         route = self.lookup.route(part.segment, HOT_COPIES)
         for member in route.read:
             call = self.reach.begin(member, 0, route.digest) if part.left_s else None
-            self.reach.tell(call, lambda far: far.delete(world, keys, part.left_s))
+            self.reach.tell(call, lambda target: tell(target, namespace, keys, part.left_s))
 
     def _count(self, which: int, number: int) -> None:
         with self._lock:
             self._usage[which] += number
 
 
-def _is_first(get: Get) -> bool:
+def _suspect(
+    target: RemoteTarget, namespace: Namespace, keys: Sequence[bytes], within_s: float
+) -> FoundBlocks:
+    return target.suspect(namespace, keys, within_s)
+
+
+def _delete(
+    target: RemoteTarget, namespace: Namespace, keys: Sequence[bytes], within_s: float
+) -> FoundBlocks:
+    return target.delete(namespace, keys, within_s)
+
+
+def _is_first(get: TierGet) -> bool:
     """Whether a block is the first of its segment, which is named for it."""
     return segment_place(get.key[:SEGMENT_BYTES]) == get.place
 

@@ -1,1 +1,1 @@
-"""Redis or Valkey as the far side of a shared tier, one server or a cluster."""
+"""The Valkey tier: a Redis or Valkey server, or a cluster of them, as a shared tier."""

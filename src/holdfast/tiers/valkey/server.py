@@ -1,4 +1,4 @@
-"""One Redis or Valkey server: its connections, and calls that end by their deadline."""
+"""One Redis or Valkey server: its connection pool, and calls that end by their deadline."""
 
 from __future__ import annotations
 
@@ -8,63 +8,63 @@ from typing import Any
 
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, Outcome
-from holdfast.tiers.patience import Patience
-from holdfast.tiers.pool.breaker import Ending
+from holdfast.tiers.breaker import CallEnding
+from holdfast.tiers.reachability import ServerBackoff
+from holdfast.tiers.valkey.resp import RespConnection, RespLogin, log_in
 from holdfast.wire.address import TCP, HostPort
-from holdfast.wire.resp import Login, RespConnection, log_in
-from holdfast.wire.stream import Deadline
+from holdfast.wire.remote.stream import Deadline
 
-KEPT = 4
-"""Idle connections that are kept for the next calls."""
+IDLE_CONNECTIONS_MAX = 4
+"""Most idle connections kept for later calls."""
 
 
-class Server:
-    """Any thread may call, many at once; each call has a connection for itself."""
+class ValkeyServer:
+    """A server. Thread-safe; each concurrent call has its own connection."""
 
-    def __init__(self, endpoint: HostPort, login: Login, clock: Clock) -> None:
+    def __init__(self, endpoint: HostPort, login: RespLogin, clock: Clock) -> None:
         self.endpoint = endpoint
-        self.patience = Patience("server {}:{}".format(*endpoint), clock)
+        self.backoff = ServerBackoff("server {}:{}".format(*endpoint), clock)
         self._login = login
         self._lock = threading.Lock()
         self._idle: list[RespConnection] = []
         self._closed = False
 
     def call(self, work: Callable[[RespConnection], None], deadline: Deadline) -> Outcome:
-        """Let `work` use a connection: OK when it has, LATE past the deadline, else GONE.
+        """Call `work` with a connection; OK if it returns, LATE past the deadline, else GONE.
 
-        A connection that died while idle is replaced, so `work` may be called twice. A server is
-        not asked, nor blamed, when the time was over before.
+        A connection that was closed while idle is replaced, so `work` may be called again. A call
+        after its deadline does not reach the server and does not count as its failure.
         """
         if deadline.over:
             return Outcome.LATE
-        ticket = None if self._closed else self.patience.begin()
+        ticket = None if self._closed else self.backoff.begin()
         if ticket is None:
             return Outcome.GONE
         try:
             self._work(work, deadline)
         except TimeoutError as error:
             self._drop_idle()
-            self.patience.end(ticket, Ending.BADLY, f"late: {error}")
+            self.backoff.end(ticket, CallEnding.ERROR, f"late: {error}")
             return Outcome.LATE
         except (OSError, HoldfastError) as error:
             self._drop_idle()
-            self.patience.end(ticket, Ending.BADLY, str(error) or type(error).__name__)
+            self.backoff.end(ticket, CallEnding.ERROR, str(error) or type(error).__name__)
             return Outcome.GONE
         except BaseException:
-            self.patience.end(ticket, Ending.GIVEN_UP)
+            self.backoff.end(ticket, CallEnding.CANCELLED)
             raise
-        self.patience.end(ticket, Ending.WELL)
+        self.backoff.end(ticket, CallEnding.OK)
         return Outcome.OK
 
     def describe(self) -> dict[str, Any]:
-        """Return its name, where it is, and what is thought of it."""
+        """Return the server's name, address and health."""
         name = "{}:{}".format(*self.endpoint)
-        phase, trouble = self.patience.health()
+        phase, trouble = self.backoff.health()
         state = trouble or "active"
         return {"id": name, "address": f"{TCP}{name}", "state": state, "phase": str(phase)}
 
     def close(self) -> None:
-        """Close idle connections; calls under way close theirs, later calls are GONE."""
+        """Close idle connections; a call in progress closes its own; later calls are GONE."""
         self._closed = True
         self._drop_idle()
 
@@ -74,7 +74,7 @@ class Server:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
                 connection = log_in(self.endpoint, self._login, deadline)
-            seasoned = connection.used
+            was_used = connection.used
             try:
                 work(connection)
             except TimeoutError:
@@ -82,21 +82,19 @@ class Server:
                 raise
             except ConnectionError:
                 connection.close()
-                if not seasoned:
+                if not was_used:
                     raise
-                continue
+                continue  # it may have been closed while it was idle
             except BaseException:
                 connection.close()
                 raise
-            self._give(connection)
+            with self._lock:
+                keep = not self._closed and len(self._idle) < IDLE_CONNECTIONS_MAX
+                if keep:
+                    self._idle.append(connection)
+            if not keep:
+                connection.close()
             return
-
-    def _give(self, connection: RespConnection) -> None:
-        with self._lock:
-            if not self._closed and len(self._idle) < KEPT:
-                self._idle.append(connection)
-                return
-        connection.close()
 
     def _drop_idle(self) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Which server of a cluster keeps which slot, as the servers themselves tell it."""
+"""The slot map of a cluster: which server keeps which hash slot, as the servers report it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any, NamedTuple
 
 from holdfast.clock import Clock
 from holdfast.errors import Outcome
-from holdfast.tiers.valkey.server import Server
+from holdfast.tiers.valkey.resp import Reply, RespConnection, RespErrorReply, RespLogin, command
+from holdfast.tiers.valkey.server import ValkeyServer
 from holdfast.wire.address import HostPort
-from holdfast.wire.resp import Login, Refusal, Reply, RespConnection, command
-from holdfast.wire.stream import Deadline
+from holdfast.wire.remote.stream import Deadline
 
 SLOTS = 16_384
 ASK_S = 0.25
-"""A server that has not described the cluster by then, or in half of the time left, is passed
-over: one that is mute must leave time for the next."""
+"""Longest wait for one server's slot map, in seconds; at most half of the time left, so that a
+silent server leaves time for the next one."""
 
 REFRESH_S = 0.5
-"""The map is asked for at most this often."""
+"""Shortest time between two requests for the slot map, in seconds."""
 
 
-class Range(NamedTuple):
-    """Slots `first` to `last` are kept by the server at `owner`."""
+class SlotRange(NamedTuple):
+    """Slots `first` to `last`, both included, and the address of their server."""
 
     first: int
     last: int
@@ -34,77 +34,79 @@ class Range(NamedTuple):
 
 
 def slot_of(tag: bytes) -> int:
-    """Return the slot of every key that has this tag between its first braces."""
+    """Return the slot of all keys with this hash tag (the text in their first braces)."""
     return crc_hqx(tag, 0) % SLOTS
 
 
-class Single:
-    """One server for everything."""
+class SingleServer:
+    """The trivial map of a single server, which keeps all slots."""
 
-    def __init__(self, endpoint: HostPort, login: Login, clock: Clock) -> None:
-        self._server = Server(endpoint, login, clock)
+    def __init__(self, endpoint: HostPort, login: RespLogin, clock: Clock) -> None:
+        self._server = ValkeyServer(endpoint, login, clock)
 
-    def server(self, tag: bytes, deadline: Deadline) -> Server | None:
+    def server(self, tag: bytes, deadline: Deadline) -> ValkeyServer | None:
         """Return the server."""
         del tag, deadline
         return self._server
 
-    def shares(self, deadline: Deadline) -> dict[Server, float]:
-        """Return the server and its share of all slots: every one."""
+    def shares(self, deadline: Deadline) -> dict[ValkeyServer, float]:
+        """Return the server with its share of all slots, 1."""
         del deadline
         return {self._server: 1.0}
 
     def reachable(self) -> bool:
-        """Return whether the server is worth a call."""
-        return self._server.patience.lets_through()
+        """Return whether the circuit breaker permits a call to the server."""
+        return self._server.backoff.allows()
 
-    def doubt(self) -> None:
-        """Nothing to learn anew."""
+    def invalidate(self) -> None:
+        """Do nothing: the map is constant."""
 
-    def moved(self, words: str, asked: HostPort) -> None:
-        """Say that there is nobody else to ask."""
-        del asked
-        self._server.patience.refused(f"MOVED {words}: it is of a cluster; set cluster: true")
+    def moved(self, target: str, sender: HostPort) -> None:
+        """Record that the server is part of a cluster, which the options do not say."""
+        del sender
+        self._server.backoff.record_refusal(
+            f"MOVED {target}: it is part of a cluster; set cluster: true"
+        )
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the server's connections."""
         self._server.close()
 
 
-class Cluster:
-    """The map of a cluster; it is learnt at the first call, and again when it is in doubt."""
+class ServerCluster:
+    """The slot map of a cluster, requested at the first call and after each `invalidate`."""
 
-    def __init__(self, seeds: Sequence[HostPort], login: Login, clock: Clock) -> None:
+    def __init__(self, seeds: Sequence[HostPort], login: RespLogin, clock: Clock) -> None:
         self._seeds = list(seeds)
         self._login = login
         self._clock = clock
         self._lock = threading.Lock()
-        self._learning = threading.Lock()
-        self._servers: dict[HostPort, Server] = {}
-        self._ranges: list[Range] = []
+        self._refreshing = threading.Lock()
+        self._servers: dict[HostPort, ValkeyServer] = {}
+        self._ranges: list[SlotRange] = []
         self._moved: dict[int, HostPort] = {}
-        self._doubted = True
-        self._learnt_s = -REFRESH_S
+        self._stale = True
+        self._refreshed_s = -REFRESH_S
         self._closed = False
 
-    def server(self, tag: bytes, deadline: Deadline) -> Server | None:
-        """Return who keeps the keys with this tag; None if nobody is known to."""
-        if self._doubted:
-            self._learn(deadline)
+    def server(self, tag: bytes, deadline: Deadline) -> ValkeyServer | None:
+        """Return the server that keeps the keys with this tag; None if it is not known."""
+        if self._stale:
+            self._refresh(deadline)
         slot = slot_of(tag)
         with self._lock:
             if slot in self._moved:
                 return self._at(self._moved[slot])
-            at = bisect_right(self._ranges, slot, key=lambda known: known.first) - 1
+            at = bisect_right(self._ranges, slot, key=lambda slots: slots.first) - 1
             if at < 0 or self._ranges[at].last < slot:
                 return None
             return self._at(self._ranges[at].owner)
 
-    def shares(self, deadline: Deadline) -> dict[Server, float]:
-        """Return the servers and what share of all slots each one keeps."""
-        if self._doubted:
-            self._learn(deadline)
-        shares: dict[Server, float] = {}
+    def shares(self, deadline: Deadline) -> dict[ValkeyServer, float]:
+        """Return the servers, each with its share of all slots."""
+        if self._stale:
+            self._refresh(deadline)
+        shares: dict[ValkeyServer, float] = {}
         with self._lock:
             for first, last, owner in self._ranges:
                 server = self._at(owner)
@@ -112,24 +114,24 @@ class Cluster:
                     shares[server] = shares.get(server, 0.0) + (last + 1 - first) / SLOTS
         return shares
 
-    def moved(self, words: str, asked: HostPort) -> None:
-        """Believe a server that says `SLOT HOST:PORT`, until the map is learnt anew."""
-        slot, _, address = words.partition(" ")
+    def moved(self, target: str, sender: HostPort) -> None:
+        """Use the target `SLOT HOST:PORT` of a MOVED reply until the next refresh of the map."""
+        slot, _, address = target.partition(" ")
         host, _, port = address.rpartition(":")
-        self._doubted = True
+        self._stale = True
         if slot.isdecimal() and port.isdecimal():
             with self._lock:
-                self._moved[int(slot)] = HostPort(host or asked.host, int(port))
+                self._moved[int(slot)] = HostPort(host or sender.host, int(port))
 
     def reachable(self) -> bool:
-        """Return whether any server is worth a call, or none is known yet."""
+        """Return whether a circuit breaker permits a call to any server, or none is known yet."""
         with self._lock:
             servers = list(self._servers.values())
-        return not servers or any(server.patience.lets_through() for server in servers)
+        return not servers or any(server.backoff.allows() for server in servers)
 
-    def doubt(self) -> None:
-        """Learn the map anew before it is used again."""
-        self._doubted = True
+    def invalidate(self) -> None:
+        """Request the map anew before its next use."""
+        self._stale = True
 
     def close(self) -> None:
         """Close all connections."""
@@ -139,68 +141,71 @@ class Cluster:
         for server in servers.values():
             server.close()
 
-    def _at(self, endpoint: HostPort) -> Server | None:
-        """Return the server at an endpoint; call under the lock."""
+    def _at(self, endpoint: HostPort) -> ValkeyServer | None:
+        """Return the server at an endpoint; the caller holds the lock."""
         if self._closed:
             return None
         if endpoint not in self._servers:
-            self._servers[endpoint] = Server(endpoint, self._login, self._clock)
+            self._servers[endpoint] = ValkeyServer(endpoint, self._login, self._clock)
         return self._servers[endpoint]
 
-    def _learn(self, deadline: Deadline) -> None:
-        """Ask one server after the other; who does not learn waits for who does, as it may."""
+    def _refresh(self, deadline: Deadline) -> None:
+        """Request the map from one server after the other, until the first answer.
+
+        Concurrent callers wait for the result, but not past their deadlines.
+        """
         wait_s = max(0.0, deadline.at - time.monotonic())
-        if not self._learning.acquire(timeout=wait_s):
-            return  # what was known before is all there is
+        if not self._refreshing.acquire(timeout=wait_s):
+            return  # the caller uses the old map
         try:
             now_s = self._clock.now()
-            if not self._doubted or now_s - self._learnt_s < REFRESH_S:
+            if not self._stale or now_s - self._refreshed_s < REFRESH_S:
                 return
-            self._learnt_s = now_s
+            self._refreshed_s = now_s
             with self._lock:
-                known = [each.owner for each in self._ranges]
-                asked = [self._at(one) for one in dict.fromkeys([*known, *self._seeds])]
-            for server in asked:
+                owners = [slots.owner for slots in self._ranges]
+                servers = [self._at(one) for one in dict.fromkeys([*owners, *self._seeds])]
+            for server in servers:
                 ranges = [] if server is None else _ranges_of(server, deadline)
                 if ranges:
-                    self._adopt(ranges)
+                    self._replace(ranges)
                     return
         finally:
-            self._learning.release()
+            self._refreshing.release()
 
-    def _adopt(self, ranges: list[Range]) -> None:
-        kept = {each.owner for each in ranges} | set(self._seeds)
+    def _replace(self, ranges: list[SlotRange]) -> None:
+        kept = {slots.owner for slots in ranges} | set(self._seeds)
         with self._lock:
-            self._ranges, self._doubted = ranges, False
+            self._ranges, self._stale = ranges, False
             self._moved.clear()
-            left = [self._servers.pop(one) for one in self._servers.keys() - kept]
-        for server in left:
+            removed = [self._servers.pop(one) for one in self._servers.keys() - kept]
+        for server in removed:
             server.close()
 
 
-def _ranges_of(server: Server, deadline: Deadline) -> list[Range]:
-    """Ask a server who keeps what; empty if it does not say."""
+def _ranges_of(server: ValkeyServer, deadline: Deadline) -> list[SlotRange]:
+    """Request the slot map from a server; empty without an answer."""
     replies: list[Reply] = []
     now = time.monotonic()
-    soon = Deadline(now + min((deadline.at - now) / 2, ASK_S))
+    sooner = Deadline(now + min((deadline.at - now) / 2, ASK_S))
 
     def ask(connection: RespConnection) -> None:
-        replies.extend(connection.ask([command(b"CLUSTER", b"SLOTS")], soon))
+        replies.extend(connection.ask([command(b"CLUSTER", b"SLOTS")], sooner))
 
-    if server.call(ask, soon) is not Outcome.OK:
+    if server.call(ask, sooner) is not Outcome.OK:
         return []
-    if isinstance(replies[-1], Refusal):
-        server.patience.refused(f"{replies[-1].code} {replies[-1].words}")
+    if isinstance(replies[-1], RespErrorReply):
+        server.backoff.record_refusal(f"{replies[-1].code} {replies[-1].text}")
     return sorted(_read_ranges(replies[-1], server.endpoint.host))
 
 
-def _read_ranges(reply: Reply, host: str) -> list[Range]:
-    """Read `[[first, last, [host, port, ...], replicas ...], ...]`; no host means the asked one."""
+def _read_ranges(reply: Reply, host: str) -> list[SlotRange]:
+    """Parse `[[first, last, [name, port, ...], replicas ...], ...]`; an empty name means `host`."""
     rows: list[Any] = reply if isinstance(reply, list) else []
     ranges = []
     for each in rows:
         match each:
             case [int(first), int(last), [bytes() | None as name, int(port), *_], *_]:
                 owner = name.decode("ascii", "replace") if name else host
-                ranges.append(Range(first, last, HostPort(owner, port)))
+                ranges.append(SlotRange(first, last, HostPort(owner, port)))
     return ranges

@@ -1,8 +1,11 @@
-"""The Valkey tier: whole records under `prefix:{segment}:key` on a Redis or Valkey server.
+"""The Valkey tier: records under `prefix:{segment}:namespace:key` on a Redis or Valkey server.
 
-All blocks of a segment have one hash tag, so in a cluster they lie on one server: losing it costs
-its segments, not a block of every chain. What is kept, and for how long, is the server's to say
-(`maxmemory-policy allkeys-lru` suits) or `ttl_s`.
+The namespace is 32 hex digits of a hash of fingerprint, domain and sizes (`namespace_digest`): the
+records of one domain neither hide nor replace those of another.
+
+All blocks of a segment have the same hash tag, so a cluster keeps them on one server: the loss of a
+server loses its segments, not a block of every chain. The server's eviction policy
+(`maxmemory-policy allkeys-lru` is suitable) or `ttl_s` bounds the retention.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import math
 import re
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from typing import Any, TypeAlias
 
@@ -19,20 +22,37 @@ import msgspec
 
 from holdfast.blocks.envelope import read_header
 from holdfast.blocks.key import SEGMENT_BYTES
-from holdfast.blocks.world import World
+from holdfast.blocks.namespace import Namespace, namespace_digest, namespace_of
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ConfigError, FormatError, Outcome
 from holdfast.limits import SEGMENT_BLOCKS
-from holdfast.tiers.base import Get, Place, Put, Reserved, Survivor, Usage, segment_place
-from holdfast.tiers.gate import Gate
-from holdfast.tiers.valkey.server import Server
-from holdfast.tiers.valkey.slots import Cluster, Single
+from holdfast.tiers.base import (
+    HeldAnswer,
+    Place,
+    TierGet,
+    TierPut,
+    TierUsage,
+    required_namespace,
+    segment_place,
+)
+from holdfast.tiers.gate import MediumGate
+from holdfast.tiers.unverified_records import UNVERIFIED_MAX, UnverifiedRecords, check_again
+from holdfast.tiers.valkey.resp import (
+    Reply,
+    RespConnection,
+    RespErrorReply,
+    RespLogin,
+    check_login,
+    command,
+)
+from holdfast.tiers.valkey.server import ValkeyServer
+from holdfast.tiers.valkey.slots import ServerCluster, SingleServer
 from holdfast.wire.address import HostPort, tcp_endpoint
-from holdfast.wire.resp import Login, Refusal, Reply, RespConnection, check_login, command
-from holdfast.wire.stream import Deadline
+from holdfast.wire.remote.stream import Deadline
 from holdfast.workers import workers
 
 THREADS = 16
+"""Threads of one tier for calls to several servers in parallel."""
 
 _INFO = re.compile(rb"(\w+):(\d+)\r\n")
 
@@ -41,18 +61,19 @@ Part: TypeAlias = list[int]
 
 
 class ValkeyTls(msgspec.Struct, frozen=True):
-    """PEM files: who signs the server's certificate, and ours with its key if it wants one."""
+    """PEM files: the CA of the server's certificate; optional client certificate and key."""
 
     ca: str
     cert: str = ""
     key: str = ""
 
 
-class ValkeyOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the server is and how to get in; times in seconds.
+class ValkeyTierOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Addresses, credentials and limits; times in seconds.
 
-    `cluster`: the addresses are of some servers of a cluster. `ttl_s`: a record is dropped so long
-    after it was written; 0 leaves it to the server. `segment_blocks` of a chain lie together.
+    With `cluster`, the addresses are those of some servers of a cluster. The server deletes a
+    record `ttl_s` after its write; 0 means without limit. `segment_blocks` is the number of blocks
+    of a chain in a segment. `deadline_s` bounds reads and writes, `ask_s` lookups and deletions.
     """
 
     addresses: tuple[str, ...]
@@ -68,249 +89,281 @@ class ValkeyOptions(msgspec.Struct, frozen=True, kw_only=True):
     segment_blocks: int = SEGMENT_BLOCKS
 
 
-class _Call:
-    """What became of each part of a batch so far, by its number."""
+class _BatchCall:
+    """Outcomes of a call so far, by index of the batch."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         self.places = places
         self.outcomes: dict[int, Outcome] = {}
-        self.landed: set[int] = set()
+        self.answered: set[int] = set()
         self.moved: dict[int, tuple[str, HostPort]] = {}
-        """Those whose server says that another one keeps them: its words, and who said so."""
+        """Items with a MOVED reply: its text, and the address of the server that sent it."""
 
-    def land(self, number: int, server: Server, said: Outcome | Refusal) -> None:
-        """Take note of what a server answered."""
-        self.landed.add(number)
-        if isinstance(said, Outcome):
-            self.outcomes[number] = said
+    def record(self, number: int, server: ValkeyServer, answer: Outcome | RespErrorReply) -> None:
+        """Record a server's answer for one item."""
+        self.answered.add(number)
+        if isinstance(answer, Outcome):
+            self.outcomes[number] = answer
             return
-        self.outcomes[number] = Outcome.FULL if said.code == "OOM" else Outcome.GONE
-        if said.code == "MOVED":
-            self.moved[number] = said.words, server.endpoint
-        elif said.code != "ASK":  # a slot on its way to another server: soon it has MOVED
-            server.patience.refused(f"{said.code} {said.words}")
+        self.outcomes[number] = Outcome.FULL if answer.code == "OOM" else Outcome.GONE
+        if answer.code == "MOVED":
+            self.moved[number] = answer.text, server.endpoint
+        elif answer.code != "ASK":  # a slot in migration; its server will reply MOVED afterwards
+            server.backoff.record_refusal(f"{answer.code} {answer.text}")
 
     def fail(self, numbers: Part, outcome: Outcome) -> None:
-        """Take note of what got no answer."""
+        """Record the outcome of items without an answer."""
         self.outcomes.update(dict.fromkeys(numbers, outcome))
 
 
 class ValkeyTier:
-    """See `holdfast.tiers.base.Shared`. Opens although no server answers: one may come.
+    """See `holdfast.tiers.base.SharedTier`. Opens even if no server answers yet.
 
-    Raises ConfigError for files that can not be used.
+    The constructor raises ConfigError if a password or certificate file cannot be used.
     """
 
     def __init__(
-        self, options: ValkeyOptions, clock: Clock | None = None, name: str = "valkey"
+        self, options: ValkeyTierOptions, clock: Clock | None = None, name: str = "valkey"
     ) -> None:
         self.name = name
         self.options = options
         clock = clock or SystemClock()
         endpoints = [tcp_endpoint(address) for address in options.addresses]
-        login = Login(options.user, options.password_file, options.database, _context(options.tls))
+        login = RespLogin(
+            options.user, options.password_file, options.database, _tls_context(options.tls)
+        )
         check_login(login)
-        self._map: Cluster | Single
+        self._map: ServerCluster | SingleServer
         if options.cluster:
-            self._map = Cluster(endpoints, login, clock)
+            self._map = ServerCluster(endpoints, login, clock)
         else:
-            self._map = Single(endpoints[0], login, clock)
+            self._map = SingleServer(endpoints[0], login, clock)
         self._prefix = options.prefix.encode()
-        self._gate = Gate()
+        self._gate = MediumGate()
+        self._unverified = UnverifiedRecords()
+        self._wrong_length: set[bytes] = set()
+        """Names of records whose length is not that of their block, at most `UNVERIFIED_MAX`."""
         self._threads = workers(THREADS, f"holdfast-{name}")
         self._lock = threading.Lock()
         self._usage = [0, 0, 0]
 
-    def reserve(self, sizes: Sequence[int]) -> Reserved:
-        """Nothing is reserved: the server finds room when records come."""
-        return Reserved([Place(0)] * len(sizes), [])
+    def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
+        """Set one key per record; FULL if the server has no memory left.
 
-    def write(self, batch: Sequence[Put]) -> list[Outcome]:
-        """Set one key a record; FULL where the server has no memory to give."""
+        An existing record stays and counts as written, because it may be sealed with a data key
+        that only other hosts have. A record of another length, or one that this host has marked
+        unverified, is replaced.
+        """
         names: list[bytes] = []
+        replaced: set[bytes] = set()
         keyed: Part = []
         for number, put in enumerate(batch):
             try:
-                names.append(self._name(put.place, read_header(put.record)[0].key))
+                header, _ = read_header(put.record)
+                namespace = namespace_of(header)
+                names.append(self._name(put.place, namespace, header.key))
                 keyed.append(number)
+                unverified = self._unverified.is_replaced_by(namespace, header)
+                if unverified or names[-1] in self._wrong_length:
+                    replaced.add(names[-1])
             except FormatError:
                 names.append(b"")
         deadline = Deadline.within(self.options.deadline_s)
-        call = _Call([put.place for put in batch])
+        call = _BatchCall([put.place for put in batch])
 
-        def store(server: Server, connection: RespConnection, part: Part) -> None:
+        def store(server: ValkeyServer, connection: RespConnection, part: Part) -> None:
             records = [(names[number], batch[number].record) for number in part]
-            replies = connection.put(records, self.options.ttl_s, deadline)
+            replies = connection.put(records, self.options.ttl_s, deadline, replaced)
             for number, reply in zip(part, replies, strict=True):
-                stored = Outcome.OK if reply == b"OK" else Outcome.GONE
-                call.land(number, server, reply if isinstance(reply, Refusal) else stored)
+                stored = Outcome.OK if reply in (b"OK", None) else Outcome.GONE
+                call.record(number, server, reply if isinstance(reply, RespErrorReply) else stored)
 
         self._run(call, keyed, store, deadline)
         outcomes = [call.outcomes.get(number, Outcome.CORRUPT) for number in range(len(batch))]
-        landed = (len(p.record) for p, o in zip(batch, outcomes, strict=True) if o is Outcome.OK)
-        self._count(1, sum(landed))
+        for name, put, outcome in zip(names, batch, outcomes, strict=True):
+            if outcome is Outcome.OK:
+                self._count(1, len(put.record))
+            if outcome is Outcome.OK and name in replaced:
+                header, _ = read_header(put.record)
+                self._unverified.settle(namespace_of(header), header.key)
+                self._wrong_length.discard(name)
         return outcomes
 
-    def read(self, batch: Sequence[Get]) -> list[Outcome]:
-        """Receive records straight into their buffers; what came before a failure is OK."""
+    def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
+        """Receive records into their buffers; records received before a failure are OK."""
         deadline = Deadline.within(self.options.deadline_s)
-        call = _Call([get.place for get in batch])
+        call = _BatchCall([get.place for get in batch])
 
-        def fetch(server: Server, connection: RespConnection, part: Part) -> None:
-            wanted = [(self._name(*batch[number][:2]), batch[number].into) for number in part]
+        def fetch(server: ValkeyServer, connection: RespConnection, part: Part) -> None:
+            wanted = [(self._name_of(batch[number]), batch[number].into) for number in part]
             for number, found in zip(part, connection.get(wanted, deadline), strict=True):
-                landed = Outcome.OK if found is True else Outcome.MISS
-                call.land(number, server, found if isinstance(found, Refusal) else landed)
+                outcome = Outcome.OK if found is True else Outcome.MISS
+                if found is None and len(self._wrong_length) < UNVERIFIED_MAX:
+                    self._wrong_length.add(self._name_of(batch[number]))
+                call.record(number, server, found if isinstance(found, RespErrorReply) else outcome)
 
         self._run(call, list(range(len(batch))), fetch, deadline)
         outcomes = [call.outcomes[number] for number in range(len(batch))]
-        landed = (len(g.into) for g, o in zip(batch, outcomes, strict=True) if o is Outcome.OK)
-        self._count(0, sum(landed))
+        received = (len(g.into) for g, o in zip(batch, outcomes, strict=True) if o is Outcome.OK)
+        self._count(0, sum(received))
         return outcomes
 
-    def free(self, places: Sequence[Place]) -> None:
-        """Nothing to forget: others may want them."""
-
-    def survivors(self) -> Iterator[Survivor]:
-        """Yield nothing: whoever needs a block asks for it."""
-        return iter(())
-
     def held(
-        self, world: World, keys: Sequence[bytes], start: int, within_s: float = math.inf
+        self, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float = math.inf
     ) -> int:
-        """Count a segment at a time, all at once; then look where the first one has a hole."""
-        del world  # a key is of one world only
+        """Count the blocks of all segments at once, then check each of the first incomplete one."""
+        return self.ask(namespace, keys, start, within_s).blocks
+
+    def ask(
+        self, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float = math.inf
+    ) -> HeldAnswer:
+        """Like `held`; OK if the server of the first missing block has answered."""
         deadline = Deadline.within(min(self.options.ask_s, within_s))
         spans, size = [], self.options.segment_blocks
         for head in range(start - start % size, len(keys), size):
             place = segment_place(keys[head][:SEGMENT_BYTES])
             span = keys[max(head, start) : head + size]
-            spans.append((place, [self._name(place, key) for key in span]))
-        counts = self._exist([(place, [names]) for place, names in spans], deadline)
+            spans.append((place, [self._name(place, namespace, key) for key in span]))
+        counts, outcomes = self._exist([(place, [names]) for place, names in spans], deadline)
         found = 0
-        for (place, names), count in zip(spans, counts, strict=True):
+        for number, ((place, names), count) in enumerate(zip(spans, counts, strict=True)):
+            if count == [0]:
+                return HeldAnswer(found, outcomes[number])
             if count != [len(names)]:
-                singly = [[name] for name in names] if count[0] else []
-                [each] = self._exist([(place, singly)], deadline)
-                return found + next((at for at, there in enumerate(each) if not there), len(each))
+                [each], [outcome] = self._exist([(place, [[name] for name in names])], deadline)
+                run = next((at for at, held in enumerate(each) if not held), len(each))
+                return HeldAnswer(found + run, outcome)
             found += len(names)
-        return found
+        return HeldAnswer(found, Outcome.OK)
 
-    def condemn(self, batch: Sequence[Get]) -> None:
-        """Delete one key a record."""
+    def delete_corrupt(self, batch: Sequence[TierGet]) -> None:
+        """Read the records again, and delete those that fail a check without a key."""
+        self.delete(check_again(self.read, batch, self._unverified))
+
+    def delete(self, batch: Sequence[TierGet]) -> None:
+        """Delete one key per record."""
         deadline = Deadline.within(self.options.ask_s)
-        call = _Call([get.place for get in batch])
+        call = _BatchCall([get.place for get in batch])
 
-        def delete(server: Server, connection: RespConnection, part: Part) -> None:
-            names = [self._name(*batch[number][:2]) for number in part]
+        def delete(server: ValkeyServer, connection: RespConnection, part: Part) -> None:
+            names = [self._name_of(batch[number]) for number in part]
             replies = connection.ask([command(b"DEL", name) for name in names], deadline)
             for number, reply in zip(part, replies, strict=True):
-                call.land(number, server, reply if isinstance(reply, Refusal) else Outcome.OK)
+                call.record(
+                    number, server, reply if isinstance(reply, RespErrorReply) else Outcome.OK
+                )
 
         self._run(call, list(range(len(batch))), delete, deadline)
 
     def reachable(self) -> bool:
-        """Return whether any server is worth a call; `holdfast.tiers.base.Reachable`."""
+        """Return whether a circuit breaker permits a call to any server."""
         return self._map.reachable()
 
     def describe(self) -> dict[str, Any]:
-        """Return each server known, its share of the slots, and what its memory is filled with."""
+        """Return each known server with its health, share of the slots and memory usage."""
         deadline = Deadline.within(self.options.ask_s)
         shares = self._map.shares(deadline) if self._gate.enter() else None
         if shares is None:
             return {"tier": self.name, "members": []}
         try:
-            fills = self._threads.map(lambda server: _fill(server, deadline), shares)
+            usages = self._threads.map(lambda server: _memory_usage(server, deadline), shares)
             members = [
-                {**server.describe(), "share": share, "tiers": fill}
-                for (server, share), fill in zip(shares.items(), fills, strict=True)
+                {**server.describe(), "share": share, "tiers": usage}
+                for (server, share), usage in zip(shares.items(), usages, strict=True)
             ]
         finally:
             self._gate.leave()
         return {"tier": self.name, "members": members}
 
-    def usage(self) -> Usage:
-        """Return what went over the wire; what the server holds is the server's to say."""
+    def usage(self) -> TierUsage:
+        """Return the bytes read and written and the failures; `describe` has the servers' usage."""
         read_bytes, written_bytes, failures = self._usage
-        return Usage(0, 0, 0, read_bytes, written_bytes, failures)
+        return TierUsage(0, 0, 0, read_bytes, written_bytes, failures)
 
     def close(self) -> None:
-        """Wait for calls under way, which their deadlines end, and close the connections."""
+        """Wait for calls in progress, which end by their deadlines, and close the connections."""
         self._gate.shut()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._map.close()
 
-    def _name(self, place: Place, key: bytes) -> bytes:
-        return b"%b:{%016x}:%b" % (self._prefix, place, key.hex().encode())
+    def _name_of(self, get: TierGet) -> bytes:
+        return self._name(get.place, required_namespace(get), get.key)
+
+    def _name(self, place: Place, namespace: Namespace, key: bytes) -> bytes:
+        digest = namespace_digest(namespace).hex().encode()
+        return b"%b:{%016x}:%b:%b" % (self._prefix, place, digest, key.hex().encode())
 
     def _exist(
-        self, asked: Sequence[tuple[Place, Sequence[Sequence[bytes]]]], deadline: Deadline
-    ) -> list[list[int]]:
-        """Count how many of each group of names exist; 0 where nobody said so in time."""
-        counts = [[0] * len(groups) for _, groups in asked]
-        call = _Call([place for place, _ in asked])
+        self, queries: Sequence[tuple[Place, Sequence[Sequence[bytes]]]], deadline: Deadline
+    ) -> tuple[list[list[int]], list[Outcome]]:
+        """Return how many names of each group exist, 0 without an answer in time.
 
-        def count(server: Server, connection: RespConnection, part: Part) -> None:
-            commands = [command(b"EXISTS", *group) for n in part for group in asked[n][1]]
+        Also returns an outcome for each place: OK if its server has answered.
+        """
+        counts = [[0] * len(groups) for _, groups in queries]
+        call = _BatchCall([place for place, _ in queries])
+
+        def count(server: ValkeyServer, connection: RespConnection, part: Part) -> None:
+            commands = [command(b"EXISTS", *group) for n in part for group in queries[n][1]]
             replies = iter(connection.ask(commands, deadline))
             for number in part:
-                said = [next(replies) for _ in asked[number][1]]
-                refusal = next((one for one in said if isinstance(one, Refusal)), Outcome.OK)
-                call.land(number, server, refusal)
-                counts[number] = [one if isinstance(one, int) else 0 for one in said]
+                answers = [next(replies) for _ in queries[number][1]]
+                errors = (one for one in answers if isinstance(one, RespErrorReply))
+                call.record(number, server, next(errors, Outcome.OK))
+                counts[number] = [one if isinstance(one, int) else 0 for one in answers]
 
-        self._run(call, list(range(len(asked))), count, deadline)
-        return counts
+        self._run(call, list(range(len(queries))), count, deadline)
+        return counts, [call.outcomes[number] for number in range(len(queries))]
 
     def _run(
         self,
-        call: _Call,
+        call: _BatchCall,
         numbers: Part,
-        work: Callable[[Server, RespConnection, Part], None],
+        work: Callable[[ValkeyServer, RespConnection, Part], None],
         deadline: Deadline,
     ) -> None:
-        """Do the work at each server, abreast; once more where the map turns out to be old."""
+        """Call `work` for each server in parallel; repeat it for items that have moved."""
         if not numbers:
             return
         if not self._gate.enter():
             call.fail(numbers, Outcome.GONE)
             return
         try:
-            self._pass(call, numbers, work, deadline)
+            self._run_once(call, numbers, work, deadline)
             if call.moved:
-                for words, asked in call.moved.values():
-                    self._map.moved(words, asked)
-                self._pass(call, sorted(call.moved), work, deadline)
+                for target, sender in call.moved.values():
+                    self._map.moved(target, sender)
+                self._run_once(call, sorted(call.moved), work, deadline)
         finally:
             self._gate.leave()
         failed = [n for n in numbers if call.outcomes[n] in (Outcome.GONE, Outcome.LATE)]
         if failed:
-            self._map.doubt()
+            self._map.invalidate()
             self._count(2, 1)
 
-    def _pass(
+    def _run_once(
         self,
-        call: _Call,
+        call: _BatchCall,
         numbers: Part,
-        work: Callable[[Server, RespConnection, Part], None],
+        work: Callable[[ValkeyServer, RespConnection, Part], None],
         deadline: Deadline,
     ) -> None:
         call.moved.clear()
-        parts: dict[Server | None, Part] = {}
+        parts: dict[ValkeyServer | None, Part] = {}
         for number in numbers:
             server = self._map.server(b"%016x" % call.places[number], deadline)
             parts.setdefault(server, []).append(number)
         call.fail(parts.pop(None, []), Outcome.GONE)
 
-        def visit(server: Server | None, part: Part) -> None:
+        def visit(server: ValkeyServer | None, part: Part) -> None:
             if server is not None:
                 ended = server.call(lambda connection: work(server, connection, part), deadline)
-                call.fail([n for n in part if n not in call.landed], ended)
+                call.fail([n for n in part if n not in call.answered], ended)
 
         if len(parts) == 1:
             visit(*parts.popitem())
         started = [self._threads.submit(visit, *each) for each in parts.items()]
-        wait(started)  # whatever became of one: no other uses the caller's memory then
+        wait(started)  # even after an error: the calls use the caller's buffers
         for done in started:
             done.result()
 
@@ -319,8 +372,8 @@ class ValkeyTier:
             self._usage[which] += number
 
 
-def _fill(server: Server, deadline: Deadline) -> list[dict[str, Any]]:
-    """Ask a server how full it is; a server without a limit of its own names the machine's."""
+def _memory_usage(server: ValkeyServer, deadline: Deadline) -> list[dict[str, Any]]:
+    """Return a server's memory usage; the capacity is the machine's if it has no own limit."""
     replies: list[Reply] = []
 
     def ask(connection: RespConnection) -> None:
@@ -328,14 +381,14 @@ def _fill(server: Server, deadline: Deadline) -> list[dict[str, Any]]:
 
     if server.call(ask, deadline) is not Outcome.OK or not isinstance(replies[-1], bytes):
         return []
-    said = dict(_INFO.findall(replies[-1]))
-    limit = int(said.get(b"maxmemory", 0)) or int(said.get(b"total_system_memory", 0))
-    used = int(said.get(b"used_memory", 0))
+    info = dict(_INFO.findall(replies[-1]))
+    limit = int(info.get(b"maxmemory", 0)) or int(info.get(b"total_system_memory", 0))
+    used = int(info.get(b"used_memory", 0))
     return [{"tier": "memory", "used_bytes": used, "capacity_bytes": limit}]
 
 
-def _context(tls: ValkeyTls | None) -> ssl.SSLContext | None:
-    """Return what to dial with; raise ConfigError naming the file that does not do."""
+def _tls_context(tls: ValkeyTls | None) -> ssl.SSLContext | None:
+    """Return the TLS context; raise ConfigError, naming the file, if a file cannot be used."""
     if tls is None:
         return None
     try:
@@ -343,14 +396,14 @@ def _context(tls: ValkeyTls | None) -> ssl.SSLContext | None:
     except OSError as error:
         raise ConfigError(
             f"tls_ca: {tls.ca!r} holds no certificates in PEM: {error.strerror or error}; "
-            "name the file that signs the server's"
+            "name the file of the CA that signs the server's certificate"
         ) from error
     try:
         if tls.cert:
             context.load_cert_chain(tls.cert, tls.key or None)
     except OSError as error:
         raise ConfigError(
-            f"tls_cert, tls_key: {tls.cert!r} and {tls.key!r} are no certificate and its key in "
-            f"PEM: {error.strerror or error}"
+            f"tls_cert, tls_key: {tls.cert!r} and {tls.key!r} are not a certificate and its key "
+            f"in PEM: {error.strerror or error}"
         ) from error
     return context

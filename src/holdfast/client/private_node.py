@@ -1,0 +1,217 @@
+"""A private node for an engine whose configuration names none.
+
+The engine's scheduler and workers may be several processes. They find the node's address in a file
+in this user's runtime folder, named for the engine's id; the process that first locks the file
+starts the node. The node ends when the pipe that its starter holds closes, however the starter
+ended. The starter of a later node removes files that killed engines left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import select
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from holdfast.config import default_address
+from holdfast.errors import (
+    ConfigError,
+    HoldfastError,
+    NodeGoneError,
+    ProtocolError,
+    RefusedError,
+)
+from holdfast.regular_file import open_regular
+from holdfast.wire.address import socket_path
+from holdfast.wire.local.client import Client
+from holdfast.wire.local.messages import PROTOCOL, Hello
+
+READY = "READY "
+"""What a private node prints before its address when it is ready."""
+
+READY_S = 60.0
+"""Timeout of a node's start."""
+
+ANSWER_S = 2.0
+"""Timeout of a connection to a node that may have ended."""
+
+END_S = 10.0
+"""Time for a node to end by itself before it is killed."""
+
+ADDRESS_CHARS_MAX = 4096
+"""Maximum length of an address that is read from a file."""
+
+STALE_S = 600.0
+"""Age below which another engine's address file is not removed. The engine may still be starting,
+and its node may be invisible from here (a container with its own /tmp)."""
+
+
+_log = logging.getLogger("vllm.holdfast")
+
+
+class PrivateNode:
+    """A node for one engine; the object that started it ends it in `close`."""
+
+    def __init__(self, engine_id: str, folder: Path | None = None) -> None:
+        """Find the engine's node or start it. Raises HoldfastError if it does not start."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe = -1
+        folder = folder or Path(socket_path(default_address())).parent
+        _make_private(folder)
+        name = hashlib.blake2b(engine_id.encode(), digest_size=8).hexdigest()
+        self._address_file = folder / f"engine-{name}"
+        with _locked(self._address_file) as file:
+            self.address = file.read(ADDRESS_CHARS_MAX).strip()
+            if not self.address or not _answers(self.address):
+                _remove_stale_files(folder)
+                self.address = self._start()
+                file.seek(0)
+                file.truncate()
+                file.write(self.address)
+
+    def close(self) -> None:
+        """End the node if this object started it, and wait until its folder is removed."""
+        if self._process is None:
+            return
+        os.close(self._pipe)
+        self._address_file.unlink(missing_ok=True)
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def _start(self) -> str:
+        read_end, self._pipe = os.pipe()
+        argv = [sys.executable, "-m", "holdfast", "serve", "--private", "--log-level", "warning"]
+        self._process = subprocess.Popen(
+            [*argv, "--with-parent", str(read_end)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            pass_fds=[read_end],
+            start_new_session=True,
+        )
+        os.close(read_end)
+        line = _first_line(self._process)
+        if not line.startswith(READY):
+            self.close()
+            raise HoldfastError(
+                f"the private node did not start within {READY_S:.0f} s (its output: {line!r}, its "
+                "errors are above); start one with `holdfast serve` and name it in "
+                "kv_connector_extra_config.holdfast"
+            )
+        return line.removeprefix(READY).strip()
+
+
+def _make_private(folder: Path) -> None:
+    """Create the folder of address files; raise HoldfastError if other users can write to it.
+
+    A user with write access could make an engine use another node.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise HoldfastError(
+            f'other users may change folder "{folder}"; set XDG_RUNTIME_DIR to a folder of your '
+            "own, or name a node in kv_connector_extra_config.holdfast"
+        )
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[TextIO]:
+    """Open and lock an address file, creating it if it is missing; yield it."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    while True:
+        try:
+            descriptor = open_regular(file, flags)
+        except OSError as error:
+            raise HoldfastError(
+                f'"{file}", the file with the address of this engine\'s node, cannot be used: '
+                f"{error.strerror}; remove it"
+            ) from error
+        with os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace") as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX)
+            # If the file was removed while this process waited for the lock, open the new one.
+            if _is_at(opened, file):
+                yield opened
+                return
+
+
+def _is_at(opened: TextIO, path: Path) -> bool:
+    """Return whether `path` is the name of an open file."""
+    try:
+        return os.path.samestat(os.fstat(opened.fileno()), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _remove_stale_files(folder: Path) -> None:
+    """Remove the address files of killed engines, whose nodes are gone."""
+    for file in folder.glob("engine-*"):
+        with contextlib.suppress(OSError, ValueError, ConfigError):
+            _remove_if_stale(file)
+
+
+def _remove_if_stale(file: Path) -> None:
+    descriptor = open_regular(file, os.O_RDWR | os.O_NOFOLLOW)
+    with os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.fstat(opened.fileno())
+        if found.st_uid != os.geteuid() or time.time() - found.st_mtime < STALE_S:
+            return
+        # The lock prevents that another process writes an address before the file is removed.
+        if _is_at(opened, file) and not _listens(opened.read(ADDRESS_CHARS_MAX).strip()):
+            file.unlink()
+
+
+def _listens(address: str) -> bool:
+    """Return whether a node listens at an address, even if it is too busy to answer."""
+    if not address:
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(socket_path(address))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except BlockingIOError:
+            return True
+    return True
+
+
+def _first_line(process: subprocess.Popen[bytes]) -> str:
+    """Return the first line that the node prints, or its part that arrives within `READY_S`."""
+    output = b""
+    until_s = time.monotonic() + READY_S
+    if process.stdout is None:
+        return ""
+    with process.stdout as out:
+        while b"\n" not in output:
+            readable, _, _ = select.select([out], [], [], max(0.0, until_s - time.monotonic()))
+            chunk = os.read(out.fileno(), 4096) if readable else b""
+            if not chunk:
+                break
+            output += chunk
+    return output.decode(errors="replace")
+
+
+def _answers(address: str) -> bool:
+    try:
+        Client(address, Hello(PROTOCOL, "vllm"), ANSWER_S).close()
+    except (NodeGoneError, RefusedError):
+        return False
+    except (ConfigError, ProtocolError, ValueError) as error:
+        _log.warning("the stored address of this engine's node is ignored: %s", error)
+        return False
+    return True

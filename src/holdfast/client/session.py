@@ -1,0 +1,297 @@
+"""Access to a node's store from another process on the machine: sessions over a Unix socket.
+
+Keys, slots and leases cross the socket. Payloads are in the arena of the domain, which the node and
+the client have both mapped.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.blocks.fingerprint import Fingerprint
+from holdfast.blocks.key import Chain
+from holdfast.blocks.namespace import Namespace, domain_id
+from holdfast.errors import (
+    NodeGoneError,
+    Outcome,
+    ProtocolError,
+    RefusedError,
+    StoreClosedError,
+)
+from holdfast.limits import RESERVE_BLOCKS_MAX
+from holdfast.policy.retention import Retention
+from holdfast.session import LOOK_S, Landed, Session, check_session
+from holdfast.version import __version__
+from holdfast.wire.local import messages as m
+from holdfast.wire.local.arena import ArenaMap
+from holdfast.wire.local.client import Client
+
+T = TypeVar("T")
+
+CONNECT_S = 5.0
+"""Timeout of connecting to a node."""
+ANSWER_S = 30.0
+"""Timeout of an answer that needs no other node and no shared tier."""
+LATE_S = 2.0
+"""Time after a request's deadline at which a node without an answer counts as gone."""
+RETRY_S = 1.0
+"""Minimum interval between attempts to connect."""
+LOOKUP_SHARE = 0.5
+"""Maximum share of a fetch's deadline for lookups on shared tiers."""
+_SHORTEST_DEADLINE_S = 0.001
+"""Smallest lookup deadline that is sent; 0 selects the tiers' own timeouts."""
+
+
+class NodeStore:
+    """A node's store; close it, or use it in a `with` block.
+
+    Raises NodeGoneError if no node answers at `address`, UntrustedPeerError if another user's
+    process may listen there, RefusedError if the node refuses this user.
+    """
+
+    def __init__(self, address: str, domain: str = "default") -> None:
+        self.address = address
+        self.domain = domain
+        self._node = _Connection(address, m.Hello(m.PROTOCOL, _peer()))
+        self._sessions: list[RemoteSession] = []
+
+    def session(self, fingerprint: Fingerprint, domain: str | None = None) -> Session:
+        """Return a session for one fingerprint in one domain.
+
+        The session has a connection of its own, and reconnects when the node is back.
+        """
+        name = self.domain if domain is None else domain
+        check_session(fingerprint, name)
+        self._node.check_open()
+        session = RemoteSession(self.address, fingerprint, name)
+        self._sessions.append(session)
+        return Session(session)
+
+    def status(self) -> dict[str, Any]:
+        """Return the node's state as plain data, as `holdfast inspect --json` shows it."""
+        return _expect(self._node.call(m.Status(), ANSWER_S), m.ReportRequest).data
+
+    def listing(self) -> list[dict[str, Any]]:
+        """Return the stored blocks by fingerprint, domain and tier."""
+        data = _expect(self._node.call(m.List(), ANSWER_S), m.ReportRequest).data
+        return msgspec.convert(data["blocks"], list[dict[str, Any]])
+
+    def close(self) -> None:
+        """End every session; the node frees their leases and reservations."""
+        for session in self._sessions:
+            session.close()
+        self._node.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class RemoteSession:
+    """See `holdfast.session.SessionBackend`.
+
+    An exception that interrupts a call ends the connection, so that the node frees the call's
+    leases and reservations; the next call reconnects.
+    """
+
+    def __init__(self, address: str, fingerprint: Fingerprint, domain: str) -> None:
+        layout = fingerprint.layout
+        digest = fingerprint.digest()
+        self._connection = _Connection(
+            address,
+            m.Hello(
+                protocol=m.PROTOCOL,
+                peer=_peer(),
+                fingerprint=digest,
+                payload_bytes=layout.payload_bytes,
+                block_tokens=layout.block_tokens,
+                domain=domain,
+                description=msgspec.json.encode(fingerprint).decode(),
+            ),
+        )
+        welcome = self._connection.client().welcome
+        self.domain_key = welcome.domain_key
+        self._segment_blocks = welcome.segment_blocks
+        self.namespace = Namespace(
+            digest, domain_id(welcome.domain_key), layout.payload_bytes, layout.block_tokens
+        )
+
+    def cover(self, keys: Sequence[bytes], deadline_s: float) -> int:
+        return self._cover(keys, min(deadline_s, LOOK_S)).blocks
+
+    def save(self, chain: Chain, rows: Sequence[memoryview], retention: Retention) -> int:
+        chain.segment_blocks = self._segment_blocks
+        return sum(
+            self._save(chain, first, rows[first : first + RESERVE_BLOCKS_MAX], retention)
+            for first in range(0, len(chain), RESERVE_BLOCKS_MAX)
+        )
+
+    def fetch(self, chain: Chain, rows: Sequence[memoryview], deadline_s: float) -> Landed:
+        began_s = time.monotonic()
+        lookup_s = min(LOOKUP_SHARE * deadline_s, LOOK_S)
+        try:
+            covered = self._cover(chain.keys, lookup_s)
+            took_s = time.monotonic() - began_s
+            unanswered = covered.blocks < len(chain) and took_s >= lookup_s
+            if not covered.blocks:
+                outcome = Outcome.LATE if unanswered else Outcome.MISS
+                return Landed(0, 0, {}, outcome, "nothing is held")
+            left_s = max(deadline_s - took_s, 0.0)
+            landed = self._fetch(chain, rows, covered.blocks, left_s)
+        except (NodeGoneError, StoreClosedError) as error:
+            return Landed(0, 0, {}, Outcome.GONE, str(error))
+        if unanswered and landed.outcome is Outcome.OK:
+            why = f"{landed.reason}; shared tiers did not answer in time"
+            return landed._replace(outcome=Outcome.LATE, reason=why)
+        return landed
+
+    def follow(self, session: str, keys: Sequence[bytes]) -> None:
+        if session:
+            cover = m.Cover(b"".join(keys), session=session, deadline_s=_SHORTEST_DEADLINE_S)
+            self._connection.call(cover, ANSWER_S)
+
+    def closed(self, session: str) -> int:
+        return self._hint(m.Closed(session), ANSWER_S)
+
+    def returns(self, session: str, in_s: float) -> int:
+        return self._hint(m.Returns(session, in_s), ANSWER_S)
+
+    def prestage(self, keys: Sequence[bytes], in_s: float, deadline_s: float) -> int:
+        return self._hint(m.Prestage(b"".join(keys), in_s), max(deadline_s, ANSWER_S))
+
+    def pin(self, keys: Sequence[bytes], ttl_s: float, deadline_s: float) -> int:
+        return self._hint(m.Pin(b"".join(keys), ttl_s), max(deadline_s, ANSWER_S) + LATE_S)
+
+    def close(self) -> None:
+        """End the connection; the node frees the session's leases and reservations."""
+        self._connection.close()
+
+    def _cover(self, keys: Sequence[bytes], lookup_s: float) -> m.Covered:
+        cover = m.Cover(b"".join(keys), deadline_s=max(lookup_s, _SHORTEST_DEADLINE_S))
+        return _expect(self._connection.call(cover, lookup_s + LATE_S), m.Covered)
+
+    def _save(
+        self, chain: Chain, first: int, rows: Sequence[memoryview], retention: Retention
+    ) -> int:
+        """Save consecutive blocks of a chain in one reservation."""
+        keys = chain.packed(first, first + len(rows))
+        reserve = m.Reserve(keys, chain.parent(first), first, chain.segment(first))
+        with self._connection.held() as client:
+            reserved = _expect(client.call(reserve, ANSWER_S), m.Reserved)
+            arena = _arena(client)
+            for place, row in zip(reserved.places, rows, strict=True):
+                if place >= 0:
+                    start = place + HEADER_BYTES
+                    arena.view[start : start + len(row)] = row
+            commit = m.Commit(reserved.ticket, str(retention))
+            return _expect(client.call(commit, ANSWER_S), m.Committed).blocks
+
+    def _fetch(
+        self, chain: Chain, rows: Sequence[memoryview], blocks: int, deadline_s: float
+    ) -> Landed:
+        with self._connection.held() as client:
+            fetch = m.Fetch(chain.packed(0, blocks), deadline_s)
+            fetched = _expect(client.call(fetch, deadline_s + LATE_S), m.Fetched)
+            arena = _arena(client)
+            for place, row in zip(fetched.places, rows, strict=False):
+                start = place + HEADER_BYTES
+                row[:] = arena.view[start : start + len(row)]
+            outcome, landed = Outcome(fetched.outcome), len(fetched.places)
+            if landed:
+                released = client.call(m.Release(fetched.lease), ANSWER_S)
+                if not _expect(released, m.Released).valid:
+                    return Landed(0, 0, {}, Outcome.LATE, "the lease expired during the copy")
+        tokens = landed * self.namespace.block_tokens
+        return Landed(tokens, landed, fetched.sources, outcome, fetched.reason)
+
+    def _hint(self, hint: m.Request, within_s: float) -> int:
+        return _expect(self._connection.call(hint, within_s), m.Hinted).blocks
+
+
+class _Connection:
+    """A connection to a node that is restored after a failure, at most once every `RETRY_S`."""
+
+    def __init__(self, address: str, hello: m.Hello) -> None:
+        self._address = address
+        self._hello = hello
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._closed = False
+        self._retry_at_s = 0.0
+        self._client = Client(address, hello, CONNECT_S)
+
+    def client(self) -> Client:
+        """Return a connected client; raise NodeGoneError, RefusedError or StoreClosedError."""
+        self.check_open()
+        with self._lock:
+            if self._client.closed:
+                if time.monotonic() < self._retry_at_s:
+                    raise NodeGoneError(f"node {self._address}: no connection; reconnecting soon")
+                self._retry_at_s = time.monotonic() + RETRY_S
+                self._client = Client(self._address, self._hello, CONNECT_S)
+                self._retry_at_s = 0.0
+            return self._client
+
+    def call(self, request: m.Request, within_s: float) -> m.Reply:
+        """Send one request and return its reply."""
+        with self.held() as client:
+            return client.call(request, within_s)
+
+    @contextmanager
+    def held(self) -> Iterator[Client]:
+        """Yield a connected client; any exception of the block except a refusal closes it."""
+        client = self.client()
+        try:
+            yield client
+        except RefusedError:
+            raise
+        except BaseException:
+            client.close()
+            raise
+
+    def check_open(self) -> None:
+        """Raise StoreClosedError if the store was closed, or is of this process's parent."""
+        if self._closed:
+            raise StoreClosedError("this store was closed; open it again")
+        if self._pid != os.getpid():
+            raise StoreClosedError(
+                f"this store was opened by process {self._pid}; open it again after the fork"
+            )
+
+    def close(self) -> None:
+        """End the connection; a forked child does not end its parent's."""
+        self._closed = True
+        if self._pid == os.getpid():
+            self._client.close()
+
+
+def _arena(client: Client) -> ArenaMap:
+    if client.arena is None:
+        raise ProtocolError("the node sent no arena for this session")
+    return client.arena
+
+
+def _expect(reply: m.Reply, kind: type[T]) -> T:
+    if not isinstance(reply, kind):
+        raise ProtocolError(f"the node answered {reply!r:.200}, not {kind.__name__}")
+    return reply
+
+
+def _peer() -> str:
+    return f"python {__version__}"

@@ -1,0 +1,101 @@
+"""Measure prefill steps, loads and times to the first token, for the planner's estimates.
+
+Times are measured in the scheduler, so that they mean the same on every device: a step lasts from
+its dispatch, or from the end of the step before it if that is later, to its own end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from holdfast.client.tracked_request import PlanEnd
+from holdfast.wire.local.messages import Observed
+
+TOKENS_MIN = 16
+"""Shorter steps are not reported, because decoding dominates them."""
+
+PREFILL_SHARE = 0.9
+"""Minimum share of prefill tokens in a step that is reported."""
+
+REPORT_AT = 16
+"""Number of observations that make a report due; an idle engine reports any number."""
+
+MAX_OBSERVATIONS = 256
+"""Observations of each kind that are kept until they are reported."""
+
+
+class PrefillChunk(NamedTuple):
+    """One request's part of a step: `new` tokens after `context` tokens.
+
+    `end`: how the request's plan ends with this step; None if the prompt continues or has no plan.
+    """
+
+    new: int
+    context: int
+    end: PlanEnd | None = None
+
+
+class _Step(NamedTuple):
+    began: float
+    new: int
+    context: float
+    ends: list[PlanEnd]
+
+
+class StepTimer:
+    """Collects observations for the node. `now` is the clock, in seconds."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._under_way: deque[_Step] = deque(maxlen=8)
+        self._ended_at = 0.0
+        self._steps: list[tuple[float, float, float]] = []
+        self._endings: list[tuple[int, float, float]] = []
+        self._not_followed: list[tuple[int, str, float]] = []
+
+    def begin(self, chunks: Sequence[PrefillChunk], *, sound: bool) -> None:
+        """Begin a step with a forward; `sound`: no load runs, and `chunks` is the whole step."""
+        new = sum(chunk.new for chunk in chunks)
+        prefill = sum(chunk.new for chunk in chunks if chunk.new > 1)
+        pairs = sum(chunk.new * (chunk.context + chunk.new / 2) for chunk in chunks)
+        ends = [chunk.end for chunk in chunks if chunk.end is not None]
+        if not (sound and prefill >= max(TOKENS_MIN, PREFILL_SHARE * new)):
+            new = 0
+        context = pairs / new - new / 2 if new else 0.0
+        self._under_way.append(_Step(self._now(), new, context, ends))
+
+    def end(self) -> None:
+        """End the oldest step under way, if any. Call it only for a step with a forward."""
+        if not self._under_way:
+            return
+        now, step = self._now(), self._under_way.popleft()
+        if step.new:
+            seconds = now - max(step.began, self._ended_at)
+            self._steps.append((step.new, step.context, seconds))
+        self._ended_at = now
+        for end in step.ends:
+            self._note(end, now - end.decided_at)
+        del self._steps[:-MAX_OBSERVATIONS]
+
+    def plan_not_followed(self, end: PlanEnd) -> None:
+        """Record a plan that was not carried out, without a time to the first token."""
+        self._note(end, 0.0)
+
+    def _note(self, end: PlanEnd, first_token_s: float) -> None:
+        if end.not_followed is None:
+            self._endings.append((end.plan, end.loaded_s, first_token_s))
+        else:
+            self._not_followed.append((end.plan, str(end.not_followed), first_token_s))
+        del self._endings[:-MAX_OBSERVATIONS], self._not_followed[:-MAX_OBSERVATIONS]
+
+    def report(self, *, idle: bool) -> Observed | None:
+        """Return and clear the observations if a report is due; None otherwise."""
+        number = len(self._steps) + len(self._endings) + len(self._not_followed)
+        if not number or (number < REPORT_AT and not idle):
+            return None
+        steps, self._steps = self._steps, []
+        endings, self._endings = self._endings, []
+        not_followed, self._not_followed = self._not_followed, []
+        return Observed(steps, endings, not_followed)

@@ -1,0 +1,64 @@
+"""Send timing reports to nodes from a background thread, `REPORT_DELAY_S` after their step.
+
+Sending takes the GIL and wakes the node's process; right after a step vLLM needs the GIL and the
+core to emit its tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.errors import NodeGoneError
+from holdfast.wire.local.messages import Observed
+
+REPORT_DELAY_S = 0.02
+"""Delay before a report is sent, so that it does not compete with the step's own output."""
+
+_log = logging.getLogger("vllm.holdfast")
+
+
+class TimingReporter:
+    """Sends each report over all `connections`, without waiting for replies."""
+
+    def __init__(self, connections: Sequence[Any], delay_s: float = REPORT_DELAY_S) -> None:
+        self._connections = connections
+        self._delay_s = delay_s
+        self._reports: queue.SimpleQueue[Observed | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="holdfast-report", daemon=True)
+        self._thread.start()
+
+    def put(self, report: Observed) -> None:
+        """Queue a report; returns at once."""
+        self._reports.put(report)
+
+    def close(self) -> None:
+        """Send the queued reports and stop."""
+        self._reports.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            reports = [self._reports.get()]
+            time.sleep(self._delay_s)
+            # Reports queued meanwhile are sent too: steps may be shorter than the delay.
+            reports += [self._reports.get() for _ in range(self._reports.qsize())]
+            for report in reports:
+                if report is None:
+                    return
+                for connection in self._connections:
+                    self._send(connection, report)
+
+    def _send(self, connection: Any, report: Observed) -> None:
+        try:
+            client = connection.client()
+            if client is not None:
+                client.forget(client.send(report))
+        except NodeGoneError:
+            pass
+        except Exception:  # noqa: BLE001  # if this thread ended, the queue would grow without limit
+            _log.exception("a timing report cannot be sent")

@@ -1,0 +1,188 @@
+"""A request that the connector tracks: its chain, the blocks held, its plan, the blocks saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.blocks.key import Chain
+from holdfast.client.request_hints import NO_HINT, RequestHint
+from holdfast.errors import NotFollowed, ProtocolError
+from holdfast.wire.local.client import Client
+from holdfast.wire.local.messages import Cover, Covered
+
+COMMON_BLOCKS_MAX = 512
+"""Maximum number of leading blocks that are looked up in the public domain."""
+
+
+class PlanRequest:
+    """Pending cover requests, one per tensor-parallel rank, about the first `blocks` blocks."""
+
+    def __init__(self, blocks: int, at_s: float) -> None:
+        self.blocks = blocks
+        self.at_s = at_s
+        self._waiting: list[tuple[Client, int]] = []
+        self._covered: list[Covered] = []
+
+    def ask(self, client: Client, cover: Cover) -> None:
+        """Ask one rank's node. If it raises NodeGoneError, call `forget` for the other ranks."""
+        self._waiting.append((client, client.send(cover)))
+
+    def answer(self, *, expected: bool = False) -> Covered | None:
+        """Return the answer with the fewest blocks of all ranks; None while a reply is missing.
+
+        `expected`: wait a few milliseconds for a reply. Raises NodeGoneError, RefusedError or
+        ProtocolError.
+        """
+        missing = []
+        for client, request_id in self._waiting:
+            reply = client.expect(request_id) if expected else client.poll(request_id)
+            if reply is None:
+                missing.append((client, request_id))
+            elif isinstance(reply, Covered):
+                self._covered.append(reply)
+            else:
+                raise ProtocolError(f"Cover was answered with {type(reply).__name__}")
+        self._waiting = missing
+        if missing:
+            return None
+        held = min(reply.blocks for reply in self._covered)
+        least = min(self._covered, key=lambda reply: reply.worth)
+        return msgspec.structs.replace(least, blocks=held)
+
+    def node_is_runnable(self) -> bool:
+        """Return whether a node that has not replied is ready to run."""
+        return any(client.node_is_runnable() for client, _ in self._waiting)
+
+    def forget(self) -> None:
+        """Ignore the replies."""
+        for client, request_id in self._waiting:
+            client.forget(request_id)
+
+
+class PendingLoad(NamedTuple):
+    """A load under way: its pages, and the token that the first of them starts with."""
+
+    token: int
+    pages: Sequence[int]
+
+
+class PlanEnd(NamedTuple):
+    """How a plan of the node ended at the engine, without the time of the first token.
+
+    `decided_at`: when vLLM last got the number of tokens to load; `loaded_s`: how much later they
+    were in the engine's pages, 0 if they never were. `not_followed`: why the plan was not carried
+    out; None if it was.
+    """
+
+    plan: int
+    loaded_s: float
+    decided_at: float
+    not_followed: NotFollowed | None = None
+
+
+class TrackedRequest:
+    """A request of vLLM, from its arrival to its end.
+
+    `covered`: leading blocks that the node holds, by its last answer; `worth`: those of them to
+    use by its plan. `saved`: leading blocks that need no saving. `prompt_tokens`: tokens computed
+    before the next first token; after a preemption this includes the generated tokens.
+    `local_tokens`: tokens in the engine's own cache; `planned_local_tokens`: the number that the
+    node assumed in `plan` (a plan number, 0: no plan, or its end was noted). `decided_at` and
+    `loaded_s`: as in `PlanEnd`.
+    """
+
+    def __init__(self, request: Any, chains: Sequence[Chain], hint: RequestHint = NO_HINT) -> None:
+        self.request = request
+        self.chains = chains
+        self.hint = hint
+        self.common: Sequence[Chain] = ()
+        self.preemptions = request.num_preemptions
+        self.prompt_tokens: int = request.num_tokens
+        self.question: PlanRequest | None = None
+        self.covered = self.worth = self.saved = 0
+        self.sources: Mapping[str, int] = {}
+        self.plan = 0
+        self.deadline_s = 0.0
+        self.local_tokens = self.planned_local_tokens = 0
+        self.decided_at = self.loaded_s = 0.0
+        self.loading: PendingLoad | None = None
+        self.load_failed = False
+
+    def decide(self, local_tokens: int, now: float) -> None:
+        """Record the tokens in the engine's own cache at the time of the decision to load."""
+        self.local_tokens, self.decided_at = local_tokens, now
+
+    def restart(self) -> None:
+        """Restart after a preemption: the tokens generated so far are computed again, too."""
+        self.preemptions = self.request.num_preemptions
+        self.prompt_tokens = self.request.num_tokens
+        self.loaded_s = 0.0
+
+    def end_plan(self, why: NotFollowed | None = None) -> PlanEnd | None:
+        """End the plan and return how it ended; None without a plan.
+
+        `why`: the reason if the plan was not carried out.
+
+        A plan assumes the local tokens that the engine reported. If the engine had more or fewer
+        full blocks, the plan counts as not followed, because other blocks were fetched or computed.
+        """
+        plan, self.plan = self.plan, 0
+        if not plan:
+            return None
+        size = self.chains[0].block_tokens
+        had, planned = self.local_tokens // size, self.planned_local_tokens // size
+        if why is None and had != planned:
+            why = NotFollowed.HAD if had > planned else NotFollowed.LOST
+        return PlanEnd(plan, self.loaded_s, self.decided_at, why)
+
+    def extend(self) -> int:
+        """Compute the keys of all blocks that the known tokens fill; return their number."""
+        request, chain = self.request, self.chains[0]
+        if request.num_tokens >= (len(chain) + 1) * chain.block_tokens:
+            tokens = request.all_token_ids[:]
+            for each in self.chains:
+                each.extend(tokens)
+        return len(chain)
+
+    def keys(self, start: int, stop: int) -> tuple[bytes, ...]:
+        """Return the keys of these blocks, one string per rank."""
+        return tuple(chain.packed(start, stop) for chain in self.chains)
+
+    def common_keys(self) -> tuple[bytes, ...]:
+        """Return the leading blocks' keys in the public domain, one string per rank."""
+        for each in self.common:
+            size = each.block_tokens
+            each.extend(self.request.all_token_ids[: COMMON_BLOCKS_MAX * size])
+        named = tuple(chain.packed() for chain in self.common)
+        return named if len(named) == len(self.chains) else (b"",) * len(self.chains)
+
+    def learn(self, answer: Covered) -> None:
+        """Apply the node's answer; blocks that were saved and are not held are saved again."""
+        blocks = min(answer.blocks, self.question.blocks if self.question else 0)
+        self.question = None
+        self.covered = self.saved = blocks
+        self.worth = min(answer.worth, blocks)
+        self.sources = answer.sources
+        self.plan, self.deadline_s = answer.plan, answer.deadline_s
+
+    def forget(self) -> None:
+        """Drop the pending question and the last answer: no block counts as held."""
+        if self.question is not None:
+            self.question.forget()
+        self.question = None
+        self.covered = self.worth = 0
+        self.sources = {}
+
+    def fail(self, page: int, page_tokens: int) -> None:
+        """Record that a load failed from this page on: load nothing more, and save from there."""
+        if self.loading is None:
+            return
+        token = self.loading.token + page * page_tokens
+        block = token // self.chains[0].block_tokens
+        self.covered = min(self.covered, block)
+        self.worth = min(self.worth, block)
+        self.saved = min(self.saved, block)
+        self.load_failed = True

@@ -1,0 +1,277 @@
+"""The digest of checkpoint files: a hash of their content, with a cache of the files' digests.
+
+Content identifies a checkpoint, its name does not: other systems have served wrong KV for two
+checkpoints of one name. A file's digest is cached with its path, device, inode, size, mtime and
+ctime; the kernel sets ctime, and no tool can restore it. If these do not prove that the file is
+unchanged, it is read again. Blobs of a Hugging Face cache are named by the digest of their content;
+a blob is not read if it was not touched after it was linked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import logging
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from holdfast.errors import HoldfastError
+from holdfast.limits import MIB
+from holdfast.prepared import prepared
+from holdfast.regular_file import open_regular
+
+CACHE_FILE = Path("~/.cache/holdfast/weight-digests.json")
+MAX_CACHED_DIGESTS = 4_096
+"""Maximum number of cached digests; those of the files read longest ago are dropped."""
+
+CACHE_BYTES_MAX = 32 * MIB
+"""Maximum size of the cache file; a larger one is ignored."""
+
+UNCHANGED_S = 60.0
+"""Age of a file's last change from which its digest is cached.
+
+Two changes within one tick of a file system's clock have the same ctime. Writes to a mapped page
+that is dirty change no time until the page is written back, by default within 35 s.
+"""
+
+SLOW_S = 5.0
+"""Time to read a file from which the log suggests `model_digest`."""
+
+LINKS_MAX = 40
+"""Maximum number of symbolic links in a path, as in Linux."""
+
+NO_CHANGE_TIME = ("fuse", "9p", "cifs", "smb", "vfat", "exfat", "msdos")
+"""Prefixes of the names of file systems that may have no ctime of their own."""
+
+MOUNTS = Path("/proc/self/mountinfo")
+
+REMEDY = "set model_digest to a name that changes whenever the weights do"
+
+_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+_log = logging.getLogger("vllm.holdfast")
+
+
+class NoDigestError(HoldfastError):
+    """No digest identifies the weights; the message gives the reason and a remedy."""
+
+
+@prepared
+class _CachedDigest(msgspec.Struct, frozen=True):
+    """Digest and `_state` of a file that was read from `began_ns` to `ended_ns` (wall clock)."""
+
+    state: tuple[int, int, int, int, int]
+    began_ns: int
+    ended_ns: int
+    digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+
+
+_decoder = msgspec.json.Decoder(dict[str, _CachedDigest])
+
+
+def files_digest(
+    reader: str, folder: Path, files: Iterable[Path], cache_file: Path | None = None
+) -> str:
+    """Return 32 hex digits over the `reader`, and the content and path in `folder` of `files`.
+
+    `cache_file` holds cached digests; by default `CACHE_FILE`. It is locked meanwhile, so that
+    other processes wait for the digests instead of reading the same files. Raises NoDigestError for
+    a file that changes while it is read, OSError for one that cannot be read.
+    """
+    import xxhash
+
+    asked_ns = time.time_ns()
+    whole = xxhash.xxh3_128(f"{reader}\0".encode())
+    with _locked_cache(cache_file or CACHE_FILE) as known:
+        for file in sorted(files):
+            digest = blob_name(file) or _file_digest(file, known, asked_ns)
+            whole.update(f"{os.path.relpath(file, folder)}\0{digest}\0".encode())
+    return whole.hexdigest()
+
+
+def blob_name(file: Path) -> str | None:
+    """Return the content digest that names a file in a Hugging Face cache; None for other files.
+
+    Also None for a blob that was changed or touched after the link to it was made: a write to a
+    file of a snapshot goes through the link and changes the blob.
+    """
+    target = Path(os.path.realpath(file, strict=True))
+    if not (file.is_symlink() and target.parent.name == "blobs" and _BLOB.fullmatch(target.name)):
+        return None
+    touched = target.stat().st_ctime_ns > file.lstat().st_ctime_ns
+    return None if touched else target.name
+
+
+def check_unchanged(folder: Path, files: Iterable[Path], since_ns: int) -> None:
+    """Raise NoDigestError if `files`, or links on their paths, may have changed after `since_ns`.
+
+    An engine hashes its weights after it has loaded them, so a change since its process started may
+    have happened between the two. Untouched blobs of a Hugging Face cache cannot change.
+    """
+    plain = [file for file in files if blob_name(file) is None]
+    paths = [folder, *plain] if plain else []
+    for path in paths:
+        changed = [link for link in _links(path) if link.lstat().st_ctime_ns > since_ns]
+        if path.stat().st_ctime_ns > since_ns:
+            changed.append(path)
+        if changed:
+            raise NoDigestError(
+                f"{str(changed[0])!r} changed after this engine's process started, so it may "
+                f"have loaded the earlier content; start the engine again, or {REMEDY}"
+            )
+
+
+def process_start_ns() -> int:
+    """Return when this process started, in nanoseconds of the current wall clock."""
+    # The second field is the program's name in parentheses, which may contain any character.
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
+    ticks = int(fields.rpartition(")")[2].split()[19])
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time_ns() - int(age_s * 1e9)
+
+
+def _links(path: Path) -> Iterator[Path]:
+    """Yield every symbolic link that is followed from the root to the target of `path`."""
+    here, ahead, links = Path("/"), list(path.absolute().parts[1:]), 0
+    while ahead:
+        name = ahead.pop(0)
+        if name == os.pardir:
+            here = here.parent
+            continue
+        step = here / name
+        if not step.is_symlink():
+            here = step
+            continue
+        links += 1
+        if links > LINKS_MAX:
+            raise NoDigestError(
+                f"{str(path)!r} leads through more than {LINKS_MAX} symbolic links; "
+                "name the folder behind them"
+            )
+        yield step
+        target = step.readlink()
+        here = Path("/") if target.is_absolute() else here
+        ahead[:0] = [part for part in target.parts if part != "/"]
+
+
+def _file_digest(file: Path, known: dict[str, _CachedDigest], asked_ns: int) -> str:
+    path = os.path.realpath(file, strict=True)
+    with file.open("rb", buffering=0) as source:
+        state = _state(os.fstat(source.fileno()))
+        entry = known.get(path)
+        if entry is not None and entry.state == state and _is_valid(entry, path, asked_ns):
+            return entry.digest
+        began_ns, start_s = time.time_ns(), time.monotonic()
+        digest = _read(source)
+        unchanged = state == _state(os.fstat(source.fileno())) == _state(file.stat())
+    if not unchanged:
+        known.pop(path, None)
+        raise NoDigestError(
+            f"{str(file)!r} changed while it was read; start the engine again, or {REMEDY}"
+        )
+    seconds = time.monotonic() - start_s
+    if seconds > SLOW_S:
+        _log.info(
+            "read %s once to hash its weights: %.0f s; the option model_digest avoids it",
+            file,
+            seconds,
+        )
+    known[path] = _CachedDigest(state, began_ns, time.time_ns(), digest)
+    return digest
+
+
+def _state(found: os.stat_result) -> tuple[int, int, int, int, int]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _is_valid(entry: _CachedDigest, path: str, asked_ns: int) -> bool:
+    """Return whether the cached digest of a file in the same state is the file's digest now.
+
+    It is if the file had not changed for `UNCHANGED_S` when it was read, or if it was read while
+    this process waited for the cache. A time in the future means that the clock was set back; then
+    the times prove nothing.
+    """
+    if entry.ended_ns > time.time_ns():
+        return False
+    was_unchanged = entry.began_ns - entry.state[4] > UNCHANGED_S * 1e9
+    return (was_unchanged and _keeps_change_time(path)) or entry.ended_ns >= asked_ns
+
+
+def _read(source: io.FileIO) -> str:
+    import xxhash
+
+    digest = xxhash.xxh3_128()
+    while chunk := source.read(8 * MIB):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _keeps_change_time(path: str) -> bool:
+    """Return whether the file system of a resolved path has a ctime of its own."""
+    best, kind = "", "fuse"  # an unknown file system counts as one without ctime
+    with contextlib.suppress(OSError), MOUNTS.open(encoding="utf-8") as mounts:
+        for line in mounts:
+            mount, _, rest = line.partition(" - ")
+            point = re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), mount.split()[4])
+            inside = path == point or path.startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= len(best):
+                best, kind = point, rest.split()[0]
+    return not kind.startswith(NO_CHANGE_TIME)
+
+
+@contextlib.contextmanager
+def _locked_cache(cache_file: Path) -> Iterator[dict[str, _CachedDigest]]:
+    """Lock the cache file, yield its digests by path, and write them back if they changed."""
+    with contextlib.ExitStack() as opened:
+        try:
+            cache_file = cache_file.expanduser()
+            cache_file.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = open_regular(cache_file, os.O_RDWR | os.O_CREAT)
+            file = opened.enter_context(os.fdopen(descriptor, "r+b", buffering=0))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except (OSError, RuntimeError, ValueError) as error:
+            _log.warning("%s: digests of weights are not cached: %s", cache_file, error)
+            yield {}  # without a writable home, the files are read at every start
+            return
+        known = _read_cache(file, cache_file)
+        before = dict(known)
+        try:
+            yield known
+        finally:
+            if known != before:
+                _write_cache(file, known, cache_file)
+
+
+def _read_cache(file: io.FileIO, cache_file: Path) -> dict[str, _CachedDigest]:
+    """Return the digests in the cache file; none, with a warning, if the file is invalid."""
+    try:
+        data = file.read(CACHE_BYTES_MAX + 1)
+        if len(data) > CACHE_BYTES_MAX:
+            raise ValueError(f"more than {CACHE_BYTES_MAX} bytes")
+        return _decoder.decode(data or b"{}")
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        _log.warning("%s: cached digests of weights are ignored: %s", cache_file, error)
+        return {}
+
+
+def _write_cache(file: io.FileIO, known: Mapping[str, _CachedDigest], cache_file: Path) -> None:
+    """Replace the content of the cache file; empty it if the disk is full."""
+    latest = sorted(known.items(), key=lambda item: item[1].ended_ns)[-MAX_CACHED_DIGESTS:]
+    data = msgspec.json.encode(dict(latest))
+    try:
+        file.seek(0)
+        file.truncate()
+        if file.write(data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        _log.warning("%s: digests of weights are not cached: %s", cache_file, error)
+        with contextlib.suppress(OSError):
+            file.truncate(0)

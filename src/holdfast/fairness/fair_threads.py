@@ -1,0 +1,132 @@
+"""A thread pool that divides its threads fairly between domains, by weight.
+
+A domain that used less than others in the last seconds is served first. Reserved threads serve
+domains that arrive while other domains occupy all regular threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import NamedTuple, TypeVar
+
+from holdfast.fairness.work_slots import WorkItem, WorkSlots
+
+T = TypeVar("T")
+
+
+class _Task(NamedTuple):
+    work_item: WorkItem
+    future: Future[object]
+    work: Callable[[], object]
+
+    def run(self) -> None:
+        try:
+            self.future.set_result(self.work())
+        except BaseException as error:  # noqa: BLE001  # the future's waiter gets it
+            self.future.set_exception(error)
+
+
+class FairThreads:
+    """`threads` regular and `spare` reserved threads; see `work_slots` for which work runs next.
+
+    Futures are those of `concurrent.futures`: work that has not begun can be cancelled.
+    """
+
+    def __init__(
+        self, threads: int, spare: int, name: str, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._threads_max = threads + spare
+        self._name = name
+        self._now = now
+        self._threads: list[threading.Thread] = []
+        self._work_slots: WorkSlots[_Task] = WorkSlots(threads, spare)
+        self._changed = threading.Condition()
+        self._idle = 0
+        self._closed = False
+
+    def submit(self, work_item: WorkItem, work: Callable[[], T]) -> Future[T]:
+        """Queue work and return its future.
+
+        Raises RuntimeError after `shutdown`, and if no thread runs and none can be started; then
+        the work never begins.
+        """
+        future: Future[T] = Future()
+        with self._changed:
+            if self._closed:
+                raise RuntimeError(f"{self._name}: no work is accepted after shutdown")
+            task = _Task(work_item, future, work)  # type: ignore[arg-type]
+            self._work_slots.put(work_item, task, self._now())
+            if len(self._work_slots) > self._idle and len(self._threads) < self._threads_max:
+                try:
+                    self._start_thread()
+                except RuntimeError:
+                    if not self._threads:
+                        self._work_slots.withdraw(work_item, task)
+                        raise
+            self._changed.notify()
+        return future
+
+    def raise_priority(self, work_item: WorkItem, future: Future[T]) -> None:
+        """Raise work that has not begun from prefetch to demand priority."""
+        with self._changed:
+            self._work_slots.raise_priority(
+                work_item, lambda task: task.future is future, self._now()
+            )
+
+    def credit(self, work_item: WorkItem) -> float:
+        """Return the cost of work that a domain could have served ahead of others now."""
+        with self._changed:
+            return self._work_slots.credit(work_item, self._now())
+
+    def shared(self, domain: bytes) -> bool:
+        """Return whether other domains had work here in the last `SEEN_S` seconds."""
+        with self._changed:
+            return self._work_slots.shared(domain, self._now())
+
+    def shutdown(self, *, cancel_futures: bool = False) -> None:
+        """Accept no more work and wait for the rest; `cancel_futures` cancels waiting work."""
+        with self._changed:
+            self._closed = True
+            for task in self._work_slots.clear() if cancel_futures else ():
+                task.future.cancel()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _start_thread(self) -> None:
+        name = f"{self._name}_{len(self._threads)}"
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _run(self) -> None:
+        while (task := self._next()) is not None:
+            task.run()
+            with self._changed:
+                self._work_slots.done(task.work_item)
+                self._changed.notify()
+            del task
+
+    def _next(self) -> _Task | None:
+        """Wait for the next work item; None after shutdown."""
+        with self._changed:
+            while (task := self._take()) is None:
+                if self._closed and not len(self._work_slots):
+                    self._changed.notify_all()
+                    return None
+                self._idle += 1
+                self._changed.wait()
+                self._idle -= 1
+            return task
+
+    def _take(self) -> _Task | None:
+        """Take the next work that may run; refund work that was cancelled in the queue."""
+        while (taken := self._work_slots.take(self._now())) is not None:
+            work_item, task = taken
+            if task.future.set_running_or_notify_cancel():
+                return task
+            self._work_slots.done(work_item, undone=work_item.cost)
+        return None

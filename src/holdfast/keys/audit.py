@@ -1,0 +1,212 @@
+"""The audit log: changes to domains, keys and tokens, and refused access, with the acting user.
+
+Append-only, one JSON object a line. Each line has the hash of the previous line and of itself, so
+`holdfast inspect audit` detects a changed, removed or inserted line. The hashes are not keyed: a
+process that can write the file can also recompute all later hashes, or truncate the file. So only
+the lines up to a hash that was copied elsewhere are certain. Keys, tokens and users' texts are
+never written.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.limits import MIB
+
+FIRST = "0" * 64
+"""The previous hash in the first line."""
+
+DENIALS_APART_S = 60.0
+"""Interval in which equal denials are written once and then counted."""
+
+DENIED_MAX = 256
+"""Users, hosts and peers (each) whose denials are counted separately within the interval."""
+
+REASONS_MAX = 8
+"""Reasons that are counted separately for each of them."""
+
+VALUE_CHARS_MAX = 256
+_TAIL_BYTES = 64 << 10
+_SWEEP_S = 1.0
+
+_log = logging.getLogger("holdfast.audit")
+
+
+class AuditVerdict(NamedTuple):
+    """The result of a log's verification: whole lines, the last hash, and the errors found."""
+
+    lines: int
+    head: str
+    faults: list[str]
+
+
+class _Denial(NamedTuple):
+    """A denial, the time it was written, and the number of equal ones counted since."""
+
+    at: float
+    who: str
+    why: str
+    unsaid: int = 0
+
+
+class AuditLog:
+    """Appends to one file, which several processes may share; without a path it writes nothing.
+
+    A line that cannot be written goes to the program's log; the caller gets no error.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._denied: dict[str, dict[str, dict[str, _Denial]]] = {}
+        self._swept_at = 0.0
+
+    def record(self, action: str, **what: str | int) -> None:
+        """Append one line."""
+        self._record([(action, what)])
+
+    def _record(self, events: Sequence[tuple[str, Mapping[str, str | int]]]) -> None:
+        if self.path is None or not events:
+            return
+        with self._lock:
+            try:
+                _append(self.path, events)
+            except OSError as error:
+                for action, what in events:
+                    _log.warning("audit %s: %s; lost: %s %s", self.path, error, action, what)
+
+    def deny(self, who: str, why: str) -> None:
+        """Record a refused access; an equal one within a minute is only counted.
+
+        `who` is a kind and a name: "user 1000". A client that is refused for many reasons, or under
+        many names, never suppresses denials of another kind, and those of its own kind for at most
+        a minute.
+        """
+        if self.path is None:
+            return
+        # Both may contain text from an unauthenticated peer, so limit their length.
+        now, who, why = time.monotonic(), who[:VALUE_CHARS_MAX], why[:VALUE_CHARS_MAX]
+        with self._lock:
+            late = self._sweep(now)
+            kind = self._denied.setdefault(who.partition(" ")[0] if " " in who else "", {})
+            reasons = kind.setdefault(who if who in kind or len(kind) < DENIED_MAX else "", {})
+            reason = why if why in reasons or len(reasons) < REASONS_MAX else ""
+            known = reasons.get(reason)
+            if known is None:
+                reasons[reason] = _Denial(now, who, why)
+            else:
+                reasons[reason] = known._replace(unsaid=known.unsaid + 1)
+        fresh = [_Denial(now, who, why)] if known is None else []
+        self._record([_as_event(denial) for denial in (*late, *fresh)])
+
+    def catch_up(self, *, whole: bool = False) -> None:
+        """Write the counts of denials whose minute is over; if `whole`, of all denials."""
+        with self._lock:
+            late = self._sweep(math.inf if whole else time.monotonic())
+        self._record([_as_event(denial) for denial in late])
+
+    def _sweep(self, now: float) -> list[_Denial]:
+        """Remove denials older than a minute; return those with counted ones, to be written."""
+        late: list[_Denial] = []
+        if now - self._swept_at < _SWEEP_S:
+            return late
+        self._swept_at = now
+        for kind in self._denied.values():
+            for who, reasons in list(kind.items()):
+                over = [why for why, one in reasons.items() if now - one.at >= DENIALS_APART_S]
+                late += [one for why in over if (one := reasons.pop(why)).unsaid]
+                if not reasons:
+                    del kind[who]
+        return late
+
+
+def _as_event(denial: _Denial) -> tuple[str, Mapping[str, str | int]]:
+    return "denied", {"who": denial.who, "why": denial.why, "unsaid": denial.unsaid}
+
+
+def _append(path: Path, events: Sequence[tuple[str, Mapping[str, str | int]]]) -> None:
+    """Append the lines, durable with one `fsync`."""
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        last, before, whole = _last(fd)
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        written = [] if whole else [b""]  # ends a line that a crash left incomplete
+        for number, (action, what) in enumerate(events, last + 1):
+            short = {
+                name: value[:VALUE_CHARS_MAX] if isinstance(value, str) else value
+                for name, value in what.items()
+            }
+            line = {"n": number, "at": at, "action": action, **short, "before": before}
+            line["hash"] = before = _hash(line)
+            written.append(msgspec.json.encode(line))
+        data = b"\n".join([*written, b""])
+        if os.write(fd, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(fd)
+    finally:
+        # Unlock explicitly, because a child that was forked meanwhile has a copy of the descriptor.
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
+
+
+def check(path: Path) -> AuditVerdict:
+    """Verify a log from its first line. Raises OSError if it cannot be read.
+
+    Without faults, every line follows from the previous one. A process that can write the file can
+    forge that, but not the lines up to a hash that was copied elsewhere: they are unchanged since.
+    """
+    number, before, faults = 0, FIRST, []
+    with path.open("rb") as file:
+        for at, data in enumerate(file, 1):
+            line = _parsed(data)
+            if line is None:
+                faults.append(f"line {at} is not a whole line of the log")
+                continue
+            if line["n"] != number + 1 or line["before"] != before:
+                faults.append(f"line {at} does not follow the one before it: lines are missing")
+            if line["hash"] != _hash(line):
+                faults.append(f"line {at} was changed")
+            number, before = line["n"], line["hash"]
+    return AuditVerdict(number, before, faults)
+
+
+def _last(fd: int) -> tuple[int, str, bool]:
+    """Return number and hash of the last complete line, and whether the file ends with one."""
+    size = os.fstat(fd).st_size
+    tail = os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+    for data in reversed(tail.splitlines(keepends=True)):
+        line = _parsed(data)
+        if line is not None:
+            return line["n"], line["hash"], tail.endswith(b"\n")
+    return 0, FIRST, not tail or tail.endswith(b"\n")
+
+
+def _parsed(data: bytes) -> dict[str, Any] | None:
+    if not data.endswith(b"\n") or len(data) > MIB:
+        return None
+    try:
+        line: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    valid = isinstance(line.get("n"), int) and isinstance(line.get("hash"), str)
+    return line if valid and isinstance(line.get("before"), str) else None
+
+
+def _hash(line: dict[str, Any]) -> str:
+    hashed = {name: value for name, value in line.items() if name != "hash"}
+    text = msgspec.json.encode(hashed, order="deterministic")
+    return hashlib.blake2b(text, digest_size=32, person=b"holdfast-audit").hexdigest()

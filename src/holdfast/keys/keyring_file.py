@@ -1,0 +1,113 @@
+"""Read and replace the file of a key ring, which has the wrapped data keys of every domain."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from holdfast.errors import FormatError, RefusedError
+from holdfast.keys.keyring_lock import unwritable
+from holdfast.prepared import prepared
+from holdfast.regular_file import read_regular
+
+RING_FORMAT = 1
+RING_BYTES_MAX = 4 << 20
+
+Stamp: TypeAlias = tuple[int, int, int]
+"""Inode, modification time in ns and size of a file, which differ after it is replaced."""
+
+
+class DataKeyEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A data key: its creation time, and the wrapped key in hex, empty if it is derived."""
+
+    epoch: int
+    made: str
+    wrapped: str = ""
+
+
+class RingDomain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A domain on the ring. Epochs are oldest first; `last` is the highest ever assigned."""
+
+    name: str
+    epochs: list[DataKeyEpoch] = []
+    last: int = 0
+    erasures: int = 0
+
+
+@prepared
+class _Ring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: int
+    check: str
+    domains: dict[str, RingDomain]
+
+
+def stamp(path: Path) -> Stamp:
+    """Return the stamp of a file's current version. Raises OSError."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def read(path: Path) -> tuple[dict[str, RingDomain], Stamp]:
+    """Return the domains by their ids in hex, and the stamp of the file.
+
+    Raises OSError if it cannot be read, FormatError if it is damaged or not a ring.
+    """
+    seen = stamp(path)
+    data = read_regular(path, RING_BYTES_MAX)
+    try:
+        ring = msgspec.json.decode(data, type=_Ring)
+        if ring.format != RING_FORMAT:
+            raise FormatError(f"its format is {ring.format}, this build reads {RING_FORMAT}")
+        if ring.check != check(ring.domains):
+            raise FormatError("its checksum is wrong")
+    except (msgspec.MsgspecError, ValueError, FormatError, RecursionError) as error:
+        raise FormatError(
+            f"keyring: {str(path)!r} is damaged or not a key ring: {error}; restore a copy, or "
+            "move it away: blocks sealed with its keys are lost then, and are computed again"
+        ) from error
+    return ring.domains, seen
+
+
+def write(path: Path, domains: dict[str, RingDomain]) -> Stamp:
+    """Replace the file atomically, after flushing the new one to the medium; return its stamp.
+
+    Raises RefusedError, and changes nothing, if that fails.
+    """
+    ring = _Ring(RING_FORMAT, check(domains), domains)
+    data = msgspec.json.format(msgspec.json.encode(ring), indent=1) + b"\n"
+    if len(data) > RING_BYTES_MAX:
+        raise RefusedError(
+            f"keyring: {str(path)!r} would have {len(data)} bytes, the limit is "
+            f"{RING_BYTES_MAX}; nothing was changed; `holdfast domain retire` drops old epochs"
+        )
+    made = path.with_name(path.name + ".new")
+    try:
+        made.unlink(missing_ok=True)
+        fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            if os.write(fd, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        made.rename(path)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    return stamp(path)
+
+
+def check(domains: dict[str, RingDomain]) -> str:
+    """Return the checksum of a ring's content, in hex: it detects damage, not forgery."""
+    return hashlib.blake2b(
+        msgspec.json.encode(domains, order="deterministic"), digest_size=16, person=b"holdfast-ring"
+    ).hexdigest()

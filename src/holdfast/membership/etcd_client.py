@@ -1,0 +1,200 @@
+"""Client of etcd's v3 JSON gateway: read, watch and put keys, and keep leases."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.errors import MembershipError
+from holdfast.membership.http_json import HttpJson, HttpTlsFiles
+from holdfast.prepared import prepared
+
+_T = TypeVar("_T")
+
+
+class EtcdEntry(msgspec.Struct, frozen=True):
+    """A key and its value; the value is None if the key was deleted."""
+
+    key: bytes
+    value: bytes | None
+
+
+class EtcdSnapshot(msgspec.Struct, frozen=True):
+    """All entries under a prefix at one revision."""
+
+    entries: list[EtcdEntry]
+    revision: int
+
+
+class EtcdOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The endpoints of etcd (`http(s)://host:port`, tried in turn) and the prefix of the members.
+
+    Each pool on one etcd needs a prefix of its own.
+    """
+
+    endpoints: tuple[str, ...]
+    prefix: str = "/holdfast/members/"
+    tls: HttpTlsFiles = HttpTlsFiles()
+    timeout_s: float = 5.0
+
+
+class _Kv(msgspec.Struct):
+    key: str
+    value: str = ""
+    lease: int = 0
+
+
+class _Header(msgspec.Struct):
+    revision: int = 0
+
+
+@prepared
+class _Range(msgspec.Struct):
+    header: _Header
+    kvs: list[_Kv] = []
+
+
+class _Event(msgspec.Struct):
+    kv: _Kv
+    type: str = "PUT"
+
+
+class _Watch(msgspec.Struct):
+    header: _Header = msgspec.field(default_factory=_Header)
+    events: list[_Event] = []
+    canceled: bool = False
+    cancel_reason: str = ""
+    compact_revision: int = 0
+
+
+@prepared
+class _Watched(msgspec.Struct):
+    result: _Watch
+
+
+@prepared
+class _Lease(msgspec.Struct):
+    id: int = msgspec.field(default=0, name="ID")
+    ttl_s: int = msgspec.field(default=0, name="TTL")
+
+
+@prepared
+class _Alive(msgspec.Struct):
+    result: _Lease
+
+
+class EtcdClient:
+    """Client of an etcd cluster. One thread at a time may call it; any thread may `interrupt`.
+
+    Every failure raises MembershipError, and the next call goes to the next endpoint.
+    """
+
+    def __init__(self, options: EtcdOptions) -> None:
+        if not options.endpoints:
+            raise MembershipError("etcd: no endpoints given; write http(s)://host:2379")
+        self._servers = [
+            HttpJson(url, options.tls, dict, options.timeout_s) for url in options.endpoints
+        ]
+        self._current = 0
+
+    def snapshot(self, prefix: bytes) -> EtcdSnapshot:
+        """Return all entries under `prefix`."""
+        body = {"key": _text(prefix), "range_end": _text(_end(prefix))}
+        found = self._call("/v3/kv/range", body, _Range)
+        entries = [EtcdEntry(_bytes(kv.key), _bytes(kv.value)) for kv in found.kvs]
+        return EtcdSnapshot(entries, found.header.revision)
+
+    def lease_of(self, key: bytes) -> int | None:
+        """Return the lease of a key: 0 if it has none, None if there is no such key."""
+        found = self._call("/v3/kv/range", {"key": _text(key)}, _Range)
+        return found.kvs[0].lease if found.kvs else None
+
+    def changes(
+        self, prefix: bytes, revision: int, silence_s: float
+    ) -> Iterator[Sequence[EtcdEntry]]:
+        """Yield the changes under `prefix` from `revision` on.
+
+        The first item is empty and says that the watch is set up. The watch ends if etcd ends it
+        or sends nothing for `silence_s`; the caller then takes a new snapshot.
+        """
+        request = {
+            "key": _text(prefix),
+            "range_end": _text(_end(prefix)),
+            "start_revision": str(revision),
+        }
+        server = self._servers[self._current]
+        try:
+            stream = server.stream("POST", "/v3/watch", {"create_request": request}, silence_s)
+            for line in stream:
+                watched = _convert(line, _Watched).result
+                if watched.compact_revision:
+                    return  # the revision was compacted: the caller needs a new snapshot
+                if watched.canceled:
+                    raise MembershipError(f"{server.url}: watch ended: {watched.cancel_reason}")
+                yield [
+                    EtcdEntry(_bytes(e.kv.key), None if e.type == "DELETE" else _bytes(e.kv.value))
+                    for e in watched.events
+                ]
+        except MembershipError:
+            self._try_next()
+            raise
+
+    def grant(self, ttl_s: int) -> int:
+        """Return a new lease; etcd deletes its entries after `ttl_s` without `keep_alive`."""
+        return self._call("/v3/lease/grant", {"TTL": str(ttl_s)}, _Lease).id
+
+    def keep_alive(self, lease: int) -> int:
+        """Renew a lease; return its remaining seconds, 0 if it has ended."""
+        return self._call("/v3/lease/keepalive", {"ID": str(lease)}, _Alive).result.ttl_s
+
+    def revoke(self, lease: int) -> None:
+        """End a lease and delete its entries."""
+        self._call("/v3/lease/revoke", {"ID": str(lease)}, dict[str, object])
+
+    def put(self, key: bytes, value: bytes, lease: int) -> None:
+        """Set a key, bound to a lease."""
+        body = {"key": _text(key), "value": _text(value), "lease": str(lease)}
+        self._call("/v3/kv/put", body, dict[str, object])
+
+    def interrupt(self) -> None:
+        """End the call in progress and make every later call fail."""
+        for server in self._servers:
+            server.interrupt()
+
+    def _call(self, target: str, body: object, kind: type[_T]) -> _T:
+        try:
+            return _convert(self._servers[self._current].call("POST", target, body), kind)
+        except MembershipError:
+            self._try_next()
+            raise
+
+    def _try_next(self) -> None:
+        self._current = (self._current + 1) % len(self._servers)
+
+
+def _convert(data: object, kind: type[_T]) -> _T:
+    try:
+        # The gateway writes 64-bit numbers as text.
+        return msgspec.convert(data, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise MembershipError(f"unexpected answer of etcd: {error}: {data!r:.200}") from error
+
+
+def _end(prefix: bytes) -> bytes:
+    """Return the first key after all keys with this prefix."""
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\0"
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise MembershipError(f"etcd's answer is not base64: {text!r:.80}") from error

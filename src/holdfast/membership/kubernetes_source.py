@@ -1,0 +1,258 @@
+"""Pool members from the EndpointSlices of a Kubernetes service: listed once, then watched.
+
+A ready pod is `serving`, a terminating one `draining`, and one that is not ready is left out, so
+`Membership` removes it after `dead_after_s`. Pods of a StatefulSet keep their names over restarts,
+and therefore their segments. The service account needs `list` and `watch` on `endpointslices`
+(discovery.k8s.io).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from holdfast.errors import MembershipError
+from holdfast.membership.http_json import HttpJson, HttpStatusError, HttpTlsFiles
+from holdfast.membership.member_list import MEMBERS_MAX, read_member, tcp_address
+from holdfast.membership.members import Member, MemberState
+from holdfast.membership.poller import Poller
+from holdfast.prepared import prepared
+
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+GONE = 410
+FORBIDDEN = (401, 403)
+WATCH_S = 240
+"""Duration of one watch, set by the request; the next one continues where it ended."""
+
+_T = TypeVar("_T")
+
+_PAUSE_S, _PAUSE_MAX_S = 0.2, 15.0
+_SILENCE_S = WATCH_S + 30.0
+
+
+class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """A service, the API server and the credentials for it. The defaults are those inside a pod.
+
+    `port` is the name or number of the service's port; empty takes the first. An empty
+    `namespace` is read from the service account's folder.
+    """
+
+    service: str
+    namespace: str = ""
+    port: str = ""
+    server: str = "https://kubernetes.default.svc"
+    token_file: str = f"{ACCOUNT}/token"
+    namespace_file: str = f"{ACCOUNT}/namespace"
+    ca_file: str = f"{ACCOUNT}/ca.crt"
+    timeout_s: float = 5.0
+
+
+class _Conditions(msgspec.Struct):
+    ready: bool | None = None
+    serving: bool | None = None
+    terminating: bool | None = None
+
+
+class _Target(msgspec.Struct):
+    name: str = ""
+    uid: str = ""
+
+
+class _Endpoint(msgspec.Struct, rename="camel"):
+    addresses: list[str]
+    conditions: _Conditions = msgspec.field(default_factory=_Conditions)
+    target_ref: _Target | None = None
+    zone: str | None = None
+
+
+class _Port(msgspec.Struct):
+    name: str | None = ""
+    port: int | None = None
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    name: str = ""
+    resource_version: str = ""
+
+
+@prepared
+class _Slice(msgspec.Struct, rename="camel"):
+    metadata: _Metadata
+    address_type: str = ""
+    endpoints: list[_Endpoint] | None = None
+    ports: list[_Port] | None = None
+
+
+@prepared
+class _Slices(msgspec.Struct):
+    metadata: _Metadata
+    items: list[_Slice] | None = None
+
+
+class KubernetesSource:
+    """A `MembershipSource` that watches one service."""
+
+    def __init__(self, options: KubernetesOptions) -> None:
+        self._options = options
+        self._http = HttpJson(
+            options.server, HttpTlsFiles(ca=options.ca_file), self._token, options.timeout_s
+        )
+        self._slices: dict[str, _Slice] = {}
+        self._version = ""
+        self._on_members: Callable[[Sequence[Member]], None] | None = None
+        self._poller = Poller(
+            f"members of service {options.service}",
+            self._list_and_watch,
+            _PAUSE_S,
+            _PAUSE_MAX_S,
+            self._http.interrupt,
+        )
+
+    def watch(self, told: Callable[[Sequence[Member]], None]) -> None:
+        self._on_members = told
+        self._poller.start()
+
+    def trouble(self) -> str:
+        return self._poller.trouble
+
+    def close(self) -> None:
+        self._poller.close()
+
+    def _list_and_watch(self) -> None:
+        try:
+            if not self._version:
+                self._list()
+            self._follow()
+        except HttpStatusError as error:
+            self._version = ""
+            if error.status in FORBIDDEN:
+                raise MembershipError(
+                    f"{error}; allow list and watch of endpointslices (discovery.k8s.io) to the "
+                    f"service account of {self._options.token_file}"
+                ) from error
+            raise
+        except MembershipError:
+            self._version = ""
+            raise
+
+    def _list(self) -> None:
+        found = _convert(self._http.call("GET", self._target({})), _Slices)
+        self._slices = {each.metadata.name: each for each in found.items or ()}
+        self._version = found.metadata.resource_version
+        self._tell()
+
+    def _follow(self) -> None:
+        """Apply events until the server ends the watch; the next watch continues there."""
+        target = self._target(
+            {
+                "watch": "1",
+                "allowWatchBookmarks": "true",
+                "resourceVersion": self._version,
+                "timeoutSeconds": str(WATCH_S),
+            }
+        )
+        for event in self._http.stream("GET", target, None, _SILENCE_S):
+            kind, body = event.get("type"), event.get("object")
+            if kind == "ERROR":
+                self._end_watch(body)
+                return
+            each = _convert(body, _Slice)
+            self._version = each.metadata.resource_version
+            if kind == "DELETED":
+                self._slices.pop(each.metadata.name, None)
+            elif kind in ("ADDED", "MODIFIED"):
+                self._slices[each.metadata.name] = each
+            if kind != "BOOKMARK":
+                self._tell()
+
+    def _end_watch(self, status: object) -> None:
+        """List again next time. An expired resource version (410) is not an error."""
+        self._version = ""
+        code = status.get("code") if isinstance(status, Mapping) else None
+        if code != GONE:
+            raise MembershipError(f"{self._http.url}: the watch ended: {status!r:.300}")
+
+    def _tell(self) -> None:
+        members = members_of(self._slices.values(), self._options.port)
+        self._poller.report("")
+        if self._on_members is not None:
+            self._on_members(members)
+
+    def _token(self) -> dict[str, str]:
+        # Read for every request, because the kubelet renews it about every hour.
+        token = _read(self._options.token_file)
+        return {"Authorization": f"Bearer {token}"}
+
+    def _target(self, query: Mapping[str, str]) -> str:
+        options = self._options
+        namespace = quote(options.namespace or _read(options.namespace_file), safe="")
+        query = {"labelSelector": f"kubernetes.io/service-name={options.service}", **query}
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+        return f"{path}?{urlencode(query)}"
+
+
+def members_of(slices: Iterable[_Slice], port: str) -> tuple[Member, ...]:
+    """Return the members in these slices, one for each pod.
+
+    A pod may be in several slices: with IPv4 and IPv6, or while the cluster moves it from one slice
+    to another. Its first state in the order of `MemberState` counts, then IPv4.
+    """
+    found: dict[str, tuple[int, Member]] = {}
+    for each in sorted(slices, key=lambda one: (one.address_type, one.metadata.name)):
+        number = _port(each, port)
+        for endpoint in each.endpoints or ():
+            state = _state(endpoint.conditions)
+            if number is None or state is None or not endpoint.addresses:
+                continue
+            member = _member(endpoint, number, state)
+            rank = list(MemberState).index(state)
+            if member.id not in found or rank < found[member.id][0]:
+                found[member.id] = rank, member
+    if len(found) > MEMBERS_MAX:
+        raise MembershipError(f"{len(found)} endpoints, at most {MEMBERS_MAX}; split the pool")
+    return tuple(member for _, member in found.values())
+
+
+def _state(conditions: _Conditions) -> MemberState | None:
+    """Return the state of a pod; None if it cannot serve. A missing `ready` means ready."""
+    if conditions.terminating:
+        return MemberState.DRAINING if conditions.serving else None
+    return None if conditions.ready is False else MemberState.SERVING
+
+
+def _member(endpoint: _Endpoint, port: int, state: MemberState) -> Member:
+    target = endpoint.target_ref or _Target()
+    data = {
+        "id": target.name or endpoint.addresses[0],
+        "address": tcp_address(endpoint.addresses[0], port),
+        "zone": endpoint.zone or "",
+        "state": state,
+        "incarnation": target.uid,
+    }
+    return read_member(data, f"endpoint {endpoint.addresses[0]}")
+
+
+def _port(each: _Slice, wanted: str) -> int | None:
+    """Return the number of the wanted port in a slice; None if it has no such port."""
+    for port in each.ports or ():
+        if wanted in ("", port.name, str(port.port)):
+            return port.port
+    return None
+
+
+def _convert(data: object, kind: type[_T]) -> _T:
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise MembershipError(f"unexpected answer of the API server: {error}") from error
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise MembershipError(f"{path}: {error}; outside a pod, name the file to read") from error

@@ -1,0 +1,155 @@
+"""Decode and validate lists of members, and their addresses, from plain data."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from holdfast.errors import MembershipError
+from holdfast.membership.members import Member, MemberState
+
+MEMBERS_MAX = 1024
+WEIGHT_MAX = 10_000.0
+PORT_MAX = 65_535
+WORD_CHARACTERS_MAX = 253
+"""Longest id, zone or incarnation: as long as a DNS name."""
+
+TCP = "tcp://"
+FIELDS = ("id", "address", "weight", "zone", "state", "incarnation")
+
+_WORD = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]*")
+_TCP = re.compile(r"tcp://(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):(\d{1,5})")
+
+
+def read_members(data: object, at: str) -> tuple[Member, ...]:
+    """Decode `{"members": [...]}`; `at` (a file's path) is the prefix of every error.
+
+    Raises MembershipError with path, key, value, limit and remedy.
+    """
+    if not isinstance(data, Mapping):
+        raise MembershipError(f"{at}: holds {_kind(data)}, not a mapping; write members: [...]")
+    _refuse_unknown(data, ("members",), f"{at}: ")
+    entries = data.get("members")
+    if not isinstance(entries, Sequence) or isinstance(entries, str | bytes):
+        raise MembershipError(f"{at}: members: {_kind(entries)}, not a list; write members: [...]")
+    if len(entries) > MEMBERS_MAX:
+        raise MembershipError(
+            f"{at}: members: {len(entries)} given, at most {MEMBERS_MAX}; split the pool"
+        )
+    members = tuple(
+        read_member(entry, f"{at}: members.{number}") for number, entry in enumerate(entries)
+    )
+    refuse_twice(members, at)
+    return members
+
+
+def read_member(data: object, at: str) -> Member:
+    """Decode one member from a mapping with the fields of `Member`; raises MembershipError."""
+    if not isinstance(data, Mapping):
+        raise MembershipError(f"{at}: {data!r:.80} is {_kind(data)}; write id: and address:")
+    _refuse_unknown(data, FIELDS, f"{at}.")
+    for field in ("id", "address"):
+        if field not in data:
+            raise MembershipError(f"{at}.{field}: missing; add it")
+    return Member(
+        id=_word(data["id"], f"{at}.id"),
+        address=_address(data["address"], f"{at}.address"),
+        weight=_weight(data.get("weight", 1.0), f"{at}.weight"),
+        zone=_word(data.get("zone", ""), f"{at}.zone", least=0),
+        state=_state(data.get("state", MemberState.SERVING), f"{at}.state"),
+        incarnation=_word(data.get("incarnation", ""), f"{at}.incarnation", least=0),
+    )
+
+
+def as_data(member: Member) -> dict[str, object]:
+    """Return the plain data that `read_member` decodes, without the fields at their default."""
+    return {
+        field: getattr(member, field)
+        for field in FIELDS
+        if field in ("id", "address") or getattr(member, field) != getattr(_PLAIN, field)
+    }
+
+
+def refuse_twice(members: Iterable[Member], at: str) -> None:
+    """Raise MembershipError if two members have one id or one address."""
+    ids: dict[str, int] = {}
+    addresses: dict[str, int] = {}
+    for number, member in enumerate(members):
+        for seen, field in ((ids, "id"), (addresses, "address")):
+            value = getattr(member, field)
+            first = seen.setdefault(value, number)
+            if first != number:
+                raise MembershipError(
+                    f"{at}: members.{number}.{field}: {value!r} is also that of members.{first}; "
+                    "give each member its own"
+                )
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return host and port of `tcp://host:port` or `tcp://[v6]:port`; raises MembershipError."""
+    found = _TCP.fullmatch(address)
+    port = int(found[3]) if found else 0
+    if found is None or not 0 < port <= PORT_MAX:
+        raise MembershipError(
+            f"{address!r:.300} is not an address with a port from 1 to {PORT_MAX}; "
+            "write tcp://host:port or tcp://[v6]:port, where the member listens for other nodes"
+        )
+    return found[1] or found[2], port
+
+
+def tcp_address(host: str, port: int) -> str:
+    """Return `tcp://host:port`, with brackets around an IPv6 address."""
+    return f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
+
+
+_PLAIN = Member(id="-", address="-")
+
+
+def _address(value: object, at: str) -> str:
+    try:
+        host_and_port(value if isinstance(value, str) else repr(value))
+    except MembershipError as error:
+        raise MembershipError(f"{at}: {error}") from error
+    return str(value)
+
+
+def _weight(value: object, at: str) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    weight = float(value) if isinstance(value, int | float) and number else math.nan
+    if not 0 < weight <= WEIGHT_MAX:
+        raise MembershipError(
+            f"{at}: {value!r:.80} is not above 0 and at most {WEIGHT_MAX:g}; correct it "
+            "(state: draining takes a member out)"
+        )
+    return weight
+
+
+def _word(value: object, at: str, least: int = 1) -> str:
+    text = value if isinstance(value, str) else ""
+    fits = len(text) <= WORD_CHARACTERS_MAX and (_WORD.fullmatch(text) or not text)
+    if not isinstance(value, str) or not fits or len(text) < least:
+        raise MembershipError(
+            f"{at}: {value!r:.80} is not {least} to {WORD_CHARACTERS_MAX} of A-Z a-z 0-9 . _ : - "
+            "in quotes; correct it"
+        )
+    return text
+
+
+def _state(value: object, at: str) -> MemberState:
+    if not isinstance(value, str) or value not in list(MemberState):
+        known = ", ".join(MemberState)
+        raise MembershipError(f"{at}: {value!r:.80} is not a state; use one of: {known}")
+    return MemberState(value)
+
+
+def _refuse_unknown(data: Mapping[object, object], known: Sequence[str], at: str) -> None:
+    for key in data:
+        if key not in known:
+            raise MembershipError(
+                f"{at}{key}: unknown key; remove it; known here: {', '.join(known)}"
+            )
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else type(value).__name__

@@ -1,0 +1,82 @@
+"""A background thread that calls one function periodically, and logs each error once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+
+_JOIN_S = 10.0
+
+
+class Poller:
+    """Calls `one_round` every `pause_s` until closed.
+
+    If a round raises, its error becomes `trouble`, which is logged when it changes, and the pause
+    doubles up to `pause_max_s`. `interrupt` must make a round that waits for the network return
+    soon.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        one_round: Callable[[], None],
+        pause_s: float,
+        pause_max_s: float,
+        interrupt: Callable[[], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.trouble = ""
+        self.closing = threading.Event()
+        self._awake = threading.Event()
+        self._one_round = one_round
+        self._pause_s = pause_s
+        self._pause_max_s = pause_max_s
+        self._interrupt = interrupt
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. Called once."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop, and wait up to `_JOIN_S` for the round in progress."""
+        self.closing.set()
+        self._awake.set()
+        if self._interrupt is not None:
+            self._interrupt()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+
+    def wake(self) -> None:
+        """Begin the next round now instead of after its pause."""
+        self._awake.set()
+
+    def report(self, trouble: str) -> None:
+        """Set `trouble` and log a change. A round may report success ("") before it ends."""
+        if trouble == self.trouble or self.closing.is_set():
+            return
+        self.trouble = trouble
+        if trouble:
+            _log.warning("%s: %s", self.name, trouble)
+        else:
+            _log.info("%s: recovered", self.name)
+
+    def _run(self) -> None:
+        pause_s = self._pause_s
+        while not self.closing.is_set():
+            self._awake.clear()
+            if self.closing.is_set():  # set just now, and `clear` may have dropped its wake-up
+                return
+            try:
+                self._one_round()
+            except Exception as error:  # noqa: BLE001  # otherwise the thread ends unnoticed
+                self.report(str(error) or repr(error))
+                self._awake.wait(pause_s)
+                pause_s = min(2 * pause_s, self._pause_max_s)
+            else:
+                self.report("")
+                pause_s = self._pause_s
+                self._awake.wait(pause_s)

@@ -1,0 +1,424 @@
+"""The session of one connected engine: answers its requests and owns its leases and reservations.
+
+No other session can end them; they are released when the connection ends. Slots that a dead engine
+may still write to are reused only after `RECLAIM_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable
+from functools import partial
+from typing import Any, NamedTuple
+
+from holdfast.blocks.key import SEGMENT_BYTES
+from holdfast.blocks.namespace import Namespace
+from holdfast.config import DEADLINE_S_MAX
+from holdfast.errors import BlockError, ConfigError, ProtocolError, RefusedError
+from holdfast.fairness.work_slots import WorkItem
+from holdfast.limits import (
+    CHAIN_BLOCKS_MAX,
+    PAYLOAD_BYTES_MAX,
+    RECLAIM_S,
+    RESERVATIONS_MAX,
+    RESERVE_BLOCKS_MAX,
+    RESERVED_BLOCKS_MAX,
+)
+from holdfast.node.local import hints
+from holdfast.node.local.peer_process import PeerProcess
+from holdfast.node.local.recorder import RequestRecorder, recorded
+from holdfast.node.local.threads import OPERATOR, NodeThreads, run, run_fair
+from holdfast.node.local.users import PermittedUsers
+from holdfast.node.local.validation import (
+    BLOCK_TOKENS_MAX,
+    MAX_INLINE_BLOCKS,
+    check_bytes,
+    check_hello,
+    check_within,
+    prompt_tokens,
+    scrub_request,
+    unpack_chain,
+    why_not_followed,
+)
+from holdfast.store.estimates import PLANS_KEPT, EngineCosts, EngineStep, PlanEnding
+from holdfast.store.lookup import PlannedFetch, PromptTokens
+from holdfast.store.store import Store
+from holdfast.wire.local import messages as m
+from holdfast.wire.local.peer_check import ConnectedPeer
+
+_GONE_WITHIN_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class NodeContext(NamedTuple):
+    """What the sessions of a node share: store, threads, permitted users, request recorder."""
+
+    store: Store
+    threads: NodeThreads
+    users: PermittedUsers
+    recorder: RequestRecorder | None = None
+
+
+class NodeSession:
+    """Answers one connection; see `holdfast.wire.local.server.MessageHandler`."""
+
+    def __init__(self, context: NodeContext, hello: m.Hello, peer: ConnectedPeer) -> None:
+        check_hello(hello)
+        store = context.store
+        self._store = store
+        self._threads = context.threads
+        self._recorder = context.recorder
+        self._users = context.users
+        self._user = peer.uid
+        self._check_user(hello)
+        self._leases: set[int] = set()
+        self._reservations: dict[int, int] = {}
+        self._plans = deque[int](maxlen=PLANS_KEPT)
+        self._ended = False
+        self._namespace: Namespace | None = None
+        self._engine = EngineCosts(hello.peer.partition(" ")[0][:80], hello.fingerprint.hex())
+        self.arena_fd: int | None = None
+        self.welcome = m.Welcome(m.PROTOCOL, store.incarnation, b"", 0)
+        if hello.fingerprint or hello.payload_bytes:
+            self._enter(hello)
+        self._process = PeerProcess(peer.pid)
+        _log.info("session peer=%r pid=%d %r", hello.peer[:80], peer.pid, hello.description[:200])
+
+    def _check_user(self, hello: m.Hello) -> None:
+        """Raise RefusedError if the peer's user may not open this session."""
+        try:
+            self._users.check_known(self._user)
+            if hello.fingerprint or hello.payload_bytes:
+                self._users.check_domain(self._user, hello.domain)
+            else:
+                self._users.check_operator(self._user)
+        except RefusedError as error:
+            self._store.audit.deny(f"user {self._user}", str(error))
+            raise
+
+    def _enter(self, hello: m.Hello) -> None:
+        """Check the namespace that a peer names, and share its domain's arena with the peer."""
+        check_bytes("hello.fingerprint", hello.fingerprint)
+        check_within("hello.payload_bytes", hello.payload_bytes, PAYLOAD_BYTES_MAX)
+        check_within("hello.block_tokens", hello.block_tokens, BLOCK_TOKENS_MAX)
+        try:
+            domain_key, domain = self._store.domain(hello.domain)
+        except ConfigError:
+            self._store.audit.deny(f"user {self._user}", f"asked for domain {hello.domain!r}")
+            raise
+        common_key = self._check_publisher(hello, domain)
+        namespace = Namespace(hello.fingerprint, domain, hello.payload_bytes, hello.block_tokens)
+        arena = self._store.arena(domain)
+        if namespace.record_bytes > arena.nbytes:
+            raise BlockError(
+                f"hello.payload_bytes: one block takes {namespace.record_bytes} bytes, the host "
+                f"tier has {arena.nbytes}; raise tiers.0.capacity"
+            )
+        self._check_quotas(hello.domain, namespace)
+        self._namespace = namespace
+        self._engine = self._engine._replace(domain=domain.hex())
+        self.arena_fd = arena.fd
+        incarnation = self._store.incarnation
+        self.welcome = m.Welcome(
+            *(m.PROTOCOL, incarnation, domain_key, arena.nbytes),
+            common_key=common_key,
+            segment_blocks=self._store.options.segment_blocks,
+        )
+
+    def _check_publisher(self, hello: m.Hello, domain: bytes) -> bytes:
+        """Return the public domain's key, empty for a publisher; check a publisher's secret."""
+        store = self._store
+        if not store.is_public(domain):
+            return store.public_key()
+        if not hmac.compare_digest(hello.publish, store.options.publish_token):
+            store.audit.deny(f"user {self._user}", f"would publish in domain {hello.domain!r}")
+            raise RefusedError(
+                f"domain {hello.domain!r} is public: only a publisher opens a session in it; give "
+                "its engine the publish_file that the node has"
+            )
+        return b""
+
+    def _check_quotas(self, name: str, namespace: Namespace) -> None:
+        """Raise BlockError if one block of the namespace exceeds a quota of its domain."""
+        for tier, most in self._store.quotas(namespace.domain).items():
+            if namespace.record_bytes > most:
+                raise BlockError(
+                    f"hello.payload_bytes: one block takes {namespace.record_bytes} bytes, the "
+                    f"quota of domain {name!r} on {tier} is {most}; raise "
+                    f"domains.{name}.quota_bytes.{tier}"
+                )
+
+    def answer(self, request: m.Request) -> m.Reply | Awaitable[m.Reply]:
+        """Answer requests that only change state at once; run the others in a thread."""
+        match request:
+            case m.Cover():
+                return self._cover(request)
+            case m.Fetch():
+                return self._fetch(request)
+            case m.Commit():
+                return self._commit(request)
+            case m.Prestage() | m.Pin() | m.Returns():
+                return self._take_chain_hint(request)
+            case (
+                m.Status()
+                | m.Members()
+                | m.List()
+                | m.Plans()
+                | m.Verify()
+                | m.Drop()
+                | m.Domains()
+            ):
+                return self._report(request)
+            case _:
+                return self._change(request)
+
+    def _cover(self, request: m.Cover) -> m.Reply | Awaitable[m.Reply]:
+        """Answer from the index; in a thread if the chain is long or shared tiers must be asked."""
+        namespace, keys = self._entered(), unpack_chain(request.keys)
+        prompt = prompt_tokens(self._engine, request)
+        self._store.follow(namespace, request.session, keys)
+        if self._recorder is not None and not request.plan:
+            self._recorder.note(recorded(request, namespace, keys, time.time()))
+        common = unpack_chain(request.common)
+        if (
+            common
+            and self._store.options.public_domain
+            and self._store.has_public_copies(namespace, keys, common)
+        ):
+            return self._copy_public(namespace, keys, common, prompt)
+        if len(keys) > MAX_INLINE_BLOCKS or self._store.asks(namespace, keys):
+            return self._ask_shared(namespace, keys, prompt, request.deadline_s)
+        return self._plan(namespace, keys, prompt)
+
+    async def _copy_public(
+        self, namespace: Namespace, keys: list[bytes], common: list[bytes], prompt: PromptTokens
+    ) -> m.Reply:
+        """Copy the blocks that the public domain holds of the chain, then plan."""
+        copy = partial(self._store.copy_public, namespace, keys, common)
+        await run_fair(self._threads.saving, self._work_item(len(common)), copy)
+        return self._plan(namespace, keys, prompt)
+
+    async def _ask_shared(
+        self, namespace: Namespace, keys: list[bytes], prompt: PromptTokens, timeout_s: float
+    ) -> m.Reply:
+        """Look up the chain in shared tiers for at most the engine's timeout, then plan.
+
+        A lookup that is late goes on: its answer serves later requests.
+        """
+        work_item, look = self._work_item(len(keys)), partial(self._store.look, namespace, keys)
+        lookup = self._threads.lookup.submit(work_item, look)
+        await asyncio.wait([asyncio.wrap_future(lookup)], timeout=timeout_s or None)
+        if not lookup.cancel() and lookup.done():
+            lookup.result()
+        plan = partial(self._plan, namespace, keys, prompt)
+        if len(keys) > MAX_INLINE_BLOCKS:
+            return await run_fair(self._threads.lookup, work_item, plan)
+        return plan()
+
+    def _plan(self, namespace: Namespace, keys: list[bytes], prompt: PromptTokens) -> m.Covered:
+        planned = self._store.plan_fetch(namespace, keys, prompt)
+        if planned.number:
+            self._plans.append(planned.number)
+        return _covered(planned)
+
+    def _change(self, request: m.Request) -> m.Reply:
+        match request:
+            case m.Release():
+                return m.Released(self._release(request.lease))
+            case m.Reserve():
+                return self._reserve(request)
+            case m.Observed():
+                return self._learn(request)
+            case m.Closed():
+                return hints.take(self._store, self._entered(), [], request)
+            case m.Abort():
+                if request.ticket in self._reservations:
+                    del self._reservations[request.ticket]
+                    self._store.abort(request.ticket, rest_s=0.0)
+                return m.Done()
+            case _:
+                raise ProtocolError("hello was already sent; open another connection")
+
+    def ended(self) -> None:
+        """Release all leases now, and reservations once it is known whether the engine lives."""
+        self._ended = True
+        for lease in self._leases:
+            self._store.release(lease)
+        self._leases.clear()
+        self._store.estimates.engine_gone(self._engine, list(self._plans))
+        if self._reservations:
+            task = asyncio.ensure_future(self._reclaim())
+            task.add_done_callback(lambda _: self._process.close())
+        else:
+            self._process.close()
+
+    async def _reclaim(self) -> None:
+        rest_s = 0.0 if await self._process.gone(_GONE_WITHIN_S) else RECLAIM_S
+        _log.info("reclaiming reservations=%d rest_s=%g", len(self._reservations), rest_s)
+        for ticket in self._reservations:
+            self._store.abort(ticket, rest_s=rest_s)
+        self._reservations.clear()
+
+    def _entered(self) -> Namespace:
+        if self._namespace is None:
+            raise ProtocolError("this session named no namespace at hello; it may only read status")
+        return self._namespace
+
+    async def _fetch(self, request: m.Fetch) -> m.Fetched:
+        namespace, keys = self._entered(), unpack_chain(request.keys)
+        if not 0 <= request.deadline_s <= DEADLINE_S_MAX:
+            raise ProtocolError(
+                f"fetch.deadline_s: {request.deadline_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
+            )
+        store, asked_at = self._store, self._store.clock.now()
+        fetch = partial(store.fetch, namespace, keys, request.deadline_s)
+        fetched = await run_fair(self._threads.fetching, self._work_item(len(keys)), fetch)
+        lease, took_s = fetched.lease, store.clock.now() - asked_at
+        store.estimates.fetched(
+            self._engine, request.plan, len(fetched.places), took_s, str(fetched.outcome)
+        )
+        if self._ended or not fetched.places:
+            store.release(lease)
+            lease = 0
+        else:
+            self._leases.add(lease)
+        return m.Fetched(
+            lease, fetched.places, fetched.sources, str(fetched.outcome), fetched.reason
+        )
+
+    def _learn(self, request: m.Observed) -> m.Done:
+        self._entered()
+        self._store.learn(
+            self._engine,
+            [EngineStep(*step) for step in request.steps],
+            [PlanEnding(*ending) for ending in request.endings],
+            [
+                (plan, why_not_followed(why), first_token_s)
+                for plan, why, first_token_s in request.not_followed
+            ],
+        )
+        return m.Done()
+
+    def _release(self, lease: int) -> bool:
+        if lease not in self._leases:
+            return False
+        self._leases.remove(lease)
+        return self._store.release(lease)
+
+    def _reserve(self, request: m.Reserve) -> m.Reserved:
+        namespace, keys = self._entered(), unpack_chain(request.keys)
+        check_bytes("reserve.parent", request.parent)
+        if len(keys) > RESERVE_BLOCKS_MAX:
+            raise BlockError(
+                f"reserve.keys: {len(keys)} blocks, the limit is {RESERVE_BLOCKS_MAX}; send fewer "
+                "at once"
+            )
+        if not 0 <= request.depth <= CHAIN_BLOCKS_MAX - len(keys):
+            raise BlockError(
+                f"reserve.depth: {request.depth} plus {len(keys)} blocks is not from 0 to "
+                f"{CHAIN_BLOCKS_MAX}"
+            )
+        if len(request.segment) not in (0, SEGMENT_BYTES):
+            raise BlockError(
+                f"reserve.segment has {len(request.segment)} bytes, not {SEGMENT_BYTES}"
+            )
+        under_way = len(self._reservations), sum(self._reservations.values()) + len(keys)
+        if under_way[0] >= RESERVATIONS_MAX or under_way[1] > RESERVED_BLOCKS_MAX:
+            raise BlockError(
+                f"reserve: {under_way[0]} open reservations with {under_way[1]} blocks, these "
+                f"included; the limits are {RESERVATIONS_MAX} and {RESERVED_BLOCKS_MAX}; commit or "
+                "abort some first"
+            )
+        reserved = self._store.reserve(
+            namespace, keys, request.parent, request.depth, request.segment
+        )
+        self._reservations[reserved.ticket] = len(keys)
+        return m.Reserved(reserved.ticket, reserved.places, str(reserved.outcome))
+
+    async def _commit(self, request: m.Commit) -> m.Committed:
+        retention, ticket = hints.retention(request.retention), request.ticket
+        if ticket not in self._reservations:
+            return m.Committed(0)
+        blocks, commit = (
+            self._reservations.pop(ticket),
+            partial(self._store.commit, ticket, retention),
+        )
+        return m.Committed(await run_fair(self._threads.saving, self._work_item(blocks), commit))
+
+    def _take_chain_hint(
+        self, request: m.Prestage | m.Pin | m.Returns
+    ) -> m.Hinted | Awaitable[m.Hinted]:
+        """Answer a hint about a chain; in a thread if it may ask shared tiers, or read."""
+        namespace, keys = self._entered(), unpack_chain(request.keys)
+        if isinstance(request, m.Returns) and not self._store.has_shared_tiers:
+            return hints.take(self._store, namespace, keys, request)
+        hint = partial(hints.take_chain, self._store, namespace, keys, request)
+        return run_fair(self._threads.hinting, self._work_item(len(keys)), hint)
+
+    def _work_item(self, blocks: int) -> WorkItem:
+        """Return a work item of this session's domain for this many blocks."""
+        namespace = self._entered()
+        return WorkItem(
+            namespace.domain, blocks * namespace.record_bytes, self._store.share(namespace.domain)
+        )
+
+    async def _report(self, request: m.Request) -> m.ReportRequest:
+        """Answer an operator's request about the node as a whole."""
+        self._users.check_operator(self._user)
+        store, data = self._store, dict[str, object]()
+        reporting = self._threads.reporting
+        match request:
+            case m.List():
+                data["blocks"] = await run(reporting, store.listing)
+            case m.Plans():
+                data |= store.estimates.plans()
+            case m.Members():
+                data |= await run(reporting, store.shared)
+            case m.Verify():
+                data |= await run(reporting, store.verify, scrub_request(request))
+            case m.Domains():  # another pool, because an erasure must not wait for a long report
+                data |= await run_fair(
+                    self._threads.lookup, WorkItem(OPERATOR), partial(_domains, store, request)
+                )
+            case m.Drop():
+                drop = store.would_drop if request.step else store.drop
+                data |= await run(reporting, drop, request.fingerprint)
+            case _:
+                data |= await run(reporting, store.status)
+        return m.ReportRequest(data)
+
+
+def _domains(store: Store, request: m.Domains) -> dict[str, Any]:
+    name, step = request.name, request.step
+    match request.action:
+        case "rotate":
+            return store.rotate(name)
+        case "retire" if step == "preview":
+            return store.would_retire(name)
+        case "retire":
+            return store.retire(name, allow_loss=step == "confirmed")
+        case "erase" if step == "preview":
+            return store.would_erase(name)
+        case "erase":
+            return store.erase(name)
+        case _:
+            return store.domains()
+
+
+def _covered(planned: PlannedFetch) -> m.Covered:
+    plan = planned.plan
+    return m.Covered(
+        planned.held,
+        plan.blocks,
+        planned.sources,
+        planned.number,
+        plan.deadline_s,
+        plan.expected_s,
+        plan.recompute_s,
+        plan.reason,
+    )

@@ -1,0 +1,56 @@
+"""The thread pools of a node: sessions run the store's work here, fairly between domains."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from holdfast.fairness.fair_threads import FairThreads
+from holdfast.fairness.work_slots import WorkItem
+
+FETCH_THREADS = 8
+SAVE_THREADS = 4
+
+SPARE_THREADS = 4
+"""Additional threads per pool for domains that arrive while others hold all regular ones."""
+
+HINT_THREADS = 2
+"""Regular threads for hints; there are as many spare ones."""
+
+OPERATOR = b""
+"""The domain of an operator's work, which names none."""
+
+T = TypeVar("T")
+
+
+class NodeThreads:
+    """One pool per kind of work, so that slow fetches or a long `verify` never delay saves.
+
+    Fetches, saves, lookups and hints are scheduled fairly between domains, with spare threads for
+    a domain that arrives while others flood.
+    """
+
+    def __init__(self) -> None:
+        self.fetching = FairThreads(FETCH_THREADS, SPARE_THREADS, "holdfast-fetch")
+        self.saving = FairThreads(SAVE_THREADS, SPARE_THREADS, "holdfast-save")
+        self.lookup = FairThreads(FETCH_THREADS, SPARE_THREADS, "holdfast-ask")
+        self.hinting = FairThreads(HINT_THREADS, HINT_THREADS, "holdfast-hint")
+        self.reporting = ThreadPoolExecutor(1, "holdfast-look")
+
+    def close(self) -> None:
+        """Wait for running work; work that has not begun is cancelled."""
+        for threads in (self.fetching, self.saving, self.lookup, self.hinting):
+            threads.shutdown(cancel_futures=True)
+        self.reporting.shutdown(wait=True, cancel_futures=True)
+
+
+async def run_fair(threads: FairThreads, work_item: WorkItem, work: Callable[[], T]) -> T:
+    """Run work in a fair pool and return its result."""
+    return await asyncio.wrap_future(threads.submit(work_item, work))
+
+
+async def run(pool: ThreadPoolExecutor, work: Callable[..., T], *values: Any) -> T:  # noqa: ANN401  # passed on as they are
+    """Run work in a thread pool and return its result."""
+    return await asyncio.get_running_loop().run_in_executor(pool, work, *values)

@@ -1,0 +1,97 @@
+"""Validate requests of engines: every field has a bound; errors name value and limit."""
+
+from __future__ import annotations
+
+from holdfast.blocks.key import KEY_BYTES, unpack_keys
+from holdfast.config import DEADLINE_S_MAX
+from holdfast.errors import BlockError, NotFollowed, ProtocolError
+from holdfast.limits import CHAIN_BLOCKS_MAX
+from holdfast.store.estimates import EngineCosts
+from holdfast.store.lookup import PromptTokens
+from holdfast.store.scrub import ScrubRequest
+from holdfast.wire.local import messages as m
+
+BLOCK_TOKENS_MAX = 1 << 20
+TOKENS_MAX = CHAIN_BLOCKS_MAX * BLOCK_TOKENS_MAX
+VERIFY_S_MAX = 30.0
+
+PEER_CHARS_MAX = 256
+DOMAIN_CHARS_MAX = 64
+"""As in a configuration."""
+
+DESCRIPTION_CHARS_MAX = 64 << 10
+"""Ample for a fingerprint's description as text."""
+
+PUBLISH_BYTES_MAX = 64
+
+MAX_INLINE_BLOCKS = 4096
+"""A longer chain is planned in a thread: it takes about 10 us a block and delays other sessions."""
+
+
+def unpack_chain(packed: bytes) -> list[bytes]:
+    """Split packed keys; raise BlockError if there are more than `CHAIN_BLOCKS_MAX`."""
+    if len(packed) > CHAIN_BLOCKS_MAX * KEY_BYTES:
+        raise BlockError(
+            f"{len(packed) // KEY_BYTES} keys, the limit is {CHAIN_BLOCKS_MAX}; send fewer at once"
+        )
+    return unpack_keys(packed)
+
+
+def check_hello(hello: m.Hello) -> None:
+    """Raise ProtocolError if a field of a hello is too long, before any other use of it."""
+    for field, length, limit in (
+        ("peer", len(hello.peer), PEER_CHARS_MAX),
+        ("domain", len(hello.domain), DOMAIN_CHARS_MAX),
+        ("description", len(hello.description), DESCRIPTION_CHARS_MAX),
+        ("publish", len(hello.publish), PUBLISH_BYTES_MAX),
+        ("fingerprint", len(hello.fingerprint), KEY_BYTES),
+    ):
+        if length > limit:
+            raise ProtocolError(
+                f"hello.{field} has a length of {length}, the limit is {limit}; shorten it"
+            )
+
+
+def why_not_followed(why: str) -> NotFollowed:
+    """Return the reason of this name; OTHER for a name that only a newer engine knows."""
+    return NotFollowed(why) if why in frozenset(NotFollowed) else NotFollowed.OTHER
+
+
+def prompt_tokens(engine: EngineCosts, request: m.Cover) -> PromptTokens:
+    """Return the prompt of a cover request; raise ProtocolError if a field is out of bounds."""
+    if not 0 <= request.have <= request.tokens <= TOKENS_MAX:
+        raise ProtocolError(
+            f"cover: have {request.have} and tokens {request.tokens} do not satisfy "
+            f"0 <= have <= tokens <= {TOKENS_MAX}"
+        )
+    if not 0 <= request.limit_s <= DEADLINE_S_MAX:
+        raise ProtocolError(
+            f"cover.limit_s: {request.limit_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
+        )
+    if not 0 <= request.deadline_s <= DEADLINE_S_MAX:
+        raise ProtocolError(
+            f"cover.deadline_s: {request.deadline_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
+        )
+    return PromptTokens(engine, request.tokens, request.have, request.limit_s, request.plan)
+
+
+def scrub_request(request: m.Verify) -> ScrubRequest:
+    """Return the blocks to verify; raise ProtocolError if a field is out of bounds."""
+    if not 0 <= request.seconds <= VERIFY_S_MAX or request.rate < 0:
+        raise ProtocolError(
+            f"verify: {request.seconds:g} s at {request.rate} bytes/s; seconds must be from 0 to "
+            f"{VERIFY_S_MAX:g}, and the rate not negative"
+        )
+    return ScrubRequest(request.fingerprint, request.start, request.seconds, request.rate)
+
+
+def check_bytes(what: str, value: bytes) -> None:
+    """Raise BlockError unless a value has the length of a key."""
+    if len(value) != KEY_BYTES:
+        raise BlockError(f"{what} has {len(value)} bytes, not {KEY_BYTES}")
+
+
+def check_within(what: str, value: int, limit: int) -> None:
+    """Raise BlockError unless a number is from 1 to the limit."""
+    if not 1 <= value <= limit:
+        raise BlockError(f"{what} is {value}, not from 1 to {limit}")

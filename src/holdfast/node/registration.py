@@ -1,0 +1,48 @@
+"""Announce a registered target's state: joining, serving, and draining before it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Protocol
+
+from holdfast.membership.members import MemberState
+from holdfast.store.store import Store
+
+_POLL_S = 0.2
+
+
+class Registration(Protocol):
+    """This target's entry in the list of members."""
+
+    def announce(self, state: MemberState) -> None:
+        """Publish a state soon."""
+        ...
+
+
+class RegisteredTarget:
+    """Keeps the entry's state current while the target runs. The caller owns the entry."""
+
+    def __init__(self, store: Store, entry: Registration, drain_s: float) -> None:
+        self._store = store
+        self._entry = entry
+        self._drain_s = drain_s
+
+    async def until(self, over: asyncio.Event) -> None:
+        """Wait for `over`, announce draining, and return `drain_s` later or if `over` is set again.
+
+        While it drains, the target still serves, and clients place no new segments on it.
+        """
+        joining = asyncio.get_running_loop().create_task(self._join())
+        await over.wait()
+        joining.cancel()
+        self._entry.announce(MemberState.DRAINING)
+        over.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), self._drain_s)
+
+    async def _join(self) -> None:
+        """Announce serving when recovery of the disk tiers has ended."""
+        while not self._store.recovery.wait(0):  # noqa: ASYNC110  # a thread's end sets no event
+            await asyncio.sleep(_POLL_S)
+        self._entry.announce(MemberState.SERVING)

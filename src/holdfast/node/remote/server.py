@@ -1,0 +1,268 @@
+"""The target: this node's store for other nodes, over TCP, one thread a connection.
+
+A peer is authenticated before any other message is read: by TLS with certificates on both sides, a
+token, or both. Without either, the target listens on a loopback address only, and the peer must be
+a process of this process's user or of root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+from typing import NamedTuple
+
+from holdfast.errors import BusyError, ConfigError, ProtocolError, RefusedError
+from holdfast.node.remote.peer_memory import PeerMemory
+from holdfast.node.remote.service import TargetService
+from holdfast.node.remote.session import ReceiveBuffer, TargetSession
+from holdfast.wire.address import TCP, HostPort, tcp_endpoint
+from holdfast.wire.frame import CONNECTION_ID, encode
+from holdfast.wire.local.messages import Refused
+from holdfast.wire.remote.messages import TARGET_PROTOCOL, Challenge, Join, Joined
+from holdfast.wire.remote.peer_user import ROOT, check_peer, peer_user
+from holdfast.wire.remote.stream import Deadline, PlainStream, Stream, TlsStream, tune, wrap
+from holdfast.wire.remote.token import TokenClaims, check, nonce, prove, proves
+
+_NOT_OPEN = (
+    "give the target tls or tokens, or set open: true in its configuration if every local user may "
+    "enter"
+)
+
+HOST_SHARE = 0.75
+"""Share of the unauthenticated connections that one host may have."""
+
+_BACKLOG = 512
+_ACCEPT_REST_S = 0.1
+_JOIN_S = 10.0
+_log = logging.getLogger(__name__)
+
+
+class EntryRules(NamedTuple):
+    """What a peer must show: a certificate that `tls` accepts, a token made with `token_key`.
+
+    If neither is set, the peer must be a process of this process's user or of root on this machine,
+    unless `any_user`.
+    """
+
+    tls: ssl.SSLContext | None = None
+    token_key: bytes = b""
+    any_user: bool = False
+
+    def check_user(self, connected: socket.socket) -> None:
+        """Raise RefusedError for a peer of another user, if there is neither TLS nor a token."""
+        if self.tls is None and not self.token_key and not self.any_user:
+            allowed = frozenset({os.geteuid(), ROOT})
+            check_peer(peer_user(connected), allowed, "the peer", _NOT_OPEN)
+
+
+def bind(address: str) -> socket.socket:
+    """Return a bound socket that does not listen yet; raise ConfigError or BusyError."""
+    endpoint = tcp_endpoint(address)
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            *endpoint, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"listen: {address!r}: {error.strerror}; name an address here") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        tune(listener, endpoint)
+        listener.bind(place)
+    except OSError as error:
+        listener.close()
+        kind_of = BusyError if error.errno == errno.EADDRINUSE else ConfigError
+        raise kind_of(f"listen: {address!r}: {error.strerror}; choose another") from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return where a bound socket can be reached, its port filled in."""
+    host, port = listener.getsockname()[:2]
+    return f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
+
+
+class TargetServer:
+    """Serves one listening socket, and owns it."""
+
+    def __init__(self, listener: socket.socket, service: TargetService, entry: EntryRules) -> None:
+        self._listener = listener
+        self._service = service
+        self._entry = entry
+        self._limits = service.limits
+        self._lock = threading.Lock()
+        self._peers: dict[socket.socket, Stream | None] = {}
+        self._threads: set[threading.Thread] = set()
+        self._joining = Counter[str]()
+        self._closing = False
+        self._acceptor = threading.Thread(target=self._accept, name="holdfast-accept", daemon=True)
+
+    def start(self) -> None:
+        """Let peers connect."""
+        self._listener.listen(_BACKLOG)
+        self._acceptor.start()
+
+    def close(self) -> None:
+        """Stop listening, cut every connection, and wait for their threads to leave the store."""
+        with self._lock:
+            self._closing = True
+            peers = dict(self._peers)
+        for connected, stream in peers.items():
+            with contextlib.suppress(OSError):
+                stream.cut() if stream else connected.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        if self._acceptor.ident is not None:
+            self._acceptor.join(_JOIN_S)
+        self._listener.close()
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join(_JOIN_S)
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                connected, peer = self._listener.accept()
+            except OSError as error:
+                if not self._closing:
+                    _log.warning("accept failed: %s", error)
+                    time.sleep(_ACCEPT_REST_S)  # out of descriptors: give connections time to end
+                continue
+            self._service.counters.accepted += 1
+            if not self._admit(connected, HostPort(*peer[:2])):
+                self._service.counters.turned_away += 1
+                connected.close()
+
+    def _admit(self, connected: socket.socket, peer: HostPort) -> bool:
+        with self._lock:
+            too_many = (
+                len(self._peers) >= self._limits.connections
+                or self._joining.total() >= self._limits.handshakes
+                or self._joining[peer.host] >= HOST_SHARE * self._limits.handshakes
+            )
+            if self._closing or too_many:
+                return False
+            self._peers[connected] = None
+            self._joining[peer.host] += 1
+            self._service.counters.connections = len(self._peers)
+            thread = threading.Thread(
+                target=self._serve, args=(connected, peer), name="holdfast-peer", daemon=True
+            )
+            self._threads.add(thread)
+        return self._begin(thread, connected, peer)
+
+    def _begin(self, thread: threading.Thread, connected: socket.socket, peer: HostPort) -> bool:
+        """Start a connection's thread; return False if the system has no more threads."""
+        try:
+            thread.start()
+        except RuntimeError as error:  # the limit of processes, or of memory for stacks
+            _log.warning("a connection is turned away: %s; raise the limit of threads", error)
+            self._handshake_ended(peer)
+            self._forget(connected, thread)
+            return False
+        return True
+
+    def _serve(self, connected: socket.socket, peer: HostPort) -> None:
+        joined, why = False, ""
+        stream: Stream | None = None
+        try:
+            tune(connected, peer)
+            deadline = Deadline.within(self._limits.handshake_s)
+            stream = self._open(connected)
+            with self._lock:
+                self._peers[connected] = stream
+                if self._closing:  # `close` may have seen only the socket, not this stream
+                    raise ConnectionAbortedError
+            if isinstance(stream, TlsStream):
+                stream.shake_hands(deadline)
+            session = self._join(connected, stream, deadline)
+            joined = True
+            self._handshake_ended(peer)
+            with contextlib.closing(session):
+                session.serve()
+        except ConnectionError as error:
+            why = "" if joined else str(error)
+        except (OSError, ProtocolError, RefusedError) as error:
+            why = str(error)
+            if isinstance(error, RefusedError | ssl.SSLError):
+                self._service.store.audit.deny(f"host {peer.host}", why)
+        finally:
+            if not joined:
+                self._handshake_ended(peer)
+            if why:
+                self._service.counters.protocol_errors += 1
+                _log.warning("connection ended peer=%s:%d: %s", *peer, why)
+            self._forget(connected, threading.current_thread())
+            if stream is not None:
+                stream.close()
+            connected.close()
+
+    def _handshake_ended(self, peer: HostPort) -> None:
+        with self._lock:
+            self._joining[peer.host] -= 1
+            if not self._joining[peer.host]:
+                del self._joining[peer.host]
+
+    def _forget(self, connected: socket.socket, thread: threading.Thread) -> None:
+        with self._lock:
+            self._peers.pop(connected, None)
+            self._threads.discard(thread)
+            self._service.counters.connections = len(self._peers)
+
+    def _open(self, connected: socket.socket) -> Stream:
+        if self._entry.tls is None:
+            return PlainStream(connected)
+        return wrap(connected, self._entry.tls)
+
+    def _join(self, connected: socket.socket, stream: Stream, deadline: Deadline) -> TargetSession:
+        """Challenge the peer; return its session, or send the refusal and raise RefusedError."""
+        ours = nonce()
+        agent = self._service.agent
+        challenge = Challenge(TARGET_PROTOCOL, ours, nixl=agent is not None)
+        stream.send([encode(CONNECTION_ID, challenge)], deadline)
+        inbox = ReceiveBuffer(stream)
+        joining = inbox.next(deadline.seconds(), self._limits.body_s)
+        if not isinstance(joining.message, Join):
+            raise ProtocolError(f"the first message is {type(joining.message).__name__}, not Join")
+        try:
+            self._entry.check_user(connected)
+            claims, proof = self._authenticate(joining.message, ours + joining.message.nonce)
+        except RefusedError as error:
+            self._service.counters.refused += 1
+            stream.send([encode(joining.request_id, Refused(str(error)))], deadline)
+            raise
+        service = self._service
+        peer_memory = PeerMemory.over(agent, joining.message.nixl)
+        joined = Joined(
+            *(TARGET_PROTOCOL, service.store.incarnation, proof, service.epoch),
+            nixl=peer_memory is not None,
+        )
+        stream.send([encode(joining.request_id, joined)], deadline)
+        _log.info("session peer=%r claims=%s", joining.message.peer[:80], claims)
+        return TargetSession(service, stream, inbox, claims, peer_memory)
+
+    def _authenticate(self, join: Join, nonces: bytes) -> tuple[TokenClaims | None, bytes]:
+        """Return the peer's claims and this target's proof; raise RefusedError if refused."""
+        if join.protocol != TARGET_PROTOCOL:
+            raise RefusedError(
+                f"protocol version {join.protocol} is not spoken here, {TARGET_PROTOCOL} is; "
+                "install the same version of holdfast on both sides"
+            )
+        if not self._entry.token_key:
+            return None, b""
+        if not join.claims:
+            raise RefusedError("token: this target requires one; name it in tokens.file")
+        token = check(self._entry.token_key, join.claims, time.time())
+        if not proves(token, "peer", nonces, join.proof):
+            raise RefusedError(
+                "token: not made with this target's key; make one with `holdfast token`"
+            )
+        return token.claims, prove(token, "target", nonces)

@@ -1,0 +1,229 @@
+"""What all connections of a target share: store, limits, counters, send budget, staging threads."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from typing import NamedTuple
+
+from holdfast.blocks.namespace import Namespace
+from holdfast.fairness.fair_threads import FairThreads
+from holdfast.fairness.work_slots import Priority, WorkItem
+from holdfast.limits import (
+    BODY_S,
+    CONNECTIONS_MAX,
+    HANDSHAKE_S,
+    HANDSHAKES_MAX,
+    IDLE_S,
+    MIB,
+    PACE_BYTES,
+    PACE_S,
+)
+from holdfast.node.remote.send_budget import SendBudget, SendScheduler
+from holdfast.store.store import Store
+from holdfast.wire.remote.nixl import NixlAgent
+from holdfast.wire.remote.stream import ProgressLimit
+
+STAGE_THREADS = 2
+STAGED_MAX = 256
+"""Maximum of waiting stage requests per domain; more are dropped, because they are only hints."""
+
+LEASED_SHARE = 0.25
+"""Share of host memory that peers may lease in all; the rest stays available for puts."""
+
+_STAGE_S = 60.0
+_DISCARD_BYTES = 2 * MIB
+_RECEIVING_SHARE = 0.5
+_RECEIVING_BURST = 1.5
+"""A domain's first message may exceed the receive limit, up to this multiple of it in all."""
+
+_UNKNOWN_DOMAIN = b""
+"""The one domain that all domains without a key or records here count as."""
+
+_SENDING_SHARE = 0.5
+_log = logging.getLogger(__name__)
+
+
+class TargetLimits(NamedTuple):
+    """Limits on peers; times in seconds.
+
+    At most `handshakes` connections may be in the handshake, each for at most `handshake_s`. A
+    payload must progress by `pace_bytes` in every `pace_s`.
+    """
+
+    connections: int = CONNECTIONS_MAX
+    handshakes: int = HANDSHAKES_MAX
+    handshake_s: float = HANDSHAKE_S
+    idle_s: float = IDLE_S
+    body_s: float = BODY_S
+    pace_s: float = PACE_S
+    pace_bytes: int = PACE_BYTES
+
+
+class TargetCounters:
+    """Counters of a target since its start."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.accepted = 0
+        self.turned_away = 0
+        self.protocol_errors = 0
+        self.requests = 0
+        self.refused = 0
+        self.corrupt = 0
+        self.received_bytes = 0
+        self.sent_bytes = 0
+
+
+class RemoteLease:
+    """The bytes `granted` to a lease, and the bytes `taken` by it."""
+
+    def __init__(self, granted: int) -> None:
+        self.granted = granted
+        self.taken = 0
+
+
+class TargetService:
+    """One store, served to other nodes. Close it before the store."""
+
+    def __init__(self, store: Store, limits: TargetLimits | None = None) -> None:
+        self.store = store
+        self.limits = limits or TargetLimits()
+        self.epoch = 0
+        """Epoch of this target's view of the pool, sent with every answer; informational."""
+        self.counters = TargetCounters()
+        self.agent: NixlAgent | None = None
+        """The NIXL agent, for peers that use NIXL; set by `offer_nixl` while serving."""
+        self._lock = threading.Lock()
+        self._receiving_most = int(_RECEIVING_SHARE * store.host_bytes)
+        self._receiving: Counter[bytes] = Counter()
+        self._leased_most = int(LEASED_SHARE * store.host_bytes)
+        self._leases: dict[int, tuple[float, int]] = {}
+        self._lease_numbers = count()
+        self.send_budget = SendBudget(int(_SENDING_SHARE * store.host_bytes))
+        self.scheduler = SendScheduler()
+        self._discard = memoryview(bytearray(_DISCARD_BYTES))
+        self._stagers = FairThreads(STAGE_THREADS, 1, "holdfast-stage")
+        self._staged: Counter[bytes] = Counter()
+
+    def offer_nixl(self) -> None:
+        """Create a NIXL agent and register every arena; if that fails, records go over TCP.
+
+        Records also go over TCP if blocks are sealed here, because a sealed record is made outside
+        the arena.
+        """
+        if self.store.is_sealed:
+            _log.info("nixl is not offered: blocks are sealed here and go over TCP")
+            return
+        try:
+            agent = NixlAgent("target")
+            for arena in self.store.arenas():
+                agent.register(arena.view)
+        except Exception as error:  # noqa: BLE001  # a third-party library; TCP is the fallback
+            _log.warning("NIXL is installed but failed, records go over TCP: %s", error)
+            return
+        self.agent = agent
+        _log.info("nixl offered")
+
+    def pace(self) -> ProgressLimit:
+        """Return a new progress limit for one payload."""
+        return ProgressLimit(self.limits.pace_bytes, self.limits.pace_s)
+
+    @contextmanager
+    def receiving(self, nbytes: int, domain: bytes) -> Iterator[bool]:
+        """Yield whether `nbytes` may be received into slots now; they count until the exit.
+
+        If several domains send, each may have at most half of the receive limit under way. One
+        message per domain may exceed this, up to `_RECEIVING_BURST` times the limit in all; the
+        store decides how much of it gets slots. All unknown domains count as one, so that a peer
+        that invents a domain per message cannot take all of the memory.
+        """
+        domain = domain if self.store.knows(domain) else _UNKNOWN_DOMAIN
+        with self._lock:
+            under_way = self._receiving
+            own, sum_bytes = under_way[domain] + nbytes, under_way.total() + nbytes
+            most = self._receiving_most
+            if own == nbytes:
+                granted = own == sum_bytes or sum_bytes <= _RECEIVING_BURST * most
+            else:
+                granted = sum_bytes <= most and (own == sum_bytes or 2 * own <= most)
+            if granted:
+                under_way[domain] = own
+        try:
+            yield granted
+        finally:
+            if granted:
+                with self._lock:
+                    under_way[domain] -= nbytes
+                    if not under_way[domain]:
+                        del under_way[domain]
+
+    @contextmanager
+    def leasing(self, nbytes: int, ttl_s: float) -> Iterator[RemoteLease]:
+        """Reserve memory for a lease before promotion; the part not `taken` is released on exit.
+
+        Limits the bytes that peers may hold in memory by leases at once. Reads do not count.
+        """
+        with self._lock:
+            now = self.store.clock.now()
+            self._leases = {n: lease for n, lease in self._leases.items() if lease[0] > now}
+            left = self._leased_most - sum(leased for _, leased in self._leases.values())
+            leasing, number = RemoteLease(min(nbytes, left)), next(self._lease_numbers)
+            self._leases[number] = (math.inf, leasing.granted)
+        try:
+            yield leasing
+        finally:
+            with self._lock:
+                del self._leases[number]
+                if leasing.taken:
+                    self._leases[number] = (self.store.clock.now() + ttl_s, leasing.taken)
+
+    def discarding(self, nbytes: int) -> list[memoryview]:
+        """Return buffers for bytes to discard; all connections share the same memory."""
+        whole, rest = divmod(nbytes, len(self._discard))
+        return [self._discard] * whole + ([self._discard[:rest]] if rest else [])
+
+    def stage(self, namespace: Namespace, keys: Sequence[bytes]) -> int:
+        """Queue the promotion of the leading run of blocks; return its length, 0 if dropped."""
+        blocks, domain = self.store.cover(namespace, keys).blocks, namespace.domain
+        with self._lock:
+            if not blocks or self._staged[domain] >= STAGED_MAX:
+                return 0
+            self._staged[domain] += 1
+        work_item = WorkItem(
+            domain, blocks * namespace.record_bytes, self.store.share(domain), Priority.PREFETCH
+        )
+        try:
+            self._stagers.submit(work_item, partial(self._promote, namespace, keys[:blocks]))
+        except RuntimeError:  # no thread can be started, or shutdown: a hint may be dropped
+            self._stage_ended(domain)
+            return 0
+        return blocks
+
+    def status(self) -> dict[str, int]:
+        """Return the counters, and the bytes in memory that are being sent."""
+        return {**vars(self.counters), "sending_bytes": self.send_budget.total()}
+
+    def close(self) -> None:
+        """Wait for running stage requests; drop the waiting ones."""
+        self._stagers.shutdown(cancel_futures=True)
+
+    def _promote(self, namespace: Namespace, keys: Sequence[bytes]) -> None:
+        try:
+            self.store.release(
+                self.store.fetch_unverified(namespace, keys, _STAGE_S, Priority.PREFETCH).lease
+            )
+        finally:
+            self._stage_ended(namespace.domain)
+
+    def _stage_ended(self, domain: bytes) -> None:
+        with self._lock:
+            self._staged[domain] -= 1
+            if not self._staged[domain]:
+                del self._staged[domain]

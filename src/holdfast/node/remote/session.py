@@ -1,0 +1,411 @@
+"""One connection of another node to this target: receives and sends whole records.
+
+An incoming record is received directly into a slot of the arena, and published when it is complete.
+An outgoing record is sent directly from its slot, which is leased until then. A record without a
+free slot is received into a discard buffer, so that the connection stays in sync.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from holdfast.blocks.envelope import HEADER_BYTES as RECORD_HEADER_BYTES
+from holdfast.blocks.envelope import Header, read_header, record_bytes
+from holdfast.blocks.key import KEY_BYTES, unpack_keys
+from holdfast.blocks.namespace import Namespace
+from holdfast.config import DEADLINE_S_MAX
+from holdfast.errors import FormatError, HoldfastError, Outcome, ProtocolError, RefusedError
+from holdfast.fairness.work_slots import WorkItem
+from holdfast.limits import (
+    CHAIN_BLOCKS_MAX,
+    FRAME_BODY_BYTES_MAX,
+    FRAME_PAYLOAD_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+)
+from holdfast.node.remote.peer_memory import PeerMemory
+from holdfast.node.remote.send_budget import SMALL_BYTES
+from holdfast.node.remote.service import TargetService
+from holdfast.store.fetch import FetchResult
+from holdfast.store.receive import ReceiveSlot
+from holdfast.store.store import Store
+from holdfast.wire.frame import HEADER_BYTES, FrameHead, encode, plain, read_head
+from holdfast.wire.local.messages import List, Refused, ReportRequest, Status
+from holdfast.wire.remote import messages as m
+from holdfast.wire.remote.nixl import MoveLostError
+from holdfast.wire.remote.stream import Deadline, IdleLimit, Stream
+from holdfast.wire.remote.token import CLOCK_SKEW_S, TokenClaims, Verb
+
+HANDSHAKE_BYTES_MAX = 128 << 10
+"""Maximum message size before authentication: a token and NIXL metadata fit."""
+
+LEASE_TTL_S_MAX = 300.0
+_PROMOTION_S = 5.0
+_BODY_BUFFER_BYTES = 64 << 10
+_BUDGET_FULL = "the send budget of this domain is used up; read what was sent, or ask later"
+
+T = TypeVar("T")
+_DECODER = msgspec.msgpack.Decoder(m.TargetRequest)
+_NEEDS: dict[type[msgspec.Struct], Verb] = {m.PutRecords: "write", m.DeleteBlocks: "delete"}
+_log = logging.getLogger(__name__)
+
+
+class ReadRequest(NamedTuple):
+    """One request and the length of the payload that follows it."""
+
+    message: m.TargetRequest
+    request_id: int
+    payload_bytes: int
+
+
+class _Order(NamedTuple):
+    """Records to send; `spans`: their place in the peer's memory, empty for the stream."""
+
+    asked: ReadRequest
+    spans: bytes
+    namespace: Namespace
+    keys: Sequence[bytes]
+    work_item: WorkItem
+
+
+class ReceiveBuffer:
+    """Receives requests. Their ids must count up from 1, so that no request can be replayed."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.body_bytes_max = HANDSHAKE_BYTES_MAX
+        """Limit of a message body; the session raises it after authentication."""
+        self._stream = stream
+        self._last_id = 0
+        self._head = memoryview(bytearray(HEADER_BYTES))
+        self._body = memoryview(bytearray(_BODY_BUFFER_BYTES))
+
+    def next(self, idle_s: float, body_s: float) -> ReadRequest:
+        """Wait up to `idle_s` for a request to begin, then up to `body_s` for the rest of it.
+
+        Raises OSError on timeout and ProtocolError for an invalid request.
+        """
+        self._stream.receive([self._head], IdleLimit(idle_s, body_s))
+        head = read_head(self._head)
+        if head.request_id != self._last_id + 1:
+            raise ProtocolError(f"request {head.request_id} follows request {self._last_id}")
+        self._last_id = head.request_id
+        if head.body_bytes > self.body_bytes_max:
+            raise ProtocolError(
+                f"request {head.request_id} announces {head.body_bytes} bytes, the limit is "
+                f"{self.body_bytes_max}"
+            )
+        if head.body_bytes > len(self._body):
+            self._body = memoryview(bytearray(head.body_bytes))
+        body = self._body[: head.body_bytes]
+        self._stream.receive([body], Deadline.within(body_s))
+        message = self._decode(head, body)
+        if head.payload_bytes and not isinstance(message, m.PutRecords):
+            raise ProtocolError(
+                f"{type(message).__name__} has a payload of {head.payload_bytes} bytes, not 0"
+            )
+        return ReadRequest(message, head.request_id, head.payload_bytes)
+
+    def _decode(self, head: FrameHead, body: memoryview) -> m.TargetRequest:
+        try:
+            message: m.TargetRequest = _DECODER.decode(body)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise ProtocolError(
+                f"request {head.request_id} cannot be decoded: {plain(error)}"
+            ) from error
+        return message
+
+
+class TargetSession:
+    """Answers one authenticated connection, one request at a time, in the connection's thread."""
+
+    def __init__(
+        self,
+        service: TargetService,
+        stream: Stream,
+        inbox: ReceiveBuffer,
+        claims: TokenClaims | None,
+        peer_memory: PeerMemory | None = None,
+    ) -> None:
+        self._service = service
+        self._store: Store = service.store
+        self._stream = stream
+        self._inbox = inbox
+        inbox.body_bytes_max = FRAME_BODY_BYTES_MAX
+        self._claims = claims
+        self._peer_memory = peer_memory
+
+    def close(self) -> None:
+        """Remove the peer's memory from the NIXL agent."""
+        if self._peer_memory is not None:
+            self._peer_memory.close()
+
+    def serve(self) -> None:
+        """Answer until the connection ends. Raises OSError or ProtocolError, which end it."""
+        limits = self._service.limits
+        while True:
+            asked = self._inbox.next(limits.idle_s, limits.body_s)
+            self._service.counters.requests += 1
+            match asked.message:
+                case m.PutRecords():
+                    self._reply(asked, self._put(asked.message, asked.payload_bytes))
+                case m.GetRecords():
+                    self._get(asked, asked.message)
+                case _:
+                    self._reply(asked, self._answer(asked.message))
+
+    def _reply(self, asked: ReadRequest, reply: m.TargetReply) -> None:
+        self._stream.send([encode(asked.request_id, reply)], self._service.pace())
+
+    def _refusal(self, error: Exception) -> Refused:
+        self._service.counters.refused += 1
+        if isinstance(error, RefusedError) and self._claims is not None:
+            self._store.audit.deny(f"peer {self._claims.peer}", str(error))
+        if isinstance(error, HoldfastError):
+            return Refused(str(error))
+        _log.error("request failed", exc_info=error)
+        return Refused(f"the target failed: {type(error).__name__}; see its log")
+
+    def _answer(self, request: m.TargetRequest) -> m.TargetReply:
+        try:
+            self._check_may(request)
+            return self._state(request)
+        except Exception as error:  # noqa: BLE001  # one bad request never ends a target
+            return self._refusal(error)
+
+    def _state(self, request: m.TargetRequest) -> m.TargetReply:
+        """Answer a request that has no payload in either direction."""
+        store, epoch = self._store, self._service.epoch
+        match request:
+            case m.ExistBlocks():
+                return m.Existing(store.held(*_named(request)), epoch)
+            case m.DeleteBlocks() | m.SuspectBlocks():
+                act = store.forget if isinstance(request, m.DeleteBlocks) else store.check_suspects
+                return m.Counted(act(*_named(request)), epoch)
+            case m.StageBlocks():
+                return m.Counted(self._service.stage(*_named(request)), epoch)
+            case m.RemoteLeased():
+                return m.Counted(self._lease(request), epoch)
+            case Status():
+                return ReportRequest({**store.status(), "target": self._service.status()})
+            case List():
+                return ReportRequest({"blocks": store.listing()})
+            case _:
+                raise ProtocolError(f"{type(request).__name__} was already sent")
+
+    def _lease(self, request: m.RemoteLeased) -> int:
+        if not 0 < request.ttl_s <= LEASE_TTL_S_MAX:
+            raise ProtocolError(
+                f"lease.ttl_s: {request.ttl_s:g} is not above 0 and at most {LEASE_TTL_S_MAX:g}"
+            )
+        namespace, keys = _named(request)
+        wanted = self._store.cover(namespace, keys).blocks * namespace.record_bytes
+        with self._service.leasing(wanted, request.ttl_s) as leasing:
+            fetched = self._store.fetch_unverified(
+                namespace, keys[: leasing.granted // namespace.record_bytes], _PROMOTION_S
+            )
+            try:
+                blocks = self._store.lease(namespace, keys[: len(fetched.places)], request.ttl_s)
+            finally:
+                self._store.release(fetched.lease)
+            leasing.taken = blocks * namespace.record_bytes
+        return blocks
+
+    def _get(self, asked: ReadRequest, request: m.GetRecords) -> None:
+        budget = self._service.send_budget
+        try:
+            self._check_may(request)
+            if not 0 <= request.deadline_s <= DEADLINE_S_MAX:
+                raise ProtocolError(
+                    f"get.deadline_s: {request.deadline_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
+                )
+            order = self._order(asked, request)
+        except Exception as error:  # noqa: BLE001  # one bad request never ends a target
+            self._reply(asked, self._refusal(error))
+            return
+        late_at = time.monotonic() + request.deadline_s
+        if not budget.acquire(order.work_item, request.deadline_s):
+            self._reply(asked, m.RecordsFollow(0, Outcome.LATE, _BUDGET_FULL, self._service.epoch))
+            return
+        try:
+            self._fetch_unverified(order, max(0.0, late_at - time.monotonic()))
+        finally:
+            budget.release(order.work_item)
+
+    def _order(self, asked: ReadRequest, request: m.GetRecords) -> _Order:
+        namespace, keys = _named(request)
+        size = namespace.record_bytes
+        blocks = min(FRAME_PAYLOAD_BYTES_MAX // size, len(keys))
+        if blocks * size > SMALL_BYTES:
+            blocks = min(blocks, self._store.cover(namespace, keys[:blocks]).blocks)
+        work_item = WorkItem(namespace.domain, blocks * size, self._store.share(namespace.domain))
+        return _Order(asked, request.spans, namespace, keys[:blocks], work_item)
+
+    def _fetch_unverified(self, order: _Order, timeout_s: float) -> None:
+        """Fetch the ordered records and send those that are in memory in time."""
+        try:
+            fetched = self._store.fetch_unverified(order.namespace, order.keys, timeout_s)
+        except Exception as error:  # noqa: BLE001  # one bad request never ends a target
+            self._reply(order.asked, self._refusal(error))
+            return
+        try:
+            self._send(order, fetched)
+        finally:
+            self._store.release(fetched.lease)
+
+    def _send(self, order: _Order, fetched: FetchResult) -> None:
+        """Send fetched records; their lease keeps them in place, however slow the peer is."""
+        asked, namespace, scheduler = order.asked, order.namespace, self._service.scheduler
+        records = self._store.outgoing(namespace, fetched.lease, fetched.places)
+        outcome = fetched.outcome if len(records) == len(fetched.places) else Outcome.LATE
+        reason = "" if outcome is Outcome.OK else fetched.reason
+        reply = m.RecordsFollow(len(records), outcome, reason, self._service.epoch)
+        nbytes = sum(map(len, records))
+        work_item = (
+            order.work_item
+            if nbytes == order.work_item.cost
+            else order.work_item._replace(cost=nbytes)
+        )
+        if order.spans:
+            scheduler.enter(work_item)
+            try:
+                self._required_memory().write(order.spans, records)
+            finally:
+                scheduler.leave(work_item)
+            self._reply(asked, reply)
+        else:
+            frame = encode(asked.request_id, reply, nbytes)
+            scheduler.send(self._stream, [frame, *records], work_item, self._service.pace())
+        self._service.counters.sent_bytes += nbytes
+
+    def _put(self, request: m.PutRecords, payload_bytes: int) -> m.TargetReply:
+        headers = _headers(request.headers)
+        sizes = [record_bytes(header.payload_bytes) for header in headers]
+        if request.spans and not payload_bytes:
+            return self._read_put(request, headers, sum(sizes))
+        if sum(sizes) != payload_bytes:
+            raise ProtocolError(f"{sum(sizes)} bytes of records announced, {payload_bytes} follow")
+        with self._receive_slots(request, headers, payload_bytes) as (slots, refusal):
+            parts: list[memoryview] = []
+            for i, size in enumerate(sizes):
+                slot = slots[i].slot if slots else None
+                parts += self._service.discarding(size) if slot is None else [slot]
+            self._stream.receive(parts, self._service.pace())
+            self._service.counters.received_bytes += payload_bytes
+        return self._publish(slots, refusal, request.headers)
+
+    def _read_put(
+        self, request: m.PutRecords, headers: Sequence[Header], nbytes: int
+    ) -> m.TargetReply:
+        """Read those records from the peer's memory for which there is a slot."""
+        peer_memory = self._required_memory()
+        with self._receive_slots(request, headers, nbytes) as (slots, refusal):
+            if slots:
+                peer_memory.read(request.spans, [each.slot for each in slots])
+            read_bytes = sum(len(each.slot) for each in slots if each.slot is not None)
+            self._service.counters.received_bytes += read_bytes
+        return self._publish(slots, refusal, request.headers)
+
+    def _required_memory(self) -> PeerMemory:
+        if self._peer_memory is None:
+            raise ProtocolError("spans without an agent: NIXL was not agreed on")
+        return self._peer_memory
+
+    def _publish(
+        self, slots: Sequence[ReceiveSlot], refusal: Refused | None, announced: bytes
+    ) -> m.TargetReply:
+        """Publish the received records; the reply states for each whether it is held now."""
+        if refusal is not None:
+            return refusal
+        try:
+            outcomes = self._store.publish_received(slots, announced)
+        except Exception as error:  # noqa: BLE001  # one bad request never ends a target
+            return self._refusal(error)
+        if slots and Outcome.CORRUPT in outcomes:
+            self._service.counters.corrupt += outcomes.count(Outcome.CORRUPT)
+        held = bytes(outcome is Outcome.OK for outcome in outcomes)
+        held = held or bytes(len(announced) // RECORD_HEADER_BYTES)
+        return m.Stored(held, self._service.epoch)
+
+    @contextmanager
+    def _receive_slots(
+        self, request: m.PutRecords, headers: Sequence[Header], nbytes: int
+    ) -> Iterator[tuple[list[ReceiveSlot], Refused | None]]:
+        """Yield slots for announced records: none if refused, or if too much is under way."""
+        slots, refusal = list[ReceiveSlot](), None
+        with self._service.receiving(nbytes, headers[0].domain) as granted:
+            try:
+                self._check_may(request)
+                slots = self._store.receive_slots(headers) if granted else []
+            except Exception as error:  # noqa: BLE001  # the payload must still be received
+                refusal = self._refusal(error)
+            try:
+                yield slots, refusal
+            except MoveLostError:
+                raise  # the slots stay allocated: the transfer may still write to them
+            except BaseException:
+                self._store.discard_received(slots)
+                raise
+
+    def _check_may(self, request: m.TargetRequest) -> None:
+        if self._claims is None:
+            return
+        verb = _NEEDS.get(type(request), "read")
+        if verb not in self._claims.may:
+            raise RefusedError(
+                f"token: {self._claims.peer!r} may {', '.join(self._claims.may)}, not {verb}; "
+                "make one with `holdfast token --may`"
+            )
+        over_s = time.time() - self._claims.expires - CLOCK_SKEW_S
+        if over_s > 0:
+            raise RefusedError(
+                f"token: expired {over_s + CLOCK_SKEW_S:.0f} s ago by this target's clock, and "
+                f"clocks may differ by {CLOCK_SKEW_S:g} s; connect with a new one"
+            )
+
+
+def _headers(data: bytes) -> list[Header]:
+    if len(data) % RECORD_HEADER_BYTES or not data:
+        raise ProtocolError(f"put.headers: {len(data)} bytes are no whole number of headers")
+    try:
+        headers = [
+            read_header(data[i : i + RECORD_HEADER_BYTES])[0]
+            for i in range(0, len(data), RECORD_HEADER_BYTES)
+        ]
+    except FormatError as error:
+        raise ProtocolError(f"put.headers: {error}") from error
+    for header in headers:
+        _check_size("put.headers", header.payload_bytes)
+    return headers
+
+
+def _named(
+    request: m.GetRecords
+    | m.ExistBlocks
+    | m.DeleteBlocks
+    | m.SuspectBlocks
+    | m.StageBlocks
+    | m.RemoteLeased,
+) -> tuple[Namespace, list[bytes]]:
+    """Return the namespace and keys of a request; raise ProtocolError if they are invalid."""
+    for name, value in (("fingerprint", request.fingerprint), ("domain", request.domain)):
+        if len(value) != KEY_BYTES:
+            raise ProtocolError(f"{name} has {len(value)} bytes, not {KEY_BYTES}")
+    _check_size("payload_bytes", request.payload_bytes)
+    if len(request.keys) > CHAIN_BLOCKS_MAX * KEY_BYTES:
+        raise ProtocolError(f"more than {CHAIN_BLOCKS_MAX} keys; send fewer at once")
+    namespace = Namespace(
+        request.fingerprint, request.domain, request.payload_bytes, request.block_tokens
+    )
+    return namespace, unpack_keys(request.keys)
+
+
+def _check_size(what: str, payload_bytes: int) -> None:
+    if not 1 <= payload_bytes <= PAYLOAD_BYTES_MAX:
+        raise ProtocolError(
+            f"{what}: a payload of {payload_bytes} bytes is not from 1 to {PAYLOAD_BYTES_MAX}"
+        )

@@ -1,0 +1,279 @@
+"""A session: one fingerprint in one domain, in terms of tokens and blocks.
+
+A program uses the same `Session` whether the store is embedded in its process or belongs to a node
+behind a Unix socket. It computes keys and checks arguments; a `SessionBackend` does the rest:
+`holdfast.store.session` for an embedded store, `holdfast.client.session` for a node.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from numbers import Real
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+from holdfast.blocks.fingerprint import Fingerprint
+from holdfast.blocks.key import Chain, Tokens
+from holdfast.blocks.namespace import Namespace
+from holdfast.errors import BlockError, Outcome
+from holdfast.policy.retention import Retention
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Blocks: TypeAlias = "npt.NDArray[np.generic]"
+"""Block payloads, one a row: any dtype and shape whose rows have `layout.payload_bytes` bytes.
+
+A contiguous numpy array, or a torch tensor on the CPU; its memory is used in place.
+"""
+
+FETCH_S = 5.0
+"""Default deadline of a fetch, in seconds."""
+LOOK_S = 1.0
+"""Maximum duration of a lookup on shared tiers, in seconds."""
+PIN_S = 60.0
+"""Default deadline of a pin, which reads from lower tiers, in seconds."""
+SECONDS_MAX = 86_400.0
+"""Maximum deadline and maximum time of a hint, in seconds: a day."""
+
+
+class Landed(NamedTuple):
+    """Result of a fetch: leading tokens and blocks copied, and blocks from each tier.
+
+    `outcome` and `reason` tell why blocks are missing, if any are.
+    """
+
+    tokens: int
+    blocks: int
+    sources: dict[str, int]
+    outcome: Outcome
+    reason: str
+
+
+class SessionBackend(Protocol):
+    """The store's side of a session, in terms of chains and rows of bytes.
+
+    `rows`: one memoryview of `namespace.payload_bytes` bytes for each block of a chain. A backend
+    reads or writes them in the caller's thread only, and keeps no reference. Counts are in blocks.
+    Every method except `fetch` raises StoreClosedError if the store is closed, and NodeGoneError if
+    its node cannot be reached.
+    """
+
+    namespace: Namespace
+    domain_key: bytes
+
+    def cover(self, keys: Sequence[bytes], deadline_s: float) -> int:
+        """Return how many leading blocks are held."""
+        ...
+
+    def save(self, chain: Chain, rows: Sequence[memoryview], retention: Retention) -> int:
+        """Save a chain's blocks; return how many are new."""
+        ...
+
+    def fetch(self, chain: Chain, rows: Sequence[memoryview], deadline_s: float) -> Landed:
+        """Copy the longest held prefix into the leading rows."""
+        ...
+
+    def follow(self, session: str, keys: Sequence[bytes]) -> None:
+        """Record that a chain belongs to a session."""
+        ...
+
+    def closed(self, session: str) -> int:
+        """Record that a session ended; return how many of its blocks are held."""
+        ...
+
+    def returns(self, session: str, in_s: float) -> int:
+        """Record that a session returns; return how many of its blocks are held."""
+        ...
+
+    def prestage(self, keys: Sequence[bytes], in_s: float, deadline_s: float) -> int:
+        """Promote the held blocks of a chain to memory within `in_s`; return their number."""
+        ...
+
+    def pin(self, keys: Sequence[bytes], ttl_s: float, deadline_s: float) -> int:
+        """Keep the held blocks of a chain in memory for `ttl_s`; return their number."""
+        ...
+
+
+class Session:
+    """Saves and fetches full blocks of one namespace; ignores trailing tokens of a partial block.
+
+    Every method except `fetch` raises StoreClosedError if the store is closed, and NodeGoneError if
+    its node cannot be reached; `fetch` returns the outcome GONE instead. Deadlines and other times
+    are in seconds.
+    """
+
+    def __init__(self, backend: SessionBackend) -> None:
+        self._backend = backend
+        self.namespace = backend.namespace
+
+    def chain(self, tokens: Tokens) -> Chain:
+        """Return the keys of the full blocks of a context."""
+        namespace = self.namespace
+        chain = Chain(self._backend.domain_key, namespace.fingerprint, namespace.block_tokens)
+        chain.extend(tokens)
+        return chain
+
+    def cover(self, tokens: Tokens, deadline_s: float = LOOK_S) -> int:
+        """Return how many leading tokens are held, on any tier.
+
+        Blocks that are not in this store's index are looked up on shared tiers, for at most
+        `deadline_s` and `LOOK_S`. If they do not answer in time, they are left out of the result.
+        """
+        _check_seconds("cover: deadline_s", deadline_s)
+        return self._tokens(self._backend.cover(self.chain(tokens).keys, deadline_s))
+
+    def save(self, tokens: Tokens, blocks: Blocks, retention: Retention = Retention.SESSION) -> int:
+        """Save the KV state of a context, one row per full block; return how many blocks are new.
+
+        Raises BlockError if rows or their bytes do not fit the tokens and the layout. Blocks for
+        which no slot is free are not saved. `blocks` is read in the caller's thread only, so a save
+        that an exception interrupts publishes nothing that the caller may change afterwards.
+        """
+        if not isinstance(retention, Retention):
+            raise BlockError(f"save: retention is {retention!r}; pass a holdfast Retention")
+        chain = self.chain(tokens)
+        return self._backend.save(chain, self._rows(blocks, len(chain)), retention)
+
+    def fetch(self, tokens: Tokens, into: Blocks, deadline_s: float = FETCH_S) -> Landed:
+        """Copy the longest held prefix into the leading rows of `into`; other rows do not change.
+
+        `into` has one row per full block of `tokens`, contiguous and writable. It is written in
+        the caller's thread only, so never after this method has returned or raised. Blocks that
+        are not in this store's index are looked up on shared tiers, for at most half of the
+        deadline and `LOOK_S`; the rest of the deadline is for the fetch. If the tiers do not
+        answer, the blocks of the index are fetched, and the outcome is LATE or GONE. It is also
+        GONE if the store is closed or its node cannot be reached.
+        """
+        _check_seconds("fetch: deadline_s", deadline_s)
+        chain = self.chain(tokens)
+        rows = self._rows(into, len(chain))
+        if rows and rows[0].readonly:
+            raise BlockError("fetch: `into` is read-only; pass memory that can be written to")
+        return self._backend.fetch(chain, rows, deadline_s)
+
+    def follow(self, tokens: Tokens, session: str) -> None:
+        """Record that this context belongs to a session, which `closed` and `returns` refer to."""
+        _check_name("follow: session", session)
+        self._backend.follow(session, self.chain(tokens).keys)
+
+    def closed(self, session: str) -> int:
+        """Hint: a session ended; return how many of its blocks are held."""
+        _check_name("closed: session", session)
+        return self._backend.closed(session)
+
+    def returns(self, session: str, in_s: float) -> int:
+        """Hint: a session returns in `in_s` seconds; return how many of its blocks are held.
+
+        Other blocks are looked up on shared tiers, for at most `LOOK_S`.
+        """
+        _check_name("returns: session", session)
+        _check_seconds("returns: in_s", in_s)
+        return self._backend.returns(session, in_s)
+
+    def prestage(self, tokens: Tokens, in_s: float = 0.0, deadline_s: float = LOOK_S) -> int:
+        """Hint: promote the held blocks of a context to memory in `in_s`; return their tokens.
+
+        Other blocks are looked up on shared tiers, for at most `deadline_s` and `LOOK_S`.
+        """
+        _check_seconds("prestage: in_s", in_s)
+        _check_seconds("prestage: deadline_s", deadline_s)
+        return self._tokens(self._backend.prestage(self.chain(tokens).keys, in_s, deadline_s))
+
+    def pin(self, tokens: Tokens, ttl_s: float, deadline_s: float = PIN_S) -> int:
+        """Keep the held blocks of a context in memory for `ttl_s`; return their tokens.
+
+        Waits up to `deadline_s` until the blocks are read, also from shared tiers.
+        """
+        _check_seconds("pin: ttl_s", ttl_s)
+        _check_seconds("pin: deadline_s", deadline_s)
+        return self._tokens(self._backend.pin(self.chain(tokens).keys, ttl_s, deadline_s))
+
+    def _tokens(self, blocks: int) -> int:
+        return blocks * self.namespace.block_tokens
+
+    def _rows(self, given: Blocks, count: int) -> list[memoryview]:
+        """Return a view of each block in the caller's memory; raise BlockError for a wrong size."""
+        blocks = _as_array(given)
+        if blocks.ndim == 0 or len(blocks) != count:
+            have = len(blocks) if blocks.ndim else "no rows of"
+            raise BlockError(f"{have} blocks given, but the tokens fill {count}")
+        if not blocks.flags.c_contiguous:
+            raise BlockError("blocks must be contiguous; pass numpy.ascontiguousarray(blocks)")
+        if blocks.dtype.hasobject:
+            raise BlockError(
+                f"blocks are of dtype {blocks.dtype}, which holds references; pass their bytes, "
+                "in an array of numbers"
+            )
+        size = self.namespace.payload_bytes
+        if count and blocks.nbytes != count * size:
+            raise BlockError(f"a block has {blocks.nbytes // count} bytes, the layout says {size}")
+        if not count:
+            return []
+        flat = blocks.reshape(-1).view("u1").data
+        return [flat[i * size : (i + 1) * size] for i in range(count)]
+
+
+def check_session(fingerprint: Any, domain: Any) -> None:  # noqa: ANN401  # what a caller passes
+    """Raise BlockError unless the arguments of `session` have the right types."""
+    if not isinstance(fingerprint, Fingerprint):
+        raise BlockError(
+            f"session: fingerprint is of type {type(fingerprint).__name__}; pass a "
+            "holdfast.Fingerprint"
+        )
+    if not isinstance(domain, str):
+        raise BlockError(
+            f"session: domain is of type {type(domain).__name__}; pass the domain's name"
+        )
+
+
+def _check_seconds(what: str, seconds: Any) -> None:  # noqa: ANN401  # what a caller passes
+    """Raise BlockError unless the argument is a number of seconds from 0 to `SECONDS_MAX`."""
+    if isinstance(seconds, bool) or not isinstance(seconds, Real):
+        raise BlockError(
+            f"{what} is of type {type(seconds).__name__}; pass a number of seconds from 0 to "
+            f"{SECONDS_MAX:g}"
+        )
+    check_within(what, float(seconds), SECONDS_MAX)
+
+
+def check_within(what: str, seconds: float, most: float) -> None:
+    """Raise BlockError unless `seconds` is from 0 to `most`."""
+    if not 0 <= seconds <= most:
+        raise BlockError(f"{what}: {seconds:g} is not from 0 to {most:g} seconds")
+
+
+def _check_name(what: str, name: Any) -> None:  # noqa: ANN401  # what a caller passes
+    """Raise BlockError unless the argument is a string."""
+    if not isinstance(name, str):
+        raise BlockError(f"{what} is of type {type(name).__name__}; pass the session's name")
+
+
+def _as_array(blocks: Blocks) -> npt.NDArray[np.generic]:
+    """Return blocks as a numpy array over the same memory; raise BlockError for other types."""
+    import numpy as np
+
+    torch = sys.modules.get("torch")  # a caller with a tensor has imported it
+    if torch is not None and isinstance(blocks, torch.Tensor):
+        return _tensor_bytes(blocks, torch.uint8)
+    if isinstance(blocks, np.ndarray):
+        return np.asarray(blocks)  # a subclass may redefine indexing
+    raise BlockError(
+        f"blocks are of type {type(blocks).__name__}; pass a numpy array or a torch tensor on the "
+        "CPU with one row for each block, for example numpy.stack(blocks)"
+    )
+
+
+def _tensor_bytes(tensor: Any, uint8: Any) -> npt.NDArray[np.generic]:  # noqa: ANN401  # torch is not imported here
+    """Return the bytes of a torch tensor as an array; numpy has no bfloat16."""
+    try:
+        if not tensor.is_contiguous():
+            raise BlockError("blocks must be contiguous; pass blocks.contiguous()")
+        array: npt.NDArray[np.generic] = tensor.detach().view(uint8).numpy()
+    except (RuntimeError, TypeError, NotImplementedError, AttributeError) as error:
+        raise BlockError(
+            f"blocks are a torch tensor on {tensor.device}, {tensor.layout}, {tensor.dtype}, whose "
+            f"memory cannot be used: {error}; pass a dense tensor on the CPU"
+        ) from error
+    return array

@@ -1,0 +1,90 @@
+"""Admission rules of a store: one per tier, told of every use, asked before every write.
+
+State only: call under the store's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from holdfast.clock import Clock
+from holdfast.index.residency import NOT_HERE, Residency
+from holdfast.policy.admit import USES_MAX, Admission, AdmissionCandidate, AlwaysAdmit
+
+SECOND = 2
+
+
+class AdmissionRules:
+    """The admission rule and the domains' write budgets of each tier below the host.
+
+    `budgets` holds, for each tier, write budgets by domain id; they also limit writes that no rule
+    is asked about. Tiers are numbered from 1.
+    """
+
+    def __init__(
+        self,
+        index: Residency,
+        clock: Clock,
+        rules: Sequence[Admission],
+        budgets: Sequence[Mapping[bytes, Admission]],
+    ) -> None:
+        self.of = rules
+        self._budgets = budgets
+        self.choosy = not all(isinstance(rule, AlwaysAdmit) for rule in rules)
+        """Whether some tier has a rule that does not admit everything."""
+        self._index = index
+        self._clock = clock
+        self._uses = bytearray()
+
+    def note(self, rows: Sequence[int], at: Sequence[int]) -> Iterator[int]:
+        """Record a use of each row, found on tier `at[i]`; yield those used twice now.
+
+        A block that no tier had is NOT_HERE: saved for the first time, or computed again.
+        """
+        if not self.choosy:
+            return
+        uses, keys, now_s = self._uses, self._index.keys, self._clock.now()
+        uses.extend(bytes(max(len(keys) - len(uses), 0)))
+        told = [(n, rule) for n, rule in enumerate(self.of, 1) if not isinstance(rule, AlwaysAdmit)]
+        for row, found in zip(rows, at, strict=True):
+            uses[row] = min(uses[row] + 1, USES_MAX)
+            block = self._candidate(row)
+            if block is None:
+                continue
+            for tier, rule in told:
+                rule.used(block, now_s, at_hand=NOT_HERE < found < tier)
+            if uses[row] == SECOND:
+                yield row
+
+    def admits(self, row: int, tier: int) -> bool:
+        """Return whether a tier admits a block; True counts as a write."""
+        block = self._candidate(row)
+        return block is not None and self.of[tier - 1].admit(block, self._clock.now())
+
+    def affords(self, row: int, tier: int) -> bool:
+        """Return whether the write budget of a block's domain permits a mandatory write."""
+        block = self._candidate(row)
+        if block is None:
+            return False
+        budget = self._budgets[tier - 1].get(block.domain)
+        return budget is None or budget.admit(block, self._clock.now())
+
+    def gave_up(self, row: int, tier: int) -> None:
+        """Tell a tier's rule that the tier dropped a block to make room."""
+        if self.choosy:
+            self.of[tier - 1].gave_up(self._index.name(row), self._clock.now())
+
+    def forget(self, row: int) -> None:
+        """Record that a row names no block any more."""
+        if row < len(self._uses):
+            self._uses[row] = 0
+
+    def _candidate(self, row: int) -> AdmissionCandidate | None:
+        index = self._index
+        key, number = index.keys[row], index.namespace_number(row)
+        if key is None:
+            return None
+        namespace, name = index.namespaces[number], index.tags[number] + key
+        uses = self._uses[row] if row < len(self._uses) else 0
+        group = (number, uses)
+        return AdmissionCandidate(name, group, namespace.record_bytes, namespace.domain, uses)

@@ -1,0 +1,436 @@
+"""The state of every block of a store, and all transitions between states.
+
+A block is *reserved* (it has slots, but no reader sees it), then *held* (in the index, on one or
+more tiers), then evicted, demoted or promoted, and finally dropped. A *leased* block has readers,
+so its host slot is not evicted. A *loading* block is being read from a lower tier into its host
+slot. Call every function under the store's lock; none does I/O.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from holdfast.blocks.namespace import Namespace
+from holdfast.clock import Clock
+from holdfast.errors import Outcome, RefusedError
+from holdfast.index.residency import NOT_HERE, Residency
+from holdfast.limits import SEGMENT_BLOCKS
+from holdfast.policy.base import EvictionPolicy
+from holdfast.store.admission_rules import AdmissionRules
+from holdfast.store.copy_epochs import UNKNOWN, CopyEpochs
+from holdfast.store.failed_remote import FailedRemote
+from holdfast.store.inflight_lookups import InflightLookups
+from holdfast.store.inflight_reads import InflightReads
+from holdfast.store.leases import LeaseTable
+from holdfast.store.remote_lookups import RemoteLookups
+from holdfast.store.sealing import Sealing
+from holdfast.store.usage import DomainUsage
+from holdfast.store.write_queues import WriteQueues
+from holdfast.tiers.base import NOWHERE, DroppedBlock, LocalTier, Place, SharedTier, Tier, Volatile
+from holdfast.tiers.host import NAMELESS, HostTier
+from holdfast.tiers.unverified_records import UnverifiedRecords
+
+HOST = 0
+QUARANTINE_NOTES = 256
+PUBLIC_SHARE = 0.25
+"""Maximum share of memory for the public domain; blocks beyond it are not published."""
+
+_ROWS_AT_ONCE = 4_096
+"""Rows handled per acquisition of the lock, so that each hold is short."""
+
+_PUBLIC_SHARE_BELOW = 0.5
+"""Maximum share of a lower tier for rewriting public blocks that the tier dropped.
+
+Without a limit, each rewrite could make the tier drop other public blocks, without end.
+"""
+
+
+class SealFault(NamedTuple):
+    """A note for `inspect` about a block that failed verification or could not be read."""
+
+    namespace: Namespace
+    key: bytes
+    tier: str
+    outcome: Outcome
+
+
+class BlockState(NamedTuple):
+    """The state of one block.
+
+    `tiers`: the tiers that hold a copy, fastest first; 0 is the host. `is_verified`: this node
+    packed or verified the host copy. `is_queued`: the block waits to be written to a lower tier.
+    `is_admitted`: it must be saved on a lower tier before it is evicted. `is_persistent`: a tier
+    whose contents outlive the process holds it.
+    """
+
+    tiers: tuple[int, ...]
+    is_leased: bool
+    is_loading: bool
+    is_verified: bool
+    is_queued: bool
+    is_admitted: bool
+    is_persistent: bool
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether a lower tier holds the block and no write to a persistent tier is queued."""
+        if self.is_persistent:
+            return True
+        return any(tier != HOST for tier in self.tiers) and not self.is_queued
+
+
+class StoreTiers(NamedTuple):
+    """The tiers of a store.
+
+    `hosts`: the host tier of each domain, by domain id. `foreign`: that of all domains whose keys
+    are unknown here; None if the store takes no records from other nodes. `lower`: fastest first.
+    """
+
+    hosts: Mapping[bytes, HostTier]
+    foreign: HostTier | None
+    lower: Sequence[Tier]
+
+
+class StorePolicies(NamedTuple):
+    """What decides about blocks: victims in memory, writes to lower tiers, quotas.
+
+    `public`: the public domain, whose blocks are not evicted from memory; empty if there is none.
+    """
+
+    eviction: EvictionPolicy
+    rules: AdmissionRules
+    usage: DomainUsage
+    public: bytes = b""
+
+
+class BlockTable:
+    """The blocks of a store and all transitions between their states.
+
+    Hold `lock` around every call and every read. `segment_blocks`: number of consecutive blocks of
+    a chain that a shared tier places together.
+    """
+
+    def __init__(
+        self,
+        index: Residency,
+        tiers: StoreTiers,
+        policies: StorePolicies,
+        sealing: Sealing,
+        clock: Clock,
+        segment_blocks: int = SEGMENT_BLOCKS,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.clock = clock
+        self.index = index
+        self.hosts, self._foreign, self.lower = tiers
+        self.eviction, self.rules, self.usage, self.public = policies
+        self.sealing = sealing
+        self.segment_blocks = segment_blocks
+        below = list(enumerate(self.lower, start=1))
+        self._volatile = {HOST, *(n for n, tier in below if isinstance(tier, Volatile))}
+        self.shared = {n for n, tier in below if isinstance(tier, SharedTier)}
+        self._local = {n: tier for n, tier in below if isinstance(tier, LocalTier)}
+        self.epochs = CopyEpochs(len(self.lower))
+        self.erasures = Counter[bytes]()
+        self.leases = LeaseTable(self.pin, self.unpin)
+        self.reads = InflightReads()
+        self._pending_free: dict[int, list[Place]] = {}
+        """By row, the slots that are freed when its last reader ends."""
+        self.queues = WriteQueues(self.index, self.rules, len(self.lower))
+        self.remote_lookups = RemoteLookups()
+        self.inflight_lookups = InflightLookups()
+        self._unverified: set[int] = set()
+        """Received blocks in memory whose payload this node has not verified."""
+        self.unverified_records = UnverifiedRecords()
+        self.failed_remote = FailedRemote()
+        self.faults: deque[SealFault] = deque(maxlen=QUARANTINE_NOTES)
+
+    def erase_generation(self, domain: bytes) -> int:
+        """Return a number that changes whenever a domain is erased, here or by another node.
+
+        A save or read that began under another number is not published.
+        """
+        return self.erasures[domain] + self.sealing.erasures(domain)
+
+    def host(self, namespace: Namespace) -> HostTier:
+        """Return the host tier of a namespace's domain; domains with unknown keys share one.
+
+        Raises RefusedError for an unknown key if the store takes no records from other nodes.
+        """
+        host = self.hosts.get(namespace.domain) or self._foreign
+        if host is None:
+            raise RefusedError(
+                f"domain {namespace.domain.hex()}: there is no key of it here, and records of "
+                "others are taken only where `listen` names a tcp:// address; name the domain and "
+                "its key under `domains`, or such an address"
+            )
+        return host
+
+    def all_hosts(self) -> list[HostTier]:
+        """Return every host tier."""
+        return [*self.hosts.values(), *([self._foreign] if self._foreign else [])]
+
+    def tier_name(self, tier: int) -> str:
+        """Return the name of tier number `tier`, counted from the fastest."""
+        return HostTier.name if tier == HOST else self.lower[tier - 1].name
+
+    def tier_names(self) -> list[str]:
+        """Return the name of every tier, fastest first."""
+        return [HostTier.name, *(tier.name for tier in self.lower)]
+
+    def pin(self, rows: list[int]) -> None:
+        """Keep rows from being evicted or reused until `unpin`, without a lease."""
+        for row in rows:
+            self.index.leases[row] += 1
+
+    def unpin(self, rows: list[int]) -> None:
+        """Undo `pin`; free slots whose removal waited for their last reader."""
+        for row in rows:
+            self.index.leases[row] -= 1
+            if not self.index.leases[row] and row in self._pending_free:
+                self.give_back(self.index.namespace(row), self._pending_free.pop(row))
+            self._drop_if_unused(row)
+
+    def publish_here(self, namespace: Namespace, places: Mapping[int, Place]) -> None:
+        """Record that rows of a namespace are complete in its host tier, each at its place."""
+        column = self.index.places[HOST]
+        for row, place in places.items():
+            column[row] = place
+        self.host(namespace).name_slots(list(places.values()), list(places))
+
+    def publish_below(self, row: int, tier: int, place: Place, epoch: int = UNKNOWN) -> None:
+        """Record a complete copy of a row on a lower tier; free an older copy there.
+
+        `epoch` is the epoch of the data key that sealed the copy, if known.
+        """
+        self.epochs.note(row, tier, epoch)
+        column, namespace = self.index.places[tier], self.index.namespace(row)
+        known, column[row] = Place(column[row]), place
+        if known == NOWHERE:
+            self.usage.add(tier, namespace.domain, namespace.record_bytes)
+        elif known != place:
+            self.free_place(tier, known)
+        if known != place:
+            self.usage.note_write(tier, namespace.domain, row, column)
+
+    def free_place(self, tier: int, place: Place) -> None:
+        """Free a place on a lower tier; a shared tier keeps its records for other nodes."""
+        if (local := self._local.get(tier)) is not None:
+            local.free([place])
+
+    def enter_host(self, rows: list[int]) -> None:
+        """Add rows to the eviction policy after they reach the host tier, in chain order."""
+        index = self.index
+        if self.public:  # its blocks stay
+            rows = [row for row in rows if index.namespace(row).domain != self.public]
+        self.eviction.insert(rows, index.parent_rows(rows), index.names(rows), self.clock.now())
+
+    def enter_new(self, rows: list[int]) -> None:
+        """Add newly saved rows to the eviction policy and admission rules, in chain order."""
+        self.enter_host(rows)
+        self._note_uses(rows, [NOT_HERE] * len(rows))
+
+    def touch(self, rows: Sequence[int]) -> None:
+        """Record one use of the leading rows of a chain, in chain order."""
+        self.eviction.touch(rows, self.clock.now())
+        if self.rules.choosy:
+            self._note_uses(rows, [self.index.fastest(row) for row in rows])
+
+    def remove_copy(self, row: int, tier: int) -> None:
+        """Remove a row's copy from one tier; its place is freed when the last reader ends."""
+        column = self.index.places[tier]
+        place = Place(column[row])
+        if place == NOWHERE:
+            return
+        column[row] = NOWHERE
+        namespace = self.index.namespace(row)
+        if tier == HOST:
+            self._left_memory(row)
+            if self.index.leases[row]:
+                self.host(namespace).name_slot(place, NAMELESS)
+                self._pending_free.setdefault(row, []).append(place)
+            else:
+                self.give_back(namespace, [place])
+        else:
+            self.usage.subtract(tier, namespace.domain, namespace.record_bytes)
+            self.free_place(tier, place)
+        self._drop_if_unused(row)
+
+    def evict_for(self, host: HostTier, rows: Iterable[int]) -> list[Place]:
+        """Evict rows from this host tier; return their slots.
+
+        The caller owns the slots and must add their bytes to the usage again.
+        """
+        column, places, namespaces = self.index.places[HOST], list[Place](), Counter[int]()
+        for row in rows:
+            namespaces[self.index.namespace_number(row)] += 1
+            places.append(Place(column[row]))
+            column[row] = NOWHERE
+            self._left_memory(row)
+            self._drop_if_unused(row)
+        for number, blocks in namespaces.items():
+            namespace = self.index.namespaces[number]
+            self.usage.subtract(HOST, namespace.domain, blocks * namespace.record_bytes)
+        host.name_slots(places, [NAMELESS] * len(places))
+        return places
+
+    def forget(self, dropped: DroppedBlock, tier: int) -> None:
+        """Record that a lower tier dropped a block by itself, if the table still lists it there."""
+        row = self.index.find(dropped.namespace, dropped.key)
+        if row >= 0 and self.index.places[tier][row] == dropped.place:
+            namespace = dropped.namespace
+            self.rules.gave_up(row, tier)
+            self.usage.subtract(tier, namespace.domain, namespace.record_bytes)
+            self.index.places[tier][row] = NOWHERE
+            stays = self.is_on(row, HOST) and self._stays_on(tier, namespace)
+            if stays and self.rules.affords(row, tier):
+                self.queues.rewrite(row, tier)
+            self._drop_if_unused(row)
+
+    def quarantine(self, row: int, tier: int, outcome: Outcome) -> None:
+        """Remove a bad copy from the index at once, so that the next save rewrites the block.
+
+        The slot of a leased host copy is freed when the last reader ends. Copies on lower tiers
+        are removed with a host copy, because they may have been written from it.
+        """
+        key = self.index.keys[row]
+        if key is not None:
+            self.faults.append(
+                SealFault(self.index.namespace(row), key, self.tier_name(tier), outcome)
+            )
+        below = range(1, len(self.index.places)) if tier == HOST else ()
+        for number in (*below, tier):
+            self.remove_copy(row, number)
+
+    def note_failed(self, tier: int, namespace: Namespace, key: bytes, outcome: Outcome) -> None:
+        """Record a failed copy, so that its shared tier is not asked for the block for a while."""
+        if tier in self.shared and outcome in (Outcome.CORRUPT, Outcome.UNREADABLE):
+            self.failed_remote.add(tier, namespace, key, outcome, self.clock.now())
+
+    def unwritten(self) -> int:
+        """Return how many writes are queued or running, over all tiers. Takes the lock."""
+        with self.lock:
+            return len(self.queues)
+
+    def state(self, row: int) -> BlockState:
+        """Return the state of a block."""
+        tiers = tuple(n for n, column in enumerate(self.index.places) if column[row] >= 0)
+        return BlockState(
+            tiers,
+            is_leased=self.index.leases[row] > 0,
+            is_loading=row in self.reads,
+            is_verified=row not in self._unverified,
+            is_queued=self.queues.is_queued(row),
+            is_admitted=self.queues.is_admitted(row),
+            is_persistent=not self._volatile.issuperset(tiers),
+        )
+
+    def evictable(self, row: int) -> bool:
+        """Return whether a host copy may be evicted: unread, and saved below or not admitted there.
+
+        A block that can still be saved is queued for writing instead and stays until written.
+        """
+        state = self.state(row)
+        if state.is_leased or state.is_loading:
+            return False
+        if not self.lower or state.is_saved or not state.is_admitted:
+            return True
+        return not self.queues.enqueue(row)
+
+    def is_idle(self) -> bool:
+        """Return whether no row is leased, reserved, being read or waiting for its last reader."""
+        busy = self.leases or self.leases.reservations or self.reads or self._pending_free
+        return not busy and not any(self.index.leases)
+
+    def pending_free(self, namespace: Namespace) -> list[Place]:
+        """Return the slots of a namespace that are freed when their last reader ends."""
+        return [
+            place
+            for row, places in self._pending_free.items()
+            if self.index.namespace(row) == namespace
+            for place in places
+        ]
+
+    def mark_unverified(self, row: int) -> None:
+        """Record that the host copy of a row was received and its payload is not verified."""
+        self._unverified.add(row)
+
+    def is_verified(self, row: int) -> bool:
+        """Return whether this node packed or verified the host copy of a row."""
+        return row not in self._unverified
+
+    def promoted_to_host(self, row: int, tier: int) -> bool:
+        """Offer a block promoted from `tier` to the volatile tiers above that tier.
+
+        If `tier` is volatile, offer it to every tier without it, because a persistent tier may
+        admit it now. Returns whether a write is queued.
+        """
+        missing = [n for n in range(1, len(self.index.places)) if not self.is_on(row, n)]
+        if tier not in self._volatile:
+            missing = [number for number in missing if number in self._volatile and number < tier]
+        return bool(missing) and self.queues.enqueue(row, missing)
+
+    def is_on(self, row: int, tier: int) -> bool:
+        """Return whether a tier holds a copy of a row."""
+        return self.index.places[tier][row] >= 0
+
+    def give_back(self, namespace: Namespace, places: Sequence[Place]) -> None:
+        """Free slots of a namespace in the host tier, published or not."""
+        self.host(namespace).free(places)
+        self.usage.subtract(HOST, namespace.domain, len(places) * namespace.record_bytes)
+
+    def drop_oldest_lookups(self) -> None:
+        """Drop cached remote lookups beyond the bound, in short critical sections. Takes the lock.
+
+        A block that is in use, or now on a local tier, only leaves the cache.
+        """
+        while self._drop_excess_lookups():
+            pass
+
+    def _drop_excess_lookups(self) -> bool:
+        """Drop up to `_ROWS_AT_ONCE` cached lookups beyond the bound; return whether there were."""
+        with self.lock:
+            rows = self.remote_lookups.pop_excess(_ROWS_AT_ONCE)
+            for row in rows:
+                state = self.state(row)
+                in_use = state.is_leased or state.is_loading
+                if not in_use and self.shared.issuperset(state.tiers):
+                    for tier in state.tiers:  # removing the last copy drops the row
+                        self.remove_copy(row, tier)
+        return bool(rows)
+
+    def _note_uses(self, rows: Sequence[int], at: Sequence[int]) -> None:
+        for row in self.rules.note(rows, at):
+            state = self.state(row)
+            if state.is_saved and HOST in state.tiers:
+                # Eviction does not offer a block saved on one tier to the other tiers.
+                self.queues.enqueue(row)
+
+    def _stays_on(self, tier: int, namespace: Namespace) -> bool:
+        """Return whether a block that the tier dropped must be written to it again."""
+        if namespace.domain != self.public or tier in self._volatile:
+            return False
+        capacity_bytes = self.lower[tier - 1].usage().capacity_bytes
+        return self.usage.used[HOST][namespace.domain] <= _PUBLIC_SHARE_BELOW * capacity_bytes
+
+    def _left_memory(self, row: int) -> None:
+        self.eviction.remove(row)
+        self._unverified.discard(row)
+        self.queues.left_memory(row)
+
+    def _drop_if_unused(self, row: int) -> None:
+        """Drop a row without a copy, note one that only shared tiers hold, if it is not in use."""
+        tier = self.index.fastest(row)
+        if self.index.keys[row] is None or self.index.leases[row] or row in self.reads:
+            return
+        if tier == NOWHERE:
+            self.index.drop(row)
+            self.rules.forget(row)
+            self.eviction.forget(row)
+            self.queues.left_memory(row)  # another block may reuse the row
+            self.remote_lookups.forget(row)
+        elif tier in self.shared:  # shared tiers do not announce evictions
+            self.remote_lookups.note(row)

@@ -1,0 +1,67 @@
+"""Saved estimates: a small file beside the disk tier, so that a restart starts with them.
+
+Written whole under another name and renamed. A file that cannot be read, or has other content, is
+ignored: everything in it can be measured again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.regular_file import read_regular
+from holdfast.store.estimates import Estimates
+
+FILE_BYTES_MAX = 8 << 20
+VERSION = 1
+
+_log = logging.getLogger("holdfast.store")
+
+
+class EstimatesFile:
+    """The file of saved estimates; `file` None: there is no disk tier, and nothing is saved."""
+
+    def __init__(self, estimates: Estimates, file: Path | None) -> None:
+        self._estimates = estimates
+        self._file = file
+        self._kept = estimates.changes
+
+    def recall(self) -> None:
+        """Load what an earlier process saved; other content is left in place and ignored."""
+        if self._file is None:
+            return
+        try:
+            data: Any = msgspec.json.decode(read_regular(self._file, FILE_BYTES_MAX))
+            if not isinstance(data, dict) or data.get("version") != VERSION:
+                raise ValueError(f"not version {VERSION}")
+            self._estimates.restore(data)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+            _log.warning("%s: learning speeds anew: %s", self._file, error)
+
+    def keep(self) -> None:
+        """Save the estimates if they changed; a failing disk only costs the saved estimates."""
+        changes = self._estimates.changes
+        if self._file is None or changes == self._kept:
+            return
+        made = self._file.with_name(self._file.name + ".new")
+        data = msgspec.json.encode({"version": VERSION, **self._estimates.as_data()})
+        try:
+            made.unlink(
+                missing_ok=True
+            )  # of a process that crashed, or no file: a FIFO would block
+            fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(fd, "wb") as opened:
+                opened.write(data)
+            made.replace(self._file)
+        except OSError as error:
+            _log.warning("%s: speeds not kept: %s", self._file, error)
+            with contextlib.suppress(OSError):
+                made.unlink(missing_ok=True)
+        self._kept = changes

@@ -1,0 +1,198 @@
+"""Host slot allocation: reserve slots for new blocks, evicting the least valuable if full.
+
+Within a domain the eviction policy orders the victims. If memory is divided between domains,
+`holdfast.fairness.shares` first chooses the victim domain. State only, no I/O: call every function
+under the store's lock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from itertools import islice
+
+from holdfast.blocks.namespace import Namespace
+from holdfast.policy.per_domain import PerDomainEviction
+from holdfast.store.block_table import HOST, PUBLIC_SHARE, BlockTable
+from holdfast.tiers.base import NOWHERE, Place
+
+ANY_DOMAIN = b""
+"""Victim domain if memory is not divided: the least valuable block of any domain leaves."""
+
+_MAX_EXAMINED = 1_024
+"""Maximum number of unleased blocks examined for a victim."""
+
+_MAX_LEASED_SKIPPED = 2 * _MAX_EXAMINED
+"""Maximum number of leased blocks skipped per search; each moves to the end of the order."""
+
+_MAX_RUNS_COMPARED = 8
+"""Runs of adjacent slots compared before the emptiest is evicted."""
+
+
+def slots(table: BlockTable, namespace: Namespace) -> int:
+    """Return how many blocks of a namespace fit in otherwise empty memory, within its quota."""
+    most = table.usage.quota(HOST, namespace.domain).most_bytes
+    return int(
+        min(table.host(namespace).slots(namespace.record_bytes), most // namespace.record_bytes)
+    )
+
+
+def reserve_slots(table: BlockTable, namespace: Namespace, count: int) -> list[Place]:
+    """Reserve up to `count` host slots for blocks of a namespace, evicting what is least valuable.
+
+    If memory is not divided and all blocks have one size, one search finds all victims. The caller
+    owns the slots: it publishes them or frees them with `give_back`.
+    """
+    size, host, places = namespace.record_bytes, table.host(namespace), list[Place]()
+    one_by_one = table.usage.divided or namespace.domain == table.public
+    if not one_by_one and table.usage.fits(HOST, namespace.domain, count * size):
+        places = [place for place in host.reserve([size] * count).places if place != NOWHERE]
+        if missing := count - len(places):
+            with closing(_victims_of_size(table, namespace)) as rows:
+                places += table.evict_for(host, islice(rows, missing))
+        table.usage.add(HOST, namespace.domain, len(places) * size)
+    while len(places) < count and (place := _evict_one(table, namespace)) != NOWHERE:
+        places.append(place)
+    return places
+
+
+def _evict_one(table: BlockTable, namespace: Namespace) -> Place:
+    """Reserve one host slot, evicting the least valuable block; NOWHERE if none is evictable.
+
+    If memory is divided, the victim domain is chosen first.
+    """
+    domain, size, place = namespace.domain, namespace.record_bytes, NOWHERE
+    if domain == table.public and _public_is_full(table, size):
+        return NOWHERE
+    if table.usage.fits(HOST, domain, size):
+        place = table.host(namespace).reserve([size]).places[0]
+    victim_domains = (
+        table.usage.victim_domains(HOST, domain, size) if table.usage.divided else [ANY_DOMAIN]
+    )
+    for victim_domain in victim_domains:
+        while place == NOWHERE and _evict_from(table, namespace, victim_domain):
+            if table.usage.fits(HOST, domain, size):
+                place = table.host(namespace).reserve([size]).places[0]
+    if place != NOWHERE:
+        table.usage.add(HOST, domain, size)
+    return place
+
+
+def _victims_of_size(table: BlockTable, namespace: Namespace) -> Generator[int, None, None]:
+    """Yield evictable rows whose slots fit a namespace exactly, up to the first that does not."""
+    host, size, like = table.host(namespace), namespace.record_bytes, namespace
+    with closing(_victims(table, ANY_DOMAIN)) as rows:
+        for row in rows:
+            other = table.index.namespace(row)
+            if other is not like and (table.host(other) is not host or other.record_bytes != size):
+                return
+            like = other
+            yield row
+
+
+def evict_below(table: BlockTable, namespace: Namespace, tier: int, nbytes: int) -> bool:
+    """Evict a domain's oldest blocks from a lower tier until `nbytes` more fit in its quota.
+
+    Returns False if they cannot fit.
+    """
+    if nbytes > table.usage.quota(tier, namespace.domain).most_bytes:
+        return False
+    column = table.index.places[tier]
+    for row, place in table.usage.oldest(tier, namespace.domain):
+        if table.usage.fits(tier, namespace.domain, nbytes):
+            table.usage.put_back(tier, namespace.domain, row, place)
+            break
+        if column[row] == place:
+            table.remove_copy(row, tier)
+            if table.index.places[HOST][row] >= 0:
+                # A rewrite would evict the blocks that replaced it.
+                table.queues.do_not_admit([row])
+    return table.usage.fits(tier, namespace.domain, nbytes)
+
+
+def _public_is_full(table: BlockTable, nbytes: int) -> bool:
+    """Return whether `nbytes` more exceed the public domain's share; it evicts none of its own."""
+    host = table.hosts.get(table.public)
+    if host is None:
+        return False
+    usage = host.usage()
+    return usage.used_bytes + nbytes > PUBLIC_SHARE * usage.capacity_bytes
+
+
+def _evict_from(table: BlockTable, namespace: Namespace, victim_domain: bytes) -> bool:
+    """Evict a victim domain's least valuable blocks for one new block; False if none may leave.
+
+    Evicts one block if its slot has the right size and arena. Otherwise memory moves in whole
+    runs, so it evicts the emptiest run among those with the least valuable blocks. Evicting by
+    value alone would evict most of a domain before a run is empty.
+    """
+    domain, size, host = namespace.domain, namespace.record_bytes, table.host(namespace)
+    runs: list[list[int]] = []
+    seen: set[int] = set()
+    with closing(_victims(table, victim_domain)) as rows:
+        for row in rows:
+            other = table.index.namespace(row)
+            if table.host(other) is host and other.record_bytes == size:
+                if runs:
+                    break
+                if (
+                    other.domain != domain
+                    and table.usage.evictable_bytes(HOST, other.domain) < size
+                ):
+                    continue
+                table.remove_copy(row, HOST)
+                return True
+            if row in seen:
+                continue
+            run = table.host(other).beside(Place(table.index.places[HOST][row]))
+            seen.update(run)
+            if run and _all_evictable(table, run, domain):
+                runs.append(run)
+            if len(runs) == _MAX_RUNS_COMPARED:
+                break
+    for row in min(runs, key=len, default=[]):
+        table.remove_copy(row, HOST)
+    return bool(runs)
+
+
+def _victims(table: BlockTable, victim_domain: bytes) -> Generator[int, None, None]:
+    """Yield evictable rows of a domain, least valuable first, examining `_MAX_EXAMINED` at most.
+
+    Leased rows move to the end of the order, so that the next search does not find them first.
+    """
+    now_s, policy = table.clock.now(), table.eviction
+    if victim_domain != ANY_DOMAIN and isinstance(policy, PerDomainEviction):
+        victims = policy.victims_of(victim_domain, now_s)
+    else:
+        victims = policy.victims(now_s)
+    leases, leased, remaining = table.index.leases, list[int](), _MAX_EXAMINED
+    try:
+        for row in victims:
+            if leases[row]:
+                leased.append(row)
+                if len(leased) == _MAX_LEASED_SKIPPED:
+                    break
+                continue
+            if table.evictable(row):
+                yield row
+            remaining -= 1
+            if not remaining:
+                break
+    finally:
+        victims.close()
+        for row in leased:
+            policy.pass_by(row, now_s)
+
+
+def _all_evictable(table: BlockTable, run: Sequence[int], requester: bytes) -> bool:
+    """Return whether all rows are evictable and no other domain drops below its reserved bytes."""
+    lost: Counter[bytes] = Counter()
+    for row in run:
+        namespace = table.index.namespace(row)
+        lost[namespace.domain] += namespace.record_bytes
+    del lost[requester]
+    if any(nbytes > table.usage.evictable_bytes(HOST, domain) for domain, nbytes in lost.items()):
+        return False
+    # Check every row: `evictable` queues the unsaved ones for writing.
+    return not [row for row in run if not table.evictable(row)]

@@ -1,0 +1,330 @@
+"""Coverage of a chain: what the index knows, and what the shared tiers answer that they hold.
+
+Answers of shared tiers are cached in the index as places that may turn out to be empty. Then the
+fetch misses, the cached entry is removed, and the engine computes the block.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import wait
+from functools import partial
+from typing import NamedTuple
+
+from holdfast.blocks.key import SEGMENT_BYTES
+from holdfast.blocks.namespace import Namespace
+from holdfast.errors import NotFollowed, Outcome
+from holdfast.fairness.work_slots import Priority, WorkItem
+from holdfast.index.residency import Coverage
+from holdfast.plan.planner import Plan, PlanQuestion
+from holdfast.session import LOOK_S
+from holdfast.store.block_table import HOST, BlockTable
+from holdfast.store.core import StoreParts
+from holdfast.store.estimates import EngineCosts, PlanRecord
+from holdfast.tiers.base import (
+    AnsweringTier,
+    HeldAnswer,
+    SharedTier,
+    Tier,
+    is_away,
+    segment_place,
+)
+
+ASK_SHARE = 0.5
+"""Part of a fetch's deadline that questions to shared tiers may take."""
+
+_log = logging.getLogger("holdfast.store")
+
+
+class PromptTokens(NamedTuple):
+    """An engine's question: tokens of the prompt (0: unknown) and leading tokens it has already.
+
+    `limit_s`: longest time of a fetch. `instead_of`: number of an earlier plan for the same prompt,
+    which this one replaces.
+    """
+
+    engine: EngineCosts
+    tokens: int
+    have: int
+    limit_s: float
+    instead_of: int = 0
+
+
+class PlannedFetch(NamedTuple):
+    """Leading blocks held of a prompt, and the plan for them.
+
+    `sources` counts the blocks to fetch by tier; `number` names the plan, 0: there is none.
+    """
+
+    held: int
+    sources: dict[str, int]
+    plan: Plan
+    number: int
+
+
+class HeldPrefix(NamedTuple):
+    """Number of leading blocks held, and of blocks that each tier would serve."""
+
+    blocks: int
+    sources: dict[str, int]
+
+
+class LookupResult(NamedTuple):
+    """Leading blocks held of a chain, and the shared tiers that did not answer, with the outcome.
+
+    `unanswered` is empty if all of the chain is held, or if every shared tier answered that it
+    lacks the next block.
+    """
+
+    covered: HeldPrefix
+    unanswered: dict[str, Outcome]
+
+
+class _Wanted(NamedTuple):
+    """A lookup: a chain's keys, the first block to ask about, and the time limit."""
+
+    keys: Sequence[bytes]
+    start: int
+    within_s: float
+
+
+def cover(table: BlockTable, namespace: Namespace, keys: Sequence[bytes]) -> HeldPrefix:
+    """Count the leading blocks that the index knows of; state only."""
+    with table.lock:
+        coverage = table.index.cover(namespace, keys)
+    return HeldPrefix(coverage.blocks, sources(table, coverage, coverage.blocks))
+
+
+def look(table: BlockTable, namespace: Namespace, keys: Sequence[bytes]) -> HeldPrefix:
+    """Count the leading blocks, asking shared tiers about those the index does not know.
+
+    `keys` starts with the first block of the chain. Waits for answers, or for another caller's
+    equal lookup, for `LOOK_S` in all.
+    """
+    return ask(table, namespace, keys, LOOK_S).covered
+
+
+def ask(
+    table: BlockTable, namespace: Namespace, keys: Sequence[bytes], within_s: float
+) -> LookupResult:
+    """Like `look`, for at most `within_s` seconds; returns which tiers did not answer."""
+    covered, until = cover(table, namespace, keys), time.monotonic() + within_s
+    unanswered = dict[str, Outcome]()
+    for number, tier in enumerate(table.lower, start=1):
+        if covered.blocks == len(keys):
+            break
+        if not isinstance(tier, SharedTier):
+            continue
+        left_s, before = until - time.monotonic(), covered.blocks
+        if not asked(tier):
+            unanswered[tier.name] = Outcome.GONE
+        elif left_s <= 0:
+            unanswered[tier.name] = Outcome.LATE
+        else:
+            outcome = _ask(table, namespace, number, _Wanted(keys, before, left_s))
+            covered = cover(table, namespace, keys)
+            if covered.blocks > before:
+                unanswered.clear()  # they were asked about a block that is held elsewhere
+            if outcome is not Outcome.OK:
+                unanswered[tier.name] = outcome
+    return LookupResult(covered, unanswered if covered.blocks < len(keys) else {})
+
+
+def ask_in_time(
+    store: StoreParts,
+    namespace: Namespace,
+    keys: Sequence[bytes],
+    within_s: float,
+    priority: Priority = Priority.DEMAND,
+) -> LookupResult:
+    """Like `ask`, on a thread of the store, so that no tier delays the caller beyond the limit.
+
+    No thread is used, and no tier asked, if the index knows the whole chain or no tier is shared. A
+    lookup that outlasts the limit continues, and its answer serves later callers.
+    """
+    table = store.table
+    covered = cover(table, namespace, keys)
+    if covered.blocks == len(keys) or not table.shared:
+        return LookupResult(covered, {})
+    late = {table.tier_name(number): Outcome.LATE for number in sorted(table.shared)}
+    within_s = min(within_s, LOOK_S)
+    if within_s <= 0:
+        return LookupResult(covered, late)
+    share = table.usage.share(namespace.domain)
+    work_item = WorkItem(namespace.domain, len(keys) * namespace.record_bytes, share, priority)
+    try:
+        asking = store.lookups.submit(work_item, partial(ask, table, namespace, keys, within_s))
+    except RuntimeError:  # the store is closed
+        return LookupResult(covered, dict.fromkeys(late, Outcome.GONE))
+    wait([asking], timeout=within_s)
+    if asking.cancel() or not asking.done():
+        return LookupResult(cover(table, namespace, keys), late)
+    return asking.result()
+
+
+def asks(table: BlockTable, namespace: Namespace, keys: Sequence[bytes]) -> bool:
+    """Return whether `look` would ask a shared tier."""
+    there = any(asked(tier) for tier in table.lower)
+    return there and cover(table, namespace, keys).blocks < len(keys)
+
+
+def asked(tier: Tier) -> bool:
+    """Return whether a tier is shared and reachable."""
+    return isinstance(tier, SharedTier) and not is_away(tier)
+
+
+def ask_first(
+    store: StoreParts,
+    namespace: Namespace,
+    keys: Sequence[bytes],
+    deadline_s: float,
+    priority: Priority = Priority.DEMAND,
+) -> tuple[LookupResult, float]:
+    """Ask shared tiers before a fetch; return the result and the seconds left for the fetch.
+
+    The lookup takes at most `ASK_SHARE` of the deadline, so that blocks held here are fetched even
+    if no shared tier answers. If a busy machine wakes the caller late, the fetch still has the rest
+    of the deadline.
+    """
+    late_at = store.clock.now() + deadline_s
+    asked = ask_in_time(store, namespace, keys, ASK_SHARE * deadline_s, priority)
+    return asked, max(late_at - store.clock.now(), (1 - ASK_SHARE) * deadline_s)
+
+
+def _ask(table: BlockTable, namespace: Namespace, number: int, wanted: _Wanted) -> Outcome:
+    """Ask one shared tier about the blocks from `start` on, unless another caller does or just did.
+
+    Returns OK if the tier answered.
+    """
+    keys, start, within_s = wanted
+    tier, name = table.lower[number - 1], (number, namespace, keys[start])
+    answer = HeldAnswer(0, Outcome.GONE)
+    with table.lock:
+        now_s = table.clock.now()
+        readable = start + table.failed_remote.readable(number, namespace, keys[start:], now_s)
+        if readable == start:  # its copy failed here a moment ago
+            return Outcome.OK
+        wanted = wanted._replace(keys=keys[:readable])
+        other = table.inflight_lookups.begin(name, now_s)
+    if other is not None:
+        return other.outcome if other.wait(within_s) else Outcome.LATE
+    try:
+        answer = _held(tier, namespace, wanted)
+        _note(table, namespace, number, keys[: start + answer.blocks], start)
+    finally:
+        with table.lock:
+            table.inflight_lookups.end(name, answer.blocks, table.clock.now(), answer.outcome)
+    return answer.outcome
+
+
+def _held(tier: Tier, namespace: Namespace, wanted: _Wanted) -> HeldAnswer:
+    """Ask the tier; an exception of the tier counts as no answer."""
+    try:
+        if isinstance(tier, AnsweringTier):
+            return tier.ask(namespace, *wanted)
+        return HeldAnswer(
+            tier.held(namespace, *wanted) if isinstance(tier, SharedTier) else 0, Outcome.OK
+        )
+    except Exception:  # noqa: BLE001  # a tier may be third-party code
+        _log.exception("asking failed tier=%s", tier.name)
+        return HeldAnswer(0, Outcome.GONE)
+
+
+def plan_fetch(
+    store: StoreParts, namespace: Namespace, keys: Sequence[bytes], prompt: PromptTokens
+) -> PlannedFetch:
+    """Plan which of the leading blocks that the index knows of are worth fetching."""
+    table, estimates = store.table, store.estimates
+    with table.lock:
+        coverage = _within_reach(table, table.index.cover(namespace, keys))
+    cost, delivery = estimates.cost(prompt.engine)
+    question = PlanQuestion(
+        tiers=coverage.tiers,
+        block_bytes=namespace.record_bytes,
+        block_tokens=namespace.block_tokens,
+        estimates=estimates.estimates(namespace.domain),
+        names=table.tier_names(),
+        limit_s=prompt.limit_s,
+        cost=cost,
+        prompt_tokens=prompt.tokens,
+        have_tokens=prompt.have,
+        delivery=delivery,
+    )
+    plan, number = store.planner.plan(question), 0
+    if question.first >= coverage.blocks:
+        estimates.not_followed(prompt.engine, prompt.instead_of, NotFollowed.HAD)
+    else:
+        record = PlanRecord(
+            *(
+                prompt.engine,
+                prompt.tokens,
+                prompt.have,
+                coverage.blocks,
+                plan,
+                namespace.record_bytes,
+            ),
+            first_block=question.first,
+        )
+        number = estimates.planned(record, prompt.instead_of)
+        if plan.blocks < coverage.blocks:
+            _request_probe(store, namespace, coverage.tiers[plan.blocks], keys[plan.blocks])
+            if cost is None:  # an engine that tells nothing
+                probe(store)
+    wanted = coverage._replace(tiers=coverage.tiers[question.first :])
+    taken = sources(table, wanted, plan.blocks - question.first)
+    return PlannedFetch(coverage.blocks, taken, plan, number)
+
+
+def _within_reach(table: BlockTable, coverage: Coverage) -> Coverage:
+    """Cut a coverage at the first block that only an unreachable tier holds."""
+    away = {number for number in table.shared if not asked(table.lower[number - 1])}
+    if away.isdisjoint(coverage.tiers):
+        return coverage
+    blocks = next(at for at, tier in enumerate(coverage.tiers) if tier in away)
+    return coverage._replace(rows=coverage.rows[:blocks], tiers=coverage.tiers[:blocks])
+
+
+def _request_probe(store: StoreParts, namespace: Namespace, tier: int, key: bytes) -> None:
+    """Promote one block now and then although it is not worth it, to measure its tier again."""
+    if tier != HOST and store.estimates.wants_probe(tier):
+        with store.table.lock:
+            store.probes[tier] = namespace, key
+
+
+def probe(store: StoreParts) -> None:
+    """Promote the blocks to be probed. Call it after an engine has reported its steps.
+
+    Reading and verifying takes a core for milliseconds; an engine on CPUs that was just told to
+    compute would wait for it.
+    """
+    if not store.probes:
+        return
+    with store.table.lock:
+        requested, store.probes = store.probes, {}
+    for namespace, key in requested.values():
+        with store.table.lock:
+            row = store.table.index.find(namespace, key)
+            promotions = store.ladder.reserve(namespace, [row] if row >= 0 else [])
+        for read_batch in store.ladder.start_reads(namespace, promotions):
+            read_batch.reading.add_done_callback(lambda _: store.estimates.settle())
+
+
+def sources(table: BlockTable, coverage: Coverage, blocks: int) -> dict[str, int]:
+    """Count the first `blocks` of a coverage by tier."""
+    tiers = coverage.tiers[:blocks]
+    return {table.tier_name(tier): tiers.count(tier) for tier in sorted(set(tiers))}
+
+
+def _note(
+    table: BlockTable, namespace: Namespace, number: int, keys: Sequence[bytes], start: int
+) -> None:
+    with table.lock:
+        for depth in reversed(range(start, len(keys))):  # the oldest goes first: the tail
+            head = keys[depth - depth % table.segment_blocks]
+            parent = keys[depth - 1] if depth else namespace.fingerprint
+            row = table.index.add(namespace, keys[depth], parent, depth)
+            table.publish_below(row, number, segment_place(head[:SEGMENT_BYTES]))
+            table.remote_lookups.note(row)
+    table.drop_oldest_lookups()

@@ -1,0 +1,66 @@
+"""Settings of a store that its tiers and domain keys do not imply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.fairness.shares import Quota
+from holdfast.keys.audit import AuditLog
+from holdfast.keys.keyring import KeyRing
+from holdfast.limits import LEASE_S, SEGMENT_BLOCKS
+from holdfast.plan.planner import BestCut, Planner
+from holdfast.policy.admit import Admission, AlwaysAdmit
+from holdfast.policy.base import EvictionPolicy
+from holdfast.policy.cost_aware import CostAware
+from holdfast.store.call_threads import CallThreads, DirectCalls
+
+SavedSeconds: TypeAlias = Callable[[int], float]
+"""Returns how many seconds sooner so many bytes come from a tier than from the next slower one."""
+
+
+@dataclass(frozen=True)
+class TierRules:
+    """What one lower tier admits.
+
+    `make_rule` makes the tier's admission rule. `budgets` holds, by domain id, the write budget
+    that also limits writes which no rule is asked about.
+    """
+
+    make_rule: Callable[[SavedSeconds], Admission] = lambda _: AlwaysAdmit()
+    budgets: Mapping[bytes, Admission] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """Settings of one store; the defaults suit a store of one process and one domain.
+
+    `make_eviction` makes an eviction policy: one, or one per domain if `quotas` divides the tiers.
+    `quotas`: by domain name and tier number (0 is the host), what a domain may hold; domains
+    without one share the rest with weight 1. `rules`: by tier number. `ring`: seals and opens the
+    blocks of its enrolled domains. `public_domain`: the domain that all may read and holders of
+    `publish_token` may write. `serves_peers`: other nodes may store records of domains whose key
+    is unknown here. `writes_behind`: saved blocks are written to lower tiers before they are
+    evicted. `estimates_file`: where speeds are saved between runs.
+    """
+
+    planner: Planner = field(default_factory=BestCut)
+    make_eviction: Callable[[], EvictionPolicy] = CostAware
+    quotas: Mapping[str, Mapping[int, Quota]] | None = None
+    rules: Mapping[int, TierRules] = field(default_factory=dict)
+    ring: KeyRing | None = None
+    audit: AuditLog = field(default_factory=AuditLog)
+    public_domain: str = ""
+    publish_token: bytes = b""
+    serves_peers: bool = False
+    writes_behind: bool = True
+    lease_s: float = LEASE_S
+    segment_blocks: int = SEGMENT_BLOCKS
+    scrub_every_s: float = 0.0
+    scrub_bytes_per_s: int = 0
+    estimates_file: Path | None = None
+    calls: CallThreads = field(default_factory=DirectCalls)
+    clock: Clock = field(default_factory=SystemClock)

@@ -1,0 +1,72 @@
+"""Probe unmeasured tiers: time a small read, so that the first plan has an estimate.
+
+The bytes are discarded. Shared tiers are not probed: what the index knows of them may be stale,
+and the first request that reads from one measures it.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from holdfast.blocks.namespace import Namespace
+from holdfast.buffers import aligned_buffer
+from holdfast.errors import Outcome
+from holdfast.store.block_table import BlockTable
+from holdfast.store.core import StoreParts
+from holdfast.tiers.base import Place, SharedTier, TierGet
+
+BLOCKS = 8
+"""Number of blocks read from a tier."""
+
+_ROWS_LOOKED_AT = 4_096
+
+
+def unmeasured_tiers(store: StoreParts) -> list[int]:
+    """Return the numbers of local tiers that hold blocks and were never read from."""
+    return [
+        number
+        for number, tier in enumerate(store.table.lower, start=1)
+        if not isinstance(tier, SharedTier)
+        and not store.estimates.reads(number)
+        and tier.usage().records >= BLOCKS
+    ]
+
+
+def probe_tier(store: StoreParts, number: int) -> None:
+    """Read a few blocks of one tier and record how long that took."""
+    table = store.table
+    with table.lock:
+        rows = _some(table, number)
+        if not rows or store.estimates.reads(number):
+            return
+        namespace = table.index.namespace(rows[0])
+        batch = [_get(table, namespace, number, row) for row in rows]
+        table.pin(rows)
+    size, outcomes = namespace.record_bytes, list[Outcome]()
+    store.estimates.asked(number, len(batch) * size, namespace.domain)
+    try:
+        outcomes = table.lower[number - 1].read(batch)
+    finally:
+        arrived = outcomes.count(Outcome.OK) * size
+        store.estimates.arrived(number, arrived, namespace.domain, of=len(batch) * size)
+        with table.lock:
+            table.unpin(rows)
+
+
+def _some(table: BlockTable, number: int) -> list[int]:
+    """Return a few rows of one namespace that lie on a tier."""
+    rows: list[int] = []
+    for row in itertools.islice(table.index.rows(), _ROWS_LOOKED_AT):
+        if table.index.places[number][row] < 0:
+            continue
+        if not rows or table.index.namespace(row) == table.index.namespace(rows[0]):
+            rows.append(row)
+        if len(rows) == BLOCKS:
+            break
+    return rows
+
+
+def _get(table: BlockTable, namespace: Namespace, number: int, row: int) -> TierGet:
+    place = Place(table.index.places[number][row])
+    key = table.index.keys[row] or b""
+    return TierGet(place, key, aligned_buffer(namespace.record_bytes), namespace)

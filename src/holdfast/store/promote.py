@@ -1,0 +1,293 @@
+"""Promotion: read blocks from lower tiers into host slots, and own the write-behind threads.
+
+Decide under the lock, move bytes without it, publish under it again. A promoted block is verified
+in its host slot before it is published. `store/write_behind.py` writes blocks to lower tiers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import NamedTuple
+
+from holdfast.blocks.namespace import Namespace
+from holdfast.errors import Outcome
+from holdfast.failpoints import reach
+from holdfast.fairness.work_slots import Priority, WorkItem
+from holdfast.limits import MIB
+from holdfast.store.block_table import HOST, BlockTable
+from holdfast.store.estimates import Estimates
+from holdfast.store.evict import reserve_slots
+from holdfast.store.rewrite import rewrite_misplaced
+from holdfast.store.tier_readers import TierReaders
+from holdfast.store.write_behind import WriteBehind
+from holdfast.tiers.base import Place, SharedTier, TierGet
+
+BATCH_BYTES = 8 * MIB
+"""Bytes of a read batch: few system calls, and verification starts soon."""
+
+BATCH_S = 0.00125
+"""Longest time of a read batch while other domains read from the tier (at least one block):
+a batch in progress delays every other domain."""
+
+_CLOSE_WRITE_S = 60.0
+
+_log = logging.getLogger("holdfast.store")
+
+
+class Promotion(NamedTuple):
+    """One block being promoted: its row and key, its source, and its host slot.
+
+    `erase_generation` is its domain's at the start.
+    """
+
+    row: int
+    key: bytes
+    tier: int
+    source: Place
+    slot: Place
+    erase_generation: int
+
+
+class ReadBatch(NamedTuple):
+    """Blocks of one tier that are read together, and the read."""
+
+    namespace: Namespace
+    tier: int
+    promotions: Sequence[Promotion]
+    reading: Future[None]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes read for it."""
+        return len(self.promotions) * self.namespace.record_bytes
+
+
+class BlockMover:
+    """Moves blocks between the tiers of one store; owns the threads that do it."""
+
+    def __init__(self, table: BlockTable, estimates: Estimates, readers: TierReaders) -> None:
+        self._table = table
+        self._estimates = estimates
+        self._readers = readers
+        self._writers = [WriteBehind(table, number + 1) for number in range(len(table.lower))]
+        self._prefetches: dict[int, ReadBatch] = {}
+        """Prefetches that no fetch waits for yet, by row; under the store's lock."""
+
+    def start(self) -> None:
+        """Start the write-behind threads."""
+        for write_behind in self._writers:
+            write_behind.start()
+
+    def reserve(self, namespace: Namespace, rows: Sequence[int]) -> list[Promotion]:
+        """Reserve host slots for pinned rows that are not in memory; call under the lock.
+
+        Stops at the first row without a slot, because blocks behind a hole cannot be used.
+        """
+        table, index = self._table, self._table.index
+        if table.sealing.is_away(namespace.domain):
+            return []
+        below: list[tuple[int, bytes, int]] = []
+        for row in dict.fromkeys(rows):  # a chain may name a block twice
+            if index.places[HOST][row] >= 0 or row in table.reads:
+                continue
+            key, tier = index.keys[row], index.fastest(row)
+            if key is None or tier <= HOST:
+                break
+            below.append((row, key, tier))
+        erase_generation, promotions = table.erase_generation(namespace.domain), list[Promotion]()
+        slots = reserve_slots(table, namespace, len(below))
+        for (row, key, tier), slot in zip(below, slots, strict=False):
+            table.reads.begin(row)
+            promotions.append(
+                Promotion(row, key, tier, Place(index.places[tier][row]), slot, erase_generation)
+            )
+        table.pin([promotion.row for promotion in promotions])
+        return promotions
+
+    def start_reads(
+        self,
+        namespace: Namespace,
+        promotions: Sequence[Promotion],
+        priority: Priority = Priority.DEMAND,
+    ) -> list[ReadBatch]:
+        """Start reading blocks into their slots, in batches that follow chain order.
+
+        Each tier's reads are shared fairly between domains, by bytes.
+        """
+        domain = namespace.domain
+        started: list[ReadBatch] = []
+        for tier, group in itertools.groupby(promotions, key=lambda promotion: promotion.tier):
+            run, blocks = list(group), self._batch_blocks(namespace, tier)
+            for at in range(0, len(run), blocks):
+                read_batch = run[at : at + blocks]
+                nbytes = len(read_batch) * namespace.record_bytes
+                self._estimates.asked(tier, nbytes, domain)
+                item = WorkItem(domain, nbytes, priority=priority)
+                work = partial(self._promote, namespace, tier, read_batch)
+                try:
+                    reading = self._readers.submit(tier, item, work)
+                except RuntimeError:  # closed meanwhile: what lies below is a miss
+                    self._estimates.dropped(tier, nbytes, domain)
+                    with self._table.lock:
+                        self._take_back(namespace, read_batch)
+                    continue
+                started.append(ReadBatch(namespace, tier, read_batch, reading))
+                if priority is Priority.PREFETCH:
+                    self._note_prefetches(started[-1])
+        return started
+
+    def raise_priority(self, rows: Iterable[int]) -> None:
+        """Raise prefetches of rows that a fetch needs now to demand priority; under the lock."""
+        for read_batch in self._for_later(rows):
+            tier, domain = read_batch.tier, read_batch.namespace.domain
+            self._readers.raise_priority(tier, domain, read_batch.reading)
+            for promotion in read_batch.promotions:
+                self._prefetches.pop(promotion.row, None)
+
+    def give_up(self) -> None:
+        """Cancel prefetches that have not started."""
+        with self._table.lock:
+            read_batches = self._for_later(list(self._prefetches))
+        self.cancel(read_batches)
+
+    def cancel(self, read_batches: Sequence[ReadBatch]) -> None:
+        """Cancel batches that have not started and that no other fetch waits for."""
+        for read_batch in read_batches:
+            with self._table.lock:  # so that no fetch starts to wait for it meanwhile
+                # A batch that is done, or was cancelled before, does not own its slots any more.
+                over = read_batch.reading.done()
+                taken = not (over or self._is_awaited(read_batch)) and read_batch.reading.cancel()
+                if taken:
+                    self._take_back(read_batch.namespace, read_batch.promotions)
+            if taken:
+                self._estimates.dropped(
+                    read_batch.tier, read_batch.nbytes, read_batch.namespace.domain
+                )
+
+    def wake(self) -> None:
+        """Wake the write-behind threads."""
+        for write_behind in self._writers:
+            write_behind.wake()
+
+    def close(self, write_s: float = _CLOSE_WRITE_S) -> None:
+        """Write queued blocks for at most `write_s`, then stop the threads."""
+        until = time.monotonic() + write_s
+        for write_behind in self._writers:
+            write_behind.end_by(until)
+        for write_behind in self._writers:
+            write_behind.close()
+        self._readers.close()
+
+    def _batch_blocks(self, namespace: Namespace, tier: int) -> int:
+        """Return how many blocks form a read batch."""
+        size, blocks = namespace.record_bytes, math.ceil(BATCH_BYTES / namespace.record_bytes)
+        if self._readers.is_shared(tier, namespace.domain):
+            blocks = int(min(blocks, BATCH_S * self._estimates.speed(tier) / size))
+        return max(1, blocks)
+
+    def _note_prefetches(self, read_batch: ReadBatch) -> None:
+        with self._table.lock:
+            reads = self._table.reads
+            if not read_batch.reading.done():
+                self._prefetches.update(
+                    {c.row: read_batch for c in read_batch.promotions if c.row in reads}
+                )
+
+    def _for_later(self, rows: Iterable[int]) -> list[ReadBatch]:
+        prefetches = self._prefetches
+        return list(
+            {id(prefetches[row]): prefetches[row] for row in rows if row in prefetches}.values()
+        )
+
+    def _is_awaited(self, read_batch: ReadBatch) -> bool:
+        """Return whether another fetch waits for blocks of a batch; under the lock."""
+        return self._table.reads.is_awaited(promotion.row for promotion in read_batch.promotions)
+
+    def _take_back(self, namespace: Namespace, promotions: Sequence[Promotion]) -> None:
+        """Return slots that no read has started to fill; under the lock."""
+        self._table.give_back(namespace, [promotion.slot for promotion in promotions])
+        self._settle(promotions)
+
+    def _promote(self, namespace: Namespace, tier: int, read_batch: Sequence[Promotion]) -> None:
+        """Read one batch into its slots, open and verify it, publish it."""
+        table, lower = self._table, self._table.lower[tier - 1]
+        host, size = table.host(namespace), namespace.record_bytes
+        bad: list[TierGet] = []
+        outcomes = [Outcome.GONE] * len(read_batch)
+        batch = [
+            TierGet(promotion.source, promotion.key, host.view(promotion.slot, size), namespace)
+            for promotion in read_batch
+        ]
+        try:
+            found = lower.read(batch)
+            reach("climb_read")
+            outcomes = [
+                table.sealing.land(get.into, get.key, namespace)
+                if outcome is Outcome.OK
+                else outcome
+                for get, outcome in zip(batch, found, strict=True)
+            ]
+            came = zip(batch, found, outcomes, strict=True)
+            # A record that this host cannot open is not damaged: another host may have the key.
+            bad = [
+                get
+                for get, was, now in came
+                if was is Outcome.OK and now not in (Outcome.OK, Outcome.UNREADABLE)
+            ]
+        except Exception:  # noqa: BLE001  # a tier may be third-party code; no request fails for it
+            _log.exception("reading failed tier=%s", lower.name)
+            outcomes = [Outcome.GONE] * len(read_batch)
+        finally:
+            arrived = outcomes.count(Outcome.OK) * size
+            self._estimates.arrived(tier, arrived, namespace.domain, of=len(read_batch) * size)
+            promoted = self._land(namespace, read_batch, outcomes)
+        if bad and isinstance(lower, SharedTier) and not table.sealing.is_away(namespace.domain):
+            lower.delete_corrupt(bad)
+        good = [get.key for get, o in zip(batch, outcomes, strict=True) if o is Outcome.OK]
+        if rewrite_misplaced(table, tier, namespace, good) or promoted:
+            self.wake()
+
+    def _land(
+        self, namespace: Namespace, read_batch: Sequence[Promotion], outcomes: Sequence[Outcome]
+    ) -> bool:
+        """Publish the blocks that arrived; return whether some are queued for a tier between."""
+        table, promoted = self._table, False
+        with table.lock:
+            landed, away = dict[int, Place](), table.sealing.is_away(namespace.domain)
+            for promotion, outcome in zip(read_batch, outcomes, strict=True):
+                known = table.index.keys[promotion.row] == promotion.key
+                known = (
+                    known
+                    and table.erase_generation(namespace.domain) == promotion.erase_generation
+                    and not away
+                )
+                if outcome is Outcome.OK and known:
+                    landed[promotion.row] = promotion.slot
+                    promoted |= table.promoted_to_host(promotion.row, promotion.tier)
+                else:
+                    table.give_back(namespace, [promotion.slot])
+                    if (
+                        table.index.places[promotion.tier][promotion.row] == promotion.source
+                        and not away
+                    ):
+                        table.quarantine(promotion.row, promotion.tier, outcome)
+                        table.note_failed(promotion.tier, namespace, promotion.key, outcome)
+            try:
+                table.publish_here(namespace, landed)
+                table.enter_host(list(landed))
+            finally:
+                self._settle(read_batch)
+        return promoted
+
+    def _settle(self, promotions: Sequence[Promotion]) -> None:
+        """Wake the fetches that wait for these blocks; call under the lock."""
+        for promotion in promotions:
+            self._prefetches.pop(promotion.row, None)
+            self._table.reads.end(promotion.row)
+        self._table.unpin([promotion.row for promotion in promotions])

@@ -1,0 +1,196 @@
+"""Receive packed records from other nodes into host slots and publish them.
+
+`receive_slots` reserves a slot for each announced header, the caller receives the bytes into it,
+and `publish_received` publishes the records that begin with the announced header. This node may
+lack the domain's key, so it does not hash payloads: they are unverified until read. Every reader
+verifies, and reports a corrupt record. `discard_received` frees slots that were not filled.
+docs/decisions gives the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import compress, groupby, takewhile
+from operator import attrgetter
+from typing import NamedTuple
+
+from holdfast.blocks.envelope import HEADER_BYTES, SEAL_NONE, Header
+from holdfast.blocks.namespace import Namespace
+from holdfast.codec.pack import is_announced
+from holdfast.errors import Outcome
+from holdfast.store.block_table import HOST, BlockTable
+from holdfast.store.core import StoreParts
+from holdfast.store.evict import reserve_slots, slots
+from holdfast.tiers.base import NOWHERE, Place
+
+_NAMESPACE_OF = attrgetter("fingerprint", "domain", "payload_bytes", "tokens")
+
+
+class ReceiveSlot(NamedTuple):
+    """The slot for one announced record, or None; `held` if this node already has the record."""
+
+    header: Header
+    namespace: Namespace
+    place: Place
+    erase_generation: int
+    slot: memoryview | None
+    held: bool
+
+
+def receive_slots(store: StoreParts, headers: Sequence[Header]) -> list[ReceiveSlot]:
+    """Reserve a slot for each announced record that is not held and fits; state only, no I/O.
+
+    Unsealed records of the public domain get no slot. The caller owns the slots and must pass them
+    to `publish_received` or `discard_received`.
+    """
+    of_namespace: dict[Namespace, list[int]] = {}
+    for named, group in groupby(range(len(headers)), lambda i: _NAMESPACE_OF(headers[i])):
+        of_namespace.setdefault(Namespace(*named), []).extend(group)
+    receive_slots: dict[int, ReceiveSlot] = {}
+    with store.table.lock:
+        for namespace in of_namespace:
+            store.table.host(namespace)  # raises before any slot is reserved
+        for namespace, numbers in of_namespace.items():
+            reserved = _reserve(store.table, namespace, [headers[i] for i in numbers])
+            receive_slots.update(zip(numbers, reserved, strict=True))
+    if any(each.slot is None and not each.held for each in receive_slots.values()):
+        store.ladder.wake()  # write blocks below, so that they become evictable
+    return [receive_slots[i] for i in range(len(headers))]
+
+
+def publish_received(
+    store: StoreParts, receive_slots: Sequence[ReceiveSlot], announced: bytes = b""
+) -> list[Outcome]:
+    """Publish completely filled slots: OK (now held), FULL (it had no slot), or CORRUPT.
+
+    A record is CORRUPT if it does not begin with its announced header, or if this node seals its
+    domain and cannot open it. `announced` holds all headers as received; if the records begin with
+    the same bytes, their headers are not compared one by one.
+    """
+    table, index = store.table, store.table.index
+    begun = b"".join(each.slot[:HEADER_BYTES] for each in receive_slots if each.slot is not None)
+    headers_match = begun == announced
+    outcomes = [_outcome(table, each, headers_match=headers_match) for each in receive_slots]
+    taken: dict[Namespace, dict[int, Place]] = {}
+    with table.lock:
+        erase_generations = {
+            domain: table.erase_generation(domain)
+            for domain in {each.namespace.domain for each in receive_slots}
+        }
+        for i, each in enumerate(receive_slots):
+            if each.slot is None:
+                continue
+            header, namespace = each.header, each.namespace
+            row, here = index.find(namespace, header.key), taken.setdefault(namespace, {})
+            # The domain may have been erased since the slot was handed out.
+            if erase_generations[namespace.domain] != each.erase_generation:
+                outcomes[i] = Outcome.CORRUPT
+            row = _drop_replaced(table, namespace, header, row, outcomes[i])
+            if outcomes[i] is not Outcome.OK or row in here or _is_in_memory(table, row):
+                table.give_back(namespace, [each.place])
+            else:
+                row = index.add(namespace, header.key, header.parent, header.depth)
+                here[row] = each.place
+                if not table.sealing.checks(header):
+                    table.mark_unverified(row)
+        for namespace, here in taken.items():
+            table.publish_here(namespace, here)
+        entered = [row for here in taken.values() for row in here]
+        table.enter_new(entered)
+        if store.options.writes_behind and table.lower:
+            for row in entered:
+                table.queues.enqueue(row)
+    if entered and table.lower:
+        store.ladder.wake()
+    return outcomes
+
+
+def discard_received(store: StoreParts, receive_slots: Sequence[ReceiveSlot]) -> None:
+    """Free slots that will not be published; the caller must have stopped writing to them."""
+    with store.table.lock:
+        for each in receive_slots:
+            if each.place != NOWHERE:
+                store.table.give_back(each.namespace, [each.place])
+
+
+def lease(store: StoreParts, namespace: Namespace, keys: Sequence[bytes], ttl_s: float) -> int:
+    """Lease the leading run in memory for `ttl_s` seconds; return its length in blocks."""
+    with store.table.lock:
+        return hold(store.table, namespace, keys, store.clock.now() + ttl_s)[1]
+
+
+def hold(
+    table: BlockTable, namespace: Namespace, keys: Sequence[bytes], until_s: float
+) -> tuple[int, int]:
+    """Lease the leading run in memory; return the lease and its length. Call under the lock."""
+    rows = list(takewhile(partial(table.is_on, tier=HOST), table.index.cover(namespace, keys).rows))
+    if not rows:
+        return 0, 0
+    table.touch(rows)
+    return table.leases.lease(rows, until_s), len(rows)
+
+
+def _is_acceptable(table: BlockTable, header: Header) -> bool:
+    """Return whether any peer may send this record; a public record must be sealed."""
+    return header.domain != table.public or header.seal != SEAL_NONE
+
+
+def _is_in_memory(table: BlockTable, row: int) -> bool:
+    """Return whether a row is in memory or being read into it."""
+    return row >= 0 and (table.index.places[HOST][row] >= 0 or row in table.reads)
+
+
+def _drop_replaced(
+    table: BlockTable, namespace: Namespace, header: Header, row: int, outcome: Outcome
+) -> int:
+    """Remove a doubted record from every tier if this one replaces it; return the row."""
+    if outcome is not Outcome.OK or not _replaces(table, namespace, header, row):
+        return row
+    table.quarantine(row, HOST, Outcome.CORRUPT)
+    table.unverified_records.settle(namespace, header.key)
+    return table.index.find(namespace, header.key)
+
+
+def _replaces(table: BlockTable, namespace: Namespace, header: Header, row: int) -> bool:
+    """Return whether a new record replaces a doubted one. Call under the lock."""
+    held = row >= 0 and row not in table.reads
+    return held and table.unverified_records.is_replaced_by(namespace, header)
+
+
+def _reserve(
+    table: BlockTable, namespace: Namespace, headers: Sequence[Header]
+) -> list[ReceiveSlot]:
+    """Reserve slots for records of one namespace. Call under the lock."""
+    rows = table.index.find_all(namespace, [header.key for header in headers])
+    held = [
+        row >= 0 and table.index.fastest(row) >= 0 and not _replaces(table, namespace, header, row)
+        for row, header in zip(rows, headers, strict=True)
+    ]
+    for row in compress(rows, held):
+        table.touch([row])  # one by one, because the rows may be of different chains
+    possible = slots(table, namespace) > 0
+    wanted = [
+        possible and not is_held and _is_acceptable(table, header)
+        for is_held, header in zip(held, headers, strict=True)
+    ]
+    places = reserve_slots(table, namespace, wanted.count(True))
+    free_places, size = iter(places), namespace.record_bytes
+    erase_generation = table.erase_generation(namespace.domain)
+    view, receive_slots = table.host(namespace).view, list[ReceiveSlot]()
+    for header, is_held, wants in zip(headers, held, wanted, strict=True):
+        place = next(free_places, NOWHERE) if wants else NOWHERE
+        slot = None if place == NOWHERE else view(place, size)
+        receive_slots.append(ReceiveSlot(header, namespace, place, erase_generation, slot, is_held))
+    return receive_slots
+
+
+def _outcome(table: BlockTable, each: ReceiveSlot, *, headers_match: bool) -> Outcome:
+    if each.slot is not None:
+        if not (headers_match or is_announced(each.slot, each.header)):
+            return Outcome.CORRUPT
+        if not table.sealing.checks(each.header):
+            return Outcome.OK
+        landed = table.sealing.land(each.slot, each.header.key, each.namespace)
+        return Outcome.OK if landed is Outcome.OK else Outcome.CORRUPT
+    return Outcome.OK if each.held else Outcome.FULL

@@ -1,0 +1,67 @@
+"""Records that readers reported: check them without a key, delete damaged ones, doubt sealed ones.
+
+A target cannot verify a sealed payload. A report about one is not proof: the reader may have
+another key ring, or memory that flips bits. So such a record stays, and is *doubted*: a later put
+of the same block replaces it, if it is sealed with the same data key or with one of a later epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from holdfast.blocks.namespace import Namespace
+from holdfast.buffers import aligned_buffer
+from holdfast.codec.pack import check_without_key
+from holdfast.errors import Outcome
+from holdfast.store.block_table import HOST
+from holdfast.store.core import StoreParts
+from holdfast.tiers.base import Place, SharedTier, TierGet
+from holdfast.tiers.unverified_records import header_of_record
+
+CHECK_S = 1.0
+"""Longest time for which one report is checked, in seconds; the rest of it is ignored."""
+
+
+def check_suspects(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> int:
+    """Check every local copy of the blocks reported; return how many were damaged and deleted."""
+    deleted, until = 0, time.monotonic() + CHECK_S
+    for key in keys:
+        if time.monotonic() > until:
+            break
+        for tier in range(1 + len(store.table.lower)):
+            deleted += _check_copy(store, namespace, key, tier)
+    return deleted
+
+
+def _check_copy(store: StoreParts, namespace: Namespace, key: bytes, tier: int) -> bool:
+    """Check one copy; return whether it was damaged, and is gone now."""
+    table = store.table
+    source = None if tier == HOST else table.lower[tier - 1]
+    if isinstance(source, SharedTier):
+        return False
+    with table.lock:
+        row = table.index.find(namespace, key)
+        place = Place(table.index.places[tier][row]) if row >= 0 else Place(-1)
+        if place < 0:
+            return False
+        table.pin([row])
+    outcome, header = Outcome.MISS, None
+    try:
+        if source is None:
+            record = table.host(namespace).view(place, namespace.record_bytes)
+            outcome = check_without_key(record, key, namespace)
+        else:
+            record = aligned_buffer(namespace.record_bytes)
+            if source.read([TierGet(place, key, record, namespace)])[0] is Outcome.OK:
+                outcome = check_without_key(record, key, namespace)
+        header = header_of_record(record)
+    finally:
+        with table.lock:
+            there = table.index.places[tier][row] == place
+            if there and outcome is Outcome.CORRUPT:
+                table.quarantine(row, tier, outcome)
+            elif there and outcome is Outcome.UNREADABLE and header is not None:
+                table.unverified_records.add(namespace, key, header)
+            table.unpin([row])
+    return there and outcome is Outcome.CORRUPT

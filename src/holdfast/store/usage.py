@@ -1,0 +1,149 @@
+"""Usage: bytes that each domain holds on each tier, and its quotas and reservations there.
+
+Every change of a block's place updates the counts; the index is never scanned. State only: call
+under the store's lock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+
+from holdfast.fairness.shares import NO_QUOTA, Quota, victim_domains
+
+OPEN_SHARE = 1 / 16
+"""Share of memory that any domain may fill even if all of it is reserved."""
+
+_SPARE = 64
+"""Stale entries that a queue of blocks may always have."""
+
+
+class _WriteOrder:
+    """One domain's blocks on one tier in the order of their writes; some entries are stale."""
+
+    def __init__(self) -> None:
+        self.entries: deque[tuple[int, int]] = deque()
+        self.held = 0
+
+
+class DomainUsage:
+    """Usage and quotas of all domains on `tiers` tiers, fastest first.
+
+    `quotas`: by domain id and tier number, what a domain may hold; None if no domain has a quota, a
+    reservation or a share.
+    """
+
+    def __init__(
+        self, tiers: int, quotas: Mapping[bytes, Mapping[int, Quota]] | None = None
+    ) -> None:
+        self.used: list[Counter[bytes]] = [Counter() for _ in range(tiers)]
+        self._quotas: list[dict[bytes, Quota]] = [{} for _ in range(tiers)]
+        self._filling = Counter[bytes]()
+        """Bytes of reserved, uncommitted slots by domain; they cannot be evicted."""
+        self._write_orders: list[dict[bytes, _WriteOrder]] = [{} for _ in range(tiers)]
+        self.divided = quotas is not None
+        """Whether any domain has a quota, a reservation or a share of memory."""
+        for domain, by_tier in (quotas or {}).items():
+            for tier, quota in by_tier.items():
+                self._quotas[tier][domain] = quota
+                if tier and quota.most_bytes < NO_QUOTA.most_bytes:
+                    self._write_orders[tier][domain] = _WriteOrder()
+
+    def quota(self, tier: int, domain: bytes) -> Quota:
+        """Return what a domain may hold on a tier."""
+        return self._quotas[tier].get(domain, NO_QUOTA)
+
+    def limited(self, tier: int) -> list[bytes]:
+        """Return the domains that have a quota on a tier."""
+        return list(self._quotas[tier])
+
+    def share(self, domain: bytes) -> float:
+        """Return a domain's weight relative to other domains."""
+        return self._quotas[0].get(domain, NO_QUOTA).share
+
+    def reserved_by_others(self, domain: bytes) -> int:
+        """Return the bytes of memory that other domains have reserved."""
+        quotas = self._quotas[0]
+        return sum(quotas[other].reserved_bytes for other in quotas if other != domain)
+
+    def add_reserved(self, domain: bytes, nbytes: int) -> None:
+        """Count bytes of slots reserved for a domain."""
+        self._filling[domain] += nbytes
+
+    def subtract_reserved(self, domain: bytes, nbytes: int) -> None:
+        """Count bytes of slots that are committed or returned."""
+        self._filling[domain] -= nbytes
+        if not self._filling[domain]:
+            del self._filling[domain]
+
+    def fillable(self, domain: bytes, size: int, capacity_bytes: int, share: float) -> int:
+        """Return how many more blocks may be reserved for a domain in memory of this capacity.
+
+        An engine decides how long it takes to fill a slot. So slots come out of the domain's own
+        reservation first, then out of unreserved memory: at most `share` of it, or one block if
+        that is more.
+        """
+        reserved = self.quota(0, domain).reserved_bytes
+        others = self.reserved_by_others(domain)
+        open_bytes = max(capacity_bytes - reserved - others, int(OPEN_SHARE * capacity_bytes))
+        beyond = {
+            each: max(0, nbytes - self.quota(0, each).reserved_bytes)
+            for each, nbytes in self._filling.items()
+        }
+        own, left = max(0, reserved - self._filling[domain]), open_bytes - sum(beyond.values())
+        most = min(left, share * open_bytes - beyond.get(domain, 0))
+        blocks = (own + max(0, int(most))) // size
+        if not blocks and not self._filling[domain] and (left >= size or not self._filling):
+            return 1
+        return blocks
+
+    def fits(self, tier: int, domain: bytes, nbytes: int) -> bool:
+        """Return whether `nbytes` more fit a domain's quota on a tier."""
+        return self.used[tier][domain] + nbytes <= self.quota(tier, domain).most_bytes
+
+    def evictable_bytes(self, tier: int, domain: bytes) -> int:
+        """Return the bytes above a domain's reservation, which other domains may evict."""
+        return self.used[tier][domain] - self.quota(tier, domain).reserved_bytes
+
+    def victim_domains(self, tier: int, domain: bytes, nbytes: int) -> list[bytes]:
+        """Return the victim domains for this one, in order."""
+        return victim_domains(self.used[tier], self._quotas[tier], domain, nbytes)
+
+    def add(self, tier: int, domain: bytes, nbytes: int) -> None:
+        """Add bytes to a domain's usage."""
+        self.used[tier][domain] += nbytes
+
+    def subtract(self, tier: int, domain: bytes, nbytes: int) -> None:
+        """Subtract bytes from a domain's usage."""
+        left = self.used[tier][domain] - nbytes
+        if left > 0:
+            self.used[tier][domain] = left
+        else:
+            del self.used[tier][domain]
+        order = self._write_orders[tier].get(domain)
+        if order:
+            order.held -= 1
+
+    def note_write(self, tier: int, domain: bytes, row: int, column: Sequence[int]) -> None:
+        """Note that a block, counted by `add`, was written to `column[row]` of a lower tier."""
+        order = self._write_orders[tier].get(domain)
+        if order is None:
+            return
+        order.held += 1
+        order.entries.append((row, column[row]))
+        if len(order.entries) > 2 * order.held + _SPARE:
+            there = [(row, place) for row, place in order.entries if column[row] == place]
+            order.entries = deque(there)
+
+    def oldest(self, tier: int, domain: bytes) -> Iterator[tuple[int, int]]:
+        """Yield and remove queued blocks of a domain with a quota on a lower tier, oldest first.
+
+        Some have left the place given; the caller compares.
+        """
+        order = self._write_orders[tier].get(domain)
+        while order and order.entries:
+            yield order.entries.popleft()
+
+    def put_back(self, tier: int, domain: bytes, row: int, place: int) -> None:
+        """Put the block that `oldest` yielded last back at the head of its queue."""
+        self._write_orders[tier][domain].entries.appendleft((row, place))

@@ -1,0 +1,51 @@
+"""Verify copies of blocks: the one place where the store trusts or distrusts a stored record.
+
+Records in the arenas of this store's domains are plain, so their checksum is verified in place.
+Every other record may be sealed or may belong to a domain without a key here;
+`holdfast.store.sealing` checks and opens it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from holdfast.blocks.namespace import Namespace
+from holdfast.codec.pack import verify
+from holdfast.errors import Outcome
+from holdfast.store.block_table import HOST, BlockTable
+from holdfast.tiers.base import NOWHERE, Place
+
+
+class VerifiedCopy(NamedTuple):
+    """The place of a host copy and the outcome of its check; MISS and NOWHERE without a copy."""
+
+    place: Place
+    outcome: Outcome
+
+
+def verify_record(
+    table: BlockTable, record: memoryview, key: bytes, namespace: Namespace, tier: int
+) -> Outcome:
+    """Verify a record that was read from a tier; opens a sealed one from a lower tier in place."""
+    if tier == HOST and namespace.domain in table.hosts:
+        return verify(record, key, namespace.fingerprint, namespace.payload_bytes)
+    return table.sealing.land(record, key, namespace)
+
+
+def verify_in_memory(table: BlockTable, row: int) -> VerifiedCopy:
+    """Verify the host copy of a leased or pinned row; quarantine it if the check fails.
+
+    Takes the lock only to quarantine. If the lease expires meanwhile, the slot may hold another
+    block: then nothing is quarantined, and the place does not match the row's any more.
+    """
+    place, key = Place(table.index.places[HOST][row]), table.index.keys[row]
+    if place < 0 or key is None:
+        return VerifiedCopy(NOWHERE, Outcome.MISS)
+    namespace = table.index.namespace(row)
+    record = table.host(namespace).view(place, namespace.record_bytes)
+    outcome = verify_record(table, record, key, namespace, HOST)
+    if outcome is not Outcome.OK:
+        with table.lock:
+            if table.index.places[HOST][row] == place and table.index.keys[row] == key:
+                table.quarantine(row, HOST, outcome)
+    return VerifiedCopy(place, outcome)

@@ -1,0 +1,396 @@
+"""Write-behind: copy saved blocks from host memory to one lower tier, in the background.
+
+The writer picks a batch under the store's lock, moves bytes without it, and publishes under it.
+Each tier has its own queue and thread, so that a slow pool does not delay the disk. Blocks of a
+sealed domain are sealed into staging memory in groups. The cipher releases the GIL, so some groups
+are sealed while others are written.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import NamedTuple
+
+from holdfast.blocks.envelope import read_header
+from holdfast.buffers import aligned_buffer
+from holdfast.codec.seal import Sealer
+from holdfast.errors import ConfigError, FormatError, Outcome
+from holdfast.failpoints import reach
+from holdfast.limits import MIB
+from holdfast.store.block_table import HOST, BlockTable
+from holdfast.store.copy_epochs import UNKNOWN
+from holdfast.store.evict import evict_below
+from holdfast.store.rewrite import defer_queued
+from holdfast.store.verify import verify_in_memory
+from holdfast.tiers.base import (
+    NOWHERE,
+    LocalTier,
+    Place,
+    Queryable,
+    SharedTier,
+    TierPut,
+    is_away,
+    segment_place,
+)
+from holdfast.workers import submit_or_run, workers
+
+BATCH_BLOCKS = 32
+"""Maximum number of blocks in one batch."""
+
+
+class ParallelSeal(NamedTuple):
+    """Limits for sealing a batch in groups: `groups` threads, of which `sealed_at_once` seal.
+
+    The other threads write. The group size gives each thread two groups, within the bounds.
+    """
+
+    groups: int
+    sealed_at_once: int
+    group_bytes_min: int
+    group_bytes_max: int
+
+    def group_bytes(self, batch_bytes: int) -> int:
+        """Return the minimum size of a group, for a batch of this size."""
+        halves = batch_bytes // (2 * self.groups)
+        return min(max(halves, self.group_bytes_min), self.group_bytes_max)
+
+
+LOCAL_SEAL = ParallelSeal(8, max(1, len(os.sched_getaffinity(0)) // 2), MIB, 4 * MIB)
+"""Limits for local tiers: small groups, so that writing starts early and overlaps sealing."""
+
+SHARED_SEAL = ParallelSeal(2, 2, 16 * MIB, 16 * MIB)
+"""Limits for shared tiers: large groups, because every message costs a round trip."""
+
+_LOOK_AGAIN_S = 0.5
+"""Interval in seconds at which an idle writer checks its queue."""
+
+_STOP_S = 5.0
+"""Seconds that `close` waits for the current batch after the deadline."""
+
+_log = logging.getLogger("holdfast.store")
+
+
+class _Load(NamedTuple):
+    """One block to be written from its slot; `erase_generation` is its domain's at the start."""
+
+    row: int
+    slot: int
+    put: TierPut
+    domain: bytes
+    erase_generation: int
+
+
+class _Sent(NamedTuple):
+    """Result of writing one block.
+
+    `epoch` is the epoch of the data key that sealed it; `UNKNOWN` if it is not sealed, or if
+    another node sealed it.
+    """
+
+    outcome: Outcome
+    epoch: int = UNKNOWN
+
+
+class _Sealed(NamedTuple):
+    """A block to write and its sealer; OK if it needs no seal, else why it cannot be sealed."""
+
+    load: _Load
+    sealer: Sealer | Outcome
+
+
+class WriteBehind:
+    """Writes the queued blocks of lower tier `number` (1 is the first below the host)."""
+
+    def __init__(self, table: BlockTable, number: int) -> None:
+        self._table = table
+        self._number = number
+        self._tier = tier = table.lower[number - 1]
+        self._local = tier if isinstance(tier, LocalTier) else None
+        self._work = threading.Condition()
+        self._closing = False
+        self._until = math.inf
+        name = f"holdfast-to-{self._tier.name}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._parallel = SHARED_SEAL if isinstance(self._tier, SharedTier) else LOCAL_SEAL
+        self._sealers: ThreadPoolExecutor | None = None
+        self._work_slots = threading.BoundedSemaphore(self._parallel.sealed_at_once)
+        self._stages = [aligned_buffer(0) for _ in range(self._parallel.groups)]
+
+    def start(self) -> None:
+        """Start the writer thread."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Wake the writer, because a block is queued."""
+        with self._work:
+            self._work.notify()
+
+    def end_by(self, until: float) -> None:
+        """Write queued blocks until this monotonic time, then drop the rest and stop."""
+        with self._work:
+            self._until = until
+            self._closing = True
+            self._work.notify()
+
+    def close(self) -> None:
+        """Wait until the writer thread ends; call after `end_by`."""
+        if self._thread.is_alive():
+            self._thread.join(max(0.0, self._until - time.monotonic()) + _STOP_S)
+        if self._sealers:
+            self._sealers.shutdown(wait=not self._thread.is_alive())
+
+    def _run(self) -> None:
+        queues, number = self._table.queues, self._number
+        while True:
+            with self._work:
+                if not queues.length(number):
+                    if self._closing:
+                        return
+                    self._work.wait(_LOOK_AGAIN_S)
+            while queues.length(number):
+                if time.monotonic() > self._until:
+                    self._drop_waiting()
+                    break
+                try:
+                    if is_away(self._tier):
+                        defer_queued(self._table, number)
+                        break
+                    self._write()
+                except Exception:  # noqa: BLE001  # without this thread no block becomes evictable
+                    _log.exception("blocks cannot be written tier=%s", self._tier.name)
+
+    def _drop_waiting(self) -> None:
+        """Drop queued blocks at the deadline; the engine can recompute them."""
+        with self._table.lock:
+            blocks = len(self._table.queues.clear(self._number))
+        _log.warning("closing: no time to write blocks=%d tier=%s", blocks, self._tier.name)
+
+    def _write(self) -> None:
+        table, number = self._table, self._number
+        with table.lock:
+            batch = self._pick()
+            rows = [load.row for load in batch]
+            table.pin(rows)
+            table.queues.set_writing(number, len(rows))
+        try:
+            sent = self._send(batch)
+        except Exception:  # noqa: BLE001  # a tier may be third-party code
+            _log.exception("writing failed tier=%s", self._tier.name)
+            sent = [_Sent(Outcome.GONE)] * len(batch)
+            self._free([load.put.place for load in batch])
+        reach("descent_written")
+        damaged, away = self._quarantine_damaged(batch, sent), is_away(self._tier)
+        with table.lock:
+            table.queues.set_writing(number, 0)
+            for load, (outcome, epoch) in zip(batch, sent, strict=True):
+                if load.row in damaged:
+                    continue
+                if not self._is_unchanged(load):
+                    self._free([load.put.place])
+                elif outcome is Outcome.OK and table.sealing.is_retired(load.domain, epoch):
+                    self._free([load.put.place])
+                    table.queues.enqueue(load.row, [number])
+                elif outcome is Outcome.OK and self._is_unreadable(load):
+                    table.queues.do_not_admit([load.row])
+                elif outcome is Outcome.OK:
+                    table.publish_below(load.row, number, load.put.place, epoch)
+                elif away:
+                    table.queues.defer(load.row, number)
+                else:
+                    table.queues.do_not_admit([load.row])
+            table.unpin(rows)
+
+    def _is_unreadable(self, load: _Load) -> bool:
+        """Return whether the tier keeps a record of this block that this host cannot open.
+
+        In that case the write did not replace it; a CORRUPT record is replaced. Call under the
+        lock.
+        """
+        table, number = self._table, self._number
+        namespace, key = table.index.namespace(load.row), table.index.keys[load.row]
+        if key is None:
+            return False
+        why = table.failed_remote.why(number, namespace, key, table.clock.now())
+        if why is not Outcome.UNREADABLE:
+            table.failed_remote.written(number, namespace, key)
+        return why is Outcome.UNREADABLE
+
+    def _quarantine_damaged(self, batch: Sequence[_Load], sent: Sequence[_Sent]) -> set[int]:
+        """Quarantine blocks whose write was refused because their copy in memory is corrupt.
+
+        If kept, such a block counts as held until it is read, and cannot be saved again. Returns
+        the rows.
+        """
+        refused = [
+            load.row
+            for load, (outcome, _) in zip(batch, sent, strict=True)
+            if outcome is Outcome.CORRUPT
+        ]
+        return {
+            row for row in refused if verify_in_memory(self._table, row).outcome is not Outcome.OK
+        }
+
+    def _is_unchanged(self, load: _Load) -> bool:
+        """Return whether a block was not dropped, erased or quarantined during the write."""
+        table = self._table
+        here = table.index.places[HOST][load.row] == load.slot
+        return here and load.erase_generation == table.erase_generation(load.domain)
+
+    def _send(self, batch: Sequence[_Load]) -> list[_Sent]:
+        """Write the blocks of a batch that the tier does not have yet."""
+        known = [False] * len(batch)
+        if batch and isinstance(self._tier, Queryable):
+            known = self._tier.known([load.put for load in batch])
+        new = [load for load, there in zip(batch, known, strict=True) if not there]
+        written = iter(self._send_new(new) if new else ())
+        return [_Sent(Outcome.OK) if there else next(written) for there in known]
+
+    def _send_new(self, batch: Sequence[_Load]) -> list[_Sent]:
+        """Write a batch: directly if no block is sealed, else in parallel groups."""
+        sealing = self._table.sealing
+        if not any(sealing.seals(load.domain) for load in batch):
+            return [_Sent(outcome) for outcome in self._tier.write([load.put for load in batch])]
+        if self._sealers is None:
+            try:
+                self._sealers = workers(self._parallel.groups, f"{self._thread.name}-sealed")
+            except ConfigError:
+                if not self._closing:  # no new threads at interpreter exit: seal in this one
+                    raise
+        nbytes = sum(len(load.put.record) for load in batch)
+        sealed = [_Sealed(load, self._sealer(load)) for load in batch]
+        groups = _groups(sealed, self._parallel.group_bytes(nbytes))
+        sent = [submit_or_run(self._sealers, self._send_sealed, group) for group in groups]
+        wait(sent)  # a slot must not be reused while it is read
+        outcomes = [outcome for each in sent for outcome in each.result()]
+        return [
+            _Sent(outcome, one.sealer.epoch if isinstance(one.sealer, Sealer) else UNKNOWN)
+            for outcome, one in zip(outcomes, sealed, strict=True)
+        ]
+
+    def _sealer(self, load: _Load) -> Sealer | Outcome:
+        """Return the sealer of a block, why it cannot be sealed, or OK if it needs no seal."""
+        sealing = self._table.sealing
+        if not sealing.seals(load.domain):
+            return Outcome.OK
+        return sealing.sealer(load.put.record, load.domain)
+
+    def _send_sealed(self, group: Sequence[_Sealed]) -> list[Outcome]:
+        """Seal a group into this thread's staging buffer, then write it."""
+        size = sum(len(one.load.put.record) for one in group)
+        stage = self._stages.pop()
+        try:
+            if len(stage) < size:
+                stage = aligned_buffer(size)
+            with self._work_slots:
+                sealed = self._seal(group, stage)
+            return self._write_sealed(*sealed)
+        finally:
+            self._stages.append(stage)
+
+    def _seal(
+        self, group: Sequence[_Sealed], memory: memoryview
+    ) -> tuple[list[TierPut], list[Outcome]]:
+        """Seal a group into `memory`; return a write and a sealing outcome for each block."""
+        puts, outcomes = [], []
+        for load, sealer in group:
+            put = load.put
+            if isinstance(sealer, Outcome):
+                outcome = sealer
+            else:
+                sealed_record, memory = memory[: len(put.record)], memory[len(put.record) :]
+                outcome = sealer.seal(put.record, sealed_record)
+                if load.erase_generation != self._table.erase_generation(load.domain):
+                    outcome = Outcome.GONE
+                put = TierPut(put.place, sealed_record)
+            puts.append(put)
+            outcomes.append(outcome)
+        return puts, outcomes
+
+    def _write_sealed(self, puts: Sequence[TierPut], sealed: Sequence[Outcome]) -> list[Outcome]:
+        """Write the sealed blocks; free the places of the others."""
+        pairs = list(zip(puts, sealed, strict=True))
+        self._free([put.place for put, outcome in pairs if outcome is not Outcome.OK])
+        written = iter(self._tier.write([put for put, outcome in pairs if outcome is Outcome.OK]))
+        return [next(written) if outcome is Outcome.OK else outcome for outcome in sealed]
+
+    def _pick(self) -> list[_Load]:
+        """Dequeue a batch and reserve places for it. Call under the lock."""
+        table, number = self._table, self._number
+        rows: list[int] = []
+        while len(rows) < BATCH_BLOCKS and (row := table.queues.pop(number)) >= 0:
+            missing = table.is_on(row, HOST) and not table.is_on(row, number)
+            if missing and self._is_record(row):
+                rows.append(row)
+        rows = self._within_quotas(rows)
+        records = [self._record(row) for row in rows]
+        batch: list[_Load] = []
+        for row, record, place in zip(rows, records, self._places(records), strict=True):
+            if place == NOWHERE:
+                table.queues.do_not_admit([row])
+                continue
+            domain, slot = table.index.namespace(row).domain, table.index.places[HOST][row]
+            batch.append(
+                _Load(row, slot, TierPut(place, record), domain, table.erase_generation(domain))
+            )
+        return batch
+
+    def _is_record(self, row: int) -> bool:
+        """Return whether a slot holds a valid header; quarantine the block if not."""
+        try:
+            read_header(self._record(row))
+        except FormatError:
+            self._table.quarantine(row, HOST, Outcome.CORRUPT)
+            return False
+        return True
+
+    def _within_quotas(self, rows: Sequence[int]) -> list[int]:
+        """Evict within the domains' quotas on this tier; return the rows that then fit."""
+        table, incoming, within = self._table, Counter[bytes](), list[int]()
+        for row in rows:
+            namespace = table.index.namespace(row)
+            nbytes = incoming[namespace.domain] + namespace.record_bytes
+            if evict_below(table, namespace, self._number, nbytes):
+                incoming[namespace.domain] = nbytes
+                within.append(row)
+            else:
+                table.queues.do_not_admit([row])
+        return within
+
+    def _record(self, row: int) -> memoryview:
+        namespace = self._table.index.namespace(row)
+        slot = Place(self._table.index.places[HOST][row])
+        return self._table.host(namespace).view(slot, namespace.record_bytes)
+
+    def _free(self, places: Sequence[Place]) -> None:
+        """Free places that were not written; nothing is reserved on a shared tier."""
+        if self._local is not None:
+            self._local.free(places)
+
+    def _places(self, records: list[memoryview]) -> list[Place]:
+        if self._local is None:
+            return [segment_place(read_header(record)[0].segment) for record in records]
+        reserved = self._local.reserve([len(record) for record in records])
+        for dropped in reserved.dropped:
+            self._table.forget(dropped, self._number)
+        return reserved.places
+
+
+def _groups(batch: Sequence[_Sealed], group_bytes: int) -> Iterator[list[_Sealed]]:
+    """Split a batch into groups; a group ends when it has at least `group_bytes`."""
+    group: list[_Sealed] = []
+    nbytes = 0
+    for one in batch:
+        group.append(one)
+        nbytes += len(one.load.put.record)
+        if nbytes >= group_bytes:
+            yield group
+            group, nbytes = [], 0
+    if group:
+        yield group

@@ -1,0 +1,60 @@
+"""Test contexts that are saved and fetched through `holdfast.open`, with every byte checked."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.blocks.fingerprint import Fingerprint
+from holdfast.blocks.layout import Layout
+from holdfast.session import Session
+from holdfast.store.store import Store
+
+LAYOUT = Layout.portable(layers=2, kv_heads=2, head_size=16, dtype="float16", block_tokens=32)
+FINGERPRINT = Fingerprint(
+    model="m", layout=LAYOUT, positions="none", adapter="none", kv_quantisation="none"
+)
+BLOCKS = 3
+"""Default number of blocks of a context."""
+
+_WAIT_S = 30.0
+
+
+def blocks_for(seed: int, count: int = BLOCKS) -> npt.NDArray[np.float16]:
+    """Return the blocks of a context."""
+    shape = (count, LAYOUT.payload_bytes // 2)
+    return np.random.default_rng(seed).integers(0, 9_999, shape).astype(np.float16)
+
+
+def tokens_for(seed: int, count: int = BLOCKS) -> list[int]:
+    """Return the tokens of a context."""
+    return [seed * 1_000 + i for i in range(LAYOUT.block_tokens * count)]
+
+
+def serves(session: Session, seed: int) -> None:
+    """Save a context and fetch it; raise AssertionError if any block or byte differs."""
+    session.save(tokens_for(seed), blocks_for(seed))
+    found = np.zeros_like(blocks_for(seed))
+    landed = session.fetch(tokens_for(seed), into=found)
+    if landed.blocks != BLOCKS or not (found == blocks_for(seed)).all():
+        raise AssertionError(f"context {seed}: {landed}")
+
+
+def await_nothing_held(store: Store) -> None:
+    """Wait until no lease or reservation is open, and every used slot belongs to a block."""
+    until = time.monotonic() + _WAIT_S
+    while not _nothing_is_held(store):
+        if time.monotonic() > until:
+            leases = store.table.leases
+            raise AssertionError(f"lost: {len(leases)} leases, {leases.reservations} reservations")
+        time.sleep(0.001)
+
+
+def _nothing_is_held(store: Store) -> bool:
+    table = store.table
+    with table.lock:
+        slots = sum(host.usage().records for host in table.all_hosts())
+        held = sum(place >= 0 for place in table.index.places[0])
+        return table.is_idle() and slots == held

@@ -1,0 +1,71 @@
+"""The tier kind `cxl`: memory of a NUMA node without processors, or of a DAX device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from holdfast.byte_size import Size
+from holdfast.errors import ConfigError
+from holdfast.finding import Finding, problem
+from holdfast.limits import MIB
+from holdfast.tiers.base import Tier
+from holdfast.tiers.cxl.medium import ANY_NODE, CxlConfig, describe
+from holdfast.tiers.kind import Admit, TierContext, TierKind, TierSection
+from holdfast.tiers.option_checks import check_at_least
+
+CXL_BYTES_MIN = 16 * MIB
+
+
+class CxlOptions(TierSection, frozen=True, tag="cxl", tag_field="kind"):
+    """A tier of CXL memory, in bytes; its blocks do not survive the node.
+
+    `node`: the number of a NUMA node without processors, or "any": ordinary memory, to try it out;
+    or `device`: a DAX device, /dev/daxX.Y. `admit`: the rule for copying blocks to it.
+    `thrash_guard`: pause copying if blocks are evicted unused.
+    """
+
+    capacity: Size
+    node: int | Literal["any"] | None = None
+    device: str = ""
+    admit: Admit = "reuse_interval"
+    thrash_guard: bool = True
+
+
+def check_cxl(options: CxlOptions, at: str) -> None:
+    """Raise ConfigError for a size or a place that cannot be."""
+    check_at_least(options.capacity, CXL_BYTES_MIN, f"{at}.capacity")
+    if (options.node is None) == (not options.device):
+        given = (
+            f"node {options.node} and device {options.device!r}" if options.device else "neither"
+        )
+        raise ConfigError(
+            f"{at}: {given} given; name a node without processors or a DAX device, or node: any "
+            "for ordinary memory"
+        )
+    if isinstance(options.node, int) and options.node < 0:
+        raise ConfigError(f"{at}.node: {options.node} is not a NUMA node; they count from 0")
+
+
+def open_cxl(options: CxlOptions, context: TierContext) -> Tier:
+    """Map the memory. Raises ConfigError if there is too little."""
+    from holdfast.tiers.cxl.tier import CxlTier
+
+    return CxlTier(_memory(options, context))
+
+
+def examine_cxl(options: CxlOptions, context: TierContext) -> Iterator[Finding]:
+    """Check the NUMA node or the device, without mapping its memory."""
+    found = f"cxl, {options.capacity}"
+    try:
+        yield Finding(context.at, found, describe(_memory(options, context)), ok=True)
+    except ConfigError as error:
+        yield problem(context.at, found, str(error))
+
+
+def _memory(options: CxlOptions, context: TierContext) -> CxlConfig:
+    node = options.node if isinstance(options.node, int) else ANY_NODE
+    return CxlConfig(options.capacity, node, options.device, setting=context.at, name=context.name)
+
+
+KIND = TierKind(options=CxlOptions, open=open_cxl, check=check_cxl, examine=examine_cxl)

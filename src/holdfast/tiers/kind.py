@@ -1,0 +1,125 @@
+"""Tier kinds: the registry of this package's kinds, and the kinds of other installed packages.
+
+Each kind of this package is a folder beside this file whose `kind.py` defines `KIND`. Another
+package registers a kind in the entry point group `holdfast.tiers`: the entry point's name is the
+`kind` in a configuration, its object is a `TierKind`. `examples/toy-tier` is a complete example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from holdfast.errors import ConfigError
+from holdfast.finding import Finding
+from holdfast.tiers.base import Tier
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from holdfast.wire.remote.credentials import Credentials
+
+ENTRY_POINTS = "holdfast.tiers"
+
+BUILT_IN = ("cxl", "disk", "pool", "valkey", "mooncake")
+"""This package's kinds: each is the name of its folder."""
+
+Admit: TypeAlias = Literal["always", "second_touch", "reuse", "reuse_interval"]
+"""The admission rules that a kind can offer as an option."""
+
+
+class TierSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base class of a kind's options: the fields of its section in a configuration."""
+
+
+class TierContext(NamedTuple):
+    """Context of a tier, beside its options.
+
+    `at` is the key path of its section, at the start of error messages. `name` identifies the tier
+    in status and logs. `segment_blocks` is the number of blocks of a chain that share a place on a
+    shared tier. `credentials` and `transport` are the node's for connections to other nodes.
+    """
+
+    at: str
+    name: str
+    segment_blocks: int
+    credentials: Credentials | None = None
+    transport: str = "tcp"
+
+
+def _accept(options: Any, at: str) -> None:  # noqa: ANN401  # the kind's own options
+    """Accept all options that have the right types."""
+
+
+def _show_options(options: Any, context: TierContext) -> Iterator[Finding]:  # noqa: ANN401
+    """Show the options as they are."""
+    yield Finding(context.at, context.name, repr(options), ok=True)
+
+
+class TierKind(NamedTuple):
+    """A kind of tier.
+
+    `options` is a subclass of `TierSection`. `open` returns the tier, a `Tier` or, with
+    `shared`, a `SharedTier`; it raises ConfigError if the medium does not match the options.
+    `check` raises ConfigError for option values out of range and accesses nothing else.
+    `examine` yields the findings of `holdfast doctor`; it changes nothing. `paths` names the
+    options that are paths of files: they are relative to the configuration's folder.
+    """
+
+    options: type[TierSection]
+    open: Callable[[Any, TierContext], Tier]
+    shared: bool = False
+    check: Callable[[Any, str], None] = _accept
+    examine: Callable[[Any, TierContext], Iterator[Finding]] = _show_options
+    paths: Sequence[str] = ()
+
+
+def installed_kinds() -> list[str]:
+    """Return the names of the kinds from installed packages, without loading them."""
+    return sorted({point.name for point in _entry_points()})
+
+
+@cache
+def built_in_kind(name: str) -> TierKind:
+    """Return a kind of this package; raise KeyError for another name."""
+    if name not in BUILT_IN:
+        raise KeyError(name)
+    kind: TierKind = import_module(f"holdfast.tiers.{name}.kind").KIND
+    return kind
+
+
+@cache
+def find_kind(name: str) -> TierKind | None:
+    """Return an installed kind by its name; None if no package registers it.
+
+    Raises ConfigError if several packages register it, or if it cannot be loaded.
+    """
+    points = [point for point in _entry_points() if point.name == name]
+    if not points:
+        return None
+    if len(points) > 1:
+        offered = ", ".join(sorted(point.value for point in points))
+        raise ConfigError(f"tier kind {name!r}: offered by {offered}; uninstall all but one")
+    try:
+        kind = points[0].load()
+    except Exception as error:  # code of another package
+        raise ConfigError(
+            f"tier kind {name!r}: {points[0].value} cannot be loaded: {error!r}; fix or reinstall "
+            "the package that offers it"
+        ) from error
+    if not isinstance(kind, TierKind):
+        raise ConfigError(
+            f"tier kind {name!r}: {points[0].value} is of type {type(kind).__name__}, not a "
+            "holdfast.tiers.kind.TierKind; update the package that offers it"
+        )
+    return kind
+
+
+def _entry_points() -> Collection[EntryPoint]:
+    from importlib import metadata  # 20 ms, which a start with built-in kinds must not spend
+
+    return metadata.entry_points(group=ENTRY_POINTS)

@@ -1,0 +1,47 @@
+"""Checks of option values that several kinds of tiers share; each raises ConfigError."""
+
+from __future__ import annotations
+
+import re
+
+from holdfast.byte_size import Size
+from holdfast.errors import ConfigError
+from holdfast.wire.address import tcp_endpoint
+
+DEADLINE_S_MAX = 60.0
+
+_PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+
+
+def check_at_least(size: Size, least: int, at: str) -> None:
+    """Check that a size is not too small."""
+    if size < least:
+        raise ConfigError(f"{at}: {size} is less than {Size(least)}; raise it")
+
+
+def check_above_zero(at: str, value: float, limit: float) -> None:
+    """Check that a time in seconds is above 0 and at most `limit`."""
+    if not 0 < value <= limit:
+        remedy = "lower it" if value > limit else "raise it"
+        raise ConfigError(
+            f"{at}: {value:,.10g} s is not above 0 and at most {limit:,.0f} s; {remedy}"
+        )
+
+
+def check_address(address: str, at: str) -> None:
+    """Check that an address is tcp://HOST:PORT."""
+    try:
+        tcp_endpoint(address)
+    except ConfigError as error:
+        raise ConfigError(f"{at}: {error}") from error
+
+
+def check_store_calls(deadline_s: float, ask_s: float, prefix: str, at: str) -> None:
+    """Check the time limits and the key prefix of a tier on an external store."""
+    check_above_zero(f"{at}.deadline_s", deadline_s, DEADLINE_S_MAX)
+    check_above_zero(f"{at}.ask_s", ask_s, DEADLINE_S_MAX)
+    if not _PREFIX.fullmatch(prefix):
+        raise ConfigError(
+            f"{at}.prefix: {prefix!r} is not a key prefix; use 1 to 64 of A-Z, a-z, 0-9, "
+            "_, -, . and :"
+        )

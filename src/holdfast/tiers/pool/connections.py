@@ -1,0 +1,215 @@
+"""Connections to the members of a pool: one client each, every outcome reported to health."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from holdfast.blocks.namespace import Namespace
+from holdfast.errors import HoldfastError, Outcome
+from holdfast.membership.members import Member
+from holdfast.tiers.breaker import CallEnding
+from holdfast.tiers.pool.health import BegunCall, PoolHealth
+from holdfast.tiers.pool.target_statistics import CallKind
+from holdfast.wire.remote.client import FoundBlocks, HeldCount, ReceivedRecords
+from holdfast.wire.remote.stream import OnProgress
+
+Answer: TypeAlias = (
+    ReceivedRecords | HeldCount | FoundBlocks | list[Outcome] | tuple[dict[str, Any], Outcome]
+)
+A = TypeVar("A", bound=Answer)
+_log = logging.getLogger(__name__)
+
+
+class RemoteTarget(Protocol):
+    """What the pool needs of a target; `holdfast.wire.remote.client.TargetClient` is one."""
+
+    epoch: int
+    refusal: str
+    trouble: str
+
+    def put(
+        self,
+        records: Sequence[memoryview],
+        deadline_s: float,
+        on_progress: OnProgress | None = None,
+    ) -> list[Outcome]:
+        """Store whole records; tell `on_progress` of bytes as they go."""
+        ...
+
+    def get(
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        into: Sequence[memoryview],
+        deadline_s: float,
+        on_progress: OnProgress | None = None,
+    ) -> ReceivedRecords:
+        """Receive the leading run; tell `on_progress` of bytes as they come."""
+        ...
+
+    def exist(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> HeldCount:
+        """Return which blocks are held."""
+        ...
+
+    def delete(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> FoundBlocks:
+        """Delete blocks."""
+        ...
+
+    def suspect(
+        self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float
+    ) -> FoundBlocks:
+        """Check blocks that a reader could not verify, and delete damaged ones."""
+        ...
+
+    def stage(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> FoundBlocks:
+        """Read blocks into the target's memory."""
+        ...
+
+    def stats(self, deadline_s: float) -> tuple[dict[str, Any], Outcome]:
+        """Return the target's status."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class TargetCall(NamedTuple):
+    """A call that `PoolHealth` permitted, with its target and member."""
+
+    begun: BegunCall
+    target: RemoteTarget
+    member: Member
+
+
+class TargetConnections:
+    """Connects to members when they are needed. Thread-safe; owns the connections."""
+
+    def __init__(self, connect: Callable[[Member], RemoteTarget], health: PoolHealth) -> None:
+        self._connect = connect
+        self._health = health
+        self._lock = threading.Lock()
+        self._targets: dict[str, tuple[Member, RemoteTarget]] = {}
+        self._left: list[RemoteTarget] = []
+        """At addresses that members have left; closing may wait for calls, which `begin` may not.
+        """
+        self._refusals: dict[str, str] = {}
+        """Why members could not be connected to, as it was said last."""
+        self._troubles: dict[str, str] = {}
+        """What is wrong with members, from the first failed call to the next good one."""
+        self.failures = 0
+
+    def keep(self, known: Collection[str]) -> None:
+        """Close the connections to all but these members at their present addresses."""
+        with self._lock:
+            gone = [
+                self._targets.pop(member_id)[1] for member_id in self._targets.keys() - set(known)
+            ]
+            left, self._left = self._left, []
+        for target in gone + left:
+            target.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.keep(())
+
+    def begin(
+        self, member: Member, nbytes: int, digest: int, kind: CallKind = CallKind.QUESTION
+    ) -> TargetCall | None:
+        """Permit a call, or return None if the member is unhealthy or cannot be connected to."""
+        begun = self._health.begin(member.id, nbytes, kind)
+        if begun is None:
+            return None
+        try:
+            target = self._target_of(member)
+        except HoldfastError as error:  # our own fault, nothing against the member
+            self._health.end(begun, CallEnding.CANCELLED)
+            self._tell_once(member, str(error))
+            return None
+        except BaseException:
+            self._health.end(begun, CallEnding.CANCELLED)
+            raise
+        target.epoch = digest
+        return TargetCall(begun, target, member)
+
+    def _target_of(self, member: Member) -> RemoteTarget:
+        with self._lock:
+            known, target = self._targets.get(member.id, (None, None))
+            if target is None or known is None or known.address != member.address:
+                anew = self._connect(member)
+                self._refusals.pop(member.id, None)
+                self._left += [target] if target is not None else []
+                self._targets[member.id], target = (member, anew), anew
+            return target
+
+    def _tell_once(self, member: Member, words: str) -> None:
+        if self._refusals.get(member.id) != words:
+            self._refusals[member.id] = words
+            _log.warning("pool member %s at %s is not asked: %s", member.id, member.address, words)
+
+    def on_progress(self, call: TargetCall | None) -> OnProgress | None:
+        """Return the callback for moved bytes; None without a call."""
+        return None if call is None else partial(self._health.on_progress, call.begun)
+
+    def tell(self, call: TargetCall | None, ask: Callable[[RemoteTarget], A]) -> A | None:
+        """Make the call and record its outcome; None if it was not permitted or not understood."""
+        if call is None:
+            return None
+        answer: A | None = None
+        ending = CallEnding.ERROR
+        try:
+            answer = ask(call.target)
+            ending = _ending(answer)
+            trouble = "" if ending is not CallEnding.ERROR else call.target.trouble or "no answer"
+        except HoldfastError as error:
+            trouble = f"refused: {error}"
+        finally:  # or it would count as under way, and be held against the member, for ever
+            self.failures += ending is CallEnding.ERROR
+            self._health.end(call.begun, ending)
+        if ending is not CallEnding.CANCELLED:
+            self._note(call.member, trouble)
+        return answer
+
+    def trouble(self, member_id: str) -> str:
+        """Return why the last call to a member failed; empty if it succeeded."""
+        return self._troubles.get(member_id, "")
+
+    def _note(self, member: Member, trouble: str) -> None:
+        """Log once when a member becomes unreachable and once when it is back."""
+        if not trouble and not self._troubles:
+            return
+        with self._lock:
+            before = self._troubles.pop(member.id, "")
+            if trouble:
+                self._troubles[member.id] = trouble
+        if trouble and not before:
+            _log.warning("pool member %s at %s is gone: %s", member.id, member.address, trouble)
+        elif before and not trouble:
+            _log.warning("pool member %s at %s answers again", member.id, member.address)
+
+
+def _ending(answer: Answer) -> CallEnding:
+    outcomes = _outcomes(answer)
+    if not {Outcome.GONE, Outcome.LATE}.isdisjoint(outcomes):
+        return CallEnding.ERROR
+    if Outcome.UNSENT in outcomes:
+        return CallEnding.CANCELLED
+    return (
+        CallEnding.EMPTY
+        if isinstance(answer, ReceivedRecords) and not answer.blocks
+        else CallEnding.OK
+    )
+
+
+def _outcomes(answer: Answer) -> set[Outcome]:
+    if isinstance(answer, list):
+        return set(answer)
+    return (
+        {answer.outcome}
+        if isinstance(answer, ReceivedRecords | HeldCount | FoundBlocks)
+        else {answer[1]}
+    )

@@ -1,0 +1,69 @@
+"""Probes members that are half open or back from an ejection, so that no user's request has to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.blocks.key import KEY_BYTES
+from holdfast.blocks.namespace import Namespace
+from holdfast.membership.poller import Poller
+from holdfast.tiers.pool.connections import TargetConnections
+from holdfast.tiers.pool.health import PoolHealth
+from holdfast.tiers.pool.lookup import SegmentLookup
+
+TRIAL_S = 0.25
+"""How often to look for members to try."""
+
+IDLE_S = 1.0
+"""A member that was not asked for this long is asked, in seconds: so a dead one is noticed."""
+
+NO_NAMESPACE = Namespace(bytes(KEY_BYTES), bytes(KEY_BYTES), 1, 1)
+
+
+class HealthProbes:
+    """A thread that sends probes to members that are half open, back from an ejection, or idle.
+
+    `keep` is called before each round, to update the known members.
+    """
+
+    def __init__(
+        self,
+        lookup: SegmentLookup,
+        health: PoolHealth,
+        reach: TargetConnections,
+        ask_s: float,
+        keep: Callable[[], None],
+    ) -> None:
+        self._lookup = lookup
+        self._health = health
+        self._reach = reach
+        self._ask_s = ask_s
+        self._keep = keep
+        self._rounds = Poller("trials of pool members", self.hold, TRIAL_S, TRIAL_S)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._rounds.start()
+
+    def close(self) -> None:
+        """Stop after the current probe."""
+        self._rounds.close()
+
+    def hold(self) -> None:
+        """Probe every member that is due until it is up or fails again; then probe idle ones."""
+        self._keep()
+        self._try_untried()
+        idle = set(self._health.idle(IDLE_S))
+        for member in self._lookup.members() if idle else ():
+            if member.id in idle and not self._rounds.closing.is_set():
+                call = self._reach.begin(member, 0, self._lookup.route(bytes(8)).digest)
+                self._reach.tell(call, lambda target: target.exist(NO_NAMESPACE, [], self._ask_s))
+
+    def _try_untried(self) -> None:
+        untried = set(self._health.untried())
+        for member in self._lookup.members() if untried else ():
+            while member.id in untried and not self._rounds.closing.is_set():
+                call = self._reach.begin(member, 0, self._lookup.route(bytes(8)).digest)
+                if self._reach.tell(call, lambda target: target.stats(self._ask_s)) is None:
+                    break
+                untried = set(self._health.untried())

@@ -1,0 +1,102 @@
+"""Statistics of one target: answer times by kind of call, failures, and its ejection."""
+
+from __future__ import annotations
+
+import enum
+import math
+
+from holdfast.tiers.breaker import CallEnding, CircuitBreaker
+from holdfast.tiers.pool.hedge import HedgeDelays
+
+_LATENCY_GAIN = 1 / 8
+_FAILURE_GAIN = 1 / 32
+
+
+class CallKind(enum.Enum):
+    """Kind of a request. Equal kinds are compared: a read waits for flash, a question does not.
+
+    The duration of a write depends on its size, so only failures of writes count.
+    """
+
+    QUESTION = enum.auto()
+    READ = enum.auto()
+    WRITE = enum.auto()
+
+
+class AnswerTimes:
+    """Times to the first byte of one target's answers of one kind."""
+
+    def __init__(self) -> None:
+        self.latency_s: float | None = None
+        self.fresh = 0
+
+    def learn(self, ending: CallEnding, seconds: float) -> None:
+        """Record an answer's time to its first byte, or how long its caller waited for it."""
+        if ending is CallEnding.EMPTY and seconds <= (self.latency_s or math.inf):
+            return
+        # What failed says how long it took at least: good only to know that it is slow. So does
+        # what found nothing, where reads that do find something are quicker.
+        if ending is CallEnding.OK or self.latency_s is None or seconds > self.latency_s:
+            before_s = seconds if self.latency_s is None else self.latency_s
+            self.latency_s = before_s + _LATENCY_GAIN * (seconds - before_s)
+        self.fresh += 1
+
+
+class TargetStatistics:
+    """Statistics of one target. Not thread-safe: its owner locks. Times of the owner's clock."""
+
+    def __init__(self, breaker: CircuitBreaker, now_s: float) -> None:
+        self.breaker = breaker
+        self.closed_s = now_s
+        self.ended_s = -math.inf
+        """When a call to it last ended."""
+        self.unwell_s = -math.inf
+        self.in_flight_bytes = 0
+        self.ejected_until_s = 0.0
+        self.ejection_s = 0.0
+        self.ejected_for_s = 0.0
+        self.ejections = 0
+        self.on_trial = False
+        """Back from an ejection, and not known yet to be any better."""
+        self.recovered_s = -math.inf
+        """When its breaker last closed again."""
+        self.generation = 0
+        """Answers to what was asked in an earlier generation are of no interest any more."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Reset the statistics after an ejection or an outage.
+
+        Requests sent before the reset do not count either.
+        """
+        self.generation += 1
+        self.delays = HedgeDelays()
+        self.answers = {CallKind.QUESTION: AnswerTimes(), CallKind.READ: AnswerTimes()}
+        self.failure_share = 0.0
+        self.fresh = 0
+
+    def learn(
+        self, kind: CallKind, ending: CallEnding, first_byte_s: float, seconds: float
+    ) -> None:
+        """Record a request: when its answer began, and when it ended.
+
+        A request that was cancelled before it was sent says nothing about the target.
+        """
+        if ending is CallEnding.CANCELLED:
+            return
+        # What is not there is known at once. Compared with that, the only member that has
+        # anything would be slow: it brings it from its disk first.
+        if kind is CallKind.READ and ending is not CallEnding.EMPTY:
+            self.delays.record(seconds)
+        if kind in self.answers:
+            self.answers[kind].learn(ending, first_byte_s)
+        self.failure_share += _FAILURE_GAIN * ((ending is CallEnding.ERROR) - self.failure_share)
+        self.fresh += 1
+
+    def latency_s(self, kind: CallKind) -> float | None:
+        """Return the time to the first byte of answers of a kind; None if unknown."""
+        return self.answers[kind].latency_s
+
+    def slowest_s(self) -> float:
+        """Return the latency of the slowest kind; 0 while none is known."""
+        return max(answers.latency_s or 0.0 for answers in self.answers.values())

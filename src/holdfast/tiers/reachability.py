@@ -1,0 +1,79 @@
+"""A circuit breaker for one server, with one log line per outage and recovery.
+
+After two failures in a row it blocks calls to the server for a pause that doubles each time.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from typing import NamedTuple
+
+from holdfast.clock import Clock
+from holdfast.tiers.breaker import (
+    BreakerOptions,
+    BreakerPhase,
+    CallEnding,
+    CallTicket,
+    CircuitBreaker,
+)
+
+LIMITS = BreakerOptions(failures=2, stall_s=10.0, pause_s=0.1, pause_max_s=5.0, probes=1)
+
+_LOGGED_CHARS_MAX = 300
+"""Longest part of an error text in a log line, in characters."""
+
+_log = logging.getLogger(__name__)
+
+
+class ServerHealth(NamedTuple):
+    """Health of a server; `trouble` is the text of the last error, empty if there is none."""
+
+    phase: BreakerPhase
+    trouble: str
+
+
+class ServerBackoff:
+    """Tracks the health of one server by the outcomes of its calls. Thread-safe."""
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        rng = random.Random()  # noqa: S311  # for jitter of pauses, not for secrets
+        self._breaker = CircuitBreaker(clock, LIMITS, rng)
+        self._trouble = ""
+        self._refusal = ""
+
+    def begin(self) -> CallTicket | None:
+        """Permit a call, or return None. Pass the ticket to `end` once."""
+        with self._lock:
+            return self._breaker.begin()
+
+    def end(self, ticket: CallTicket, ending: CallEnding, trouble: str = "") -> None:
+        """Record how a call ended; `trouble` is the text of an error."""
+        with self._lock:
+            self._breaker.end(ticket, ending)
+            before = self._trouble
+            if ending is not CallEnding.CANCELLED:
+                self._trouble = trouble
+        if trouble and not before:
+            _log.warning("%s is gone: %s", self._name, trouble[:_LOGGED_CHARS_MAX])
+        elif before and ending is CallEnding.OK:
+            _log.info("%s answers again", self._name)
+
+    def record_refusal(self, words: str) -> None:
+        """Record an error reply of the server; repeated equal texts are logged once."""
+        if words != self._refusal:
+            self._refusal = words
+            _log.warning("%s answers: %s", self._name, words[:_LOGGED_CHARS_MAX])
+
+    def allows(self) -> bool:
+        """Return whether a call would be permitted now."""
+        with self._lock:
+            return self._breaker.phase() is not BreakerPhase.OPEN
+
+    def health(self) -> ServerHealth:
+        """Return the server's health."""
+        with self._lock:
+            return ServerHealth(self._breaker.phase(), self._trouble or self._refusal)

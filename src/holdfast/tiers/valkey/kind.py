@@ -1,0 +1,105 @@
+"""The tier kind `valkey`: a Redis or Valkey server or cluster that already runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from holdfast.errors import ConfigError
+from holdfast.finding import Finding
+from holdfast.tiers.base import Tier
+from holdfast.tiers.kind import TierContext, TierKind, TierSection
+from holdfast.tiers.option_checks import check_address, check_store_calls
+from holdfast.tiers.server_check import examine_server
+
+TTL_S_MAX = 10 * 365 * 86_400.0
+
+
+class ValkeyOptions(TierSection, frozen=True, tag="valkey", tag_field="kind"):
+    """An existing Redis or Valkey server, or cluster; times in seconds.
+
+    `address`: tcp://HOST:PORT, or a list of some servers of a cluster. `ttl_s`: lifetime of a
+    record after its write; 0 leaves it to the server. TLS is used if `tls_ca` is given.
+    """
+
+    address: str | list[str]
+    cluster: bool = False
+    database: int = 0
+    user: str = ""
+    password_file: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    prefix: str = "holdfast"
+    ttl_s: float = 0.0
+    deadline_s: float = 2.0
+    ask_s: float = 0.25
+
+    @property
+    def addresses(self) -> list[str]:
+        """All addresses given."""
+        return [self.address] if isinstance(self.address, str) else self.address
+
+
+def check_valkey(options: ValkeyOptions, at: str) -> None:
+    """Raise ConfigError for values out of range or that do not go together."""
+    check_store_calls(options.deadline_s, options.ask_s, options.prefix, at)
+    for address in options.addresses:
+        check_address(address, f"{at}.address")
+    if len(options.addresses) != 1 and not (options.addresses and options.cluster):
+        raise ConfigError(
+            f"{at}.address: {len(options.addresses)} addresses given; name one server, or some "
+            "servers of a cluster and set cluster: true"
+        )
+    if options.database < 0 or (options.cluster and options.database):
+        raise ConfigError(
+            f"{at}.database: {options.database} is below 0, or given for a cluster, which has one; "
+            "remove it"
+        )
+    if not 0 <= options.ttl_s <= TTL_S_MAX:
+        raise ConfigError(
+            f"{at}.ttl_s: {options.ttl_s:g} s is not from 0 to {TTL_S_MAX:.0f} s (ten years); 0 "
+            "leaves it to the server"
+        )
+    for name, other in (("user", "password_file"), ("tls_cert", "tls_ca"), ("tls_key", "tls_cert")):
+        if getattr(options, name) and not getattr(options, other):
+            raise ConfigError(f"{at}.{name}: given without {other}; add it")
+
+
+def open_valkey(options: ValkeyOptions, context: TierContext) -> Tier:
+    """Open the tier; no server needs to answer."""
+    from holdfast.tiers.valkey.tier import ValkeyTier, ValkeyTierOptions, ValkeyTls
+
+    tls = None
+    if options.tls_ca:
+        tls = ValkeyTls(options.tls_ca, options.tls_cert, options.tls_key)
+    given = msgspec.structs.asdict(options)
+    same = {name: given[name] for name in ValkeyTierOptions.__struct_fields__ if name in given}
+    chosen = ValkeyTierOptions(
+        **{
+            **same,
+            "addresses": tuple(options.addresses),
+            "tls": tls,
+            "segment_blocks": context.segment_blocks,
+        }
+    )
+    try:
+        return ValkeyTier(chosen, name=context.name)
+    except ConfigError as error:
+        raise ConfigError(f"{context.at}.{error}") from error
+
+
+def examine_valkey(options: ValkeyOptions, context: TierContext) -> Iterator[Finding]:
+    """Check that one of the servers accepts connections."""
+    yield examine_server("valkey", options.addresses, context.at)
+
+
+KIND = TierKind(
+    options=ValkeyOptions,
+    open=open_valkey,
+    shared=True,
+    check=check_valkey,
+    examine=examine_valkey,
+    paths=("password_file", "tls_ca", "tls_cert", "tls_key"),
+)

@@ -1,0 +1,315 @@
+"""Every message of the node protocol, version 1.
+
+A request and its reply have the same request id in their frames; replies may come in any order.
+Keys are sent as one byte string, 16 bytes a key. Places are byte offsets of records in the
+session's arena. Framing: `holdfast.wire.frame`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from holdfast.limits import OBSERVED_MAX, SEGMENT_BLOCKS
+
+PROTOCOL = 1
+
+T = TypeVar("T")
+BoundedList: TypeAlias = Annotated[list[T], msgspec.Meta(max_length=OBSERVED_MAX)]
+"""A list whose length is checked when it is decoded."""
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    pass
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """First message of a connection: the peer's name and its namespace (fingerprint and domain).
+
+    `payload_bytes` 0 with an empty fingerprint opens a session for reports only, such as `Status`.
+    """
+
+    protocol: int
+    peer: str
+    fingerprint: bytes = b""
+    payload_bytes: int = 0
+    block_tokens: int = 0
+    domain: str = "default"
+    description: str = ""
+    publish: bytes = b""
+    """The secret that permits writes in the public domain."""
+
+
+class Welcome(_Message, frozen=True, tag="welcome"):
+    """The node's answer to a hello; with a namespace, the arena's descriptor comes with it."""
+
+    protocol: int
+    incarnation: str
+    domain_key: bytes
+    arena_bytes: int
+    common_key: bytes = b""
+    """Key of the public domain; empty if there is none, or if the session is in it."""
+    segment_blocks: int = SEGMENT_BLOCKS
+    """Number of blocks of a chain that are placed together."""
+
+
+class Refused(_Message, frozen=True, tag="refused"):
+    """The request cannot be served; `message` names value, limit and remedy."""
+
+    message: str
+
+
+class Cover(_Message, frozen=True, tag="cover"):
+    """Ask which blocks of a chain are held, and for a plan of how many to fetch.
+
+    `tokens`: length of the whole prompt; 0, not known, plans to fetch all held blocks that can
+    arrive within `limit_s`. `have`: leading tokens in the engine's own cache. `plan`: number of an
+    earlier answer for the same prompt, which this one replaces. `session`: name of the chain's
+    session, for later hints. `deadline_s`: timeout for shared tiers, after which the answer leaves
+    them out; 0: the tiers' own timeouts.
+    """
+
+    keys: bytes
+    tokens: int = 0
+    have: int = 0
+    limit_s: float = 5.0
+    plan: int = 0
+    session: str = ""
+    common: bytes = b""
+    """Keys of the leading blocks in the public domain; empty: do not look there."""
+    deadline_s: float = 0.0
+
+
+class Covered(_Message, frozen=True, tag="covered"):
+    """Leading blocks held, how many of them to use, and how many would come from each tier.
+
+    The plan is to fetch the blocks up to `worth` that the engine does not have, within
+    `deadline_s`; the first token is then expected after `expected_s`, and after `recompute_s`
+    without a fetch (both 0: not known).
+    """
+
+    blocks: int
+    worth: int
+    sources: dict[str, int]
+    plan: int = 0
+    deadline_s: float = 0.0
+    expected_s: float = 0.0
+    recompute_s: float = 0.0
+    reason: str = ""
+
+
+class Fetch(_Message, frozen=True, tag="fetch"):
+    """Read the leading run of these blocks into the arena and lease it, to carry out `plan`."""
+
+    keys: bytes
+    deadline_s: float
+    plan: int = 0
+
+
+class Fetched(_Message, frozen=True, tag="fetched"):
+    """The verified blocks, one place each; `outcome` and `reason` tell why not all, if so."""
+
+    lease: int
+    places: list[int]
+    sources: dict[str, int]
+    outcome: str
+    reason: str
+
+
+class Release(_Message, frozen=True, tag="release"):
+    """End a lease."""
+
+    lease: int
+
+
+class Released(_Message, frozen=True, tag="released"):
+    """`valid` False: the lease had expired, so the copied bytes must not be used."""
+
+    valid: bool
+
+
+class Reserve(_Message, frozen=True, tag="reserve"):
+    """Reserve slots for consecutive blocks of a chain, the first at `depth`, after `parent`.
+
+    `segment` (8 bytes): segment of the first block, for placement in a pool.
+    """
+
+    keys: bytes
+    parent: bytes
+    depth: int
+    segment: bytes = b""
+
+
+class Reserved(_Message, frozen=True, tag="reserved"):
+    """The reservation's number `ticket`, and a place per key: -1 if held already, or none free."""
+
+    ticket: int
+    places: list[int]
+    outcome: str
+
+
+class Commit(_Message, frozen=True, tag="commit"):
+    """Publish the filled slots of a reservation, sealed if configured, with a retention class."""
+
+    ticket: int
+    retention: str = "session"
+
+
+class Committed(_Message, frozen=True, tag="committed"):
+    """The number of blocks that were published."""
+
+    blocks: int
+
+
+class Abort(_Message, frozen=True, tag="abort"):
+    """Cancel a reservation; the engine no longer writes to its slots."""
+
+    ticket: int
+
+
+class Observed(_Message, frozen=True, tag="observed", omit_defaults=True):
+    """Times that an engine measured, in batches; answered with Done.
+
+    `steps`: tokens computed, tokens of context before them, seconds. `endings`: number of a plan,
+    seconds until all fetched blocks were in the engine's pages, seconds until the first token; 0 if
+    not measured. `not_followed`: number of a plan that was not carried out, the reason (a value of
+    `errors.NotFollowed`), seconds until the first token, 0 if there was none. A plan is in one of
+    the two lists. More than `OBSERVED_MAX` entries in a list end the connection. Empty lists except
+    `steps` are omitted, because nodes of earlier versions do not know `not_followed`.
+    """
+
+    steps: BoundedList[tuple[float, float, float]]
+    endings: BoundedList[tuple[int, float, float]] = []
+    not_followed: BoundedList[tuple[int, str, float]] = []
+
+
+class Prestage(_Message, frozen=True, tag="prestage"):
+    """Hint: promote the held blocks of this chain to memory within `in_s` seconds."""
+
+    keys: bytes
+    in_s: float
+
+
+class Pin(_Message, frozen=True, tag="pin"):
+    """Hint: promote the held blocks of this chain to memory and keep them there for `ttl_s`."""
+
+    keys: bytes
+    ttl_s: float
+
+
+class Closed(_Message, frozen=True, tag="closed"):
+    """Hint: the session has ended."""
+
+    session: str
+
+
+class Returns(_Message, frozen=True, tag="returns"):
+    """Hint: the session returns in `in_s` seconds; `keys`: its current chain, if not empty."""
+
+    session: str
+    in_s: float
+    keys: bytes = b""
+
+
+class Hinted(_Message, frozen=True, tag="hinted"):
+    """The number of blocks a hint applies to; 0 if the session is unknown or no block is held."""
+
+    blocks: int
+
+
+class Done(_Message, frozen=True, tag="done"):
+    """The request was carried out."""
+
+
+class Status(_Message, frozen=True, tag="status"):
+    """Ask for the node's status."""
+
+
+class Members(_Message, frozen=True, tag="members"):
+    """Ask for the members behind the shared tiers, and their health."""
+
+
+class List(_Message, frozen=True, tag="list"):
+    """Ask for the stored blocks, by fingerprint, domain and tier."""
+
+
+class Plans(_Message, frozen=True, tag="plans"):
+    """Ask for the recent plans, their estimates and how they ended."""
+
+
+class Verify(_Message, frozen=True, tag="verify"):
+    """Read and verify stored blocks for about `seconds`; drop those that fail.
+
+    Begins at `start`, the `next` of the last answer. `rate`: maximum bytes a second, 0: unlimited.
+    The work is divided into requests so that a caller can show progress and other requests are
+    answered in between.
+    """
+
+    fingerprint: str = ""
+    start: int = 0
+    seconds: float = 1.0
+    rate: int = 0
+
+
+class Drop(_Message, frozen=True, tag="drop", omit_defaults=True):
+    """Drop stored blocks: those of one fingerprint (hex), or all for `*`.
+
+    `step` "preview" drops nothing and is answered with the blocks that would be dropped.
+    """
+
+    fingerprint: str
+    step: Literal["", "preview"] = ""
+
+
+class Domains(_Message, frozen=True, tag="domains", omit_defaults=True):
+    """List domains and their epochs; begin a new epoch, retire old ones, or erase a domain.
+
+    `step`, for `retire` and `erase`: "preview" changes nothing and is answered with the blocks that
+    would become unreadable. Only "confirmed" retires data keys that blocks are sealed with.
+    """
+
+    action: Literal["list", "rotate", "retire", "erase"] = "list"
+    name: str = ""
+    step: Literal["", "preview", "confirmed"] = ""
+
+
+class ReportRequest(_Message, frozen=True, tag="report"):
+    """Plain data, the answer to Status, Members, List, Plans, Verify, Drop and Domains."""
+
+    data: dict[str, object]
+
+
+Request: TypeAlias = (
+    Hello
+    | Cover
+    | Fetch
+    | Release
+    | Reserve
+    | Commit
+    | Abort
+    | Prestage
+    | Pin
+    | Closed
+    | Returns
+    | Observed
+    | Status
+    | Members
+    | List
+    | Plans
+    | Verify
+    | Drop
+    | Domains
+)
+Reply: TypeAlias = (
+    Welcome
+    | Refused
+    | Covered
+    | Fetched
+    | Released
+    | Reserved
+    | Committed
+    | Hinted
+    | Done
+    | ReportRequest
+)

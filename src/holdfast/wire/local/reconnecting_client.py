@@ -1,0 +1,94 @@
+"""A client that connects in the background, and reconnects when the connection is lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from holdfast.errors import HoldfastError, UntrustedPeerError
+from holdfast.wire.local.client import Client
+from holdfast.wire.local.messages import Hello
+
+_FIRST_RETRY_S = 0.02
+"""Delay before the second attempt to connect."""
+
+_log = logging.getLogger(__name__)
+
+
+class ReconnectingClient:
+    """Keeps one client of the node at `address` connected; only `wait` blocks.
+
+    `incarnations`: number of sessions so far; leases and reservations of earlier sessions are
+    invalid. `failure`: why the last attempt failed. The delay between attempts doubles up to
+    `retry_s`.
+    """
+
+    def __init__(self, address: str, hello: Hello, timeout_s: float, retry_s: float = 1.0) -> None:
+        self.address = address
+        self.incarnations = 0
+        self.failure = "not connected yet"
+        self._hello = hello
+        self._timeout_s = timeout_s
+        self._retry_s = retry_s
+        self._client: Client | None = None
+        self._logged = set[bool]()
+        self._ended = threading.Event()
+        self._tried = threading.Condition()
+        self._thread = threading.Thread(target=self._keep, name="holdfast-connect", daemon=True)
+        self._thread.start()
+
+    def client(self) -> Client | None:
+        """Return the connected client; None if there is none."""
+        client = self._client
+        return None if client is None or client.closed else client
+
+    def wait(self, timeout_s: float) -> Client | None:
+        """Wait up to `timeout_s` for a connected client and return it; for start-up only."""
+        with self._tried:
+            self._tried.wait_for(lambda: self.client() or self._ended.is_set(), timeout_s)
+        return self.client()
+
+    def close(self) -> None:
+        """End the session and stop connecting."""
+        self._ended.set()
+        client = self._client
+        if client is not None:
+            client.close()
+        with self._tried:
+            self._tried.notify_all()
+
+    def _keep(self) -> None:
+        pause_s = _FIRST_RETRY_S
+        while not self._ended.is_set():
+            try:
+                self._hold(Client(self.address, self._hello, self._timeout_s))
+                pause_s = _FIRST_RETRY_S
+            except (HoldfastError, OSError) as error:  # OSError: e.g. no free descriptor
+                self._note_failure(str(error), untrusted=isinstance(error, UntrustedPeerError))
+                pause_s = min(2 * pause_s, self._retry_s)
+            self._ended.wait(pause_s)
+
+    def _hold(self, client: Client) -> None:
+        """Offer the client until its connection ends."""
+        with self._tried:
+            self._client = client
+            self.incarnations += 1
+            self.failure = ""
+            self._logged.clear()
+            self._tried.notify_all()
+        if self._ended.is_set():
+            client.close()
+        try:
+            client.wait_gone()
+        finally:
+            client.close()
+            self._client = None  # unmaps the lost node's arena
+        if not self._ended.is_set():
+            self._note_failure(f"node {self.address}: the connection ended")
+
+    def _note_failure(self, failure: str, *, untrusted: bool = False) -> None:
+        """Log once per outage that the node is gone, and once that its socket is not trusted."""
+        self.failure = failure
+        if untrusted not in self._logged:
+            self._logged.add(untrusted)
+            _log.warning("%s; reconnecting, requests are recomputed meanwhile", failure)

@@ -1,0 +1,335 @@
+"""The node's server for engines: framing, limits and backpressure; sessions answer the requests.
+
+A connection must send its hello within a deadline. A coroutine handles the handshake, because the
+handshake passes a descriptor; afterwards a buffered protocol receives into the frame reader. If a
+peer has too many requests under way, the server stops reading from it until replies are sent. A
+peer that sends invalid data is disconnected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Protocol, cast
+
+from holdfast.errors import HoldfastError, ProtocolError, RefusedError
+from holdfast.limits import CONNECTIONS_MAX, HANDSHAKE_S, IN_FLIGHT_MAX
+from holdfast.wire.frame import CONNECTION_ID, FrameReader, encode, request_reader
+from holdfast.wire.local.messages import PROTOCOL, Hello, Refused, Reply, Request, Welcome
+from holdfast.wire.local.peer_check import ConnectedPeer, peer_of
+
+USER_SHARE = 0.25
+"""Maximum share of the connections that another user than the node's may have."""
+
+_log = logging.getLogger(__name__)
+
+
+class MessageHandler(Protocol):
+    """Handles the requests of one connection; called from the event loop's thread only."""
+
+    welcome: Welcome
+    arena_fd: int | None
+
+    def answer(self, request: Request) -> Reply | Awaitable[Reply]:
+        """Return the reply, or an awaitable of it if the work needs I/O or much processor time.
+
+        A HoldfastError is sent as a refusal with its message.
+        """
+        ...
+
+    def ended(self) -> None:
+        """Release everything that the session holds; called once, when the connection ends."""
+        ...
+
+
+Welcoming = Callable[[Hello, ConnectedPeer], MessageHandler]
+"""Opens a session, or raises HoldfastError, whose message is sent to the peer."""
+
+
+class ServerCounters:
+    """Counters of the server since its start."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.accepted = 0
+        self.refused = 0
+        self.protocol_errors = 0
+        self.requests = 0
+
+
+class NodeServer:
+    """Accepts connections on a listening Unix socket, and owns it."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        welcoming: Welcoming,
+        *,
+        connections_max: int = CONNECTIONS_MAX,
+        handshake_s: float = HANDSHAKE_S,
+    ) -> None:
+        self.counters = ServerCounters()
+        self._listener = listener
+        self._listener.setblocking(False)
+        self._welcoming = welcoming
+        self._connections_max = connections_max
+        self._handshake_s = handshake_s
+        self._connections: set[ServerConnection] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._users = Counter[int]()
+
+    async def serve(self) -> None:
+        """Accept connections until cancelled; a failed connection does not end the server."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connected, _ = await loop.sock_accept(self._listener)
+            except OSError as error:
+                _log.warning("accept failed: %s", error)
+                await asyncio.sleep(0.1)  # no free descriptor: wait until sessions end
+                continue
+            try:
+                peer = peer_of(connected)
+            except OSError as error:
+                _log.warning("no credentials of a connecting peer: %s", error)
+                connected.close()
+                continue
+            self.counters.accepted += 1
+            if full := self._full(peer):
+                self._refuse(connected, full)
+                continue
+            self.counters.connections += 1
+            self._users[peer.uid] += 1
+            task = loop.create_task(self._shake_hands(connected, peer))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    def close(self) -> None:
+        """Stop listening and end every connection."""
+        self._listener.close()
+        for task in list(self._handshakes):
+            task.cancel()
+        for connection in list(self._connections):
+            connection.end()
+
+    def _full(self, peer: ConnectedPeer) -> str:
+        """Return why a new connection of this peer is refused; empty if it is not."""
+        most = int(USER_SHARE * self._connections_max)
+        if self.counters.connections >= self._connections_max:
+            return f"{self._connections_max} connections are open, the limit; close some, or wait"
+        if peer.uid not in (os.geteuid(), 0) and self._users[peer.uid] >= most:
+            return f"{most} connections of user {peer.uid} are open, the limit; close some, or wait"
+        return ""
+
+    def _refuse(self, connected: socket.socket, message: str) -> None:
+        self.counters.refused += 1
+        with connected, contextlib.suppress(OSError, ProtocolError):
+            _send_now(connected, CONNECTION_ID, Refused(message))
+
+    async def _shake_hands(self, connected: socket.socket, peer: ConnectedPeer) -> None:
+        try:
+            async with asyncio.timeout(self._handshake_s):
+                reader, hello_id, hello = await self._listen(connected)
+        except TimeoutError:
+            self._drop(connected, peer, f"no hello within {self._handshake_s:g} s")
+            return
+        except (ProtocolError, OSError) as error:
+            self._drop(connected, peer, str(error))
+            return
+        try:
+            session = self._open(hello, peer)
+        except Exception as error:  # noqa: BLE001  # the connection must be uncounted whatever fails
+            refused = _refusal(error)
+            self.counters.refused += 1
+            with contextlib.suppress(OSError, ProtocolError):
+                _send_now(connected, hello_id, refused)
+            self._drop(connected, peer, f"{hello.peer[:80]!r} refused: {refused.message}")
+            return
+        connection = ServerConnection(session, reader, self.counters, partial(self._ended, peer))
+        self._connections.add(connection)
+        try:
+            _send_now(connected, hello_id, session.welcome, session.arena_fd)
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(lambda: connection, connected)
+        except (ProtocolError, OSError):
+            connected.close()
+            connection.connection_lost(None)
+
+    def _ended(self, peer: ConnectedPeer, connection: ServerConnection) -> None:
+        self._connections.discard(connection)
+        self._uncount(peer)
+
+    def _uncount(self, peer: ConnectedPeer) -> None:
+        self.counters.connections -= 1
+        self._users[peer.uid] -= 1
+        if not self._users[peer.uid]:
+            del self._users[peer.uid]
+
+    def _drop(self, connected: socket.socket, peer: ConnectedPeer, why: str) -> None:
+        self._uncount(peer)
+        self.counters.protocol_errors += 1
+        _log.warning("no session: %s", why)
+        connected.close()
+
+    async def _listen(self, connected: socket.socket) -> tuple[FrameReader[Request], int, Hello]:
+        """Receive the hello; it must be the first message."""
+        loop = asyncio.get_running_loop()
+        connected.setblocking(False)
+        reader = request_reader()
+        while (frame := reader.next()) is None:
+            nbytes = await loop.sock_recv_into(connected, reader.room())
+            if not nbytes:
+                raise ProtocolError("closed before it sent a hello")
+            reader.took(nbytes)
+        if not isinstance(frame.message, Hello):
+            raise ProtocolError(f"the first message is {type(frame.message).__name__}, not Hello")
+        return reader, frame.request_id, frame.message
+
+    def _open(self, hello: Hello, peer: ConnectedPeer) -> MessageHandler:
+        if hello.protocol != PROTOCOL:
+            raise RefusedError(
+                f"protocol version {hello.protocol} is not supported, only {PROTOCOL}; install "
+                "the same version of holdfast on both sides"
+            )
+        return self._welcoming(hello, peer)
+
+
+class ServerConnection(asyncio.BufferedProtocol):
+    """One connection after its handshake."""
+
+    def __init__(
+        self,
+        session: MessageHandler,
+        reader: FrameReader[Request],
+        counters: ServerCounters,
+        ended: Callable[[ServerConnection], None],
+    ) -> None:
+        self._session = session
+        self._reader = reader
+        self._counters = counters
+        self._ended = ended
+        self._transport: asyncio.Transport | None = None
+        self._in_flight = 0
+        self._write_paused = False
+        self._paused = False
+
+    def end(self) -> None:
+        """Abort the connection; the event loop then calls the session's `ended`."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._serve_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._transport = None
+        self._ended(self)
+        self._session.ended()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        return self._reader.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._reader.took(nbytes)
+        self._serve_received()
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._serve_received()
+
+    def _serve_received(self) -> None:
+        """Serve every complete message, until too many requests or replies are under way."""
+        try:
+            while self._transport is not None and not self._full():
+                frame = self._reader.next()
+                if frame is None:
+                    break
+                self._serve(frame.request_id, frame.message)
+        except ProtocolError as error:
+            self._counters.protocol_errors += 1
+            _log.warning("connection closed: %s", error)
+            self.end()
+            return
+        self._update_reading()
+
+    def _full(self) -> bool:
+        return self._write_paused or self._in_flight >= IN_FLIGHT_MAX
+
+    def _update_reading(self) -> None:
+        """Pause reading from the peer while too many requests or replies are under way."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._full() and not self._paused:
+            self._transport.pause_reading()
+        elif self._paused and not self._full():
+            self._transport.resume_reading()
+        self._paused = self._full()
+
+    def _serve(self, request_id: int, request: Request) -> None:
+        self._counters.requests += 1
+        try:
+            reply = self._session.answer(request)
+        except Exception as error:  # noqa: BLE001  # one bad request never ends a node
+            self._write(request_id, self._refusal(error))
+            return
+        if isinstance(reply, Awaitable):
+            self._in_flight += 1
+            task = asyncio.ensure_future(self._finish(request_id, reply))
+            task.add_done_callback(self._task_ended)
+        else:
+            self._write(request_id, reply)
+
+    async def _finish(self, request_id: int, awaited: Awaitable[Reply]) -> None:
+        try:
+            reply = await awaited
+        except Exception as error:  # noqa: BLE001  # one bad request never ends a node
+            reply = self._refusal(error)
+        self._write(request_id, reply)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._in_flight -= 1
+        if not task.cancelled():
+            self._serve_received()
+
+    def _refusal(self, error: Exception) -> Refused:
+        self._counters.refused += 1
+        return _refusal(error)
+
+    def _write(self, request_id: int, reply: Reply) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        try:
+            frame = encode(request_id, reply)
+        except ProtocolError as error:
+            frame = encode(request_id, self._refusal(error))
+        self._transport.write(frame)
+
+
+def _refusal(error: Exception) -> Refused:
+    """Return the refusal to send for an error; log it if it is the node's own failure."""
+    if isinstance(error, HoldfastError):
+        return Refused(str(error))
+    _log.error("request failed", exc_info=error)
+    return Refused(f"the node failed: {type(error).__name__}: {error}; see its log")
+
+
+def _send_now(
+    connected: socket.socket, request_id: int, reply: Reply, fd: int | None = None
+) -> None:
+    """Send a short frame into a new socket, whose buffer is empty."""
+    frame = encode(request_id, reply)
+    fds = [] if fd is None else [fd]
+    if socket.send_fds(connected, [frame], fds, socket.MSG_DONTWAIT) != len(frame):
+        raise ProtocolError("the peer does not receive the answer to its hello")

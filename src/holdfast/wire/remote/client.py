@@ -1,0 +1,427 @@
+"""Client of one target: reads and writes records over TCP or NIXL, with a deadline per call.
+
+A call takes an idle connection or opens one, and owns it until the answer has arrived. Bytes are
+received directly into the caller's buffers, in threads that the call waits for; a connection that
+is late or fails is closed before the call returns. So no buffer is written to after the call.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.blocks.namespace import Namespace
+from holdfast.errors import ConfigError, Outcome, ProtocolError
+from holdfast.limits import FRAME_PAYLOAD_BYTES_MAX, MIB
+from holdfast.wire.address import tcp_endpoint
+from holdfast.wire.frame import plain
+from holdfast.wire.local.messages import Refused, ReportRequest, Status
+from holdfast.wire.remote import messages as m
+from holdfast.wire.remote.batches import Lane, is_one_message, parallel, parts_of_batch
+from holdfast.wire.remote.buffer_pool import BufferFallback, TransferBuffers
+from holdfast.wire.remote.connection import TargetAnswer, TargetConnection, connect
+from holdfast.wire.remote.credentials import Credentials
+from holdfast.wire.remote.stream import Deadline, OnProgress
+from holdfast.workers import workers
+
+CONNECTIONS = 2
+CONNECTIONS_MAX = 16
+EXTRA_CONNECTIONS = 4
+"""Additional connections for calls without records, so that they do not wait for bulk transfers."""
+
+BATCH_PARTS_MAX = 2
+"""Default maximum of connections per batch: one per two cores, because copying occupies a core."""
+
+PUT_BYTES = 66 * MIB
+"""Maximum payload of one put; the target must have slots for all of it at once.
+
+32 blocks of 2 MiB are one message, their headers included.
+"""
+
+_FETCH_SHARE = 0.8
+"""Share of a deadline that the target may spend before it sends; the rest is transfer time."""
+
+_OUTCOMES = {str(outcome): outcome for outcome in Outcome if outcome is not Outcome.UNSENT}
+
+T = TypeVar("T", bound=msgspec.Struct)
+_log = logging.getLogger(__name__)
+
+
+class _NoneFreeError(Exception):
+    """All connections to the target are in use by other calls of this client."""
+
+
+class ReceivedRecords(NamedTuple):
+    """The first `blocks` buffers hold unverified records; `outcome` tells why not all do."""
+
+    blocks: int
+    outcome: Outcome
+    reason: str = ""
+
+
+class HeldCount(NamedTuple):
+    """One byte per key, 1 if the target holds it; all 0 if `outcome` is not OK."""
+
+    held: bytes
+    outcome: Outcome
+
+
+class FoundBlocks(NamedTuple):
+    """The number of blocks that a delete, suspect, stage or lease found."""
+
+    blocks: int
+    outcome: Outcome
+
+
+class TargetClient:
+    """One target at `tcp://host:port`; any thread may call any method, many at once.
+
+    Failures are outcomes: LATE after the deadline, UNSENT if no connection became free by then,
+    GONE if the target cannot be reached or fails. Raises only ConfigError, for credentials that
+    cannot be read, and RefusedError, if one side does not accept the other's credentials.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials | None = None,
+        *,
+        connections: int = CONNECTIONS,
+        connections_max: int = CONNECTIONS_MAX,
+        batch_parts: int = 0,
+        transfer_buffers: TransferBuffers | None = None,
+    ) -> None:
+        tcp_endpoint(address)
+        self.address = address
+        self.epoch = 0
+        """Epoch of this node's view of the pool, sent with every request."""
+        self.seen_epoch = 0
+        """The target's epoch in its last answer."""
+        self.incarnation = ""
+        self.refusal = ""
+        """The message of the last call if the target refused it, empty otherwise."""
+        self.trouble = ""
+        """Why the last call failed; empty if it was answered."""
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.late = 0
+        self.gone = 0
+        self.over = ""
+        """Transport of records on the last connection: nixl or tcp."""
+        self._credentials = credentials or Credentials()
+        self.transfer_buffers = transfer_buffers
+        self._fallback = BufferFallback(transfer_buffers)
+        self._keep = connections
+        self._ways = batch_parts or min(BATCH_PARTS_MAX, max(1, len(os.sched_getaffinity(0)) // 2))
+        self._lock = threading.Lock()
+        self._freed = threading.Condition(self._lock)
+        self._free = connections_max + EXTRA_CONNECTIONS
+        self._idle: list[TargetConnection] = []
+        self._closed = False
+        self._connections_max = connections_max
+        self._pool: ThreadPoolExecutor | None = None
+
+    def put(
+        self,
+        records: Sequence[memoryview],
+        deadline_s: float,
+        on_progress: OnProgress | None = None,
+    ) -> list[Outcome]:
+        """Store whole, packed records: OK (held now) or FULL (no free slot, or a corrupt record).
+
+        `on_progress` is called with the bytes sent since its last call, from any thread, and with 0
+        at the end of a wait for a connection. A send that never blocks may not call it.
+        """
+        deadline = Deadline.within(deadline_s, on_progress)
+        if len(records) == 1:
+            return self._put(records, deadline)
+        batch_parts = parts_of_batch([*map(len, records)], self._ways, PUT_BYTES)
+        if is_one_message(batch_parts):
+            return self._put(records, deadline)
+
+        def put_part(batch_part: Sequence[slice]) -> list[Outcome]:
+            return [one for span in batch_part for one in self._put(records[span], deadline)]
+
+        return [
+            one
+            for done in parallel(put_part, batch_parts, self._workers(batch_parts))
+            for one in done
+        ]
+
+    def get(
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        into: Sequence[memoryview],
+        deadline_s: float,
+        on_progress: OnProgress | None = None,
+    ) -> ReceivedRecords:
+        """Receive the leading run of records into buffers of `namespace.record_bytes` each.
+
+        The content of buffers after the run is undefined. The caller verifies every record.
+        `on_progress` is called with the bytes received since its last call, first for the header,
+        from any thread, and with 0 at the end of a wait for a connection.
+        """
+        deadline = Deadline.within(deadline_s, on_progress)
+        if len(into) == 1:
+            return self._get(namespace, keys, into, deadline)
+        batch_parts = parts_of_batch([*map(len, into)], self._ways, FRAME_PAYLOAD_BYTES_MAX)
+        if is_one_message(batch_parts):
+            return self._get(namespace, keys, into, deadline)
+
+        def get_part(batch_part: Sequence[slice]) -> ReceivedRecords:
+            return _joined(
+                (span.stop - span.start, self._get(namespace, keys[span], into[span], deadline))
+                for span in batch_part
+            )
+
+        wanted = [batch_part[-1].stop - batch_part[0].start for batch_part in batch_parts]
+        return _joined(
+            zip(wanted, parallel(get_part, batch_parts, self._workers(batch_parts)), strict=True)
+        )
+
+    def exist(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> HeldCount:
+        """Ask which of these blocks the target holds; they need not be a leading run."""
+        request = m.ExistBlocks(**m.named(namespace, keys), epoch=self.epoch)
+        reply, outcome, _ = self._ask(request, m.Existing, Deadline.within(deadline_s))
+        if reply is None or len(reply.held) != len(keys):
+            return HeldCount(bytes(len(keys)), outcome if reply is None else Outcome.GONE)
+        self.seen_epoch = reply.epoch
+        return HeldCount(reply.held, outcome)
+
+    def delete(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> FoundBlocks:
+        """Delete blocks; the next put writes them again."""
+        return self._count(m.DeleteBlocks(**m.named(namespace, keys), epoch=self.epoch), deadline_s)
+
+    def suspect(
+        self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float
+    ) -> FoundBlocks:
+        """Report blocks that did not verify; the target deletes those that fail its own check.
+
+        A target of an earlier version does not know this request and deletes nothing.
+        """
+        return self._count(
+            m.SuspectBlocks(**m.named(namespace, keys), epoch=self.epoch), deadline_s
+        )
+
+    def stage(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> FoundBlocks:
+        """Start promoting the leading run to the target's memory; returns before it is done."""
+        return self._count(m.StageBlocks(**m.named(namespace, keys), epoch=self.epoch), deadline_s)
+
+    def lease(
+        self, namespace: Namespace, keys: Sequence[bytes], ttl_s: float, deadline_s: float
+    ) -> FoundBlocks:
+        """Promote the leading run to the target's memory and lease it there for `ttl_s`."""
+        request = m.RemoteLeased(**m.named(namespace, keys), ttl_s=ttl_s, epoch=self.epoch)
+        return self._count(request, deadline_s)
+
+    def stats(self, deadline_s: float) -> tuple[dict[str, Any], Outcome]:
+        """Return the target's status."""
+        reply, outcome, _ = self._ask(Status(), ReportRequest, Deadline.within(deadline_s))
+        return ({} if reply is None else dict(reply.data)), outcome
+
+    def close(self) -> None:
+        """Close idle connections; calls under way complete, later ones are GONE."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _put(self, records: Sequence[memoryview], deadline: Deadline) -> list[Outcome]:
+        headers = b"".join(record[:HEADER_BYTES] for record in records)
+        request = m.PutRecords(headers, self.epoch)
+        reply, outcome, _ = self._ask(request, m.Stored, deadline, payload=records)
+        if reply is None or len(reply.held) != len(records):
+            return [outcome if reply is None else Outcome.GONE] * len(records)
+        self.seen_epoch = reply.epoch
+        self.sent_bytes += sum(len(record) for record in records)
+        return [Outcome.OK if held else Outcome.FULL for held in reply.held]
+
+    def _get(
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        into: Sequence[memoryview],
+        deadline: Deadline,
+    ) -> ReceivedRecords:
+        share_s = max(0.0, _FETCH_SHARE * (deadline.at - time.monotonic()))
+        request = m.GetRecords(**m.named(namespace, keys), deadline_s=share_s, epoch=self.epoch)
+        reply, outcome, nbytes = self._ask(request, m.RecordsFollow, deadline, into=into)
+        if reply is None:
+            return ReceivedRecords(0, outcome)
+        self.seen_epoch = reply.epoch
+        self.received_bytes += nbytes
+        outcome_of_get = _OUTCOMES.get(reply.outcome)
+        empty = outcome_of_get is Outcome.OK and not reply.blocks
+        if outcome_of_get is None or empty or reply.blocks * namespace.record_bytes != nbytes:
+            return ReceivedRecords(0, Outcome.GONE, f"the target announced {reply!r:.200}")
+        return ReceivedRecords(reply.blocks, outcome_of_get, reply.reason)
+
+    def _count(self, request: msgspec.Struct, deadline_s: float) -> FoundBlocks:
+        reply, outcome, _ = self._ask(request, m.Counted, Deadline.within(deadline_s))
+        return FoundBlocks(0 if reply is None else reply.blocks, outcome)
+
+    def _ask(
+        self,
+        request: msgspec.Struct,
+        kind: type[T],
+        deadline: Deadline,
+        *,
+        payload: Sequence[memoryview] = (),
+        into: Sequence[memoryview] = (),
+    ) -> tuple[T | None, Outcome, int]:
+        """Return the reply, OK and its payload's size; without a reply None and the outcome."""
+        try:
+            answer = self._call(request, payload, into, deadline)
+        except _NoneFreeError:
+            return None, Outcome.UNSENT, 0
+        except TimeoutError as error:
+            self.late += 1
+            self.trouble = f"late: {error}"
+            _log.debug("late target=%s request=%s: %s", self.address, type(request).__name__, error)
+            return None, Outcome.LATE, 0
+        except (OSError, ProtocolError) as error:
+            self.gone += 1
+            self.trouble = plain(str(error) or type(error).__name__)
+            _log.debug("gone target=%s request=%s: %s", self.address, type(request).__name__, error)
+            return None, Outcome.GONE, 0
+        if isinstance(answer.message, kind):
+            self.trouble = self.refusal = ""
+            return answer.message, Outcome.OK, answer.payload_bytes
+        self.gone += 1
+        refusal = answer.message.message if isinstance(answer.message, Refused) else "nonsense"
+        words = plain(refusal)
+        if words != self.refusal:
+            self.refusal = words
+            self.trouble = f"refused: {words}"
+            _log.warning("target=%s answers: %s", self.address, words)
+        return None, Outcome.GONE, 0
+
+    def _call(
+        self,
+        request: msgspec.Struct,
+        payload: Sequence[memoryview],
+        into: Sequence[memoryview],
+        deadline: Deadline,
+    ) -> TargetAnswer:
+        """Ask on an idle connection, or on a new one if the idle one was closed by the target."""
+        spare = EXTRA_CONNECTIONS if payload or into else 0
+        kept: TargetConnection | None = self._claim(deadline, spare)
+        try:
+            while True:
+                connection, kept = kept or self._dial(deadline), None
+                was_used = connection.used
+                try:
+                    answer = connection.ask(request, payload, into, deadline)
+                except BaseException as error:
+                    self._drop(connection)
+                    gone = isinstance(error, OSError) and not isinstance(error, TimeoutError)
+                    if gone and was_used:
+                        continue
+                    raise
+                if isinstance(answer.message, Refused) and self._renewed(connection):
+                    connection.close()
+                    continue
+                kept = connection
+                return answer
+        finally:
+            self._give_back(kept)
+
+    def _renewed(self, connection: TargetConnection) -> bool:
+        """Whether a newer token exists than the refused connection was made with.
+
+        By the target's clock the old token may expire earlier than by this node's.
+        """
+        try:
+            token = self._credentials.token()
+        except ConfigError:
+            return False
+        return token is not None and token.text != connection.claims
+
+    def _claim(self, deadline: Deadline, spare: int) -> TargetConnection | None:
+        """Claim one of the connections, leaving `spare` unclaimed; return an idle one, or None."""
+        with self._lock:
+            waits = self._free <= spare
+            while self._free <= spare:
+                if not self._freed.wait(max(0.0, deadline.at - time.monotonic())):
+                    raise _NoneFreeError
+            if self._closed:
+                raise ConnectionAbortedError("closed by its owner")
+            self._free -= 1
+            connection = self._idle.pop() if self._idle else None
+        if waits:
+            deadline.note(0)
+        if connection is None or not (connection.spent or self._outdated(connection)):
+            return connection
+        connection.close()
+        return None
+
+    def _outdated(self, connection: TargetConnection) -> bool:
+        return connection.buffer_pool is None and self._fallback.is_over(connection.made_s)
+
+    def _give_back(self, connection: TargetConnection | None) -> None:
+        """End a claim, and keep the connection if it is usable."""
+        with self._lock:
+            self._free += 1
+            self._freed.notify_all()  # waiters differ in how many spare connections they leave
+            keep = connection is not None and len(self._idle) < self._keep and not self._closed
+            if keep and connection is not None:
+                self._idle.append(connection)
+        if connection is not None and not keep:
+            connection.close()
+
+    def _drop(self, connection: TargetConnection) -> None:
+        """Close a failed connection; if it used NIXL, records go over TCP for `FALLBACK_S`."""
+        if connection.buffer_pool is not None:
+            self._fallback.begin()
+        connection.close()
+
+    def _dial(self, deadline: Deadline) -> TargetConnection:
+        buffer_pool = self._fallback.buffer_pool()
+        connection = connect(self.address, self._credentials, deadline, buffer_pool)
+        self.incarnation, self.seen_epoch = connection.incarnation, connection.epoch
+        over = "tcp" if connection.buffer_pool is None else "nixl"
+        if buffer_pool is not None and over != self.over:
+            reason = "" if over == "nixl" else ", because the target has no NIXL"
+            _log.info("records go over %s target=%s%s", over, self.address, reason)
+        self.over = over
+        return connection
+
+    def _workers(self, batch_parts: Sequence[Lane]) -> ThreadPoolExecutor | None:
+        """Return threads for all parts but the caller's, started on first use; None: no threads."""
+        if len(batch_parts) < 2:  # noqa: PLR2004  # the caller works on the first
+            return None
+        with self._lock:
+            if self._pool is None and not self._closed and self._ways > 1:
+                try:
+                    self._pool = workers(self._connections_max, "holdfast-target")
+                except ConfigError as error:
+                    _log.warning(
+                        "batches go over one connection target=%s: %s", self.address, error
+                    )
+                    self._ways = 1
+            return None if self._closed else self._pool
+
+
+def _joined(parts: Iterable[tuple[int, ReceivedRecords]]) -> ReceivedRecords:
+    """Join the results of consecutive spans, as (wanted blocks, result), up to an incomplete one.
+
+    A target that holds only part of a span answers OK, so the blocks are counted, too.
+    """
+    blocks = 0
+    for wanted, got in parts:
+        blocks += got.blocks
+        if got.blocks < wanted or got.outcome is not Outcome.OK:
+            return got._replace(blocks=blocks)
+    return ReceivedRecords(blocks, Outcome.OK if blocks else Outcome.MISS)

@@ -1,0 +1,287 @@
+"""One connection to a target: one request at a time, owned by the calling thread.
+
+Payloads are received directly into the caller's buffers, in the caller's thread. A failed
+connection is closed and never reused, so no byte arrives in those buffers afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from holdfast.errors import ProtocolError, RefusedError
+from holdfast.limits import HANDSHAKE_S
+from holdfast.wire.address import tcp_endpoint
+from holdfast.wire.frame import HEADER_BYTES, FrameHead, encode, plain, read_head
+from holdfast.wire.local.messages import Refused
+from holdfast.wire.remote.buffer_pool import BufferPool, TransferBuffer
+from holdfast.wire.remote.credentials import Credentials, client_context
+from holdfast.wire.remote.dial import dial
+from holdfast.wire.remote.messages import (
+    TARGET_PROTOCOL,
+    Challenge,
+    GetRecords,
+    Join,
+    Joined,
+    PutRecords,
+    RecordsFollow,
+    TargetReply,
+)
+from holdfast.wire.remote.nixl import pack_spans
+from holdfast.wire.remote.peer_user import ROOT, check_peer, is_loopback, peer_user
+from holdfast.wire.remote.stream import Buffer, Deadline, PlainStream, Stream, start_tls, tune
+from holdfast.wire.remote.token import Token, nonce, prove, proves
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_DECODER = msgspec.msgpack.Decoder(TargetReply)
+_BODY_BUFFER_BYTES = 1 << 16
+_EXPIRY_MARGIN_S = 15.0
+_REMEDY = (
+    "find out whose it is, or use tls or tokens, or set open: true in this node's configuration if "
+    "any user may answer there"
+)
+
+
+class TargetAnswer(NamedTuple):
+    """A reply, and the size of its payload."""
+
+    message: TargetReply
+    payload_bytes: int
+
+
+class TargetConnection:
+    """An authenticated connection, made by `connect`. One thread at a time."""
+
+    def __init__(self, stream: Stream, buffer_pool: BufferPool | None = None) -> None:
+        self.incarnation = ""
+        self.epoch = 0
+        self.buffer_pool = buffer_pool
+        """The NIXL buffers for records; None: records go over this connection."""
+        self.made_s = time.monotonic()
+        self.used = False
+        """Whether a request was answered on it."""
+        self.claims = ""
+        """Claims of the token that it was made with; empty without a token."""
+        self.good_until = float("inf")
+        """When its token expires, less a margin, in Unix seconds."""
+        self._stream = stream
+        self._last_id = 0
+        self._head = memoryview(bytearray(HEADER_BYTES))
+        self._body = memoryview(bytearray(_BODY_BUFFER_BYTES))
+
+    def ask(
+        self,
+        request: msgspec.Struct,
+        payload: Sequence[Buffer],
+        into: Sequence[memoryview],
+        deadline: Deadline,
+    ) -> TargetAnswer:
+        """Send a request with its payload; receive its answer, the answer's payload into `into`.
+
+        Raises OSError or ProtocolError, after which the connection must be closed.
+        """
+        buffer = None
+        if self.buffer_pool is not None and isinstance(request, PutRecords | GetRecords):
+            buffer = self.buffer_pool.acquire(sum(len(part) for part in payload or into))
+        if self.buffer_pool is not None and buffer is not None:
+            return self._ask_over_nixl(self.buffer_pool, buffer, request, payload or into, deadline)
+        self._last_id += 1
+        frame = encode(self._last_id, request, sum(map(len, payload)))
+        self._stream.send([frame, *payload], deadline)
+        answer = self._answer(self._last_id, into, deadline)
+        self.used = True
+        return answer
+
+    def _ask_over_nixl(
+        self,
+        buffer_pool: BufferPool,
+        buffer: TransferBuffer,
+        request: msgspec.Struct,
+        parts: Sequence[Buffer],
+        deadline: Deadline,
+    ) -> TargetAnswer:
+        """Like `ask`, with the records in a buffer that the target reads or writes itself."""
+        spans = pack_spans(buffer.spans([len(part) for part in parts]))
+        request = msgspec.structs.replace(request, spans=spans)
+        if isinstance(request, PutRecords):
+            buffer.fill(parts)
+        try:
+            self._last_id += 1
+            self._stream.send([encode(self._last_id, request, 0)], deadline)
+            buffer_pool.progress_until(self._stream.arrives, deadline)
+            answer = self._answer(self._last_id, (), deadline)
+        except BaseException:
+            buffer_pool.spoil()  # the target may still access the buffer
+            raise
+        self.used = True
+        if isinstance(answer.message, RecordsFollow):
+            filled = [memoryview(part) for part in parts[: answer.message.blocks]]
+            buffer.empty(filled)
+            answer = answer._replace(payload_bytes=sum(len(part) for part in filled))
+        buffer_pool.release(buffer)
+        return answer
+
+    def challenged(self, deadline: Deadline) -> Challenge:
+        """Wait for the target's challenge, its first message. Raises the errors of `ask`."""
+        return _expect(self._answer(0, (), deadline), Challenge)
+
+    def join(self, challenge: Challenge, token: Token | None, deadline: Deadline) -> None:
+        """Answer the challenge. Raises the errors of `ask`, and RefusedError if not accepted."""
+        if challenge.protocol != TARGET_PROTOCOL:
+            raise RefusedError(
+                f"the target speaks protocol version {challenge.protocol}, this node "
+                f"{TARGET_PROTOCOL}; install the same version of holdfast on both"
+            )
+        ours = nonce()
+        nonces = challenge.nonce + ours
+        if not challenge.nixl:
+            self.buffer_pool = None
+        shown = self.buffer_pool.metadata if self.buffer_pool is not None else b""
+        name = f"{socket.gethostname()[:80]}/{os.getpid()}"
+        join = Join(TARGET_PROTOCOL, name, ours, nixl=shown)
+        if token is not None:
+            claims, proof = token.text, prove(token, "peer", nonces)
+            join = msgspec.structs.replace(join, claims=claims, proof=proof)
+        joined = _expect(self.ask(join, (), (), deadline), Joined)
+        if token is not None:
+            if not proves(token, "target", nonces, joined.proof):
+                raise RefusedError(
+                    "the target does not know the key that the token was made with; "
+                    "give it that tokens.key_file, or check its address"
+                )
+            self.claims = token.text
+            self.good_until = token.claims.expires - _EXPIRY_MARGIN_S
+        if not joined.nixl:
+            self.buffer_pool = None
+        self.incarnation, self.epoch, self.used = joined.incarnation, joined.epoch, False
+
+    @property
+    def spent(self) -> bool:
+        """Whether it must be replaced, because its token expires or its buffer pool is spoiled."""
+        return time.time() >= self.good_until or (
+            self.buffer_pool is not None and self.buffer_pool.spoiled
+        )
+
+    def cut(self) -> None:
+        """End the connection and wake the thread that uses it; any thread."""
+        self._stream.cut()
+
+    def close(self) -> None:
+        """Close it; no byte arrives in any buffer afterwards."""
+        self._stream.close()
+
+    def _answer(
+        self, request_id: int, into: Sequence[memoryview], deadline: Deadline
+    ) -> TargetAnswer:
+        self._stream.receive([self._head], deadline)
+        deadline.note(HEADER_BYTES)  # reported at once, to measure the time to the answer's start
+        head = read_head(self._head)
+        if head.request_id != request_id:
+            raise ProtocolError(f"the answer to request {head.request_id}, not {request_id}")
+        if head.body_bytes > len(self._body):
+            self._body = memoryview(bytearray(head.body_bytes))
+        body = self._body[: head.body_bytes]
+        self._stream.receive([body, *_first(into, head)], deadline)
+        try:
+            return TargetAnswer(_DECODER.decode(body), head.payload_bytes)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise ProtocolError(
+                f"the answer to request {request_id} cannot be decoded: {plain(error)}"
+            ) from error
+
+
+def connect(
+    address: str,
+    credentials: Credentials,
+    deadline: Deadline,
+    buffer_pool: BufferPool | None = None,
+) -> TargetConnection:
+    """Connect and authenticate, within the deadline and `HANDSHAKE_S`.
+
+    Records go through `buffer_pool` if it is given and the target has NIXL. Raises OSError or
+    ProtocolError if no target answers, ConfigError if the credentials cannot be read, RefusedError
+    if either side does not accept the other.
+    """
+    endpoint = tcp_endpoint(address)
+    deadline = Deadline(min(deadline.at, time.monotonic() + HANDSHAKE_S))
+    token = credentials.token()
+    context = client_context(credentials.tls) if credentials.tls else None
+    connected = dial(endpoint, deadline)
+    stream: Stream
+    try:
+        tune(connected, endpoint)
+        if context is None:
+            stream = PlainStream(connected)
+        else:
+            stream = start_tls(connected, context, deadline, endpoint.host)
+    except ssl.SSLError as error:
+        connected.close()
+        raise _tls_error(address, error) from error
+    except BaseException:
+        connected.close()
+        raise
+    connection = TargetConnection(stream, buffer_pool)
+    try:
+        challenge = connection.challenged(deadline)
+        if credentials.proves_nothing and not credentials.any_user and is_loopback(connected):
+            # After the first message, because the kernel knows the user of a socket only once the
+            # other side has accepted the connection.
+            check_peer(
+                peer_user(connected),
+                frozenset({os.geteuid(), ROOT}),
+                "the process behind this port",
+                _REMEDY,
+            )
+        connection.join(challenge, token, deadline)
+    except ssl.SSLError as error:  # in TLS 1.3 the target's verdict on our certificate comes here
+        connection.close()
+        raise _tls_error(address, error) from error
+    except RefusedError as error:
+        connection.close()
+        raise RefusedError(f"target {address}: {error}") from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _tls_error(address: str, error: ssl.SSLError) -> Exception:
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return ConnectionResetError(f"target {address}: closed during the handshake")
+    return RefusedError(
+        f"target {address}: no TLS with mutual certificates: {error.reason or error}; compare "
+        "tls.cert, tls.key and tls.ca on both sides, and the names in the certificates"
+    )
+
+
+def _first(into: Sequence[memoryview], head: FrameHead) -> list[memoryview]:
+    """Return the leading buffers that the announced payload fills exactly."""
+    left, parts = head.payload_bytes, []
+    for part in into:
+        if left < len(part):
+            break
+        parts.append(part)
+        left -= len(part)
+        if not left:
+            break
+    if left:
+        raise ProtocolError(
+            f"a payload of {head.payload_bytes} bytes is not a whole number of the records that "
+            "were asked for"
+        )
+    return parts
+
+
+def _expect(answer: TargetAnswer, kind: type[T]) -> T:
+    if isinstance(answer.message, Refused):
+        raise RefusedError(plain(answer.message.message))
+    if not isinstance(answer.message, kind):
+        raise ProtocolError(f"{type(answer.message).__name__} instead of {kind.__name__}")
+    return answer.message

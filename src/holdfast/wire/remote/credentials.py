@@ -1,0 +1,110 @@
+"""Credentials of nodes and targets: certificates and tokens, from files.
+
+Files are read for each new connection, so that renewed files are used without a restart.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import ConfigError
+from holdfast.wire.remote.token import TOKEN_CHARS_MAX, Token, read
+
+_OTHERS = 0o007
+_GROUP_AND_OTHERS = 0o077
+
+
+class TlsFiles(NamedTuple):
+    """PEM files: this side's certificate and key, and the CA of the other side's certificate."""
+
+    cert: str
+    key: str
+    ca: str
+
+
+class Credentials(NamedTuple):
+    """A node's credentials for a target; none are needed for a target on a loopback address.
+
+    Without TLS and a token, a target on a loopback address must be a process of this process's user
+    or of root, unless `any_user`: another user of the machine could have taken its port first.
+    """
+
+    tls: TlsFiles | None = None
+    token_file: str = ""
+    any_user: bool = False
+
+    @property
+    def proves_nothing(self) -> bool:
+        """Whether these credentials authenticate neither side."""
+        return self.tls is None and not self.token_file
+
+    def token(self) -> Token | None:
+        """Read the token, if one is configured; raise ConfigError that names the file."""
+        if not self.token_file:
+            return None
+        line = read_secret(self.token_file, "token file", TOKEN_CHARS_MAX + 1)
+        try:
+            return read(line.decode())
+        except (UnicodeDecodeError, ConfigError) as error:
+            raise ConfigError(
+                f"token file {self.token_file!r} holds no token but {len(line)} other bytes; "
+                "make one with `holdfast token`"
+            ) from error
+
+
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    """Return what a node dials with: TLS 1.3, both sides certified, the host's name checked."""
+    return _context(files, ssl.PROTOCOL_TLS_CLIENT)
+
+
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """Return what a target answers with: TLS 1.3, and no peer without a certificate."""
+    return _context(files, ssl.PROTOCOL_TLS_SERVER)
+
+
+def read_secret(file: str, what: str, nbytes_max: int) -> bytes:
+    """Return the bytes of a file that only its owner may read; raise ConfigError otherwise."""
+    try:
+        with Path(file).open("rb") as opened:
+            exposed = os.fstat(opened.fileno()).st_mode & _GROUP_AND_OTHERS
+            data = opened.read(nbytes_max + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"{what} {file!r} cannot be read: {error.strerror}; name a file that is there and "
+            "belongs to the user who runs this"
+        ) from error
+    if exposed:
+        raise ConfigError(f"{what} {file!r} is open to other users; chmod 600 it")
+    if len(data) > nbytes_max:
+        raise ConfigError(f"{what} {file!r} has more than {nbytes_max} bytes; name another file")
+    return data
+
+
+def _context(files: TlsFiles, protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        if Path(files.key).stat().st_mode & _OTHERS:
+            raise ConfigError(f"tls.key: {files.key!r} is open to all users; chmod 600 it")
+        context.load_cert_chain(files.cert, files.key, _no_password)
+    except OSError as error:
+        raise ConfigError(
+            f"tls.cert, tls.key: {files.cert!r} and {files.key!r} are no certificate and its key "
+            f"in PEM: {error.strerror or error}; name a pair that the user who runs this can read"
+        ) from error
+    try:
+        context.load_verify_locations(files.ca)
+    except OSError as error:
+        raise ConfigError(
+            f"tls.ca: {files.ca!r} holds no certificates in PEM: {error.strerror or error}; name "
+            "the file of who signs the other side's"
+        ) from error
+    return context
+
+
+def _no_password() -> bytes:
+    raise ConfigError("tls.key: the key has a password; name a key without one, mode 600")

@@ -1,0 +1,157 @@
+"""Every message between a node and a target, version 1; Refused, Status, List and Report included.
+
+Whole records follow a `PutRecords` and a `RecordsFollow` as payload: header, payload, tag and
+padding, each as long as its header says. The request ids of a connection count up from 1, and
+answers come in order. `epoch` is 64 bits that name the sender's view of the pool; it never decides
+an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from holdfast.blocks.namespace import Namespace
+from holdfast.wire.local.messages import List, Refused, ReportRequest, Status
+
+TARGET_PROTOCOL = 1
+
+
+def named(namespace: Namespace, keys: Sequence[bytes]) -> dict[str, Any]:
+    """Return the fields that name blocks in a request."""
+    return {**namespace._asdict(), "keys": b"".join(keys)}
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    pass
+
+
+class _Named(_Message, frozen=True, kw_only=True):
+    """Blocks of one namespace; `keys` are 16 bytes each."""
+
+    fingerprint: bytes
+    domain: bytes
+    payload_bytes: int
+    block_tokens: int
+    keys: bytes
+    epoch: int = 0
+
+
+class Challenge(_Message, frozen=True, tag="challenge"):
+    """The target's first message on a connection: its protocol version, and a nonce."""
+
+    protocol: int
+    nonce: bytes
+    nixl: bool = False
+    """Whether the target offers to move records over NIXL."""
+
+
+class Join(_Message, frozen=True, tag="join"):
+    """The node's answer: its name, a nonce, and a token's claims and proof if it has one."""
+
+    protocol: int
+    peer: str
+    nonce: bytes
+    claims: str = ""
+    proof: bytes = b""
+    nixl: bytes = b""
+    """Metadata of the node's NIXL agent; empty if records go over TCP."""
+
+
+class Joined(_Message, frozen=True, tag="joined"):
+    """The target accepts; the proof shows that it knows the key the token was made with."""
+
+    protocol: int
+    incarnation: str
+    proof: bytes = b""
+    epoch: int = 0
+    nixl: bool = False
+    """Whether the target can access the memory that the node registered."""
+
+
+class PutRecords(_Message, frozen=True, tag="put"):
+    """Store these records; `headers`: their first 128 bytes each. The payload is the records."""
+
+    headers: bytes
+    epoch: int = 0
+    spans: bytes = b""
+    """The records' addresses and lengths for NIXL, 16 bytes each; then no payload follows."""
+
+
+class Stored(_Message, frozen=True, tag="stored"):
+    """One byte per record: 1 if it is held now, 0 if no slot was free or it failed its check."""
+
+    held: bytes
+    epoch: int = 0
+
+
+class GetRecords(_Named, frozen=True, tag="get"):
+    """Ask for the records of the leading run of these blocks that are in memory in time."""
+
+    deadline_s: float
+    spans: bytes = b""
+    """Where to write the records over NIXL; then no payload follows the answer."""
+
+
+class RecordsFollow(_Message, frozen=True, tag="records"):
+    """The first `blocks` records follow; `outcome` and `reason` tell why not all, if so."""
+
+    blocks: int
+    outcome: str
+    reason: str = ""
+    epoch: int = 0
+
+
+class ExistBlocks(_Named, frozen=True, tag="exist"):
+    """Ask which of these blocks are held."""
+
+
+class Existing(_Message, frozen=True, tag="existing"):
+    """One byte per key: 1 if it is held, on any tier."""
+
+    held: bytes
+    epoch: int = 0
+
+
+class DeleteBlocks(_Named, frozen=True, tag="delete"):
+    """Delete these blocks, without a check of their records."""
+
+
+class SuspectBlocks(_Named, frozen=True, tag="suspect"):
+    """Report blocks that failed a reader's check; the target deletes those that fail its own."""
+
+
+class StageBlocks(_Named, frozen=True, tag="stage"):
+    """Promote the leading run of these blocks to memory in the background."""
+
+
+class RemoteLeased(_Named, frozen=True, tag="lease"):
+    """Promote the leading run of these blocks to memory and lease it there for `ttl_s`."""
+
+    ttl_s: float
+
+
+class Counted(_Message, frozen=True, tag="counted"):
+    """The number of blocks that a Delete, Stage or Lease found, or that a Suspect deleted."""
+
+    blocks: int
+    epoch: int = 0
+
+
+TargetRequest: TypeAlias = (
+    Join
+    | PutRecords
+    | GetRecords
+    | ExistBlocks
+    | DeleteBlocks
+    | SuspectBlocks
+    | StageBlocks
+    | RemoteLeased
+    | Status
+    | List
+)
+TargetReply: TypeAlias = (
+    Challenge | Joined | Stored | RecordsFollow | Existing | Counted | ReportRequest | Refused
+)

@@ -1,0 +1,399 @@
+"""Byte streams over TCP or TLS between nodes: whole buffers in few, large calls with time limits.
+
+The sockets block; socket timeouts of the kernel end a call. A receive writes directly into the
+given buffers and releases the GIL once for up to 8 MiB. Every error is an OSError: TimeoutError if
+the time is over, ConnectionError if the other side is gone. After an error the stream must be
+closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+from holdfast.limits import KIB, MIB, PACE_BYTES, PACE_S
+from holdfast.wire.address import HostPort
+
+PIECE_BYTES = 8 * MIB
+TLS_PIECE_BYTES = 256 * KIB
+SLOW_PIECE_BYTES = 16 * KIB
+"""Bytes encrypted and sent in one call, to a peer that receives quickly or slowly."""
+
+PARTS_MAX = 256
+"""Buffers in one call; the kernel allows 1,024."""
+
+_TIMEVAL = struct.Struct("@ll")
+_SHORTEST_WAIT_S = 0.001
+_SLOW_S = 0.25
+_LOOPBACK_CONGESTION = b"cubic"
+"""Set on loopback only, because BBR, the default on some hosts, halves its throughput."""
+
+PROGRESS_S = 0.25
+"""Longest time between two progress reports: well below the 1.5 s of the shortest check."""
+
+Buffer: TypeAlias = memoryview | bytes | bytearray
+OnProgress: TypeAlias = Callable[[int], None]
+
+
+class MinimumRate(Protocol):
+    """The time limit of a transfer."""
+
+    def seconds(self, moved: int) -> float:
+        """Return how long the next call may block, `moved` bytes after the last one.
+
+        Raises TimeoutError when no time is left.
+        """
+        ...
+
+
+class Deadline:
+    """A transfer must end by `at`, in `time.monotonic()`; `on_progress` gets the bytes moved.
+
+    With `on_progress`, no call blocks longer than `PROGRESS_S`, so that slow progress is reported.
+    """
+
+    def __init__(self, at: float, on_progress: OnProgress | None = None) -> None:
+        self.at = at
+        self.on_progress = on_progress
+
+    @classmethod
+    def within(cls, seconds: float, on_progress: OnProgress | None = None) -> Deadline:
+        """Return the deadline `seconds` from now."""
+        return cls(time.monotonic() + seconds, on_progress)
+
+    @property
+    def over(self) -> bool:
+        """Whether there is no time left."""
+        return time.monotonic() >= self.at
+
+    def note(self, moved: int) -> None:
+        """Report that `moved` bytes moved."""
+        if self.on_progress is not None:
+            self.on_progress(moved)
+
+    def seconds(self, moved: int = 0) -> float:
+        """Return the time left, at most `PROGRESS_S` with `on_progress`."""
+        if moved:
+            self.note(moved)
+        left_s = self.at - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the deadline has passed")
+        return left_s if self.on_progress is None else min(left_s, PROGRESS_S)
+
+
+class IdleLimit:
+    """A wait of at most `most_s` in steps of `step_s`, so that the socket timeout is constant."""
+
+    def __init__(self, most_s: float, step_s: float) -> None:
+        self._until = time.monotonic() + most_s
+        self._most_s = most_s
+        self._step_s = step_s
+
+    def seconds(self, moved: int) -> float:
+        """Return the step, or the time left if that is less."""
+        del moved
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"nothing was received for {self._most_s:g} s")
+        return min(left_s, self._step_s)
+
+
+class ProgressLimit:
+    """A transfer must move at least `nbytes` in every `within_s` seconds."""
+
+    def __init__(self, nbytes: int = PACE_BYTES, within_s: float = PACE_S) -> None:
+        self._nbytes = nbytes
+        self._within_s = within_s
+        self._since = time.monotonic()
+        self._moved = 0
+
+    def seconds(self, moved: int) -> float:
+        """Return the time left of the current period."""
+        self._moved += moved
+        now = time.monotonic()
+        if self._moved >= self._nbytes:
+            self._since, self._moved = now, 0
+        left_s = self._since + self._within_s - now
+        if left_s <= 0:
+            raise TimeoutError(
+                f"{self._moved} bytes moved in {self._within_s:g} s; at least {self._nbytes} must"
+            )
+        return left_s
+
+    def rest(self, seconds: float) -> None:
+        """Exclude time in which this side did not transfer."""
+        self._since += seconds
+
+
+class Stream(Protocol):
+    """A connection's byte stream. One thread at a time; any thread may call `cut`."""
+
+    def send(self, parts: Sequence[Buffer], pace: MinimumRate) -> None:
+        """Send all parts, in order."""
+        ...
+
+    def receive(self, parts: Sequence[memoryview], pace: MinimumRate) -> None:
+        """Fill all parts, in order."""
+        ...
+
+    def arrives(self, wait_s: float) -> bool:
+        """Wait up to `wait_s` and return whether there is something to receive."""
+        ...
+
+    def drains(self, wait_s: float) -> bool:
+        """Wait up to `wait_s` and return whether more can be sent without blocking."""
+        ...
+
+    def cut(self) -> None:
+        """End the connection at once and wake the thread that waits for it."""
+        ...
+
+    def close(self) -> None:
+        """Release the socket; only by the thread that uses the stream."""
+        ...
+
+
+class PlainStream:
+    """Plain TCP, with scatter and gather by the kernel."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.settimeout(None)
+        self._socket = connected
+        self._limits_s: dict[int, float] = {}
+
+    def send(self, parts: Sequence[Buffer], pace: MinimumRate) -> None:
+        """Send all parts; one call if the time allows."""
+        left, moved = [memoryview(part) for part in parts if part], 0
+        while left:
+            self._limit(socket.SO_SNDTIMEO, pace.seconds(moved))
+            try:
+                moved = self._socket.sendmsg(left[:PARTS_MAX])
+            except BlockingIOError:
+                moved = 0
+            left = _rest_of(left, moved)
+
+    def receive(self, parts: Sequence[memoryview], pace: MinimumRate) -> None:
+        """Fill all parts, 8 MiB a call."""
+        moved = 0
+        for piece in pieces(parts, PIECE_BYTES):
+            left = piece
+            while left:
+                self._limit(socket.SO_RCVTIMEO, pace.seconds(moved))
+                moved = self._receive(left)
+                left = _rest_of(left, moved)
+
+    def arrives(self, wait_s: float) -> bool:
+        """Ask the kernel."""
+        return _readable(self._socket, wait_s)
+
+    def drains(self, wait_s: float) -> bool:
+        """Ask the kernel."""
+        return _writable(self._socket, wait_s)
+
+    def cut(self) -> None:
+        """Shut both directions down."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def _receive(self, parts: list[memoryview]) -> int:
+        try:
+            if len(parts) == 1:
+                moved = self._socket.recv_into(parts[0], 0, socket.MSG_WAITALL)
+            else:
+                moved = self._socket.recvmsg_into(parts, 0, socket.MSG_WAITALL)[0]
+        except BlockingIOError:
+            return 0
+        if not moved:
+            raise ConnectionResetError("the other side closed the connection")
+        return moved
+
+    def _limit(self, option: int, wait_s: float) -> None:
+        """Set a socket timeout if it differs by more than 1 ms: setting it costs a system call."""
+        if abs(wait_s - self._limits_s.get(option, -1.0)) < _SHORTEST_WAIT_S:
+            return
+        self._limits_s[option] = wait_s
+        seconds, rest = divmod(max(wait_s, _SHORTEST_WAIT_S), 1.0)
+        timeval = _TIMEVAL.pack(int(seconds), int(rest * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, option, timeval)
+
+
+class TlsStream:
+    """TLS; the library moves 16 KiB a call. Call `shake_hands` first."""
+
+    def __init__(self, connected: ssl.SSLSocket) -> None:
+        self._socket = connected
+        self._limit_s = -1.0
+        self._piece_bytes = SLOW_PIECE_BYTES
+
+    def shake_hands(self, deadline: Deadline) -> None:
+        """Start TLS. Raises OSError, which includes ssl.SSLError."""
+        self._socket.settimeout(deadline.seconds())
+        self._socket.do_handshake()
+
+    def send(self, parts: Sequence[Buffer], pace: MinimumRate) -> None:
+        """Send all parts, up to 256 KiB a call.
+
+        The bytes moved are known only at a call's end. So calls to a slow peer are small, so that
+        the time limit sees its progress.
+        """
+        moved = 0
+        for part in parts:
+            left = memoryview(part)
+            while left:
+                piece, took_s, sent = left[: self._piece_bytes], 0.0, False
+                while not sent:
+                    self._limit(pace.seconds(moved))
+                    moved, begun = 0, time.monotonic()
+                    with contextlib.suppress(TimeoutError):  # partly sent: TLS must repeat the call
+                        moved = self._socket.send(piece)
+                        sent = True
+                    took_s += time.monotonic() - begun
+                left = left[moved:]
+                self._adapt(took_s)
+
+    def receive(self, parts: Sequence[memoryview], pace: MinimumRate) -> None:
+        """Fill all parts. A piece takes many calls, so each does little."""
+        # `recv_into` calls this method: calling it directly saves a Python call per 16 KiB.
+        receive: Callable[[int, memoryview], int] = self._socket.read  # type: ignore[assignment]
+        now, moved = time.monotonic, 0
+        for piece in pieces(parts, TLS_PIECE_BYTES):
+            for part in piece:
+                at, size, stale_at = 0, len(part), 0.0
+                while at < size:
+                    if now() >= stale_at:
+                        self._limit(pace.seconds(moved))
+                        moved, stale_at = 0, now() + _SHORTEST_WAIT_S
+                    try:
+                        nbytes = receive(size - at, part[at:])
+                    except TimeoutError:  # `pace.seconds` decides whether this was too long
+                        stale_at = 0.0
+                        continue
+                    if not nbytes:
+                        raise ConnectionResetError("the other side closed the connection")
+                    at += nbytes
+                    moved += nbytes
+
+    def arrives(self, wait_s: float) -> bool:
+        """Look into the library's own buffer, then ask the kernel."""
+        return self._socket.pending() > 0 or _readable(self._socket, wait_s)
+
+    def drains(self, wait_s: float) -> bool:
+        """Ask the kernel."""
+        return _writable(self._socket, wait_s)
+
+    def cut(self) -> None:
+        """Shut both directions down; a call in another thread then ends with an error."""
+        # Not SSLSocket.shutdown, which drops the TLS state that another thread may be using.
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def _adapt(self, took_s: float) -> None:
+        """Reduce the size of calls after a slow one, and double it after a quick one."""
+        if took_s > _SLOW_S:
+            self._piece_bytes = SLOW_PIECE_BYTES
+        elif self._piece_bytes < TLS_PIECE_BYTES:
+            self._piece_bytes *= 2
+
+    def _limit(self, wait_s: float) -> None:
+        """Set the timeout if it differs by more than 1 ms: setting it costs a system call."""
+        if abs(wait_s - self._limit_s) > _SHORTEST_WAIT_S:
+            self._limit_s = max(wait_s, _SHORTEST_WAIT_S)
+            self._socket.settimeout(self._limit_s)
+
+
+def _readable(connected: socket.socket, wait_s: float) -> bool:
+    poll = select.poll()
+    poll.register(connected, select.POLLIN | select.POLLHUP | select.POLLERR)
+    if poll.poll(0):
+        return True
+    time.sleep(wait_s)  # poll has a resolution of 1 ms
+    return bool(poll.poll(0))
+
+
+def _writable(connected: socket.socket, wait_s: float) -> bool:
+    poll = select.poll()
+    poll.register(connected, select.POLLOUT | select.POLLHUP | select.POLLERR)
+    return bool(poll.poll(1e3 * wait_s))
+
+
+def tune(connected: socket.socket, endpoint: HostPort) -> None:
+    """Set socket options for request-reply messages followed by bulk data."""
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if endpoint.is_loopback:
+        with contextlib.suppress(OSError):  # optional: a kernel may lack it
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOOPBACK_CONGESTION)
+
+
+def wrap(connected: socket.socket, context: ssl.SSLContext, name: str | None = None) -> TlsStream:
+    """Wrap a socket for TLS, and own it; `name`: the host that a client expects."""
+    return TlsStream(
+        context.wrap_socket(
+            connected,
+            server_side=name is None,
+            do_handshake_on_connect=False,
+            suppress_ragged_eofs=True,
+            server_hostname=name,
+        )
+    )
+
+
+def start_tls(
+    connected: socket.socket, context: ssl.SSLContext, deadline: Deadline, name: str | None = None
+) -> TlsStream:
+    """Wrap a socket and do the TLS handshake; `name`: the host that a client expects.
+
+    Raises OSError, which includes ssl.SSLError, and closes the socket then.
+    """
+    stream = wrap(connected, context, name)
+    try:
+        stream.shake_hands(deadline)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def pieces(parts: Sequence[memoryview], nbytes: int) -> list[list[memoryview]]:
+    """Divide parts into pieces of at most `nbytes` and `PARTS_MAX` buffers."""
+    if len(parts) <= PARTS_MAX and sum(map(len, parts)) <= nbytes:
+        whole = [*filter(None, parts)]
+        return [whole] if whole else []
+    found: list[list[memoryview]] = []
+    piece: list[memoryview] = []
+    free = nbytes
+    for part in parts:
+        left = part
+        while left:
+            taken, left = left[:free], left[free:]
+            piece.append(taken)
+            free -= len(taken)
+            if not free or len(piece) == PARTS_MAX:
+                found.append(piece)
+                piece, free = [], nbytes
+    return [*found, piece] if piece else found
+
+
+def _rest_of(parts: list[memoryview], moved: int) -> list[memoryview]:
+    """Return parts without their first `moved` bytes."""
+    if len(parts) == 1:
+        return [parts[0][moved:]] if moved < len(parts[0]) else []
+    for i, part in enumerate(parts):
+        if moved < len(part):
+            return [part[moved:], *parts[i + 1 :]]
+        moved -= len(part)
+    return []

@@ -1,0 +1,1 @@
+"""Benchmarks, demos and fault campaigns for Holdfast."""

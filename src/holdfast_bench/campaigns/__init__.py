@@ -1,0 +1,1 @@
+"""Fault campaigns: damage, crash, forge and fuzz a store, and count wrong bytes served."""

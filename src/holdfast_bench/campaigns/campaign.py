@@ -1,0 +1,152 @@
+"""The list of fault campaigns, with the budget and the result that all of them use.
+
+A campaign repeats one kind of fault and counts the outcomes. The payload of a test block is a
+function of its key, so every byte read can be checked without a record of what was saved. After a
+wrong byte the campaign continues; `failures` names the round, which the seed can repeat.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from holdfast.store.store import Store
+
+ROUNDS_A_TRY = 8
+ROUNDS_MORE = 50
+"""At most `ROUNDS_A_TRY` rounds for each try ordered, plus `ROUNDS_MORE`, so that a campaign whose
+rounds have no effect ends."""
+
+FAILURES_KEPT = 20
+"""Failures whose message is kept; further ones are only counted."""
+
+FORCED_SWITCH_S = 0.0005
+"""Interpreter switch interval, the same as a node's: a thread gets the GIL soon after I/O."""
+
+OpenTarget: TypeAlias = Callable[[Store], AbstractContextManager[str]]
+"""Serves a store to other nodes while the context is entered; returns its `tcp://` address."""
+
+
+class CampaignResult:
+    """The counts of one part of a campaign: tries, failures, and counts by name for the report."""
+
+    def __init__(self, what: str, unit: str) -> None:
+        self.what = what
+        self.unit = unit
+        self.tried = 0
+        self.failed = 0
+        self.skipped = ""
+        """Why the part was skipped, "" if it was not."""
+        self.each_may_fail = True
+        """Whether each try has a verdict of its own, so that a failure rate can be estimated."""
+        self.counts: Counter[str] = Counter()
+        self.figures: dict[str, float] = {}
+        self.failures: list[str] = []
+
+    def fail(self, message: str) -> None:
+        """Count a failure."""
+        self.failed += 1
+        if len(self.failures) < FAILURES_KEPT:
+            self.failures.append(message)
+
+    def expect(self, condition: object, message: str) -> None:
+        """Count a failure unless `condition` is true."""
+        if not condition:
+            self.fail(message)
+
+
+class CampaignBudget(NamedTuple):
+    """How many tries each result gets, for how long, and from which seed.
+
+    `seconds` count from the first round of each result. `folder` is for files, `target` opens a
+    target. `on_progress` is called after each round; when `stopped` returns true, no round begins.
+    `part` selects results by name or prefix (`flips.wire`, `flips.sealed`), "" selects all; with
+    `whole`, the selected part gets all of the tries and the time instead of its share.
+    """
+
+    tries: int
+    seed: int
+    folder: Path
+    target: OpenTarget
+    seconds: float = float("inf")
+    on_progress: Callable[[CampaignResult], None] = lambda _: None
+    stopped: Callable[[], bool] = lambda: False
+    part: str = ""
+    whole: bool = False
+
+    def wants(self, what: str) -> bool:
+        """Whether `part` selects the result of this name."""
+        return not self.part or f"{what}.".startswith(f"{self.part}.")
+
+    def rounds(self, result: CampaignResult) -> Iterator[random.Random]:
+        """Yield the random generator of each round until the tries or the time are used up.
+
+        Round `n` of a seed does not depend on earlier rounds, as far as the code allows. If most
+        rounds make no try, the rounds end early with a failure.
+        """
+        if not self.wants(result.what):
+            return
+        number = 0
+        until = time.monotonic() + self.seconds
+        while result.tried < self.tries and time.monotonic() < until and not self.stopped():
+            if number >= ROUNDS_A_TRY * self.tries + ROUNDS_MORE:
+                result.fail(f"{number} rounds made only {result.tried} {result.unit}")
+                return
+            yield self.rng(result.what, number)
+            number += 1
+            self.on_progress(result)
+
+    def expect_enough(self, result: CampaignResult, condition: object, message: str) -> None:
+        """Count a failure if the campaign did too little for a verdict and was not interrupted."""
+        if not self.stopped():
+            result.expect(condition, message)
+
+    def rng(self, what: str, number: int) -> random.Random:
+        """Return the random generator of one round."""
+        return random.Random(f"{self.seed}/{what}/{number}")  # noqa: S311 - rounds must replay
+
+    def share(self, parts: float) -> CampaignBudget:
+        """Return the budget of one of `parts` equal parts of a campaign: its tries and time."""
+        if self.whole:
+            return self
+        return self._replace(tries=max(1, round(self.tries / parts)), seconds=self.seconds / parts)
+
+
+class Campaign(NamedTuple):
+    """One campaign: its name, a description, and the number of tries in `make soak`.
+
+    The module of that name has a function `run` that takes a `CampaignBudget` and yields each
+    result when it is complete.
+    """
+
+    name: str
+    about: str
+    tries: int
+    unit: str
+
+
+CAMPAIGNS = (
+    Campaign("flips", "damage to stored and sent records, on every tier", 800_000, "faults"),
+    Campaign("reopened", "damage to a disk that is opened again", 200_000, "faults"),
+    Campaign("torn", "every subset of sectors that a power cut may leave", 1_000_000, "states"),
+    Campaign("crash", "kill -9 at every failpoint and at random", 10_000, "kills"),
+    Campaign("injected", "EIO, ENOSPC, short transfers: tiers, system calls", 200_000, "faults"),
+    Campaign(
+        "forged", "forged, replayed, cross-domain, other-fingerprint requests", 1_250_000, "tries"
+    ),
+    Campaign(
+        "timing", "whether response times reveal what another domain holds", 80_000, "samples"
+    ),
+    Campaign(
+        "fuzz", "mutated frames, messages, envelopes, regions and settings", 2_000_000, "inputs"
+    ),
+    Campaign(
+        "chaos", "targets of a pool killed, stopped, late, mute, cut off, lying", 900, "faults"
+    ),
+)
+"""Every campaign in the order they run; `holdfast_bench.campaigns.NAME` is its module."""

@@ -1,0 +1,324 @@
+"""The pool of the chaos campaign: target processes, a proxy before each, and users."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import yaml
+
+from holdfast.errors import HoldfastError, Outcome, ProtocolError
+from holdfast.limits import MIB, TOKEN_S_MAX
+from holdfast.membership.members import Member, MemberState
+from holdfast.membership.membership import MembershipOptions
+from holdfast.probe import free_port
+from holdfast.testing.chained import ChainedBlocks
+from holdfast.testing.payloads import is_right
+from holdfast.testing.stalls import StallWatch
+from holdfast.tiers.breaker import BreakerOptions
+from holdfast.tiers.pool.health import HealthOptions
+from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
+from holdfast.wire.remote.client import TargetClient
+from holdfast.wire.remote.connection import connect
+from holdfast.wire.remote.credentials import Credentials
+from holdfast.wire.remote.messages import PutRecords
+from holdfast.wire.remote.stream import Deadline
+from holdfast.wire.remote.token import VERBS, issue
+from holdfast_bench.campaigns.campaign import CampaignResult
+from holdfast_bench.campaigns.chaos_proxy import ANEW, ChaosProxy, Mood
+from holdfast_bench.harness.pause import pause, resume
+from holdfast_bench.harness.spawn import start_owned
+
+PAYLOAD_BYTES = 60_000
+CHAIN_BLOCKS = 6
+DEADLINE_S = 0.5
+ASK_S = 0.25
+SLACK_S = 1.0
+"""How late a call may be on a machine that runs other work but does not stall."""
+
+USERS = 3
+KEPT = 60
+_READY_S = 60.0
+_OWNER_ONLY = 0o600
+_INVALID_GREETINGS = (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, bytes(64), b"\x10")
+"""First bytes of connections that are no peer's; the first sends nothing."""
+
+_OVERSIZE_HEADERS = 9_000
+_OPTIONS = PoolTierOptions(
+    deadline_s=DEADLINE_S,
+    ask_s=ASK_S,
+    membership=MembershipOptions(dead_after_s=1.5, overlap_s=20.0, ramp_s=2.0, transient_s=0.5),
+    health=HealthOptions(breaker=BreakerOptions(pause_s=0.25, pause_max_s=1.0), ejection_s=2.0),
+)
+
+
+class ChaosTarget:
+    """A `holdfast serve` process with a host tier only, behind a proxy; peers need a token."""
+
+    def __init__(self, folder: Path, key_file: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._port = (
+            free_port()
+        )  # not an ephemeral port: no client gets it while the target is dead
+        self._file, self._log = folder / "target.yaml", folder / "target.log"
+        tiers = [{"kind": "host", "capacity": 64 * MIB}]
+        listen = f"tcp://127.0.0.1:{self._port}"
+        tokens = {"key_file": str(key_file)}
+        self._file.write_text(yaml.safe_dump({"listen": listen, "tiers": tiers, "tokens": tokens}))
+        self.proxy = ChaosProxy(self._port)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe = os.pipe()
+        """The child ends when the write end closes: at the latest when this process ends."""
+
+    def start(self) -> None:
+        """Start the process; `wait` returns when it serves."""
+        argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(self._file)]
+        read_end = self._pipe[0]
+        with self._log.open("ab") as log:
+            self._process = start_owned(
+                [*argv, "--with-parent", str(read_end)],
+                pass_fds=[read_end],
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                process_group=0,  # Ctrl-C must not reach the targets
+            )
+
+    def wait(self) -> None:
+        """Wait until the target accepts connections."""
+        end = time.monotonic() + _READY_S
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self._port), 1.0).close()
+                return
+            time.sleep(0.05)
+        raise HoldfastError(f"a target did not start within {_READY_S:.0f} s; see {self._log}")
+
+    def send_invalid(self, token: Credentials) -> list[socket.socket]:
+        """Open connections with invalid greetings, and send one batch over the limits as a peer.
+
+        Returns the sockets with the invalid greetings, for the caller to close.
+        """
+        strangers = []
+        for greeting in _INVALID_GREETINGS:
+            with contextlib.suppress(OSError):
+                strangers.append(socket.create_connection(("127.0.0.1", self._port), 1.0))
+                strangers[-1].sendall(greeting)
+        address, deadline = f"tcp://127.0.0.1:{self._port}", Deadline.within(DEADLINE_S)
+        with contextlib.suppress(OSError, ProtocolError):
+            connection = connect(address, token, deadline)
+            with contextlib.closing(connection):
+                connection.ask(
+                    PutRecords(bytes(128) * _OVERSIZE_HEADERS), [bytes(4096)], (), deadline
+                )
+        return strangers
+
+    def pause(self) -> None:
+        """Stop the process (SIGSTOP)."""
+        if self._process is not None:
+            pause(self._process.pid)
+
+    def resume(self) -> None:
+        """Continue the process (SIGCONT)."""
+        if self._process is not None:
+            resume(self._process.pid)
+
+    def kill(self) -> None:
+        """End the process as a crash would (SIGKILL), and wait for its end."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def close(self) -> None:
+        """Close the proxy and end the process."""
+        self.proxy.close()
+        self.kill()
+        for end in self._pipe:
+            os.close(end)
+
+
+class ChaosPool:
+    """Targets by name, and the pool tier of one host in this process."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        key_file, token = folder / "token.key", folder / "token"
+        self._signing = os.urandom(32)
+        for file in (key_file, token):
+            file.touch(_OWNER_ONLY)
+        key_file.write_bytes(self._signing)
+        self.credentials = Credentials(token_file=str(token))
+        self.renew_token()
+        self.targets = {
+            f"t{number}": ChaosTarget(folder / f"t{number}", key_file) for number in range(count)
+        }
+        for target in self.targets.values():
+            target.start()
+        for target in self.targets.values():
+            target.wait()
+        self._on_members: Callable[[Sequence[Member]], None] = lambda _: None
+        self.tier = PoolTier(
+            self, lambda member: TargetClient(member.address, self.credentials), _OPTIONS
+        )
+        self.flapped = 0
+        self.stalls = StallWatch()
+        self._strangers: list[socket.socket] = []
+        self.list_all()
+
+    def watch(self, on_members: Callable[[Sequence[Member]], None]) -> None:
+        """Register the callback for member lists: this object is the tier's membership source."""
+        self._on_members = on_members
+
+    def trouble(self) -> str:
+        """Return "": this member list has no errors."""
+        return ""
+
+    def list_all(self, draining: str = "", without: str = "") -> None:
+        """Announce the members, except `without`; `draining` is announced in that state."""
+        self._on_members(
+            [
+                Member(
+                    id=name,
+                    address=target.proxy.address,
+                    state=MemberState.DRAINING if name == draining else MemberState.SERVING,
+                )
+                for name, target in self.targets.items()
+                if name != without
+            ]
+        )
+
+    def mood(self, names: Sequence[str], mood: Mood) -> None:
+        """Put the proxies of some targets into a mood."""
+        for name in names:
+            self.targets[name].proxy.mood = mood
+            if mood in ANEW:
+                self.targets[name].proxy.cut()
+
+    def renew_token(self, age_s: float = 0.0) -> None:
+        """Write a token issued `age_s` seconds ago; new connections use it."""
+        line = issue(self._signing, "chaos", VERBS, TOKEN_S_MAX, time.time() - age_s)
+        file = Path(self.credentials.token_file)
+        fresh = file.with_suffix(".new")
+        fresh.touch(_OWNER_ONLY)
+        fresh.write_text(f"{line}\n")
+        fresh.rename(file)
+
+    def send_invalid(self, name: str) -> None:
+        """Send invalid data to a target, past its proxy, and keep the connections open."""
+        self._strangers += self.targets[name].send_invalid(self.credentials)
+
+    def close_strangers(self) -> None:
+        """Close the connections that `send_invalid` opened."""
+        while self._strangers:
+            self._strangers.pop().close()
+
+    def trusted(self) -> set[str]:
+        """Return the members that receive users' requests."""
+        return {name for name in self.targets if self.tier.health.trusted(name)}
+
+    def close(self) -> None:
+        """Do nothing; the tier calls this when it closes its membership source."""
+
+    def end(self) -> None:
+        """Close the tier and end the targets."""
+        self.close_strangers()
+        self.stalls.close()
+        self.tier.close()
+        for target in self.targets.values():
+            target.close()
+
+
+class ChaosUsers:
+    """Threads that save new chains and read old ones in a loop, and check every byte."""
+
+    def __init__(
+        self, pool: ChaosPool, calls: CampaignResult, blocks: CampaignResult, seed: int
+    ) -> None:
+        self._pool = pool
+        self._calls = calls
+        self._blocks = blocks
+        self._kept: list[ChainedBlocks] = []
+        self._lock = threading.Lock()
+        self._ending = False
+        self.answers_altered = False
+        """Whether the proxies alter answers; if so, records may fail their check."""
+        self._threads = [
+            threading.Thread(target=self._run, args=(random.Random(f"{seed}/{number}"),))  # noqa: S311 - replayed
+            for number in range(USERS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stop the threads after their current calls."""
+        self._ending = True
+        for thread in self._threads:
+            thread.join()
+
+    def share(self, chains: int = 12) -> float:
+        """Save new chains, read them, and return the share of their blocks that came back."""
+        fresh = [ChainedBlocks(PAYLOAD_BYTES) for _ in range(chains)]
+        for chain in fresh:
+            self._save(chain)
+        return sum(map(self._load, fresh)) / (chains * CHAIN_BLOCKS)
+
+    def _run(self, rng: random.Random) -> None:
+        while not self._ending:
+            if len(self._kept) < USERS or rng.random() < 0.3:  # noqa: PLR2004 - reads prevail
+                chain = ChainedBlocks(PAYLOAD_BYTES)
+                self._save(chain)
+                with self._lock:
+                    self._kept = [*self._kept[-KEPT:], chain]
+            else:
+                self._load(rng.choice(self._kept))
+            time.sleep(0.005)
+
+    def _save(self, chain: ChainedBlocks) -> None:
+        puts = chain.puts(range(CHAIN_BLOCKS))
+        self._timed("write", DEADLINE_S, lambda: self._pool.tier.write(puts))
+
+    def _load(self, chain: ChainedBlocks) -> int:
+        """Query, read and check a chain as a store does; return the number of right blocks."""
+        tier, keys = self._pool.tier, chain.keys(CHAIN_BLOCKS)
+        altered_before = self.answers_altered
+        self._timed("held", ASK_S, lambda: tier.held(chain.namespace, keys, 0))
+        gets = chain.gets(range(CHAIN_BLOCKS))
+        outcomes: list[Outcome] = []
+        self._timed("read", DEADLINE_S, lambda: outcomes.extend(tier.read(gets)))
+        read = [get for get, out in zip(gets, outcomes, strict=True) if out is Outcome.OK]
+        try:
+            right = sum(is_right(get.into, chain.namespace, get.key) for get in read)
+        except AssertionError:
+            self._blocks.fail(f"a wrong byte in one of {CHAIN_BLOCKS} blocks that were read")
+            return 0
+        refused = len(read) - right
+        with self._lock:
+            self._blocks.tried += right
+            self._blocks.counts.update(str(outcome) for outcome in outcomes)
+            self._blocks.counts["refused"] += refused
+            if refused and not (altered_before or self.answers_altered):
+                self._blocks.fail(f"{refused} damaged records although no answer was altered")
+        return right
+
+    def _timed(self, verb: str, most_s: float, call: Callable[[], object]) -> None:
+        begun_s = time.monotonic()
+        call()
+        took_s = time.monotonic() - begun_s
+        stalled_s = 0.0
+        if took_s > most_s + SLACK_S:
+            stalled_s = self._pool.stalls.within(begun_s, begun_s + took_s)
+        with self._lock:
+            self._calls.tried += 1
+            longest = f"{verb}_longest_s"
+            self._calls.figures[longest] = max(self._calls.figures.get(longest, 0.0), took_s)
+            if took_s - stalled_s > most_s + SLACK_S:
+                self._calls.fail(f"a {verb} took {took_s:.2f} s; its deadline is {most_s:g} s")
+            elif stalled_s:
+                self._calls.counts["late while a processor stood still"] += 1

@@ -1,0 +1,102 @@
+"""Save and read test contexts in a store of this process, and check every byte."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from holdfast.blocks.namespace import Namespace
+from holdfast.codec.pack import payload
+from holdfast.store.store import Store
+from holdfast.testing.payloads import payload_of
+from holdfast.tiers.base import NOWHERE
+
+FINGERPRINT = b"campaign-print-1"
+BLOCK_TOKENS = 128
+WAIT_S = 30.0
+"""Longest wait for recovery, and for pending writes."""
+
+
+def chain_of(name: str, blocks: int) -> list[bytes]:
+    """Return the keys of a test context; the same name gives the same keys."""
+    return [hashlib.blake2b(f"{name}/{i}".encode(), digest_size=16).digest() for i in range(blocks)]
+
+
+class WrongByteError(AssertionError):
+    """A byte that was read differs from the byte that was saved."""
+
+
+def check_payload(key: bytes, found: memoryview) -> None:
+    """Raise WrongByteError unless these are the bytes of a test block."""
+    right = np.frombuffer(payload_of(key, len(found)), np.uint8)
+    # memoryview == compares item by item, which is slow.
+    if not np.array_equal(np.frombuffer(found, np.uint8), right):
+        raise WrongByteError(f"block {key.hex()} was served wrong")
+
+
+class Contexts:
+    """Saves and reads chains in one namespace of a store, and checks every byte read."""
+
+    def __init__(self, store: Store, payload_bytes: int, domain: str = "default") -> None:
+        self.store = store
+        _, domain_id = store.domain(domain)
+        self.namespace = Namespace(FINGERPRINT, domain_id, payload_bytes, BLOCK_TOKENS)
+        self._arena = store.arena(domain_id).view
+
+    def await_recovery(self) -> None:
+        """Wait until the store has recovered the records of earlier processes."""
+        self.store.recovery.wait(WAIT_S)
+        if self.store.recovery.seconds is None:
+            raise AssertionError(f"recovery did not end within {WAIT_S:g} s")
+
+    def save(self, keys: Sequence[bytes]) -> int:
+        """Save a chain; return the number of new blocks."""
+        reserved = self.store.reserve(self.namespace, keys, self.namespace.fingerprint, 0)
+        for key, place in zip(keys, reserved.places, strict=True):
+            if place != NOWHERE:
+                self._slot(place)[:] = payload_of(key, self.namespace.payload_bytes)
+        return self.store.commit(reserved.ticket)
+
+    def read(self, keys: Sequence[bytes], deadline_s: float = 10.0) -> int:
+        """Fetch a chain, check every byte and release; return the number of blocks fetched.
+
+        Raises WrongByteError.
+        """
+        fetched = self.store.fetch(self.namespace, keys, deadline_s)
+        try:
+            for key, place in zip(keys, fetched.places, strict=False):
+                check_payload(key, self._slot(place))
+        finally:
+            self.store.release(fetched.lease)
+        return len(fetched.places)
+
+    def record(self, key: bytes) -> memoryview:
+        """Return a writable view of a block's record in the arena."""
+        table = self.store.table
+        with table.lock:
+            place = table.index.places[0][table.index.find(self.namespace, key)]
+        return self._arena[place : place + self.namespace.record_bytes]
+
+    def leave_host(self, keys: Sequence[bytes]) -> None:
+        """Remove blocks from the host tier; lower tiers keep their copies."""
+        table = self.store.table
+        with table.lock:
+            for key in keys:
+                row = table.index.find(self.namespace, key)
+                if row >= 0:
+                    table.remove_copy(row, 0)
+
+    def settle(self) -> None:
+        """Wait until every saved block is written to the lower tiers."""
+        end = time.monotonic() + WAIT_S
+        while self.store.table.unwritten():
+            if time.monotonic() > end:
+                raise AssertionError(f"blocks are still not written after {WAIT_S:g} s")
+            self.store.ladder.wake()
+            time.sleep(0)
+
+    def _slot(self, place: int) -> memoryview:
+        return payload(self._arena[place:], self.namespace.payload_bytes)

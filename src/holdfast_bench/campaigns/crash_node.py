@@ -1,0 +1,277 @@
+"""Crash campaign: kill -9 of nodes that an engine writes to, at failpoints or random times."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import yaml
+
+from holdfast.codec.pack import payload
+from holdfast.errors import NodeGoneError, ProtocolError, RefusedError
+from holdfast.limits import MIB
+from holdfast.testing.payloads import payload_of
+from holdfast.tiers.base import NOWHERE
+from holdfast.wire.address import socket_path
+from holdfast.wire.local.client import Client
+from holdfast.wire.local.messages import (
+    PROTOCOL,
+    Commit,
+    Fetch,
+    Fetched,
+    Hello,
+    Release,
+    ReportRequest,
+    Request,
+    Reserve,
+    Reserved,
+    Status,
+)
+from holdfast_bench.campaigns.campaign import CampaignBudget, CampaignResult
+from holdfast_bench.campaigns.contexts import BLOCK_TOKENS, FINGERPRINT, chain_of, check_payload
+from holdfast_bench.harness.spawn import start_owned
+
+PAYLOAD_BYTES = 20_000
+CHAIN_BLOCKS = 8
+CHAINS_KEPT = 60
+POINTS = ("extent_write", "region_seal", "region_sealed", "commit_packed", "commit_published",
+          "descent_written", "region_header")  # fmt: skip
+"""The failpoints that a node passes when an engine saves."""
+
+PASSES_MAX = 5
+POINTS_PROVEN_AT = 8
+"""After this many cycles for each failpoint, every failpoint must have killed a node."""
+
+_READY_S = 60.0
+_ANSWER_S = 20.0
+_MOMENT_S = 0.12
+_POINT_S = 20.0
+"""Longest time until a node that writes all the time passes an armed failpoint."""
+
+_STARTING_S = 0.5
+
+
+R = TypeVar("R")
+
+
+class WritingEngine:
+    """A client of a node that saves and reads chains, and checks every byte read."""
+
+    def __init__(self, address: str) -> None:
+        hello = Hello(PROTOCOL, "campaign", FINGERPRINT, PAYLOAD_BYTES, BLOCK_TOKENS)
+        self._client = Client(address, hello, _ANSWER_S)
+
+    def save(self, keys: Sequence[bytes]) -> None:
+        """Save a chain."""
+        reserved = self._ask(Reserve(b"".join(keys), FINGERPRINT, 0), Reserved)
+        for key, place in zip(keys, reserved.places, strict=True):
+            if place != NOWHERE:
+                self._slot(place)[:] = payload_of(key, PAYLOAD_BYTES)
+        self._client.call(Commit(reserved.ticket), _ANSWER_S)
+
+    def read(self, keys: Sequence[bytes]) -> int:
+        """Fetch a chain, check every byte and release; return the number of blocks fetched."""
+        fetched = self._ask(Fetch(b"".join(keys), 10.0), Fetched)
+        for key, place in zip(keys, fetched.places, strict=False):
+            check_payload(key, self._slot(place))
+        if fetched.lease:
+            self._client.call(Release(fetched.lease), _ANSWER_S)
+        return len(fetched.places)
+
+    def await_recovery(self) -> None:
+        """Wait until the node has recovered the records of earlier processes."""
+        end = time.monotonic() + _READY_S
+        while self._ask(Status(), ReportRequest).data["recovery_s"] is None:
+            if time.monotonic() > end:
+                raise AssertionError(f"recovery did not end within {_READY_S:g} s")
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """End the session."""
+        self._client.close()
+
+    def _ask(self, request: Request, kind: type[R]) -> R:
+        reply = self._client.call(request, _ANSWER_S)
+        if not isinstance(reply, kind):
+            raise ProtocolError(f"the node answered {reply!r}")
+        return reply
+
+    def _slot(self, place: int) -> memoryview:
+        arena = self._client.arena
+        if arena is None:
+            raise ProtocolError("the node mapped no arena")
+        return payload(arena.view[place:], PAYLOAD_BYTES)
+
+
+class ProcessEnding(NamedTuple):
+    """How a node ended: the status that `Popen` returns, and whether it ended before the kill."""
+
+    status: int
+    by_itself: bool
+
+
+class NodeProcess:
+    """A `holdfast serve` process with its files in a folder, started with an optional failpoint.
+
+    Raises ConfigError if the folder's path is too long for a Unix socket in it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.address = f"unix://{folder}/node.sock"
+        socket_path(self.address)  # raises ConfigError here, not in each node
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / "node.yaml"
+        self._log = folder / "node.log"
+        host = {"kind": "host", "capacity": 32 * MIB}
+        disk = {"kind": "disk", "path": f"{folder}/disk", "capacity": 16 * MIB, "region": MIB}
+        self._file.write_text(yaml.safe_dump({"listen": self.address, "tiers": [host, disk]}))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ending: ProcessEnding | None = None
+        self._pipe = os.pipe()
+        """The child ends when the write end closes: at the latest when this process ends."""
+
+    def start(self, failpoint: str = "") -> None:
+        """Start the process; `serving` waits until it serves."""
+        setting = [f"HOLDFAST_FAILPOINT={failpoint}"] if failpoint else []
+        argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(self._file)]
+        self._ending, read_end = None, self._pipe[0]
+        with self._log.open("ab") as log:
+            self._process = start_owned(
+                ["/usr/bin/env", *setting, *argv, "--with-parent", str(read_end)],
+                pass_fds=[read_end],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                process_group=0,  # Ctrl-C must not reach the node
+            )
+
+    def serving(self) -> bool:
+        """Wait until the node serves; return False if it ends first or takes too long."""
+        if self._process is None or self._process.stdout is None:
+            return False
+        ready, _, _ = select.select([self._process.stdout], [], [], _READY_S)
+        return bool(ready) and os.read(self._process.stdout.fileno(), 5) == b"READY"
+
+    def await_end(self, timeout_s: float) -> None:
+        """Wait at most `timeout_s` seconds until the node ends by itself."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+
+    def kill(self) -> ProcessEnding:
+        """Kill the node if it still runs; return how it ended. May be called again."""
+        if self._process is None:
+            return ProcessEnding(0, by_itself=True)
+        if self._ending is None:
+            by_itself = self._process.poll() is not None
+            self._process.kill()
+            self._ending = ProcessEnding(self._process.wait(), by_itself)
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+        return self._ending
+
+    def close(self) -> None:
+        """Kill the node and close the pipe."""
+        self.kill()
+        for end in self._pipe:
+            os.close(end)
+
+
+def kill_nodes(budget: CampaignBudget) -> CampaignResult:
+    """Start a node, read all kept chains, write until it is killed, and repeat."""
+    result = CampaignResult("crash.node", "kills")
+    with contextlib.closing(NodeProcess(budget.folder / "crash-node")) as node:
+        cycles = _cycles(budget, result, node)
+    read = result.counts["blocks read and right"]
+    read_most = read >= result.tried * CHAIN_BLOCKS
+    budget.expect_enough(result, read_most, f"{read} blocks read: too few for a verdict")
+    if cycles >= POINTS_PROVEN_AT * len(POINTS):
+        for point in POINTS:
+            killed = result.counts[f"at {point}"]
+            budget.expect_enough(result, killed, f"failpoint {point} never killed")
+    return result
+
+
+def _cycles(budget: CampaignBudget, result: CampaignResult, node: NodeProcess) -> int:
+    """Start and kill the node once a round; return the number of rounds."""
+    kept: list[list[bytes]] = []
+    cycles = 0
+    for cycle, rng in enumerate(budget.rounds(result)):
+        group, at = divmod(cycle, 8)
+        point = POINTS[(3 * group + at // 2) % len(POINTS)] if at in {1, 3, 5} else ""
+        node.start(f"{point}:{rng.randint(1, PASSES_MAX)}" if point else "")
+        moment = "at any moment"
+        if at == 7:  # noqa: PLR2004 - one in eight is killed during start
+            time.sleep(rng.uniform(0, _STARTING_S))
+            moment = "while starting"
+        else:
+            after_s = _POINT_S if point else rng.uniform(0, _MOMENT_S)
+            _one_life(result, node, kept, cycle, after_s)
+        _count(result, f"cycle {cycle}", point, moment, node.kill())
+        cycles += 1
+    return cycles
+
+
+def _count(
+    result: CampaignResult, where: str, point: str, moment: str, ending: ProcessEnding
+) -> None:
+    """Count a node's end by cause: a failpoint or this campaign. Any other cause is a failure."""
+    killed = ending.status == -signal.SIGKILL
+    result.expect(killed, f"{where}: the node ended by itself, with {ending.status}; see its log")
+    if killed and ending.by_itself:
+        result.expect(point, f"{where}: the node was killed, but not by this campaign")
+    result.tried += killed
+    result.counts[f"at {point or 'nobody knows what'}" if ending.by_itself else moment] += 1
+
+
+def _one_life(
+    result: CampaignResult, node: NodeProcess, kept: list[list[bytes]], cycle: int, after_s: float
+) -> None:
+    """Read the kept chains, then write until the node ends or is killed."""
+    if not node.serving():
+        node.await_end(_ANSWER_S)  # its output may close before the process ends
+        result.expect(node.kill().by_itself, f"cycle {cycle}: no start within {_READY_S:g} s")
+        return
+    engine = None
+    try:
+        engine = WritingEngine(node.address)
+        engine.await_recovery()
+        result.counts["blocks read and right"] += sum(map(engine.read, kept))
+        _write_until_killed(node, engine, kept, cycle, after_s)
+    except (NodeGoneError, RefusedError) as error:
+        node.await_end(_ANSWER_S)  # expected if a failpoint killed the node
+        result.expect(
+            node.kill().by_itself, f"cycle {cycle}: a running node answered {error!r:.200}"
+        )
+    except AssertionError as error:
+        result.fail(f"cycle {cycle}: {error}")
+    with contextlib.suppress(Exception):  # the node may be dead already
+        if engine is not None:
+            engine.close()
+
+
+def _write_until_killed(
+    node: NodeProcess, engine: WritingEngine, kept: list[list[bytes]], cycle: int, after_s: float
+) -> None:
+    def write() -> None:
+        with contextlib.suppress(NodeGoneError, RefusedError):
+            for number in range(1_000_000):
+                kept.append(chain_of(f"node/{cycle}/{number}", CHAIN_BLOCKS))
+                del kept[:-CHAINS_KEPT]
+                engine.save(kept[-1])
+
+    writer = threading.Thread(target=write, name="campaign-writer")
+    writer.start()
+    node.await_end(after_s)
+    node.kill()
+    writer.join(_ANSWER_S)
+    if writer.is_alive():
+        raise AssertionError("a save to a killed node did not end")

@@ -1,0 +1,80 @@
+"""`holdfast bench`: measure this machine, and Holdfast as a share of what it can do."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from holdfast import report
+from holdfast.cli import EXIT_CODES
+from holdfast.cli.options import add_json_argument
+from holdfast.report import Report, Row
+from holdfast_bench.cli.measuring import finish, progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SUBJECTS = {
+    "quota": "a domain's fetches from a disk, with and without a flood by another domain",
+    "policies": "what eviction policies hit on public traces, beside the oracle's bound",
+    "tiers": "host and disk tier, names, index and recovery, each beside its plain limit",
+    "seal": "what sealing costs: a core beside plain AES-256-GCM, a disk beside one not sealed",
+    "pool": "a target over loopback TCP, beside plain sockets, with and without TLS",
+    "plan": "a real engine: plans against recomputing, and against every other cut",
+    "calibrate": "this machine's engine and tiers, as a ladder for `holdfast sim`",
+    "vllm": "a real engine: time to first token cold and warm, and the cost without reuse",
+    "sim": "the simulator: its speed through four tiers, and how near it is to published figures",
+    "traces": "published traffic: exact LRU curves, oracle bounds, retention, and their speed",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the subjects; each one's own options are read when it is chosen."""
+    lines = "\n".join(f"  {name:<11}{about}" for name, about in SUBJECTS.items())
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    about = f"subjects:\n{lines}\n\n`holdfast bench SUBJECT --help` lists its options."
+    parser.epilog = f"{about}\n\n{parser.epilog}" if parser.epilog else about
+    parser.add_argument("subject", choices=SUBJECTS, metavar="SUBJECT")
+    parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load the subject, parse its options and measure; return 0 if every goal was met, else 1.
+
+    If the run is interrupted or fails, its rows so far are shown and written to `FILE.part`, so
+    that an earlier, complete report in FILE is kept.
+    """
+    subject = import_module(f"holdfast_bench.cli.bench.{args.subject}")
+    parser = argparse.ArgumentParser(
+        prog=f"holdfast bench {args.subject}",
+        description=SUBJECTS[args.subject],
+        epilog=EXIT_CODES,
+    )
+    subject.add_arguments(parser)
+    add_json_argument(parser)
+    options = parser.parse_args(args.options)
+    console = report.console(options.json)
+    rows: list[Row] = []
+    name = f"bench {args.subject}"
+    try:
+        with progress(console, "set-up ...") as status:
+            for row in subject.measure(options, status):
+                rows.append(row)  # noqa: PERF402  # one by one, because the run may be interrupted
+    except BaseException:
+        if rows:
+            found = Report(name, rows, broken_off=True)
+            report.show(console, found, also=subject.ALSO)
+            _keep(console, found, options.json)
+        raise
+    found = Report(name, rows)
+    report.show(console, found, also=subject.ALSO)
+    return finish(found, options.json)
+
+
+def _keep(console: Console, found: Report, target: str | None) -> None:
+    """Write the rows of an interrupted run, if the user named a file."""
+    if target:
+        part = target if target == "-" else f"{target}.part"
+        report.write(found, part)
+        console.print(f"broken off; written until then: {part}", soft_wrap=True)

@@ -1,0 +1,84 @@
+"""`holdfast bench pool`: a target over loopback TCP, beside plain sockets and other stores."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from holdfast.report import Row
+from holdfast_bench.cli import measuring
+from holdfast_bench.harness import model
+from holdfast_bench.measure import degraded_pool, peers, placement, pool, silent_pool
+from holdfast_bench.measure.silent_pool import SilentPoolPlan
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+ALSO = ("near_s_per_gb", "far_s_per_gb", "plain_us", "alone_s", "why")
+
+MODEL = "demo"
+PAIRS = 2
+"""Pairs of requests to engines for each round: they differ by a tenth, and a twentieth counts."""
+PARTS = {
+    "sockets": "a target beside plain sockets",
+    "tls": "the same under TLS",
+    "nixl": "the first over NIXL, where it is installed",
+    "placement": "what moves with a member, what a loss leaves, what a crowd asks; no timing",
+    "trouble": "a join, a target that is late, and all of them mute",
+    "engine": "a real engine while all targets are mute, where vLLM is installed",
+    "peers": "other stores, those that are installed",
+}
+QUICK = ("sockets", "tls")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subject."""
+    lines = "\n".join(f"  {name:<11}{about}" for name, about in PARTS.items())
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"parts:\n{lines}\n\n{parser.epilog}" if parser.epilog else f"parts:\n{lines}"
+    measuring.add_rounds_argument(parser, 15)
+    measuring.add_folder_argument(parser, "logs and certificates")
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, metavar="PART", help="measure these parts alone"
+    )
+    measuring.add_quick_argument(parser, f"the same as --only {' '.join(QUICK)}")
+
+
+def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+    """Yield the figures. Takes 6 GiB of memory."""
+    rows: list[Row] = []
+    for row in _parts(args, status):
+        rows.append(row)
+        yield row
+    yield from peers.beside_rows(rows)
+
+
+def _parts(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+    parts = args.only or (QUICK if args.quick else PARTS)
+    fewer = max(measuring.ROUNDS_MIN, args.rounds // 3)
+    with measuring.scratch(args.folder) as scratch:
+        for part in (name for name in PARTS if name in parts):
+            status.update(PARTS[part])
+            match part:
+                case "sockets":
+                    yield from pool.pool_rows(scratch, args.rounds)
+                case "tls":
+                    yield from pool.sealed_rows(scratch, args.rounds)
+                case "nixl":
+                    yield from pool.nixl_rows(scratch, args.rounds)
+                case "placement":
+                    yield from placement.placement_rows(scratch)
+                case "trouble":
+                    yield from degraded_pool.trouble_rows(scratch)
+                case "engine" if find_spec("vllm") is not None:
+                    plan_of_runs = SilentPoolPlan(
+                        model.make(MODEL),
+                        model.SHAPES[MODEL].vocabulary,
+                        PAIRS * args.rounds,
+                        status.update,
+                    )
+                    yield from silent_pool.mute_rows(scratch / "engine", plan_of_runs)
+                case "peers":
+                    yield from peers.peer_rows(scratch, fewer, status.update)

@@ -1,0 +1,236 @@
+"""`holdfast bench quota`: a domain's fetch latency while another domain floods the same disk.
+
+The victim is one client that fetches a context, waits for as long as three undisturbed fetches
+take, and fetches the next; it uses a quarter of the disk's bandwidth. The flood is 50 clients that
+do not wait. The figure is the victim's 99th percentile with the flood, relative to that without it;
+phases of both alternate, so that other load on the machine affects both. A domain that starts to
+flood has credit for a few seconds; the victim's largest latency in that time is `onset_ms`, and is
+not part of the percentile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.blocks.namespace import Namespace
+from holdfast.cli.frozen_heap import gc_frozen
+from holdfast.errors import ConfigError
+from holdfast.fairness.fair_queue import WINDOW_S
+from holdfast.fairness.shares import Quota
+from holdfast.fairness.work_slots import WorkItem
+from holdfast.limits import MIB
+from holdfast.node.local.threads import NodeThreads
+from holdfast.report import Row
+from holdfast.store.block_table import HOST
+from holdfast.store.options import StoreOptions
+from holdfast.store.store import Store
+from holdfast.tiers.disk.file import DiskConfig
+from holdfast.tiers.disk.tier import DiskTier
+from holdfast.tiers.throttle import ThrottledTier
+from holdfast_bench.cli import measuring
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+ALSO = ("median_ratio", "onset_ms", "flood_disk", "fetches")
+
+CLIENTS = 50
+"""Clients of the flooding domain; each always has one fetch in flight."""
+
+BLOCKS = 32
+"""Blocks of a context: 4K tokens at 128 per block."""
+
+BLOCK_BYTES = 128 << 10
+CONTEXTS = 12
+HOST_BYTES = 512 * MIB
+DISK_BYTES = 1024 * MIB
+RATE = 100 * MIB
+"""Disk bandwidth in bytes per second; low, so that the disk is the bottleneck and not the CPU."""
+
+THINK_S = 3.0 * BLOCKS * BLOCK_BYTES / RATE
+GOAL = 1.2
+DEADLINE_S = 60.0
+FETCHES_A_PHASE = 50
+QUICK_ROUNDS = 2
+"""100 fetches of each kind: the fewest whose 99th percentile is not the maximum."""
+
+
+class QuotaLoad(NamedTuple):
+    """The victim's load: its share (the flood's is 1), and seconds between two fetches."""
+
+    name: str
+    share: float
+    think_s: float
+    goal: float | None
+
+
+LOADS = (
+    QuotaLoad("flooded.share1", 1.0, THINK_S, GOAL),
+    QuotaLoad("flooded.share16", 16.0, THINK_S, GOAL),
+    QuotaLoad("saturating.share1", 1.0, 0.0, None),
+)
+"""The last load could use the whole disk; with equal shares it gets half of it."""
+
+
+class _Bench:
+    """Two domains over one throttled disk, with fetches scheduled by a node's threads."""
+
+    def __init__(self, folder: Path, share: float) -> None:
+        disk = DiskTier(DiskConfig(path=str(folder), capacity_bytes=DISK_BYTES))
+        keys = {name: name.encode().ljust(32, b"-") for name in ("victim", "flood")}
+        quotas = {"victim": {HOST: Quota(HOST_BYTES // 4, share=share)}}
+        options = StoreOptions(quotas=quotas)
+        self.store = Store(HOST_BYTES, [ThrottledTier(disk, RATE)], keys, options)
+        self.store.start()
+        self.threads = NodeThreads()
+        self.flood_bytes = 0
+        self.contexts = {name: self._save(name) for name in keys}
+
+    def close(self) -> None:
+        """End threads, then the store."""
+        self.threads.close()
+        self.store.close()
+
+    def fetch(self, name: str, number: int) -> float:
+        """Fetch a context from the disk, as an engine's request does; return the seconds it took.
+
+        Removes the context from memory again.
+        """
+        namespace, keys = self.namespace(name), self.contexts[name][number % CONTEXTS]
+        work_item = WorkItem(
+            namespace.domain, BLOCKS * BLOCK_BYTES, self.store.share(namespace.domain)
+        )
+        begun = time.perf_counter()
+        fetch = partial(self.store.fetch, namespace, keys, DEADLINE_S)
+        fetched = self.threads.fetching.submit(work_item, fetch).result()
+        took_s = time.perf_counter() - begun
+        self.store.release(fetched.lease)
+        self._leave_memory(namespace, keys)
+        if name == "victim" and len(fetched.places) < BLOCKS:
+            raise ConfigError(f"only {len(fetched.places)} of {BLOCKS} blocks came: {fetched}")
+        return took_s
+
+    @contextlib.contextmanager
+    def flooded(self, name: str) -> Iterator[None]:
+        """Run a domain's clients, which fetch without a pause, during the block."""
+        over = threading.Event()
+
+        def client(number: int) -> None:
+            while not over.is_set():
+                self.fetch(name, number)
+                self.flood_bytes += BLOCKS * BLOCK_BYTES
+                number += CLIENTS
+
+        clients = [threading.Thread(target=client, args=(n,)) for n in range(1, CLIENTS + 1)]
+        for each in clients:
+            each.start()
+        try:
+            yield
+        finally:
+            over.set()
+            for each in clients:
+                each.join()
+
+    def namespace(self, name: str) -> Namespace:
+        """Return the namespace of a domain's blocks."""
+        return Namespace(b"bench quota 16 B", self.store.domain(name)[1], BLOCK_BYTES - 4096, 128)
+
+    def _save(self, name: str) -> list[list[bytes]]:
+        """Save a domain's contexts to the disk, and remove them from memory."""
+        namespace, contexts = self.namespace(name), []
+        for number in range(CONTEXTS):
+            keys = [f"{name:<8}{number:>4}{block:>4}".encode() for block in range(BLOCKS)]
+            self.store.commit(self.store.reserve(namespace, keys, namespace.fingerprint, 0).ticket)
+            contexts.append(keys)
+            while self.store.table.unwritten():
+                time.sleep(0.01)
+            self._leave_memory(namespace, keys)
+        return contexts
+
+    def _leave_memory(self, namespace: Namespace, keys: Sequence[bytes]) -> None:
+        table = self.store.table
+        with table.lock:
+            for row in table.index.find_all(namespace, keys):
+                if row >= 0 and row not in table.reads:
+                    table.remove_copy(row, HOST)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subject."""
+    about = f"rounds of {FETCHES_A_PHASE} fetches of the victim in peace and as many in the flood"
+    measuring.add_rounds_argument(parser, 6, about, least=QUICK_ROUNDS)
+    measuring.add_folder_argument(parser, "scratch files, 1 GiB")
+    measuring.add_quick_argument(parser, f"loads with a goal only, {QUICK_ROUNDS} rounds")
+
+
+def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+    """Yield one row per load of the victim."""
+    status.update(f"{CLIENTS} clients of one domain against one of another ...")
+    rounds = QUICK_ROUNDS if args.quick else args.rounds
+    for load in [each for each in LOADS if each.goal is not None or not args.quick]:
+        with (
+            measuring.scratch(args.folder) as folder,
+            contextlib.closing(_Bench(folder, load.share)) as bench,
+            gc_frozen(),  # as a node is
+        ):
+            yield _row(bench, load, rounds)
+
+
+def _row(bench: _Bench, load: QuotaLoad, rounds: int) -> Row:
+    """Alternate phases of fetches without and with the flood; return the row of both."""
+    numbers = itertools.count()
+    peace, onset, flood = list[float](), list[float](), list[float]()
+    flood_bytes, flood_s = 0, 0.0
+
+    def fetch() -> float:
+        time.sleep(load.think_s)
+        return bench.fetch("victim", next(numbers))
+
+    for _ in range(rounds):
+        peace += [fetch() for _ in range(FETCHES_A_PHASE)]
+        with bench.flooded("flood"):
+            settled_s = time.perf_counter() + WINDOW_S
+            onset.append(fetch())
+            while time.perf_counter() < settled_s:
+                onset.append(fetch())
+            begun, before = time.perf_counter(), bench.flood_bytes
+            flood += [fetch() for _ in range(FETCHES_A_PHASE)]
+            flood_s += time.perf_counter() - begun
+            flood_bytes += bench.flood_bytes - before
+    ratio = _p99(flood) / _p99(peace)
+    return Row(
+        what=f"quota.{load.name}",
+        value=1e3 * _p99(flood),
+        unit="ms",
+        limit=1e3 * _p99(peace),
+        ratio=ratio,
+        goal=load.goal,
+        ok=None if load.goal is None else ratio <= load.goal,
+        more={
+            "median_ratio": _middle(flood) / _middle(peace),
+            "onset_ms": 1e3 * max(onset),
+            "flood_disk": flood_bytes / flood_s / RATE,
+            "fetches": len(flood),
+            "clients": CLIENTS,
+            "share": load.share,
+            "think_s": load.think_s,
+        },
+    )
+
+
+def _p99(seconds: Sequence[float]) -> float:
+    """Return the 99th percentile."""
+    return sorted(seconds)[math.ceil(0.99 * len(seconds)) - 1]
+
+
+def _middle(seconds: Sequence[float]) -> float:
+    return sorted(seconds)[len(seconds) // 2]

@@ -1,0 +1,40 @@
+"""`holdfast bench seal`: what sealing costs a core, a disk and a pool."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from holdfast.report import Row
+from holdfast_bench.cli import measuring
+from holdfast_bench.measure import seal
+from holdfast_bench.measure.seal_link import GBIT_PER_S, link_rows
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+ALSO = ("cpu_s_per_gb", "plain_cpu_s_per_gb")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subject."""
+    measuring.add_rounds_argument(parser, 15)
+    measuring.add_folder_argument(parser, "scratch files, 4 GiB")
+    measuring.add_quick_argument(parser, "a core only")
+
+
+def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+    """Yield the figures."""
+    seal.need_cipher()
+    status.update("a core beside plain AES-256-GCM")
+    yield from seal.core_rows(args.rounds)
+    if args.quick:
+        return
+    status.update("a disk tier, sealed beside not sealed")
+    with measuring.scratch(args.folder) as scratch:
+        yield from seal.disk_rows(scratch, args.rounds)
+        status.update("a target over TCP, sealed beside not sealed")
+        yield from seal.pool_rows(scratch, args.rounds)
+        status.update(f"a target behind {GBIT_PER_S} Gbit/s, sealed beside not sealed")
+        yield from link_rows(scratch, args.rounds)

@@ -1,0 +1,149 @@
+"""Shared parts of the measuring commands: options, scratch folders, progress and exit status."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from holdfast import report
+from holdfast.config import PRIVATE_PARENT
+from holdfast.errors import ConfigError
+from holdfast.report import Report, Row
+from holdfast.scratch import RUN, scratch_folder
+from holdfast_bench.harness import model
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+
+ROUNDS_MIN = 5
+"""Fewer rounds give no reliable median on a shared machine."""
+
+
+def add_rounds_argument(
+    parser: argparse.ArgumentParser,
+    rounds: int,
+    about: str = "paired rounds",
+    least: int = ROUNDS_MIN,
+) -> None:
+    """Declare `--rounds N`; fewer than `least` are refused."""
+
+    def count(text: str) -> int:
+        found = int(text)
+        if found < least:
+            raise ConfigError(f"--rounds: {found} is fewer than {least}; raise it")
+        return found
+
+    parser.add_argument(
+        "--rounds",
+        type=count,
+        default=rounds,
+        metavar="N",
+        help=f"{about}, at least {least} (default: %(default)s)",
+    )
+
+
+def add_quick_argument(parser: argparse.ArgumentParser, about: str) -> None:
+    """Declare `--quick`: fewer or smaller rows, measured in the same way."""
+    parser.add_argument("--quick", action="store_true", help=about)
+
+
+def add_folder_argument(parser: argparse.ArgumentParser, holds: str) -> None:
+    """Declare `--folder FOLDER`, for `scratch`."""
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(PRIVATE_PARENT),
+        help=f"where to put {holds} (default: %(default)s)",
+    )
+
+
+def add_keep_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare `--keep FOLDER`, for `engines`."""
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs and store here")
+
+
+def add_model_argument(parser: argparse.ArgumentParser, name: str) -> None:
+    """Declare `--model NAME`: one of the generated models."""
+    parser.add_argument(
+        "--model",
+        choices=sorted(model.SHAPES),
+        default=name,
+        help="the model that is made (default: %(default)s)",
+    )
+
+
+@contextmanager
+def scratch(parent: Path) -> Iterator[Path]:
+    """Create a folder in `parent`, and remove it at the end; raise ConfigError if refused."""
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(scratch_folder(parent, RUN))
+        except OSError as error:
+            raise ConfigError(
+                f"--folder {parent}: {error.strerror}; name a folder that can be written"
+            ) from error
+        yield folder
+
+
+@contextmanager
+def engines(keep: Path | None) -> Iterator[Path]:
+    """Yield the absolute path of a folder for the logs and the store of engines.
+
+    It is `keep`, or else a scratch folder. Raises ConfigError if vLLM is not installed.
+    """
+    if find_spec("vllm") is None:
+        raise ConfigError(
+            "vLLM is not installed here: `make setup` brings its CPU build; "
+            "see docs/how-to/set-up.md"
+        )
+    with scratch(Path(PRIVATE_PARENT)) as folder:
+        yield (keep or folder).absolute()
+
+
+class ProgressLines:
+    """Replaces `rich.status.Status` without a terminal: prints a line per step to standard error.
+
+    Each line begins with the seconds since the start.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._began_s = time.monotonic()
+
+    def update(self, status: str) -> None:
+        """Print the current step."""
+        print(f"{time.monotonic() - self._began_s:6.0f} s  {status}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress(console: Console, words: str) -> Iterator[Status]:
+    """Show the current step: in a status line on a terminal, else in plain lines."""
+    if console.is_terminal:
+        with console.status(words) as status:
+            yield status
+        return
+    lines = ProgressLines(console)
+    lines.update(words)
+    yield cast("Status", lines)
+
+
+def print_rows(rows: Iterable[Row], status: Status) -> Iterator[Row]:
+    """Yield rows and print each at once, for benches that take long."""
+    for row in rows:
+        about = [row.more[name] for name in ("source", "tokens") if name in row.more]
+        status.console.print(row.what, *about, report.number(row.value))
+        yield row
+
+
+def finish(found: Report, target: str | None) -> int:
+    """Write a report to `target`, if given; return 0 if every goal was met, else 1."""
+    if target:
+        report.write(found, target)
+    return 0 if found.ok else 1

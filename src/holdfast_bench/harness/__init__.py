@@ -1,0 +1,1 @@
+"""Benchmark harness: processes, nodes, pools, engines, models and noise control for benches."""

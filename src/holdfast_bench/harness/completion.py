@@ -1,0 +1,240 @@
+"""Streaming completions: time to first token, exact output, and the sources of the KV state."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from holdfast.errors import HoldfastError
+from holdfast_bench.harness.process import POLL_S, wait_until
+from holdfast_bench.harness.server import HOST, VllmServer
+
+TIMEOUT_S = 600.0
+TOP_LOGPROBS = 5
+
+BY_SOURCE = "prompt_tokens_by_source"
+CACHED_BY_TIER = "prompt_tokens_cached_by_source"
+TIERS = {"p2p": "pool"}
+"""Names of tiers in the engine's metrics, if they differ from Holdfast's."""
+
+METRICS_TIMEOUT_S = 10.0
+"""How long the engine's counters may take to account for every token of a prompt."""
+
+RECONNECT_TIMEOUT_S = 20.0
+"""How long an engine may take to use its node again after the node was away."""
+
+NO_HINT: Mapping[str, object] = {}
+
+Counts: TypeAlias = dict[tuple[str, str], int]
+
+_SAMPLE = re.compile(r"^vllm:(\w+?)(?:_total)?\{(.*)\} (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+class CompletionAnswer(msgspec.Struct, frozen=True):
+    """Output and times of one request.
+
+    `logprobs` holds, for each step, the `TOP_LOGPROBS` best tokens as (token id, log-probability).
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[tuple[tuple[str, float], ...], ...]
+    ttft_s: float
+    total_s: float
+
+    def equals(self, other: CompletionAnswer) -> bool:
+        """Whether tokens and log-probabilities are bitwise the same; times are not compared."""
+        return self.tokens == other.tokens and self.logprobs == other.logprobs
+
+
+class TokenSources(msgspec.Struct, frozen=True):
+    """Prompt tokens by the source of their KV state.
+
+    `computed` by the engine, `local` from the engine's own cache, `fetched` from Holdfast, by tier.
+    """
+
+    computed: int
+    local: int
+    fetched: dict[str, int]
+
+    @property
+    def fetched_total(self) -> int:
+        """Tokens fetched from Holdfast, summed over all tiers."""
+        return sum(self.fetched.values())
+
+
+class MeasuredCompletion(msgspec.Struct, frozen=True):
+    """The answer to one request, and the sources of its prompt's KV state."""
+
+    answer: CompletionAnswer
+    tokens: TokenSources
+
+
+def ask(
+    engine: VllmServer,
+    prompt: Sequence[int],
+    max_tokens: int,
+    hint: Mapping[str, object] = NO_HINT,
+) -> MeasuredCompletion:
+    """Request a greedy completion and count the sources of its prompt tokens.
+
+    No other client may use the engine during the call: the counters are the engine's own. `hint`
+    is sent to Holdfast with the request. Raises HoldfastError if the server refuses or aborts the
+    request.
+    """
+    before = _prompt_counts(engine.metrics())
+    answer = complete(engine, prompt, max_tokens, hint)
+    after = _wait_counted(engine, before, len(prompt))
+    return MeasuredCompletion(answer, _token_sources(before, after))
+
+
+def wait_fetching(engine: VllmServer, probe: Sequence[int]) -> None:
+    """Return once the engine fetches from its node again after the node was away.
+
+    Resets the engine's own cache. `probe` is a short prompt whose first block the node holds.
+    """
+
+    def fetches() -> bool:
+        engine.reset_prefix_cache()
+        return ask(engine, probe, 1).tokens.fetched_total > 0
+
+    wait_until(engine.process, fetches, RECONNECT_TIMEOUT_S, "fetching")
+
+
+def wait_asking(engine: VllmServer, last_plan: Callable[[], int], probe: Sequence[int]) -> None:
+    """Return once the engine asks its node for plans again after the node was away.
+
+    Resets the engine's own cache. `probe` is a short prompt whose first block the node holds;
+    `last_plan` returns the number of the node's newest plan. A fetch is not required: the node may
+    plan to recompute, because a tiny model computes a block as fast as it is read.
+    """
+
+    def asks() -> bool:
+        before = last_plan()
+        engine.reset_prefix_cache()
+        ask(engine, probe, 1)
+        return last_plan() != before
+
+    wait_until(engine.process, asks, RECONNECT_TIMEOUT_S, "asking its node")
+
+
+def complete(
+    engine: VllmServer,
+    prompt: Sequence[int],
+    max_tokens: int,
+    hint: Mapping[str, object] = NO_HINT,
+) -> CompletionAnswer:
+    """Send one streaming request with its hint, and measure the time to its first token."""
+    body = {
+        "model": "model",
+        "prompt": list(prompt),
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": TOP_LOGPROBS,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "stream": True,
+    }
+    if hint:
+        body["kv_transfer_params"] = {"holdfast": hint}
+    encoded = json.dumps(body)
+    connection = http.client.HTTPConnection(HOST, engine.port, timeout=TIMEOUT_S)
+    try:
+        connection.connect()
+        start_s = time.perf_counter()
+        connection.request("POST", "/v1/completions", encoded, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            reason = response.read().decode(errors="replace")
+            raise HoldfastError(
+                f"{engine.name} refused a request: HTTP {response.status}: {reason}"
+            )
+        answer = _collect(response, start_s)
+    except (OSError, http.client.HTTPException) as error:
+        raise HoldfastError(
+            f"{engine.name} broke off a request: {error!r}; "
+            f"the end of {engine.process.log}:\n{engine.process.tail()}"
+        ) from error
+    finally:
+        connection.close()
+    if len(answer.tokens) != max_tokens:
+        raise HoldfastError(f"{engine.name} gave {len(answer.tokens)} of {max_tokens} tokens")
+    return answer
+
+
+def _collect(response: http.client.HTTPResponse, start_s: float) -> CompletionAnswer:
+    tokens: list[int] = []
+    logprobs: list[tuple[tuple[str, float], ...]] = []
+    first_s = 0.0
+    for choice in _choices(response):
+        if choice.get("token_ids"):
+            first_s = first_s or time.perf_counter() - start_s
+            tokens += choice["token_ids"]
+        if choice.get("logprobs"):
+            steps = choice["logprobs"]["top_logprobs"]
+            logprobs += (tuple(sorted(step.items())) for step in steps)
+    return CompletionAnswer(tuple(tokens), tuple(logprobs), first_s, time.perf_counter() - start_s)
+
+
+def _choices(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    """Yield the choices of each server-sent event; one per event, because `n` is 1."""
+    for line in response:
+        data = line.removeprefix(b"data: ").strip()
+        if not data or data == b"[DONE]":
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            raise HoldfastError(f"the engine failed a request: {event['error']}")
+        yield from event["choices"]
+
+
+def _prompt_counts(page: str) -> Counts:
+    """Parse the engine's counters of prompt tokens, by (metric, source), from its metrics page."""
+    counted: Counts = {}
+    for name, labels, value in _SAMPLE.findall(page):
+        if name in (BY_SOURCE, CACHED_BY_TIER):
+            key = name, dict(_LABEL.findall(labels))["source"]
+            counted[key] = counted.get(key, 0) + int(float(value))
+    return counted
+
+
+def _wait_counted(engine: VllmServer, before: Counts, prompt_tokens: int) -> Counts:
+    """Return the counters once they account for every token of the prompt."""
+    end_s = time.monotonic() + METRICS_TIMEOUT_S
+    while True:
+        after = _prompt_counts(engine.metrics())
+        seen = sum(after[key] - before.get(key, 0) for key in after if key[0] == BY_SOURCE)
+        if seen == prompt_tokens:
+            return after
+        if time.monotonic() > end_s:
+            raise HoldfastError(
+                f"{engine.name} accounts for {seen} prompt tokens of {prompt_tokens}; "
+                "does another client use it?"
+            )
+        time.sleep(POLL_S)
+
+
+def _token_sources(before: Counts, after: Counts) -> TokenSources:
+    grown = {key: count - before.get(key, 0) for key, count in after.items()}
+    external = grown[BY_SOURCE, "external_kv_transfer"]
+    fetched = {
+        TIERS.get(tier, tier): count
+        for (name, tier), count in grown.items()
+        if name == CACHED_BY_TIER and tier != "device" and count
+    }
+    # The engine counts tokens that failed to load as computed, but does not subtract them from the
+    # tier's count; the tiers are then unknown.
+    if sum(fetched.values()) != external:
+        fetched = {"unknown": external} if external else {}
+    return TokenSources(
+        computed=grown[BY_SOURCE, "local_compute"],
+        local=grown[BY_SOURCE, "local_cache_hit"],
+        fetched=fetched,
+    )

@@ -1,0 +1,152 @@
+"""Child processes with a log file and a process group, which do not outlive this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from holdfast.errors import HoldfastError, NodeGoneError
+from holdfast_bench.harness.pause import pause, resume
+from holdfast_bench.harness.spawn import start_owned
+
+TAIL_LINES = 25
+POLL_S = 0.05
+
+
+class ChildProcess:
+    """A program that runs until `stop`, `kill`, the end of a `with` block or of this process."""
+
+    def __init__(self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+        """Start `argv` with `env` added to the environment; append stdout and stderr to `log`."""
+        self.name = name
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        settings = [f"{key}={value}" for key, value in env.items()]
+        with log.open("ab") as out:
+            self._popen = start_owned(
+                ["env", *settings, *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also the id of its group."""
+        return self._popen.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the program runs."""
+        return self._popen.poll() is None
+
+    def check(self) -> None:
+        """Raise HoldfastError with the log's tail if the program has ended."""
+        if not self.running:
+            raise HoldfastError(
+                f"{self.name} ended with status {self._popen.returncode}; "
+                f"the end of {self.log}:\n{self.tail()}"
+            )
+
+    def tail(self) -> str:
+        """Return the last lines of the log."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-TAIL_LINES:])
+
+    def stop(self, within_s: float = 15.0) -> None:
+        """Send SIGTERM, wait up to `within_s`, and kill the rest of the group.
+
+        A paused program (SIGSTOP) is resumed first, so that it can handle SIGTERM.
+        """
+        if self.running:
+            self._popen.terminate()
+            with contextlib.suppress(ProcessLookupError):
+                resume(self.pid)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(within_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the whole group (SIGKILL) and wait until the program has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._popen.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.stop()
+        else:
+            self.kill()
+
+
+class ServerProcesses:
+    """Server processes of one peer, killed, paused and resumed together.
+
+    Implements `holdfast.testing.shared_tier_contract.RemoteSide`.
+    """
+
+    def __init__(self) -> None:
+        self.processes: list[ChildProcess] = []
+
+    def kill(self) -> None:
+        """Kill all; the data that they hold is lost."""
+        processes, self.processes = self.processes, []
+        for process in processes:
+            process.kill()
+
+    def stall(self) -> None:
+        """Pause all."""
+        for process in self.processes:
+            pause(process.pid)
+
+    def wake(self) -> None:
+        """Resume all."""
+        for process in self.processes:
+            resume(process.pid)
+
+    def close(self) -> None:
+        """Kill all."""
+        self.kill()
+
+
+def wait_until(
+    process: ChildProcess, reached: Callable[[], bool], within_s: float, state: str = "ready"
+) -> None:
+    """Return once `reached()`; raise HoldfastError if the process ends or `within_s` passes.
+
+    Does not stop the process. `state` names the awaited state in the error. If `reached` raises
+    NodeGoneError, the error contains the end of the process's log.
+    """
+    end_s = time.monotonic() + within_s
+    while True:
+        try:
+            if reached():
+                return
+        except NodeGoneError as error:
+            process.check()
+            raise HoldfastError(
+                f"{process.name} hung up: {error}; the end of {process.log}:\n{process.tail()}"
+            ) from error
+        process.check()
+        if time.monotonic() > end_s:
+            raise HoldfastError(
+                f"{process.name} was not {state} within {within_s:.0f} s; "
+                f"the end of {process.log}:\n{process.tail()}"
+            )
+        time.sleep(POLL_S)

@@ -1,0 +1,295 @@
+"""Measure a degraded pool: a member that joins, one late target, and all targets mute.
+
+The targets are real processes over loopback; the host's pool tier runs in this process. The answers
+of a late target arrive `LATE_S` later. A mute target is stopped (SIGSTOP): its connections stay
+open and it answers nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.blocks.envelope import Header
+from holdfast.blocks.key import SEGMENT_BYTES
+from holdfast.blocks.namespace import Namespace
+from holdfast.buffers import aligned_buffer
+from holdfast.codec.pack import pack, verify
+from holdfast.errors import HoldfastError, Outcome
+from holdfast.limits import KIB
+from holdfast.membership.members import Member
+from holdfast.membership.membership import MembershipOptions
+from holdfast.report import Row, at_most, with_more
+from holdfast.tiers.base import Place, TierGet, TierPut, segment_place
+from holdfast.tiers.pool.health import HealthOptions
+from holdfast.tiers.pool.segment_batch import segment_of
+from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
+from holdfast.wire.remote.client import HeldCount, ReceivedRecords, TargetClient
+from holdfast_bench.harness.hardware_limits import SEED
+from holdfast_bench.harness.pause import pause, resume
+from holdfast_bench.harness.standard_error import of_median
+from holdfast_bench.measure.pool import TargetProcess
+
+TARGETS = 4
+NAMESPACE = Namespace(b"holdfast-bench-t", b"holdfast-bench-d", 64 * KIB, 128)
+CHAINS = 240
+HOT_CHAINS = 12
+LATE_S = 0.1
+SETTLE_S = 5.0
+"""How long the pool reads from a late target before its latency is measured."""
+
+READS = 2_000
+LATE_READS = 400
+"""Reads without hedging; fewer, because each read from the late target takes `LATE_S`."""
+
+TRIES = 5
+LATE_GOAL = 1.3
+DIP_GOAL = 0.5
+ASKERS = 4
+MUTE_S = 10.0
+OPENS_GOAL_S = 2.0
+MUTE_ASK_GOAL_MS = 50.0
+"""5 % of one second of prefill."""
+
+_NUMBERS = itertools.count()
+_NO_EJECTION = HealthOptions(slow_factor=1e9, failure_share_max=1.0)
+
+
+class ManualMembers:
+    """A membership source whose member list the caller sets, with `publish`."""
+
+    def __init__(self) -> None:
+        self.publish: Callable[[Sequence[Member]], None] = lambda _: None
+
+    def watch(self, told: Callable[[Sequence[Member]], None]) -> None:
+        """Set the receiver of `publish`."""
+        self.publish = told
+
+    def trouble(self) -> str:
+        """Return the current fault: always none."""
+        return ""
+
+    def close(self) -> None:
+        """Do nothing: no thread runs."""
+
+
+class LateTarget(TargetClient):
+    """A client of a target that delays each call by `late_s`."""
+
+    late_s = 0.0
+
+    def get(
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        into: Sequence[memoryview],
+        deadline_s: float,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> ReceivedRecords:
+        """Get records, after the delay."""
+        time.sleep(self.late_s)
+        return super().get(namespace, keys, into, deadline_s, on_progress)
+
+    def exist(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> HeldCount:
+        """Query which blocks are held, after the delay."""
+        time.sleep(self.late_s)
+        return super().exist(namespace, keys, deadline_s)
+
+
+class DegradedPool:
+    """A pool tier over targets named by their numbers; the first `listed` are members."""
+
+    def __init__(self, addresses: Sequence[str], options: PoolTierOptions, listed: int) -> None:
+        self._members = [
+            Member(id=f"t{number}", address=address) for number, address in enumerate(addresses)
+        ]
+        self._source = ManualMembers()
+        self.targets: dict[str, LateTarget] = {}
+        self.tier = PoolTier(self._source, self._connect, options)
+        self.list(listed)
+
+    def list(self, count: int) -> None:
+        """Make the first `count` targets the members of the pool."""
+        self._source.publish(self._members[:count])
+
+    def save(self, keys: Sequence[bytes]) -> None:
+        """Write one block per segment; raise HoldfastError if one is not accepted."""
+        outcomes = self.tier.write([TierPut(_place(key), _record(key)) for key in keys])
+        if set(outcomes) != {Outcome.OK}:
+            raise HoldfastError(f"the pool did not accept {len(keys)} records: {set(outcomes)}")
+
+    def read(self, key: bytes) -> bool:
+        """Read a block and verify it; return whether it is a hit."""
+        into = aligned_buffer(NAMESPACE.record_bytes)
+        if self.tier.read([TierGet(_place(key), key, into, NAMESPACE)]) != [Outcome.OK]:
+            return False
+        if verify(into, key, NAMESPACE.fingerprint, NAMESPACE.payload_bytes) is not Outcome.OK:
+            raise HoldfastError("a record read from the pool is wrong")
+        return True
+
+    def ask(self, key: bytes) -> float:
+        """Query whether the pool holds a block; return the time of the query in milliseconds."""
+        start_s = time.perf_counter()
+        self.tier.held(NAMESPACE, [key], 0)
+        return 1e3 * (time.perf_counter() - start_s)
+
+    def owner(self, key: bytes) -> LateTarget:
+        """Return the client of the target that owns a block; it must be connected."""
+        return self.targets[self.tier.lookup.route(segment_of(_place(key))).write[0].id]
+
+    def measure_reads(self, keys: Sequence[bytes], rng: random.Random, reads: int) -> ReadLatency:
+        """Read random blocks of `keys`, one after the other."""
+        hedges, times_ms, hits = self.tier.races.hedging.hedges, list[float](), 0
+        for _ in range(reads):
+            key, start_s = rng.choice(keys), time.perf_counter()
+            hits += self.read(key)
+            times_ms.append(1e3 * (time.perf_counter() - start_s))
+        hedged = self.tier.races.hedging.hedges - hedges
+        p99_ms = statistics.quantiles(times_ms, n=100)[-1]
+        return ReadLatency(p99_ms, hits / reads, hedged / reads)
+
+    def close(self) -> None:
+        """Close the tier and its connections."""
+        self.tier.close()
+
+    def _connect(self, member: Member) -> LateTarget:
+        self.targets[member.id] = LateTarget(member.address)
+        return self.targets[member.id]
+
+
+class ReadLatency(NamedTuple):
+    """Sequential reads: 99th percentile of the latency, share of hits, share of hedged reads."""
+
+    p99_ms: float
+    hit_share: float
+    hedged_share: float
+
+
+def trouble_rows(folder: Path) -> list[Row]:
+    """Measure a join, a late target with and without hedged reads, and all targets mute."""
+    with ExitStack() as stack:
+        targets = []
+        for number in range(TARGETS):
+            target_folder = folder / f"trouble-{number}"
+            target_folder.mkdir()
+            targets.append(stack.enter_context(TargetProcess(target_folder)))
+        addresses = [target.address for target in targets]
+        return [_join_row(addresses), _late_row(addresses), *_mute_rows(targets)]
+
+
+def _join_row(addresses: Sequence[str]) -> Row:
+    dips = {overlap_s: _miss_share(addresses, overlap_s) for overlap_s in (600.0, 0.0)}
+    row = at_most("pool.join.dip", dips[600.0], "of hits", DIP_GOAL * dips[0.0])
+    return with_more(row, {"dip_without_two_epochs": dips[0.0], "ideal_moved": 1 / TARGETS})
+
+
+def _miss_share(addresses: Sequence[str], overlap_s: float) -> float:
+    """Return the share of blocks missed after another member has joined with its full share."""
+    membership = MembershipOptions(overlap_s=overlap_s, ramp_s=0.0, transient_s=0.0, unseen_s=0.0)
+    options = PoolTierOptions(membership=membership, health=_NO_EJECTION)
+    with closing(DegradedPool(addresses, options, TARGETS - 1)) as pool:
+        keys = _keys(CHAINS)
+        pool.save(keys)
+        pool.list(TARGETS)
+        return 1.0 - sum(map(pool.read, keys)) / len(keys)
+
+
+def _late_row(addresses: Sequence[str]) -> Row:
+    tries = [_late(addresses, HealthOptions(), hedge=True) for _ in range(TRIES)]
+    _, unhedged = _late(addresses, _NO_EJECTION, hedge=False)
+    ratios = [late.p99_ms / healthy.p99_ms for healthy, late in tries]
+    row = at_most("pool.late.p99", statistics.median(ratios), "x healthy", LATE_GOAL)
+    more: dict[str, object] = {
+        "healthy_ms": statistics.median(healthy.p99_ms for healthy, _ in tries),
+        "with_ms": statistics.median(late.p99_ms for _, late in tries),
+        "without_ms": unhedged.p99_ms,
+        "hits_with": min(late.hit_share for _, late in tries),
+        "hits_without": unhedged.hit_share,
+        "hedged_share": max(late.hedged_share for _, late in tries),
+        "tries": ratios,
+        "doubt": of_median(ratios),
+    }
+    return with_more(row, more)
+
+
+def _late(
+    addresses: Sequence[str], health: HealthOptions, *, hedge: bool
+) -> tuple[ReadLatency, ReadLatency]:
+    """Read hot segments from healthy targets, then with one late target, after `SETTLE_S`.
+
+    Hedged reads need second copies, so with `hedge` the segments are made hot and saved again.
+    """
+    reads = READS if hedge else LATE_READS
+    with closing(DegradedPool(addresses, PoolTierOptions(health=health), TARGETS)) as pool:
+        keys, rng = _keys(HOT_CHAINS), random.Random(SEED)  # noqa: S311  # an order, not a secret
+        pool.save(keys)
+        if hedge:
+            for key in keys * 70:
+                pool.read(key)
+            pool.save(keys)
+        healthy = pool.measure_reads(keys, rng, reads)
+        pool.owner(keys[0]).late_s = LATE_S
+        end_s = time.monotonic() + SETTLE_S
+        while time.monotonic() < end_s:
+            pool.read(rng.choice(keys))
+        return healthy, pool.measure_reads(keys, rng, reads)
+
+
+def _mute_rows(targets: Sequence[TargetProcess]) -> list[Row]:
+    """Stop all targets; measure the time until their circuit breakers open, and lookups after that.
+
+    A user's request waits only for the lookup: with all breakers open, nothing else is sent.
+    """
+    addresses = [target.address for target in targets]
+    with closing(DegradedPool(addresses, PoolTierOptions(), TARGETS)) as pool:
+        keys = _keys(CHAINS)
+        pool.save(keys)
+        asking = itertools.cycle(keys)
+        for target in targets:
+            pause(target.process.pid)
+        try:
+            begun_s = time.monotonic()
+            with ThreadPoolExecutor(ASKERS) as askers:
+                while any(map(pool.tier.health.trusted, pool.targets)):
+                    list(askers.map(pool.ask, itertools.islice(asking, ASKERS)))
+            opened_s = time.monotonic() - begun_s
+            asked_ms = []
+            end_s = time.monotonic() + MUTE_S
+            while time.monotonic() < end_s:
+                time.sleep(0.01)
+                asked_ms.append(pool.ask(next(asking)))
+        finally:
+            for target in targets:
+                resume(target.process.pid)
+    row = at_most("pool.mute.ask", max(asked_ms), "ms", MUTE_ASK_GOAL_MS)
+    return [
+        with_more(at_most("pool.mute.opens", opened_s, "s", OPENS_GOAL_S), {"askers": ASKERS}),
+        with_more(row, {"asked": len(asked_ms), "median_ms": statistics.median(asked_ms)}),
+    ]
+
+
+def _keys(count: int) -> list[bytes]:
+    return [next(_NUMBERS).to_bytes(SEGMENT_BYTES, "little") * 2 for _ in range(count)]
+
+
+def _place(key: bytes) -> Place:
+    return segment_place(key[:SEGMENT_BYTES])
+
+
+def _record(key: bytes) -> memoryview:
+    record = aligned_buffer(NAMESPACE.record_bytes)
+    size = NAMESPACE.payload_bytes
+    header = Header(
+        *(key, NAMESPACE.fingerprint, NAMESPACE.fingerprint, NAMESPACE.domain, 0),
+        *(NAMESPACE.block_tokens, size, size),
+        segment=key[:SEGMENT_BYTES],
+    )
+    pack(record, header)
+    return record

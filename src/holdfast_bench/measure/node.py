@@ -1,0 +1,291 @@
+"""Measure a real node from an engine's side: coverage, fetches into pages, recovery from a crash.
+
+An engine's process is busy with Python code, so every speed is measured twice: without and with a
+second thread that holds the interpreter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from holdfast.blocks.envelope import HEADER_BYTES, TAG_BYTES
+from holdfast.blocks.key import KEY_BYTES, Chain
+from holdfast.buffers import aligned_buffer
+from holdfast.devices.base import Move, Pages
+from holdfast.devices.host import THREADS, HostDevice
+from holdfast.errors import HoldfastError
+from holdfast.limits import GIB, MIB
+from holdfast.report import Row, at_least, at_most, share, with_more
+from holdfast.wire.local.client import Client
+from holdfast.wire.local.messages import (
+    PROTOCOL,
+    Commit,
+    Cover,
+    Covered,
+    Fetch,
+    Fetched,
+    Hello,
+    Release,
+    Released,
+    Reserve,
+    Reserved,
+)
+from holdfast_bench.harness.hardware_limits import SEED, CopyLimit
+from holdfast_bench.harness.node import NodeUnderTest
+from holdfast_bench.harness.paired_runs import (
+    Speed,
+    busy_thread,
+    median_speed,
+    paired,
+    speed_row,
+    timed,
+)
+
+T = TypeVar("T")
+
+PAYLOAD_BYTES = 2 * MIB
+LAYERS = 16
+BATCH = 32
+BLOCK_TOKENS = 128
+FINGERPRINT = b"holdfast-bench-1"
+CONTEXTS = 24
+HOST_BYTES = 1 * GIB
+COVERED_BLOCKS = 1_024
+LEASED = 12 * BATCH
+"""Leased blocks from which a pass copies a random batch: together larger than any CPU cache."""
+
+HOST_GOAL = 0.85
+BUSY_GOAL = 0.4
+COVER_GOAL_MS = 1.0
+SERVING_GOAL_S = 2.0
+WARM_GOAL = 0.99
+ANSWER_S = 30.0
+SETTLE_S = 2.0
+"""How long the node may take to fault in a new arena's memory before a measurement starts."""
+
+
+class BenchPages(NamedTuple):
+    """Pages as in an engine: `LAYERS` layers, one page of `PAYLOAD_BYTES / LAYERS` per block."""
+
+    memory: memoryview
+    pages: Pages
+    blocks: int
+
+    @classmethod
+    def make(cls, blocks: int) -> BenchPages:
+        """Allocate memory for this number of blocks and write all of it once."""
+        memory = aligned_buffer(blocks * PAYLOAD_BYTES)
+        memory[:] = b"\1" * len(memory)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        page_bytes = PAYLOAD_BYTES // LAYERS
+        bases = tuple(start + layer * blocks * page_bytes for layer in range(LAYERS))
+        return cls(memory, Pages(bases, page_bytes, page_bytes, blocks, 1), blocks)
+
+
+class BenchSession:
+    """The engine's side of one session: saves synthetic contexts and fetches them into pages."""
+
+    def __init__(self, address: str, pool: BenchPages) -> None:
+        hello = Hello(PROTOCOL, "bench", FINGERPRINT, PAYLOAD_BYTES, BLOCK_TOKENS)
+        self.client = Client(address, hello, ANSWER_S)
+        self.pool = pool
+        self.device = HostDevice(pool.pages, pool.memory)
+        if self.client.arena is None:
+            raise HoldfastError("the node opened no arena for the benchmark's session")
+        self.arena = self.client.arena
+        self._turn = itertools.count()
+
+    def chain(self, seed: int, blocks: int) -> Chain:
+        """Return the chain of a synthetic context."""
+        chain = Chain(self.client.welcome.domain_key, FINGERPRINT, BLOCK_TOKENS)
+        chain.extend([seed] * (blocks * BLOCK_TOKENS))
+        return chain
+
+    def save(self, chain: Chain) -> None:
+        """Save every block of a context; the payload is the block's key, repeated."""
+        reserve = Reserve(chain.packed(), FINGERPRINT, 0)
+        reserved = _expect(self.client.call(reserve, ANSWER_S), Reserved)
+        for key, place in zip(chain.keys, reserved.places, strict=True):
+            if place >= 0:
+                start = place + HEADER_BYTES
+                repeated = key * (PAYLOAD_BYTES // KEY_BYTES)
+                self.arena.view[start : start + PAYLOAD_BYTES] = repeated
+        self.client.call(Commit(reserved.ticket), ANSWER_S)
+
+    def fetch(self, chain: Chain) -> Fetched:
+        """Fetch a context into the next pages; raise HoldfastError if a block is missing."""
+        fetched = _expect(self.client.call(Fetch(chain.packed(), ANSWER_S), ANSWER_S), Fetched)
+        first = next(self._turn) * BATCH % (self.pool.blocks - BATCH)
+        moves = [Move(place + HEADER_BYTES, [first + i]) for i, place in enumerate(fetched.places)]
+        moved = self.device.scatter(self.arena, moves).wait()
+        released = _expect(self.client.call(Release(fetched.lease), ANSWER_S), Released)
+        if not moved or not released.valid or len(fetched.places) != len(chain):
+            raise HoldfastError(f"fetched {len(fetched.places)} of {len(chain)}: {fetched.reason}")
+        self._check(chain, first)
+        return fetched
+
+    def scatter(self, moves: Sequence[Move]) -> None:
+        """Copy leased blocks to pages."""
+        if not self.device.scatter(self.arena, moves).wait():
+            raise HoldfastError("the copy was incomplete")
+
+    def close(self) -> None:
+        """Close the session."""
+        self.device.close()
+        self.client.close()
+
+    def _check(self, chain: Chain, first: int) -> None:
+        page_bytes = self.pool.pages.page_bytes
+        for i, key in enumerate(chain.keys):
+            last_page = ((LAYERS - 1) * self.pool.blocks + first + i) * page_bytes
+            if self.pool.memory[last_page : last_page + KEY_BYTES] != key:
+                raise HoldfastError("a page differs from the saved payload")
+
+
+@contextmanager
+def attached(node: NodeUnderTest) -> Iterator[BenchSession]:
+    """Open a session for the duration of a `with` block."""
+    engine = BenchSession(node.address, BenchPages.make(8 * BATCH))
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def node_rows(folder: Path, rounds: int, disk_bytes: int) -> list[Row]:
+    """Measure coverage, fetches from host and disk, and recovery after kill -9."""
+    copy = CopyLimit(LEASED * PAYLOAD_BYTES, PAYLOAD_BYTES, 8 * BATCH * PAYLOAD_BYTES, THREADS)
+    with NodeUnderTest(folder, HOST_BYTES, disk_bytes) as node:
+        with attached(node) as engine:
+            rows = [_cover_row(node.address, rounds), *_host_rows(engine, copy, rounds)]
+            contexts = [engine.chain(seed, BATCH) for seed in range(CONTEXTS)]
+            for chain in contexts:
+                engine.save(chain)
+                node.wait_idle()
+            rows += _promotion_rows(engine, contexts, rounds)
+        return rows + recovery_rows(node, disk_bytes)
+
+
+def _cover_row(address: str, rounds: int) -> Row:
+    """Time the coverage of a long context that is held, in a namespace of small blocks."""
+    fingerprint, payload_bytes = b"holdfast-bench-2", 4096 - HEADER_BYTES - TAG_BYTES
+    hello = Hello(PROTOCOL, "bench", fingerprint, payload_bytes, BLOCK_TOKENS)
+    client = Client(address, hello, ANSWER_S)
+    try:
+        chain = Chain(client.welcome.domain_key, fingerprint, BLOCK_TOKENS)
+        chain.extend([7] * (COVERED_BLOCKS * BLOCK_TOKENS))
+        reserve = Reserve(chain.packed(), fingerprint, 0)
+        client.call(Commit(_expect(client.call(reserve, ANSWER_S), Reserved).ticket), ANSWER_S)
+        times_ms = []
+        for _ in range(20 * rounds):
+            start_s = time.perf_counter()
+            covered = _expect(client.call(Cover(chain.packed()), ANSWER_S), Covered)
+            times_ms.append(1e3 * (time.perf_counter() - start_s))
+            if covered.blocks != COVERED_BLOCKS:
+                raise HoldfastError(f"{covered.blocks} of {COVERED_BLOCKS} blocks covered")
+    finally:
+        client.close()
+    return at_most("node.cover", statistics.median(times_ms), "ms", COVER_GOAL_MS)
+
+
+def _host_rows(engine: BenchSession, copy: CopyLimit, rounds: int) -> list[Row]:
+    """Measure copies of leased blocks from the arena to pages.
+
+    Starts `SETTLE_S` after the first save, when the arena's memory is faulted in.
+    """
+    chain = engine.chain(2 << 20, LEASED)
+    engine.save(chain)
+    time.sleep(SETTLE_S)
+    request = Fetch(chain.packed(), ANSWER_S)
+    leased = _expect(engine.client.call(request, ANSWER_S), Fetched)
+    if len(leased.places) != LEASED:
+        raise HoldfastError(f"{len(leased.places)} of {LEASED} blocks leased")
+    rng = random.Random(SEED)  # noqa: S311  # an order, not a secret
+
+    def scatter() -> Speed:
+        places = rng.choices(leased.places, k=BATCH)
+        pages = rng.sample(range(engine.pool.blocks), BATCH)
+        moves = [
+            Move(place + HEADER_BYTES, [page]) for place, page in zip(places, pages, strict=True)
+        ]
+        return timed(BATCH * PAYLOAD_BYTES, lambda: engine.scatter(moves))
+
+    idle = paired(rounds, scatter, lambda: copy.gb_per_s(BATCH))
+    with busy_thread():
+        busy = median_speed([scatter() for _ in range(rounds)])
+    engine.client.call(Release(leased.lease), ANSWER_S)
+    return [
+        speed_row("host.fetch", idle, HOST_GOAL),
+        _busy_row("host.fetch.busy", busy, idle.ours.gb_per_s),
+    ]
+
+
+def _promotion_rows(engine: BenchSession, contexts: Sequence[Chain], rounds: int) -> list[Row]:
+    """Measure fetches from disk to pages, with more contexts than fit in the arena."""
+    turn = itertools.count()
+
+    def fetch() -> Speed:
+        chain = contexts[next(turn) % len(contexts)]
+        found: list[Fetched] = []
+        speed = timed(BATCH * PAYLOAD_BYTES, lambda: found.append(engine.fetch(chain)))
+        if found[0].sources != {"disk": BATCH}:
+            raise HoldfastError(f"expected {BATCH} blocks from disk, got {found[0].sources}")
+        return speed
+
+    idle = median_speed([fetch() for _ in range(2 * rounds)])
+    with busy_thread():
+        busy = median_speed([fetch() for _ in range(2 * rounds)])
+    return [_busy_row("disk.fetch.busy", busy, idle.gb_per_s)]
+
+
+def recovery_rows(node: NodeUnderTest, disk_bytes: int) -> list[Row]:
+    """Fill the disk, kill and start the node; measure the time to serve and the recovered share."""
+    blocks = int(0.9 * disk_bytes) // (PAYLOAD_BYTES + 4096) // BATCH * BATCH
+    with attached(node) as engine:
+        contexts = [engine.chain((3 << 20) + i, BATCH) for i in range(blocks // BATCH)]
+        for chain in contexts:
+            engine.save(chain)
+            node.wait_idle()
+        stored = sum(_covered(engine, chain) for chain in contexts)
+    node.kill()
+    start_s = time.perf_counter()
+    node.start()
+    serving_s = time.perf_counter() - start_s
+    node.wait_recovered()
+    recovered_s = time.perf_counter() - start_s
+    with attached(node) as engine:
+        warm = sum(_covered(engine, chain) for chain in contexts)
+        for chain in contexts[:: max(1, len(contexts) // 16)]:
+            if _covered(engine, chain) == BATCH:
+                engine.fetch(chain)
+    row = at_least("recover.warm", warm / stored, "share", WARM_GOAL)
+    return [
+        with_more(
+            at_most("recover.serving", serving_s, "s", SERVING_GOAL_S),
+            {"recovered_s": recovered_s, "stored_bytes": stored * PAYLOAD_BYTES},
+        ),
+        with_more(row, {"stored_blocks": stored, "warm_blocks": warm}),
+    ]
+
+
+def _covered(engine: BenchSession, chain: Chain) -> int:
+    return _expect(engine.client.call(Cover(chain.packed()), ANSWER_S), Covered).blocks
+
+
+def _busy_row(what: str, busy: Speed, idle_gb_per_s: float) -> Row:
+    row = share(what, busy.gb_per_s, "GB/s", idle_gb_per_s, BUSY_GOAL)
+    return with_more(row, {"cpu_s_per_gb": busy.cpu_s_per_gb, "limit_is": "ours, idle"})
+
+
+def _expect(reply: object, kind: type[T]) -> T:
+    if not isinstance(reply, kind):
+        raise HoldfastError(f"the node answered {reply!r:.200}, not {kind.__name__}")
+    return reply

@@ -1,0 +1,279 @@
+"""Measure Redis, Mooncake Store and LMCache with the records and sizes of `bench pool`.
+
+Each over TCP to a process beside this one, between two pools too large for a cache. Every record
+got is verified once the clock has stopped.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from holdfast.blocks.envelope import Header
+from holdfast.blocks.key import KEY_BYTES, SEGMENT_BYTES
+from holdfast.blocks.namespace import Namespace
+from holdfast.buffers import aligned_buffer
+from holdfast.codec.pack import pack, verify
+from holdfast.errors import HoldfastError, Outcome
+from holdfast.limits import GIB, KIB, MIB
+from holdfast.report import Row, at_least, with_more
+from holdfast.tiers.mooncake.tier import MooncakeTier, MooncakeTierOptions
+from holdfast.tiers.valkey.tier import ValkeyTier, ValkeyTierOptions
+from holdfast_bench.harness.hardware_limits import GB
+from holdfast_bench.peers import lmcache_server, mooncake_server, valkey_server
+from holdfast_bench.peers.mooncake_server import MooncakeServers
+from holdfast_bench.peers.peers import MeasuredPeer, MooncakePeer, RedisPeer, TierPeer
+from holdfast_bench.peers.valkey_server import ValkeyServers
+
+SIZES = (64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB)
+BATCH = 32
+POOL_BYTES = 1 * GIB
+LEASED_BYTES = 2 * GIB
+EXIST_KEYS = 1_000
+SINGLES = 20
+CALL_S = 30.0
+SEED = 20_26
+
+BESIDE_BYTES = 2 * MIB
+BESIDE_GOALS = {"mooncake": 3.0, "redis": 6.0}
+"""How many times their GB/s ours has to be, 32 blocks of 2 MiB a call."""
+
+
+class PeerCost(NamedTuple):
+    """One transfer: seconds, and CPU seconds of this process."""
+
+    seconds: float
+    near_s: float
+
+
+class RecordRing:
+    """Packed records that fill one buffer, and a second buffer of the same size to receive them."""
+
+    def __init__(self) -> None:
+        self.records = aligned_buffer(POOL_BYTES)
+        self.into = aligned_buffer(POOL_BYTES)
+        self.into[:] = b"\1" * POOL_BYTES
+        self.keys: list[bytes] = []
+        self.namespace = _namespace(SIZES[0])
+        self._random = random.Random(SEED)  # noqa: S311  # an order, not a secret
+
+    def fill(self, nbytes: int) -> None:
+        """Pack records with payloads of `nbytes`, all of one segment."""
+        self.namespace = _namespace(nbytes)
+        count = POOL_BYTES // self.namespace.record_bytes
+        segment = nbytes.to_bytes(SEGMENT_BYTES, "little")
+        self.keys = [
+            segment + n.to_bytes(KEY_BYTES - SEGMENT_BYTES, "little") for n in range(count)
+        ]
+        for number, key in enumerate(self.keys):
+            namespace = self.namespace
+            header = Header(
+                *(key, namespace.fingerprint, namespace.fingerprint, namespace.domain, 0),
+                *(namespace.block_tokens, nbytes, nbytes),
+                segment=segment,
+            )
+            pack(self.record(number), header)
+
+    def record(self, number: int) -> memoryview:
+        """Return a record's memory."""
+        size = self.namespace.record_bytes
+        return self.records[number * size : (number + 1) * size]
+
+    def place(self, number: int) -> memoryview:
+        """Return memory to receive a record."""
+        size = self.namespace.record_bytes
+        return self.into[number * size : (number + 1) * size]
+
+    def draw(self, count: int) -> list[int]:
+        """Return `count` different random record numbers."""
+        return self._random.sample(range(len(self.keys)), count)
+
+    def verify(self, key: bytes, record: memoryview) -> None:
+        """Raise HoldfastError if a received record is not the one that was stored."""
+        namespace = self.namespace
+        outcome = verify(record, key, namespace.fingerprint, namespace.payload_bytes)
+        if outcome is not Outcome.OK:
+            raise HoldfastError(f"a received record is {outcome}")
+
+
+Opener: TypeAlias = Callable[[Path, RecordRing, ExitStack], dict[str, MeasuredPeer]]
+"""Starts a peer and returns its clients by row name; the stack ends all of them."""
+
+
+def peer_rows(folder: Path, rounds: int, tell: Callable[[str], None]) -> list[Row]:
+    """Measure the peers that are installed; takes 5 GiB of memory.
+
+    A peer that is not installed or does not start has one row, `peer.NAME`, without a value; its
+    field `why` gives the reason. A wrong or lost record ends the measurement.
+    """
+    rows: list[Row] = []
+    ring = RecordRing()
+    stores: list[tuple[str, Opener, str]] = [
+        ("redis", _redis, _why_no_redis()),
+        ("mooncake", _mooncake, mooncake_server.why_not()),
+        ("lmcache", _lmcache, "" if lmcache_server.installed() else lmcache_server.WHY_NOT),
+    ]
+    missing: list[Row] = []
+    for name, opener, why_not in stores:
+        if why_not:
+            missing.append(_row_without_value(f"peer.{name}", why_not))
+            continue
+        with ExitStack() as stack:
+            try:
+                peers = opener(folder, ring, stack)
+            except Exception as error:  # noqa: BLE001  # code of another project, in our process
+                missing.append(_row_without_value(f"peer.{name}", str(error) or repr(error)))
+                continue
+            for nbytes in SIZES:
+                tell(f"{', '.join(peers)}: {_label(nbytes)}")
+                ring.fill(nbytes)
+                rows += _size_rows(peers, ring, nbytes, rounds)
+    return rows + missing
+
+
+def beside_rows(rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield our speed divided by each peer's, for transfers that this run measured of both.
+
+    The field `plain` is the speed of plain sockets divided by the peer's: the upper bound for any
+    store over TCP on this machine. A run that measured peers, but not this one, yields a row
+    without a value; its field `why` gives the reason.
+    """
+    found = {row.what: row for row in rows}
+    if not any(what.startswith("peer.") for what in found):
+        return
+    for peer, goal in BESIDE_GOALS.items():
+        for verb in ("get", "put"):
+            way = f"{verb}.{_label(BESIDE_BYTES)}x{BATCH}"
+            what = f"pool.{way}.over_{peer}"
+            ours, theirs = found.get(f"pool.{way}"), found.get(f"peer.{peer}.{way}")
+            if ours is None or not ours.value or not ours.limit:
+                continue
+            if theirs is None or not theirs.value:
+                failed = found.get(f"peer.{peer}")
+                why = failed.more.get("why") if failed else None
+                yield _row_without_value(what, str(why or f"this run has no peer.{peer}.{way}"))
+                continue
+            row = at_least(what, ours.value / theirs.value, "x", goal)
+            yield with_more(row, {"plain": ours.limit / theirs.value})
+
+
+def _row_without_value(what: str, why: str) -> Row:
+    return Row(what=what, value=None, unit="", more={"why": why})
+
+
+def _why_no_redis() -> str:
+    """Return why Redis cannot be measured here, "" if it can."""
+    if valkey_server.program() is None:
+        return f"none of {', '.join(valkey_server.PROGRAMS)} is installed; install one"
+    return "" if find_spec("redis") else "redis-py is not installed: pip install redis hiredis"
+
+
+def _redis(folder: Path, ring: RecordRing, stack: ExitStack) -> dict[str, MeasuredPeer]:
+    servers = ValkeyServers(folder / "redis")
+    stack.callback(servers.close)
+    servers.start()
+    redis = RedisPeer(servers.endpoints[0].port, lambda: ring.namespace)
+    stack.callback(redis.close)
+    options = ValkeyTierOptions(addresses=servers.addresses, deadline_s=CALL_S, ask_s=CALL_S)
+    tier = TierPeer(ValkeyTier(options), lambda: ring.namespace, redis)
+    stack.callback(tier.close)
+    return {"peer.redis": redis, "tier.valkey": tier}
+
+
+def _mooncake(folder: Path, ring: RecordRing, stack: ExitStack) -> dict[str, MeasuredPeer]:
+    servers = MooncakeServers(folder / "mooncake", LEASED_BYTES)
+    stack.callback(servers.close)
+    servers.start()
+    mooncake = MooncakePeer(servers.master, [ring.records, ring.into], lambda: ring.namespace)
+    stack.callback(mooncake.close)
+    options = MooncakeTierOptions(master=servers.address, deadline_s=CALL_S, ask_s=CALL_S)
+    tier = TierPeer(MooncakeTier(options), lambda: ring.namespace, mooncake)
+    stack.callback(tier.close)
+    return {"peer.mooncake": mooncake, "tier.mooncake": tier}
+
+
+def _lmcache(folder: Path, ring: RecordRing, stack: ExitStack) -> dict[str, MeasuredPeer]:
+    del ring
+    lmcache = lmcache_server.LMCachePeer(folder)
+    stack.callback(lmcache.close)
+    return {"peer.lmcache": lmcache}
+
+
+def _size_rows(
+    peers: dict[str, MeasuredPeer], ring: RecordRing, nbytes: int, rounds: int
+) -> list[Row]:
+    """Fill the peer, measure each of its clients, and empty the peer."""
+    first = next(iter(peers.values()))
+    for at in range(0, len(ring.keys), BATCH):
+        some = range(at, min(at + BATCH, len(ring.keys)))
+        first.put([ring.keys[n] for n in some], [ring.record(n) for n in some])
+    rows = []
+    for name, peer in peers.items():
+        if nbytes == SIZES[0]:
+            rows.append(_exist_row(name, peer, ring, rounds))
+        for verb, trip in (("get", _get), ("put", _put)):
+            what = f"{name}.{verb}.{_label(nbytes)}"
+            trip(peer, ring, BATCH)
+            batches = [trip(peer, ring, BATCH) for _ in range(rounds)]
+            singles = [trip(peer, ring, 1) for _ in range(rounds * SINGLES)]
+            rows.append(_speed_row(f"{what}x{BATCH}", BATCH * nbytes, batches))
+            single_s = statistics.median(cost.seconds for cost in singles)
+            rows.append(Row(what=what, value=1e6 * single_s, unit="us"))
+    first.clear()
+    return rows
+
+
+def _get(peer: MeasuredPeer, ring: RecordRing, count: int) -> PeerCost:
+    keys = [ring.keys[number] for number in ring.draw(count)]
+    into = [ring.place(number) for number in ring.draw(count)]
+    cost = _timed(lambda: peer.get(keys, into))
+    for key, record in zip(keys, into, strict=True):
+        ring.verify(key, record)
+    return cost
+
+
+def _put(peer: MeasuredPeer, ring: RecordRing, count: int) -> PeerCost:
+    numbers = ring.draw(count)
+    keys = [ring.keys[number] for number in numbers]
+    records = [ring.record(number) for number in numbers]
+    peer.forget(keys)
+    return _timed(lambda: peer.put(keys, records))
+
+
+def _exist_row(name: str, peer: MeasuredPeer, ring: RecordRing, rounds: int) -> Row:
+    times_s = []
+    for _ in range(rounds * SINGLES):
+        keys = ring.keys[:1] + [ring.keys[number] for number in ring.draw(EXIST_KEYS - 1)]
+        start_s = time.perf_counter()
+        found = peer.exist(keys)
+        times_s.append(time.perf_counter() - start_s)
+        if found != EXIST_KEYS:
+            raise HoldfastError(f"{name}: {found} of {EXIST_KEYS} exist")
+    value = 1e3 * statistics.median(times_s)
+    return Row(what=f"{name}.exist.{EXIST_KEYS}", value=value, unit="ms")
+
+
+def _speed_row(what: str, nbytes: int, costs: Sequence[PeerCost]) -> Row:
+    speed = nbytes / statistics.median(cost.seconds for cost in costs) / GB
+    near_s = statistics.fmean(cost.near_s for cost in costs) / nbytes * GB
+    return Row(what=what, value=speed, unit="GB/s", more={"near_s_per_gb": near_s})
+
+
+def _timed(work: Callable[[], None]) -> PeerCost:
+    near_s, start_s = time.process_time(), time.perf_counter()
+    work()
+    return PeerCost(time.perf_counter() - start_s, time.process_time() - near_s)
+
+
+def _namespace(nbytes: int) -> Namespace:
+    return Namespace(b"holdfast-bench-p", b"holdfast-bench-d", nbytes, 128)
+
+
+def _label(nbytes: int) -> str:
+    return f"{nbytes // MIB}MiB" if nbytes >= MIB else f"{nbytes // KIB}KiB"

@@ -1,0 +1,185 @@
+"""Measure placement on a pool: segments moved by a join, prefixes lost with a member, and reads.
+
+No figure is a time. The placement code computes the owners of the segments; the reads are those
+that reach a real target if many threads fetch the same context from one host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+from holdfast.blocks.key import KEY_BYTES, SEGMENT_BYTES, Chain
+from holdfast.blocks.namespace import Namespace
+from holdfast.codec.pack import payload
+from holdfast.errors import HoldfastError
+from holdfast.limits import KIB, MIB, SEGMENT_BLOCKS
+from holdfast.membership.members import Member
+from holdfast.membership.placement import Placement
+from holdfast.report import Row, at_least, at_most, with_more
+from holdfast.store.store import Store
+from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
+from holdfast.wire.remote.client import HeldCount, ReceivedRecords, TargetClient
+from holdfast_bench.measure.degraded_pool import ManualMembers
+from holdfast_bench.measure.pool import TargetProcess
+
+MEMBERS = (4, 8, 16)
+SEGMENTS = 40_000
+MOVED_GOAL = 10.0
+PREFIX_BLOCKS = 2_048
+PREFIXES = 8_000
+USABLE_GOAL = 0.84
+
+CROWD = 1_000
+CROWD_BLOCKS = 32
+CROWD_READS_GOAL = 2
+DEADLINE_S = 30.0
+"""Long, because the threads share a few cores and the figure counts reads, not time."""
+
+_FINGERPRINT = b"holdfast-bench-c"
+_BLOCK_TOKENS = 128
+_PAYLOAD_BYTES = 64 * KIB
+_HOST_BYTES = 16 * MIB
+_SEED = 20_26
+
+
+class CountedTarget(TargetClient):
+    """A client of a target that counts lookups, and reads by key."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.questions = 0
+        self.reads = Counter[bytes]()
+        self._counting = threading.Lock()
+
+    def get(
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        into: Sequence[memoryview],
+        deadline_s: float,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> ReceivedRecords:
+        """Count the reads, and get the records."""
+        with self._counting:
+            self.reads.update(keys)
+        return super().get(namespace, keys, into, deadline_s, on_progress)
+
+    def exist(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> HeldCount:
+        """Count the lookup, and query which blocks are held."""
+        with self._counting:
+            self.questions += 1
+        return super().exist(namespace, keys, deadline_s)
+
+
+def placement_rows(folder: Path) -> list[Row]:
+    """Measure moved segments, usable prefixes after a loss, and reads of concurrent fetches."""
+    return [_moved_row(), _lost_row(), _crowd_row(folder)]
+
+
+def _moved_row() -> Row:
+    """Return the largest deviation of the moved segments from the ideal when a member joins."""
+    names = [hashlib.blake2b(bytes([n % 256, n >> 8]), digest_size=8).digest()
+             for n in range(SEGMENTS)]  # fmt: skip
+    off: dict[str, float] = {}
+    for count in MEMBERS:
+        few, many = (_owners(Placement(_members(n)), names) for n in (count - 1, count))
+        moved = sum(a != b for a, b in zip(few, many, strict=True)) / len(names)
+        off[f"of_{count}"] = 100.0 * abs(moved * count - 1.0)
+    row = at_most("pool.member.moved", max(off.values()), "% off ideal", MOVED_GOAL)
+    return with_more(row, {"segments": SEGMENTS, **off})
+
+
+def _lost_row() -> Row:
+    """Remove one of 16 members; return the share of long prefixes before the first lost segment."""
+    count, parts = max(MEMBERS), PREFIX_BLOCKS // SEGMENT_BLOCKS
+    placement, rng = Placement(_members(count)), random.Random(_SEED)  # noqa: S311  # no secret
+    usable = 0
+    for _ in range(PREFIXES):
+        lost = f"t{rng.randrange(count)}"
+        names = [rng.randbytes(SEGMENT_BYTES) for _ in range(parts)]
+        usable += [*(owner == lost for owner in _owners(placement, names)), True].index(True)
+    ideal = sum((1 - 1 / count) ** part for part in range(1, parts + 1)) / parts
+    row = at_least("pool.lost.usable", usable / parts / PREFIXES, "of prefix", USABLE_GOAL)
+    return with_more(row, {"ideal": ideal, "members": count, "prefix_blocks": PREFIX_BLOCKS})
+
+
+def _crowd_row(folder: Path) -> Row:
+    """Fetch one segment with 1,000 concurrent threads of a host; count the reads of its blocks."""
+    secret = secrets.token_bytes(32)
+    with TargetProcess(folder) as target:
+        with closing(_store(CountedTarget(target.address), secret)) as writer:
+            keys = _save(writer)
+        counted = CountedTarget(target.address)
+        with closing(_store(counted, secret)) as store:
+            came = _ask_at_once(store, keys)
+    if came != {CROWD_BLOCKS}:
+        raise HoldfastError(f"fetches returned {sorted(came)} of {CROWD_BLOCKS} blocks")
+    row = at_most("pool.crowd.reads", float(max(counted.reads.values())), "reads", CROWD_READS_GOAL)
+    more: dict[str, object] = {"asked_by": CROWD, "blocks": CROWD_BLOCKS}
+    return with_more(row, {**more, "questions": counted.questions})
+
+
+def _store(target: TargetClient, secret: bytes) -> Store:
+    source = ManualMembers()
+    tier = PoolTier(
+        source, lambda _: target, PoolTierOptions(deadline_s=DEADLINE_S, ask_s=DEADLINE_S)
+    )
+    source.publish([Member(id="t0", address=target.address)])
+    store = Store(_HOST_BYTES, [tier], {"default": secret})
+    store.start()
+    return store
+
+
+def _save(store: Store) -> list[bytes]:
+    """Save a context and wait until the pool holds it; return its keys."""
+    name_key, domain = store.domain("default")
+    chain = Chain(name_key, _FINGERPRINT, _BLOCK_TOKENS)
+    chain.extend([1] * (CROWD_BLOCKS * _BLOCK_TOKENS))
+    reserved = store.reserve(_namespace(domain), chain.keys, _FINGERPRINT, 0)
+    arena = store.arena(domain).view
+    for key, place in zip(chain.keys, reserved.places, strict=True):
+        payload(arena[place:], _PAYLOAD_BYTES)[:] = key * (_PAYLOAD_BYTES // KEY_BYTES)
+    store.commit(reserved.ticket)
+    end_s = time.monotonic() + DEADLINE_S
+    while store.table.unwritten():
+        if time.monotonic() > end_s:
+            raise HoldfastError(f"a context was not written to a target within {DEADLINE_S:.0f} s")
+        store.ladder.wake()
+    return chain.keys
+
+
+def _ask_at_once(store: Store, keys: list[bytes]) -> set[int]:
+    """Look up and fetch a context in `CROWD` threads; return the set of block counts fetched."""
+    _, domain = store.domain("default")
+    namespace, begin = _namespace(domain), threading.Barrier(CROWD)
+
+    def ask(_: int) -> int:
+        begin.wait()
+        store.look(namespace, keys)
+        fetched = store.fetch(namespace, keys, DEADLINE_S)
+        store.release(fetched.lease)
+        return len(fetched.places)
+
+    with ThreadPoolExecutor(CROWD) as crowd:
+        return set(crowd.map(ask, range(CROWD)))
+
+
+def _namespace(domain: bytes) -> Namespace:
+    return Namespace(_FINGERPRINT, domain, _PAYLOAD_BYTES, _BLOCK_TOKENS)
+
+
+def _members(count: int) -> list[Member]:
+    return [Member(id=f"t{number}", address=f"tcp://10.0.0.{number}:1") for number in range(count)]
+
+
+def _owners(placement: Placement, names: Sequence[bytes]) -> list[str]:
+    return [placement.order(name)[0].id for name in names]

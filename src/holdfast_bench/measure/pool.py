@@ -1,0 +1,371 @@
+"""Measure a target over loopback TCP against plain sockets: speed, and CPU time at both ends.
+
+Holdfast and plain sockets alternate, each between two processes and memory larger than any CPU
+cache. Every record put is new to the target; every record received is verified after its timing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import yaml
+
+from holdfast.blocks.envelope import Header
+from holdfast.blocks.key import KEY_BYTES
+from holdfast.blocks.namespace import Namespace
+from holdfast.buffers import aligned_buffer
+from holdfast.codec.pack import pack, verify
+from holdfast.errors import HoldfastError, Outcome
+from holdfast.limits import GIB, KIB, MIB
+from holdfast.probe import free_port
+from holdfast.report import Row, at_most, share, with_more
+from holdfast.wire.remote.buffer_pool import TransferBuffers
+from holdfast.wire.remote.client import TargetClient
+from holdfast.wire.remote.credentials import Credentials, TlsFiles
+from holdfast_bench.harness.hardware_limits import GB
+from holdfast_bench.harness.process import ChildProcess, wait_until
+from holdfast_bench.peers.plain_sockets import HOST, PlainPeer, PlainPool
+
+SIZES = (64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB)
+BATCH = 32
+MAIN_BYTES = 2 * MIB
+HOST_BYTES = GIB + 256 * MIB
+RECORDS_BYTES = 1 * GIB
+ANSWER_S = 30.0
+READY_S = 60.0
+
+SPEED_GOAL = 0.9
+CPU_GOAL = 1.2
+SMALL_GOAL_US = 110.0
+EXIST_GOAL_MS = 0.8
+EXIST_KEYS = 1_000
+SINGLES_PER_ROUND = 20
+
+_SCHEDULED = 2
+"""Low three bits of a process's CPU clock id (CPUCLOCK_SCHED); the rest is the inverted pid."""
+
+
+class TransferCost(NamedTuple):
+    """One transfer: seconds, and CPU seconds of this process (near) and of the server (far)."""
+
+    seconds: float
+    near_s: float
+    far_s: float
+
+
+class RoundTrip(NamedTuple):
+    """A transfer, which is timed, and its check, which is not."""
+
+    run: Callable[[], None]
+    check: Callable[[], None]
+
+
+class TargetProcess:
+    """`holdfast serve` with memory only, on a loopback port; use it in a `with` block."""
+
+    def __init__(
+        self,
+        folder: Path,
+        tls: TlsFiles | None = None,
+        transfer_buffers: TransferBuffers | None = None,
+    ) -> None:
+        self.address = f"tcp://{HOST}:{free_port()}"
+        config = folder / "target.yaml"
+        settings: dict[str, object] = {
+            "listen": self.address,
+            "transport": "nixl" if transfer_buffers else "tcp",
+            "tiers": [{"kind": "host", "capacity": HOST_BYTES}],
+        }
+        config.write_text(yaml.safe_dump(settings | ({"tls": tls._asdict()} if tls else {})))
+        argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(config)]
+        self.process = ChildProcess("the target", argv, folder / "target.log", {})
+        self.client = TargetClient(
+            self.address, Credentials(tls), transfer_buffers=transfer_buffers
+        )
+        try:
+            wait_until(self.process, lambda: bool(self.client.stats(ANSWER_S)[0]), READY_S)
+        except BaseException:
+            self.process.kill()
+            raise
+
+    def over_nixl(self) -> bool:
+        """Reconnect; return whether the connection uses NIXL."""
+        transfer_buffers = self.client.transfer_buffers
+        self.client.close()
+        self.client = TargetClient(self.address, transfer_buffers=transfer_buffers)
+        self.client.stats(ANSWER_S)
+        return self.client.over == "nixl"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.client.close()
+        self.process.stop()
+
+
+class RecordBatch:
+    """Packed records of one size that fill `memory`; they get new keys when all were used."""
+
+    def __init__(self, payload_bytes: int, memory: memoryview) -> None:
+        self.namespace = Namespace(b"holdfast-bench-p", b"holdfast-bench-d", payload_bytes, 128)
+        size = self.namespace.record_bytes
+        self._views = [memory[at : at + size] for at in range(0, len(memory) - size + 1, size)]
+        self._numbers = itertools.count()
+        self._keys: list[bytes] = []
+        self._next = len(self._views)
+        self._random = random.Random(payload_bytes)  # noqa: S311  # an order, not a secret
+
+    def fill(self, target: TargetClient) -> None:
+        """Put all records twice, so that the target is full and each later put evicts a record."""
+        for _ in range(2 * (len(self._views) // BATCH)):
+            trip = self.put(target, BATCH)
+            trip.run()
+            trip.check()
+
+    def put(self, target: TargetClient, count: int) -> RoundTrip:
+        """Return the put of `count` new, adjacent records; its check: the target accepted all."""
+        if self._next + count > len(self._views):
+            self._rename()
+        records = self._views[self._next : self._next + count]
+        self._next += count
+
+        outcomes: list[Outcome] = []
+
+        def put() -> None:
+            outcomes.extend(target.put(records, ANSWER_S))
+
+        def check() -> None:
+            if outcomes != [Outcome.OK] * count:
+                found = ", ".join(f"{outcomes.count(each)} {each}" for each in set(outcomes))
+                raise HoldfastError(f"the target did not accept {count} records: {found}")
+
+        return RoundTrip(put, check)
+
+    def get(self, target: TargetClient, pool: PlainPool, count: int) -> RoundTrip:
+        """Return the get of `count` random records to random places; its check verifies them."""
+        keys = self._random.sample(self._keys[: self._next], count)
+        into = pool.pick(self.namespace.record_bytes, count)
+
+        def get() -> None:
+            got = target.get(self.namespace, keys, into, ANSWER_S)
+            if got.blocks != count:
+                raise HoldfastError(f"got {got.blocks} of {count}: {got.outcome} {got.reason}")
+
+        def check() -> None:
+            namespace = self.namespace
+            for key, record in zip(keys, into, strict=True):
+                outcome = verify(record, key, namespace.fingerprint, namespace.payload_bytes)
+                if outcome is not Outcome.OK:
+                    raise HoldfastError(f"a received record is {outcome}")
+
+        return RoundTrip(get, check)
+
+    def sample(self, count: int) -> list[bytes]:
+        """Return random keys of records that the target holds."""
+        return self._random.choices(self._keys[: self._next], k=count)
+
+    def _rename(self) -> None:
+        size = self.namespace.payload_bytes
+        numbers = (size << 64 | next(self._numbers) for _ in self._views)
+        self._keys = [number.to_bytes(KEY_BYTES, "little") for number in numbers]
+        self._next = 0
+        for view, key in zip(self._views, self._keys, strict=True):
+            header = Header(
+                key=key,
+                parent=self.namespace.fingerprint,
+                fingerprint=self.namespace.fingerprint,
+                domain=self.namespace.domain,
+                depth=0,
+                tokens=self.namespace.block_tokens,
+                payload_bytes=size,
+                raw_bytes=size,
+            )
+            pack(view, header)
+
+
+class TransferPairs:
+    """Costs of alternating transfers by Holdfast and by plain sockets."""
+
+    def __init__(self, target: TargetProcess, plain: PlainPeer) -> None:
+        self.ours: list[TransferCost] = []
+        self.plain: list[TransferCost] = []
+        self._target_pid = target.process.pid
+        self._plain_pid = plain.process.pid
+
+    def turn(self, ours: RoundTrip, plain: Callable[[], None]) -> None:
+        """Time both transfers, plain sockets first."""
+        self.plain.append(_cost(plain, self._plain_pid))
+        self.ours.append(_cost(ours.run, self._target_pid))
+        ours.check()
+
+    def speed_row(self, what: str, nbytes: int, goal: float | None) -> Row:
+        """Return the row of a batch: GB/s, with plain sockets as the limit."""
+        ours, plain = _median_s(self.ours), _median_s(self.plain)
+        row = share(what, nbytes / ours / GB, "GB/s", nbytes / plain / GB, goal)
+        scale = GB / nbytes
+        more: dict[str, object] = {
+            "near_s_per_gb": statistics.fmean(cost.near_s for cost in self.ours) * scale,
+            "far_s_per_gb": statistics.fmean(cost.far_s for cost in self.ours) * scale,
+            "plain_near_s_per_gb": statistics.fmean(cost.near_s for cost in self.plain) * scale,
+            "plain_far_s_per_gb": statistics.fmean(cost.far_s for cost in self.plain) * scale,
+        }
+        return with_more(row, more)
+
+    def cpu_row(self, what: str) -> Row:
+        """Return the row of CPU time at both ends, relative to plain sockets."""
+        spent = [sum(cost.near_s + cost.far_s for cost in side) for side in (self.ours, self.plain)]
+        return at_most(f"{what}.cpu", spent[0] / spent[1], "x plain", CPU_GOAL)
+
+
+class PoolBench(NamedTuple):
+    """A target, a plain-socket server and local memory; `suffix` is appended to row names."""
+
+    target: TargetProcess
+    plain: PlainPeer
+    pool: PlainPool
+    rounds: int
+    suffix: str = ""
+    goal: float | None = SPEED_GOAL
+
+    def every_size(self) -> list[Row]:
+        """Measure get and put of 32 blocks and of one at every size, and lookups."""
+        memory, rows = aligned_buffer(RECORDS_BYTES), list[Row]()
+        for nbytes in SIZES:
+            records = RecordBatch(nbytes, memory)
+            records.fill(self.target.client)
+            if nbytes == SIZES[0]:
+                rows.append(self.exist(records))
+            rows += self.batches(records, nbytes) + self.singles(records, nbytes)
+        return rows
+
+    def batches(self, records: RecordBatch, nbytes: int) -> list[Row]:
+        """Measure get and put of 32 blocks per call."""
+        rows = []
+        goal = self.goal if nbytes == MAIN_BYTES else None
+        for verb, trip, plain in self._ways(records, nbytes, BATCH):
+            pairs = TransferPairs(self.target, self.plain)
+            pairs.turn(trip(), plain)
+            pairs = TransferPairs(self.target, self.plain)
+            for _ in range(self.rounds):
+                pairs.turn(trip(), plain)
+            what = f"pool.{verb}.{_label(nbytes)}x{BATCH}{self.suffix}"
+            rows.append(pairs.speed_row(what, BATCH * nbytes, goal))
+            if goal and not self.suffix:
+                rows.append(pairs.cpu_row(what))
+        return rows
+
+    def singles(self, records: RecordBatch, nbytes: int) -> list[Row]:
+        """Measure get and put of one block per call."""
+        rows = []
+        for verb, trip, plain in self._ways(records, nbytes, 1):
+            ours_us: list[float] = []
+            plain_us: list[float] = []
+            for _ in range(self.rounds):
+                plain_us += [_microseconds(plain) for _ in range(SINGLES_PER_ROUND)]
+                trips = [trip() for _ in range(SINGLES_PER_ROUND)]
+                ours_us += [_microseconds(each.run) for each in trips]
+                for each in trips[-1:]:
+                    each.check()
+            goal = SMALL_GOAL_US if self.goal and (verb, nbytes) == ("get", SIZES[0]) else None
+            what = f"pool.{verb}.{_label(nbytes)}{self.suffix}"
+            row = at_most(what, statistics.median(ours_us), "us", goal)
+            rows.append(with_more(row, {"plain_us": statistics.median(plain_us)}))
+        return rows
+
+    def exist(self, records: RecordBatch) -> Row:
+        """Time a lookup of 1,000 blocks that are all held."""
+        times_ms = []
+        for _ in range(SINGLES_PER_ROUND * self.rounds):
+            keys = records.sample(EXIST_KEYS)
+            start_s = time.perf_counter()
+            found = self.target.client.exist(records.namespace, keys, ANSWER_S)
+            times_ms.append(1e3 * (time.perf_counter() - start_s))
+            if found.held != b"\1" * EXIST_KEYS:
+                raise HoldfastError(f"{sum(found.held)} of {EXIST_KEYS} exist: {found.outcome}")
+        goal = EXIST_GOAL_MS if self.goal else None
+        what = f"pool.exist.{EXIST_KEYS}{self.suffix}"
+        return at_most(what, statistics.median(times_ms), "ms", goal)
+
+    def _ways(
+        self, records: RecordBatch, nbytes: int, count: int
+    ) -> list[tuple[str, Callable[[], RoundTrip], Callable[[], None]]]:
+        client, pool, plain = self.target.client, self.pool, self.plain
+        return [
+            ("get", lambda: records.get(client, pool, count), lambda: plain.get(nbytes, count)),
+            ("put", lambda: records.put(client, count), lambda: plain.put(nbytes, count)),
+        ]
+
+
+def pool_rows(folder: Path, rounds: int) -> list[Row]:
+    """Measure get, put and exist at every size, one block and 32 per call."""
+    pool = PlainPool()
+    with TargetProcess(folder) as target, PlainPeer(folder, pool) as plain:
+        return PoolBench(target, plain, pool, rounds).every_size()
+
+
+def sealed_rows(folder: Path, rounds: int) -> list[Row]:
+    """Measure get and put of 32 blocks of 2 MiB over TLS, against plain sockets over TLS."""
+    from holdfast_bench.harness.certificates import Authority
+
+    pool, records = PlainPool(), RecordBatch(MAIN_BYTES, aligned_buffer(RECORDS_BYTES))
+    tls = Authority(folder).issue("bench", HOST)
+    with TargetProcess(folder, tls) as target, PlainPeer(folder, pool, tls) as plain:
+        records.fill(target.client)
+        return PoolBench(target, plain, pool, rounds, ".tls").batches(records, MAIN_BYTES)
+
+
+def nixl_rows(folder: Path, rounds: int) -> list[Row]:
+    """Measure get, put and exist at every size over NIXL, against plain sockets.
+
+    No rows if NIXL is not installed. No goal: on one host without RDMA, NIXL has no advantage.
+    """
+    transfer_buffers = TransferBuffers()
+    if transfer_buffers.wait(READY_S) is None:
+        return []
+    pool = PlainPool()
+    with (
+        TargetProcess(folder, transfer_buffers=transfer_buffers) as target,
+        PlainPeer(folder, pool) as plain,
+    ):
+        wait_until(target.process, target.over_nixl, READY_S)
+        return PoolBench(target, plain, pool, rounds, ".nixl", None).every_size()
+
+
+def _label(nbytes: int) -> str:
+    return f"{nbytes // MIB}MiB" if nbytes >= MIB else f"{nbytes // KIB}KiB"
+
+
+def _cost(work: Callable[[], None], far_pid: int) -> TransferCost:
+    near_s, far_s, start_s = time.process_time(), _spent_s(far_pid), time.perf_counter()
+    work()
+    seconds = time.perf_counter() - start_s
+    return TransferCost(seconds, time.process_time() - near_s, _spent_s(far_pid) - far_s)
+
+
+def _microseconds(work: Callable[[], None]) -> float:
+    start_s = time.perf_counter()
+    work()
+    return 1e6 * (time.perf_counter() - start_s)
+
+
+def _spent_s(pid: int) -> float:
+    """Return the CPU seconds of a process, including its ended threads."""
+    return time.clock_gettime(~pid << 3 | _SCHEDULED)
+
+
+def _median_s(costs: Sequence[TransferCost]) -> float:
+    return statistics.median(cost.seconds for cost in costs)

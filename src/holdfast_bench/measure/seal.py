@@ -1,0 +1,251 @@
+"""Measure the cost of sealing: a core against plain AES-256-GCM, disk and pool against unsealed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from holdfast.blocks.envelope import NONCE_BYTES, TAG_BYTES, Header
+from holdfast.buffers import aligned_buffer
+from holdfast.codec.pack import pack
+from holdfast.codec.seal import DATA_KEY_BYTES, DataKey, missing
+from holdfast.errors import ConfigError, Outcome
+from holdfast.keys.keyring import KeyRing
+from holdfast.limits import GIB
+from holdfast.membership.members import Member
+from holdfast.report import Row, at_least, share
+from holdfast.store.options import StoreOptions
+from holdfast.store.sealing import Sealing
+from holdfast.store.store import Store
+from holdfast.store.write_behind import LOCAL_SEAL
+from holdfast.tiers.base import Tier
+from holdfast.tiers.disk.file import DiskConfig
+from holdfast.tiers.disk.tier import DiskTier
+from holdfast.tiers.pool.tier import PoolTier
+from holdfast.wire.remote.client import TargetClient
+from holdfast_bench.harness.hardware_limits import GB
+from holdfast_bench.harness.paired_runs import Speed, paired, speed_row, timed
+from holdfast_bench.measure.degraded_pool import ManualMembers
+from holdfast_bench.measure.disk import (
+    BATCH,
+    FINGERPRINT,
+    NAMESPACE,
+    PASSES,
+    PAYLOAD_BYTES,
+    SECRET,
+    chain_of,
+    fill,
+    timed_fetch,
+)
+from holdfast_bench.measure.pool import TargetProcess
+
+CORE_GOAL = 5.0
+"""GB/s that one core must seal, and must open."""
+
+TIER_GOAL = 0.90
+"""Sealed throughput of a disk or a pool, as a share of the unsealed throughput."""
+
+DISK_BYTES = 2 * GIB
+DISK_CONTEXTS = 16
+DISK_PASSES = 2 * PASSES
+"""Passes per round: the disk's own speed varies by 0.5 GB/s between passes."""
+
+POOL_CONTEXTS = 7
+"""Contexts of each of the two stores: one target's memory holds them all, a store's arena does not.
+"""
+
+SEED_OFFSET = 1 << 14
+"""Offset of the second store's seeds, so that two stores over one target share no key."""
+
+BLOCKS = 32
+
+
+def need_cipher() -> None:
+    """Raise ConfigError if the cryptography library is missing."""
+    if lack := missing():
+        raise ConfigError(lack)
+
+
+def core_rows(rounds: int) -> list[Row]:
+    """Measure sealing and opening of blocks on one core, and the cipher alone, in CPU time.
+
+    Blocks are sealed in batches into the rotating buffers that a store uses for its disk, and are
+    opened in place.
+    """
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    size = NAMESPACE.record_bytes
+    header = Header(FINGERPRINT, FINGERPRINT, FINGERPRINT, NAMESPACE.domain, 0, 1, PAYLOAD_BYTES, 0)
+    plain = [aligned_buffer(size) for _ in range(BLOCKS)]
+    sealed = [aligned_buffer(size) for _ in range(BLOCKS)]
+    for record in plain:
+        pack(record, header)
+    sealing, key = _keys()
+    cipher, nonce, about = AESGCM(os.urandom(DATA_KEY_BYTES)), os.urandom(NONCE_BYTES), bytes(112)
+    texts = [aligned_buffer(size)[:PAYLOAD_BYTES] for _ in range(BLOCKS)]
+    ciphered = [aligned_buffer(size)[: PAYLOAD_BYTES + TAG_BYTES] for _ in range(BLOCKS)]
+    staged_records = LOCAL_SEAL.groups * LOCAL_SEAL.group_bytes_max // PAYLOAD_BYTES
+    stages = [aligned_buffer(size) for _ in range(staged_records)]
+    staged = [stage[: PAYLOAD_BYTES + TAG_BYTES] for stage in stages]
+
+    def seal(into: Sequence[memoryview]) -> None:
+        sealers = [sealing.sealer(record, NAMESPACE.domain) for record in plain]
+        for i, sealer in enumerate(sealers):
+            if (
+                isinstance(sealer, Outcome)
+                or sealer.seal(plain[i], into[i % len(into)]) is not Outcome.OK
+            ):
+                raise RuntimeError("a block cannot be sealed")
+
+    def encrypt(into: Sequence[memoryview]) -> None:
+        for i in range(BLOCKS):
+            cipher.encrypt_into(nonce, texts[i], about, into[i % len(into)])
+
+    def decrypt() -> None:
+        for i in range(BLOCKS):
+            cipher.decrypt_into(nonce, ciphered[i], about, texts[i])
+
+    pairs: dict[str, list[tuple[float, float]]] = {"seal.seal": [], "seal.open": []}
+    for _ in range(PASSES * rounds):
+        speeds = _per_core(lambda: seal(stages)), _per_core(lambda: encrypt(staged))
+        pairs["seal.seal"].append(speeds)
+        seal(sealed)
+        encrypt(ciphered)
+        speeds = _per_core(lambda: [key.open(record) for record in sealed]), _per_core(decrypt)
+        pairs["seal.open"].append(speeds)
+    rows = [_core_row(what, speeds) for what, speeds in pairs.items()]
+    slowest = min(row.value or 0.0 for row in rows)
+    return [*rows, at_least("seal.core", slowest, "GB/s", CORE_GOAL)]
+
+
+def _keys() -> tuple[Sealing, DataKey]:
+    """Return a store's sealing for the bench's domain, and its data key."""
+    ring = KeyRing(None)
+    ring.enrol("bench", SECRET)
+    sealing = Sealing({NAMESPACE.domain}, ring)
+    key = ring.current(NAMESPACE.domain)
+    if key is None:
+        raise RuntimeError("a new key ring has no data key")
+    return sealing, key
+
+
+def _core_row(what: str, speeds: list[tuple[float, float]]) -> Row:
+    value = statistics.median(ours for ours, _ in speeds)
+    return share(what, value, "GB/s", statistics.median(limit for _, limit in speeds))
+
+
+class _BenchedStore:
+    """A store over one tier; its arena is much smaller than the tier, so every fetch promotes.
+
+    `first` is the seed of the first context that it writes.
+    """
+
+    def __init__(self, store: Store, first: int = 1) -> None:
+        self._store = store
+        self._tier = store.table.lower[0].name
+        self._numbers = itertools.count(first)
+        self._held: list[list[bytes]] = []
+        self._turn = itertools.count()
+
+    def write(self) -> Speed:
+        """Save a context; time from its commit until the tier below holds all of it."""
+        store, keys = self._store, chain_of(next(self._numbers), BATCH).keys
+        reserved = store.reserve(NAMESPACE, keys, FINGERPRINT, 0)
+        fill(store, keys, reserved.places)
+        self._held.append(keys)
+        return timed(BATCH * PAYLOAD_BYTES, lambda: self._commit(reserved.ticket))
+
+    def hold(self, contexts: int) -> None:
+        """Save this number of contexts, for `fetch`."""
+        self._held.clear()
+        for _ in range(contexts):
+            self.write()
+
+    def fetch(self) -> Speed:
+        """Fetch the least recently fetched context, and time it."""
+        keys = self._held[next(self._turn) % len(self._held)]
+        return timed_fetch(self._store, keys, self._tier)
+
+    def _commit(self, ticket: int) -> None:
+        if self._store.commit(ticket) != BATCH:
+            raise RuntimeError("a block got no slot in memory")
+        while self._store.table.unwritten():
+            time.sleep(0.0005)
+
+
+def disk_rows(folder: Path, rounds: int) -> list[Row]:
+    """Measure write-behind to a disk tier and fetches from it, sealed and unsealed."""
+
+    def disk(name: str) -> DiskTier:
+        return DiskTier(DiskConfig(path=str(folder / name), capacity_bytes=DISK_BYTES))
+
+    with _store(disk("sealed"), KeyRing(None)) as sealed, _store(disk("plain"), None) as plain:
+        sides = _BenchedStore(sealed), _BenchedStore(plain)
+        # Fill both logs once: the first write to a part of the file takes longer.
+        for _ in range(DISK_BYTES // (BATCH * PAYLOAD_BYTES)):
+            for side in sides:
+                side.write()
+        return _rows("seal.disk", DISK_PASSES * rounds, sides, DISK_CONTEXTS)
+
+
+def pool_rows(folder: Path, rounds: int, what: str = "seal.pool") -> list[Row]:
+    """Measure write-behind to a target over TCP and fetches from it, sealed and unsealed."""
+    with TargetProcess(folder) as target:
+
+        def pool() -> PoolTier:
+            source = ManualMembers()
+            tier = PoolTier(source, lambda member: TargetClient(member.address))
+            source.publish([Member(id="target", address=target.address)])
+            return tier
+
+        with _store(pool(), KeyRing(None)) as sealed, _store(pool(), None) as plain:
+            sides = _BenchedStore(sealed), _BenchedStore(plain, SEED_OFFSET)
+            return _rows(what, PASSES * rounds, sides, POOL_CONTEXTS)
+
+
+def _rows(
+    what: str, passes: int, sides: tuple[_BenchedStore, _BenchedStore], contexts: int
+) -> list[Row]:
+    sealed, plain = sides
+    rows = [_pair(f"{what}.write", passes, sealed.write, plain.write)]
+    for side in sides:
+        side.hold(contexts)
+    return [*rows, _pair(f"{what}.fetch", passes, sealed.fetch, plain.fetch)]
+
+
+def _pair(what: str, passes: int, ours: Callable[[], Speed], plain: Callable[[], Speed]) -> Row:
+    plain_cpu_s = []
+
+    def limit() -> float:
+        speed = plain()
+        plain_cpu_s.append(speed.cpu_s_per_gb)
+        return speed.gb_per_s
+
+    pairs = paired(passes, ours, limit)
+    cpu_s = statistics.median(plain_cpu_s)
+    return speed_row(
+        what, pairs, TIER_GOAL, limit_is="the same, not sealed", plain_cpu_s_per_gb=cpu_s
+    )
+
+
+@contextlib.contextmanager
+def _store(tier: Tier, ring: KeyRing | None) -> Iterator[Store]:
+    """Open a store over one tier; it seals if `ring` is given."""
+    if ring is not None:
+        ring.enrol("bench", SECRET)
+    options = StoreOptions(ring=ring)
+    with Store(4 * BATCH * PAYLOAD_BYTES, [tier], {"bench": SECRET}, options) as store:
+        store.start()
+        yield store
+
+
+def _per_core(work: Callable[[], object]) -> float:
+    """Run `work`, which processes every block; return GB of payload per CPU second."""
+    start_s = time.process_time()
+    work()
+    return BLOCKS * PAYLOAD_BYTES / (time.process_time() - start_s) / GB

@@ -1,0 +1,1 @@
+"""Other KV stores (peers): start their servers and measure them with their own clients."""

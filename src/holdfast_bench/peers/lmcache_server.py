@@ -1,0 +1,123 @@
+"""Measure LMCache's remote server (`lm://`) with a client of ours that uses LMCache's messages.
+
+LMCache's own client receives a record into a buffer that it allocates; the client here receives it
+into the caller's buffer, which favours LMCache. The server does not answer a put, so a batch of
+puts ends with a query for its last key.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from holdfast.probe import free_port
+from holdfast_bench.harness.process import ChildProcess, wait_until
+from holdfast_bench.harness.server import HOST
+
+READY_S = 60.0
+WHY_NOT = (
+    "lmcache is not installed; its packages require CUDA: without CUDA, install it with --no-deps "
+    "and add the packages that it imports"
+)
+
+
+def installed() -> bool:
+    """Whether this Python has LMCache's server."""
+    return find_spec("lmcache") is not None
+
+
+class LMCachePeer:
+    """A server process and one connection to it; see `peers.MeasuredPeer`."""
+
+    def __init__(self, folder: Path) -> None:
+        from lmcache.utils import CacheEngineKey
+        from lmcache.v1.memory_management import MemoryFormat
+        from lmcache.v1.protocol import (
+            ClientCommand,
+            ClientMetaMessage,
+            ServerMetaMessage,
+            ServerReturnCode,
+        )
+        from torch import Size, uint8
+
+        self._folder = folder
+        self._key, self._request, self._reply = CacheEngineKey, ClientMetaMessage, ServerMetaMessage
+        self._command, self._good = ClientCommand, ServerReturnCode.SUCCESS
+        self._format, self._dtype, self._shape = MemoryFormat(1), uint8, Size
+        self._process: ExitStack = ExitStack()
+        self._socket: Any = None
+        self.clear()
+
+    def put(self, keys: Sequence[bytes], records: Sequence[memoryview]) -> None:
+        """Send one record after the other; then query the last key, which waits for all."""
+        for key, record in zip(keys, records, strict=True):
+            self._send(self._command.PUT, key, len(record))
+            self._socket.sendall(record)
+        if self.exist(keys[-1:]) != 1:
+            raise HoldfastError("LMCache's server did not store a record")
+
+    def get(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> None:
+        """Request one record after the other."""
+        for key, place in zip(keys, into, strict=True):
+            self._send(self._command.GET, key, 0)
+            if not self._receive_code() or not self._fill(place):
+                raise HoldfastError("LMCache's server did not return a record")
+
+    def exist(self, keys: Sequence[bytes]) -> int:
+        """Query one key after the other."""
+        found = 0
+        for key in keys:
+            self._send(self._command.EXIST, key, 0)
+            found += self._receive_code()
+        return found
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Do nothing: the server overwrites a record that it holds."""
+
+    def clear(self) -> None:
+        """Start a new server: its protocol has no command to empty it."""
+        self.close()
+        port = free_port()
+        argv = [sys.executable, "-m", "lmcache.v1.server", HOST, str(port), "cpu"]
+        env = {"LMCACHE_TRACK_USAGE": "false"}
+        process = ChildProcess("lmcache", argv, self._folder / "lmcache.log", env)
+        self._process.enter_context(process)
+        wait_until(process, lambda: self._dial(port), READY_S)
+
+    def close(self) -> None:
+        """Close the connection and end the server."""
+        if self._socket is not None:
+            self._socket.close()
+        self._process.close()
+
+    def _dial(self, port: int) -> bool:
+        try:
+            self._socket = socket.create_connection((HOST, port))
+        except ConnectionRefusedError:
+            return False
+        return True
+
+    def _send(self, command: Any, key: bytes, nbytes: int) -> None:  # noqa: ANN401  # LMCache's
+        name = self._key("holdfast", 1, 0, int.from_bytes(key, "little"), self._dtype)
+        shape = self._shape([nbytes, 0, 0, 0])
+        request = self._request(command, name, nbytes, self._format, self._dtype, shape)
+        self._socket.sendall(request.serialize())
+
+    def _receive_code(self) -> bool:
+        reply = memoryview(bytearray(self._reply.packlength()))
+        return self._fill(reply) and self._reply.deserialize(bytes(reply)).code == self._good
+
+    def _fill(self, place: memoryview) -> bool:
+        at = 0
+        while at < len(place):
+            nbytes: int = self._socket.recv_into(place[at:])
+            if not nbytes:
+                return False
+            at += nbytes
+        return True

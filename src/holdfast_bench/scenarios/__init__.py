@@ -1,0 +1,1 @@
+"""Scenarios on real engines: the demos and the comparisons of time to first token."""

@@ -1,0 +1,243 @@
+"""The steps of `holdfast demo`: one context is saved once and fetched after each kind of loss."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.limits import BLOCK_TOKENS
+from holdfast_bench.harness.completion import CompletionAnswer, MeasuredCompletion, ask, wait_asking
+from holdfast_bench.harness.node import NodeUnderTest
+from holdfast_bench.harness.server import (
+    SPIN_S,
+    VllmServer,
+    VllmServerOptions,
+    holdfast_kv_transfer,
+    wait_all_ready,
+)
+from holdfast_bench.scenarios import document
+from holdfast_bench.scenarios.miss_causes import MissWatch
+
+BATCH_TOKENS = 1024
+"""Tokens of one prefill step."""
+
+QUESTION = "\n\n# Question: what is the text above about, and which part matters most?\n# Answer:"
+FOLLOW_UP = "\n\n# Question: and what should a reader look at next, and why?\n# Answer:"
+QUESTION_TOKENS_MAX = 40
+FOLLOW_UP_TOKENS_MAX = 48
+ANSWER_TOKENS = 16
+
+
+COVER_DEADLINE_MS = 10_000
+"""Longest wait for the node's answer, long enough that a busy or stalled machine does not make the
+engine compute. A dead node is noticed at once by its closed socket."""
+
+
+class Prompts(msgspec.Struct, frozen=True):
+    """The parts of the prompts, as token ids.
+
+    Outputs are compared bit for bit, and in bfloat16 the shape of a matrix product changes its
+    last bits. So the tail after the last whole block must have the same shape if the context is
+    computed and if it is fetched: the context ends where a prefill step ends, and question, answer
+    and follow-up together fit into the block after it.
+    """
+
+    context: list[int]
+    question: list[int]
+    follow_up: list[int]
+
+    @property
+    def first(self) -> list[int]:
+        """The context and the question about it."""
+        return self.context + self.question
+
+    @property
+    def unrelated(self) -> list[int]:
+        """A prompt as long as `first` without a common prefix: the context in reverse order."""
+        return [*reversed(self.context), *self.question]
+
+    @property
+    def probe(self) -> list[int]:
+        """The beginning of `unrelated`: one whole block and the length of the question."""
+        return self.unrelated[: BLOCK_TOKENS + len(self.question)]
+
+    def next(self, answer: CompletionAnswer) -> list[int]:
+        """The conversation so far and another question."""
+        return [*self.first, *answer.tokens, *self.follow_up]
+
+
+class DemoSettings(msgspec.Struct, frozen=True):
+    """The demo's folder, model and prompts, its node's planning mode, and the progress callback."""
+
+    folder: Path
+    model: Path
+    dtype: str
+    prompts: Prompts
+    plan: str
+    tell: Callable[[str], None]
+
+
+class DemoStep(msgspec.Struct, frozen=True):
+    """One row of the demo: a request, its result and the expected result.
+
+    `equal`: the output is the reference output. `fetched`: tokens expected from Holdfast. `tier`:
+    the tier expected, "" for any. `token_bytes`: KV state of one token. `reason`: the reason in the
+    node's plan. `cause`: the recorded cause if the context was not fetched as expected.
+    """
+
+    name: str
+    asked: MeasuredCompletion
+    equal: bool
+    fetched: int
+    tier: str = ""
+    token_bytes: float = 0.0
+    reason: str = ""
+    cause: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the output is right and the context came from the expected tier."""
+        tokens = self.asked.tokens
+        right_tier = not self.tier or set(tokens.fetched) <= {self.tier}
+        return self.equal and tokens.fetched_total == self.fetched and right_tier
+
+    @property
+    def gb_per_s(self) -> float | None:
+        """KV state fetched per second of the time to the first token; None if none was fetched."""
+        nbytes = self.asked.tokens.fetched_total * self.token_bytes
+        return nbytes / self.asked.answer.ttft_s / 1e9 if nbytes else None
+
+
+class _References(msgspec.Struct, frozen=True):
+    """The right outputs, from KV state that the engine computed and still had in its own cache."""
+
+    first: CompletionAnswer
+    next: CompletionAnswer
+
+
+def prompts_of(model: Path, source: Path | None, tokens: int) -> Prompts:
+    """Tokenize the document and the questions. Raises ConfigError if they make no valid prompt."""
+    if tokens < BATCH_TOKENS or tokens % BATCH_TOKENS:
+        nearest = max(1, round(tokens / BATCH_TOKENS)) * BATCH_TOKENS
+        raise ConfigError(
+            f"--tokens: {tokens} is not a multiple of {BATCH_TOKENS}, so outputs could not be "
+            f"compared bit for bit; take {nearest}"
+        )
+    tokenizer = document.tokenizer_of(model)
+    return Prompts(
+        context=document.read_tokens(tokenizer, source, tokens),
+        question=document.tokens_of(tokenizer, QUESTION)[:QUESTION_TOKENS_MAX],
+        follow_up=document.tokens_of(tokenizer, FOLLOW_UP)[:FOLLOW_UP_TOKENS_MAX],
+    )
+
+
+def walk(setting: DemoSettings) -> Generator[DemoStep]:
+    """Run the demo and yield each step when it is done; all processes end with the iteration."""
+    prompts, tell = setting.prompts, setting.tell
+    with ExitStack() as stack:
+        tell("the node starts, then an engine")
+        node = stack.enter_context(
+            NodeUnderTest(setting.folder / "node", settings={"plan": setting.plan})
+        )
+        engine = _start(stack, setting, node, "engine-a")
+        wait_all_ready([engine])
+        # An engine's first long prompt is slower than its later ones: do not measure it.
+        _ask(engine, prompts.unrelated)
+
+        tell("the engine reads the document for the first time")
+        cold = _ask(engine, prompts.first)
+        right = _references(engine, prompts)
+        expected = _ExpectedHit(len(prompts.context), node.token_bytes(), node)
+        yield DemoStep("cold", cold, cold.answer.equals(right.first), fetched=0)
+        blocks = 2 * len(prompts.context) // BLOCK_TOKENS
+        node.wait_on_disk(blocks)
+
+        tell("the engine has forgotten it and is asked again")
+        engine.reset_prefix_cache()
+        yield expected.step("warm", engine, prompts.first, right.first)
+
+        tell("the engine was stopped; it starts again, and a second one beside it")
+        engine.process.stop()
+        engine = _start(stack, setting, node, "engine-a-again")
+        second = _start(stack, setting, node, "engine-b")
+        wait_all_ready([engine, second])
+        for fresh in (engine, second):
+            _ask(fresh, prompts.question)
+        time.sleep(SPIN_S)
+        yield expected.step("engine_restart", engine, prompts.first, right.first)
+
+        tell("the node was killed with -9 and starts again")
+        node.restart()
+        node.wait_on_disk(blocks)
+        for waiting in (engine, second):
+            wait_asking(waiting, node.last_plan, prompts.probe)
+        time.sleep(SPIN_S)
+        yield expected.step("node_restart", engine, prompts.first, right.first, tier="disk")
+
+        tell("the second engine is asked, while the first is alive")
+        time.sleep(SPIN_S)
+        yield expected.step("second_engine", second, prompts.first, right.first)
+
+        tell("the second engine has forgotten it and is asked a follow-up")
+        second.reset_prefix_cache()
+        yield expected.step("follow_up", second, prompts.next(right.first), right.next)
+
+
+class _ExpectedHit(msgspec.Struct, frozen=True):
+    """The values common to all steps that must hit; `context_tokens` must be fetched."""
+
+    context_tokens: int
+    token_bytes: float
+    node: NodeUnderTest
+
+    def step(
+        self,
+        name: str,
+        engine: VllmServer,
+        prompt: list[int],
+        right: CompletionAnswer,
+        tier: str = "",
+    ) -> DemoStep:
+        """Send a prompt whose context must be fetched whole; return the step."""
+        watch = MissWatch(self.node, engine.process.log)
+        asked = _ask(engine, prompt)
+        plan = watch.plan()
+        reason = str(plan["reason"]) if plan else ""
+        equal = asked.answer.equals(right)
+        step = DemoStep(name, asked, equal, self.context_tokens, tier, self.token_bytes, reason)
+        return step if step.ok else msgspec.structs.replace(step, cause=watch.why())
+
+
+def _start(stack: ExitStack, setting: DemoSettings, node: NodeUnderTest, name: str) -> VllmServer:
+    options = VllmServerOptions(
+        model=setting.model,
+        kv_transfer=holdfast_kv_transfer(node.address, COVER_DEADLINE_MS),
+        model_tokens_max=len(setting.prompts.context) + BATCH_TOKENS,
+        batch_tokens_max=BATCH_TOKENS,
+        dtype=setting.dtype,
+    )
+    engine = VllmServer(name, options, setting.folder / f"{name}.log")
+    stack.enter_context(engine.process)
+    return engine
+
+
+def _ask(engine: VllmServer, prompt: list[int]) -> MeasuredCompletion:
+    return ask(engine, prompt, ANSWER_TOKENS)
+
+
+def _references(engine: VllmServer, prompts: Prompts) -> _References:
+    """Return the outputs from the engine's own cache. Raises HoldfastError if it was evicted."""
+    first = _ask(engine, prompts.first)
+    follow_up = _ask(engine, prompts.next(first.answer))
+    for asked in (first, follow_up):
+        if asked.tokens.local != len(prompts.context):
+            raise HoldfastError(
+                f"no reference: the engine had {asked.tokens.local} tokens of its own instead of "
+                f"{len(prompts.context)}; is its cache too small for this model?"
+            )
+    return _References(first.answer, follow_up.answer)

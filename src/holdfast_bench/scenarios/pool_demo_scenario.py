@@ -1,0 +1,271 @@
+"""The steps of `holdfast demo --pool`: contexts saved on one host are fetched on another.
+
+One context of the demo is one segment, which is placed on one target. So the demo uses several
+contexts, and each step requests all of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.limits import BLOCK_TOKENS
+from holdfast_bench.harness.completion import CompletionAnswer, MeasuredCompletion, ask
+from holdfast_bench.harness.network import open_network
+from holdfast_bench.harness.pool import PoolUnderTest
+from holdfast_bench.harness.server import (
+    VllmServer,
+    VllmServerOptions,
+    holdfast_kv_transfer,
+    wait_all_ready,
+)
+from holdfast_bench.scenarios import document
+from holdfast_bench.scenarios.demo_scenario import (
+    ANSWER_TOKENS,
+    BATCH_TOKENS,
+    Prompts,
+    prompts_of,
+)
+from holdfast_bench.scenarios.miss_causes import MissWatch
+
+CONTEXTS = 6
+"""Contexts that a step requests."""
+
+TARGETS_MIN, TARGETS_MAX = 2, 16
+
+
+class PoolSetting(msgspec.Struct, frozen=True):
+    """The demo's folder, model, prompts and targets, its nodes' planning mode, and the callback.
+
+    `prompts` has `CONTEXTS` prompts for the first steps, then prompts for the target that joins.
+    """
+
+    folder: Path
+    model: Path
+    dtype: str
+    prompts: Sequence[Prompts]
+    targets: int
+    plan: str
+    tell: Callable[[str], None]
+
+
+class PoolStep(msgspec.Struct, frozen=True):
+    """One row: the requests of a step, one for each context, their results and expected results.
+
+    `equal`: every output is the reference output. `fetched`: tokens expected from the pool, at
+    least. `spread`: contexts of this step held by each living target. `token_bytes`: KV state of
+    one token. `cause`: the recorded cause for the first context not fetched as expected.
+    """
+
+    name: str
+    asked: Sequence[MeasuredCompletion]
+    equal: bool
+    fetched: int
+    spread: dict[str, int]
+    token_bytes: float = 0.0
+    cause: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every output is right and all contexts that the pool still had came from it."""
+        enough = self.fetched_tokens >= self.fetched if self.fetched else not self.fetched_tokens
+        return self.equal and enough and set(self.tiers) <= {"pool"}
+
+    @property
+    def ttft_s(self) -> float:
+        """Mean time to the first token."""
+        return sum(each.answer.ttft_s for each in self.asked) / len(self.asked)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that the engine computed, summed over the contexts."""
+        return sum(each.tokens.computed for each in self.asked)
+
+    @property
+    def fetched_tokens(self) -> int:
+        """Tokens fetched from Holdfast, summed over the contexts."""
+        return sum(each.tokens.fetched_total for each in self.asked)
+
+    @property
+    def tiers(self) -> list[str]:
+        """The tiers that the tokens were fetched from."""
+        return sorted({tier for each in self.asked for tier in each.tokens.fetched})
+
+    @property
+    def gb_per_s(self) -> float | None:
+        """KV state fetched per second of the time to the first token, over requests that hit."""
+        hits = [each for each in self.asked if each.tokens.fetched]
+        if not hits:
+            return None
+        nbytes = self.token_bytes * sum(each.tokens.fetched_total for each in hits)
+        return nbytes / sum(each.answer.ttft_s for each in hits) / 1e9
+
+
+def prompts_of_pool(model: Path, source: Path | None, tokens: int) -> list[Prompts]:
+    """Cut a document into contexts of `tokens` tokens, none of them a prefix of another.
+
+    The first half are the parts of the text, the second half the same parts in reverse token order.
+    Raises ConfigError.
+    """
+    first = prompts_of(model, source, tokens)
+    text = document.read_tokens(document.tokenizer_of(model), source, 2 * CONTEXTS * tokens)
+    parts = [text[start : start + tokens] for start in range(0, len(text), tokens)]
+    return [
+        msgspec.structs.replace(first, context=context)
+        for context in (*parts, *(part[::-1] for part in parts))
+    ]
+
+
+def check_targets(targets: int) -> None:
+    """Raise ConfigError if the demo does not support this number of targets."""
+    if not TARGETS_MIN <= targets <= TARGETS_MAX:
+        raise ConfigError(
+            f"--pool: {targets} targets, not from {TARGETS_MIN} to {TARGETS_MAX}; choose another"
+        )
+
+
+def walk(setting: PoolSetting) -> Generator[PoolStep]:
+    """Run the demo and yield each step when it is done; all processes end with the iteration."""
+    with ExitStack() as stack:
+        network = stack.enter_context(open_network(setting.folder / "network.log"))
+        setting.tell(f"{setting.targets} targets and two hosts start, on {network.kind}")
+        pool = PoolUnderTest(stack, setting.folder, network)
+        pool.start_targets(setting.targets)
+        yield from _PoolDemo(stack, setting, pool).walk()
+
+
+class _PoolDemo:
+    """The pool, its two engines, and the outputs and owners of the contexts computed so far."""
+
+    def __init__(self, stack: ExitStack, setting: PoolSetting, pool: PoolUnderTest) -> None:
+        self._tell, self._pool = setting.tell, pool
+        self._first = list(setting.prompts[:CONTEXTS])
+        self._further = list(setting.prompts[CONTEXTS:])
+        self._tokens = len(self._first[0].context)
+        self._right: list[CompletionAnswer] = []
+        self._owners: list[str] = []
+        self._a, self._b = (_start(stack, setting, pool, name) for name in ("host-a", "host-b"))
+        wait_all_ready([self._a, self._b])
+
+    def walk(self) -> Generator[PoolStep]:
+        self._warm_up()
+        self._tell("host A reads the contexts for the first time")
+        cold = [self._read_on_a(prompts) for prompts in self._first]
+        equal = all(map(_equals, cold, self._right))
+        yield PoolStep("prefill_on_a", cold, equal, 0, self._spread(0))
+
+        self._tell("host B is asked about them")
+        yield self._served("served_on_b", self._first, 0)
+
+        lost = self._victim()
+        self._tell(f"{lost} was killed with -9; host B has forgotten everything and is asked again")
+        self._forget_on_b()
+        self._pool.kill_target(lost)
+        yield self._served("target_killed", self._first, 0)
+
+        self._tell(f"another target takes the place of {lost}")
+        joined = self._pool.replace_target(lost)
+        self._tell(f"{joined} has joined; host A reads new contexts")
+        fresh = self._read_until_on(joined)
+        self._tell("host B is asked about the new contexts")
+        yield self._served("target_joined", fresh, CONTEXTS)
+
+    def _warm_up(self) -> None:
+        """Send one long prompt to each engine: the first is slower than later ones."""
+        self._tell("both engines warm up")
+        for shift, engine in enumerate((self._a, self._b), 1):
+            context, question = self._first[0].context, self._first[0].question
+            _ask(engine, [*context[shift:], *context[:shift], *question])
+        self._pool.wait_holding(2 * self._tokens // BLOCK_TOKENS)
+
+    def _read_on_a(self, prompts: Prompts) -> MeasuredCompletion:
+        """Let A compute a context; record the right output, and the target that now holds it."""
+        before = self._pool.blocks()
+        asked = _ask(self._a, prompts.first)
+        again = _ask(self._a, prompts.first)
+        if asked.tokens.fetched_total or again.tokens.local != self._tokens:
+            raise HoldfastError(
+                f"no reference: of {self._tokens} tokens the engine fetched "
+                f"{asked.tokens.fetched_total} instead of none, and then had "
+                f"{again.tokens.local} itself instead of all"
+            )
+        self._pool.wait_holding(sum(before.values()) + self._tokens // BLOCK_TOKENS)
+        after = self._pool.blocks()
+        self._owners.append(max(after, key=lambda name: after[name] - before[name]))
+        self._right.append(again.answer)
+        return asked
+
+    def _served(self, name: str, prompts: Sequence[Prompts], start: int) -> PoolStep:
+        """Request contexts from B; the first is number `start` of those that A computed."""
+        asked, causes = [], []
+        for number, each in enumerate(prompts, start):
+            watch = MissWatch(self._pool.hosts["host-b"], self._b.process.log)
+            asked.append(_ask(self._b, each.first))
+            owner = self._owners[number]
+            if owner in self._pool.targets and set(asked[-1].tokens.fetched) != {"pool"}:
+                causes.append(watch.why())
+        stop = start + len(prompts)
+        kept = sum(owner in self._pool.targets for owner in self._owners[start:stop])
+        return PoolStep(
+            name=name,
+            asked=asked,
+            equal=all(map(_equals, asked, self._right[start:stop])),
+            fetched=kept * self._tokens,
+            spread=self._spread(start),
+            token_bytes=self._pool.hosts["host-a"].token_bytes(),
+            cause=next(iter(causes), ""),
+        )
+
+    def _spread(self, start: int) -> dict[str, int]:
+        counted = Counter(self._owners[start:])
+        return {name: counted[name] for name in self._pool.targets}
+
+    def _victim(self) -> str:
+        """Return the target that holds the fewest contexts, at least one."""
+        held = Counter(self._owners)
+        return min(held, key=lambda name: held[name])
+
+    def _forget_on_b(self) -> None:
+        self._pool.hosts["host-b"].drop_all()
+        self._b.reset_prefix_cache()
+
+    def _read_until_on(self, joined: str) -> list[Prompts]:
+        """Let A compute `CONTEXTS` new contexts, and more until each target holds one of them."""
+        start = len(self._owners)
+        fresh: list[Prompts] = []
+        for prompts in self._further:
+            owners = set(self._owners[start:])
+            if len(fresh) >= CONTEXTS and owners == self._pool.targets.keys():
+                break
+            self._read_on_a(prompts)
+            fresh.append(prompts)
+        if joined not in self._owners:
+            raise HoldfastError(f"{joined} received none of {len(fresh)} new contexts")
+        return fresh
+
+
+def _start(stack: ExitStack, setting: PoolSetting, pool: PoolUnderTest, name: str) -> VllmServer:
+    node = pool.start_host(name, setting.plan)
+    options = VllmServerOptions(
+        model=setting.model,
+        kv_transfer=holdfast_kv_transfer(node.address),
+        model_tokens_max=len(setting.prompts[0].context) + BATCH_TOKENS,
+        batch_tokens_max=BATCH_TOKENS,
+        dtype=setting.dtype,
+    )
+    engine = VllmServer(f"the engine of {name}", options, setting.folder / f"{name}-engine.log")
+    stack.enter_context(engine.process)
+    return engine
+
+
+def _ask(engine: VllmServer, prompt: list[int]) -> MeasuredCompletion:
+    return ask(engine, prompt, ANSWER_TOKENS)
+
+
+def _equals(asked: MeasuredCompletion, right: CompletionAnswer) -> bool:
+    return asked.answer.equals(right)

@@ -1,0 +1,154 @@
+"""Time to first token, computed and fetched, in pairs: vLLM alone, with Holdfast, with LMCache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from holdfast.errors import HoldfastError
+from holdfast.limits import BLOCK_TOKENS
+from holdfast_bench.harness.completion import CompletionAnswer, ask, wait_asking, wait_fetching
+from holdfast_bench.harness.node import NodeUnderTest
+from holdfast_bench.harness.server import (
+    EngineCooldown,
+    VllmServer,
+    VllmServerOptions,
+    holdfast_kv_transfer,
+    wait_all_ready,
+)
+from holdfast_bench.peers import lmcache_engine, lmcache_server
+
+ANSWER_TOKENS = 4
+PROBE_TOKENS = BLOCK_TOKENS + 32
+
+
+class RaceTrack(msgspec.Struct, frozen=True):
+    """The servers that a comparison uses: engines of one model, and the node behind one of them.
+
+    `alone` has no connector, `behind` uses Holdfast, `lmcache` LMCache (None if not installed).
+    """
+
+    alone: VllmServer
+    behind: VllmServer
+    lmcache: VllmServer | None
+    node: NodeUnderTest
+    rest: EngineCooldown
+
+
+class RaceTimes(msgspec.Struct, frozen=True):
+    """Seconds to the first token of one prompt, one entry for each round.
+
+    `cold` is computed, the others fetched from that tier or peer. `missed` counts, by tier, the
+    requests whose context was not fetched whole from that tier. Their times are included, because
+    a user would have waited as long.
+    """
+
+    cold: list[float] = []
+    host: list[float] = []
+    disk: list[float] = []
+    lmcache: list[float] = []
+    missed: dict[str, int] = {}
+
+
+PEER = "external_unspecified"
+"""vLLM's name for the source of tokens that another connector fetched."""
+
+
+def gain(slow: Sequence[float], fast: Sequence[float]) -> float:
+    """Return the speed-up: the median over the pairs of slow time divided by fast time."""
+    return median(s / f for s, f in zip(slow, fast, strict=True))
+
+
+def lay_track(stack: ExitStack, folder: Path, model: Path, tokens_max: int) -> RaceTrack:
+    """Start the node and the engines; they end with `stack`."""
+    node = stack.enter_context(NodeUnderTest(folder / "node"))
+    flags = {"vllm-alone": {}, "vllm-holdfast": holdfast_kv_transfer(node.address)}
+    if lmcache_server.installed():
+        flags["vllm-lmcache"] = lmcache_engine.start(stack, folder)
+    engines = []
+    for name, flag in flags.items():
+        options = VllmServerOptions(model=model, kv_transfer=flag, model_tokens_max=tokens_max)
+        engines.append(VllmServer(name, options, folder / f"{name}.log"))
+        stack.enter_context(engines[-1].process)
+    wait_all_ready(engines)
+    alone, behind, *peer = engines
+    return RaceTrack(alone, behind, peer[0] if peer else None, node, EngineCooldown())
+
+
+def race(
+    track: RaceTrack, prompt: Sequence[int], rounds: int, tell: Callable[[str], None]
+) -> RaceTimes:
+    """Time the prompt on each engine, `rounds` times in alternating order, after a warm-up.
+
+    Raises HoldfastError if an answer of vLLM or of Holdfast differs from the first one.
+    """
+    times, right, probe = _warm_up(track, prompt)
+    for number in range(rounds):
+        tell(f"{len(prompt)} tokens, round {number + 1} of {rounds} ...")
+        runs: list[tuple[list[float], Callable[[], CompletionAnswer]]] = [
+            (times.cold, lambda: _cold(track, prompt)),
+            (times.host, lambda: _warm(track, track.behind, prompt, "host", times)),
+            (times.disk, lambda: _from_disk(track, prompt, probe, times)),
+        ]
+        for seconds, run in runs if number % 2 == 0 else reversed(runs):
+            answer = run()
+            if not answer.equals(right):
+                raise HoldfastError(f"the output differs: {answer.tokens}, not {right.tokens}")
+            seconds.append(answer.ttft_s)
+        if track.lmcache is not None:
+            times.lmcache.append(_warm(track, track.lmcache, prompt, PEER, times).ttft_s)
+    return times
+
+
+def _warm_up(
+    track: RaceTrack, prompt: Sequence[int]
+) -> tuple[RaceTimes, CompletionAnswer, list[int]]:
+    """Save the context on every engine; return empty times, the right answer, and a probe.
+
+    The probe is a short saved prompt: `wait_asking` sends it until the engine fetches again.
+    """
+    probe = list(reversed(prompt[:PROBE_TOKENS]))
+    blocks = track.node.blocks_on_disk() + len(prompt) // BLOCK_TOKENS + len(probe) // BLOCK_TOKENS
+    right = _cold(track, prompt)
+    track.rest.wait_others(track.behind)
+    ask(track.behind, prompt, ANSWER_TOKENS)
+    ask(track.behind, probe, 1)
+    track.node.wait_on_disk(blocks)
+    if track.lmcache is not None:
+        track.rest.wait_others(track.lmcache)
+        ask(track.lmcache, prompt, ANSWER_TOKENS)
+        wait_fetching(track.lmcache, prompt)
+    return RaceTimes(), right, probe
+
+
+def _cold(track: RaceTrack, prompt: Sequence[int]) -> CompletionAnswer:
+    track.rest.wait_others(track.alone)
+    track.alone.reset_prefix_cache()
+    return ask(track.alone, prompt, ANSWER_TOKENS).answer
+
+
+def _from_disk(
+    track: RaceTrack, prompt: Sequence[int], probe: Sequence[int], times: RaceTimes
+) -> CompletionAnswer:
+    """Restart the node, so that it reads the context from disk, and ask the engine."""
+    blocks = track.node.blocks_on_disk()
+    track.node.restart()
+    track.node.wait_on_disk(blocks)
+    wait_asking(track.behind, track.node.last_plan, probe)
+    return _warm(track, track.behind, prompt, "disk", times)
+
+
+def _warm(
+    track: RaceTrack, engine: VllmServer, prompt: Sequence[int], tier: str, times: RaceTimes
+) -> CompletionAnswer:
+    """Ask an engine whose own cache is empty; count a miss if `tier` did not give the context."""
+    track.rest.wait_others(engine)
+    engine.reset_prefix_cache()
+    asked = ask(engine, prompt, ANSWER_TOKENS)
+    whole = {tier: len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS}
+    times.missed[tier] = times.missed.get(tier, 0) + (asked.tokens.fetched != whole)
+    return asked.answer

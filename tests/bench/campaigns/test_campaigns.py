@@ -1,0 +1,116 @@
+"""A slice of every campaign: the same command that anyone can run for as long as they like."""
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from holdfast.errors import Outcome
+from holdfast.store import sealing, verify
+from holdfast.testing import payloads
+from holdfast_bench.campaigns import chaos, chaos_proxy, flips, reopened, torn, workload
+from holdfast_bench.campaigns.campaign import CAMPAIGNS, CampaignBudget
+from holdfast_bench.cli.soak import open_target
+
+pytest.importorskip("rich")
+
+SLICES = {
+    "crash": 200,
+    "flips": 3_000,
+    "reopened": 4_000,
+    "torn": 1_500,
+    "injected": 1_500,
+    "forged": 60_000,
+    "timing": 20_000,
+    "fuzz": 4_000,
+    "chaos": len(chaos.FAULTS),
+}
+"""How much of each; the longest comes first."""
+
+ALONE = ("timing", "chaos")
+"""These watch the clock: nothing else may run beside them."""
+
+
+def run_part(name, faults, folder):
+    """In a process of its own: here, all threads wait while a million objects are gone through."""
+    figures = folder / "soak.json"
+    options = ["--faults", str(faults), "--folder", str(folder), "--json", str(figures)]
+    command = [sys.executable, "-m", "holdfast", "soak", name, *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def slices(request, tmp_path_factory):
+    """The process of each campaign that is asked for, ended, and its folder."""
+    tests = [item for item in request.session.items if "slices" in item.fixturenames]
+    asked = {test.callspec.params["name"] for test in tests}
+    folders = {name: tmp_path_factory.mktemp("soak") for name in asked}  # short: sockets are in it
+    budget = [name for name in SLICES if name not in ALONE], ALONE
+    ended = {}
+    for names, at_once in zip(budget, (len(os.sched_getaffinity(0)), 1), strict=True):
+        with ThreadPoolExecutor(at_once) as pool:
+            for name in (name for name in names if name in asked):
+                ended[name] = pool.submit(run_part, name, SLICES[name], folders[name])
+    return {name: (ended[name].result(), folders[name]) for name in asked}
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", [campaign.name for campaign in CAMPAIGNS])
+def test_nothing_is_ever_served_wrong(name, slices):
+    ended, folder = slices[name]
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = json.loads((folder / "soak.json").read_text())["rows"]
+    assert [words for row in rows for words in row["failures"]] == []
+    assert sum(row["tried"] for row in rows) >= 0.9 * SLICES[name]
+
+
+@pytest.mark.parametrize(
+    ("part", "faults"),
+    [
+        ("flips.wire", 200),
+        ("injected.tier", 200),
+        ("timing.store.control", 200),
+        ("chaos.calls", 1),
+    ],
+)
+def test_a_part_runs_alone(part, faults, tmp_path):
+    ended = run_part(part, faults, tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (row,) = json.loads((tmp_path / "soak.json").read_text())["rows"]
+    assert row["what"] == f"soak.{part}"
+    assert row["tried"] >= 200
+
+
+def test_a_check_that_lets_everything_through_is_found_out(tmp_path, monkeypatch):
+    for name in ("_named", "verify"):
+        monkeypatch.setattr(sealing, name, lambda *_: Outcome.OK)
+    monkeypatch.setattr(verify, "verify", lambda *_: Outcome.OK)
+    budget = CampaignBudget(tries=30, seed=1, folder=tmp_path, target=open_target)
+    tallies = list(flips.run(budget))
+    plain = [
+        result for result in tallies if result.what in ("flips.host", "flips.disk", "flips.pool")
+    ]
+    assert len(plain) == 3
+    assert all(result.failed for result in plain)
+    assert "was served wrong" in tallies[0].failures[0]
+
+
+def test_a_disk_that_trusts_its_footers_is_found_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(workload.pack, "verify", lambda *_: Outcome.OK)
+    budget = CampaignBudget(tries=300, seed=1, folder=tmp_path, target=open_target)
+    assert any(result.failed for result in (*reopened.run(budget), *torn.run(budget)))
+
+
+def test_a_user_who_believes_whatever_comes_is_found_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(payloads.pack, "verify", lambda *_: Outcome.OK)
+    is_on = tuple(fault for fault in chaos.FAULTS if fault.name == "garbage")
+    monkeypatch.setattr(chaos, "FAULTS", is_on)
+    # Told so that the frame stands and the record in it does not: every such read then comes.
+    monkeypatch.setattr(
+        chaos_proxy, "_randomized", lambda data: data[:4096] + bytes(len(data[4096:]))
+    )
+    *_, blocks = chaos.run(CampaignBudget(tries=2, seed=1, folder=tmp_path, target=open_target))
+    assert any("a wrong byte" in words for words in blocks.failures)

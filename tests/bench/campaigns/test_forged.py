@@ -1,0 +1,58 @@
+"""The forged campaign notices where a token is let in that should not be."""
+
+import pytest
+
+from holdfast.wire.remote import token
+from holdfast_bench.campaigns import forged
+from holdfast_bench.campaigns.campaign import CampaignBudget
+from holdfast_bench.cli.soak import open_target
+
+
+@pytest.fixture
+def budget(tmp_path):
+    return CampaignBudget(tries=600, seed=1, folder=tmp_path, target=None)
+
+
+def test_every_kind_of_forgery_is_tried(budget):
+    result = forged._tokens(budget)
+    assert result.failures == []
+    assert set(result.counts) == {
+        "other claims", "another secret", "other nonces", "a stranger's",
+        "kept too long", "of too long a life",
+    }  # fmt: skip
+    assert sum(result.counts.values()) == result.tried == 600
+
+
+def test_tokens_that_never_expire_are_found_out(budget, monkeypatch):
+    def check(key, text, now):
+        return token.Token(text, token._claims(text), token._secret(key, text))
+
+    monkeypatch.setattr(token, "check", check)
+    monkeypatch.setattr(forged, "RefusedError", (forged.RefusedError, ValueError))
+    result = forged._tokens(budget)
+    assert result.failed == result.counts["kept too long"] + result.counts["of too long a life"] > 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "kind"), [("CLOCK_SKEW_S", "kept too long"), ("TOKEN_S_MAX", "of too long a life")]
+)
+def test_a_limit_that_is_not_kept_is_found_out(budget, monkeypatch, limit, kind):
+    check = token.check
+
+    def lax(key, text, now):
+        with monkeypatch.context() as patch:
+            patch.setattr(token, limit, 1e12)
+            return check(key, text, now)
+
+    monkeypatch.setattr(token, "check", lax)
+    result = forged._tokens(budget)
+    assert any(kind in words for words in result.failures)
+
+
+def test_only_names_that_were_asked_for_count(budget):
+    budget = budget._replace(tries=6_000, target=open_target)
+    with forged._attacked(budget) as attacked:
+        result = forged._across(attacked, budget)
+    fetches = result.counts.pop("own contexts read")
+    assert fetches > 2
+    assert result.tried == sum(result.counts.values()) + fetches * (forged.ASKED_AT_ONCE + 2)

@@ -1,0 +1,94 @@
+"""The campaign of failing system calls counts what struck, and lives as its seed says."""
+
+import contextlib
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from holdfast_bench.campaigns import injected
+from holdfast_bench.campaigns.campaign import CampaignBudget
+
+
+@pytest.fixture
+def budget(tmp_path):
+    return CampaignBudget(tries=4, seed=1, folder=tmp_path, target=None)
+
+
+@pytest.fixture
+def lives(monkeypatch):
+    """Put what is told of a life in the place of processes; return their seeds."""
+    seeds = []
+    told = {"struck": True, "status": 0, "said": ""}
+
+    def life(argv, folder, seed):
+        seeds.append(seed)
+        if not argv:
+            return 0, ""
+        Path(argv[argv.index("-o") + 1]).write_text("= -1 EIO (INJECTED)" * told["struck"])
+        return told["status"], told["said"]
+
+    monkeypatch.setattr(injected, "_why_not", lambda strace: "")
+    monkeypatch.setattr(injected.shutil, "which", lambda name: name)
+    monkeypatch.setattr(injected, "_life", life)
+    return seeds, told
+
+
+def test_what_strikes_nothing_is_not_tried_and_ends(budget, lives):
+    lives[1]["struck"] = False
+    result = injected._in_system_calls(budget)
+    assert result.tried == 0
+    assert set(result.counts) == {"struck nothing", "clean rejects"}
+    assert "82 rounds made only 0 faults" in result.failures
+    assert any("too few of" in words for words in result.failures)
+
+
+def test_a_disk_that_is_not_formatted_is_not_tried(budget, lives):
+    lives[1].update(status=2, said="opening 0: ConfigError: no room")
+    result = injected._in_system_calls(budget)
+    assert (result.tried, result.failures) == (0, ["82 rounds made only 0 faults"])
+    assert result.counts["clean rejects"] == sum(
+        result.counts[f"struck {kind}"] for kind in injected.CALLS
+    )
+
+
+def test_a_disk_that_is_refused_later_is_tried(budget, lives):
+    lives[1].update(status=2, said="opening 1: ConfigError: it cannot be written")
+    result = injected._in_system_calls(budget)
+    assert (result.tried, result.counts["clean rejects"], result.failures) == (4, 4, [])
+
+
+def test_a_life_that_is_refused_unstruck_is_wrong(budget, lives):
+    lives[1].update(struck=False, status=2, said="opening 1: ConfigError: it cannot be written")
+    assert "it cannot be written" in injected._in_system_calls(budget).failures[0]
+
+
+def test_another_seed_makes_other_lives(budget, lives):
+    injected._in_system_calls(budget)
+    injected._in_system_calls(budget._replace(seed=2))
+    assert lives[0] == [f"{seed}/{number}" for seed in (1, 2) for number in range(4) for _ in "ab"]
+
+
+def test_every_kind_of_call_is_drawn(budget):
+    drawn = [injected.Strike.drawn(random.Random(n), n) for n in range(200)]
+    assert {strike.kind for strike in drawn} == set(injected.CALLS)
+    assert any(s.kind == "fdatasync" and s.inject.endswith("when=3") for s in drawn)
+
+
+@pytest.fixture
+def _strace():
+    """Skip, saying why, where there is no strace that works and none can be installed."""
+    if not injected.shutil.which("strace"):
+        install = ["apt-get", "install", "-y", "--no-install-recommends", "strace"]
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(install, capture_output=True, timeout=240, check=False)
+    if why := injected._why_not(injected.shutil.which("strace")):
+        pytest.skip(why)
+
+
+@pytest.mark.usefixtures("_strace")
+def test_strikes_hit_a_disk_that_holds_something(budget):
+    result = injected._in_system_calls(budget._replace(tries=2))
+    assert (result.tried, result.failures) == (2, [])
+    assert result.counts["struck pwritev"] == result.counts["struck preadv"] == 1

@@ -1,0 +1,205 @@
+"""`holdfast bench` finds its subject, and each subject judges by its goals."""
+
+import contextlib
+import json
+
+import msgspec
+import pytest
+
+from holdfast import report
+from holdfast.cli import main
+from holdfast.errors import ConfigError
+from holdfast_bench.cli import bench, measuring
+from holdfast_bench.cli.bench import seal, vllm
+from holdfast_bench.scenarios import ttft_race
+from holdfast_bench.scenarios.throughput import ThroughputPairs
+from holdfast_bench.scenarios.ttft_race import RaceTimes
+
+pytest.importorskip("rich")
+
+FAST = RaceTimes(
+    cold=[3.0, 3.0, 3.3, 3.0, 3.0],
+    host=[0.1, 0.1, 0.1, 0.1, 0.1],
+    disk=[0.2, 0.2, 0.2, 0.2, 0.2],
+    lmcache=[0.12, 0.12, 0.12, 0.12, 0.12],
+    missed={"host": 0, "disk": 1},
+)
+LONG = RaceTimes(cold=[8.0] * 5, host=[0.2] * 5, disk=[0.4] * 5, missed={"host": 0, "disk": 0})
+EVEN = ThroughputPairs([10.0, 10.0, 11.0], [10.1, 10.1, 11.1])
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path, engine_is_here, reported):
+    """Run `bench vllm` on given times instead of real engines; return status and rows."""
+
+    def run(times, pairs, *options):
+        monkeypatch.setattr(vllm.model, "make", lambda _: tmp_path)
+        monkeypatch.setattr(vllm.ttft_race, "lay_track", lambda *_: None)
+        monkeypatch.setattr(vllm.document, "tokenizer_of", lambda _: None)
+        monkeypatch.setattr(vllm.document, "read_tokens", lambda *args: [0] * args[2])
+        races = iter(times)
+        asked = []
+
+        def race(_track, prompt, _rounds, _tell):
+            asked.append(len(prompt))
+            return next(races)
+
+        monkeypatch.setattr(vllm.ttft_race, "race", race)
+        monkeypatch.setattr(vllm.throughput, "measure", lambda *_: pairs)
+        status, rows = reported("bench", "vllm", *options)
+        assert asked == [4096 + 16, 8192 + 16][: len(times)]
+        return status, rows
+
+    return run
+
+
+def test_gains_are_medians_over_pairs_and_meet_their_goals(measured):
+    status, rows = measured([FAST, LONG], EVEN)
+    assert status == 0
+    shown = [(row["what"], row.get("source"), row["goal"], row["ok"]) for row in rows]
+    assert shown == [
+        ("vllm.warm.4096", "host", 20.0, True),
+        ("vllm.warm.4096", "disk", 12.0, True),
+        ("vllm.lmcache.4096", "host", 1.0, True),
+        ("vllm.warm.8192", "host", 35.0, True),
+        ("vllm.warm.8192", "disk", 18.0, True),
+        ("vllm.overhead", None, 2.0, True),
+    ]
+    host, disk, peer = rows[:3]
+    assert host["value"] == pytest.approx(30.0)
+    assert (host["cold_s"], host["warm_s"], host["rounds"]) == (3.0, 0.1, 5)
+    assert disk["missed"] == 1
+    assert peer["value"] == pytest.approx(1.2)
+    assert rows[-1]["value"] == pytest.approx(1.0)
+    assert rows[-1]["unit"] == "%"
+
+
+def test_a_missed_goal_is_exit_code_1(measured):
+    slow = RaceTimes(cold=[3.0] * 5, host=[0.2] * 5, disk=[0.2] * 5, missed={"host": 0, "disk": 0})
+    status, rows = measured([slow, LONG], EVEN)
+    assert status == 1
+    assert [row["what"] for row in rows if row["ok"] is False] == ["vllm.warm.4096"]
+
+
+def test_a_peer_that_missed_is_no_comparison(measured):
+    missed = FAST.missed | {ttft_race.PEER: 2}
+    loads = ThroughputPairs([10.0] * 5, [10.1] * 5)
+    status, rows = measured([msgspec.structs.replace(FAST, missed=missed), LONG], loads)
+    assert status == 0
+    [peer] = [row for row in rows if row["what"] == "vllm.lmcache.4096"]
+    assert (peer["missed"], peer["goal"], peer["ok"]) == (2, None, None)
+    assert rows[-1]["doubt"] == pytest.approx(0)
+
+
+def test_too_much_overhead_is_exit_code_1(measured):
+    status, rows = measured([FAST, LONG], ThroughputPairs([10.0] * 3, [10.3] * 3))
+    assert status == 1
+    assert rows[-1]["ok"] is False
+
+
+def test_quick_leaves_out_the_longest_context(measured):
+    status, rows = measured([FAST], EVEN, "--quick")
+    assert status == 0
+    assert {row["what"] for row in rows} == {"vllm.warm.4096", "vllm.lmcache.4096", "vllm.overhead"}
+
+
+TIMED = sorted(bench.SUBJECTS.keys() - {"policies"})
+"""Subjects whose figures differ from run to run."""
+
+
+@pytest.mark.parametrize("subject", TIMED)
+def test_too_few_rounds_are_refused_before_the_work(subject, capsys):
+    assert main(["bench", subject, "--rounds", "0"]) == 2
+    assert "--rounds: 0 is fewer than " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("subject", ["pool", "quota", "seal", "tiers"])
+def test_a_folder_that_is_not_there_is_named(subject, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("holdfast_bench.measure.seal.core_rows", lambda _: [])
+    row = report.at_most("index", 1.0, "us")
+    monkeypatch.setattr("holdfast_bench.measure.index.coverage_row", lambda _: row)
+    monkeypatch.setattr("holdfast_bench.measure.index.plan_row", lambda _: row)
+    assert main(["bench", subject, "--folder", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere: No such file or directory; name a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("speed", "status"), [(9.0, 0), (7.0, 1)])
+def test_json_on_standard_output_stands_alone(speed, status, monkeypatch, capsys):
+    rows = [report.at_least("seal.core", speed, "GB/s", 8.0)]
+    monkeypatch.setattr("holdfast_bench.measure.seal.need_cipher", lambda: None)
+    monkeypatch.setattr("holdfast_bench.measure.seal.core_rows", lambda _: rows)
+    assert main(["bench", "seal", "--quick", "--json", "-"]) == status
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert document["name"] == "bench seal"
+    assert [row["ok"] for row in document["rows"]] == [status == 0]
+    assert "seal.core" in said.err
+
+
+def test_a_bench_that_is_broken_off_keeps_what_it_measured(monkeypatch, tmp_path, capsys):
+    def measure(_options, _status):
+        yield report.at_least("seal.core", 5.5, "GB/s", goal=5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(seal, "measure", measure)
+    target = tmp_path / "seal.json"
+    target.write_text("the report of an earlier run")
+    assert main(["bench", "seal", "--json", str(target)]) == 130
+    document = json.loads((tmp_path / "seal.json.part").read_text())
+    assert document["broken_off"] is True
+    assert [(row["what"], row["value"]) for row in document["rows"]] == [("seal.core", 5.5)]
+    assert target.read_text() == "the report of an earlier run"
+    said = capsys.readouterr().out
+    assert "holdfast bench seal, broken off" in said
+    assert f"written until then: {target}.part" in said
+
+
+def test_a_bench_that_never_began_leaves_nothing(monkeypatch, tmp_path):
+    def measure(_options, _status):
+        raise ConfigError("no such machine")
+        yield
+
+    monkeypatch.setattr(seal, "measure", measure)
+    assert main(["bench", "seal", "--json", str(tmp_path / "seal.json")]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("subject", ["calibrate", "plan", "vllm"])
+def test_without_the_engine_the_remedy_is_named(subject, monkeypatch, capsys):
+    monkeypatch.setattr(measuring, "find_spec", lambda _: None)
+    assert main(["bench", subject]) == 2
+    assert "vLLM is not installed here: `make setup` brings its CPU build" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("subject", bench.SUBJECTS)
+def test_every_subject_shows_its_own_options(subject, capsys):
+    with contextlib.suppress(SystemExit):
+        main(["bench", subject, "--help"])
+    out = capsys.readouterr().out
+    assert f"holdfast bench {subject}" in out
+    assert "--json" in out
+    assert "--quick" in out
+
+
+def test_an_unknown_subject_is_answered_with_the_known_ones(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "weather"])
+    assert ended.value.code == 2
+    assert "tiers" in capsys.readouterr().err
+
+
+def test_help_lists_subjects_and_exit_codes(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    out = capsys.readouterr().out
+    assert all(name in out for name in bench.SUBJECTS)
+    assert "exit codes" in out
+
+
+@pytest.mark.parametrize("subject", bench.SUBJECTS)
+def test_the_help_of_each_subject_ends_with_the_exit_codes(capsys, subject):
+    with pytest.raises(SystemExit):
+        main(["bench", subject, "--help"])
+    assert "exit codes: 0 all is well" in capsys.readouterr().out

@@ -1,0 +1,79 @@
+"""`holdfast bench quota` judges what it measured: by turns, one p99 against the other."""
+
+import argparse
+import contextlib
+
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast_bench.cli.bench import quota
+
+pytest.importorskip("rich")
+
+
+WORST = (30, 80)
+"""One fetch of each kind that stood still: not what a hundred are like."""
+
+
+class Measured:
+    """Stands for the two domains: 100 ms in peace, as slow as it is told in the flood."""
+
+    slow = 1.0
+
+    def __init__(self, _folder, share):
+        self.share = share
+        self.work_slots = ""
+        self.flood_bytes = 0
+
+    @contextlib.contextmanager
+    def flooded(self, name):
+        assert name == "flood"
+        self.work_slots += "F"
+        yield
+        self.work_slots += "."
+
+    def fetch(self, name, number):
+        assert name == "victim"
+        flooded = self.work_slots.endswith("F")
+        self.flood_bytes += flooded
+        at = number % 101  # 50 in peace, one that comes first in the flood, 50 more
+        if at == 50:
+            return 0.9
+        if number in WORST:
+            return 5.0
+        return 0.1 * (self.slow if flooded and at == 90 else 1.0)
+
+    def close(self):
+        assert self.work_slots == "F.F."
+
+
+@pytest.mark.parametrize(("slow", "status"), [(1.1, 0), (1.5, 1)])
+def test_the_99th_percentile_in_the_flood_is_held_against_that_in_peace(
+    monkeypatch, reported, slow, status
+):
+    monkeypatch.setattr(quota, "_Bench", Measured)
+    monkeypatch.setattr(Measured, "slow", slow)
+    pauses = []
+    monkeypatch.setattr(quota.time, "sleep", pauses.append)
+    monkeypatch.setattr(quota, "WINDOW_S", 0.0)
+    ended, found = reported("bench", "quota", "--rounds", "2")
+    rows = {row["what"]: row for row in found}
+    assert ended == status
+    for name in ("quota.flooded.share1", "quota.flooded.share16"):
+        assert rows[name]["ratio"] == pytest.approx(slow)
+        assert rows[name]["goal"] == 1.2
+        assert rows[name]["ok"] is (status == 0)
+        assert rows[name]["fetches"] == 100
+        assert rows[name]["onset_ms"] == pytest.approx(900)
+        assert rows[name]["flood_disk"] > 0
+    assert rows["quota.saturating.share1"]["ok"] is None
+    assert [round(pause, 6) for pause in pauses] == [0.12] * 404 + [0.0] * 202
+
+
+def test_the_worst_of_few_is_no_percentile():
+    with pytest.raises(ConfigError, match="--rounds: 1 is fewer than 2; raise it"):
+        quota.add_arguments(parser := argparse.ArgumentParser()) or parser.parse_args(
+            ["--rounds", "1"]
+        )
+    fetches = [0.1] * (quota.QUICK_ROUNDS * quota.FETCHES_A_PHASE - 1)
+    assert quota._p99([*fetches, 9.0]) == 0.1

@@ -1,0 +1,76 @@
+"""Processes that are stopped: none of their threads runs any more, until it may."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast_bench.harness.pause import pause, resume
+
+COUNT = """
+import mmap, sys, threading
+with open(sys.argv[1], "r+b") as file:
+    counts = mmap.mmap(file.fileno(), 4)
+def count(at):
+    while True:
+        counts[at] = (counts[at] + 1) % 256
+for at in range(3):
+    threading.Thread(target=count, args=(at,)).start()
+count(3)
+"""
+IN_A_CHILD = """
+import subprocess, sys
+subprocess.run([sys.executable, "-c", *sys.argv[1:]])
+"""
+
+
+@pytest.fixture
+def counts():
+    """A file in memory: in a file on disk a write waits while the disk takes older ones."""
+    with os.fdopen(os.memfd_create("counts"), "r+b") as file:
+        file.truncate(4)
+        yield Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+
+
+def moves(counts, within_s=120.0):
+    """Whether any thread counts on within this time."""
+    before, end = counts.read_bytes(), time.monotonic() + within_s
+    while counts.read_bytes() == before and time.monotonic() < end:
+        time.sleep(0.001)
+    return counts.read_bytes() != before
+
+
+@pytest.mark.parametrize("argv", [[COUNT], [IN_A_CHILD, COUNT]], ids=["itself", "its group"])
+def test_no_thread_runs_until_it_may_go_on(counts, argv):
+    command = [sys.executable, "-c", *argv, str(counts)]
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        assert moves(counts)
+        for _ in range(20):
+            pause(process.pid)
+            assert not moves(counts, 0.01)
+            resume(process.pid)
+            assert moves(counts)
+    finally:
+        pause(process.pid)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_one_that_leads_no_group_is_stopped_alone(counts):
+    with subprocess.Popen([sys.executable, "-c", COUNT, str(counts)]) as process:
+        assert moves(counts)
+        pause(process.pid)
+        assert not moves(counts, 0.1)
+        process.kill()
+
+
+def test_one_that_ended_can_not_be_stopped():
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+        with pytest.raises(ProcessLookupError):
+            pause(process.pid)

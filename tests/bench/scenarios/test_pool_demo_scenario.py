@@ -1,0 +1,210 @@
+"""The pool's steps: real targets and hosts, engines that only save and fetch, strict verdicts."""
+
+import hashlib
+import os
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.limits import BLOCK_TOKENS
+from holdfast.wire.local import messages as m
+from holdfast.wire.local.client import Client
+from holdfast_bench.harness import pool as pool_rig
+from holdfast_bench.harness.completion import CompletionAnswer, MeasuredCompletion, TokenSources
+from holdfast_bench.harness.process import ChildProcess
+from holdfast_bench.scenarios import pool_demo_scenario
+from holdfast_bench.scenarios.demo_scenario import Prompts
+from holdfast_bench.scenarios.pool_demo_scenario import (
+    CONTEXTS,
+    PoolSetting,
+    PoolStep,
+    check_targets,
+    walk,
+)
+
+FINGERPRINT = b"fingerprint-16-b"
+PAYLOAD_BYTES = 20_000
+TOKENS = 2 * BLOCK_TOKENS
+opened = []
+ANSWER = CompletionAnswer((1, 2), (), 0.5, 1.0)
+
+
+def payload_of(key):
+    return hashlib.shake_128(key).digest(PAYLOAD_BYTES)
+
+
+class FakeEngine:
+    """Saves what it computes, fetches what its node covers, checks every byte; no model."""
+
+    def __init__(self, name, options, log):
+        address = options.kv_transfer["kv_connector_extra_config"]["holdfast"]
+        hello = m.Hello(m.PROTOCOL, name, FINGERPRINT, PAYLOAD_BYTES, BLOCK_TOKENS, "default")
+        self.client = Client(address, hello, 10)
+        self.process = ChildProcess(name, ["sleep", "600"], log, {})
+        opened.append(self.client)
+        self.own = set()
+
+    def reset_prefix_cache(self):
+        self.own.clear()
+
+    def ask(self, prompt):
+        blocks = len(prompt) // BLOCK_TOKENS
+        keys = [
+            hashlib.blake2b(
+                repr(prompt[: (i + 1) * BLOCK_TOKENS]).encode(), digest_size=16
+            ).digest()
+            for i in range(blocks)
+        ]
+        fetched = {}
+        local = sum(key in self.own for key in keys) * BLOCK_TOKENS
+        if not local and self.client.call(m.Cover(b"".join(keys)), 20).blocks:
+            fetched = self.fetch(keys)
+        landed = sum(fetched.values())
+        self.save(keys[landed // BLOCK_TOKENS :], FINGERPRINT if not landed else keys[0])
+        self.own.update(keys)
+        computed = len(prompt) - local - landed
+        text = hashlib.blake2b(repr(prompt).encode(), digest_size=8).digest()
+        return MeasuredCompletion(
+            CompletionAnswer(tuple(text), (), 0.1, 0.2), TokenSources(computed, local, fetched)
+        )
+
+    def fetch(self, keys):
+        fetched = self.client.call(m.Fetch(b"".join(keys), 10.0), 20)
+        for key, place in zip(keys, fetched.places, strict=False):
+            start = place + HEADER_BYTES
+            assert self.client.arena.view[start : start + PAYLOAD_BYTES] == payload_of(key)
+        if fetched.lease:
+            self.client.call(m.Release(fetched.lease), 20)
+        return {tier: BLOCK_TOKENS * blocks for tier, blocks in fetched.sources.items()}
+
+    def save(self, keys, parent):
+        if not keys:
+            return
+        reserved = self.client.call(m.Reserve(b"".join(keys), parent, 0), 20)
+        for key, place in zip(keys, reserved.places, strict=True):
+            if place >= 0:
+                start = place + HEADER_BYTES
+                self.client.arena.view[start : start + PAYLOAD_BYTES] = payload_of(key)
+        self.client.call(m.Commit(reserved.ticket), 20)
+
+
+@pytest.fixture
+def setting(tmp_path, monkeypatch):
+    """The street's setting, with engines that need no model."""
+    monkeypatch.setattr(pool_demo_scenario, "VllmServer", FakeEngine)
+    monkeypatch.setattr(pool_demo_scenario, "wait_all_ready", lambda _: None)
+    monkeypatch.setattr(pool_demo_scenario, "ask", lambda engine, prompt, _: engine.ask(prompt))
+    prompts = [
+        Prompts([1000 * number + i for i in range(TOKENS)], [7] * 9, [8] * 9)
+        for number in range(4 * CONTEXTS)
+    ]
+    yield PoolSetting(tmp_path, Path("none"), "auto", prompts, 3, "held", lambda _: None)
+    while opened:
+        opened.pop().close()
+
+
+def test_one_hosts_contexts_come_back_on_another_whoever_dies_or_joins(setting):
+    with closing(walk(setting)) as street:
+        steps = {step.name: step for step in street}
+    assert list(steps) == ["prefill_on_a", "served_on_b", "target_killed", "target_joined"]
+    assert [step.name for step in steps.values() if not step.ok] == []
+    all_tokens = CONTEXTS * TOKENS
+    assert steps["prefill_on_a"].fetched_tokens == 0
+    assert (steps["served_on_b"].fetched_tokens, steps["served_on_b"].tiers) == (
+        all_tokens,
+        ["pool"],
+    )
+    before, after = steps["served_on_b"].spread, steps["target_killed"].spread
+    [dead] = before.keys() - after.keys()
+    assert 0 < before[dead] < CONTEXTS
+    assert steps["target_killed"].fetched_tokens == all_tokens - before[dead] * TOKENS
+    joined = steps["target_joined"]
+    assert joined.fetched_tokens == len(joined.asked) * TOKENS
+    assert joined.spread.keys() == {*after, "target-4"}
+    assert joined.spread["target-4"] > 0
+    for host in ("host-a", "host-b"):
+        assert "plan: held" in (setting.folder / host / "node.yaml").read_text()
+
+
+def test_keys_and_tokens_are_for_their_owner_only(setting):
+    with closing(walk(setting)) as street:
+        next(street)
+        for name in ("domain.key", "token.key", "token"):
+            assert (setting.folder / name).stat().st_mode & 0o777 == 0o600
+        config = (setting.folder / "target-1" / "node.yaml").read_text()
+        assert "key_file" in config
+
+
+def test_without_root_too_it_runs_and_its_processes_end_with_the_iteration(setting, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    started = []
+    node = pool_rig.NodeUnderTest
+    monkeypatch.setattr(
+        pool_rig, "NodeUnderTest", lambda *a, **k: started.append(node(*a, **k)) or started[-1]
+    )
+    with closing(walk(setting)) as street:
+        next(street)
+        assert len(started) == 5
+        members = (setting.folder / "members.yaml").read_text()
+        assert members.count("tcp://127.0.0.1:") == 3
+        assert all(each.process.running for each in started)
+    assert not any(each.process.running for each in started)
+
+
+def test_targets_that_hold_less_than_they_were_given_are_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool_rig, "WAIT_TIMEOUT_S", 0.1)
+    pool = pool_rig.PoolUnderTest.__new__(pool_rig.PoolUnderTest)
+    pool.targets, pool._folder = {}, tmp_path
+    with pytest.raises(HoldfastError, match=r"the targets hold 0 blocks of 8 after 0 s"):
+        pool.wait_holding(8)
+
+
+@pytest.mark.parametrize("targets", [-1, 0, 1, 17])
+def test_a_pool_that_can_not_lose_one_is_refused(targets):
+    with pytest.raises(ConfigError, match=rf"--pool: {targets} targets, not from 2 to 16"):
+        check_targets(targets)
+
+
+def step(fetched, *tokens, equal=True):
+    return PoolStep(
+        "served_on_b",
+        [MeasuredCompletion(ANSWER, each) for each in tokens],
+        equal,
+        fetched,
+        {},
+        1e6,
+    )
+
+
+HIT, MISS = TokenSources(40, 0, {"pool": 1024}), TokenSources(1064, 0, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "ok"),
+    [
+        (step(2048, HIT, HIT), True),
+        (step(1024, HIT, MISS), True),
+        (step(0, MISS, MISS), True),
+        (step(2048, HIT, MISS), False),
+        (step(0, HIT, MISS), False),
+        (step(2048, HIT, HIT, equal=False), False),
+        (step(2048, HIT, TokenSources(40, 0, {"host": 1024})), False),
+    ],
+)
+def test_a_step_is_ok_only_if_equal_and_all_that_was_kept_came_from_the_pool(given, ok):
+    assert given.ok is ok
+
+
+def test_figures_are_means_sums_and_the_speed_of_those_that_hit():
+    slow = msgspec.structs.replace(ANSWER, ttft_s=1.5)
+    both = PoolStep(
+        "x", [MeasuredCompletion(ANSWER, HIT), MeasuredCompletion(slow, MISS)], True, 1024, {}, 1e6
+    )
+    assert both.ttft_s == 1.0
+    assert (both.computed_tokens, both.fetched_tokens) == (1104, 1024)
+    assert both.gb_per_s == pytest.approx(1024 * 1e6 / 0.5 / 1e9)
+    assert step(0, MISS).gb_per_s is None

@@ -1,0 +1,175 @@
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.client.private_node import PrivateNode, _locked
+from holdfast.errors import HoldfastError
+from holdfast.wire.local.client import Client
+from holdfast.wire.local.messages import PROTOCOL, Hello, Status
+
+
+def folder_of(address):
+    return Path(address.removeprefix("unix://")).parent
+
+
+def gone(address, within_s=60.0):
+    end_s = time.monotonic() + within_s
+    while folder_of(address).exists():
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_two_processes_of_one_engine_share_a_node(tmp_path):
+    first = PrivateNode("engine", tmp_path)
+    second = PrivateNode("engine", tmp_path)
+    try:
+        assert second.address == first.address
+        client = Client(first.address, Hello(PROTOCOL, "test"), 5.0)
+        assert client.call(Status(), 5.0).data["blocks"] == 0
+        client.close()
+        second.close()
+        Client(first.address, Hello(PROTOCOL, "test"), 5.0).close()
+    finally:
+        first.close()
+    assert gone(first.address)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_others_may_change_is_no_place_to_meet(tmp_path):
+    tmp_path.chmod(0o777)
+    with pytest.raises(HoldfastError, match=r"other users may change folder.*XDG_RUNTIME_DIR"):
+        PrivateNode("engine", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_engine_has_another_node(tmp_path):
+    nodes = [PrivateNode(name, tmp_path) for name in ("one", "two")]
+    addresses = {node.address for node in nodes}
+    for node in nodes:
+        node.close()
+    assert len(addresses) == 2
+
+
+def test_a_node_ends_with_an_engine_that_was_killed(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from holdfast.client.private_node import PrivateNode\n"
+        "print(PrivateNode('engine', Path(sys.argv[1])).address, flush=True); time.sleep(600)"
+    )
+    argv = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as engine:
+        address = engine.stdout.readline().strip()
+        assert folder_of(address).exists()
+        engine.kill()
+    assert gone(address)
+    after = PrivateNode("engine", tmp_path)
+    try:
+        assert after.address != address
+    finally:
+        after.close()
+
+
+def test_what_killed_engines_left_is_swept_by_the_next_and_nothing_else_is(tmp_path):
+    living = PrivateNode("living", tmp_path)
+    (meeting,) = tmp_path.iterdir()
+    nowhere = f"unix://{tmp_path}/node.sock"
+    said = {
+        "engine-dead": nowhere,
+        "engine-unwritten": "",
+        "engine-young": nowhere,
+        "engine-locked": nowhere,
+        "engine-unknown": "what is this",
+        "notes": nowhere,
+    }
+    for name, address in said.items():
+        (tmp_path / name).write_text(address)
+    for path in set(tmp_path.iterdir()) - {tmp_path / "engine-young"}:
+        os.utime(path, (1e9, 1e9))
+    with (tmp_path / "engine-locked").open() as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        PrivateNode("other", tmp_path).close()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {meeting.name, *said} - {"engine-dead", "engine-unwritten"}
+    assert PrivateNode("living", tmp_path).address == living.address
+    living.close()
+
+
+def test_who_waits_for_a_meeting_file_that_is_removed_gets_the_one_that_others_find(tmp_path):
+    meeting, found = tmp_path / "engine-x", []
+
+    def wait():
+        with _locked(meeting) as file:
+            found.append(os.path.samestat(os.fstat(file.fileno()), meeting.stat()))
+
+    with _locked(meeting):
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        time.sleep(0.2)
+        meeting.unlink()
+    waiting.join(20)
+    assert found == [True]
+
+
+def test_a_meeting_place_is_for_its_user_only(tmp_path):
+    node = PrivateNode("engine", tmp_path / "new")
+    try:
+        assert os.stat(tmp_path / "new").st_mode & 0o077 == 0  # noqa: PTH116  # mode bits
+        (meeting,) = (tmp_path / "new").iterdir()
+        assert meeting.stat().st_mode & 0o077 == 0
+    finally:
+        node.close()
+
+
+def meeting_in(folder, engine_id="engine"):
+    name = hashlib.blake2b(engine_id.encode(), digest_size=8).hexdigest()
+    return folder / f"engine-{name}"
+
+
+KEPT = [
+    bytes(range(256)) * 64,
+    b"[" * 10_000 + b"]" * 10_000,
+    b"unix:///run/\0/node.sock",
+    b"unix:///" + b"a" * 4_000,
+    b"tcp://127.0.0.1:1",
+    b"9" * 10_000,
+    b"\xff\xfe" * 50,
+]
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=range(len(KEPT)))
+def test_what_is_no_address_is_ignored_with_a_line_in_the_log(kept, tmp_path, caplog):
+    meeting_in(tmp_path).write_bytes(kept)
+    node = PrivateNode("engine", tmp_path)
+    try:
+        client = Client(node.address, Hello(PROTOCOL, "test"), 5.0)
+        assert client.call(Status(), 5.0).data["blocks"] == 0
+        client.close()
+        assert meeting_in(tmp_path).read_text() == node.address
+        assert "the stored address of this engine's node is ignored" in caplog.text
+    finally:
+        node.close()
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "loop", "device"])
+def test_what_is_no_file_is_no_place_to_meet(kind, tmp_path):
+    meeting = meeting_in(tmp_path)
+    match kind:
+        case "folder":
+            meeting.mkdir()
+        case "fifo":
+            os.mkfifo(meeting)
+        case "loop":
+            meeting.symlink_to(meeting)
+        case "device":
+            meeting.symlink_to("/dev/zero")
+    with pytest.raises(HoldfastError, match=r"cannot be used: .*; remove it"):
+        PrivateNode("engine", tmp_path)

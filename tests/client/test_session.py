@@ -1,0 +1,302 @@
+"""One session, whether the store is in this process or a node's: same methods, same outcomes."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast import Outcome, Retention
+from holdfast.errors import BlockError, ConfigError, NodeGoneError, StoreClosedError
+from holdfast.limits import RESERVE_BLOCKS_MAX
+from holdfast.testing.embedded import (
+    BLOCKS,
+    FINGERPRINT,
+    LAYOUT,
+    blocks_for,
+    serves,
+    tokens_for,
+)
+from holdfast_bench.harness.process import ChildProcess, wait_until
+
+TOKENS = BLOCKS * LAYOUT.block_tokens
+
+
+class Node:
+    """A real node with a host and a disk tier, killed and started at will."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self.address = f"unix://{folder}/node.sock"
+        self._file = folder / "node.yaml"
+        self._file.write_text(
+            f"listen: {self.address}\n"
+            "tiers:\n"
+            "  - {kind: host, capacity: 64 MiB}\n"
+            f"  - {{kind: disk, path: {folder}/disk, capacity: 64 MiB}}\n"
+        )
+        self.process = None
+
+    def start(self):
+        argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(self._file)]
+        self.process = ChildProcess("node", argv, self._folder / "node.log", {})
+        wait_until(self.process, self._serves, 60)
+
+    def _serves(self):
+        with contextlib.suppress(NodeGoneError):
+            holdfast.open(self.address, domain="default").close()
+            return True
+        return False
+
+
+@pytest.fixture
+def node(tmp_path_factory):
+    one = Node(tmp_path_factory.mktemp("n"))
+    one.start()
+    yield one
+    one.process.kill()
+
+
+@pytest.fixture(params=["embedded", "node"])
+def store(request, tmp_path):
+    if request.param == "embedded":
+        opened = holdfast.open(host="64 MiB", disk="64 MiB", path=str(tmp_path / "disk"))
+    else:
+        opened = holdfast.open(request.getfixturevalue("node").address, domain="default")
+    with opened:
+        yield opened
+
+
+def test_what_is_saved_is_covered_and_fetched(store):
+    session = store.session(FINGERPRINT)
+    assert session.cover(tokens_for(1)) == 0
+    found = np.zeros_like(blocks_for(1))
+    landed = session.fetch(tokens_for(1), into=found)
+    assert (landed.tokens, landed.blocks, landed.outcome) == (0, 0, Outcome.MISS)
+    assert session.save(tokens_for(1), blocks_for(1)) == BLOCKS
+    assert session.save(tokens_for(1), blocks_for(1)) == 0
+    assert session.cover(tokens_for(1)) == TOKENS
+    landed = session.fetch(tokens_for(1), into=found)
+    assert landed[:4] == (TOKENS, BLOCKS, {"host": BLOCKS}, Outcome.OK)
+    assert (found == blocks_for(1)).all()
+
+
+def test_the_longest_held_prefix_is_fetched_and_the_rest_stays_as_it_is(store):
+    session = store.session(FINGERPRINT)
+    session.save(tokens_for(1), blocks_for(1))
+    longer = [*tokens_for(1), *range(500_000, 500_000 + 2 * LAYOUT.block_tokens)]
+    found = np.full((BLOCKS + 2, *blocks_for(1).shape[1:]), 7, np.float16)
+    landed = session.fetch(longer, into=found)
+    assert landed.blocks == BLOCKS
+    assert (found[:BLOCKS] == blocks_for(1)).all()
+    assert (found[BLOCKS:] == 7).all()
+
+
+def test_a_context_longer_than_one_reservation_is_saved_whole(store):
+    layout = holdfast.Layout.portable(
+        layers=1, kv_heads=1, head_size=8, dtype="float16", block_tokens=1
+    )
+    model = holdfast.Fingerprint(
+        model="small", layout=layout, positions="none", adapter="none", kv_quantisation="none"
+    )
+    count = RESERVE_BLOCKS_MAX + 10
+    session, blocks = store.session(model), np.arange(count, dtype=np.uint32)
+    blocks = np.repeat(blocks[:, None], layout.payload_bytes // 4, axis=1)
+    assert session.save(list(range(count)), blocks) == count
+    found = np.zeros_like(blocks)
+    assert session.fetch(list(range(count)), into=found).blocks == count
+    assert (found == blocks).all()
+
+
+def test_arguments_are_checked_before_anything_is_sent(store):
+    session = store.session(FINGERPRINT)
+    with pytest.raises(BlockError, match="fill 3"):
+        session.save(tokens_for(1), blocks_for(1)[:2])
+    with pytest.raises(BlockError, match="retention"):
+        session.save(tokens_for(1), blocks_for(1), "durable")
+    readonly = blocks_for(1)
+    readonly.flags.writeable = False
+    with pytest.raises(BlockError, match="read-only"):
+        session.fetch(tokens_for(1), into=readonly)
+    with pytest.raises(BlockError, match="deadline_s"):
+        session.cover(tokens_for(1), deadline_s=-1)
+    for fingerprint, domain in ((None, "default"), (FINGERPRINT, 3)):
+        with pytest.raises(BlockError, match="session"):
+            store.session(fingerprint, domain)
+    with pytest.raises(ConfigError, match="nobody"):
+        raise_as_config(lambda: store.session(FINGERPRINT, "nobody"))
+
+
+def raise_as_config(work):
+    """A node refuses a domain in the words of the embedded store's ConfigError."""
+    try:
+        work()
+    except holdfast.HoldfastError as error:
+        raise ConfigError(str(error)) from error
+
+
+def test_hints_name_sessions_and_contexts(store):
+    session = store.session(FINGERPRINT)
+    session.save(tokens_for(1), blocks_for(1), Retention.DURABLE)
+    assert session.prestage(tokens_for(1)) == TOKENS
+    assert session.pin(tokens_for(1), ttl_s=5) == TOKENS
+    assert session.returns("chat", 1) == 0
+    session.follow(tokens_for(1), "chat")
+    assert session.returns("chat", 1) == BLOCKS
+    assert session.closed("chat") == BLOCKS
+
+
+def test_many_threads_use_one_session(store):
+    session = store.session(FINGERPRINT)
+    failed = []
+
+    def use(seed):
+        try:
+            for at in range(10):
+                serves(session, 100 * seed + at)
+        except BaseException as error:  # noqa: BLE001  # told below
+            failed.append(error)
+
+    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+def test_a_closed_store_answers_gone_and_accepts_nothing(store):
+    session = store.session(FINGERPRINT)
+    serves(session, 1)
+    store.close()
+    found = np.full_like(blocks_for(1), 7)
+    landed = session.fetch(tokens_for(1), into=found)
+    assert (landed.blocks, landed.outcome) == (0, Outcome.GONE)
+    assert "closed" in landed.reason
+    assert (found == 7).all()
+    for call in (
+        lambda: session.save(tokens_for(2), blocks_for(2)),
+        lambda: session.cover(tokens_for(1)),
+        lambda: session.prestage(tokens_for(1)),
+        lambda: store.session(FINGERPRINT),
+    ):
+        with pytest.raises(StoreClosedError):
+            call()
+
+
+def test_status_and_listing_show_what_is_stored(store):
+    serves(store.session(FINGERPRINT), 1)
+    [entry] = store.listing()
+    assert entry["fingerprint"] == FINGERPRINT.digest().hex()
+    assert entry["blocks"] == BLOCKS
+    assert "tiers" in store.status()
+
+
+def test_two_processes_share_what_one_of_them_saved(node):
+    code = (
+        "import holdfast, sys\n"
+        "from holdfast.testing.embedded import FINGERPRINT, blocks_for, tokens_for\n"
+        "with holdfast.open(sys.argv[1], domain='default') as store:\n"
+        "    print(store.session(FINGERPRINT).save(tokens_for(1), blocks_for(1)))\n"
+    )
+    argv = [sys.executable, "-c", code, node.address]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == f"{BLOCKS}\n"
+    with holdfast.open(node.address, domain="default") as store:
+        found = np.zeros_like(blocks_for(1))
+        assert store.session(FINGERPRINT).fetch(tokens_for(1), into=found).blocks == BLOCKS
+        assert (found == blocks_for(1)).all()
+
+
+def test_a_node_that_is_killed_is_gone_and_a_new_one_is_found(node):
+    with holdfast.open(node.address, domain="default") as store:
+        session = store.session(FINGERPRINT)
+        serves(session, 1)
+        node.process.kill()
+        found = np.full_like(blocks_for(1), 7)
+        landed = session.fetch(tokens_for(1), into=found)
+        assert (landed.blocks, landed.outcome) == (0, Outcome.GONE)
+        assert (found == 7).all()
+        with pytest.raises(NodeGoneError):
+            session.save(tokens_for(2), blocks_for(2))
+        node.start()
+
+        def back():
+            with contextlib.suppress(NodeGoneError):
+                return session.cover(tokens_for(3)) == 0
+            return False
+
+        wait_until(node.process, back, 30)
+        serves(session, 3)
+
+
+def test_a_node_that_is_stopped_is_gone_in_time_and_serves_again_when_it_goes_on(node, monkeypatch):
+    with holdfast.open(node.address, domain="default") as store:
+        session = store.session(FINGERPRINT)
+        serves(session, 1)
+        group = os.getpgid(node.process.pid)
+        os.killpg(group, signal.SIGSTOP)
+        try:
+            landed = session.fetch(tokens_for(1), into=np.zeros_like(blocks_for(1)), deadline_s=0.2)
+            assert (landed.blocks, landed.outcome) == (0, Outcome.GONE)
+        finally:
+            os.killpg(group, signal.SIGCONT)
+
+        def back():
+            with contextlib.suppress(NodeGoneError):
+                return session.cover(tokens_for(1)) == TOKENS
+            return False
+
+        wait_until(node.process, back, 30)
+        serves(session, 2)
+
+
+def test_an_interrupted_call_gives_back_what_it_held(node, monkeypatch):
+    with holdfast.open(node.address, domain="default") as store:
+        session = store.session(FINGERPRINT)
+        serves(session, 1)
+
+        class Interrupted(BaseException):
+            pass
+
+        class Rows(list):
+            def __iter__(self):
+                raise Interrupted
+
+        backend = session._backend
+        with pytest.raises(Interrupted):
+            backend.fetch(session.chain(tokens_for(1)), Rows([memoryview(b"")]), 5.0)
+        serves(session, 2)
+        wait_until(node.process, lambda: store.status()["leases"] == 0, 30)
+
+
+def test_a_forked_child_is_told_to_open_its_own(node):
+    with holdfast.open(node.address, domain="default") as store:
+        session = store.session(FINGERPRINT)
+        serves(session, 1)
+        pid = os.fork()
+        if not pid:
+            status = 1
+            with contextlib.suppress(BaseException):
+                landed = session.fetch(tokens_for(1), into=np.zeros_like(blocks_for(1)))
+                store.close()
+                status = 0 if landed.outcome is Outcome.GONE and "fork" in landed.reason else 1
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        serves(session, 2)
+
+
+def test_open_names_what_does_not_go_together(tmp_path):
+    with pytest.raises(NodeGoneError, match="holdfast serve"):
+        holdfast.open(f"unix://{tmp_path}/none.sock", domain="default")
+    with pytest.raises(ConfigError, match="target"):
+        holdfast.open("tcp://127.0.0.1:1", domain="default")
+    with pytest.raises(ConfigError, match="omit host"):
+        holdfast.open(f"unix://{tmp_path}/none.sock", host="64 MiB")
+    with pytest.raises(ConfigError, match="embedded store"):
+        holdfast.open(domain="other")

@@ -1,0 +1,476 @@
+import multiprocessing
+import os
+import random
+import resource
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.client import weights_digest
+from holdfast.client.weights_digest import (
+    NoDigestError,
+    blob_name,
+    check_unchanged,
+    files_digest,
+    process_start_ns,
+)
+from holdfast_bench.campaigns.fuzz import mutated
+
+PATTERN = b"w" * 1000
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"layers": 2}')
+    (folder / "model.safetensors").write_bytes(PATTERN)
+    return folder
+
+
+@pytest.fixture
+def memory(tmp_path):
+    return tmp_path / "cache" / "digests.json"
+
+
+@pytest.fixture
+def settled(monkeypatch):
+    """Take files that were made a moment ago for files that have rested."""
+    monkeypatch.setattr(weights_digest, "UNCHANGED_S", 0.0)
+    time.sleep(0.02)  # a tick of the file system's clock
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Count the files that are read."""
+    counted, original = [], weights_digest._read
+
+    def read(source):
+        counted.append(source.name)
+        return original(source)
+
+    monkeypatch.setattr(weights_digest, "_read", read)
+    return counted
+
+
+def digest(folder, memory, reader="safetensors"):
+    return files_digest(reader, folder, sorted(folder.iterdir()), memory)
+
+
+def test_a_digest_depends_on_every_byte_and_on_the_reader(model, memory):
+    first = digest(model, memory)
+    assert digest(model, memory) == first
+    (model / "config.json").write_text('{"layers": 3}')
+    second = digest(model, memory)
+    (model / "model.safetensors").write_bytes(b"w" * 999 + b"v")
+    third = digest(model, memory)
+    assert len({first, second, third, digest(model, memory, "pt")}) == 4
+
+
+def test_only_the_files_that_are_named_count(model, memory):
+    named = [model / "model.safetensors"]
+    first = files_digest("safetensors", model, named, memory)
+    (model / "pytorch_model.bin").write_bytes(b"other weights")
+    assert files_digest("safetensors", model, named, memory) == first
+
+
+def test_a_digest_does_not_depend_on_where_the_model_lies(model, memory, tmp_path):
+    first = digest(model, memory)
+    model.rename(tmp_path / "elsewhere")
+    assert digest(tmp_path / "elsewhere", memory) == first
+
+
+def test_weights_under_another_name_are_another_model(model, memory):
+    first = digest(model, memory)
+    (model / "model.safetensors").rename(model / "weights.safetensors")
+    assert digest(model, memory) != first
+
+
+def test_what_did_not_change_is_not_read_again(model, memory, settled, reads):
+    first = digest(model, memory)
+    assert digest(model, memory) == first
+    assert len(reads) == 2
+    os.utime(model / "config.json", ns=(1, 1))
+    assert digest(model, memory) == first
+    assert len(reads) == 3
+
+
+def test_what_changed_a_moment_before_it_was_read_is_read_again(model, memory, reads):
+    first = digest(model, memory)
+    assert digest(model, memory) == first
+    assert len(reads) == 4
+
+
+def by_tar(file, other, scratch):
+    """Extract an archive whose times are normalised, as those of image layers are."""
+    archive = scratch / "layer.tar"
+    source = scratch / "source" / file.name
+    source.parent.mkdir()
+    source.write_bytes(other)
+    with tarfile.open(archive, "w") as layer:
+        entry = layer.gettarinfo(source, file.name)
+        entry.mtime = 0
+        with source.open("rb") as data:
+            layer.addfile(entry, data)
+    os.utime(file, ns=(0, 0))
+    yield
+    subprocess.run(["tar", "-xf", archive, "-C", file.parent], check=True)
+    assert file.stat().st_mtime_ns == 0
+
+
+def by_rm_and_cp(file, other, scratch):
+    source = scratch / "source"
+    source.write_bytes(other)
+    os.utime(file, ns=(5, 5))
+    os.utime(source, ns=(5, 5))
+    yield
+    file.unlink()
+    subprocess.run(["cp", "-p", source, file], check=True)
+
+
+def by_cp_in_place_and_touch(file, other, scratch):
+    source, times = scratch / "source", scratch / "times"
+    source.write_bytes(other)
+    yield
+    subprocess.run(["touch", "-r", file, times], check=True)
+    subprocess.run(["cp", source, file], check=True)
+    subprocess.run(["touch", "-r", times, file], check=True)
+
+
+def by_writing_and_utime(file, other, scratch):
+    before = file.stat()
+    yield
+    with file.open("r+b") as there:
+        there.write(other)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def by_swapping_a_link(file, other, scratch):
+    """Swap a `..data` link, as Kubernetes does in a mounted volume."""
+    for name, content in (("..1", file.read_bytes()), ("..2", other)):
+        (file.parent / name).mkdir()
+        (file.parent / name / file.name).write_bytes(content)
+        os.utime(file.parent / name / file.name, ns=(5, 5))
+    (file.parent / "..data").symlink_to("..1")
+    file.unlink()
+    file.symlink_to(Path("..data") / file.name)
+    yield
+    (file.parent / "..new").symlink_to("..2")
+    (file.parent / "..new").rename(file.parent / "..data")
+
+
+WAYS = [by_tar, by_rm_and_cp, by_cp_in_place_and_touch, by_writing_and_utime, by_swapping_a_link]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_of_equal_size_and_time_are_another_model(way, model, memory, settled, tmp_path):
+    file = model / "model.safetensors"
+    replacing = way(file, b"v" * len(PATTERN), tmp_path)
+    next(replacing)
+    time.sleep(0.02)
+    first = files_digest("safetensors", model, [file], memory)
+    before = file.stat()
+    assert files_digest("safetensors", model, [file], memory) == first
+    next(replacing, None)
+    after = file.stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert files_digest("safetensors", model, [file], memory) != first
+
+
+@pytest.mark.parametrize("field", range(5))
+def test_another_device_inode_size_or_time_is_another_file(field, model, memory, settled, reads):
+    file = model / "model.safetensors"
+    right = files_digest("safetensors", model, [file], memory)
+    known = msgspec.json.decode(memory.read_bytes())
+    known[str(file)]["state"][field] += 1
+    known[str(file)]["digest"] = "0" * 32
+    memory.write_bytes(msgspec.json.encode(known))
+    assert files_digest("safetensors", model, [file], memory) == right
+    assert len(reads) == 2
+
+
+def test_a_clock_that_was_set_back_makes_files_be_read_again(model, memory, settled, reads):
+    file = model / "model.safetensors"
+    files_digest("safetensors", model, [file], memory)
+    known = msgspec.json.decode(memory.read_bytes())
+    for time_of in ("began_ns", "ended_ns"):
+        known[str(file)][time_of] += 10**12
+    memory.write_bytes(msgspec.json.encode(known))
+    files_digest("safetensors", model, [file], memory)
+    assert len(reads) == 2
+
+
+def test_a_file_system_without_change_times_is_read_every_time(
+    model, memory, settled, reads, monkeypatch
+):
+    assert weights_digest._keeps_change_time("/proc/self/stat")
+    monkeypatch.setattr(weights_digest, "NO_CHANGE_TIME", ("",))
+    assert digest(model, memory) == digest(model, memory)
+    assert len(reads) == 4
+
+
+def test_a_file_that_changes_while_it_is_read_has_no_digest(model, memory, monkeypatch):
+    original = weights_digest._read
+
+    def read(source):
+        found = original(source)
+        Path(source.name).write_bytes(b"v" * len(PATTERN))
+        return found
+
+    monkeypatch.setattr(weights_digest, "_read", read)
+    with pytest.raises(NoDigestError, match=r"changed while it was read.*model_digest"):
+        digest(model, memory)
+    monkeypatch.undo()
+    changed = digest(model, memory)
+    memory.unlink()
+    assert digest(model, memory) == changed
+
+
+def _read_beside(model, memory, ready, go, answers):
+    ready.release()
+    go.wait()
+    counted, original = [], weights_digest._read
+
+    def read(source):
+        counted.append(source.name)
+        time.sleep(0.5)  # longer than the others take to ask
+        return original(source)
+
+    weights_digest._read = read
+    answers.put((digest(model, memory), len(counted)))
+
+
+def test_processes_that_ask_at_once_read_once(model, memory):
+    context = multiprocessing.get_context("fork")
+    ready, go, answers = context.Semaphore(0), context.Event(), context.Queue()
+    arguments = (model, memory, ready, go, answers)
+    processes = [context.Process(target=_read_beside, args=arguments) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for _ in processes:
+        ready.acquire()
+    go.set()
+    found = [answers.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join(60)
+    assert len({each for each, _ in found}) == 1
+    assert sum(counted for _, counted in found) == 2
+
+
+@pytest.fixture
+def hub(model):
+    """A Hugging Face cache: links into a folder of blobs that are named by their content."""
+    blobs = model.parent / "blobs"
+    blobs.mkdir()
+    for number, file in enumerate(sorted(model.iterdir())):
+        blob = blobs / (str(number) * 64)
+        file.rename(blob)
+        file.symlink_to(blob)
+    return model
+
+
+def test_a_hub_cache_is_not_read_at_all(hub, memory, reads):
+    first = digest(hub, memory)
+    blobs = hub.parent / "blobs"
+    (hub / "model.safetensors").unlink()
+    (blobs / ("1" * 64)).rename(blobs / ("2" * 64))
+    (hub / "model.safetensors").symlink_to(blobs / ("2" * 64))
+    assert digest(hub, memory) != first
+    assert reads == []
+
+
+def test_a_blob_that_was_written_to_through_its_link_is_read(hub, memory, reads):
+    first, file = digest(hub, memory), hub / "model.safetensors"
+    times = file.stat()
+    time.sleep(0.02)
+    file.write_bytes(b"v" * len(PATTERN))
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert blob_name(file) is None
+    assert digest(hub, memory) != first
+    assert reads == [str(file)]
+
+
+def test_what_changed_since_a_process_began_may_not_be_what_it_loaded(model):
+    files = [model / "model.safetensors"]
+    since_ns = time.time_ns()
+    check_unchanged(model, files, since_ns)
+    time.sleep(0.02)
+    os.utime(files[0], ns=(1, 1))
+    with pytest.raises(NoDigestError, match=r"model\.safetensors' changed after.*start the engine"):
+        check_unchanged(model, files, since_ns)
+
+
+def test_a_link_on_the_way_that_was_swapped_since_counts_too(tmp_path):
+    for name in ("v1", "v2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "w.bin").write_bytes(name.encode())
+    (tmp_path / "indirect").symlink_to("v1")
+    (tmp_path / "current").symlink_to(tmp_path / "indirect")
+    folder = tmp_path / "current"
+    since_ns = time.time_ns()
+    check_unchanged(folder, [folder / "w.bin"], since_ns)
+    time.sleep(0.02)
+    (tmp_path / "new").symlink_to("v2")
+    (tmp_path / "new").rename(tmp_path / "indirect")
+    with pytest.raises(NoDigestError, match="indirect"):
+        check_unchanged(folder, [folder / "w.bin"], since_ns)
+
+
+def test_a_file_that_was_removed_since_may_have_been_loaded(model):
+    (model / "pytorch_model.bin").write_bytes(b"v")
+    time.sleep(0.02)
+    since_ns = time.time_ns()
+    time.sleep(0.02)
+    (model / "pytorch_model.bin").unlink()
+    with pytest.raises(NoDigestError, match="model' changed after"):
+        check_unchanged(model, [model / "model.safetensors"], since_ns)
+
+
+def test_a_hub_cache_may_be_filled_by_the_engine_itself(hub):
+    check_unchanged(hub, sorted(hub.iterdir()), 0)
+
+
+def test_a_circle_of_links_ends(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="symbolic links"):
+        check_unchanged(tmp_path / "a", [tmp_path / "a"], time.time_ns())
+
+
+def test_a_process_knows_when_it_started():
+    before_ns = time.time_ns()
+    code = (
+        "import time; from holdfast.client.weights_digest import process_start_ns as s;"
+        "print(s(), time.time_ns())"
+    )
+    started = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True, capture_output=True, text=True,
+    ).stdout.split()  # fmt: skip
+    start_ns, then_ns = map(int, started)
+    assert before_ns - 50_000_000 <= start_ns < then_ns
+    assert process_start_ns() < before_ns
+
+
+def test_a_memory_that_is_damaged_or_not_to_be_had_costs_a_reading(model, memory):
+    first = digest(model, memory)
+    memory.write_text("{not json")
+    assert digest(model, memory) == first
+    assert msgspec.json.decode(memory.read_bytes())
+    assert digest(model, model / "config.json" / "no folder") == first
+
+
+@pytest.mark.parametrize(
+    "left", ["[]", '{"a": 1}', "{", "\x00", '{"/a:1:2:3": "old form"}', "[" * 100_000]
+)
+def test_a_memory_that_makes_no_sense_costs_a_second_reading(model, memory, left):
+    first = digest(model, memory)
+    memory.write_text(left)
+    assert digest(model, memory) == first
+    assert len(msgspec.json.decode(memory.read_bytes())) == 2
+
+
+def test_memory_is_bounded(model, memory, monkeypatch):
+    monkeypatch.setattr(weights_digest, "MAX_CACHED_DIGESTS", 3)
+    for number in range(5):
+        (model / f"{number}.safetensors").write_bytes(bytes([number]))
+    digest(model, memory)
+    known = msgspec.json.decode(memory.read_bytes())
+    assert sorted(Path(path).name for path in known) == [
+        "4.safetensors", "config.json", "model.safetensors",
+    ]  # fmt: skip
+
+
+def test_no_home_costs_a_second_reading(model, monkeypatch, tmp_path):
+    def homeless(_):
+        raise RuntimeError("Could not determine home directory.")
+
+    first = digest(model, tmp_path / "digests.json")
+    monkeypatch.setattr(weights_digest.Path, "expanduser", homeless)
+    assert digest(model, None) == first
+
+
+@pytest.mark.parametrize("limit", [0, 10, 100])
+def test_a_disk_that_does_not_take_the_memory_costs_a_second_reading(
+    limit, model, memory, settled, reads, caplog
+):
+    first = digest(model, memory)
+    (model / "more.safetensors").write_bytes(PATTERN)
+    time.sleep(0.02)  # a tick of the file system's clock
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        second = digest(model, memory)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "digests of weights are not cached" in caplog.text
+    assert not memory.read_bytes()
+    reads.clear()
+    assert digest(model, memory) == second != first
+    assert len(reads) == 3
+    assert "ignored" not in caplog.text
+
+
+LEFT = {
+    "truncated": b'{"/a": {"state": [1, 2, 3, 4, 5], "began_ns": 1, "end',
+    "nested": b"[" * 10_000 + b"]" * 10_000,
+    "nested_in_an_entry": b'{"/a": ' * 10_000,
+    "binary": bytes(range(256)) * 64,
+    "not_utf8": b'{"/\xff": 1}',
+    "lone_surrogate": b'{"/\\ud800": 1}',
+    "wrong_types": b'{"/a": {"state": ["1"], "began_ns": {}, "ended_ns": [], "digest": 7}}',
+    "no_digest": b'{"/a": {"state": [1, 2, 3, 4, 5], "began_ns": 1, "ended_ns": 2, "digest": "x"}}',
+    "huge_number": b'{"/a": {"state": [1, 2, 3, 4, 5], "began_ns": 1' + b"0" * 9_999 + b"}}",
+    "too_large_number": b'{"/a": {"state": [1, 2, 3, 4, 5], "began_ns": 1e999}}',
+    "huge": b" " * (weights_digest.CACHE_BYTES_MAX + 1),
+}
+
+
+@pytest.mark.parametrize("left", LEFT.values(), ids=LEFT)
+def test_what_is_no_memory_is_ignored_and_replaced(left, model, memory, settled, caplog):
+    first = digest(model, memory)
+    memory.write_bytes(left)
+    assert digest(model, memory) == first
+    assert f"{memory}: cached digests of weights are ignored" in caplog.text
+    assert len(msgspec.json.decode(memory.read_bytes())) == 2
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "loop", "zeros", "full"])
+def test_what_is_no_file_of_remembered_digests_is_left_alone(kind, model, memory, caplog):
+    first = digest(model, memory)
+    memory.unlink()
+    match kind:
+        case "folder":
+            memory.mkdir()
+        case "fifo":
+            os.mkfifo(memory)
+        case "loop":
+            memory.symlink_to(memory)
+        case "zeros":
+            memory.symlink_to("/dev/zero")
+        case "full":
+            memory.symlink_to("/dev/full")
+    assert digest(model, memory) == first
+    assert f"{memory}: digests of weights are not cached" in caplog.text
+
+
+def test_a_memory_that_is_damaged_anywhere_gives_no_digest_that_it_did_not_hold(
+    model, memory, settled, caplog
+):
+    """A hex digit that became another names weights that nobody has: a miss, nothing worse."""
+    right = digest(model, memory)
+    made, rng = memory.read_bytes(), random.Random(17)
+    for _ in range(400):
+        memory.write_bytes(mutated([made], rng))
+        found = digest(model, memory)
+        assert found == right or not digests_in(memory.read_bytes()) <= digests_in(made)
+    assert "ignored" in caplog.text
+
+
+def digests_in(made):
+    return {entry["digest"] for entry in msgspec.json.decode(made).values()}

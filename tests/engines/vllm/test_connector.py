@@ -1,0 +1,227 @@
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, SupportsHMA
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
+from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
+
+from holdfast.engines.vllm import HoldfastConnector
+from holdfast.engines.vllm.counters import ConnectorCounts
+from holdfast.engines.vllm.work import Handshake, StepWork, WorkerReport
+from holdfast.engines.vllm.worker import WorkerSide
+from holdfast.errors import ConfigError
+
+
+def connector(role, policy="recompute", groups=1, **extra):
+    transfer = SimpleNamespace(
+        kv_connector_extra_config=extra, kv_load_failure_policy=policy, engine_id="e"
+    )
+    config = SimpleNamespace(kv_transfer_config=transfer)
+    cache = SimpleNamespace(kv_cache_groups=[object()] * groups, num_blocks=4)
+    return HoldfastConnector(config, role, cache)
+
+
+@pytest.fixture
+def scheduler():
+    return connector(KVConnectorRole.SCHEDULER)
+
+
+def test_it_keeps_the_hybrid_memory_manager_and_owes_no_delivery(scheduler):
+    assert isinstance(scheduler, SupportsHMA)
+    assert scheduler.requires_kv_delivery is False
+
+
+def test_a_wrong_key_stops_the_engine_at_its_start():
+    with pytest.raises(ConfigError, match=r"extra_config\.adress is unknown"):
+        connector(KVConnectorRole.WORKER, adress="unix:///x")
+
+
+def test_a_policy_that_fails_requests_is_pointed_out_once(caplog):
+    connector(KVConnectorRole.WORKER, policy="fail")
+    assert "kv_load_failure_policy" not in caplog.text
+    connector(KVConnectorRole.SCHEDULER, policy="fail")
+    (record,) = [r for r in caplog.records if "kv_load_failure_policy" in r.message]
+    assert "recompute" in record.message
+
+
+def test_a_machine_that_lacks_something_costs_the_cache_and_not_the_engine(caplog, monkeypatch):
+    worker = connector(KVConnectorRole.WORKER)
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("holdfast.engines.vllm.connector.only_group", fail)
+    worker.register_kv_caches({"layer": torch.zeros(4)})
+    assert "Holdfast is off for this engine: [Errno 28] No space left" in caplog.text
+    assert worker.get_handshake_metadata().refusal
+
+
+def test_a_model_that_is_not_handled_is_left_alone_with_one_warning(caplog, scheduler, fakes):
+    worker = connector(KVConnectorRole.WORKER, groups=2)
+    worker.register_kv_caches({"layer": torch.zeros(4)})
+    assert [r.message for r in caplog.records if r.levelname == "WARNING"][-1] == (
+        "Holdfast is off for this engine: the model has 2 KV cache groups, only one is supported"
+    )
+    described = worker.get_handshake_metadata()
+    scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): described, (1, 0): described})
+
+    request = fakes.Request(tokens=range(300))
+    scheduler.on_new_request(request)
+    assert scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+    scheduler.update_state_after_alloc(request, None, 0)
+    assert scheduler.get_external_cache_hit_sources(request, 5) == {}
+    work = scheduler.build_connector_meta(fakes.step({}, r=300))
+    worker.handle_preemptions(work)
+    worker.bind_connector_metadata(work)
+    worker.start_load_kv(None)
+    worker.wait_for_layer_load("layer")
+    worker.save_kv_layer("layer", None, None)
+    worker.wait_for_save()
+    results = worker.get_transfer_results({"r"})
+    assert (results.finished_sending, results.finished_recving) == (set(), set())
+    assert worker.get_block_ids_with_load_errors() == set()
+    assert worker.get_kv_connector_stats() is None
+    assert worker.build_connector_worker_meta() is None
+    worker.clear_connector_metadata()
+    scheduler.update_connector_output(KVConnectorOutput())
+    assert scheduler.request_finished_all_groups(request, ([1],)) == (False, None)
+    assert scheduler.request_finished(request, [1]) == (False, None)
+    assert scheduler.reset_cache() is True
+    for each in (worker, scheduler):
+        each.shutdown()
+        each.shutdown()
+
+
+def test_a_foreign_handshake_turns_it_off(caplog, scheduler, fakes):
+    scheduler.set_xfer_handshake_metadata({0: object()})
+    assert "name HoldfastConnector first" in caplog.text
+    request = fakes.Request(tokens=range(300))
+    assert scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+
+
+@pytest.fixture
+def worker():
+    """A worker of which only the word at the end of a step is real."""
+    worker = connector(KVConnectorRole.WORKER)
+    side = worker._worker = SimpleNamespace(
+        begin=lambda _: None,
+        start_loads=lambda _: None,
+        save=lambda _: None,
+        ended=set,
+        failed_pages=set,
+        counts=ConnectorCounts(),
+    )
+    side._reserves, side._inflight, side._moving = [], [], False
+    side.report = partial(WorkerSide.report, side)
+    return worker
+
+
+def first_runner(worker, step, monkeypatch):
+    module = "vllm.v1.worker.kv_connector_model_runner_mixin"
+    monkeypatch.setattr(f"{module}.get_kv_transfer_group", lambda: worker)
+    monkeypatch.setattr(f"{module}.get_forward_context", lambda: None)
+    with KVConnectorModelRunnerMixin._get_kv_connector_output(step) as output:
+        pass
+    return output
+
+
+def second_runner(worker, step, monkeypatch):
+    monkeypatch.setattr("vllm.v1.worker.gpu.kv_connector.get_forward_context", lambda: None)
+    monkeypatch.setattr(
+        "vllm.v1.worker.gpu.kv_connector.is_forward_context_available", lambda: True
+    )
+    runner = object.__new__(ActiveKVConnector)
+    runner.kv_connector, runner._disabled = worker, False
+    runner.pre_forward(step)
+    return runner.post_forward(set())
+
+
+@pytest.mark.parametrize("runner", [first_runner, second_runner])
+def test_a_worker_says_at_the_end_of_a_step_whether_it_had_a_forward(worker, runner, monkeypatch):
+    for tokens, said in ((0, None), (5, WorkerReport(computed=True))):
+        step = SimpleNamespace(
+            kv_connector_metadata=StepWork(tokens=tokens),
+            has_sync_kv_loads=False,
+            finished_req_ids=set(),
+        )
+        assert runner(worker, step, monkeypatch).kv_connector_worker_meta == said
+
+
+def test_what_a_worker_says_arrives_beside_another_connector(worker, scheduler):
+    heard = []
+    scheduler._scheduler = SimpleNamespace(
+        on_worker_output=lambda output: heard.append(output.kv_connector_worker_meta)
+    )
+    both = object.__new__(MultiConnector)
+    for tokens in (0, 5):
+        worker.bind_connector_metadata(StepWork(tokens=tokens))
+        both._connectors = [connector(KVConnectorRole.WORKER), worker]
+        said = both.build_connector_worker_meta()
+        both._connectors = [connector(KVConnectorRole.SCHEDULER), scheduler]
+        both.update_connector_output(
+            KVConnectorOutput(kv_connector_worker_meta=said and said.aggregate(said))
+        )
+    assert heard == [None, WorkerReport(computed=True)]
+
+
+def test_an_idle_engine_steps_on_while_a_worker_says_that_blocks_are_on_their_way(fakes, scheduler):
+    assert not scheduler.has_pending_push_work()
+    scheduler._scheduler = fakes.SchedulerRig(fakes).side
+    said = [
+        None,
+        WorkerReport(computed=True),
+        WorkerReport().aggregate(WorkerReport(moving=True)),
+        WorkerReport(moving=True).aggregate(WorkerReport(computed=True)),
+        WorkerReport(),
+        WorkerReport(moving=True),
+        None,
+    ]
+    heard = []
+    for each in said:
+        scheduler.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=each))
+        heard.append(scheduler.has_pending_push_work())
+    assert heard == [False, False, True, True, False, True, False]
+
+
+def test_tiers_become_sources_that_vllm_knows(scheduler):
+    scheduler._scheduler = SimpleNamespace(
+        sources=lambda _request, _tokens: {"host": 1, "disk": 2, "pool": 3, "object": 4, "": 5}
+    )
+    assert scheduler.get_external_cache_hit_sources(None, 15) == {
+        CacheHitSource.HOST: 1,
+        CacheHitSource.DISK: 2,
+        CacheHitSource.P2P: 3,
+        CacheHitSource.EXTERNAL_UNSPECIFIED: 9,
+    }
+
+
+def test_the_node_that_is_not_there_delays_the_start_only(monkeypatch, caplog, tmp_path, scheduler):
+    monkeypatch.setattr("holdfast.engines.vllm.connector.START_S", 0.05)
+    scheduler._setting = scheduler._setting._replace(address=f"unix://{tmp_path}/none.sock")
+    scheduler.set_xfer_handshake_metadata({0: Handshake(b"f" * 16, 64, 128, 128)})
+    assert "requests are computed until it answers" in caplog.text
+    request = SimpleNamespace(request_id="r", skip_reading_prefix_cache=False)
+    assert scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+    scheduler.shutdown()
+
+
+def test_counts_add_up_and_are_handed_over_once():
+    counts = ConnectorCounts()
+    assert counts.take() is None
+    counts.add("loads")
+    counts.add("load_ms", 2.0)
+    counts.add("load_bytes", 4_000_000)
+    counts.add("late_loads", 0)
+    taken = counts.take()
+    assert counts.is_empty()
+    both = taken.aggregate(HoldfastConnector.build_kv_connector_stats(taken.to_dict()))
+    assert both.reduce() == {"loads": 2, "load_ms": 4.0, "load_GB/s": 2.0}
+    assert taken.data == {"loads": 1, "load_ms": 2.0, "load_bytes": 4_000_000}

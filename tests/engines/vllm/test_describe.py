@@ -1,0 +1,288 @@
+import time
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import torch
+
+from holdfast.client import weights_digest
+from holdfast.client.weights_digest import NoDigestError
+from holdfast.engines.vllm import describe
+from holdfast.engines.vllm.checkpoint import Checkpoint
+from holdfast.engines.vllm.describe import (
+    UnsupportedError,
+    block_tokens_of,
+    fingerprint_of,
+    geometry_of,
+    only_group,
+)
+from holdfast.engines.vllm.options import ConnectorSettings
+
+SETTING = ConnectorSettings("", "default", 0, "pinned", 0.05, 5.0, saves=True)
+PAGES, HEADS, TOKENS, HEAD_SIZE = 10, 4, 32, 32
+
+
+class FullAttentionSpec(SimpleNamespace):
+    pass
+
+
+class MambaSpec(SimpleNamespace):
+    pass
+
+
+class Configuration(SimpleNamespace):
+    def to_dict(self):
+        return dict(vars(self))
+
+
+def spec_of(**changes):
+    fields = {
+        "block_size": TOKENS,
+        "num_kv_heads": HEADS,
+        "head_size": HEAD_SIZE,
+        "dtype": torch.bfloat16,
+        "page_size_bytes": HEADS * TOKENS * 2 * HEAD_SIZE * 2,
+        "kv_quant_mode": SimpleNamespace(name="NONE"),
+    }
+    return FullAttentionSpec(**(fields | changes))
+
+
+def config_of(**changes):
+    hf = Configuration(rope_theta=1e4, max_position_embeddings=4096, hidden_size=64)
+    fields = {
+        "parallel_config": SimpleNamespace(tensor_parallel_size=1),
+        "speculative_config": None,
+        "cache_config": SimpleNamespace(cache_dtype="auto"),
+        "device_config": SimpleNamespace(device_type="cpu"),
+        "load_config": SimpleNamespace(load_format="auto"),
+        "model_config": SimpleNamespace(
+            model="/models/m", revision=None, hf_config=hf, hf_text_config=hf,
+            dtype=torch.bfloat16, quantization=None, disable_sliding_window=False,
+        ),
+    }  # fmt: skip
+    return SimpleNamespace(**(fields | changes))
+
+
+def groups_of(*specs):
+    groups = [SimpleNamespace(layer_names=["a", "b"], kv_cache_spec=spec) for spec in specs]
+    return SimpleNamespace(kv_cache_groups=groups)
+
+
+def tensors_of(shape=(PAGES, HEADS, TOKENS, 2 * HEAD_SIZE), dtype=torch.bfloat16):
+    return {name: torch.zeros(shape, dtype=dtype) for name in ("a", "b")}
+
+
+@pytest.fixture
+def group():
+    return only_group(config_of(), groups_of(spec_of()))
+
+
+@pytest.mark.parametrize(
+    ("config", "groups", "named"),
+    [
+        (config_of(), groups_of(spec_of(), spec_of()), "2 KV cache groups"),
+        (config_of(), groups_of(MambaSpec()), "MambaSpec"),
+        (config_of(), groups_of(spec_of(non_causal=True)), "later tokens"),
+        (
+            config_of(parallel_config=SimpleNamespace(pipeline_parallel_size=2)),
+            groups_of(spec_of()),
+            "pipeline_parallel_size 2",
+        ),
+        (
+            config_of(speculative_config=SimpleNamespace(method="eagle")),
+            groups_of(spec_of()),
+            "'eagle'.*ngram",
+        ),
+        (
+            config_of(cache_config=SimpleNamespace(calculate_kv_scales=True)),
+            groups_of(spec_of()),
+            "calculate_kv_scales",
+        ),
+    ],
+)
+def test_what_is_not_handled_is_named(config, groups, named):
+    with pytest.raises(UnsupportedError, match=named):
+        only_group(config, groups)
+
+
+def test_a_speculative_method_without_kv_of_its_own_is_handled():
+    config = config_of(speculative_config=SimpleNamespace(method="ngram"))
+    assert only_group(config, groups_of(spec_of())).layers == ("a", "b")
+
+
+def test_pages_are_rows_of_each_layer(group):
+    tensors = tensors_of()
+    geometry = geometry_of(group, tensors, PAGES)
+    assert geometry.bases == (tensors["a"].data_ptr(), tensors["b"].data_ptr())
+    assert geometry.page_bytes == geometry.stride_bytes == group.spec.page_size_bytes
+    assert geometry.pages == PAGES
+
+
+def test_pages_of_several_kernel_rows_are_one_run(group):
+    tensors = tensors_of((PAGES * 2, HEADS, TOKENS // 2, 2 * HEAD_SIZE))
+    geometry = geometry_of(group, tensors, PAGES)
+    assert geometry.page_bytes == geometry.stride_bytes == group.spec.page_size_bytes
+    assert geometry.order != geometry_of(group, tensors_of(), PAGES).order
+
+
+def test_pages_may_have_layers_or_padding_between_them(group):
+    whole = torch.zeros((PAGES, 2, HEADS, TOKENS, 2 * HEAD_SIZE), dtype=torch.bfloat16)
+    tensors = {"a": whole[:, 0], "b": whole[:, 1]}
+    geometry = geometry_of(group, tensors, PAGES)
+    assert geometry.stride_bytes == 2 * geometry.page_bytes
+    assert geometry.bases[1] - geometry.bases[0] == geometry.page_bytes
+
+
+def test_the_order_inside_a_page_counts(group):
+    swapped = tensors_of((PAGES, TOKENS, HEADS, 2 * HEAD_SIZE))
+    tensors = {name: tensor.transpose(1, 2) for name, tensor in swapped.items()}
+    assert tensors["a"].shape == tensors_of()["a"].shape
+    assert geometry_of(group, tensors, PAGES).order != geometry_of(group, tensors_of(), PAGES).order
+
+
+@pytest.mark.parametrize(
+    ("tensors", "named"),
+    [
+        ({"a": torch.zeros(1)}, "no KV cache for layer 'b'"),
+        (tensors_of() | {"b": torch.zeros(3, 4)}, "layers differ"),
+        (tensors_of((PAGES + 1, HEADS, TOKENS, 2 * HEAD_SIZE)), "not a multiple of 10"),
+        (tensors_of(dtype=torch.float32), "vLLM's configuration says"),
+        (
+            {name: tensor[:, :, :, ::2] for name, tensor in
+             tensors_of((PAGES, HEADS, TOKENS, 4 * HEAD_SIZE)).items()},
+            "not contiguous",
+        ),
+        (
+            {name: tensor.transpose(0, 1) for name, tensor in
+             tensors_of((HEADS, PAGES, TOKENS, 2 * HEAD_SIZE)).items()},
+            "not contiguous",
+        ),
+    ],
+)  # fmt: skip
+def test_tensors_that_do_not_hold_plain_pages_are_refused(group, tensors, named):
+    with pytest.raises(UnsupportedError, match=named):
+        geometry_of(group, tensors, PAGES)
+
+
+@pytest.mark.parametrize(
+    ("wish", "page", "tokens"),
+    [(0, 16, 128), (0, 128, 128), (0, 96, 192), (0, 544, 544), (64, 32, 64)],
+)
+def test_a_block_is_whole_pages(wish, page, tokens):
+    assert block_tokens_of(SETTING._replace(block_tokens=wish), page) == tokens
+
+
+def test_a_block_that_pages_do_not_divide_is_refused():
+    with pytest.raises(UnsupportedError, match=r"100 is not a multiple.*32 tokens; write 128"):
+        block_tokens_of(SETTING._replace(block_tokens=100), 32)
+
+
+def fingerprint(group, rank=0, setting=SETTING, **changes):
+    geometry = geometry_of(group, tensors_of(), PAGES)
+    return fingerprint_of(config_of(**changes), group, geometry, setting, rank)
+
+
+def model_of(**changes):
+    model = config_of().model_config
+    hf = Configuration(**(vars(model.hf_config) | changes.pop("hf", {})))
+    fields = vars(model) | {"hf_config": hf, "hf_text_config": hf} | changes
+    return {"model_config": SimpleNamespace(**fields)}
+
+
+def test_the_same_engine_has_the_same_fingerprint(group):
+    assert fingerprint(group).digest() == fingerprint(group).digest()
+    named = model_of(hf={"_name_or_path": "elsewhere", "transformers_version": "0"})
+    assert fingerprint(group, **named).digest() == fingerprint(group).digest()
+
+
+def test_whatever_changes_pages_changes_the_fingerprint(group):
+    others = [
+        fingerprint(group, setting=SETTING._replace(model_digest="other")),
+        fingerprint(group, setting=SETTING._replace(block_tokens=64)),
+        fingerprint(group, rank=1, parallel_config=SimpleNamespace(tensor_parallel_size=2)),
+        fingerprint(group, **model_of(hf={"rope_theta": 5e5})),
+        fingerprint(group, **model_of(hf={"hidden_size": 65})),
+        fingerprint(group, **model_of(dtype=torch.float16)),
+        fingerprint(group, **model_of(quantization="fp8")),
+        fingerprint(group, **model_of(disable_sliding_window=True)),
+        fingerprint(group, **model_of(model_impl="transformers")),
+        fingerprint(group, **model_of(code_revision="other")),
+        fingerprint(group, cache_config=SimpleNamespace(cache_dtype="fp8_e5m2")),
+        fingerprint(group._replace(layers=("b", "a"))),
+        fingerprint(group._replace(spec=spec_of(kv_quant_mode=SimpleNamespace(name="NVFP4")))),
+    ]
+    digests = {other.digest() for other in others} | {fingerprint(group).digest()}
+    assert len(digests) == len(others) + 1
+
+
+def test_the_longest_context_counts_where_it_chooses_the_rope(group):
+    """LongRoPE takes other factors, for every token, where max_model_len is beyond the first."""
+    long = {"rope_parameters": {"rope_type": "longrope", "long_factor": [2.0]}}
+    several = [
+        fingerprint(group, **model_of(hf=hf, max_model_len=length)).digest()
+        for hf in (long, {})
+        for length in (4096, 16384)
+    ]
+    assert several[0] != several[1]
+    assert several[2] == several[3]
+
+
+def gpu(backend, *, runner=False):
+    layer = SimpleNamespace(attn_backend=SimpleNamespace(get_name=lambda: backend))
+    compiled = SimpleNamespace(static_forward_context={"a": layer, "b": layer})
+    return {
+        "device_config": SimpleNamespace(device_type="cuda"),
+        "compilation_config": compiled,
+        "use_v2_model_runner": runner,
+    }
+
+
+def test_on_a_gpu_the_backend_that_was_chosen_and_the_runner_are_in_the_arrangement(group):
+    several = [gpu("FLASH_ATTN"), gpu("FLASHINFER"), gpu("FLASH_ATTN", runner=True)]
+    assert len({fingerprint(group, **each).digest() for each in several}) == 3
+    nameless = gpu("FLASH_ATTN") | {
+        "compilation_config": SimpleNamespace(static_forward_context={})
+    }
+    with pytest.raises(UnsupportedError, match="attention backend of the model"):
+        fingerprint(group, **nameless)
+
+
+def test_the_instruction_set_and_the_version_are_in_the_arrangement(group, monkeypatch):
+    import vllm
+    from vllm.v1.attention.backends import cpu_attn
+
+    ours = fingerprint(group)
+    isa = cpu_attn._get_attn_isa(torch.bfloat16, TOKENS, HEAD_SIZE)
+    assert ours.layout.arrangement.startswith(f"vllm-cpu:{isa}:")
+    monkeypatch.setattr(cpu_attn, "_get_attn_isa", lambda *_: "neon")
+    other = fingerprint(group)
+    monkeypatch.setattr(vllm, "__version__", "9.9.9")
+    newer = fingerprint(group)
+    assert len({each.digest() for each in (ours, other, newer)}) == 3
+
+
+def test_weights_are_read_where_no_name_is_given(group, monkeypatch, tmp_path):
+    checkpoint = Checkpoint("safetensors", tmp_path, (tmp_path / "model.safetensors",))
+    monkeypatch.setattr(describe, "checkpoint_of", lambda _: checkpoint)
+    monkeypatch.setattr(weights_digest, "CACHE_FILE", tmp_path / "memory")
+    monkeypatch.setattr(describe, "process_start_ns", lambda: time.time_ns() + 10**9)
+    unpinned, found = SETTING._replace(model_digest=""), set()
+    for content in (b"one", b"two"):
+        checkpoint.files[0].write_bytes(content)
+        found.add(fingerprint(group, setting=unpinned).digest())
+    checkpoint = checkpoint._replace(reader="pt")
+    found.add(fingerprint(group, setting=unpinned).digest())
+    assert len(found) == 3
+    assert found.isdisjoint({fingerprint(group).digest()})
+
+
+def test_weights_that_changed_since_the_engine_began_need_a_name(group, monkeypatch, tmp_path):
+    checkpoint = Checkpoint("safetensors", tmp_path, (tmp_path / "model.safetensors",))
+    monkeypatch.setattr(describe, "checkpoint_of", lambda _: checkpoint)
+    monkeypatch.setattr(weights_digest, "CACHE_FILE", tmp_path / "memory")
+    checkpoint.files[0].write_bytes(b"one")
+    with pytest.raises(NoDigestError, match="start the engine again, or set model_digest"):
+        fingerprint(group, setting=SETTING._replace(model_digest=""))
+    fingerprint(group)

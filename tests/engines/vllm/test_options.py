@@ -1,0 +1,70 @@
+import math
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from holdfast.engines.vllm.options import failure_policy_advice, read_options
+from holdfast.errors import ConfigError
+
+
+def test_nothing_written_is_a_private_node_with_defaults():
+    setting = read_options({})
+    assert setting.address == ""
+    assert setting.domain == "default"
+    assert setting.cover_deadline_s is None
+    assert setting.saves
+
+
+def test_an_address_is_taken_as_it_is():
+    assert read_options({"holdfast": "unix:///run/h.sock"}).address == "unix:///run/h.sock"
+    assert read_options({"holdfast": "/run/h.sock"}).address == "/run/h.sock"
+
+
+def test_the_longest_wait_for_an_answer_is_a_minute():
+    assert read_options({"cover_deadline_ms": 60_000}).cover_deadline_s == 60.0
+
+
+def test_a_yaml_file_gives_address_and_engine_section(tmp_path):
+    file = tmp_path / "node.yaml"
+    file.write_text(
+        "listen: unix:///run/h.sock\n"
+        "tiers: [{kind: host, capacity: 64 MiB}]\n"
+        "engine: {deadline_s: 2, save: false, model_digest: mine}\n"
+    )
+    setting = read_options({"holdfast": str(file)})
+    assert setting.address == "unix:///run/h.sock"
+    assert (setting.fetch_deadline_s, setting.saves, setting.model_digest) == (2, False, "mine")
+    assert read_options({"holdfast": str(file), "model_digest": "x"}).model_digest == "x"
+
+
+def test_a_node_for_other_machines_only_is_refused(tmp_path):
+    file = tmp_path / "node.yaml"
+    file.write_text("listen: tcp://127.0.0.1:9000\ntiers: [{kind: host, capacity: 64 MiB}]\n")
+    with pytest.raises(ConfigError, match="add a unix:///path to its listen"):
+        read_options({"holdfast": str(file)})
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"holdfats": "x"}, r"extra_config\.holdfats is unknown; known are holdfast, domain"),
+        ({"holdfast": "node:9000"}, r"extra_config\.holdfast: node address 'node:9000'.*YAML"),
+        ({"holdfast": 5}, r"extra_config: Expected `str`, got `int` - at `\$\.holdfast`"),
+        ({"block_tokens": -1}, r"extra_config\.block_tokens: -1 is below 0"),
+        ({"cover_deadline_ms": 0}, r"extra_config\.cover_deadline_ms: 0 is not above 0 and"),
+        ({"cover_deadline_ms": math.nan}, r"cover_deadline_ms: nan is not above 0 and at most 60,"),
+        ({"cover_deadline_ms": math.inf}, r"cover_deadline_ms: inf is not above 0 and at most 60,"),
+        ({"cover_deadline_ms": 60_001}, r"cover_deadline_ms: 60001 is not above 0 and at most 60"),
+        ({"domain": ""}, r"extra_config\.domain is empty"),
+        ({"holdfast": "/no/such.yaml"}, r"/no/such\.yaml: cannot be read"),
+    ],
+)
+def test_what_can_not_be_is_refused_by_name(extra, named):
+    with pytest.raises(ConfigError, match=named):
+        read_options(extra)
+
+
+def test_a_policy_that_fails_requests_gets_advice():
+    assert failure_policy_advice("recompute") is None
+    assert '"kv_load_failure_policy":"recompute"' in failure_policy_advice("fail")

@@ -1,0 +1,136 @@
+"""Hints in a request reach the node: at its beginning, with its blocks, and when it ends."""
+
+import logging
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from holdfast.client.request_hints import NO_HINT, RequestHint, at_end, hint_of
+from holdfast.engines.vllm.options import ConnectorSettings
+from holdfast.engines.vllm.scheduler import SchedulerSide
+from holdfast.engines.vllm.work import Handshake
+from holdfast.wire.local.messages import Closed, Cover, Covered, Done, Pin, Returns
+
+BLOCK = 8
+SETTING = ConnectorSettings("", "default", 0, "", 0.05, 5.0, saves=True)
+
+
+@pytest.fixture
+def client(fakes):
+    covered = Covered(0, 0, {})
+    return fakes.Client(lambda message: covered if isinstance(message, Cover) else Done())
+
+
+@pytest.fixture
+def side(fakes, client):
+    links, namespace = [fakes.Link(client)], Handshake(b"f" * 16, 64, BLOCK, BLOCK)
+    return SchedulerSide(links, [namespace], SETTING, fakes.Teller(links))
+
+
+def asked(fakes, side, said, **other):
+    """Let a request of 20 tokens arrive, be computed and end; return what was saved."""
+    params = {"holdfast": said} if said is not None else None
+    request = fakes.Request(tokens=list(range(20)), kv_transfer_params=params, **other)
+    side.on_new_request(request)
+    side.matched_tokens(request, 0)
+    work = side.build_work(fakes.step({"r": [1, 2, 3]}, r=20))
+    side.on_finished(request)
+    return work.saves
+
+
+def test_the_session_goes_along_with_the_first_question(fakes, client, side):
+    asked(fakes, side, {"session": "chat-7"})
+    assert [cover.session for cover in client.of(Cover)] == ["chat-7"]
+
+
+@pytest.mark.parametrize("said", [{"session": "\ud800"}, {"a\nWARNING b": 1}, "x", 7])
+def test_a_hint_of_any_shape_costs_one_line_in_the_log(fakes, client, side, caplog, said):
+    assert asked(fakes, side, said)
+    assert [cover.session for cover in client.of(Cover)] == [""]
+    assert all(record.getMessage().isprintable() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    "said", [{"bypass": True}, {"bypass": True, "sessions": "chat-7"}, {"bypass": "yes"}]
+)
+def test_a_request_that_wants_to_be_left_alone_is(fakes, client, side, said):
+    """Even where the rest of its hint makes no sense: it may be there to keep a secret."""
+    assert asked(fakes, side, {**said, "pin_s": 5}) == []
+    assert client.sent == []
+    assert side.counts.data == {"declined_bypass": 1}
+
+
+@pytest.mark.parametrize("said", [{"bypass": False}, {"bypass": False, "sessions": "chat-7"}])
+def test_a_request_that_does_not_is_saved_as_ever(fakes, client, side, said):
+    assert asked(fakes, side, said)
+    assert len(client.of(Cover)) == 1
+
+
+def test_half_a_surrogate_in_a_salt_sets_blocks_apart_like_any_other(fakes, client, side):
+    asked(fakes, side, None, cache_salt="\ud800")
+    asked(fakes, side, None, cache_salt="")
+    first, second = client.of(Cover)
+    assert first.keys != second.keys
+
+
+def test_the_engines_own_session_id_does_too(fakes, client, side):
+    asked(fakes, side, None, session_id="chat-8")
+    assert [cover.session for cover in client.of(Cover)] == ["chat-8"]
+
+
+def test_retention_goes_along_with_the_blocks(fakes, side):
+    saves = asked(fakes, side, {"retention": "durable"})
+    assert [save.retention for save in saves] == ["durable"]
+
+
+def test_when_a_request_ends_the_node_hears_what_comes_next(fakes, client, side):
+    (save,) = asked(fakes, side, {"session": "chat-7", "returns_in_s": 20, "pin_s": 5})
+    (keys,) = save.keys
+    assert client.of(Returns) == [Returns("chat-7", 20.0, keys)]
+    assert client.of(Pin) == [Pin(keys, 5.0)]
+    assert client.forgotten[-2:] == [*client.of(Returns), *client.of(Pin)], "nobody waits"
+
+
+def test_a_closed_session_does_not_return(fakes, client, side):
+    asked(fakes, side, {"session": "chat-7", "returns_in_s": 20, "closed": True})
+    assert client.of(Closed) == [Closed("chat-7")]
+    assert client.of(Returns) == []
+
+
+def test_without_hints_nothing_more_is_said(fakes, client, side):
+    asked(fakes, side, None)
+    assert {type(message) for message in client.sent} == {Cover}
+
+
+def test_a_node_that_is_gone_costs_nothing(fakes, client, side):
+    request = fakes.Request(
+        tokens=list(range(20)), kv_transfer_params={"holdfast": {"session": "a", "closed": True}}
+    )
+    side.on_new_request(request)
+    client.gone = True
+    side.on_finished(request)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["chat-7", {"chat": "a"}, {"retention": "forever"}, {"returns_in_s": -1}, {"pin_s": 1e9}],
+)
+def test_a_hint_that_makes_no_sense_is_logged_counted_and_ignored(
+    fakes, client, side, caplog, said
+):
+    with caplog.at_level(logging.WARNING, "vllm.holdfast"):
+        asked(fakes, side, said)
+    assert "kv_transfer_params.holdfast is ignored" in caplog.text
+    assert side.counts.data["bad_hints"] == 1
+    assert {type(message) for message in client.sent} == {Cover}
+
+
+def test_other_connectors_params_are_not_ours(fakes):
+    request = fakes.Request(kv_transfer_params={"do_remote_prefill": True})
+    assert hint_of(request) == NO_HINT
+
+
+def test_pins_need_blocks_and_returns_a_session():
+    assert at_end(RequestHint(pin_s=5), b"") == []
+    assert at_end(RequestHint(returns_in_s=5), b"k" * 16) == []

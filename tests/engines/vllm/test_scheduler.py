@@ -1,0 +1,406 @@
+import msgspec
+import pytest
+
+pytest.importorskip("vllm")
+
+from holdfast.blocks.key import unpack_keys
+from holdfast.engines.vllm.scheduler import NODE_SHARE, SAVE_BLOCKS
+from holdfast.errors import NodeGoneError, RefusedError
+from holdfast.wire.local.messages import Cover, Covered
+
+
+@pytest.fixture
+def rig(fakes):
+    return fakes.SchedulerRig(fakes)
+
+
+def test_coverage_is_asked_for_when_a_request_arrives(rig):
+    rig.request(20)
+    (cover,) = rig.client.of(Cover)
+    assert unpack_keys(cover.keys) == rig.chain(16).keys
+
+
+def test_a_long_save_goes_in_parts_that_follow_each_other(rig):
+    blocks = 2 * SAVE_BLOCKS + 5
+    request = rig.request(blocks * 8)
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    saves = rig.run(request, blocks * 8, list(range(blocks))).saves
+    assert [save.depth for save in saves] == [0, SAVE_BLOCKS, 2 * SAVE_BLOCKS]
+    keys = rig.chain(blocks * 8).keys
+    assert [key for save in saves for key in unpack_keys(save.keys[0])] == keys
+    assert [page for save in saves for page in save.pages] == list(range(blocks))
+    assert [save.parents[0] for save in saves[1:]] == [keys[save.depth - 1] for save in saves[1:]]
+
+
+def test_saves_name_the_segments_that_the_node_places_by(rig):
+    rig.client.welcome = msgspec.structs.replace(rig.client.welcome, segment_blocks=24)
+    blocks = SAVE_BLOCKS + 40
+    saves = rig.run(rig.request(blocks * 8), blocks * 8, list(range(blocks))).saves
+    keys = rig.chain(blocks * 8).keys
+    heads = [save.depth - save.depth % 24 for save in saves]
+    assert [save.segments[0] for save in saves] == [keys[head][:8] for head in heads]
+    assert 0 < heads[-1] < saves[-1].depth
+
+
+def test_until_the_node_answers_the_count_is_unknown(rig):
+    rig.answering, rig.held = False, 2
+    request = rig.request(20)
+    assert rig.side.matched_tokens(request, 0) == (None, False)
+    rig.answering = True
+    assert rig.side.matched_tokens(request, 0) == (16, True)
+
+
+def test_an_answer_is_given_a_moment_only_where_nobody_else_would_wait_for_it(rig):
+    rig.answering = False
+    first = rig.request(20, request_id="first")
+    assert rig.side.matched_tokens(first, 0) == (None, False)
+    assert rig.client.expected == [1]
+    second = rig.request(20, request_id="second")
+    for request in (first, second):
+        assert rig.side.matched_tokens(request, 0) == (None, False)
+    assert rig.client.expected == [1]
+    rig.side.on_finished(first)
+    rig.side.matched_tokens(second, 0)
+    assert rig.client.expected == [1, 2]
+
+
+def test_after_the_deadline_it_is_a_miss(rig):
+    rig.answering, rig.held = False, 2
+    request = rig.request(20)
+    rig.now = 0.049
+    assert rig.side.matched_tokens(request, 0) == (None, False)
+    rig.now = 0.051
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    assert rig.client.forgotten == rig.client.of(Cover)
+    assert rig.side.counts.data == {"late_covers": 1}
+    rig.answering = True
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+
+
+def test_a_busy_machine_does_not_make_an_answer_late(rig):
+    """The wait is measured on a clock that stands still while the engine has no processor."""
+    running = [0.0]
+    rig.side._running = lambda: running[0]
+    rig.answering, rig.held = False, 2
+    request = rig.request(20)
+    rig.now, running[0] = 3.0, 0.04
+    assert rig.side.matched_tokens(request, 0) == (None, False)
+    rig.answering = True
+    assert rig.side.matched_tokens(request, 0) == (16, True)
+    assert not rig.side.counts.data
+
+
+def test_a_node_that_does_not_answer_is_late_on_a_busy_machine_too(rig, caplog):
+    running = [0.0]
+    rig.side._running = lambda: running[0]
+    rig.answering = False
+    request = rig.request(20)
+    running[0] = 0.051
+    with caplog.at_level("INFO", "vllm.holdfast"):
+        assert rig.side.matched_tokens(request, 0) == (0, False)
+    assert rig.side.counts.data == {"late_covers": 1}
+
+
+def test_the_node_is_told_how_long_it_may_ask_others(rig):
+    rig.answering = False
+    for limit_s in (0.05, 0.025):
+        request = rig.request(20, request_id=f"r{limit_s}")
+        assert rig.client.of(Cover)[-1].deadline_s == pytest.approx(NODE_SHARE * limit_s)
+        rig.now += limit_s
+        assert rig.side.matched_tokens(request, 0) == (0, False)
+
+
+def test_a_silent_node_costs_less_and_less(rig):
+    rig.answering = False
+    for waits_s in (0.05, 0.025, 0.0125):
+        request = rig.request(20, request_id=f"r{waits_s}")
+        rig.now += waits_s - 0.001
+        assert rig.side.matched_tokens(request, 0) == (None, False)
+        rig.now += 0.002
+        assert rig.side.matched_tokens(request, 0) == (0, False)
+    rig.answering = True
+    rig.side.matched_tokens(rig.request(20, request_id="answered"), 0)
+    rig.answering = False
+    request = rig.request(20, request_id="again")
+    rig.now += 0.049
+    assert rig.side.matched_tokens(request, 0) == (None, False)
+
+
+def test_asking_again_changes_nothing(rig):
+    rig.held = 2
+    request = rig.request(20)
+    for _ in range(3):
+        assert rig.side.matched_tokens(request, 0) == (16, True)
+    assert len(rig.client.sent) == 1
+
+
+def test_one_token_at_least_is_left_to_compute(rig):
+    rig.held = 2
+    assert rig.side.matched_tokens(rig.request(16), 0) == (8, True)
+    assert rig.side.matched_tokens(rig.request(17), 0) == (16, True)
+
+
+def test_local_hits_are_not_loaded_again(rig):
+    rig.held = 3
+    request = rig.request(30)
+    assert rig.side.matched_tokens(request, 16) == (8, True)
+    assert rig.side.matched_tokens(request, 24) == (0, False)
+
+
+@pytest.mark.parametrize("failure", [NodeGoneError("gone"), RefusedError("no")])
+def test_a_node_that_fails_is_a_miss(rig, failure):
+    request = rig.request(20)
+    rig.client.answer = lambda _: failure
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    assert rig.side.counts.data == {"gone_covers": 1}
+
+
+def test_without_a_node_nothing_is_asked_loaded_or_saved(rig):
+    rig.links[0].lent = None
+    request = rig.request(20)
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    assert rig.run(request, 20, [1, 2, 3]).saves == []
+    rig.side.on_finished(request)
+
+
+def test_the_load_fills_the_pages_behind_the_local_ones(rig):
+    rig.held = 4
+    request = rig.request(36)
+    assert rig.side.matched_tokens(request, 8) == (24, True)
+    rig.side.allocated(request, [50, 61, 72, 83, 94], 24)
+    work = rig.side.build_work(rig.fakes.step({}))
+    (load,) = work.loads
+    assert (load.request, load.pages, load.first, load.tokens) == ("r", [61, 72, 83], 0, 24)
+    assert unpack_keys(load.keys[0]) == rig.chain(32).keys[1:]
+    rig.side.allocated(request, [50, 61, 72, 83, 94], 0)
+    assert rig.side.build_work(rig.fakes.step({})).loads == []
+
+
+def test_a_load_may_begin_and_end_inside_a_block(fakes):
+    rig = fakes.SchedulerRig(fakes, page=2)
+    rig.held = 4
+    request = rig.request(30)
+    assert rig.side.matched_tokens(request, 12) == (12, True)
+    pages = list(range(100, 115))
+    rig.side.allocated(request, pages, 12)
+    (load,) = rig.side.build_work(fakes.step({})).loads
+    assert load.pages == pages[6:12]
+    assert load.first == 2
+    assert unpack_keys(load.keys[0]) == rig.chain(24).keys[1:]
+
+
+def test_blocks_are_saved_in_the_step_that_fills_them(rig):
+    request = rig.request(30)
+    rig.side.matched_tokens(request, 0)
+    (save,) = rig.run(request, 12, [5, 6]).saves
+    assert (save.depth, save.pages) == (0, [5])
+    assert save.parents[0] == rig.chain(30).fingerprint
+    assert rig.run(request, 3, [5, 6]).saves == []
+    (save,) = rig.run(request, 15, [5, 6, 7, 8]).saves
+    assert (save.depth, save.pages) == (1, [6, 7])
+    assert unpack_keys(save.keys[0]) == rig.chain(30).keys[1:]
+    assert save.parents[0] == rig.chain(30).keys[0]
+    request.all_token_ids += [30, 31, 32]
+    (save,) = rig.run(request, 2, [5, 6, 7, 8, 9]).saves
+    assert (save.depth, save.pages) == (3, [8])
+
+
+def test_local_hits_that_the_node_lacks_are_saved_too(rig):
+    rig.held = 1
+    request = rig.request(30)
+    rig.side.matched_tokens(request, 16)
+    request.num_computed_tokens = 16
+    (save,) = rig.run(request, 8, [5, 6, 7]).saves
+    assert (save.depth, save.pages) == (1, [6, 7])
+
+
+def test_a_block_is_saved_only_when_its_tokens_are_known(rig):
+    request = rig.request(15)
+    rig.side.matched_tokens(request, 0)
+    rig.run(request, 15, [5, 6])
+    assert rig.run(request, 4, [5, 6, 7]).saves == []  # drafts, or steps ahead of their tokens
+    request.all_token_ids += [15]
+    request.num_computed_tokens = 15
+    (save,) = rig.run(request, 1, [5, 6, 7]).saves
+    assert (save.depth, save.pages) == (1, [6])
+
+
+def test_a_preempted_request_asks_again_and_saves_from_its_new_pages(rig):
+    request = rig.request(30)
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    rig.run(request, 20, [5, 6, 7])
+    request.num_preemptions, request.num_computed_tokens = 1, 0
+    request.all_token_ids += [30, 31, 32]
+    rig.held = 1
+    assert rig.side.matched_tokens(request, 0) == (8, True)
+    assert len(unpack_keys(rig.client.of(Cover)[-1].keys)) == 4
+    rig.side.allocated(request, [15, 16], 8)
+    request.num_computed_tokens = 8
+    work = rig.run(request, 16, [15, 16, 17])
+    assert work.loads[0].pages == [15]
+    assert (work.saves[0].depth, work.saves[0].pages) == (1, [16, 17])
+
+
+def test_after_a_failed_load_the_request_computes_and_saves_again(rig):
+    rig.held = 3
+    request = rig.request(30)
+    rig.side.matched_tokens(request, 0)
+    rig.side.allocated(request, [5, 6, 7, 8], 24)
+    rig.side.build_work(rig.fakes.step({}))
+    rig.side.on_worker_output(rig.fakes.outcome(invalid=[6, 7]))
+    rig.side.on_worker_output(rig.fakes.outcome(ended=["r"]))
+    request.num_computed_tokens = 8
+    (save,) = rig.run(request, 22, [5, 6, 7, 8]).saves
+    assert (save.depth, save.pages) == (1, [6, 7])
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+
+
+def test_a_load_that_failed_whole_is_not_tried_again(rig):
+    rig.held = 3
+    request = rig.request(30)
+    rig.side.matched_tokens(request, 0)
+    rig.side.allocated(request, [5, 6, 7, 8], 24)
+    rig.side.on_worker_output(rig.fakes.outcome(ended=["r"], invalid=[5, 6, 7]))
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    assert rig.side.matched_tokens(request, 8) == (0, False)
+
+
+def test_failures_of_other_pages_do_not_touch_a_load(rig):
+    rig.held = 3
+    request = rig.request(30)
+    rig.side.matched_tokens(request, 0)
+    rig.side.allocated(request, [5, 6, 7, 8], 24)
+    rig.side.on_worker_output(rig.fakes.outcome(ended=["r"], invalid=[9]))
+    assert rig.side.matched_tokens(request, 0) == (24, True)
+
+
+def test_a_finished_request_is_forgotten(rig):
+    rig.answering = False
+    request = rig.request(20)
+    rig.side.on_finished(request)
+    assert rig.client.forgotten == rig.client.of(Cover)
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    rig.side.on_worker_output(rig.fakes.outcome(ended=["r"], invalid=[1]))
+    rig.side.on_finished(request)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kind"),
+    [
+        ("prompt_embeds", object(), "embeds"),
+        ("prompt_token_ids", None, "embeds"),
+        ("mm_features", [object()], "multimodal"),
+        ("lora_request", object(), "lora"),
+        ("resumable", True, "streaming_input"),
+    ],
+)
+def test_requests_that_tokens_do_not_describe_are_left_alone(rig, field, value, kind):
+    request = rig.request(20, **{field: value})
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    assert rig.run(request, 20, [1, 2, 3]).saves == []
+    assert rig.side.counts.data == {f"declined_{kind}": 1}
+    assert rig.client.sent == []
+
+
+def test_a_request_that_skips_reading_still_saves(rig):
+    rig.held = 2
+    request = rig.request(20, skip_reading_prefix_cache=True)
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    assert rig.client.sent == []
+    (save,) = rig.run(request, 20, [1, 2, 3]).saves
+    assert (save.depth, save.pages) == (0, [1, 2])
+
+
+def test_a_reader_saves_nothing(fakes):
+    rig = fakes.SchedulerRig(fakes, setting=fakes.setting(saves=False))
+    rig.held = 1
+    request = rig.request(20)
+    assert rig.side.matched_tokens(request, 0) == (8, True)
+    request.num_computed_tokens = 8
+    assert rig.run(request, 12, [1, 2, 3]).saves == []
+
+
+def test_a_salt_gives_a_request_names_of_its_own(rig):
+    for salt in ("a", "b", "a", None):
+        rig.request(20, cache_salt=salt)
+    a, b, again, none = [cover.keys for cover in rig.client.of(Cover)]
+    assert a == again
+    assert len({a, b, none}) == 3
+    assert unpack_keys(a) == rig.chain(16, [b"salt:a"]).keys
+
+
+def test_after_a_reset_nothing_saved_before_has_a_name(rig):
+    rig.held = 2
+    before = rig.request(20, request_id="before")
+    rig.side.matched_tokens(before, 0)
+    rig.side.reset()
+    assert rig.side.matched_tokens(before, 0) == (0, False)
+    assert rig.run(before, 20, [1, 2, 3]).saves == []
+    rig.request(20, request_id="after")
+    rig.request(20, request_id="later")
+    first, after, later = [cover.keys for cover in rig.client.of(Cover)]
+    assert after == later != first
+
+
+def test_sources_add_up_to_the_tokens_loaded(rig):
+    request = rig.request(50)
+    rig.client.answer = lambda _: Covered(5, 5, {"host": 2, "disk": 3})
+    rig.side.matched_tokens(request, 0)
+    assert rig.side.sources(request, 40) == {"host": 16, "disk": 24}
+    assert rig.side.sources(request, 24) == {"host": 16, "disk": 8}
+    rig.client.answer = lambda _: Covered(5, 5, {})
+    other = rig.request(50, request_id="other")
+    rig.side.matched_tokens(other, 0)
+    assert rig.side.sources(other, 40) == {"": 40}
+
+
+def test_with_several_ranks_the_least_covered_one_counts(fakes):
+    rig = fakes.SchedulerRig(fakes, ranks=2)
+    request = rig.request(30)
+    rig.clients[0].answer = lambda _: Covered(3, 3, {"host": 3})
+    rig.clients[1].answer = lambda _: None
+    assert rig.side.matched_tokens(request, 0) == (None, False)
+    rig.clients[1].answer = lambda _: Covered(2, 2, {"disk": 2})
+    assert rig.side.matched_tokens(request, 0) == (16, True)
+    assert rig.side.sources(request, 16) == {"disk": 16}
+    rig.side.allocated(request, [1, 2, 3], 16)
+    request.num_computed_tokens = 16
+    work = rig.run(request, 14, [1, 2, 3, 4])
+    assert len(set(work.loads[0].keys)) == len(set(work.saves[0].keys)) == 2
+    assert rig.clients[0].of(Cover)[0].keys != rig.clients[1].of(Cover)[0].keys
+
+
+def test_a_rank_whose_node_is_gone_leaves_no_question_with_the_others(fakes):
+    rig = fakes.SchedulerRig(fakes, ranks=2)
+    rig.held, rig.clients[1].gone = 3, True
+    request = rig.request(30)
+    assert rig.side.matched_tokens(request, 0) == (0, False)
+    assert rig.side.counts.data["gone_covers"] == 1
+    assert rig.clients[0].forgotten == rig.clients[0].of(Cover) != []
+
+
+def test_a_node_that_claims_more_than_was_asked_is_not_believed(rig):
+    request = rig.request(20)
+    rig.client.answer = lambda _: Covered(9, 9, {"host": 9})
+    assert rig.side.matched_tokens(request, 0) == (16, True)
+
+
+def test_closing_ends_every_session(fakes):
+    rig = fakes.SchedulerRig(fakes, ranks=2)
+    rig.side.close()
+    assert all(link.closed for link in rig.links)
+
+
+def test_the_public_domain_is_asked_for_its_names_of_the_same_blocks(rig):
+    rig.client.welcome = msgspec.structs.replace(rig.client.welcome, common_key=b"c" * 32)
+    rig.request(20, cache_salt="acme")
+    (cover,) = rig.client.of(Cover)
+    public = rig.chain(16, domain_key=b"c" * 32)
+    assert unpack_keys(cover.common) == public.keys
+    assert unpack_keys(cover.keys) == rig.chain(16, [b"salt:acme"]).keys
+
+
+def test_without_a_public_domain_nobody_asks_for_it(rig):
+    rig.request(20)
+    (cover,) = rig.client.of(Cover)
+    assert cover.common == b""

@@ -1,0 +1,219 @@
+"""vLLM's scheduling, played at random: whatever is saved or loaded must be what its name says."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("vllm")
+
+from holdfast.blocks.key import Chain, unpack_keys
+from holdfast.engines.vllm.options import ConnectorSettings
+from holdfast.engines.vllm.scheduler import SchedulerSide
+from holdfast.engines.vllm.work import Handshake
+from holdfast.wire.local.messages import Covered
+
+PAGE, PER_BLOCK = 2, 2
+BLOCK = PAGE * PER_BLOCK
+FINGERPRINT = b"f" * 16
+SETTING = ConnectorSettings("", "default", 0, "", 0.05, 5.0, saves=True)
+
+
+class Engine:
+    """A scheduler with pages; a page's content is the tuple of tokens up to its end.
+
+    The node is a dict from key to the contents of a block's pages.
+    """
+
+    def __init__(self, fakes, draw):
+        self.fakes = fakes
+        self.draw = draw
+        self.node = {}
+        self.pages = {}
+        self.cached = {}
+        self.next_page = 0
+        self.waiting, self.loading, self.running = [], [], []
+        self.page_ids = {}
+        client = fakes.Client(self.cover)
+        namespace = Handshake(FINGERPRINT, 64, BLOCK, PAGE)
+        links = [fakes.Link(client)]
+        reporter = fakes.Teller(links)
+        self.side = SchedulerSide(links, [namespace], SETTING, reporter, now=lambda: 0.0)
+        self.arrived = 0
+
+    def pick(self, low, high):
+        return self.draw(st.integers(low, high))
+
+    def cover(self, message):
+        keys = unpack_keys(message.keys)
+        held = next((i for i, key in enumerate(keys) if key not in self.node), len(keys))
+        return Covered(held, held, {"host": held})
+
+    def name(self, tokens):
+        chain = Chain(self.fakes.domain_key, FINGERPRINT, BLOCK, {0: []})
+        chain.extend(tokens)
+        return chain.keys
+
+    def allocate(self, request, tokens):
+        ids = self.page_ids[request.request_id]
+        while len(ids) * PAGE < tokens:
+            ids.append(self.next_page)
+            self.next_page += 1
+
+    def compute(self, request, start, stop):
+        """Write pages; only their full content has a meaning."""
+        ids = self.page_ids[request.request_id]
+        tokens = request.all_token_ids
+        for at in range(start // PAGE, stop // PAGE):
+            prefix = tuple(tokens[: (at + 1) * PAGE])
+            assert self.pages.setdefault(ids[at], prefix) == prefix
+            self.cached.setdefault(prefix, ids[at])
+
+    def arrive(self):
+        # Three documents that share beginnings.
+        kind, length = self.pick(0, 2), self.pick(1, 30)
+        tokens = [1000 + i if i < 10 else 1000 * (kind + 1) + i for i in range(length)]
+        request = self.fakes.Request(f"r{self.arrived}", tokens)
+        self.arrived += 1
+        self.page_ids[request.request_id] = []
+        self.side.on_new_request(request)
+        self.waiting.append(request)
+
+    def lose(self):
+        """The node evicts a block."""
+        if self.node:
+            del self.node[sorted(self.node)[self.pick(0, len(self.node) - 1)]]
+
+    def preempt(self):
+        if self.running:
+            request = self.running.pop(self.pick(0, len(self.running) - 1))
+            request.num_preemptions += 1
+            request.num_computed_tokens = 0
+            self.page_ids[request.request_id] = []
+            self.waiting.append(request)
+
+    def finish(self):
+        if self.running:
+            self.side.on_finished(self.running.pop())
+
+    def evict(self):
+        """The engine's own prefix cache keeps only beginnings."""
+        kept = self.pick(0, 12)
+        self.cached = {prefix: page for prefix, page in self.cached.items() if len(prefix) <= kept}
+
+    def step(self):
+        scheduled = {}
+        for request in self.running:
+            done = request.num_computed_tokens
+            if done >= request.num_tokens:
+                request.all_token_ids.append(self.pick(1, 3))
+            scheduled[request.request_id] = self.pick(1, request.num_tokens - done)
+        for request in list(self.waiting):
+            if self.admit(request):
+                left = request.num_tokens - request.num_computed_tokens
+                scheduled[request.request_id] = self.pick(1, left)
+        requests = {request.request_id: request for request in self.running}
+        for name, count in scheduled.items():
+            self.allocate(requests[name], requests[name].num_computed_tokens + count)
+        work = self.side.build_work(self.fakes.step(self.page_ids, **scheduled))
+        for name, count in scheduled.items():
+            start = requests[name].num_computed_tokens
+            self.compute(requests[name], start, start + count)
+        for save in work.saves:
+            self.check_save(save, requests[save.request])
+        for name, count in scheduled.items():
+            requests[name].num_computed_tokens += count
+        self.load(work.loads)
+
+    def admit(self, request):
+        """Schedule a waiting request, as vLLM does; True if it runs in this step."""
+        if not request.num_computed_tokens:
+            local = 0
+            ids = []
+            while (local + 1) * PAGE < request.num_tokens:
+                page = self.cached.get(tuple(request.all_token_ids[: (local + 1) * PAGE]))
+                if page is None:
+                    break
+                ids.append(page)
+                local += 1
+            external, later = self.side.matched_tokens(request, local * PAGE)
+            assert later == (external > 0)
+            assert external % PAGE == 0
+            assert local * PAGE + external < request.num_tokens
+            self.page_ids[request.request_id] = ids
+            request.num_computed_tokens = local * PAGE + external
+            self.allocate(request, request.num_computed_tokens)
+            self.side.allocated(request, self.page_ids[request.request_id], external)
+            if external:
+                self.waiting.remove(request)
+                self.loading.append((request, local * PAGE))
+                return False
+        self.waiting.remove(request)
+        self.running.append(request)
+        return True
+
+    def check_save(self, save, request):
+        names = self.name(request.all_token_ids)
+        keys = unpack_keys(save.keys[0])
+        assert keys == names[save.depth : save.depth + len(keys)]
+        assert save.parents[0] == (names[save.depth - 1] if save.depth else FINGERPRINT)
+        for at, key in enumerate(keys):
+            content = [
+                self.pages[page] for page in save.pages[at * PER_BLOCK : (at + 1) * PER_BLOCK]
+            ]
+            end = (save.depth + at + 1) * BLOCK
+            assert content == [
+                tuple(request.all_token_ids[: end - PAGE]),
+                tuple(request.all_token_ids[:end]),
+            ]
+            self.node[key] = content
+
+    def load(self, loads):
+        """Carry out every load; what the node lost meanwhile fails."""
+        for load in loads:
+            request, local = next(
+                pair for pair in self.loading if pair[0].request_id == load.request
+            )
+            contents = []
+            for key in unpack_keys(load.keys[0]):
+                if key not in self.node:
+                    break
+                contents += self.node[key]
+            contents = contents[load.first :][: len(load.pages)]
+            for at, (page, content) in enumerate(zip(load.pages, contents, strict=False)):
+                assert content == tuple(request.all_token_ids[: local + (at + 1) * PAGE])
+                assert self.pages.setdefault(page, content) == content
+                self.cached.setdefault(content, page)
+            failed = load.pages[len(contents) :]
+            self.side.on_worker_output(self.fakes.outcome([load.request], failed))
+            self.loading.remove((request, local))
+            if failed:
+                request.num_computed_tokens = local + len(contents) * PAGE
+                if not request.num_computed_tokens:
+                    self.page_ids[load.request] = []
+            self.waiting.insert(0, request)
+
+
+@given(st.data())
+def test_no_block_is_saved_or_loaded_under_another_name(fakes, data):
+    engine = Engine(fakes, data.draw)
+    actions = [engine.arrive, engine.step, engine.step, engine.step, engine.lose,
+               engine.preempt, engine.finish, engine.evict]  # fmt: skip
+    engine.arrive()
+    for _ in range(data.draw(st.integers(5, 40))):
+        data.draw(st.sampled_from(actions))()
+    while engine.waiting or engine.running:
+        engine.step()
+        engine.finish()
+
+
+def test_a_context_computed_once_is_loaded_by_the_next_request(fakes):
+    # The game above would pass if nothing were ever saved: here something is.
+    engine = Engine(fakes, lambda _: 30)
+    engine.pick = lambda low, high: high
+    engine.arrive()
+    engine.step()
+    assert len(engine.node) == 30 // BLOCK
+    engine.cached.clear()
+    engine.arrive()
+    engine.step()
+    assert engine.waiting[0].num_computed_tokens == 28

@@ -1,0 +1,67 @@
+"""What was timed is told behind the tokens, in order, whether or not a node is there to hear it."""
+
+import threading
+
+from holdfast.client.timing_reporter import TimingReporter
+from holdfast.wire.local.messages import Done, Observed
+
+REPORTS = [Observed([(200.0, 0.0, seconds)], []) for seconds in (0.1, 0.2, 0.3)]
+
+
+def test_reports_arrive_in_order_and_nobody_waits_for_them(fakes):
+    client = fakes.Client(lambda _: Done())
+    reporter = TimingReporter([fakes.Link(client)], delay_s=0.0)
+    for report in REPORTS:
+        reporter.put(report)
+    reporter.close()
+    assert client.sent == client.forgotten == REPORTS
+
+
+def test_who_tells_does_not_wait_until_it_is_sent(fakes):
+    go = threading.Event()
+
+    class Held(fakes.Link):
+        def client(self):
+            assert go.wait(30)
+            return super().client()
+
+    client = fakes.Client(lambda _: Done())
+    reporter = TimingReporter([Held(client)], delay_s=0.0)
+    reporter.put(REPORTS[0])
+    assert client.sent == []
+    go.set()
+    reporter.close()
+    assert client.sent == REPORTS[:1]
+
+
+def test_a_node_that_is_gone_hears_nothing_and_the_next_one_does(fakes):
+    gone, client = fakes.Client(), fakes.Client(lambda _: Done())
+    gone.gone = True
+    reporter = TimingReporter([fakes.Link(gone), fakes.Link(None), fakes.Link(client)], delay_s=0.0)
+    reporter.put(REPORTS[0])
+    reporter.put(REPORTS[1])
+    reporter.close()
+    assert (gone.sent, client.sent) == ([], REPORTS[:2])
+
+
+def test_what_goes_wrong_once_ends_nothing(fakes, caplog):
+    class Broken(fakes.Link):
+        def client(self):
+            raise RuntimeError("out of threads, say")
+
+    client = fakes.Client(lambda _: Done())
+    reporter = TimingReporter([Broken(None), fakes.Link(client)], delay_s=0.0)
+    for report in REPORTS:
+        reporter.put(report)
+    reporter.close()
+    assert client.sent == REPORTS
+    assert "cannot be sent" in caplog.text
+
+
+def test_all_that_came_during_a_rest_goes_along(fakes):
+    client = fakes.Client(lambda _: Done())
+    reporter = TimingReporter([fakes.Link(client)], delay_s=0.2)
+    for report in REPORTS * 100:
+        reporter.put(report)
+    reporter.close()  # 300 rests would take a minute
+    assert client.sent == REPORTS * 100

@@ -1,0 +1,145 @@
+"""A vLLM engine in a process of its own, that calls the methods it is told to."""
+
+import contextlib
+import hashlib
+import os
+import time
+
+
+class Driver:
+    def __init__(self, options):
+        from vllm import LLM
+        from vllm.config import KVTransferConfig
+
+        transfer = options.pop("kv_transfer", None)
+        self.llm = LLM(
+            **options,
+            enforce_eager=True,
+            enable_prefix_caching=True,
+            disable_log_stats=False,
+            kv_transfer_config=KVTransferConfig(**transfer) if transfer else None,
+        )
+        self.engine = self.llm.llm_engine
+        self.core = self.engine.engine_core.engine_core
+        self.pages = []
+        manager = self.core.scheduler.kv_cache_manager
+        free = manager.free
+
+        def note_and_free(request):
+            self.pages = manager.get_block_ids(request.request_id)[0]
+            free(request)
+
+        manager.free = note_and_free
+
+    def ask(self, prompts, tokens, logprobs=None, **settings):
+        params = greedy(tokens, logprobs=logprobs, **settings)
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = self.llm.generate(inputs, params, use_tqdm=False)
+        return [self.answer(output) for output in outputs]
+
+    def answer(self, output):
+        (choice,) = output.outputs
+        steps = [
+            sorted((token, value.logprob) for token, value in step.items())
+            for step in choice.logprobs or []
+        ]
+        return {
+            "tokens": list(choice.token_ids),
+            "logprobs": steps,
+            "cached": output.num_cached_tokens,
+            "finish": choice.finish_reason,
+        }
+
+    def ask_salted(self, prompt, tokens, salt):
+        params = greedy(tokens)
+        inputs = {"prompt_token_ids": prompt, "cache_salt": salt}
+        (output,) = self.llm.generate(inputs, params, use_tqdm=False)
+        return self.answer(output)
+
+    def abort(self, prompt, steps):
+        """Run a request for some steps, abort it, and step until nothing of it is left."""
+        params = greedy(50)
+        self.engine.add_request("aborted", {"prompt_token_ids": prompt}, params)
+        for _ in range(steps):
+            self.engine.step()
+        self.engine.abort_request(["aborted"])
+        end_s = time.monotonic() + 30
+        while self.core.scheduler.has_requests() and time.monotonic() < end_s:
+            self.engine.step()
+        return {"left": len(self.core.scheduler.requests), "usage": self.usage()}
+
+    def usage(self):
+        return self.core.scheduler.get_kv_cache_usage()
+
+    def reset(self, connector=False):
+        return self.llm.reset_prefix_cache(reset_connector=connector)
+
+    def digests(self, count):
+        """Return a digest of the first pages of the request that ended last, in their order."""
+        import torch
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        layers = get_kv_transfer_group()._worker._device._keep
+        return [
+            hashlib.sha256(
+                b"".join(layer[page].view(torch.uint8).numpy().tobytes() for layer in layers)
+            ).hexdigest()
+            for page in self.pages[:count]
+        ]
+
+    def connected(self):
+        """Tell whether both sides have a session with the node."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        links = [
+            get_kv_transfer_group()._worker._connection,
+            *self.core.scheduler.connector._scheduler._connections,
+        ]
+        return all(link.client() for link in links)
+
+    def shift(self, by):
+        """Let loads read so many bytes too far: what a test must be able to see."""
+        from holdfast.engines.vllm import loader
+
+        original = getattr(loader, "original_moves_of", loader.moves_of)
+        loader.original_moves_of = original
+
+        def shifted(*arguments):
+            return [move._replace(payload=move.payload + by) for move in original(*arguments)]
+
+        loader.moves_of = shifted
+
+    def metrics(self):
+        """Return vLLM's counters by name, summed over labels, and cached tokens by source."""
+        found = {}
+        for metric in self.llm.get_metrics():
+            value = getattr(metric, "value", None)
+            if value is not None:
+                source = metric.labels.get("source")
+                name = f"{metric.name}:{source}" if source else metric.name
+                found[name] = found.get(name, 0) + value
+        return found
+
+
+def greedy(tokens, **settings):
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, **settings)
+
+
+def run(channel, log, options):
+    """Be an engine until the other end of the channel is closed."""
+    from holdfast.engines.vllm import worker
+
+    with log.open("ab") as errors:
+        os.dup2(errors.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
+    # A machine that runs tests is busy: what is not about deadlines must not fail for them.
+    worker.DEADLINE_MIN_S = worker.RESERVE_S = 3.0
+    driver = Driver(options)
+    channel.send("ready")
+    with contextlib.suppress(EOFError):
+        while True:
+            name, arguments = channel.recv()
+            channel.send(getattr(driver, name)(**arguments))
+    driver.engine.engine_core.shutdown()

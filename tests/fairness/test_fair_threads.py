@@ -1,0 +1,236 @@
+"""Threads by turns: nobody waits behind a flood, and futures behave as everywhere."""
+
+import threading
+import time
+from collections import Counter
+from concurrent.futures import wait
+
+import pytest
+
+from holdfast.fairness.fair_threads import FairThreads
+from holdfast.fairness.work_slots import SEEN_S, Priority, WorkItem
+
+FLOOD, VICTIM = b"flood", b"victim"
+
+
+@pytest.fixture
+def pools():
+    made, gate = [], threading.Event()
+
+    def make(threads, spare):
+        made.append(FairThreads(threads, spare, "test", lambda: 0.0))
+        return made[-1], gate
+
+    yield make
+    gate.set()
+    for pool in made:
+        pool.shutdown()
+
+
+def test_work_is_done_and_its_result_or_error_handed_back(pools):
+    pool, _ = pools(2, 0)
+    futures = [pool.submit(WorkItem(FLOOD), lambda i=i: i * i) for i in range(20)]
+    assert [future.result(30) for future in futures] == [i * i for i in range(20)]
+    with pytest.raises(ZeroDivisionError):
+        pool.submit(WorkItem(FLOOD), lambda: 1 // 0).result(30)
+
+
+def test_one_domain_never_takes_the_last_threads(pools):
+    pool, gate = pools(2, 1)
+    for _ in range(50):
+        pool.submit(WorkItem(FLOOD), lambda: gate.wait(60))
+    assert pool.submit(WorkItem(VICTIM), lambda: "at once").result(30) == "at once"
+
+
+def test_who_comes_behind_a_flood_is_next(pools):
+    pool, gate = pools(1, 0)
+    order = []
+    first = pool.submit(WorkItem(FLOOD), lambda: gate.wait(60))
+    flood = [pool.submit(WorkItem(FLOOD), lambda: order.append("flood")) for _ in range(50)]
+    late = pool.submit(WorkItem(VICTIM), lambda: order.append("victim"))
+    gate.set()
+    wait([first, late, *flood], 30)
+    assert order.index("victim") <= 1
+
+
+def test_what_was_for_later_and_is_waited_for_by_now_comes_in_turn(pools):
+    pool, gate = pools(1, 0)
+    order, later = [], WorkItem(VICTIM, priority=Priority.PREFETCH)
+    first = pool.submit(WorkItem(FLOOD), lambda: gate.wait(60))
+    ahead = [pool.submit(later, lambda n=n: order.append(n)) for n in range(3)]
+    flood = [pool.submit(WorkItem(FLOOD), lambda: order.append("flood")) for _ in range(10)]
+    pool.raise_priority(later, ahead[2])
+    pool.raise_priority(later, first)  # has begun: nothing to do
+    gate.set()
+    wait([first, *ahead, *flood], 30)
+    assert order.index(2) <= 1
+    assert sorted(map(str, order)) == ["0", "1", "2", *["flood"] * 10]
+
+
+def test_what_is_read_ahead_waits_for_what_somebody_waits_for(pools):
+    pool, gate = pools(1, 0)
+    order = []
+    first = pool.submit(WorkItem(VICTIM, priority=Priority.PREFETCH), lambda: gate.wait(60))
+    work = [
+        pool.submit(
+            WorkItem(VICTIM, priority=priority), lambda priority=priority: order.append(priority)
+        )
+        for priority in [Priority.PREFETCH] * 20 + [Priority.DEMAND] * 10
+    ]
+    gate.set()
+    wait([first, *work], 30)
+    assert order[:10].count(Priority.DEMAND) >= 9
+    assert len(order) == 30
+
+
+def test_what_has_not_begun_can_be_cancelled_and_what_runs_can_not(pools):
+    pool, gate = pools(1, 0)
+    begun = threading.Event()
+    running = pool.submit(WorkItem(FLOOD), lambda: (begun.set(), gate.wait(60)))
+    done = []
+    waiting = pool.submit(WorkItem(FLOOD), lambda: done.append(1))
+    assert begun.wait(30)
+    assert waiting.cancel()
+    assert not running.cancel()
+    gate.set()
+    pool.submit(WorkItem(FLOOD), lambda: None).result(30)
+    assert done == []
+
+
+def test_who_had_less_of_the_last_seconds_has_all_its_work_done_first(pools):
+    pool, gate = pools(1, 0)
+    order, flooded = [], WorkItem(FLOOD, cost=1.0)
+    for _ in range(40):
+        pool.submit(flooded, lambda: None).result(30)
+    first = pool.submit(flooded, lambda: gate.wait(60))
+    flood = [pool.submit(flooded, lambda: order.append("flood")) for _ in range(40)]
+    assert pool.credit(WorkItem(VICTIM)) >= 30
+    assert pool.credit(flooded) == 0
+    assert pool.credit(WorkItem(VICTIM, priority=Priority.PREFETCH)) == 0
+    late = [pool.submit(WorkItem(VICTIM), lambda: order.append("victim")) for _ in range(15)]
+    gate.set()
+    wait([first, *flood, *late], 30)
+    assert order[:15].count("victim") >= 14
+
+
+def test_several_light_domains_find_spare_threads_and_one_never_takes_them_all(pools):
+    pool, gate = pools(4, 4)
+    started = []
+    for domain, begun in ((FLOOD, 4), (b"one", 6), (b"two", 7), (b"three", 8)):
+        for _ in range(10):
+            pool.submit(
+                WorkItem(domain), lambda domain=domain: (started.append(domain), gate.wait(60))
+            )
+        deadline = time.monotonic() + 30
+        while len(started) < begun:
+            assert time.monotonic() < deadline, started
+            time.sleep(0.001)
+    assert Counter(started) == {FLOOD: 4, b"one": 2, b"two": 1, b"three": 1}
+
+
+def test_a_pool_is_shared_while_another_domain_had_work_lately():
+    now = [0.0]
+    pool = FairThreads(1, 0, "test", lambda: now[0])
+    pool.submit(WorkItem(FLOOD), lambda: None).result(30)
+    assert not pool.shared(FLOOD)
+    assert pool.shared(VICTIM)
+    pool.submit(WorkItem(VICTIM), lambda: None).result(30)
+    assert pool.shared(FLOOD)
+    now[0] += SEEN_S
+    assert not pool.shared(FLOOD)
+    pool.shutdown()
+
+
+def test_what_was_cancelled_costs_nobody_a_turn(pools):
+    pool, gate = pools(1, 0)
+    order = []
+    first = pool.submit(WorkItem(FLOOD), lambda: gate.wait(60))
+    for _ in range(20):
+        assert pool.submit(WorkItem(VICTIM), lambda: None).cancel()
+    both = [
+        pool.submit(WorkItem(domain), lambda domain=domain: order.append(domain))
+        for domain in (FLOOD, VICTIM) * 10
+    ]
+    gate.set()
+    wait([first, *both], 30)
+    assert 4 <= order[:10].count(VICTIM) <= 6
+
+
+def test_shutdown_waits_for_everything_or_drops_what_has_not_begun():
+    pool, done = FairThreads(2, 1, "test"), []
+    for _ in range(20):
+        pool.submit(WorkItem(FLOOD), lambda: done.append(1))
+    pool.shutdown()
+    assert len(done) == 20
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        pool.submit(WorkItem(FLOOD), lambda: None)
+    dropping, gate, begun = FairThreads(1, 0, "test"), threading.Event(), threading.Event()
+    dropping.submit(WorkItem(FLOOD), lambda: (begun.set(), gate.wait(60)))
+    futures = [dropping.submit(WorkItem(VICTIM), lambda: None) for _ in range(5)]
+    assert begun.wait(30)
+
+    def let_go(_):
+        if all(future.cancelled() for future in futures):
+            gate.set()
+
+    for future in futures:
+        future.add_done_callback(let_go)
+    dropping.shutdown(cancel_futures=True)
+    assert all(future.cancelled() for future in futures)
+    assert gate.is_set(), "before what is under way was waited for"
+
+
+@pytest.fixture
+def threads_to_have(monkeypatch):
+    """Call with how many more threads the system has for this process."""
+    start, left = threading.Thread.start, [0]
+
+    def begin(thread):
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    def limit(count):
+        left[0] = count
+        monkeypatch.setattr(threading.Thread, "start", begin)
+
+    return limit
+
+
+def test_where_no_more_threads_can_be_had_those_that_are_there_do_it_all(threads_to_have):
+    pool = FairThreads(4, 0, "test")
+    threads_to_have(1)
+    futures = [pool.submit(WorkItem(FLOOD), lambda i=i: i) for i in range(20)]
+    assert [future.result(30) for future in futures] == list(range(20))
+    pool.shutdown()
+
+
+def test_work_that_nobody_takes_on_is_never_begun(threads_to_have):
+    """Whoever was told that it is not done has given its memory to others."""
+    pool, done = FairThreads(2, 0, "test"), []
+    threads_to_have(0)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        pool.submit(WorkItem(FLOOD), lambda: done.append("refused"))
+    threads_to_have(1)
+    pool.submit(WorkItem(FLOOD), lambda: done.append("taken")).result(30)
+    pool.shutdown()
+    assert done == ["taken"]
+
+
+def test_many_domains_from_many_threads_all_get_done():
+    pool, total = FairThreads(3, 1, "test"), []
+
+    def submit(domain):
+        futures = [
+            pool.submit(WorkItem(bytes([domain])), lambda: total.append(1)) for _ in range(200)
+        ]
+        wait(futures, 60)
+
+    threads = [threading.Thread(target=submit, args=(domain,)) for domain in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    pool.shutdown()
+    assert len(total) == 1_200

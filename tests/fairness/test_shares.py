@@ -1,0 +1,60 @@
+"""Who gives way: never from what is reserved, first whoever is furthest above its share."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.fairness.shares import Quota, victim_domains
+
+A, B, C = b"a", b"b", b"c"
+
+
+def test_alone_a_domain_gives_way_to_itself() -> None:
+    assert victim_domains({A: 100}, {}, A, 10) == [A]
+    assert victim_domains({}, {}, A, 10) == []
+
+
+def test_a_flood_takes_from_itself_before_it_takes_from_others() -> None:
+    assert victim_domains({A: 900, B: 100}, {}, A, 10) == [A]
+    assert victim_domains({A: 900, B: 100}, {}, B, 10) == [A, B]
+
+
+def test_what_is_reserved_is_never_taken() -> None:
+    quotas = {B: Quota(reserved_bytes=500)}
+    assert victim_domains({A: 100, B: 500}, quotas, A, 10) == [A]
+    assert victim_domains({B: 500}, quotas, A, 10) == []
+    assert victim_domains({A: 10, B: 600}, quotas, A, 10) == [B, A]
+
+
+def test_at_its_most_a_domain_only_replaces_its_own() -> None:
+    quotas = {A: Quota(most_bytes=100)}
+    assert victim_domains({A: 100, B: 900}, quotas, A, 10) == [A]
+    assert victim_domains({B: 900}, {A: Quota(most_bytes=5)}, A, 10) == []
+
+
+def test_a_larger_share_may_hold_more() -> None:
+    quotas = {A: Quota(share=4.0)}
+    assert victim_domains({A: 390, B: 110}, quotas, A, 10) == [B, A]
+    assert victim_domains({A: 450, B: 50}, quotas, B, 10) == [A, B]
+
+
+def test_who_holds_nothing_yet_takes_from_whoever_has_most() -> None:
+    assert victim_domains({A: 10, B: 20}, {}, C, 50) == [B, A]
+
+
+HELD = st.dictionaries(st.sampled_from([A, B, C]), st.integers(0, 1_000))
+QUOTAS = st.dictionaries(
+    st.sampled_from([A, B, C]),
+    st.builds(Quota, st.integers(0, 500), st.integers(0, 2_000), st.floats(0.1, 10)),
+)
+
+
+@given(HELD, QUOTAS, st.integers(1, 100))
+def test_nobody_loses_what_it_reserved_or_gains_beyond_its_most(used, quotas, nbytes) -> None:
+    order = victim_domains(used, quotas, A, nbytes)
+    assert len(set(order)) == len(order)
+    for domain in order:
+        assert used[domain]
+        if domain != A:
+            assert used[domain] > quotas.get(domain, Quota()).reserved_bytes
+    if used.get(A, 0) + nbytes > quotas.get(A, Quota()).most_bytes:
+        assert order in ([], [A])

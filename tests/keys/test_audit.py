@@ -1,0 +1,227 @@
+"""The audit log: every change of it shows, several processes share it, floods do not fill it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from holdfast.keys import audit
+from holdfast.keys.audit import (
+    DENIALS_APART_S,
+    DENIED_MAX,
+    FIRST,
+    REASONS_MAX,
+    VALUE_CHARS_MAX,
+    AuditLog,
+    check,
+)
+from holdfast.limits import MIB
+
+
+@pytest.fixture
+def log(tmp_path):
+    return AuditLog(tmp_path / "audit.jsonl")
+
+
+def lines(log):
+    return [json.loads(line) for line in log.path.read_text().splitlines()]
+
+
+def filled(log, count=5):
+    for number in range(count):
+        log.record("rotate", domain="acme", epoch=number)
+    return log.path.read_bytes().splitlines(keepends=True)
+
+
+def test_a_whole_log_verifies(log):
+    filled(log)
+    found = check(log.path)
+    assert (found.lines, found.faults) == (5, [])
+    assert found.head == lines(log)[-1]["hash"]
+    first = lines(log)[0]
+    assert (first["n"], first["before"], first["domain"]) == (1, FIRST, "acme")
+    assert log.path.stat().st_mode & 0o077 == 0
+
+
+def test_it_goes_on_after_a_restart(log):
+    filled(log)
+    filled(AuditLog(log.path))
+    assert check(log.path).lines == 10
+    assert check(log.path).faults == []
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_a_changed_line_shows(log, at):
+    kept = filled(log)
+    kept[at] = kept[at].replace(b"acme", b"acne")
+    log.path.write_bytes(b"".join(kept))
+    assert check(log.path).faults == [f"line {at + 1} was changed"]
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_removed_line_shows(log, at):
+    kept = filled(log)
+    log.path.write_bytes(b"".join(kept[:at] + kept[at + 1 :]))
+    assert any("lines are missing" in fault for fault in check(log.path).faults)
+
+
+def test_lines_in_another_order_show(log):
+    kept = filled(log)
+    log.path.write_bytes(b"".join([kept[1], kept[0], *kept[2:]]))
+    assert check(log.path).faults
+
+
+def test_a_cut_end_shows_by_the_last_hash_only(log):
+    kept = filled(log)
+    before = check(log.path).head
+    log.path.write_bytes(b"".join(kept[:-1]))
+    assert check(log.path).faults == []
+    assert check(log.path).head != before
+
+
+def test_a_torn_line_shows_and_the_log_goes_on(log):
+    kept = filled(log)
+    log.path.write_bytes(b"".join(kept)[:-20])
+    log.record("erase", domain="acme")
+    found = check(log.path)
+    assert found.faults == ["line 5 is not a whole line of the log"]
+    assert found.lines == 5
+
+
+WRITE = """
+import sys
+from pathlib import Path
+from holdfast.keys.audit import AuditLog
+log = AuditLog(Path(sys.argv[1]))
+for number in range(20):
+    log.record("rotate", epoch=number)
+"""
+
+
+def test_processes_share_it(log):
+    argv = [sys.executable, "-c", WRITE, str(log.path)]
+    others = [subprocess.Popen(argv) for _ in range(3)]
+    assert [other.wait(60) for other in others] == [0, 0, 0]
+    assert (check(log.path).lines, check(log.path).faults) == (60, [])
+
+
+def test_the_same_denial_is_written_once_a_minute(log):
+    for _ in range(1_000):
+        log.deny("10.0.0.7", "token: expired")
+    log.deny("10.0.0.8", "token: expired")
+    assert [line["who"] for line in lines(log)] == ["10.0.0.7", "10.0.0.8"]
+
+
+def test_a_flood_of_denials_does_not_fill_it(log):
+    for number in range(3 * DENIED_MAX):
+        log.deny(f"host 10.0.{number >> 8}.{number & 255}", "token: forged")
+    assert len(lines(log)) == DENIED_MAX + 1
+
+
+def test_who_is_denied_for_many_reasons_hides_nobody_else(log):
+    for number in range(3 * REASONS_MAX):
+        log.deny("user 2001", f"domain 'team-{number}' is not for user 2001")
+    for number in range(2 * DENIED_MAX):
+        log.deny(f"peer {number}", "asked for domain 'acme'")
+    before = len(lines(log))
+    assert before == REASONS_MAX + 1 + DENIED_MAX + 1
+    log.deny("user 2002", "domain 'acme' is not for user 2002")
+    log.deny("host 10.9.9.9", "token: not made with this target's key")
+    assert [line["who"] for line in lines(log)[before:]] == ["user 2002", "host 10.9.9.9"]
+
+
+def test_names_that_differ_in_digits_are_told_apart(log):
+    for number in (1, 2):
+        log.deny("user 2001", f"domain 'team-{number}' is not for user 2001")
+    assert [line["why"][8:14] for line in lines(log)] == ["team-1", "team-2"]
+
+
+def test_after_a_minute_all_are_told_again_and_how_many_were_not(log, monkeypatch):
+    now = [1_000.0]
+    monkeypatch.setattr(audit.time, "monotonic", lambda: now[0])
+    for number in range(DENIED_MAX + 5):
+        log.deny(f"host {number}", "token: forged")
+        log.deny(f"host {number}", "token: forged")
+    now[0] += DENIALS_APART_S
+    before = len(lines(log))
+    log.deny("host again", "token: forged")
+    after = lines(log)[before:]
+    assert sum(line["unsaid"] for line in after) == DENIED_MAX + 2 * 5 - 1
+    assert (after[-1]["who"], after[-1]["unsaid"]) == ("host again", 0)
+    assert sum(len(kind) for kind in log._denied.values()) == 1
+
+
+def test_all_that_is_told_late_is_made_durable_at_once(log, monkeypatch):
+    for number in range(DENIED_MAX):
+        log.deny(f"host {number}", "token: forged")
+        log.deny(f"host {number}", "token: forged")
+    synced = []
+    monkeypatch.setattr(audit.os, "fsync", synced.append)
+    log.catch_up(whole=True)
+    assert len(synced) == 1
+    verdict = check(log.path)
+    assert (verdict.lines, verdict.faults) == (2 * DENIED_MAX, [])
+
+
+def test_what_a_stranger_says_is_cut_before_it_is_kept(log):
+    log.deny("user " + "7" * MIB, "domain " + "1 " * MIB)
+    (kind,) = log._denied.values()
+    ((who, reasons),) = kind.items()
+    assert max(len(who), *map(len, reasons)) == VALUE_CHARS_MAX
+    (told,) = reasons.values()
+    assert max(len(told.who), len(told.why)) == VALUE_CHARS_MAX
+
+
+def test_a_chain_made_anew_passes_and_misses_the_hash_that_was_kept(log):
+    kept = filled(log)
+    head, before, made = check(log.path).head, FIRST, []
+    for number, text in enumerate(kept[:1] + kept[2:], 1):
+        line = {**json.loads(text), "n": number, "before": before}
+        before = line["hash"] = audit._hash(line)
+        made.append(json.dumps(line) + "\n")
+    log.path.write_text("".join(made))
+    assert check(log.path).faults == []
+    assert head not in log.path.read_text()
+
+
+def test_a_line_that_can_not_be_written_fails_nothing(tmp_path, caplog):
+    log = AuditLog(tmp_path / "none" / "audit.jsonl")
+    log.record("erase", domain="acme")
+    assert "lost: erase {'domain': 'acme'}" in caplog.text
+
+
+def test_what_the_disk_takes_half_of_is_told_and_ends_no_chain(log, monkeypatch, caplog):
+    filled(log, 1)
+    write = os.write
+    monkeypatch.setattr(audit.os, "write", lambda fd, data: write(fd, data[: len(data) // 2]))
+    log.deny("host 10.0.0.9", "token: forged")
+    assert "No space left" in caplog.text
+    assert "lost: denied" in caplog.text
+    monkeypatch.undo()
+    log.record("erase", domain="acme")
+    verdict = check(log.path)
+    assert verdict.lines == 2
+    assert verdict.faults == ["line 2 is not a whole line of the log"]
+
+
+def test_without_a_path_it_forgets():
+    AuditLog().record("erase", domain="acme")
+    AuditLog().deny("somebody", "something")
+
+
+def test_what_was_only_counted_is_written_once_its_minute_is_over_or_at_the_end(log, monkeypatch):
+    now = [1_000.0]
+    monkeypatch.setattr(audit.time, "monotonic", lambda: now[0])
+    for _ in range(10):
+        log.deny("host 10.0.0.9", "token: forged")
+    log.catch_up()
+    assert len(lines(log)) == 1
+    now[0] += DENIALS_APART_S
+    log.catch_up()
+    assert [line["unsaid"] for line in lines(log)] == [0, 9]
+    for _ in range(3):
+        log.deny("host 10.0.0.9", "token: forged")
+    log.catch_up(whole=True)
+    assert [line["unsaid"] for line in lines(log)] == [0, 9, 0, 2]

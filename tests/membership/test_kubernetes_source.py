@@ -1,0 +1,400 @@
+"""EndpointSlices: listed and watched from a small API server that behaves like the real one."""
+
+import datetime as dt
+import ipaddress
+import json
+import queue
+import ssl
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+import pytest
+
+from holdfast.errors import MembershipError
+from holdfast.membership import kubernetes_source
+from holdfast.membership.kubernetes_source import KubernetesOptions, KubernetesSource, members_of
+from holdfast.membership.member_list import host_and_port
+from holdfast.membership.members import Member, MemberState
+from holdfast.testing.membership_contract import MembershipContract, ReportedViews, wait_for_trouble
+
+PATH = "/apis/discovery.k8s.io/v1/namespaces/kv/endpointslices"
+TOKEN = "token-1"
+
+
+def pod(name, address, **conditions):
+    return {
+        "addresses": [address],
+        "conditions": {"ready": True, **conditions},
+        "targetRef": {"kind": "Pod", "name": name, "uid": f"uid-{name}"},
+        "zone": "zone-a",
+    }
+
+
+def slice_of(name, *pods, version="0", port=7070, kind="IPv4"):
+    return {
+        "metadata": {"name": name, "resourceVersion": version},
+        "addressType": kind,
+        "endpoints": list(pods),
+        "ports": [{"name": "metrics", "port": 9090}, {"name": "kv", "port": port}],
+    }
+
+
+class ApiServer(ThreadingHTTPServer):
+    """Keeps slices with a history; `failing` is a status to answer with instead."""
+
+    daemon_threads = True
+    # A handler sits in its watch until told to end; nobody waits for it here.
+    block_on_close = False
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.slices = {}
+        self.version = 100
+        self.oldest = 0
+        self.failing = 0
+        self.watchers = []
+        self.requests = []
+        self.changing = threading.Lock()
+        self.sent_back = threading.Event()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def put(self, name, *pods, **fields):
+        with self.changing:
+            self.version += 1
+            kind = "MODIFIED" if name in self.slices else "ADDED"
+            self.slices[name] = slice_of(name, *pods, version=str(self.version), **fields)
+            self.tell({"type": kind, "object": self.slices[name]})
+
+    def delete(self, name):
+        with self.changing:
+            self.version += 1
+            gone = self.slices.pop(name)
+            gone["metadata"]["resourceVersion"] = str(self.version)
+            self.tell({"type": "DELETED", "object": gone})
+
+    def tell(self, event):
+        for watcher in self.watchers:
+            watcher.put(event)
+
+    def end_watches(self):
+        with self.changing:
+            for watcher in self.watchers:
+                watcher.put(None)
+            self.watchers.clear()
+
+    def fail(self, status):
+        self.failing = status
+        self.end_watches()
+
+    def stop(self):
+        self.end_watches()
+        self.shutdown()
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        target = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(target.query).items()}
+        self.server.requests.append((target.path, query, self.headers["Authorization"]))
+        if self.server.failing:
+            self.answer(self.server.failing, {"kind": "Status", "message": "not now"})
+        elif self.headers["Authorization"] != f"Bearer {TOKEN}":
+            self.answer(401, {"kind": "Status", "message": "Unauthorized"})
+        elif target.path != PATH or query["labelSelector"] != "kubernetes.io/service-name=flash":
+            self.answer(404, {"kind": "Status", "message": "not found"})
+        elif "watch" in query:
+            self.watch(int(query["resourceVersion"]))
+        else:
+            with self.server.changing:
+                metadata = {"resourceVersion": str(self.server.version)}
+                items = list(self.server.slices.values())
+            self.answer(200, {"metadata": metadata, "items": items})
+
+    def answer(self, status, body):
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def watch(self, since):
+        events = queue.Queue()
+        with self.server.changing:
+            if since < self.server.oldest:
+                events.put({"type": "ERROR", "object": {"kind": "Status", "code": 410}})
+                events.put(None)
+                self.server.oldest = 0
+                self.server.sent_back.set()
+            else:
+                for each in self.server.slices.values():
+                    if int(each["metadata"]["resourceVersion"]) > since:
+                        events.put({"type": "MODIFIED", "object": each})
+                self.server.watchers.append(events)
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        while event := events.get():
+            self.chunk(json.dumps(event).encode() + b"\n")
+        self.chunk(b"")
+
+    def chunk(self, data):
+        try:
+            self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+            self.wfile.flush()
+        except OSError:
+            self.close_connection = True
+
+
+@pytest.fixture
+def api():
+    server = ApiServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def account(tmp_path):
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "namespace").write_text("kv\n")
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch):
+    monkeypatch.setattr(kubernetes_source, "_PAUSE_S", 0.02)
+    monkeypatch.setattr(kubernetes_source, "_PAUSE_MAX_S", 0.1)
+
+
+def source_of(api, account, **fields):
+    options = KubernetesOptions(
+        service="flash",
+        server=api.url,
+        port="kv",
+        token_file=str(account / "token"),
+        namespace_file=str(account / "namespace"),
+        ca_file="",
+    )
+    return KubernetesSource(msgspec.structs.replace(options, **fields))
+
+
+class TestMemberKubernetesAsSource(MembershipContract):
+    @pytest.fixture(autouse=True)
+    def _api(self, api, account):
+        self.api, self.account = api, account
+
+    def make_source(self):
+        return source_of(self.api, self.account)
+
+    def publish(self, members):
+        self.api.failing = 0
+        pods = [pod(m.id, host_and_port(m.address)[0]) for m in members]
+        self.api.put("flash-x", *pods)
+
+    def spoil(self):
+        self.api.fail(503)
+
+
+def slices(*data):
+    return msgspec.convert(list(data), list[kubernetes_source._Slice])
+
+
+@pytest.mark.parametrize(
+    ("conditions", "state"),
+    [
+        ({"ready": True}, MemberState.SERVING),
+        ({"ready": None}, MemberState.SERVING),
+        ({"ready": False}, None),
+        ({"ready": False, "serving": True, "terminating": True}, MemberState.DRAINING),
+        ({"ready": False, "serving": False, "terminating": True}, None),
+    ],
+)
+def test_conditions_become_states(conditions, state):
+    found = members_of(slices(slice_of("x", pod("p-0", "10.1.0.1", **conditions))), "kv")
+    assert [member.state for member in found] == ([] if state is None else [state])
+
+
+def test_a_pod_becomes_a_member():
+    found = members_of(slices(slice_of("x", pod("p-0", "10.1.0.1"))), "kv")
+    assert found == (
+        Member(id="p-0", address="tcp://10.1.0.1:7070", zone="zone-a", incarnation="uid-p-0"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("port", "numbers"), [("", [9090]), ("kv", [7070]), ("7070", [7070]), ("other", [])]
+)
+def test_the_port_is_picked_by_name_or_number(port, numbers):
+    found = members_of(slices(slice_of("x", pod("p-0", "10.1.0.1"))), port)
+    assert [m.address for m in found] == [f"tcp://10.1.0.1:{number}" for number in numbers]
+
+
+def test_a_pod_in_several_slices_is_one_member_by_its_best_news():
+    found = members_of(
+        slices(
+            slice_of("v6", pod("p-0", "fd00::1"), kind="IPv6"),
+            slice_of("new", pod("p-0", "10.1.0.1"), pod("p-1", "10.1.0.2")),
+            slice_of("old", pod("p-1", "10.1.0.9", serving=True, terminating=True)),
+        ),
+        "kv",
+    )
+    assert {m.id: (m.address, m.state) for m in found} == {
+        "p-0": ("tcp://10.1.0.1:7070", MemberState.SERVING),
+        "p-1": ("tcp://10.1.0.2:7070", MemberState.SERVING),
+    }
+
+
+def test_slices_come_and_go(api, account):
+    api.put("one", pod("p-0", "10.1.0.1"))
+    source, heard = source_of(api, account), ReportedViews()
+    source.watch(heard)
+    heard.until(lambda members: [m.id for m in members] == ["p-0"])
+    api.put("two", pod("p-1", "10.1.0.2"))
+    heard.until(lambda members: {m.id for m in members} == {"p-0", "p-1"})
+    api.delete("one")
+    heard.until(lambda members: [m.id for m in members] == ["p-1"])
+    source.close()
+
+
+def test_a_watch_goes_on_from_where_it_ended(api, account):
+    api.put("one", pod("p-0", "10.1.0.1"))
+    source, heard = source_of(api, account), ReportedViews()
+    source.watch(heard)
+    heard.until(lambda members: len(members) == 1)
+    api.put("one", pod("p-0", "10.1.0.1"), pod("p-1", "10.1.0.2"))
+    heard.until(lambda members: len(members) == 2)
+    with api.changing:
+        api.version += 50
+        api.tell(
+            {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(api.version)}}}
+        )
+        bookmark = str(api.version)
+    api.end_watches()
+    api.put("two", pod("p-2", "10.1.0.3"))
+    heard.until(lambda members: len(members) == 3)
+    source.close()
+    lists = [query for _, query, _ in api.requests if "watch" not in query]
+    versions = [query["resourceVersion"] for _, query, _ in api.requests if "watch" in query]
+    assert len(lists) == 1
+    assert versions[1] == bookmark
+
+
+def test_a_history_that_is_too_short_means_a_new_list_and_no_trouble(api, account, caplog):
+    api.put("one", pod("p-0", "10.1.0.1"))
+    source, heard = source_of(api, account), ReportedViews()
+    source.watch(heard)
+    heard.until(lambda members: len(members) == 1)
+    api.oldest = api.version + 10
+    api.end_watches()
+    assert api.sent_back.wait(20)
+    api.put("two", pod("p-1", "10.1.0.2"))
+    heard.until(lambda members: len(members) == 2)
+    source.close()
+    assert not caplog.records
+
+
+def test_a_renewed_token_is_used(api, account):
+    (account / "token").write_text("token-0")
+    source, heard = source_of(api, account), ReportedViews()
+    api.put("one", pod("p-0", "10.1.0.1"))
+    source.watch(heard)
+    trouble = wait_for_trouble(source)
+    assert "401" in trouble
+    assert "allow list and watch of endpointslices" in trouble
+    (account / "token").write_text(TOKEN)
+    heard.until(lambda members: len(members) == 1)
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"namespace_file": "/nowhere/namespace"}, "/nowhere/namespace"),
+        ({"token_file": "/nowhere/token"}, "/nowhere/token"),
+        ({"namespace": "other"}, "404: not found"),
+        ({"server": "http://127.0.0.1:1"}, "http://127.0.0.1:1: "),
+        ({"server": "https://127.0.0.1:1", "ca_file": "/nowhere/ca"}, "/nowhere/ca"),
+    ],
+)
+def test_trouble_names_what_to_look_at(api, account, fields, said):
+    source = source_of(api, account, **fields)
+    source.watch(ReportedViews())
+    assert said in wait_for_trouble(source)
+    source.close()
+
+
+def test_an_answer_of_another_kind_is_trouble(api, account):
+    api.slices["bad"] = {"metadata": {"name": "bad"}, "endpoints": "none"}
+    source = source_of(api, account)
+    source.watch(ReportedViews())
+    assert "unexpected answer of the API server" in wait_for_trouble(source)
+    source.close()
+
+
+def test_a_server_is_named_by_a_url():
+    with pytest.raises(MembershipError, match=r"'10\.0\.0\.1:6443' is not a server"):
+        KubernetesSource(KubernetesOptions(service="flash", server="10.0.0.1:6443"))
+
+
+def test_the_servers_certificate_is_verified(api, account):
+    api.put("one", pod("p-0", "10.1.0.1"))
+    ours, other = certificate(account, "ours"), certificate(account, "other")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*ours)
+    api.socket = context.wrap_socket(api.socket, server_side=True)
+    secure = api.url.replace("http:", "https:")
+
+    refusing = source_of(api, account, server=secure, ca_file=str(other[0]))
+    refusing.watch(ReportedViews())
+    assert "certificate verify failed" in wait_for_trouble(refusing)
+    refusing.close()
+
+    source, heard = source_of(api, account, server=secure, ca_file=str(ours[0])), ReportedViews()
+    source.watch(heard)
+    heard.until(lambda members: len(members) == 1)
+    source.close()
+
+
+def certificate(folder, name):
+    """Write a certificate for 127.0.0.1 that signs itself; return its file and its key's."""
+    x509 = pytest.importorskip("cryptography.x509", reason="certificates need cryptography")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = dt.datetime.now(dt.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(hours=1))
+        .not_valid_after(now + dt.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    files = folder / f"{name}.crt", folder / f"{name}.key"
+    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    files[1].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return files

@@ -1,0 +1,76 @@
+"""A target's domains: one that floods, or reads nothing, holds up itself."""
+
+import contextlib
+
+import pytest
+
+from holdfast.buffers import aligned_buffer
+from holdfast.errors import Outcome
+from holdfast.limits import MIB
+from holdfast.node.remote.service import TargetLimits
+from holdfast.testing.payloads import is_right, key_of, namespace_of, record_of
+from holdfast.wire.frame import encode
+from holdfast.wire.remote import messages as m
+
+FLOOD = namespace_of(MIB - 8192)._replace(domain=b"f" * 16)
+VICTIM = FLOOD._replace(domain=b"v" * 16)
+KEYS = {FLOOD: [key_of(i) for i in range(8)], VICTIM: [key_of(100 + i) for i in range(8)]}
+HOST_BYTES = 128 * MIB
+CONNECTIONS = 40
+
+
+@pytest.fixture
+def node(serve_here):
+    """A target with eight blocks of each domain, and a client of it."""
+    node = serve_here(FLOOD, TargetLimits(pace_s=60.0), host_bytes=HOST_BYTES)
+    for namespace, keys in KEYS.items():
+        assert node.target.put([record_of(namespace, key) for key in keys], 20) == [Outcome.OK] * 8
+    return node
+
+
+@pytest.fixture
+def ask(node):
+    """Return what asks for all of the flood's blocks, and reads nothing."""
+    with contextlib.ExitStack() as undo:
+
+        def send():
+            raw = undo.enter_context(node.connect())
+            keys = b"".join(KEYS[FLOOD])
+            raw.sendall(encode(2, m.GetRecords(**FLOOD._asdict(), keys=keys, deadline_s=60.0)))
+            return raw
+
+        yield send
+
+
+def sending(node):
+    return node.service.status()["sending_bytes"]
+
+
+def test_connections_that_never_read_hold_up_their_own_domain_only(node, ask):
+    """Forty of them ask for 8 MiB each, of 64 MiB that may be kept for sending."""
+    raws = [ask() for _ in range(CONNECTIONS)]
+    node.until(lambda: sending(node) >= 7 * 8 * FLOOD.record_bytes)
+    into = [aligned_buffer(VICTIM.record_bytes) for _ in KEYS[VICTIM]]
+    for _ in range(10):
+        got = node.target.get(VICTIM, KEYS[VICTIM], into, 20)
+        assert got.blocks == 8
+    assert all(is_right(r, VICTIM, key) for r, key in zip(into, KEYS[VICTIM], strict=True))
+    assert sending(node) <= HOST_BYTES // 2 + 8 * VICTIM.record_bytes  # its first always may
+    node.until(lambda: sending(node) <= HOST_BYTES // 2)  # the victim has its bytes a bit before
+    own = [aligned_buffer(FLOOD.record_bytes) for _ in KEYS[FLOOD]]
+    late = node.target.get(FLOOD, KEYS[FLOOD], own, 0.2)
+    assert (late.blocks, late.outcome) == (0, "late")
+    for raw in raws:
+        raw.close()
+    node.until(lambda: not sending(node))
+    assert node.target.get(FLOOD, KEYS[FLOOD], own, 20).blocks == 8
+
+
+def test_what_waited_for_memory_comes_when_somebody_reads(node, ask):
+    raws = [ask() for _ in range(12)]
+    for raw in raws:
+        left = 8 * FLOOD.record_bytes
+        raw.settimeout(20)
+        while left > 0:
+            left -= len(raw.recv(1 << 20))
+    node.until(lambda: node.service.counters.sent_bytes == 12 * 8 * FLOOD.record_bytes)

@@ -1,0 +1,103 @@
+"""Records over NIXL between a node and a target, where both have it; over TCP where one has not."""
+
+import logging
+
+import pytest
+
+from holdfast.errors import Outcome
+from holdfast.limits import MIB
+from holdfast.testing.payloads import key_of, namespace_of, record_of
+from holdfast.wire.remote import nixl
+from holdfast.wire.remote.buffer_pool import TransferBuffer, TransferBuffers
+from holdfast.wire.remote.nixl import NixlAgent
+
+pytestmark = pytest.mark.skipif(not nixl.installed(), reason="NIXL is not installed")
+
+NAMESPACE = namespace_of(300_000)
+KEYS = [key_of(i) for i in range(20)]
+RECORDS = [record_of(NAMESPACE, key) for key in KEYS]
+
+
+@pytest.fixture(scope="module")
+def transfer_buffers():
+    transfer_buffers = TransferBuffers()
+    assert transfer_buffers.wait(60) is not None
+    return transfer_buffers
+
+
+@pytest.fixture
+def served(serve_here, transfer_buffers):
+    """Call to serve a target, over NIXL if it `offer`s it, and a client with a window."""
+
+    def start(offer=True):
+        node = serve_here(NAMESPACE, host_bytes=32 * MIB, transfer_buffers=transfer_buffers)
+        if offer:
+            node.service.offer_nixl()
+        return node
+
+    return start
+
+
+def test_records_come_back_and_none_crosses_the_socket(served):
+    there = served()
+    assert there.target.put(RECORDS, 10) == [Outcome.OK] * len(RECORDS)
+    assert there.target.over == "nixl"
+    assert there.get(KEYS) == len(KEYS)
+    assert there.service.counters.received_bytes == sum(map(len, RECORDS))
+
+
+def test_a_run_ends_at_the_first_block_that_is_not_held(served):
+    there = served()
+    there.target.put(RECORDS[:5] + RECORDS[6:], 10)
+    assert there.get(KEYS) == 5
+
+
+def test_a_record_that_is_not_the_one_announced_is_not_held(served, monkeypatch):
+    there = served()
+    lane_fill = TransferBuffer.fill
+    monkeypatch.setattr(
+        TransferBuffer,
+        "fill",
+        lambda batch_part, parts: lane_fill(batch_part, [parts[0], *parts[:2]]),
+    )
+    outcomes = there.target.put(RECORDS[:3], 10)
+    assert outcomes == [Outcome.OK, Outcome.FULL, Outcome.FULL]
+
+
+def test_a_target_without_it_gets_records_over_tcp_and_a_log_line(served, caplog):
+    there = served(offer=False)
+    with caplog.at_level(logging.INFO, "holdfast"):
+        assert there.target.put(RECORDS, 10) == [Outcome.OK] * len(RECORDS)
+        assert there.get(KEYS) == len(KEYS)
+    assert there.target.over == "tcp"
+    said = [line for line in caplog.messages if "over tcp" in line]
+    assert len(said) == 1
+
+
+def test_a_failed_transfer_is_made_up_for_over_tcp(served, monkeypatch):
+    there = served()
+    there.target.put(RECORDS, 10)
+
+    def fail(*_):
+        raise nixl.ProtocolError("nixl: the fabric is gone")
+
+    monkeypatch.setattr(NixlAgent, "write", fail)
+    assert there.get(KEYS) == len(KEYS)
+    assert there.target.over == "tcp"
+
+
+def test_a_peer_that_describes_its_memory_wrongly_is_cut_off(served, monkeypatch):
+    there = served()
+    there.target.put(RECORDS, 10)
+    monkeypatch.setattr("holdfast.wire.remote.connection.pack_spans", lambda _: bytes(16))
+    assert there.get(KEYS[:3]) == 3
+    assert there.target.over == "tcp"
+
+
+def test_where_blocks_are_sealed_it_is_not_offered(served, monkeypatch, caplog):
+    there = served(offer=False)
+    monkeypatch.setattr(there.store.table.sealing, "seals", lambda _: True)
+    with caplog.at_level(logging.INFO, "holdfast"):
+        there.service.offer_nixl()
+    assert there.service.agent is None
+    assert "nixl is not offered" in caplog.text

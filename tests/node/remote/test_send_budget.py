@@ -1,0 +1,326 @@
+"""What a target sends: nobody's flood, and nobody who does not read, holds up another domain."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from holdfast.fairness.work_slots import WorkItem
+from holdfast.node.remote import send_budget
+from holdfast.node.remote.send_budget import (
+    MIN_COST_BYTES,
+    PIECE_BYTES,
+    SLOT_S,
+    SMALL_BYTES,
+    SendBudget,
+    SendScheduler,
+)
+from holdfast.wire.remote.stream import ProgressLimit
+
+MIB = 1 << 20
+FLOOD, VICTIM, THIRD = b"f" * 16, b"v" * 16, b"t" * 16
+MESSAGE = memoryview(bytearray(8 * MIB))
+
+
+class Peer:
+    """Takes whole pieces, `takes` at a time; says whose they were, in the order they went."""
+
+    def __init__(self, name, log, takes=None, reads=True):
+        self.name, self.log, self.takes = name, log, takes
+        self.reading = threading.Event()
+        if reads:
+            self.reading.set()
+
+    def send(self, parts, pace):
+        left, moved = sum(map(len, parts)), 0
+        while left:
+            wait_s = pace.seconds(moved)
+            moved = 0
+            if self.reading.wait(wait_s):
+                moved = min(left, self.takes or left)
+                self.log.append((self.name, moved))
+                if self.takes:
+                    time.sleep(wait_s)
+            left -= moved
+
+    def drains(self, wait_s):
+        return self.reading.wait(wait_s)
+
+
+@pytest.fixture
+def senders():
+    """Run sends side by side; they end with the test."""
+    with ThreadPoolExecutor(64) as pool:
+        yield pool
+
+
+def until(condition, within_s=60.0):
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def kept_in_time(kept, domain, nbytes, share=1.0, within_s=0.0):
+    work_item = WorkItem(domain, nbytes, share)
+    return work_item if kept.acquire(work_item, within_s) else None
+
+
+# Memory
+
+
+def test_one_domain_may_keep_all_of_it_and_beside_others_its_part_by_share():
+    kept = SendBudget(12 * MIB)
+    assert all(kept_in_time(kept, FLOOD, 2 * MIB) for _ in range(6))
+    assert kept_in_time(kept, FLOOD, 1) is None
+    first = kept_in_time(kept, VICTIM, 5 * MIB, share=2.0)
+    assert first  # one message always
+    assert kept_in_time(kept, VICTIM, 2 * MIB, share=2.0) is None  # all of it is kept
+    assert kept.total() == 17 * MIB
+    work_slots = [WorkItem(FLOOD, 2 * MIB)] * 4
+    for work_item in work_slots:
+        kept.release(work_item)
+    assert kept_in_time(kept, FLOOD, MIB) is None  # 4 MiB is its part beside a share of 2
+    assert kept_in_time(kept, VICTIM, 3 * MIB, share=2.0)
+    kept.release(WorkItem(VICTIM, 3 * MIB))
+    kept.release(first)
+    assert kept_in_time(kept, FLOOD, 8 * MIB)
+
+
+def test_who_waits_for_memory_is_let_on_when_there_is_some(senders):
+    kept = SendBudget(4 * MIB)
+    work_item = WorkItem(FLOOD, 4 * MIB)
+    assert kept.acquire(work_item, 0)
+    waiting = senders.submit(kept.acquire, work_item, 30)
+    assert not kept.acquire(work_item, 0.01)
+    kept.release(work_item)
+    assert waiting.result(10)
+    assert kept.total() == 4 * MIB
+
+
+def test_what_was_not_let_on_in_time_leaves_nothing_behind():
+    kept = SendBudget(4 * MIB)
+    work_item = WorkItem(FLOOD, 4 * MIB)
+    assert kept.acquire(work_item, 0)
+    for _ in range(50):
+        assert not kept.acquire(work_item, 0)
+    assert not len(kept._queue)
+    kept.release(work_item)
+    assert kept.total() == 0
+    assert kept.acquire(work_item, 0)
+
+
+def test_requests_that_bring_nothing_cost_nothing():
+    kept = SendBudget(MIB)
+    work_item = WorkItem(FLOOD, 0)
+    assert kept.acquire(work_item, 0)
+    assert kept.acquire(work_item, 0)
+    kept.release(work_item)
+    kept.release(work_item)
+    assert kept.total() == 0
+
+
+# The line
+
+
+def test_a_flood_of_connections_does_not_delay_another_domain(senders):
+    """Of fifty with four pieces each, few go before all four of the victim's are gone."""
+    line, log = SendScheduler(1), []
+    work_slots = [WorkItem(domain) for domain in (THIRD, b"x", b"y")]
+    for work_item in work_slots:
+        line.enter(work_item)
+    flood = [
+        senders.submit(line.send, Peer("flood", log), [MESSAGE], WorkItem(FLOOD), ProgressLimit())
+        for _ in range(50)
+    ]
+    until(lambda: len(line._work_slots) == 50)
+    victim = senders.submit(
+        line.send, Peer("victim", log), [MESSAGE], WorkItem(VICTIM), ProgressLimit()
+    )
+    until(lambda: len(line._work_slots) == 51)
+    for work_item in work_slots:
+        line.leave(work_item)
+    for sent in (*flood, victim):
+        sent.result(30)
+    assert len(log) == 204
+    last = max(i for i, (name, _) in enumerate(log) if name == "victim")
+    assert last < 60
+
+
+def test_peers_that_do_not_read_lose_their_turns_and_keep_their_pace(senders):
+    line, log = SendScheduler(1), []
+    stuck = [
+        senders.submit(
+            line.send,
+            Peer("stuck", log, reads=False),
+            [MESSAGE],
+            WorkItem(FLOOD),
+            ProgressLimit(1, 0.5),
+        )
+        for _ in range(20)
+    ]
+    time.sleep(2 * SLOT_S)
+    for _ in range(5):
+        line.send(Peer("victim", log), [MESSAGE], WorkItem(VICTIM), ProgressLimit())
+    assert sum(nbytes for _, nbytes in log) == 5 * len(MESSAGE)
+    for each in stuck:
+        with pytest.raises(TimeoutError, match="bytes moved in"):
+            each.result(30)
+    assert line._work_slots.empty
+
+
+def test_a_peer_that_trickles_has_short_turns(senders):
+    """It never takes a piece in its time; others go in between."""
+    line, log = SendScheduler(1), []
+    slow = Peer("slow", log, takes=1 << 10)
+    end = ProgressLimit(MIB, 3.0)
+    trickling = senders.submit(line.send, slow, [MESSAGE], WorkItem(FLOOD), end)
+    until(lambda: log)
+    line.send(Peer("victim", log), [MESSAGE], WorkItem(VICTIM), ProgressLimit())
+    line.send(Peer("victim", log), [MESSAGE], WorkItem(VICTIM), ProgressLimit())
+    assert not trickling.done()
+    with pytest.raises(TimeoutError, match="at least 1048576 must"):
+        trickling.result(30)
+    assert line._work_slots.empty
+
+
+def test_time_in_line_is_not_held_against_the_peer(senders):
+    line, log = SendScheduler(1), []
+    work_slots = [WorkItem(domain) for domain in (FLOOD, VICTIM, THIRD)]
+    for work_item in work_slots:  # the usual place, and the spare ones
+        line.enter(work_item)
+    waits = senders.submit(
+        line.send,
+        Peer("late", log),
+        [MESSAGE[: 3 * PIECE_BYTES]],
+        WorkItem(FLOOD),
+        ProgressLimit(MIB, 0.5),
+    )
+    time.sleep(1.0)
+    assert not log
+    for work_item in work_slots:
+        line.leave(work_item)
+    waits.result(10)
+    assert [nbytes for _, nbytes in log] == [PIECE_BYTES] * 3
+
+
+def test_small_messages_go_beside_the_line_until_somebody_waits(senders):
+    line, log = SendScheduler(1), []
+    small = MESSAGE[:SMALL_BYTES]
+    work_slots = [WorkItem(domain) for domain in (FLOOD, VICTIM, THIRD)]
+    for work_item in work_slots:
+        line.enter(work_item)
+    line.send(Peer("small", log), [small], WorkItem(FLOOD), ProgressLimit())
+    assert log == [("small", SMALL_BYTES)]
+    large = senders.submit(
+        line.send, Peer("large", log), [MESSAGE], WorkItem(FLOOD), ProgressLimit()
+    )
+    until(lambda: len(line._work_slots))
+    behind = senders.submit(
+        line.send, Peer("small", log), [small], WorkItem(FLOOD), ProgressLimit()
+    )
+    time.sleep(0.05)
+    assert len(log) == 1
+    for work_item in work_slots:
+        line.leave(work_item)
+    large.result(10)
+    behind.result(10)
+    assert len(log) > 2
+
+
+def test_a_flood_of_small_messages_stands_in_line_and_does_not_delay_another_domain(
+    senders, monkeypatch
+):
+    """One goes beside the line; of the others, no more go before the victim than its share."""
+    monkeypatch.setattr(send_budget, "SLOT_S", 10.0)  # of 60 threads one may wait long for the core
+    line, log = SendScheduler(1), []
+    work_slots = [WorkItem(domain) for domain in (THIRD, b"x", b"y")]
+    for work_item in work_slots:
+        line.enter(work_item)
+    peers = [Peer("flood", log, reads=False) for _ in range(60)]
+    work_item = WorkItem(FLOOD, SMALL_BYTES)
+    flood = [
+        senders.submit(line.send, peer, [MESSAGE[:SMALL_BYTES]], work_item, ProgressLimit())
+        for peer in peers
+    ]
+    until(lambda: len(line._work_slots) == 59, 10.0)
+    victim = senders.submit(
+        line.send, Peer("victim", log), [MESSAGE], WorkItem(VICTIM), ProgressLimit()
+    )
+    until(lambda: len(line._work_slots) == 60)
+    for peer in peers:
+        peer.reading.set()
+    for work_item in work_slots:
+        line.leave(work_item)
+    for sent in (*flood, victim):
+        sent.result(30)
+    last = max(i for i, (name, _) in enumerate(log) if name == "victim")
+    assert sum(nbytes for name, nbytes in log[:last] if name == "flood") <= 10 * MIB
+    line.send(Peer("small", log), [MESSAGE[:1]], WorkItem(THIRD), ProgressLimit())
+    assert line._bypassing == 0
+    assert line._work_slots.empty
+
+
+def test_small_messages_of_a_domain_that_is_alone_never_stand_in_line(senders):
+    line, log = SendScheduler(1), []
+    peers = [Peer("alone", log, reads=False) for _ in range(20)]
+    sent = [
+        senders.submit(line.send, p, [MESSAGE[:1]], WorkItem(FLOOD), ProgressLimit()) for p in peers
+    ]
+    until(lambda: line._bypassing == 20, 10.0)
+    for peer in peers:
+        peer.reading.set()
+    for each in sent:
+        each.result(10)
+
+
+def test_tiny_messages_count_as_more_than_their_bytes(senders):
+    """A thousand of them would go before one piece of another domain otherwise."""
+    line, log = SendScheduler(1), []
+    work_slots = [WorkItem(domain) for domain in (THIRD, b"x", b"y")]
+    for work_item in work_slots:
+        line.enter(work_item)
+    for _ in range(2 * PIECE_BYTES // MIN_COST_BYTES):
+        line.send(Peer("tiny", log), [MESSAGE[:1]], WorkItem(FLOOD, 1), ProgressLimit())
+    flood = senders.submit(
+        line.send, Peer("flood", log), [MESSAGE], WorkItem(FLOOD), ProgressLimit()
+    )
+    until(lambda: len(line._work_slots) == 1)
+    victim = senders.submit(
+        line.send, Peer("victim", log), [MESSAGE], WorkItem(VICTIM), ProgressLimit()
+    )
+    until(lambda: len(line._work_slots) == 2)
+    log.clear()
+    line.leave(work_slots.pop())
+    until(lambda: log)
+    assert log[0][0] == "victim"
+    for work_item in work_slots:
+        line.leave(work_item)
+    for sent in (flood, victim):
+        sent.result(10)
+
+
+def test_small_messages_that_went_beside_the_line_count_for_who_waits_in_it_later(senders):
+    line, log = SendScheduler(1), []
+    work_slots = [WorkItem(domain) for domain in (THIRD, b"x", b"y")]
+    for work_item in work_slots:
+        line.enter(work_item)
+    for _ in range(64):
+        small = [MESSAGE[:SMALL_BYTES]]
+        line.send(Peer("small", log), small, WorkItem(FLOOD, SMALL_BYTES), ProgressLimit())
+    flood = senders.submit(
+        line.send, Peer("flood", log), [MESSAGE], WorkItem(FLOOD), ProgressLimit()
+    )
+    until(lambda: len(line._work_slots) == 1)
+    victim = senders.submit(
+        line.send, Peer("victim", log), [MESSAGE], WorkItem(VICTIM), ProgressLimit()
+    )
+    until(lambda: len(line._work_slots) == 2)
+    line.leave(work_slots.pop())  # one place only: who gets it came last, and had less
+    until(lambda: len(log) > 64)
+    assert log[64][0] == "victim"
+    for work_item in work_slots:
+        line.leave(work_item)
+    for sent in (flood, victim):
+        sent.result(10)

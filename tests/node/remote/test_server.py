@@ -1,0 +1,470 @@
+"""The target: records of any domain in and out, and nobody who behaves badly gets far."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+from holdfast.blocks.envelope import HEADER_BYTES, stamp
+from holdfast.buffers import aligned_buffer
+from holdfast.clock import ManualClock
+from holdfast.codec.seal import DataKey
+from holdfast.errors import BusyError, ConfigError, Outcome
+from holdfast.limits import MIB
+from holdfast.node.remote.server import address_of, bind
+from holdfast.node.remote.service import TargetLimits
+from holdfast.testing.memory import MemoryTier
+from holdfast.testing.payloads import is_right, key_of, namespace_of, record_of
+from holdfast.tiers.base import LocalTier
+from holdfast.wire.address import tcp_endpoint
+from holdfast.wire.frame import encode
+from holdfast.wire.remote import client as target_module
+from holdfast.wire.remote import messages as m
+from holdfast.wire.remote.batches import SPLIT_BYTES
+from holdfast.wire.remote.client import TargetClient
+
+NAMESPACE = namespace_of(30_000)
+KEYS = [key_of(i) for i in range(40)]
+RECORDS = [record_of(NAMESPACE, key) for key in KEYS]
+HASTY = TargetLimits(handshake_s=1.0, idle_s=30, body_s=1.0, pace_s=1.0, pace_bytes=4096)
+"""A busy machine may stand still for half a second."""
+
+
+@pytest.fixture
+def served(serve_here):
+    """Call to serve a target in this process."""
+
+    def start(limits=None, tier: LocalTier | None = None, host_bytes=16 * MIB):
+        return serve_here(NAMESPACE, limits, [tier] if tier else [], host_bytes)
+
+    return start
+
+
+@pytest.fixture
+def node(served):
+    return served()
+
+
+@pytest.fixture
+def hasty(served):
+    """A target whose patience is short."""
+    return served(HASTY)
+
+
+def test_blocks_of_a_domain_nobody_knows_come_back_as_they_were(node):
+    assert node.target.put(RECORDS, 10) == [Outcome.OK] * 40
+    assert node.get(KEYS) == 40
+    assert node.get([KEYS[3], KEYS[1]]) == 2
+    assert node.target.exist(NAMESPACE, [key_of(99), *KEYS[:2]], 5).held == b"\0\1\1"
+    assert node.store.listing()[0]["blocks"] == 40
+
+
+def test_where_no_thread_can_be_had_a_large_batch_goes_over_one_connection(served, monkeypatch):
+    """Work left in a queue would be done later, into buffers that are somebody else's by then."""
+
+    def no_more(*_):
+        raise ConfigError("holdfast-target: 16 threads are more than this process may start")
+
+    large = namespace_of(SPLIT_BYTES // 4)
+    keys = [key_of(200 + i) for i in range(5)]
+    node = served(host_bytes=64 * MIB)
+    monkeypatch.setattr(target_module, "workers", no_more)
+    with contextlib.closing(TargetClient(node.address, batch_parts=2)) as node.target:
+        records = [record_of(large, key) for key in keys]
+        assert node.target.put(records, 10) == [Outcome.OK] * 5
+        assert node.get(keys, large) == 5
+
+
+def test_a_get_stops_at_the_first_block_that_is_not_held(node):
+    node.target.put(RECORDS[:3] + RECORDS[4:6], 10)
+    assert node.get(KEYS[:6]) == 3
+    assert node.target.get(NAMESPACE, [key_of(99)], [aligned_buffer(32768)], 5).outcome == "miss"
+
+
+def test_a_get_over_two_connections_stops_there_too(served):
+    large = namespace_of(SPLIT_BYTES // 8)
+    keys = [key_of(300 + i) for i in range(10)]
+    node = served(host_bytes=64 * MIB)
+    with contextlib.closing(TargetClient(node.address, batch_parts=2)) as node.target:
+        node.target.put([record_of(large, key) for key in keys if key != keys[2]], 10)
+        into = [aligned_buffer(large.record_bytes) for _ in keys]
+        assert node.target.get(large, keys, into, 10).blocks == 2
+        assert [is_right(into[i], large, keys[i]) for i in range(2)] == [True, True]
+
+
+def test_another_namespace_is_not_served(node):
+    node.target.put(RECORDS[:2], 10)
+    for other in (
+        NAMESPACE._replace(domain=b"d" * 16),
+        NAMESPACE._replace(fingerprint=b"f" * 16),
+        NAMESPACE._replace(payload_bytes=30_001),
+        NAMESPACE._replace(block_tokens=64),
+    ):
+        assert node.target.exist(other, KEYS[:2], 5).held == b"\0\0"
+        assert node.get(KEYS[:2], other) == 0
+    other = NAMESPACE._replace(domain=b"d" * 16)
+    assert node.target.put([record_of(other, KEYS[0])], 5) == [Outcome.OK]
+    assert node.get(KEYS[:2]) == 2
+    assert node.get(KEYS[:1], other) == 1
+    assert node.target.delete(other, KEYS[:2], 5).blocks == 1
+    assert node.get(KEYS[:2]) == 2
+
+
+def test_a_damaged_payload_is_kept_until_its_reader_reports_it(node):
+    records = [memoryview(bytearray(record)) for record in RECORDS[:3]]
+    records[1][HEADER_BYTES + 20_000] ^= 1
+    assert node.target.put(records, 10) == [Outcome.OK] * 3
+    into = [aligned_buffer(NAMESPACE.record_bytes) for _ in records]
+    assert node.target.get(NAMESPACE, KEYS[:3], into, 10).blocks == 3
+    assert [is_right(r, NAMESPACE, k) for r, k in zip(into, KEYS, strict=False)] == [
+        True,
+        False,
+        True,
+    ]
+    assert node.target.suspect(NAMESPACE, KEYS[:3], 5) == (1, Outcome.OK), "only that one"
+    assert node.target.put(RECORDS[:3], 10) == [Outcome.OK] * 3
+    assert node.get(KEYS[:3]) == 3
+
+
+def sealed(data_key, keys, nonce=b"n" * 12):
+    """Return records of the test blocks, sealed with a data key."""
+    twins = []
+    for key in keys:
+        record = memoryview(bytearray(record_of(NAMESPACE, key)))
+        twins.append(memoryview(bytearray(len(record))))
+        sealer = data_key.sealer(record, nonce)
+        assert sealer is not None
+        assert sealer.seal(record, twins[-1]) is Outcome.OK
+    return twins
+
+
+def test_a_sealed_record_stays_when_reported_and_only_its_own_key_or_a_later_epoch_replaces_it(
+    node,
+):
+    right, later, other = DataKey(b"r" * 32, 1), DataKey(b"l" * 32, 2), DataKey(b"o" * 32, 1)
+    records = sealed(right, KEYS[:3])
+    records[1][HEADER_BYTES + 20_000] ^= 1
+    assert node.target.put(records, 10) == [Outcome.OK] * 3
+    stored = lambda: [bytes(record) for record in got(node, 3)]  # noqa: E731
+    assert node.target.put(sealed(right, KEYS[:3], b"m" * 12), 10) == [Outcome.OK] * 3
+    assert stored() == [bytes(r) for r in records], "nothing is replaced that nobody reported"
+    assert node.target.suspect(NAMESPACE, KEYS[1:3], 5) == (0, Outcome.OK), "it cannot tell"
+    assert node.target.put(sealed(other, KEYS[:3]), 10) == [Outcome.OK] * 3
+    assert stored() == [bytes(r) for r in records], "another key replaces nothing"
+    better = sealed(right, KEYS[1:2], b"m" * 12) + sealed(later, KEYS[2:3])
+    assert node.target.put(better, 10) == [Outcome.OK] * 2
+    assert stored() == [bytes(r) for r in [records[0], *better]]
+    assert node.store.listing()[0]["blocks"] == 3
+    assert node.target.put(sealed(right, KEYS[1:2], b"o" * 12), 10) == [Outcome.OK]
+    assert stored()[1] == bytes(better[0]), "it is doubted no more"
+
+
+def got(node, count):
+    into = [aligned_buffer(NAMESPACE.record_bytes) for _ in range(count)]
+    assert node.target.get(NAMESPACE, KEYS[:count], into, 10).blocks == count
+    return into
+
+
+def test_a_reported_copy_on_a_targets_disk_is_checked_too(served):
+    node = served(tier=MemoryTier(16 * MIB), host_bytes=4 * MIB)
+    assert node.target.put(RECORDS[:3], 10) == [Outcome.OK] * 3
+    store = node.store
+    node.until(lambda: store.status()["waiting_to_write"] == 0)
+    row = store.table.index.find(NAMESPACE, KEYS[1])
+    place = store.table.index.places[1][row]
+    tier = store.table.lower[0]
+    record = tier._records[place]
+    tier._records[place] = record[:20_000] + bytes([record[20_000] ^ 1]) + record[20_001:]
+    assert node.target.suspect(NAMESPACE, KEYS[:3], 5) == (1, Outcome.OK)
+    assert store.table.index.places[1][row] < 0
+    assert node.get(KEYS[:3]) == 3, "the copy in memory is whole"
+
+
+def test_a_record_other_than_announced_is_not_kept(node):
+    with node.connect() as raw:
+        headers = bytes(RECORDS[0][:HEADER_BYTES])
+        frame = encode(2, m.PutRecords(headers), len(RECORDS[1]))
+        raw.sendall(frame + bytes(RECORDS[1]))
+        assert bytes(encode(2, m.Stored(b"\0"))) == raw.recv(4096)
+    assert node.service.counters.corrupt == 1
+    assert node.target.exist(NAMESPACE, KEYS[:2], 5).held == b"\0\0"
+
+
+def test_a_mark_stamped_by_a_tier_does_not_matter(node):
+    record = memoryview(bytearray(RECORDS[0]))
+    stamp(record, 12345)
+    assert node.target.put([record], 5) == [Outcome.OK]
+    assert node.get(KEYS[:1]) == 1
+
+
+def test_deleted_blocks_are_gone_and_can_be_put_again(node):
+    node.target.put(RECORDS[:4], 10)
+    assert node.target.delete(NAMESPACE, [*KEYS[1:3], key_of(99)], 5) == (2, Outcome.OK)
+    assert node.target.exist(NAMESPACE, KEYS[:4], 5).held == b"\1\0\0\1"
+    assert node.target.put(RECORDS[:4], 10) == [Outcome.OK] * 4
+    assert node.get(KEYS[:4]) == 4
+
+
+def test_what_is_held_is_taken_without_a_second_slot(node):
+    node.target.put(RECORDS[:4], 10)
+    used = node.store.table._foreign.usage().used_bytes
+    assert node.target.put(RECORDS[:4], 10) == [Outcome.OK] * 4
+    assert node.store.table._foreign.usage().used_bytes == used
+
+
+def test_a_batch_for_which_there_is_no_room_leaves_the_connection_in_step(served):
+    node = served(host_bytes=MIB)
+    namespace = namespace_of(100_000)
+    records = [record_of(namespace, key) for key in KEYS[:20]]
+    outcomes = node.target.put(records, 10)
+    assert set(outcomes) == {Outcome.OK, Outcome.FULL} or set(outcomes) == {Outcome.FULL}
+    assert node.get(KEYS[:1], namespace) == (outcomes[0] == "ok")
+    assert node.service.counters.protocol_errors == 0
+
+
+def test_a_record_larger_than_the_memory_is_refused_and_evicts_nothing(served):
+    node = served(host_bytes=MIB)
+    node.target.put(RECORDS[:4], 10)
+    assert node.target.put([record_of(namespace_of(2 * MIB), KEYS[9])], 10) == [Outcome.FULL]
+    assert node.get(KEYS[:4]) == 4
+
+
+def test_a_domain_that_has_no_place_here_is_refused_by_name_and_the_next_request_served(
+    node, caplog
+):
+    table = node.store.table
+    table._foreign, foreign = None, table._foreign
+    assert node.target.put(RECORDS[:4], 10) == [Outcome.GONE] * 4
+    assert f"domain {NAMESPACE.domain.hex()}: there is no key of it here" in node.target.refusal
+    assert "name the domain and its key under `domains`" in node.target.refusal
+    assert "request failed" not in caplog.text
+    table._foreign = foreign
+    assert node.target.put(RECORDS[:4], 10) == [Outcome.OK] * 4
+    assert node.get(KEYS[:4]) == 4
+
+
+def test_staged_blocks_climb_while_nobody_waits(served):
+    tier = MemoryTier(64 * MIB)
+    node = served(tier=tier, host_bytes=MIB)
+    node.target.put(RECORDS[:8], 10)
+    node.until(lambda: node.store.status()["waiting_to_write"] == 0)
+    for row in list(node.store.table.index.rows()):
+        node.store.table.remove_copy(row, 0)
+    assert node.target.stage(NAMESPACE, KEYS[:8], 5) == (8, Outcome.OK)
+    node.until(
+        lambda: (
+            len(node.store.table.index)
+            and node.store.cover(NAMESPACE, KEYS[:8]).sources == {"host": 8}
+        )
+    )
+    assert node.target.stage(NAMESPACE, [key_of(99)], 5) == (0, Outcome.OK)
+
+
+def test_leased_blocks_stay_while_others_come_and_go(served):
+    node = served(host_bytes=MIB)
+    node.target.put(RECORDS[:4], 10)
+    assert node.target.lease(NAMESPACE, [*KEYS[:4], key_of(99)], 60, 5) == (4, Outcome.OK)
+    for record in RECORDS[8:]:
+        node.target.put([record], 10)
+    assert node.target.exist(NAMESPACE, KEYS[:4], 5).held == b"\1" * 4
+    assert node.target.lease(NAMESPACE, KEYS[:4], 1e9, 5).outcome is Outcome.GONE
+    assert "not above 0 and at most 300" in node.target.refusal
+
+
+def test_leases_leave_room_for_others_and_come_back_with_time(served):
+    node = served(host_bytes=MIB)
+    node.store.clock = ManualClock(100.0)
+    node.target.put(RECORDS[:20], 10)
+    assert (
+        node.target.lease(NAMESPACE, KEYS[:20], 60, 5).blocks == MIB // 4 // NAMESPACE.record_bytes
+    )
+    assert node.target.lease(NAMESPACE, KEYS[10:20], 60, 5).blocks == 0
+    node.store.clock.advance(61)
+    node.store.housekeep()
+    assert node.target.lease(NAMESPACE, KEYS[10:12], 60, 5).blocks == 2
+
+
+def test_a_get_that_outlasts_its_lease_is_sent_from_slots_that_are_still_its_own(served):
+    node = served(TargetLimits(), host_bytes=MIB)
+    node.store.clock, pace = ManualClock(), node.service.pace
+    node.target.put(RECORDS[:6], 10)
+
+    def crawl():
+        node.service.pace = pace
+        node.store.clock.advance(60)
+        node.store.housekeep()
+        for record in RECORDS[6:]:
+            node.target.put([record], 10)
+        return pace()
+
+    node.service.pace = crawl
+    assert (node.get(KEYS[:6]), node.service.pace) == (6, pace)
+    node.until(lambda: not node.store.table.leases)
+
+
+def test_it_says_how_it_is(node):
+    node.target.put(RECORDS[:2], 10)
+    data, outcome = node.target.stats(5)
+    assert outcome is Outcome.OK
+    assert data["blocks"] == 2
+    assert data["target"]["received_bytes"] == 2 * NAMESPACE.record_bytes
+    assert data["incarnation"] == node.target.incarnation
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" * 64,
+        bytes(encode(3, m.ExistBlocks(**NAMESPACE._asdict(), keys=KEYS[0]))),
+        bytes(encode(1, m.ExistBlocks(**NAMESPACE._asdict(), keys=KEYS[0]))),
+        bytes(encode(2, m.ExistBlocks(**NAMESPACE._asdict(), keys=KEYS[0]))) * 2,
+        bytes(encode(2, m.PutRecords(bytes(128)), 4096)) + bytes(4096),
+        bytes(encode(2, m.PutRecords(b"x"), 4096)) + bytes(4096),
+        bytes(encode(2, m.PutRecords(bytes(RECORDS[0][:128])), 1 << 40)),
+        bytes(encode(2, m.PutRecords(bytes(RECORDS[0][:128])), 4096)) + bytes(4096),
+        bytes(encode(2, m.PutRecords(bytes(RECORDS[0][:128]) * 9000), 9000 * 32768)),
+        bytes(encode(2, m.ExistBlocks(**NAMESPACE._asdict(), keys=KEYS[0]), 10)) + bytes(10),
+        bytes(encode(2, m.Stored(b""))),
+        bytes(encode(2, m.ExistBlocks(**NAMESPACE._asdict(), keys=KEYS[0])))[:30],
+    ],
+    ids=[
+        "http", "ones", "a request left out", "hello's number again", "a request replayed",
+        "no header", "part of a header", "huge payload", "short payload", "oversize batch",
+        "payload to a question", "a reply", "half a message",
+    ],
+)  # fmt: skip
+def test_garbage_ends_the_connection_and_nothing_else(hasty, data, ended):
+    node = hasty
+    node.target.put(RECORDS[:2], 10)
+    with node.connect() as raw:
+        with contextlib.suppress(ConnectionError):  # it may end the connection while we send
+            raw.sendall(data)
+        assert ended(raw)
+    node.until(lambda: node.service.counters.protocol_errors == 1)
+    assert node.get(KEYS[:2]) == 2
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        m.ExistBlocks(**{**NAMESPACE._asdict(), "fingerprint": b"f"}, keys=KEYS[0]),
+        m.ExistBlocks(**{**NAMESPACE._asdict(), "payload_bytes": 1 << 40}, keys=KEYS[0]),
+        m.ExistBlocks(**{**NAMESPACE._asdict(), "payload_bytes": 0}, keys=KEYS[0]),
+        m.ExistBlocks(**NAMESPACE._asdict(), keys=KEYS[0][:15]),
+        m.ExistBlocks(**NAMESPACE._asdict(), keys=bytes(16 * 65_537)),
+        m.GetRecords(**NAMESPACE._asdict(), keys=KEYS[0], deadline_s=float("nan")),
+        m.GetRecords(**NAMESPACE._asdict(), keys=KEYS[0], deadline_s=1e9),
+        m.RemoteLeased(**NAMESPACE._asdict(), keys=KEYS[0], ttl_s=-1),
+        m.Join(1, "again", b""),
+    ],
+)  # fmt: skip
+def test_a_request_that_makes_no_sense_is_refused_and_the_next_one_served(node, request_):
+    with node.connect() as raw:
+        raw.sendall(encode(2, request_))
+        assert b"refused" in raw.recv(4096)
+        raw.sendall(encode(3, m.ExistBlocks(**NAMESPACE._asdict(), keys=KEYS[0])))
+        assert bytes(encode(3, m.Existing(b"\0"))) == raw.recv(4096)
+
+
+def test_who_says_nothing_is_sent_away(hasty, ended):
+    node = hasty
+    silent = [socket.create_connection(tcp_endpoint(node.address)) for _ in range(20)]
+    assert node.target.put(RECORDS[:1], 5) == [Outcome.OK]
+    assert all(ended(raw) for raw in silent)
+    node.until(lambda: node.service.counters.connections == 1)
+    for raw in silent:
+        raw.close()
+
+
+def test_who_dribbles_a_payload_is_sent_away_and_leaves_no_slot_behind(hasty):
+    node = hasty
+    with node.connect() as raw:
+        raw.sendall(encode(2, m.PutRecords(bytes(RECORDS[0][:128])), len(RECORDS[0])))
+        node.until(lambda: node.store.table._foreign.usage().used_bytes)
+        start_s = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            for byte in bytes(RECORDS[0]):
+                raw.send(bytes([byte]))
+                time.sleep(0.001)
+        assert time.monotonic() - start_s < 5
+    node.until(lambda: node.store.table._foreign.usage().used_bytes == 0)
+
+
+def test_who_takes_no_answer_is_sent_away_and_its_lease_ends(served):
+    node = served(HASTY, host_bytes=64 * MIB)
+    namespace = namespace_of(4 * MIB)
+    node.target.put([record_of(namespace, key) for key in KEYS[:8]], 10)
+    before = node.service.status()["connections"]
+    with node.connect() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        keys = b"".join(KEYS[:8])
+        raw.sendall(encode(2, m.GetRecords(**namespace._asdict(), keys=keys, deadline_s=5)))
+        node.until(lambda: node.service.status()["connections"] <= before)
+        node.until(lambda: not node.store.status()["leases"])
+
+
+def test_connections_have_a_limit(served):
+    node = served(TargetLimits(connections=3))
+    raws = [node.connect() for _ in range(3)]
+    assert node.target.exist(NAMESPACE, KEYS[:1], 2).outcome is Outcome.GONE
+    assert node.service.counters.turned_away >= 1
+    for raw in raws:
+        raw.close()
+    node.until(lambda: node.target.exist(NAMESPACE, KEYS[:1], 2).outcome is Outcome.OK)
+
+
+def test_half_open_connections_are_closed_in_the_end(served, ended):
+    node = served(HASTY._replace(idle_s=0.2))
+    with node.connect() as raw:
+        assert ended(raw)
+
+
+def test_closing_cuts_everybody(node, ended):
+    raw = node.connect()
+    node.close()
+    assert ended(raw)
+    raw.close()
+    assert node.target.exist(NAMESPACE, KEYS, 5).outcome is Outcome.GONE
+
+
+def test_an_address_in_use_or_elsewhere_is_an_error():
+    with bind("tcp://127.0.0.1:0") as listener:
+        listener.listen()
+        with pytest.raises(BusyError, match=r"listen: 'tcp://127.0.0.1:\d+': Address already"):
+            bind(address_of(listener))
+    with pytest.raises(ConfigError, match=r"listen: 'tcp://192.0.2.1:1': Cannot assign"):
+        bind("tcp://192.0.2.1:1")
+
+
+def test_a_thousand_gets_of_one_segment_read_each_block_once(served, monkeypatch):
+    monkeypatch.setattr(
+        "holdfast.store.store.unmeasured_tiers", lambda _: []
+    )  # who reads ahead of plans
+
+    class Counting(MemoryTier):
+        def read(self, batch):
+            reads.extend(get.key for get in batch)
+            time.sleep(0.05)
+            return super().read(batch)
+
+    reads = []
+    node = served(TargetLimits(), Counting(64 * MIB))
+    node.target.put(RECORDS, 10)
+    node.until(lambda: node.store.status()["waiting_to_write"] == 0)
+    for row in list(node.store.table.index.rows()):
+        node.store.table.remove_copy(row, 0)
+    blocks = []
+
+    def ask():
+        blocks.extend([node.get(KEYS) for _ in range(50)])
+
+    threads = [threading.Thread(target=ask) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert blocks == [40] * 1000
+    assert sorted(reads) == sorted(KEYS)

@@ -1,0 +1,125 @@
+"""A target behind TLS, in this process: who is idle stays, and nobody outlasts its end."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+from holdfast.limits import MIB
+from holdfast.membership.members import Member
+from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
+from holdfast.node.remote.service import TargetLimits, TargetService
+from holdfast.store.options import StoreOptions
+from holdfast.store.store import Store
+from holdfast.testing.payloads import key_of, namespace_of, record_of
+from holdfast.tiers.pool.connection_checks import TargetCondition, check_member
+from holdfast.wire.address import tcp_endpoint
+from holdfast.wire.remote.client import TargetClient
+from holdfast.wire.remote.credentials import Credentials, server_context
+
+PEERS = StoreOptions(serves_peers=True)
+
+NAMESPACE = namespace_of(30_000)
+KEYS = [key_of(i) for i in range(4)]
+STEP_S = 0.2
+
+
+class Behind:
+    """A target, its server and its service."""
+
+    def __init__(self, files, undo):
+        store = Store(16 * MIB, [], {"default": b"s" * 32}, PEERS)
+        undo.callback(store.close)
+        store.start()
+        self.service = TargetService(store, TargetLimits(idle_s=30, body_s=STEP_S))
+        undo.callback(self.service.close)
+        listener = bind("tcp://127.0.0.1:0")
+        self.address = address_of(listener)
+        self.server = TargetServer(listener, self.service, EntryRules(server_context(files)))
+        self.server.start()
+        undo.callback(self.server.close)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A certificate for both sides."""
+    pytest.importorskip("cryptography")
+    from holdfast_bench.harness.certificates import Authority
+
+    return Authority(tmp_path).issue("peer", "127.0.0.1")
+
+
+@pytest.fixture
+def behind(files):
+    """A target that looks up often while nothing is said."""
+    with contextlib.ExitStack() as undo:
+        yield Behind(files, undo)
+
+
+def test_who_is_idle_keeps_its_connection(behind, files):
+    with contextlib.closing(TargetClient(behind.address, Credentials(tls=files))) as target:
+        assert target.put([record_of(NAMESPACE, key) for key in KEYS], 10) == ["ok"] * 4
+        for _ in range(3):
+            time.sleep(2 * STEP_S)
+            assert target.exist(NAMESPACE, KEYS, 5).held == b"\1" * 4
+    assert behind.service.counters.accepted == 1
+    assert behind.service.counters.protocol_errors == 0
+
+
+def test_closing_ends_who_is_in_the_middle_of_a_handshake(behind):
+    with socket.create_connection(tcp_endpoint(behind.address), 10) as raw:
+        end = time.monotonic() + 10
+        while not any(behind.server._peers.values()):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        start_s = time.monotonic()
+        behind.server.close()
+        assert time.monotonic() - start_s < 5
+        assert raw.recv(1) == b""
+    assert not [thread for thread in threading.enumerate() if thread.name == "holdfast-peer"]
+
+
+def test_who_shakes_hands_while_it_closes_is_not_served(behind, monkeypatch):
+    """The handshake begins after whoever closes has counted its peers."""
+    opened, closing = threading.Event(), threading.Event()
+    plainly = behind.server._open
+
+    def held(connected):
+        stream = plainly(connected)
+        opened.set()
+        assert closing.wait(10)
+        return stream
+
+    monkeypatch.setattr(behind.server, "_open", held)
+    with socket.create_connection(tcp_endpoint(behind.address), 10) as raw:
+        assert opened.wait(10)
+        thread = threading.Thread(target=behind.server.close)
+        thread.start()
+        while not behind.server._closing:
+            time.sleep(0.01)
+        closing.set()
+        thread.join(30)
+        assert raw.recv(1) == b""
+    assert behind.service.counters.requests == 0
+
+
+def test_a_check_of_a_member_names_a_wrong_authority_and_a_missing_certificate(
+    behind, files, tmp_path
+):
+    from holdfast_bench.harness.certificates import Authority
+
+    other = tmp_path / "other"
+    other.mkdir()
+    stranger = Authority(other).issue("stranger", "127.0.0.1")
+    member = Member(id="t0", address=behind.address)
+
+    def check(tls):
+        return check_member(member, lambda m: TargetClient(m.address, Credentials(tls=tls)), 10)
+
+    assert check(files).condition is TargetCondition.FINE
+    refused = check(stranger)
+    assert refused.condition is TargetCondition.REFUSED
+    assert "no TLS with mutual certificates" in refused.why
+    assert check(None).condition in (TargetCondition.REFUSED, TargetCondition.UNREACHABLE)

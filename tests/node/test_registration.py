@@ -1,0 +1,74 @@
+"""What a registered target announces, and when."""
+
+import asyncio
+import threading
+
+from holdfast.membership.members import MemberState
+from holdfast.node.registration import RegisteredTarget
+
+
+class Recovery:
+    def __init__(self):
+        self.done = threading.Event()
+
+    def wait(self, timeout_s):
+        return self.done.wait(timeout_s)
+
+
+class Store:
+    def __init__(self):
+        self.recovery = Recovery()
+
+
+class Entry:
+    def __init__(self):
+        self.said = []
+        self.news = asyncio.Event()
+
+    def announce(self, state):
+        self.said.append(state)
+        self.news.set()
+
+    async def next(self):
+        await asyncio.wait_for(self.news.wait(), 10)
+        self.news.clear()
+
+
+def run(scenario, drain_s=600.0):
+    async def main():
+        store, entry, over = Store(), Entry(), asyncio.Event()
+        registered = RegisteredTarget(store, entry, drain_s)
+        ended = asyncio.get_running_loop().create_task(registered.until(over))
+        await scenario(store, entry, over, ended)
+        await asyncio.wait_for(ended, 10)
+        return entry.said
+
+    return asyncio.run(main())
+
+
+def test_it_serves_once_its_disks_are_read_and_drains_when_told():
+    async def scenario(store, entry, over, ended):
+        store.recovery.done.set()
+        await entry.next()
+        over.set()
+
+    assert run(scenario, drain_s=0.01) == [MemberState.SERVING, MemberState.DRAINING]
+
+
+def test_told_to_end_while_its_disks_are_read_it_never_says_that_it_serves():
+    async def scenario(store, entry, over, ended):
+        over.set()
+        await entry.next()
+        store.recovery.done.set()
+
+    assert run(scenario, drain_s=0.5) == [MemberState.DRAINING]
+
+
+def test_it_goes_on_while_it_drains_until_it_is_told_again():
+    async def scenario(store, entry, over, ended):
+        over.set()
+        await entry.next()
+        assert not ended.done()
+        over.set()
+
+    assert run(scenario) == [MemberState.DRAINING]

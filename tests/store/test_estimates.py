@@ -1,0 +1,434 @@
+"""What a store learns of tiers and engines decides what is worth fetching, and outlives it."""
+
+import json
+import threading
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.errors import NotFollowed, Outcome
+from holdfast.fairness.fair_queue import MIN_SHARE
+from holdfast.plan.cost import PrefillCost
+from holdfast.plan.fit import OnlineFit
+from holdfast.plan.planner import Plan
+from holdfast.store import promote, tier_readers
+from holdfast.store.estimates import (
+    DELIVERY_DEFAULT,
+    ENGINES_MAX,
+    PLANS_KEPT,
+    PROBE_S,
+    USUAL_BYTES,
+    EngineCosts,
+    EngineStep,
+    Estimates,
+    PlanEnding,
+    PlanRecord,
+)
+from holdfast.store.estimates_file import EstimatesFile
+from holdfast.store.lookup import PromptTokens
+from holdfast.store.options import StoreOptions
+from holdfast.store.store import Store
+from holdfast.testing.memory import MemoryTier
+
+MIB = 1 << 20
+ENGINE = EngineCosts("vllm", "f" * 32)
+COST = PrefillCost(1e-3, 1e-4, 0.0)
+SLOW_READ_S = 0.3
+
+
+@pytest.fixture
+def small_waves(monkeypatch):
+    """Eight of the rig's blocks climb together, and two such waves at once."""
+    monkeypatch.setattr(promote, "BATCH_BYTES", 8 * 20_480)
+    monkeypatch.setattr(tier_readers, "BATCHES_AT_ONCE", 2)
+
+
+class SlowTier(MemoryTier):
+    """Reads that move the clock, and that wait for `gate` where it is shut."""
+
+    def __init__(self, clock, seconds_a_block):
+        super().__init__(64 * MIB)
+        self.clock, self.seconds_a_block = clock, seconds_a_block
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reads = 0
+
+    def read(self, batch):
+        assert self.gate.wait(60)
+        self.reads += len(batch)
+        self.clock.advance(self.seconds_a_block * len(batch))
+        return super().read(batch)
+
+
+def teach(estimates, cost=COST, engine=ENGINE):
+    estimates.computed(
+        engine,
+        [EngineStep(new, 0, cost.seconds(new)) for new in (64, 128, 512, 2048) for _ in range(3)],
+    )
+
+
+def demoted(rig, seconds_a_block, **options):
+    """Return a store with a 20-block chain on its lower tier only, and the chain."""
+    one = rig(2 * MIB, SlowTier(ManualClock(), seconds_a_block), **options)
+    one.tier.clock = one.clock
+    one.store.estimates.asked(1, MIB, one.namespace.domain)  # it was fast once, or so it seemed
+    one.clock.advance(1e-3)
+    one.store.estimates.arrived(1, MIB, one.namespace.domain, of=MIB)
+    chain = one.chain(1, 20)
+    one.save(chain)
+    one.settle()
+    with one.store.table.lock:
+        for key in chain.keys:
+            one.store.table.remove_copy(one.store.table.index.find(one.namespace, key), 0)
+    return one, chain
+
+
+def judged(one, chain, tokens, have=0):
+    return one.store.plan_fetch(one.namespace, chain.keys, PromptTokens(ENGINE, tokens, have, 5.0))
+
+
+def test_an_engine_that_told_nothing_is_given_what_is_held(rig):
+    one, chain = demoted(rig, 0.0)
+    found = judged(one, chain, 330)
+    assert (found.held, found.plan.blocks) == (20, 20)
+    assert found.sources == {"memory": 20}
+    assert found.plan.recompute_s == 0
+
+
+def test_a_tier_that_turned_out_slow_is_recomputed_and_probed_until_it_is_fast_again(
+    rig, small_waves
+):
+    one, chain = demoted(rig, SLOW_READ_S)
+    teach(one.store.estimates)
+    assert judged(one, chain, 330).plan.blocks == 20  # nobody knows better yet
+    fetched = one.store.fetch(one.namespace, chain.keys, 60.0)
+    assert one.store.release(fetched.lease)
+    with one.store.table.lock:
+        for key in chain.keys:
+            one.store.table.remove_copy(one.store.table.index.find(one.namespace, key), 0)
+    found = judged(one, chain, 330)
+    assert found.plan.blocks == 0
+    assert found.held == 20
+    assert "memory too slow" in found.plan.reason
+    one.tier.seconds_a_block, before = 1e-5, one.tier.reads
+    for probes in range(30):
+        one.clock.advance(PROBE_S + 1)
+        found = judged(one, chain, 330)
+        if found.plan.blocks == 20:
+            break
+        assert one.tier.reads == before + probes, "the engine computes now"
+        one.store.learn(ENGINE, [], [])
+        while one.store.table.reads:
+            pass
+        with one.store.table.lock:
+            one.store.table.remove_copy(one.store.table.index.find(one.namespace, chain.keys[0]), 0)
+    assert found.plan.blocks == 20
+
+
+def turned_out_slow(rig):
+    """Return a store that has read a chain of 20 blocks, and how slowly; all are below again."""
+    one, chain = demoted(rig, SLOW_READ_S)
+    assert one.store.release(one.store.fetch(one.namespace, chain.keys, 60.0).lease)
+    with one.store.table.lock:
+        for key in chain.keys:
+            one.store.table.remove_copy(one.store.table.index.find(one.namespace, key), 0)
+    one.clock.advance(PROBE_S + 1)
+    return one, chain
+
+
+def test_a_tier_is_probed_at_once_for_an_engine_that_tells_nothing(rig, small_waves):
+    one, chain = turned_out_slow(rig)
+    prompt = PromptTokens(EngineCosts("silent", "f" * 32), 330, 0, limit_s=0.01)
+    assert one.store.plan_fetch(one.namespace, chain.keys, prompt).plan.blocks == 0
+    while one.store.table.reads:
+        pass
+    assert one.tier.reads == 21
+
+
+def test_who_asks_waits_for_no_fit_of_what_a_fetch_or_a_probe_has_shown(
+    rig, small_waves, monkeypatch
+):
+    one, chain = turned_out_slow(rig)
+    teach(one.store.estimates)
+    one.store.learn(ENGINE, [], [])
+    fits, fitted, fit = [], threading.Event(), OnlineFit._fit
+
+    def noted(self):
+        fits.append(self)
+        found = fit(self)
+        fitted.set()
+        return found
+
+    monkeypatch.setattr(OnlineFit, "_fit", noted)
+    assert judged(one, chain, 330).plan.blocks == 0
+    assert fits == []
+    one.store.learn(ENGINE, [], [])
+    assert fitted.wait(10), "the probe's own thread fits what it has shown"
+    judged(one, chain, 330)
+    assert len(fits) == 1
+
+
+def test_what_the_engine_has_does_not_count_as_fetched(rig):
+    one, chain = demoted(rig, 0.0)
+    teach(one.store.estimates)
+    found = judged(one, chain, 330, have=250)
+    assert found.sources == {"memory": 5}
+    assert judged(one, chain, 330, have=320).number == 0
+
+
+def test_a_late_fetch_takes_back_what_nobody_has_begun_to_read(rig, small_waves):
+    one, chain = demoted(rig, 0.0)
+    one.tier.gate.clear()
+    fetched = one.store.fetch(one.namespace, chain.keys, 1.0)
+    assert fetched.outcome is Outcome.LATE
+    queued = one.store.estimates.estimates(one.namespace.domain)[1].queued_bytes
+    assert queued == 16 * one.namespace.record_bytes  # two waves are being read, the third is not
+    one.tier.gate.set()
+    while one.store.table.reads:
+        pass
+    assert one.tier.reads == 16
+    assert one.store.estimates.estimates(one.namespace.domain)[1].queued_bytes == 0
+    assert one.store.release(fetched.lease)
+    assert one.read(chain) == 20
+
+
+def test_a_domain_with_credit_expects_nearly_all_of_a_tier_that_others_flood():
+    credit = {}
+    estimates = Estimates(
+        ["host", "disk"],
+        ManualClock(),
+        credit=lambda tier, domain: credit.get(domain, 0) * (tier == 1),
+    )
+    estimates.asked(1, 1 << 33, b"flood")
+    whole = estimates.estimates(b"flood")[1].bytes_per_s
+    half = estimates.estimates(b"light")[1]
+    assert half.bytes_per_s == pytest.approx(whole / 2)
+    credit[b"light"] = USUAL_BYTES
+    most = estimates.estimates(b"light")[1]
+    assert most.bytes_per_s == pytest.approx((1 - MIN_SHARE) * whole)
+    assert most.queued_bytes == 0
+    estimates.asked(1, MIB, b"light")  # that much of the credit is as good as spent
+    assert estimates.estimates(b"light")[1].bytes_per_s == pytest.approx(whole / 2)
+
+
+def record(first_token_s=0.1, engine=ENGINE):
+    plan = Plan(3, 0.02, first_token_s, 1.0, 0.5, "fetch 3 of 3 blocks")
+    return PlanRecord(engine, 100, 0, 3, plan, MIB)
+
+
+RIVAL = ENGINE._replace(domain="aa" * 16)
+OWN = ENGINE._replace(domain="bb" * 16)
+DEARER = PrefillCost(1.0, 1.0, 0.0)
+
+
+def test_what_one_domain_tells_of_a_model_is_not_held_of_anothers():
+    estimates = Estimates(["host"], ManualClock())
+    teach(estimates, engine=OWN)
+    known = estimates.cost(OWN), estimates.token_s(OWN.fingerprint, OWN.domain)
+    assert known[1] == pytest.approx(COST.b, rel=0.01)
+    teach(estimates, DEARER, RIVAL)
+    for number in range(ENGINES_MAX):  # one that calls itself ever something else
+        teach(estimates, DEARER, RIVAL._replace(name=str(number)))
+    assert (estimates.cost(OWN), estimates.token_s(OWN.fingerprint, OWN.domain)) == known
+
+
+def test_nobody_ends_or_replaces_a_plan_of_another_domain():
+    estimates = Estimates(["host"], ManualClock())
+    number = estimates.planned(record(engine=OWN))
+    estimates.fetched(RIVAL, number, 1, 9.0, "late")
+    estimates.ended(RIVAL, PlanEnding(number, 9.0, 9.0))
+    estimates.planned(record(engine=RIVAL), instead_of=number)
+    kept = estimates.plans()["plans"][1]
+    assert (kept["plan"], kept["outcome"], kept["landed_blocks"]) == (number, "", None)
+    assert kept["actual"] == {"fetched_s": None, "first_token_s": None}
+
+
+def test_what_was_kept_without_domains_is_known_until_they_tell_themselves():
+    estimates = Estimates(["host"], ManualClock())
+    teach(estimates)
+    old = estimates.as_data()
+    for engine in old["engines"]:
+        del engine["domain"]
+    teach(estimates, DEARER, OWN)
+    for data, cost in ((old, COST), (estimates.as_data(), DEARER)):
+        again = Estimates(["host"], ManualClock())
+        again.restore(data)
+        assert again.cost(OWN)[0].b == pytest.approx(cost.b, rel=0.01)
+        assert again.cost(RIVAL)[0].b == pytest.approx(COST.b, rel=0.01)
+
+
+def test_who_asks_for_a_cost_does_not_wait_for_the_fit(monkeypatch):
+    estimates = Estimates(["host", "disk"], ManualClock())
+    estimates.computed(ENGINE, [EngineStep(n, 0, COST.seconds(n)) for n in (256, 512, 1024)])
+    monkeypatch.setattr("holdfast.plan.fit._least_squares", lambda *_: pytest.fail("fitted late"))
+    cost, _ = estimates.cost(ENGINE)
+    assert cost is not None
+    assert cost.b == pytest.approx(COST.b, rel=0.05)
+
+
+def test_plans_keep_what_was_expected_and_what_came():
+    estimates = Estimates(["host", "disk"], ManualClock())
+    number = estimates.planned(record())
+    estimates.fetched(ENGINE, number, 3, 0.03, "ok")
+    estimates.ended(ENGINE, PlanEnding(number, 0.04, 0.11))
+    answer = estimates.plans()
+    (plan,) = answer["plans"]
+    assert plan["expected"] == {"fetched_s": 0.02, "first_token_s": 0.1}
+    assert plan["actual"] == {"fetched_s": 0.03, "first_token_s": 0.11}
+    assert answer["right"]["ended"] == answer["right"]["within_25_percent"] == 1
+    json.dumps(answer)
+
+
+def test_a_plan_made_again_takes_the_place_of_the_first_and_old_ones_go():
+    estimates = Estimates(["host"], ManualClock())
+    first = estimates.planned(record())
+    second = estimates.planned(record(), instead_of=first)
+    assert [plan["plan"] for plan in estimates.plans()["plans"]] == [second]
+    for _ in range(PLANS_KEPT + 5):
+        estimates.planned(record())
+    assert len(estimates.plans()["plans"]) == PLANS_KEPT
+    estimates.fetched(ENGINE, 1, 3, 0.1, "ok")
+    estimates.ended(ENGINE, PlanEnding(1, 0.1, 0.1))
+
+
+def test_the_hand_over_is_learnt_from_what_the_engine_saw():
+    estimates = Estimates(["host"], ManualClock())
+    for _ in range(6):
+        number = estimates.planned(record())
+        estimates.fetched(ENGINE, number, 3, 0.02, "ok")
+        estimates.ended(ENGINE, PlanEnding(number, 0.05, 0.2))
+    _, delivery = estimates.cost(ENGINE)
+    assert delivery.seconds(3 * MIB) == pytest.approx(0.03, rel=0.1)
+
+
+def told(estimates, number):
+    """Return what is told of one plan, and how many plans count for the accuracy."""
+    answer = estimates.plans()
+    (plan,) = [plan for plan in answer["plans"] if plan["plan"] == number]
+    return plan["not_followed"], plan["actual"]["first_token_s"], answer["right"]["ended"]
+
+
+@pytest.mark.parametrize("why", list(NotFollowed))
+def test_a_plan_that_was_not_carried_out_counts_for_nothing_and_teaches_nothing(why):
+    estimates = Estimates(["host"], ManualClock())
+    number = estimates.planned(record(8.68))
+    estimates.fetched(ENGINE, number, 3, 0.02, "ok")
+    before = estimates.cost(ENGINE)
+    estimates.not_followed(ENGINE, number, why, 0.3)
+    assert told(estimates, number) == (str(why), 0.3, 0)
+    assert estimates.cost(ENGINE) == before
+    assert estimates.plans()["right"]["not_followed"] == 1
+    json.dumps(estimates.plans())
+
+
+def test_a_plan_to_fetch_that_nothing_was_fetched_for_was_not_carried_out():
+    estimates = Estimates(["host"], ManualClock())
+    number = estimates.planned(record(8.68))
+    estimates.ended(ENGINE, PlanEnding(number, 0.05, 0.3))
+    assert told(estimates, number) == ("not_fetched", 0.3, 0)
+    assert estimates.cost(ENGINE)[1] == DELIVERY_DEFAULT
+    estimates.fetched(ENGINE, number, 0, 9.0, "late")
+    assert told(estimates, number) == (None, 0.3, 1), "the engine had stopped waiting for it"
+
+
+def test_a_plan_to_compute_needs_no_fetch():
+    estimates = Estimates(["host"], ManualClock())
+    plan = Plan(2, 0.0, 0.1, 0.1, 0.0, "recompute")
+    number = estimates.planned(PlanRecord(ENGINE, 100, 40, 3, plan, MIB, first_block=2))
+    estimates.ended(ENGINE, PlanEnding(number, 0.0, 0.1))
+    assert told(estimates, number) == (None, 0.1, 1)
+
+
+def test_plans_of_an_engine_that_is_gone_are_not_carried_out_unless_it_comes_back():
+    estimates = Estimates(["host"], ManualClock())
+    numbers = [estimates.planned(record()) for _ in range(3)]
+    for number in numbers:
+        estimates.fetched(ENGINE, number, 3, 0.02, "ok")
+    estimates.ended(ENGINE, PlanEnding(numbers[0], 0.03, 0.1))
+    estimates.engine_gone(ENGINE, [*numbers, 99])
+    assert [told(estimates, number)[0] for number in numbers] == [
+        None, "engine_gone", "engine_gone",
+    ]  # fmt: skip
+    estimates.ended(ENGINE, PlanEnding(numbers[1], 0.03, 0.1))
+    assert told(estimates, numbers[1]) == (None, 0.1, 2)
+
+
+def test_nobody_says_of_another_domains_plan_that_it_was_not_carried_out():
+    estimates = Estimates(["host"], ManualClock())
+    number = estimates.planned(record(engine=OWN))
+    estimates.not_followed(RIVAL, number, NotFollowed.HAD, 0.3)
+    estimates.engine_gone(RIVAL, [number])
+    assert told(estimates, number) == (None, None, 0)
+
+
+def test_a_plan_is_not_carried_out_where_the_engine_turns_out_to_have_all_that_is_held(rig):
+    one, chain = demoted(rig, 0.0)
+    first = judged(one, chain, 330)
+    again = PromptTokens(ENGINE, 330, 20 * 16, 5.0, instead_of=first.number)
+    assert one.store.plan_fetch(one.namespace, chain.keys, again).number == 0
+    assert told(one.store.estimates, first.number) == ("engine_had_it", None, 0)
+
+
+def test_what_was_learnt_outlives_the_store(tmp_path, rig, small_waves):
+    file = tmp_path / "learnt.json"
+    one, chain = demoted(rig, SLOW_READ_S, estimates_file=file)
+    teach(one.store.estimates)
+    one.read(chain, 60.0)
+    one.store.close()
+    again = Estimates(["host", "memory"], ManualClock())
+    EstimatesFile(again, file).recall()
+    assert again.cost(ENGINE)[0] == pytest.approx(one.store.estimates.cost(ENGINE)[0])
+    assert (
+        again.estimates(one.namespace.domain)[1].bytes_per_s
+        < one.namespace.record_bytes / SLOW_READ_S * 1.5
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"version": 2}',
+        '{"version": 1}',
+        '{"version": 1, "tiers": {"host": 3}, "engines": []}',
+        '{"version": 1, "tiers": {}, "engines": [{}]}',
+        '{"version": 1, "tiers": [], "engines": 5}',
+    ],
+)
+def test_a_file_that_says_something_else_is_a_cold_start(tmp_path, text, caplog):
+    file = tmp_path / "learnt.json"
+    file.write_text(text)
+    estimates = Estimates(["host"], ManualClock())
+    learnt = EstimatesFile(estimates, file)
+    learnt.recall()
+    assert "learning speeds anew" in caplog.text
+    assert estimates.plans()["engines"] == []
+    teach(estimates)
+    learnt.keep()
+    EstimatesFile(Estimates(["host"], ManualClock()), file).recall()
+    assert caplog.text.count("anew") == 1
+
+
+def test_a_store_starts_with_no_file_and_makes_one(tmp_path):
+    file = tmp_path / "learnt.json"
+    with Store(MIB, [], {"default": b"s" * 32}, StoreOptions(estimates_file=file)) as store:
+        store.start()
+        teach(store.estimates)
+    assert file.exists()
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_how_much_sooner_a_tier_gives_bytes_is_as_measured():
+    clock = ManualClock()
+    estimates = Estimates(["host", "cxl", "disk"], clock)
+    assert estimates.saved_s(1, 2 * MIB) == 2 * estimates.saved_s(1, MIB) > 0, "nothing is known"
+    for tier, bytes_per_s in ((1, 8e9), (2, 2e9)):
+        for nbytes in (MIB, 4 * MIB, 16 * MIB) * 8:
+            estimates.asked(tier, nbytes, b"d")
+            clock.advance(1e-3 * tier + nbytes / bytes_per_s)
+            estimates.arrived(tier, nbytes, b"d", of=nbytes)
+    saved = 1e-3 + MIB / 2e9 - MIB / 8e9
+    assert estimates.saved_s(1, MIB) == pytest.approx(saved, rel=0.1)
+    assert estimates.saved_s(2, MIB) > 0, "the last has none to be compared with"

@@ -1,0 +1,94 @@
+"""A thousand who miss the same segment at once are one question, and one read."""
+
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from holdfast.errors import Outcome
+from holdfast.store.inflight_lookups import NO_S, NOES_MAX, InflightLookups
+from holdfast.testing.memory import SharedMemoryTier
+
+MIB = 1 << 20
+
+
+class CountingTier(SharedMemoryTier):
+    """Counts questions, and reads of each block."""
+
+    def __init__(self, records) -> None:
+        super().__init__(records)
+        self.questions, self.reads, self._lock = 0, {}, threading.Lock()
+
+    def held(self, namespace, keys, start, within_s=math.inf):
+        with self._lock:
+            self.questions += 1
+        return super().held(namespace, keys, start, within_s)
+
+    def read(self, batch):
+        with self._lock:
+            for get in batch:
+                self.reads[get.key] = self.reads.get(get.key, 0) + 1
+        return super().read(batch)
+
+
+def test_a_thousand_misses_of_one_segment_are_two_reads_at_most(rig) -> None:
+    far = {}
+    writer = rig(4 * MIB, CountingTier(far))
+    chain = writer.chain(1, 32)
+    writer.save(chain)
+    writer.settle()
+    reader = rig(4 * MIB, CountingTier(far))
+
+    def ask(_):
+        covered = reader.store.look(reader.namespace, chain.keys).blocks
+        return covered, reader.read(chain)
+
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(ask, range(1_000)))
+    assert answers == [(32, 32)] * 1_000
+    assert reader.tier.questions <= 2
+    assert set(reader.tier.reads) == set(chain.keys)
+    assert max(reader.tier.reads.values()) <= 2
+
+
+def test_a_thousand_who_ask_for_nothing_ask_now_and_then(rig) -> None:
+    one = rig(4 * MIB, CountingTier({}))
+    chain = one.chain(1, 4)
+    for _ in range(1_000):
+        assert one.store.look(one.namespace, chain.keys).blocks == 0
+    assert one.tier.questions == 1
+    one.clock.advance(NO_S)
+    one.store.look(one.namespace, chain.keys)
+    assert one.tier.questions == 2
+
+
+def test_what_was_not_there_is_forgotten_in_the_end() -> None:
+    asking = InflightLookups()
+    for number in range(NOES_MAX + 10):
+        assert asking.begin((1, str(number).encode()), 0.0) is None
+        asking.end((1, str(number).encode()), 0, 0.0)
+    assert asking.begin((1, b"0"), 0.0) is None, "the oldest no went first"
+    assert asking.begin((1, b"100"), 0.0).is_set()
+    assert asking.begin((2, b"100"), 0.0) is None, "another tier may have it"
+
+
+def test_a_missing_answer_is_remembered_as_one() -> None:
+    asking = InflightLookups()
+    assert asking.begin((1, b"k"), 0.0) is None
+    waiting = asking.begin((1, b"k"), 0.0)
+    asking.end((1, b"k"), 0, 0.0, Outcome.GONE)
+    assert waiting.is_set()
+    assert waiting.outcome is Outcome.GONE
+    assert asking.begin((1, b"k"), 0.0).outcome is Outcome.GONE
+    assert asking.begin((1, b"k"), NO_S) is None
+    asking.end((1, b"k"), 0, NO_S)
+    assert asking.begin((1, b"k"), NO_S).outcome is Outcome.OK, "now it is a no"
+
+
+def test_who_asks_along_waits_for_the_answer() -> None:
+    asking = InflightLookups()
+    assert asking.begin((1, b"k"), 0.0) is None
+    waiting = asking.begin((1, b"k"), 0.0)
+    assert not waiting.is_set()
+    asking.end((1, b"k"), 3, 0.0)
+    assert waiting.is_set()
+    assert asking.begin((1, b"k"), 0.0) is None, "a yes is in the index now"

@@ -1,0 +1,154 @@
+"""A shared ring whose file system hangs: nobody waits for it, and nothing is served for long."""
+
+import threading
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.keys import keyring_file
+from holdfast.keys.keyring import KeyRing
+from holdfast.keys.keyring_watch import KeyRingWatch
+from holdfast.limits import RING_STALE_S
+from holdfast.store import domains
+from holdfast.testing.memory import MemoryTier
+
+MIB = 1 << 20
+SECRET = b"s" * 32
+BLOCKS = 6
+
+
+class Hanging:
+    """A file system that stands still for everybody but the thread that made this."""
+
+    def __init__(self, monkeypatch):
+        self.reached, self.back = threading.Event(), threading.Event()
+        self._stamp, self._maker = keyring_file.stamp, threading.current_thread()
+        monkeypatch.setattr(keyring_file, "stamp", self.stamp)
+
+    def stamp(self, path):
+        if threading.current_thread() is not self._maker:
+            self.reached.set()
+            assert self.back.wait(60)
+        return self._stamp(path)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ring.json"
+
+
+@pytest.fixture
+def hanging(monkeypatch):
+    made = []
+
+    def begin():
+        made.append(Hanging(monkeypatch))
+        return made[-1]
+
+    yield begin
+    for each in made:
+        each.back.set()
+
+
+def ring_at(path):
+    ring = KeyRing(path)
+    ring.enrol("default", SECRET)
+    return ring
+
+
+def in_time(work):
+    """Do it in a thread that may hang; whether it did not."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(10)
+    return not thread.is_alive()
+
+
+def until_back(store):
+    while store.table.sealing.ring.suspended or store.ring_lost:
+        domains.follow(store)
+
+
+def test_a_ring_that_hangs_ends_serving_and_leases_all_the_same(rig, path, hanging):
+    one = rig(tier=MemoryTier(32 * MIB), ring=ring_at(path))
+    chain = one.chain(1, BLOCKS)
+    one.save(chain)
+    one.settle()
+    lease = one.store.fetch(one.namespace, chain.keys, 5.0).lease
+    hung = hanging()
+    assert in_time(one.store._housekeep_once)
+    assert hung.reached.is_set()
+    ring_at(path).erase("default")  # by a node that still reaches it
+    one.clock.advance(RING_STALE_S + 1)
+    assert in_time(one.store._housekeep_once)
+    assert not one.store.release(lease)
+    assert one.read(chain) == 0
+    assert one.save(one.chain(2, BLOCKS)) == 0
+    hung.back.set()
+    assert in_time(lambda: until_back(one.store))
+    assert one.read(chain) == 0
+    assert one.save(one.chain(2, BLOCKS)) == BLOCKS
+
+
+def test_a_change_that_hangs_keeps_nobody_from_suspending(path, hanging):
+    ring = ring_at(path)
+    hung = hanging()
+    change = threading.Thread(target=ring.rotate, args=("default",), daemon=True)
+    change.start()
+    assert hung.reached.wait(10)
+    assert in_time(ring.suspend)
+    hung.back.set()
+    change.join(10)
+    assert ring.enrolled()
+    assert all(ring.current(domain) is None for domain in ring.enrolled()), "it is read once more"
+    ring.look()
+    assert [ring.current(domain).epoch for domain in ring.enrolled()] == [2]
+
+
+def test_a_look_that_went_well_counts_from_when_it_began(path, hanging):
+    clock = ManualClock()
+    watch = KeyRingWatch(ring_at(path), clock)
+    hung = hanging()
+    clock.advance(5)
+    assert in_time(watch.glance)
+    clock.advance(100)
+    hung.back.set()
+    assert in_time(watch.glance)
+    while watch.read_at == 0:
+        watch.glance()
+    assert watch.read_at in (5, 105)
+    watch.glance()
+    assert (watch.read_at, watch.why) == (105, "")
+
+
+def test_why_a_ring_can_not_be_read_is_told(path):
+    clock = ManualClock()
+    watch = KeyRingWatch(ring_at(path), clock)
+    path.rename(path.with_name("away"))
+    clock.advance(5)
+    watch.glance()
+    assert watch.read_at == 0
+    assert "No such file" in watch.why
+
+
+def test_while_a_ring_hangs_nobody_begins_another_look(path, hanging):
+    watch = KeyRingWatch(ring_at(path), ManualClock())
+    hung = hanging()
+    assert all(in_time(watch.glance) for _ in range(3))
+    assert sum(thread.name == "holdfast-keyring" for thread in threading.enumerate()) == 1
+    hung.back.set()
+
+
+def test_a_thread_that_can_not_be_had_is_a_look_that_went_wrong(path, monkeypatch):
+    watch = KeyRingWatch(ring_at(path), ManualClock())
+    start = threading.Thread.start
+
+    def none_left(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    watch.glance()
+    assert watch.why == "can't start new thread; raise the limit of threads"
+    monkeypatch.setattr(threading.Thread, "start", start)
+    watch.glance()
+    assert watch.why == ""

@@ -1,0 +1,197 @@
+"""Coverage asks shared tiers about what the index does not know, and hearsay may be wrong."""
+
+import math
+
+import pytest
+
+from holdfast.store import lookup, remote_lookups
+from holdfast.store.estimates import EngineCosts
+from holdfast.store.lookup import LOOK_S, PromptTokens
+from holdfast.testing.memory import SharedMemoryTier
+from holdfast.tiers.base import segment_place
+
+MIB = 1 << 20
+ENGINE = EngineCosts("test", "f")
+
+
+class Timed(SharedMemoryTier):
+    """A shared tier that takes as long as it may, on a clock of the test's."""
+
+    def __init__(self, clock, name):
+        super().__init__({}, name)
+        self.clock, self.told, self.there = clock, [], True
+
+    def held(self, namespace, keys, start, within_s=math.inf):
+        self.told.append(within_s)
+        self.clock.now_s += min(within_s, 0.7)
+        return super().held(namespace, keys, start, within_s)
+
+    def misplaced(self, namespace, keys):
+        return set()
+
+    def lost(self):
+        return None
+
+    def reachable(self):
+        return self.there
+
+
+class Clock:
+    now_s = 0.0
+
+    def monotonic(self):
+        return self.now_s
+
+
+@pytest.fixture
+def other_saved(rig):
+    """Return what a shared tier holds, a store over it, and the chain that another one saved."""
+    by_key = {}
+    one, other = (rig(MIB, SharedMemoryTier(by_key, "pool")) for _ in range(2))
+    chain = one.chain(1, 10)
+    one.save(chain)
+    one.settle()
+    return by_key, other, chain
+
+
+def test_what_one_store_saved_another_finds_and_fetches(other_saved) -> None:
+    _, other, chain = other_saved
+    assert other.store.cover(other.namespace, chain.keys).blocks == 0
+    assert other.store.look(other.namespace, chain.keys).sources == {"pool": 10}
+    assert other.read(chain) == 10
+    assert other.store.cover(other.namespace, chain.keys).sources == {"host": 10}
+
+
+def test_blocks_are_written_to_the_place_of_their_segment(rig) -> None:
+    by_key = {}
+    one = rig(MIB, SharedMemoryTier(by_key, "pool"))
+    chain = one.chain(1, 10)
+    one.save(chain, 0, 4)
+    reserved = one.store.reserve(
+        one.namespace, chain.keys[4:], chain.parent(4), 4, chain.segment(4)
+    )
+    one.fill(chain.keys[4:], reserved.places)
+    one.store.commit(reserved.ticket)
+    one.settle()
+    assert {place for place, _ in by_key.values()} == {segment_place(chain.segment(0))}
+    assert len(by_key) == 10
+
+
+def test_hearsay_that_is_wrong_is_a_miss_and_forgotten(other_saved) -> None:
+    by_key, other, chain = other_saved
+    other.store.look(other.namespace, chain.keys)
+    del by_key[other.namespace, chain.keys[6]]
+    assert other.read(chain) == 6
+    assert other.store.cover(other.namespace, chain.keys).blocks == 6
+
+
+def test_a_damaged_record_is_condemned_by_its_first_reader_and_written_anew(other_saved) -> None:
+    by_key, other, chain = other_saved
+    place, record = by_key[other.namespace, chain.keys[6]]
+    by_key[other.namespace, chain.keys[6]] = (
+        place,
+        record[:5_000] + bytes([record[5_000] ^ 1]) + record[5_001:],
+    )
+    other.store.look(other.namespace, chain.keys)
+    assert other.read(chain) == 6
+    assert (other.namespace, chain.keys[6]) not in by_key
+    other.save(chain)
+    other.settle()
+    assert by_key[other.namespace, chain.keys[6]] == (place, record)
+
+
+def test_only_so_much_hearsay_is_kept(other_saved, monkeypatch) -> None:
+    monkeypatch.setattr(remote_lookups, "MAX_CACHED_LOOKUPS", 5)
+    _, other, chain = other_saved
+    other.store.look(other.namespace, chain.keys)
+    assert len(other.store.table.remote_lookups) == 5
+    assert other.store.cover(other.namespace, chain.keys).blocks == 5
+
+
+def test_what_two_shared_tiers_have_is_forgotten_block_by_block(rig, monkeypatch) -> None:
+    monkeypatch.setattr(remote_lookups, "MAX_CACHED_LOOKUPS", 5)
+    one = rig(MIB, SharedMemoryTier({}, "pool"), SharedMemoryTier({}, "valkey"))
+    one.save(one.chain(1, 8))
+    one.leave_memory()
+    assert len(one.store.table.remote_lookups) == 8
+    one.store.housekeep()
+    assert len(one.store.table.remote_lookups) == 5
+    assert one.store.status()["blocks"] == 5
+
+
+def test_what_was_written_elsewhere_and_left_memory_is_hearsay_too(rig, monkeypatch) -> None:
+    monkeypatch.setattr(remote_lookups, "MAX_CACHED_LOOKUPS", 20)
+    by_key = {}
+    one = rig(MIB, SharedMemoryTier(by_key, "pool"))
+    for seed in range(40):
+        chain = one.chain(seed, 10)
+        one.save(chain)
+        one.settle_writes()
+        one.store.housekeep()
+    in_memory = one.store.table.host(one.namespace).usage().records
+    assert len(by_key) > 2 * in_memory
+    assert one.store.status()["blocks"] <= in_memory + 20, "what others may drop is not counted on"
+    assert one.store.look(one.namespace, one.chain(0, 10).keys).blocks == 10
+    assert one.read(one.chain(0, 10)) == 10
+
+
+def test_a_tier_that_fails_as_none_should_costs_nothing_that_is_here(rig, caplog) -> None:
+    class Broken(SharedMemoryTier):
+        def held(self, *_):
+            raise ZeroDivisionError
+
+    one = rig(MIB, Broken({}, "pool"))
+    chain = one.chain(1, 5)
+    one.save(chain, 0, 3)
+    assert one.store.look(one.namespace, chain.keys).blocks == 3
+    assert "asking failed tier=pool" in caplog.text
+    assert one.save(chain) == 2
+
+
+def test_a_store_that_shares_nothing_asks_nobody(rig) -> None:
+    one = rig(MIB)
+    chain = one.chain(1, 3)
+    one.save(chain, 0, 2)
+    assert not one.store.asks(one.namespace, chain.keys)
+    assert one.store.look(one.namespace, chain.keys).blocks == 2
+
+
+def test_however_many_are_asked_it_is_one_deadline(rig, monkeypatch) -> None:
+    monkeypatch.setattr(lookup, "time", clock := Clock())
+    tiers = [Timed(clock, f"pool {number}") for number in range(3)]
+    one = rig(MIB, *tiers)
+    one.store.look(one.namespace, one.chain(1, 3).keys)
+    assert tiers[0].told == [LOOK_S]
+    assert tiers[1].told == [pytest.approx(LOOK_S - 0.7)]
+    assert tiers[2].told == [], "the time was over"
+    assert clock.now_s <= LOOK_S
+
+
+def test_who_waits_for_another_waits_no_longer_either(rig, monkeypatch) -> None:
+    monkeypatch.setattr(lookup, "LOOK_S", 0.01)
+    one = rig(MIB, SharedMemoryTier({}, "pool"))
+    chain = one.chain(1, 3)
+    assert one.store.table.inflight_lookups.begin((1, one.namespace, chain.keys[0]), 0.0) is None
+    assert one.store.look(one.namespace, chain.keys).blocks == 0, "whoever asks never ends"
+
+
+def test_a_pool_where_nobody_is_is_not_asked_and_not_planned_with(rig) -> None:
+    one = rig(MIB, tier := Timed(Clock(), "pool"))
+    other = rig(MIB, again := Timed(Clock(), "pool"))
+    again.records = tier.records
+    chain = one.chain(1, 10)
+    one.save(chain)
+    one.settle()
+    other.save(chain, 0, 4)
+    other.store.look(other.namespace, chain.keys)
+    prompt = PromptTokens(ENGINE, 0, 0, 60.0)
+    assert other.store.plan_fetch(other.namespace, chain.keys, prompt).held == 10
+    again.there, told = False, len(again.told)
+    assert other.store.plan_fetch(other.namespace, chain.keys, prompt).held == 4
+    longer = one.chain(1, 20)
+    assert longer.keys[:10] == chain.keys
+    assert not other.store.asks(other.namespace, longer.keys)
+    assert other.store.look(other.namespace, longer.keys).blocks == 10
+    assert len(again.told) == told
+    again.there = True
+    assert other.store.plan_fetch(other.namespace, chain.keys, prompt).held == 10

@@ -1,0 +1,73 @@
+"""What is known of sessions is bounded, and the one used longest ago is forgotten first."""
+
+from holdfast.blocks.namespace import Namespace
+from holdfast.store import pending_hints
+from holdfast.store.pending_hints import PendingHints
+
+NAMESPACE = Namespace(b"f" * 16, b"d" * 16, 4096, 16)
+
+
+def test_the_session_used_longest_ago_goes_first(monkeypatch) -> None:
+    monkeypatch.setattr(pending_hints, "KEYS_BYTES_MAX", 64)
+    known = PendingHints()
+    for name in ("a", "b", "a", "c"):
+        known.follow(NAMESPACE, name, [b"k" * 16, b"l" * 16])
+    assert known.chain(NAMESPACE.domain, "b") is None
+    assert known.chain(NAMESPACE.domain, "a").split() == [b"k" * 16, b"l" * 16]
+    known.forget(NAMESPACE.domain, "a")
+    known.forget(NAMESPACE.domain, "a")
+    assert known.status(0.0) == {"sessions": 1, "prestaging": 0, "pinned_bytes": 0}
+
+
+def test_due_chains_come_in_the_order_of_their_times() -> None:
+    known = PendingHints()
+    chains = [
+        pending_hints.PendingPrestage(pending_hints.NamedChain(NAMESPACE, bytes([i]) * 16), 9.0)
+        for i in range(3)
+    ]
+    for at_s, chain in zip((3.0, 1.0, 2.0), chains, strict=True):
+        assert known.wait(at_s, chain)
+    assert known.due(2.5) == [chains[1], chains[2]]
+    assert known.due(2.5) == []
+    assert known.due(3.0) == [chains[0]]
+
+
+def test_pins_count_until_they_end() -> None:
+    known = PendingHints()
+    known.pin(NAMESPACE, b"a", pending_hints.PinnedChain(10.0, 100, 1))
+    known.pin(NAMESPACE, b"b", pending_hints.PinnedChain(20.0, 10, 2))
+    assert [known.pinned_bytes(at_s) for at_s in (0.0, 10.0, 20.0)] == [110, 10, 0]
+
+
+def test_so_much_waits_and_so_many_are_begun_at_once(monkeypatch) -> None:
+    monkeypatch.setattr(pending_hints, "KEYS_BYTES_MAX", 160)
+    monkeypatch.setattr(pending_hints, "BEGUN_MAX", 2)
+    known = PendingHints()
+    staging = pending_hints.PendingPrestage(pending_hints.NamedChain(NAMESPACE, b"k" * 32), 9.0)
+    assert [known.wait(1.0, staging) for _ in range(6)] == [True] * 5 + [False]
+    assert len(known.due(2.0)) == 2
+    assert known.due(2.0) == []
+    assert known.wait(1.0, staging), "what has begun waits no longer"
+    known.done()
+    assert len(known.due(2.0)) == 1
+
+
+def test_what_is_about_to_be_pinned_counts_until_it_is() -> None:
+    known = PendingHints()
+    first, second = known.claim(100), known.claim(50)
+    assert known.pinned_bytes(0.0) == 150
+    known.pin(NAMESPACE, b"a", pending_hints.PinnedChain(20.0, 30, 1))
+    known.end_claim(first)
+    known.end_claim(second)
+    assert known.pinned_bytes(15.0) == 30
+
+
+def test_pins_of_a_chains_beginnings_are_found_by_their_last_blocks() -> None:
+    known, keys = PendingHints(), [bytes([i]) * 16 for i in range(6)]
+    pins = {keys[i]: pending_hints.PinnedChain(9.0, 10 * i, i) for i in (1, 3, 5)}
+    for last, pin in pins.items():
+        known.pin(NAMESPACE, last, pin)
+    assert known.pins_within(NAMESPACE, keys[:4]) == {keys[i]: pins[keys[i]] for i in (1, 3)}
+    assert known.pins_within(NAMESPACE._replace(domain=b"other"), keys) == {}
+    known.unpin(NAMESPACE, keys[1])
+    assert known.pinned_bytes(0.0) == 80

@@ -1,0 +1,67 @@
+"""A tier that nobody has read is met before the first plan needs to know how fast it is."""
+
+import threading
+import time
+
+from holdfast.store.probe_tiers import BLOCKS, probe_tier, unmeasured_tiers
+from holdfast.testing.memory import MemoryTier
+
+MIB = 1 << 20
+
+
+class Timed(MemoryTier):
+    """Each block moves the clock by a second."""
+
+    def read(self, batch):
+        self.clock.advance(len(batch))
+        return super().read(batch)
+
+
+def test_a_tier_is_a_stranger_from_its_first_blocks_to_its_first_read(rig):
+    one = rig(2 * MIB, Timed(8 * MIB))
+    one.tier.clock = one.clock
+    assert unmeasured_tiers(one.store) == []
+    one.save(one.chain(1, BLOCKS))
+    one.settle()
+    probe_tier(one.store, 1)
+    assert unmeasured_tiers(one.store) == []
+    estimate = one.store.estimates.estimates(one.namespace.domain)[1]
+    assert estimate.seconds(BLOCKS * one.namespace.record_bytes) > BLOCKS / 2
+    before = one.clock.now()
+    probe_tier(one.store, 1)
+    assert one.clock.now() == before, "once is enough"
+
+
+def test_an_empty_tier_is_not_met(rig):
+    one = rig(2 * MIB, MemoryTier(8 * MIB))
+    probe_tier(one.store, 1)
+    assert one.store.estimates.reads(1) == 0
+
+
+def test_what_is_met_can_go_meanwhile(rig):
+    """Blocks that are dropped while they are read leave nothing behind."""
+    one = rig(2 * MIB, MemoryTier(8 * MIB))
+    one.save(one.chain(1, BLOCKS))
+    one.settle()
+    reached, go_on = threading.Event(), threading.Event()
+    read = one.tier.read
+
+    def slowly(batch):
+        reached.set()
+        assert go_on.wait(60)
+        return read(batch)
+
+    one.tier.read = slowly
+    meeting = threading.Thread(target=probe_tier, args=(one.store, 1))
+    if not one.store.estimates.reads(1):
+        meeting.start()
+        assert reached.wait(60)
+    one.store.drop("*")
+    go_on.set()
+    if meeting.ident is not None:
+        meeting.join()
+    deadline = time.monotonic() + 60
+    while one.store.estimates.estimates(one.namespace.domain)[1].queued_bytes or len(
+        one.store.table.index
+    ):
+        assert time.monotonic() < deadline, "something was left behind"

@@ -1,0 +1,299 @@
+"""Blocks on their way up while others ask for them, give them up, or put them anew."""
+
+import threading
+import time
+from functools import partial
+
+from holdfast.errors import Outcome
+from holdfast.policy.retention import Retention
+from holdfast.store import hints, promote
+from holdfast.store.block_table import HOST
+from holdfast.store.tier_readers import BATCHES_AT_ONCE
+from holdfast.testing.memory import MemoryTier
+from holdfast.testing.payloads import fill_record, header_of
+
+MIB = 1 << 20
+
+
+class CountingTier(MemoryTier):
+    """Counts the records read."""
+
+    reads = 0
+
+    def read(self, batch):
+        self.reads += len(batch)
+        return super().read(batch)
+
+
+class HeldTier(MemoryTier):
+    """Reads wait until they are let go."""
+
+    reads = 0
+
+    def __init__(self, capacity_bytes: int) -> None:
+        super().__init__(capacity_bytes, name="held")
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def read(self, batch):
+        self.reads += 1
+        self.begun.set()
+        assert self.go.wait(20)
+        return super().read(batch)
+
+
+def put_damaged(one, key) -> None:
+    """Put a block as a peer does whose record lost a bit on the way."""
+    header = header_of(one.namespace, key)
+    (receive_slots,) = one.store.receive_slots([header])
+    assert receive_slots.slot is not None
+    fill_record(receive_slots.slot, header)
+    receive_slots.slot[5000] ^= 1
+    assert one.store.publish_received([receive_slots]) == [Outcome.OK]
+
+
+def until_hands_are_full(slow) -> float:
+    """Wait until every thread reads from a tier; return by when the rest should have come."""
+    end = time.monotonic() + 20
+    while slow.reads < BATCHES_AT_ONCE:
+        assert time.monotonic() < end, "the threads never have their hands full"
+    return end
+
+
+def fetching(one, keys, deadline_s: float = 60.0) -> tuple[threading.Thread, list]:
+    fetched: list = []
+    fetch = partial(one.store.fetch, one.namespace, keys, deadline_s)
+    work = threading.Thread(target=lambda: fetched.append(fetch()))
+    work.start()
+    return work, fetched
+
+
+def test_many_readers_of_one_context_share_one_climb(rig) -> None:
+    tier = CountingTier(64 * MIB)
+    one = rig(2 * MIB, tier)
+    chain = one.chain(1, 16)
+    one.save(chain)
+    one.settle()
+    one.leave_memory()
+    landed = []
+    threads = [
+        threading.Thread(target=lambda: landed.append(one.read(chain, 30.0))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert landed == [16] * 8
+    assert tier.reads == 16
+
+
+def test_a_key_that_is_asked_for_twice_climbs_once_and_leaves_nothing_behind(rig) -> None:
+    one = rig(tier=CountingTier(4 * MIB))
+    chain = one.chain(1, 3)
+    one.save(chain)
+    one.leave_memory(chain)
+    keys = [*chain.keys, *chain.keys[:2]]
+    fetched = one.store.fetch(one.namespace, keys, 5.0)
+    assert (len(fetched.places), len(set(fetched.places)), one.tier.reads) == (5, 3, 3)
+    assert one.store.release(fetched.lease)
+    assert one.store.pin(one.namespace, keys, 5.0) == 5
+    assert one.store.cover(one.namespace, keys).blocks == 5
+    one.clock.advance(6.0)
+    one.store.housekeep()
+    assert one.nothing_is_left_over()
+    assert one.store.table.host(one.namespace).usage().records == 3
+    reserved = one.store.reserve(one.namespace, keys, chain.fingerprint, 0)
+    assert reserved.places == [-1] * 5
+    assert one.store.commit(reserved.ticket, Retention.DURABLE) == 0
+    assert one.nothing_is_left_over()
+    one.store.drop("*")
+    assert (len(one.store.table.index), one.store.table.usage.used[HOST].total()) == (0, 0)
+
+
+def test_what_one_fetch_gives_up_another_still_gets(rig, monkeypatch) -> None:
+    monkeypatch.setattr(promote, "BATCH_BYTES", 1)
+    slow = HeldTier(4 * MIB)
+    one = rig(2 * MIB, slow)
+    busy, chain, lone = one.chain(1, BATCHES_AT_ONCE), one.chain(2, 2), one.chain(3, 2)
+    for each in (busy, chain, lone):
+        one.save(each)
+    one.settle()
+    one.leave_memory()
+    others, _ = fetching(one, busy.keys)
+    until = until_hands_are_full(slow)
+    hasty, first = fetching(one, chain.keys, 1.0)
+    while len(one.store.table.leases) < 2:
+        assert time.monotonic() < until
+    patient, second = fetching(one, chain.keys)
+    while len(one.store.table.leases) < 3:
+        assert time.monotonic() < until
+    assert one.store.fetch(one.namespace, lone.keys, 0.2).places == []
+    assert one.store.table.index.find(one.namespace, lone.keys[0]) not in one.store.table.reads
+    hasty.join(60)
+    assert first[0].places == []
+    slow.go.set()
+    for work in (patient, others):
+        work.join(60)
+    assert (len(second[0].places), second[0].outcome) == (2, Outcome.OK)
+    for lease in list(one.store.table.leases._leases):
+        one.store.release(lease)
+    assert one.nothing_is_left_over()
+
+
+def test_what_a_peer_puts_while_a_fetch_waits_is_not_taken_for_what_climbed(rig) -> None:
+    fast, slow = MemoryTier(4 * MIB), HeldTier(4 * MIB)
+    one = rig(2 * MIB, fast, slow)
+    keys = one.chain(1, 2).keys
+    one.save(one.chain(1, 2))
+    one.settle()
+    one.leave_memory()
+    table = one.store.table
+    first, second = table.index.find_all(one.namespace, keys[:2])
+    with table.lock:
+        place = table.index.places[1][first]
+        table.remove_copy(first, 2)
+        table.remove_copy(second, 1)
+    del fast._records[place]  # its region was reclaimed a moment ago
+    work, fetched = fetching(one, keys)
+    assert slow.begun.wait(60)
+    until = time.monotonic() + 20
+    while first in table.reads:
+        assert time.monotonic() < until, "the first block is never found missing"
+    put_damaged(one, keys[0])
+    assert table.index.places[HOST][first] >= 0
+    slow.go.set()
+    work.join(60)
+    assert fetched[0].places == []
+    assert one.store.release(fetched[0].lease)
+    assert one.nothing_is_left_over()
+    assert one.store.fetch(one.namespace, keys, 5.0).outcome is Outcome.CORRUPT
+
+
+def test_what_was_verified_in_one_slot_says_nothing_of_another(rig, monkeypatch) -> None:
+    slow = HeldTier(4 * MIB)
+    one = rig(2 * MIB, slow)
+    keys = one.chain(1, 2).keys
+    one.save(one.chain(1, 2))
+    one.settle()
+    with one.store.table.lock:
+        one.store.table.remove_copy(one.store.table.index.find(one.namespace, keys[1]), HOST)
+    verified = threading.Event()
+    monkeypatch.setattr(one.store.estimates, "verified", lambda *_: verified.set())
+    work, fetched = fetching(one, keys)
+    assert slow.begun.wait(60)
+    assert verified.wait(60)
+    assert one.store.forget(one.namespace, keys[:1]) == 1
+    put_damaged(one, keys[0])
+    slow.go.set()
+    work.join(60)
+    assert fetched[0].places == []
+    assert one.store.release(fetched[0].lease)
+    assert one.nothing_is_left_over()
+
+
+def test_a_block_put_by_a_peer_is_served_once_it_was_hashed(rig) -> None:
+    one = rig()
+    header = header_of(one.namespace, one.chain(1, 1).keys[0])
+    berths = one.store.receive_slots([header])
+    fill_record(berths[0].slot, header)
+    one.store.publish_received(berths)
+    fetched = one.store.fetch(one.namespace, [header.key], 5.0)
+    assert fetched.outcome is Outcome.OK
+    assert one.store.release(fetched.lease)
+    one.store.forget(one.namespace, [header.key])
+    assert all(map(one.store.table.is_verified, one.store.table.index.rows()))
+
+
+def test_a_fetch_overtakes_what_is_brought_up_for_later(rig, monkeypatch) -> None:
+    monkeypatch.setattr(promote, "BATCH_BYTES", 1)
+    slow = HeldTier(4 * MIB)
+    one = rig(2 * MIB, slow)
+    chain, busy = one.chain(1, 8), one.chain(2, BATCHES_AT_ONCE)
+    for each in (chain, busy):
+        one.save(each)
+    one.settle()
+    one.leave_memory()
+    others, _ = fetching(one, busy.keys)
+    end = until_hands_are_full(slow)
+    assert one.store.prestage(one.namespace, chain.keys, 0.0) == 8
+    hints.bring_up(one.store)
+    while len(one.store.ladder._prefetches) < 8:
+        assert time.monotonic() < end, "nothing is read ahead"
+    wanted, landed = fetching(one, chain.keys)
+    while one.store.ladder._prefetches:
+        assert time.monotonic() < end, "what is needed now stays behind"
+    slow.go.set()
+    for work in (wanted, others):
+        work.join(60)
+    assert len(landed[0].places) == 8
+    for lease in list(one.store.table.leases._leases):
+        one.store.release(lease)
+    one.store.background.shutdown()
+    assert one.nothing_is_left_over()
+
+
+def test_what_is_for_later_holds_no_end_up(rig, monkeypatch) -> None:
+    monkeypatch.setattr(promote, "BATCH_BYTES", 1)
+    slow = HeldTier(4 * MIB)
+    one = rig(2 * MIB, slow)
+    one.save(chain := one.chain(1, 12))
+    one.settle()
+    one.leave_memory()
+    one.store.prestage(one.namespace, chain.keys, 0.0)
+    hints.bring_up(one.store)
+    end = time.monotonic() + 20
+    while slow.reads < BATCHES_AT_ONCE or len(one.store.ladder._prefetches) < 12:
+        assert time.monotonic() < end, "nothing is read ahead"
+    closing = threading.Thread(target=one.store.close)
+    closing.start()
+    while one.store.ladder._prefetches and len(one.store.table.reads) > BATCHES_AT_ONCE:
+        assert time.monotonic() < end, "it is read to its end"
+    slow.go.set()
+    closing.join(60)
+    assert slow.reads <= BATCHES_AT_ONCE + 1
+
+
+def test_a_pin_is_whole_although_a_fetch_hurried_its_beginning(rig, monkeypatch) -> None:
+    monkeypatch.setattr(promote, "BATCH_BYTES", 1)
+    slow = HeldTier(4 * MIB)
+    one = rig(4 * MIB, slow)
+    one.save(chain := one.chain(1, 20))
+    one.settle()
+    one.leave_memory()
+    pinned: list[int] = []
+    pinning = threading.Thread(
+        target=lambda: pinned.append(one.store.pin(one.namespace, chain.keys, 100.0))
+    )
+    pinning.start()
+    end = time.monotonic() + 20
+    while len(one.store.ladder._prefetches) < 20 - BATCHES_AT_ONCE:
+        assert time.monotonic() < end, "nothing is read ahead"
+    wanted, landed = fetching(one, chain.keys[:10])
+    while len(one.store.ladder._prefetches) > 10:
+        assert time.monotonic() < end
+    slow.go.set()
+    for work in (wanted, pinning):
+        work.join(60)
+    assert (len(landed[0].places), pinned) == (10, [20])
+
+
+def test_a_wave_is_taken_back_once(rig, monkeypatch) -> None:
+    monkeypatch.setattr(promote, "BATCH_BYTES", 1)
+    slow = HeldTier(4 * MIB)
+    one = rig(2 * MIB, slow)
+    busy, chain = one.chain(1, BATCHES_AT_ONCE), one.chain(2, 2)
+    for each in (busy, chain):
+        one.save(each)
+    one.settle()
+    one.leave_memory()
+    others, _ = fetching(one, busy.keys)
+    until_hands_are_full(slow)
+    table, up = one.store.table, one.store.ladder
+    with table.lock:
+        promotions = up.reserve(one.namespace, table.index.find_all(one.namespace, chain.keys))
+    read_batches = up.start_reads(one.namespace, promotions)
+    up.cancel(read_batches)
+    held = table.usage.used[HOST].total()
+    up.cancel(read_batches)
+    assert table.usage.used[HOST].total() == held
+    slow.go.set()
+    others.join(60)

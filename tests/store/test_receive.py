@@ -1,0 +1,276 @@
+"""Whole records from other nodes: announced, received, checked, and only then seen by anybody."""
+
+import pytest
+
+from holdfast.blocks.envelope import record_bytes, write_header
+from holdfast.blocks.namespace import Namespace
+from holdfast.errors import Outcome, RefusedError
+from holdfast.store.options import StoreOptions
+from holdfast.store.store import Store
+from holdfast.testing.memory import MemoryTier
+from holdfast.testing.payloads import header_of, is_right, key_of, namespace_of, record_of
+
+PEERS = StoreOptions(serves_peers=True)
+
+MIB = 1 << 20
+NAMESPACE = namespace_of(20_000)
+KEYS = [key_of(i) for i in range(6)]
+HEADERS = [header_of(NAMESPACE, key) for key in KEYS]
+
+
+@pytest.fixture
+def store():
+    with Store(
+        4 * MIB, [MemoryTier(16 * MIB)], {"default": b"s" * 32}, StoreOptions(serves_peers=True)
+    ) as made:
+        made.start()
+        yield made
+
+
+def receive(berths, records=None):
+    """Fill slots as a connection does, in pieces."""
+    for receive_slots in berths:
+        record = (records or {}).get(receive_slots.header.key) or record_of(
+            receive_slots.namespace, receive_slots.header.key
+        )
+        if receive_slots.slot is not None:
+            for at in range(0, len(record), 7000):
+                receive_slots.slot[at : at + 7000] = record[at : at + 7000]
+
+
+def put(store, headers=HEADERS):
+    berths = store.receive_slots(headers)
+    receive(berths)
+    return store.publish_received(berths)
+
+
+def test_nobody_sees_a_record_before_it_is_adopted(store):
+    berths = store.receive_slots(HEADERS)
+    receive(berths)
+    assert store.held(NAMESPACE, KEYS) == bytes(6)
+    assert store.publish_received(berths) == [Outcome.OK] * 6
+    assert store.held(NAMESPACE, KEYS) == b"\1" * 6
+
+
+def test_lent_records_are_the_ones_adopted(store):
+    put(store)
+    lent = store.fetch_unverified(NAMESPACE, KEYS, 5)
+    assert len(lent.places) == 6
+    for key, place in zip(KEYS, lent.places, strict=True):
+        assert is_right(store.record(NAMESPACE, place), NAMESPACE, key)
+    assert store.release(lent.lease)
+
+
+def test_what_is_lent_is_not_checked_and_what_is_fetched_is(store):
+    put(store)
+    lent = store.fetch_unverified(NAMESPACE, KEYS, 5)
+    store.record(NAMESPACE, lent.places[1])[5000] ^= 1
+    store.release(lent.lease)
+    lent = store.fetch_unverified(NAMESPACE, KEYS, 5)
+    assert len(lent.places) == 6
+    store.release(lent.lease)
+    fetched = store.fetch(NAMESPACE, KEYS, 5)
+    assert (len(fetched.places), fetched.outcome) == (1, Outcome.CORRUPT)
+    store.release(fetched.lease)
+
+
+def test_abandoned_slots_are_free_again(store):
+    before = store.table.host(NAMESPACE).usage()
+    berths = store.receive_slots(HEADERS)
+    assert store.table.host(NAMESPACE).usage().records == 6
+    store.discard_received(berths)
+    assert store.table.host(NAMESPACE).usage() == before
+    assert store.held(NAMESPACE, KEYS) == bytes(6)
+
+
+def test_two_senders_of_one_record_leave_one_copy(store):
+    first, second = store.receive_slots(HEADERS), store.receive_slots(HEADERS)
+    receive(first)
+    receive(second)
+    assert store.publish_received(first) == store.publish_received(second) == [Outcome.OK] * 6
+    assert store.table.host(NAMESPACE).usage().records == 6
+
+
+def test_what_is_held_on_a_lower_tier_needs_no_slot(store):
+    put(store)
+    while store.status()["waiting_to_write"]:
+        store.ladder.wake()
+    for row in list(store.table.index.rows()):
+        store.table.remove_copy(row, 0)
+    assert [receive_slots.held for receive_slots in store.receive_slots(HEADERS)] == [True] * 6
+    assert store.table.host(NAMESPACE).usage().records == 0
+
+
+def test_a_key_of_another_namespace_is_another_block(store):
+    put(store)
+    other = namespace_of(20_000, seed=1)
+    assert put(store, [header_of(other, KEYS[0])]) == [Outcome.OK]
+    assert store.held(NAMESPACE, KEYS) == b"\1" * 6
+    assert store.held(other, KEYS) == b"\1" + bytes(5)
+
+
+def test_two_namespaces_that_put_one_key_at_once_both_hold_it(store):
+    other = namespace_of(20_000, seed=1)
+    first, second = (
+        store.receive_slots(HEADERS[:1]),
+        store.receive_slots([header_of(other, KEYS[0])]),
+    )
+    receive(first)
+    receive(second)
+    assert store.publish_received(first) == [Outcome.OK]
+    assert store.publish_received(second) == [Outcome.OK]
+    assert store.table.host(NAMESPACE).usage().records == 2
+
+
+@pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize("at", [0, 5, 15, 20, 100, 127])
+def test_a_record_that_does_not_begin_as_announced_is_not_published(store, at, said):
+    berths = store.receive_slots(HEADERS[:2])
+    damaged = record_of(NAMESPACE, KEYS[0])
+    damaged[at] ^= 0x10
+    receive(berths, {KEYS[0]: damaged})
+    announced = b"".join(record_of(NAMESPACE, key)[:128] for key in KEYS[:2]) if said else b""
+    assert store.publish_received(berths, announced) == [Outcome.CORRUPT, Outcome.OK]
+    assert store.held(NAMESPACE, KEYS[:2]) == b"\0\1"
+    assert put(store, HEADERS[:2]) == [Outcome.OK] * 2
+
+
+@pytest.mark.parametrize("written", ["written below first", "still being written"])
+@pytest.mark.parametrize("at", [128, 10_000, 20_127, 20_128, 20_143])
+def test_a_damaged_payload_is_held_unproven_and_goes_with_its_first_reader(store, at, written):
+    berths = store.receive_slots(HEADERS[:2])
+    damaged = record_of(NAMESPACE, KEYS[0])
+    damaged[at] ^= 0x10
+    receive(berths, {KEYS[0]: damaged})
+    assert store.publish_received(berths) == [Outcome.OK] * 2
+    while written == "written below first" and store.table.unwritten():
+        store.ladder.wake()
+    fetched = store.fetch(NAMESPACE, KEYS[:2], 5)
+    assert (fetched.places, fetched.outcome) == ([], Outcome.CORRUPT)
+    store.release(fetched.lease)
+    assert put(store, HEADERS[:2]) == [Outcome.OK] * 2
+    fetched = store.fetch(NAMESPACE, KEYS[:2], 5)
+    assert len(fetched.places) == 2
+    store.release(fetched.lease)
+
+
+def test_a_sealed_record_is_taken_without_being_opened(store):
+    header = HEADERS[0]._replace(seal=1, epoch=3, nonce=b"n" * 12)
+    [receive_slots] = store.receive_slots([header])
+    write_header(receive_slots.slot, header)
+    assert store.publish_received([receive_slots]) == [Outcome.OK]
+    assert store.held(NAMESPACE, KEYS[:1]) == b"\1"
+
+
+def test_an_impossible_size_evicts_nothing(store):
+    put(store)
+    huge = namespace_of(5 * MIB)
+    assert put(store, [header_of(huge, key_of(9))]) == [Outcome.FULL]
+    assert store.held(NAMESPACE, KEYS) == b"\1" * 6
+
+
+def test_a_full_store_takes_what_fits_and_says_so(store):
+    namespace = namespace_of(MIB - 4096)
+    assert record_bytes(namespace.payload_bytes) == MIB
+    headers = [header_of(namespace, key_of(i)) for i in range(6)]
+    berths = store.receive_slots(headers)
+    assert [receive_slots.slot is not None for receive_slots in berths] == [True] * 4 + [False] * 2
+    receive(berths)
+    assert store.publish_received(berths) == [Outcome.OK] * 4 + [Outcome.FULL] * 2
+
+
+def test_leased_blocks_outlive_what_comes_after(store):
+    namespace = namespace_of(MIB - 4096)
+    put(store, [header_of(namespace, key_of(0))])
+    assert store.lease(namespace, [key_of(0), key_of(1)], 60) == 1
+    for i in range(1, 9):
+        put(store, [header_of(namespace, key_of(i))])
+    assert store.held(namespace, [key_of(0)]) == b"\1"
+
+
+def test_forgotten_blocks_are_gone_from_every_tier(store):
+    put(store)
+    while store.status()["waiting_to_write"]:
+        store.ladder.wake()
+    assert store.forget(NAMESPACE, [*KEYS[:2], key_of(99)]) == 2
+    assert store.held(NAMESPACE, KEYS) == b"\0\0\1\1\1\1"
+    assert store.forget(NAMESPACE._replace(domain=b"d" * 16), KEYS) == 0
+
+
+def test_a_store_that_takes_nothing_foreign_has_no_place_for_it():
+    with Store(MIB, [], {"default": b"s" * 32}) as store:
+        told = rf"domain {NAMESPACE.domain.hex()}: there is no key of it here, .*under `domains`"
+        with pytest.raises(RefusedError, match=told):
+            store.receive_slots(HEADERS)
+        own = Namespace(NAMESPACE.fingerprint, store.domain("default")[1], 20_000, 128)
+        assert put(store, [header_of(own, KEYS[0])]) == [Outcome.OK]
+        assert store.held(own, KEYS[:2]) == b"\1\0"
+
+
+def test_a_message_with_one_namespace_that_is_refused_takes_no_slot():
+    with Store(MIB, [], {"default": b"s" * 32}) as store:
+        own = Namespace(NAMESPACE.fingerprint, store.domain("default")[1], 20_000, 128)
+        with pytest.raises(RefusedError):
+            store.receive_slots([header_of(own, KEYS[0]), HEADERS[1]])
+        assert store.table.host(own).usage().records == 0
+
+
+def test_a_full_memory_makes_room_for_a_whole_message_at_once():
+    with Store(4 * MIB, [], {"default": b"s" * 32}, PEERS) as store:
+        store.start()
+        old = [header_of(NAMESPACE, key_of(100 + i)) for i in range(300)]
+        for at in range(0, 300, 50):
+            put(store, old[at : at + 50])
+        held = store.held(NAMESPACE, [header.key for header in old])
+        assert 0 < sum(held) < 300, "it is full"
+        used = store.table.host(NAMESPACE).usage().used_bytes
+        assert put(store, [old[-1], *HEADERS]) == [Outcome.OK] * 7
+        assert store.held(NAMESPACE, [old[-1].key, *KEYS]) == b"\1" * 7
+        assert store.table.host(NAMESPACE).usage().used_bytes == used
+        assert store.table.usage.used[0][NAMESPACE.domain] == used
+        left = store.held(NAMESPACE, [header.key for header in old])
+        assert sum(held) - sum(left) == 6
+        oldest = held.find(1) // 50 * 50
+        assert left[oldest + 50 :] == held[oldest + 50 :], "those of the oldest message went"
+
+
+def test_records_of_another_size_make_room_too():
+    with Store(4 * MIB, [], {"default": b"s" * 32}, PEERS) as store:
+        store.start()
+        put(store, [header_of(NAMESPACE, key_of(100 + i)) for i in range(300)])
+        large = namespace_of(200_000)
+        keys = [key_of(500 + i) for i in range(4)]
+        assert put(store, [header_of(large, key) for key in keys]) == [Outcome.OK] * 4
+        assert store.held(large, keys) == b"\1" * 4
+
+
+def test_what_is_at_hand_or_nowhere_is_lent_without_a_plan(store, monkeypatch):
+    put(store)
+    monkeypatch.setattr(store, "planner", None)  # whoever asks it fails
+    lent = store.fetch_unverified(NAMESPACE, KEYS, 5)
+    assert (len(lent.places), lent.outcome, lent.sources) == (6, Outcome.OK, {"host": 6})
+    missed = store.fetch_unverified(NAMESPACE, [key_of(99)], 5)
+    assert (missed.places, missed.outcome, missed.sources) == ([], Outcome.MISS, {})
+    assert store.release(lent.lease)
+    assert store.release(missed.lease)
+    assert not store.status()["leases"]
+
+
+def test_a_record_that_is_in_a_message_twice_takes_one_slot(store):
+    assert put(store, [HEADERS[0], HEADERS[1], HEADERS[0]]) == [Outcome.OK] * 3
+    assert store.table.host(NAMESPACE).usage().records == 2
+    used = store.table.usage.used[0][NAMESPACE.domain]
+    assert used == 2 * NAMESPACE.record_bytes
+    lent = store.fetch_unverified(NAMESPACE, KEYS[:2], 5)
+    assert [
+        is_right(store.record(NAMESPACE, p), NAMESPACE, k)
+        for p, k in zip(lent.places, KEYS, strict=False)
+    ] == [True] * 2
+    store.release(lent.lease)
+
+
+def test_a_lease_on_nothing_is_none(rig) -> None:
+    one = rig()
+    assert one.store.lease(one.namespace, one.chain(1, 2).keys, 60.0) == 0
+    assert one.store.pin(one.namespace, one.chain(1, 2).keys, 60.0) == 0
+    assert not one.store.table.leases

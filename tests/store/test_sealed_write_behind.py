@@ -1,0 +1,197 @@
+"""Blocks of a sealed domain on their way down: group by group, a few groups at once."""
+
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.blocks.envelope import read_header
+from holdfast.blocks.namespace import namespace_of
+from holdfast.codec.seal import Sealer
+from holdfast.errors import Outcome
+from holdfast.keys.keyring import KeyRing
+from holdfast.store import write_behind
+from holdfast.store.write_behind import ParallelSeal, _Load, _Sealed
+from holdfast.testing.memory import MemoryTier, SharedMemoryTier
+from holdfast.tiers.base import Place, Queryable, SharedTier, TierPut
+
+MIB = 1 << 20
+AT_ONCE = 4
+BLOCKS = 2 * AT_ONCE
+
+
+class TogetherTier(MemoryTier):
+    """A write ends once so many are under way."""
+
+    def __init__(self) -> None:
+        super().__init__(64 * MIB)
+        self.met = threading.Barrier(AT_ONCE)
+
+    def write(self, batch):
+        self.met.wait(60)
+        return super().write(batch)
+
+
+class FailsOnceTier(MemoryTier):
+    """Its first write ends in an error, as no tier's should."""
+
+    failed = False
+
+    def write(self, batch):
+        if not self.failed:
+            self.failed = True
+            raise RuntimeError("the first write fails")
+        return super().write(batch)
+
+
+class AskedTier(SharedMemoryTier):
+    """A shared tier that is asked what it has; what is written to it is counted."""
+
+    def __init__(self, records):
+        super().__init__(records)
+        self.writes = 0
+
+    def known(self, batch):
+        headers = [read_header(put.record)[0] for put in batch]
+        return [(namespace_of(header), header.key) in self.records for header in headers]
+
+    def write(self, batch):
+        self.writes += len(batch)
+        return super().write(batch)
+
+
+@pytest.fixture
+def sealed(rig, monkeypatch):
+    """Make a store whose blocks go down sealed, each a group of its own."""
+    monkeypatch.setattr(write_behind, "LOCAL_SEAL", ParallelSeal(AT_ONCE, 1, 1, 1))
+
+    def make(tier):
+        ring = KeyRing(None, derives=isinstance(tier, SharedTier))
+        ring.enrol("default", b"s" * 32)
+        return rig(2 * MIB, tier, ring=ring, writes_behind=False)
+
+    return make
+
+
+def save(one, chain):
+    """Save blocks, and have all of them written in one batch."""
+    assert one.save(chain) == BLOCKS
+    table = one.store.table
+    with table.lock:
+        for key in chain.keys:
+            table.queues.enqueue(table.index.find(one.namespace, key))
+    one.store.ladder.wake()
+    one.settle()
+
+
+def leave_memory(one):
+    table = one.store.table
+    with table.lock:
+        for row in list(table.index.rows()):
+            table.remove_copy(row, 0)
+
+
+def test_a_batch_makes_two_groups_for_each_thread_within_bounds():
+    parallel = ParallelSeal(4, 1, 10, 80)
+    assert [parallel.group_bytes(nbytes) for nbytes in (1, 80, 400, 640, 9_999)] == [
+        10, 10, 50, 80, 80,
+    ]  # fmt: skip
+
+
+@given(st.lists(st.integers(1, 40)), st.integers(1, 100))
+def test_every_block_is_in_one_group_and_each_group_ends_with_what_fills_it(sizes, most):
+    loads = [
+        _Sealed(_Load(n, 0, TierPut(Place(0), memoryview(bytes(nbytes))), b"", 0), Outcome.OK)
+        for n, nbytes in enumerate(sizes)
+    ]
+    groups = list(write_behind._groups(loads, most))
+    assert [one for group in groups for one in group] == loads
+    for group in groups:
+        nbytes = [sizes[one.load.row] for one in group]
+        assert sum(nbytes[:-1]) < most
+        assert sum(nbytes) >= most or group is groups[-1]
+
+
+def test_groups_are_written_while_others_are_sealed(sealed):
+    one = sealed(TogetherTier())
+    chain = one.chain(1, BLOCKS)
+    save(one, chain)
+    assert not one.tier.met.broken
+    leave_memory(one)
+    assert one.read(chain) == BLOCKS
+
+
+def test_groups_are_sealed_by_turns(sealed, monkeypatch):
+    under_way, most = [], []
+    seal = Sealer.seal
+
+    def watched(*args):
+        under_way.append(args)
+        most.append(len(under_way))
+        time.sleep(0.005)
+        under_way.pop()
+        return seal(*args)
+
+    monkeypatch.setattr(Sealer, "seal", watched)
+    one = sealed(MemoryTier(64 * MIB))
+    save(one, one.chain(1, BLOCKS))
+    assert most == [1] * BLOCKS
+
+
+def test_a_group_that_can_not_be_written_costs_its_batch_and_no_more(sealed):
+    one = sealed(FailsOnceTier(64 * MIB))
+    first, second = one.chain(1, BLOCKS), one.chain(2, BLOCKS)
+    save(one, first)
+    assert one.tier.failed
+    assert one.tier.usage().records == 0, "what was written of it is free again"
+    assert one.read(first) == BLOCKS, "and memory still has it"
+    save(one, second)
+    assert one.tier.usage().records == BLOCKS
+    leave_memory(one)
+    assert one.read(second) == BLOCKS
+
+
+def test_what_a_shared_tier_has_is_neither_sealed_nor_written(sealed, monkeypatch):
+    records, sealings = {}, []
+    seal = Sealer.seal
+    monkeypatch.setattr(Sealer, "seal", lambda *a: sealings.append(a) or seal(*a))
+    first = sealed(AskedTier(records))
+    assert isinstance(first.tier, Queryable)
+    chain = first.chain(1, BLOCKS)
+    save(first, chain)
+    assert (len(sealings), first.tier.writes) == (BLOCKS, BLOCKS)
+    for key in chain.keys[:2]:
+        del records[first.namespace, key]
+    second = sealed(AskedTier(records))
+    save(second, chain)
+    assert (len(sealings), second.tier.writes) == (BLOCKS + 2, 2)
+    rows = second.store.table.index.find_all(second.namespace, chain.keys)
+    assert all(second.store.table.state(row).is_saved for row in rows)
+    leave_memory(second)
+    assert second.read(chain) == BLOCKS
+
+
+def test_of_a_batch_that_is_there_as_a_whole_nothing_is_written(sealed):
+    records = {}
+    for writes in (BLOCKS, 0):
+        one = sealed(AskedTier(records))
+        save(one, one.chain(1, BLOCKS))
+        assert one.tier.writes == writes
+
+
+def test_what_was_dropped_while_a_tier_was_asked_stays_dropped(sealed):
+    records = {}
+    save(one := sealed(AskedTier(records)), chain := one.chain(1, BLOCKS))
+    two = sealed(AskedTier(records))
+    key, known = chain.keys[3], two.tier.known
+
+    def dropping(batch):
+        with two.store.table.lock:
+            two.store.table.remove_copy(two.store.table.index.find(two.namespace, key), 0)
+        return known(batch)
+
+    two.tier.known = dropping
+    save(two, chain)
+    assert two.store.table.index.find(two.namespace, key) < 0

@@ -1,0 +1,86 @@
+import pytest
+
+from holdfast.blocks.namespace import Namespace
+from holdfast.clock import ManualClock
+from holdfast.index.residency import Residency
+from holdfast.policy.admit import AlwaysAdmit, SecondTouch
+from holdfast.store.admission_rules import AdmissionRules
+from holdfast.store.write_queues import WriteQueues
+
+NAMESPACE = Namespace(b"f" * 32, b"d" * 16, 1_024, 16)
+
+
+@pytest.fixture
+def index():
+    index = Residency(3)
+    for number in range(4):
+        index.add(NAMESPACE, bytes([number]) * 16, b"", number)
+    return index
+
+
+@pytest.fixture
+def rules(index):
+    return AdmissionRules(index, ManualClock(), [AlwaysAdmit(), AlwaysAdmit()], [{}, {}])
+
+
+@pytest.fixture
+def queues(index, rules):
+    return WriteQueues(index, rules, 2)
+
+
+def test_a_block_is_queued_once_for_each_tier_without_it(queues, index):
+    index.places[1][0] = 7
+    assert queues.enqueue(0)
+    assert queues.enqueue(0)
+    assert (queues.length(1), queues.length(2)) == (0, 1)
+    assert queues.is_queued(0)
+    assert not queues.is_queued(1)
+
+
+def test_blocks_leave_a_queue_in_order_of_arrival(queues):
+    for row in (2, 0, 1):
+        queues.enqueue(row, [1])
+    assert [queues.pop(1) for _ in range(4)] == [2, 0, 1, -1]
+
+
+def test_a_tier_that_does_not_admit_a_block_does_not_get_it(index):
+    rules = AdmissionRules(index, ManualClock(), [SecondTouch(100), AlwaysAdmit()], [{}, {}])
+    queues = WriteQueues(index, rules, 2)
+    assert not queues.enqueue(0, [1])
+    assert queues.enqueue(0), "the other tier takes it"
+    queues.write_through([1])
+    assert (queues.length(1), queues.length(2)) == (1, 2)
+
+
+def test_a_deferred_block_may_be_evicted_until_its_tier_answers(queues):
+    queues.defer(0, 1)
+    assert not queues.is_admitted(0)
+    assert queues.deferred(1) == 1
+    queues.resume(1)
+    assert queues.is_admitted(0)
+    assert (queues.deferred(1), queues.pop(1)) == (0, 0)
+
+
+def test_a_deferred_block_that_another_tier_still_takes_stays(queues):
+    queues.enqueue(0, [2])
+    queues.defer(0, 1)
+    assert queues.is_admitted(0)
+
+
+def test_a_block_that_left_memory_waits_for_no_tier(queues):
+    queues.enqueue(0)
+    queues.defer(0, 1)
+    queues.do_not_admit([0])
+    queues.left_memory(0)
+    assert len(queues) == queues.deferred(1) == 0
+    assert queues.is_admitted(0)
+
+
+def test_writes_count_while_they_run(queues):
+    queues.enqueue(0, [1])
+    assert queues.pop(1) == 0
+    queues.set_writing(1, 1)
+    assert len(queues) == 1
+    assert queues.clear(1) == []
+    queues.set_writing(1, 0)
+    assert len(queues) == 0

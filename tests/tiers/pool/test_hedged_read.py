@@ -1,0 +1,130 @@
+"""Hot segments have two copies: who is asked first, and who when that is late."""
+
+import time
+
+from holdfast.buffers import aligned_buffer
+from holdfast.errors import Outcome
+from holdfast.testing.payloads import namespace_of
+from holdfast.tiers.base import TierGet, segment_place
+from holdfast.tiers.pool import tier
+from holdfast.tiers.pool.hot_segments import HOT_HITS
+from holdfast.tiers.pool.segment_batch import segment_of
+
+NAMESPACE = namespace_of(8_000)
+
+
+def test_a_hot_segment_gets_a_second_copy_and_outlives_its_owner(fleet) -> None:
+    one = fleet()
+    chain = one.chain(1, 4)
+    one.write(chain)
+    for _ in range(80):
+        one.read(chain)
+    one.write(chain)
+    holders = [t for t in one.targets.values() if chain.keys[0] in t.records]
+    assert len(holders) == 2
+    holders[0].mood = "dead"
+    assert set(one.read(chain)) == {Outcome.OK}
+
+
+def test_one_fetch_of_a_long_context_makes_nothing_hot_however_many_batches_it_takes(fleet):
+    one = fleet()
+    chain = one.chain(1, 512)
+    one.write(chain)
+    place = segment_place(chain.segment(0))
+    gets = [
+        TierGet(place, key, aligned_buffer(NAMESPACE.record_bytes), NAMESPACE) for key in chain.keys
+    ]
+    for fetch in range(1, 62):
+        for start in range(0, 512 if fetch < 3 else 4, 4):
+            assert set(one.pool.read(gets[start : start + 4])) == {Outcome.OK}
+        assert one.pool.hot.top(1)[0].hits == fetch
+        assert one.pool.hot.is_hot(segment_of(place)) == (fetch >= HOT_HITS)
+    for _ in range(40):  # who is asked first of two owners is drawn
+        one.pool.read(gets[-4:])
+    misplaced = one.pool.misplaced(NAMESPACE, chain.keys)
+    assert misplaced >= set(chain.keys[-4:]), "the rest of a hot segment is asked of both owners"
+    assert one.pool.hot.top(1)[0].hits == 61
+
+
+def test_what_was_written_before_it_was_hot_gets_its_second_copy_too(fleet, monkeypatch) -> None:
+    for most in (tier.RACED_BYTES, 1):  # in a race, and one owner after the other
+        monkeypatch.setattr(tier, "RACED_BYTES", most)
+        one = fleet()
+        chain = one.chain(1, 4)
+        one.write(chain)
+        misplaced = set()
+        for _ in range(120):
+            assert set(one.read(chain)) == {Outcome.OK}
+            misplaced |= one.pool.misplaced(NAMESPACE, chain.keys)
+        assert misplaced == set(chain.keys)
+        one.write(chain)
+        assert sum(chain.keys[0] in t.records for t in one.targets.values()) == 2
+        for _ in range(40):
+            one.read(chain)
+        assert one.pool.misplaced(NAMESPACE, chain.keys) == set()
+
+
+def hot(one):
+    """Write a segment that is hot, and return its chain and the two targets that hold it."""
+    chain = one.chain(1, 4)
+    for _ in range(80):
+        one.read(chain)
+    one.write(chain)
+    return chain, {name: t for name, t in one.targets.items() if chain.keys[0] in t.records}
+
+
+def test_who_stands_in_for_one_of_two_owners_is_not_asked_first(fleet, monkeypatch) -> None:
+    one = fleet()
+    monkeypatch.setattr(one.pool.health, "hedge_after_s", lambda: None)  # nobody is asked second
+    chain, owners = hot(one)
+    assert len(owners) == 2
+    dead, alive = owners
+    one.targets[dead].mood = "dead"
+    for _ in range(20):
+        one.read(chain)
+    assert not one.pool.health.trusted(dead)
+    before = {name: target.calls for name, target in one.targets.items()}
+    for _ in range(40):
+        assert set(one.read(chain)) == {Outcome.OK}
+    asked = {name for name, target in one.targets.items() if target.calls > before[name]}
+    assert asked == {alive}
+
+
+def test_who_answered_in_a_race_is_not_asked_again(fleet) -> None:
+    one = fleet()
+    chain, owners = hot(one)
+    empty, full = owners
+    one.targets[empty].records.clear()
+    before = {name: one.targets[name].calls for name in owners}
+    for _ in range(40):
+        assert set(one.read(chain)) == {Outcome.OK}
+    assert one.targets[empty].calls - before[empty] <= 40
+    assert one.targets[full].calls - before[full] <= 40 + one.pool.races.hedging.hedges
+
+
+def test_what_is_too_large_for_a_race_is_read_into_the_callers_memory_at_once(fleet, monkeypatch):
+    one = fleet()
+    chain, _ = hot(one)
+    monkeypatch.setattr(tier, "RACED_BYTES", NAMESPACE.record_bytes)
+    raced = one.pool.races.hedging.requests
+    assert set(one.read(chain)) == {Outcome.OK}
+    assert one.pool.races.hedging.requests == raced
+
+
+def test_a_late_copy_is_overtaken_by_the_other_within_the_budget(fleet) -> None:
+    one = fleet()
+    chain = one.chain(1, 4)
+    for _ in range(80):
+        one.read(chain)
+    one.write(chain)
+    for _ in range(200):
+        one.read(chain)
+    slow = next(t for t in one.targets.values() if chain.keys[0] in t.records)
+    slow.mood, slow.slow_s = "slow", 1.0
+    times = []
+    for _ in range(6):
+        start = time.monotonic()
+        assert set(one.read(chain)) == {Outcome.OK}
+        times.append(time.monotonic() - start)
+    assert min(times) < 0.5
+    assert one.pool.races.hedging.hedges <= one.pool.races.hedging.requests * 0.05 + 10

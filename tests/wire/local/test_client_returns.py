@@ -1,0 +1,70 @@
+"""What a node grants to a request that nobody waits for any more goes back to it."""
+
+import socket
+import threading
+
+from holdfast.wire.local import messages as m
+from holdfast.wire.local.client import Client
+
+HELLO = m.Hello(m.PROTOCOL, "test")
+
+
+def granting(returned, before_granting):
+    """A node that grants a lease and a ticket, and writes down what comes back."""
+
+    def script(peer):
+        peer.welcome()
+        fetch, reserve = peer.take(), peer.take()
+        before_granting()
+        peer.say(fetch.request_id, m.Fetched(11, [0], {}, "ok", ""))
+        peer.say(reserve.request_id, m.Reserved(12, [0], "ok"))
+        while frame := peer.take():
+            returned.append(frame.message)
+            peer.say(frame.request_id, m.Done())
+
+    return script
+
+
+def test_what_a_forgotten_reply_grants_goes_back_when_it_comes(fake_node):
+    returned, forgotten = [], threading.Event()
+    client = Client(fake_node(granting(returned, lambda: forgotten.wait(30))), HELLO, 5)
+    for message in (m.Fetch(b"", 1.0), m.Reserve(b"", b"", 0)):
+        client.forget(client.send(message))
+    forgotten.set()
+    client.call(m.Status(), 5)
+    client.call(m.List(), 5)
+    assert [r for r in returned if r != m.Status()][:2] == [m.Release(11), m.Abort(12)]
+    client.close()
+
+
+def test_what_a_reply_at_hand_grants_goes_back_when_it_is_forgotten(fake_node):
+    returned = []
+    client = Client(fake_node(granting(returned, lambda: None)), HELLO, 5)
+    ids = [client.send(message) for message in (m.Fetch(b"", 1.0), m.Reserve(b"", b"", 0))]
+    client.call(m.Status(), 5)  # by now both replies are here
+    for request_id in ids:
+        client.forget(request_id)
+    client.call(m.List(), 5)
+    assert returned == [m.Status(), m.Release(11), m.Abort(12), m.List()]
+    client.close()
+
+
+def test_what_goes_back_waits_until_the_frame_under_way_is_out(fake_node, monkeypatch):
+    monkeypatch.setattr("holdfast.wire.local.client.SEND_S", 20.0)
+    said = []
+
+    def script(peer):
+        peer.welcome()
+        fetch = peer.take()
+        peer.socket.recv(1, socket.MSG_PEEK)  # more than fits is on its way
+        peer.say(fetch.request_id, m.Fetched(11, [0], {}, "ok", ""))
+        while frame := peer.take():
+            said.append(type(frame.message))
+            peer.say(frame.request_id, m.Done())
+
+    client = Client(fake_node(script), HELLO, 20)
+    client.forget(client.send(m.Fetch(b"", 1.0)))
+    client.call(m.Cover(bytes(640 * 1024)), 20)
+    client.call(m.Status(), 20)
+    assert said == [m.Cover, m.Release, m.Status]
+    client.close()

@@ -1,0 +1,157 @@
+"""The link: a client whenever there is a node, and never a wait for one."""
+
+import logging
+import socket
+import threading
+import time
+import weakref
+
+import pytest
+
+from holdfast.wire.local import messages as m
+from holdfast.wire.local.reconnecting_client import ReconnectingClient
+
+HELLO = m.Hello(m.PROTOCOL, "test")
+
+
+def until(condition, within_s=30):
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_no_node_means_no_client(tmp_path):
+    link = ReconnectingClient(f"unix://{tmp_path}/none.sock", HELLO, 1.0)
+    assert link.client() is None
+    until(lambda: "No such file" in link.failure)
+    assert link.incarnations == 0
+    link.close()
+
+
+def test_nobody_waits_for_a_node_that_says_nothing(fake_node, standstills):
+    asked = threading.Event()
+
+    def silent(peer):
+        peer.take()
+        asked.set()
+        peer.take()
+
+    started = time.monotonic()
+    link = ReconnectingClient(fake_node(silent), HELLO, 60.0)
+    assert link.client() is None
+    assert standstills.since(started) < 0.5
+    assert asked.wait(30)
+    link.close()
+
+
+def test_a_lost_node_is_noticed_while_idle_and_found_again(fake_node):
+    die = threading.Event()
+
+    def first(peer):
+        peer.welcome()
+        die.wait(30)
+
+    def second(peer):
+        peer.welcome()
+        peer.say(peer.take().request_id, m.Done())
+        peer.take()
+
+    link = ReconnectingClient(fake_node(first, second), HELLO, 5.0)
+    old = link.wait(10)
+    assert link.incarnations == 1
+    die.set()
+    until(lambda: link.incarnations == 2)
+    new = link.client()
+    assert new is not old
+    assert old.closed
+    assert new.call(m.Status(), 5) == m.Done()
+    link.close()
+    assert link.client() is None
+
+
+def test_wait_returns_none_when_time_is_up(tmp_path):
+    link = ReconnectingClient(f"unix://{tmp_path}/none.sock", HELLO, 1.0)
+    assert link.wait(0.05) is None
+    link.close()
+
+
+def test_a_refusing_node_is_logged_once_and_asked_again(fake_node, caplog):
+    def refuse(peer):
+        peer.say(peer.take().request_id, m.Refused("protocol version 1 is not supported"))
+
+    def relent(peer):
+        peer.welcome()
+        peer.take()
+
+    with caplog.at_level(logging.WARNING):
+        link = ReconnectingClient(
+            fake_node(refuse, refuse, refuse, relent), HELLO, 5.0, retry_s=0.05
+        )
+        assert link.wait(10) is not None
+    assert len([r for r in caplog.records if "not supported" in r.message]) == 1
+    link.close()
+
+
+def test_a_node_that_is_gone_for_changing_reasons_is_logged_once(fake_node, caplog):
+    def refuse(words):
+        return lambda peer: peer.say(peer.take().request_id, m.Refused(words))
+
+    def live_and_end(peer):
+        peer.welcome()
+
+    plays = [refuse("full"), refuse("busy"), live_and_end, refuse("full"), refuse("busy")]
+    with caplog.at_level(logging.WARNING):
+        link = ReconnectingClient(
+            fake_node(*plays, lambda peer: (peer.welcome(), peer.take())), HELLO, 5.0, 0.05
+        )
+        until(lambda: link.incarnations == 2)
+    warnings = [r.message for r in caplog.records if "reconnecting" in r.message]
+    assert len(warnings) == 2
+    assert "full" in warnings[0]
+    assert "connection ended" in warnings[1]
+    link.close()
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_close_ends_the_thread(fake_node, tmp_path, connected):
+    address = fake_node(lambda peer: (peer.welcome(), peer.take()))
+    link = ReconnectingClient(address if connected else f"unix://{tmp_path}/none.sock", HELLO, 5.0)
+    if connected:
+        link.wait(10)
+    link.close()
+    link._thread.join(20)
+    assert not link._thread.is_alive()
+
+
+def test_the_arena_of_a_node_that_is_gone_is_let_go_of(fake_node):
+    die = threading.Event()
+
+    def first(peer):
+        peer.welcome(1 << 20)
+        die.wait(30)
+
+    link = ReconnectingClient(fake_node(first), HELLO, 5.0)
+    arena = weakref.ref(link.wait(10).arena)
+    assert arena() is not None
+    die.set()
+    until(lambda: arena() is None)
+    link.close()
+
+
+def test_a_process_out_of_descriptors_for_now_connects_later(fake_node, monkeypatch):
+    calls = []
+
+    def scarce(*values, **named):
+        calls.append(1)
+        if len(calls) < 3:
+            raise OSError(24, "Too many open files")
+        return make(*values, **named)
+
+    make = socket.socket
+    monkeypatch.setattr("holdfast.wire.local.client.socket.socket", scarce)
+    address = "unix:///nowhere/node.sock"
+    link = ReconnectingClient(address, HELLO, 5.0)
+    until(lambda: "No such file" in link.failure)
+    assert len(calls) >= 3
+    link.close()

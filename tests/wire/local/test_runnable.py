@@ -1,0 +1,53 @@
+"""Whether a process computes or sleeps, by the kernel's word."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from holdfast.wire.local.runnable import is_runnable
+
+
+@pytest.fixture
+def started():
+    """Start Python code in a process of its own."""
+    processes = []
+
+    def start(code):
+        processes.append(subprocess.Popen([sys.executable, "-c", code]))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def until(truth):
+    end = time.monotonic() + 30
+    while not truth():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_process_that_computes_is_runnable_and_one_that_is_stopped_is_not(started):
+    busy = started("while True: pass")
+    until(lambda: is_runnable(busy.pid))
+    os.kill(busy.pid, signal.SIGSTOP)
+    until(lambda: not is_runnable(busy.pid))
+
+
+def test_a_process_that_sleeps_is_not(started):
+    asleep = started("import time; time.sleep(600)")
+    until(lambda: not is_runnable(asleep.pid))
+    asleep.kill()
+    asleep.wait()
+    assert not is_runnable(asleep.pid)
+
+
+def test_this_process_and_an_unknown_one_are_not():
+    assert not is_runnable(os.getpid())
+    assert not is_runnable(0)

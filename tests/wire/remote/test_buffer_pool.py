@@ -1,0 +1,103 @@
+"""The window: lanes for what fits, none of a spoiled one, every byte where it belongs."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from holdfast.errors import ProtocolError
+from holdfast.limits import MIB
+from holdfast.wire.remote import nixl
+from holdfast.wire.remote.buffer_pool import BufferPool, TransferBuffers
+from holdfast.wire.remote.nixl import MemorySpan, NixlAgent, pack_spans, span_of, unpack_spans
+from holdfast.wire.remote.stream import Deadline
+
+needs_nixl = pytest.mark.skipif(not nixl.installed(), reason="NIXL is not installed")
+
+
+def test_spans_travel_as_pairs_of_eight_bytes():
+    spans = [MemorySpan(1, 2), MemorySpan(2**63, 4096)]
+    assert pack_spans(spans)[:16] == bytes([1, *bytes(7), 2, *bytes(7)])
+    assert unpack_spans(pack_spans(spans)) == spans
+    with pytest.raises(ProtocolError, match="15 bytes do not divide by 16"):
+        unpack_spans(bytes(15))
+
+
+@pytest.fixture(scope="module")
+def buffer_pool():
+    return BufferPool(buffers=2, buffer_bytes=MIB)
+
+
+@needs_nixl
+class TestWindow:
+    def test_what_does_not_fit_or_finds_no_lane_goes_another_way(self, buffer_pool):
+        assert buffer_pool.acquire(MIB + 1) is None
+        assert buffer_pool.acquire(0) is None
+        buffers = [buffer_pool.acquire(MIB), buffer_pool.acquire(1)]
+        assert buffer_pool.acquire(1) is None
+        for buffer in buffers:
+            buffer_pool.release(buffer)
+        assert buffer_pool.acquire(1) is not None
+
+    def test_a_lane_holds_what_was_copied_in(self):
+        buffer = BufferPool(buffers=1, buffer_bytes=MIB).acquire(30)
+        buffer.fill([b"a" * 10, bytearray(b"b" * 20)])
+        spans = buffer.spans([10, 20])
+        assert spans[1] == MemorySpan(spans[0].address + 10, 20)
+        out = [memoryview(bytearray(10)), memoryview(bytearray(20))]
+        buffer.empty(out)
+        assert [bytes(part) for part in out] == [b"a" * 10, b"b" * 20]
+
+    def test_a_spoiled_window_lends_nothing_and_is_replaced(self):
+        transfer_buffers = TransferBuffers()
+        first = transfer_buffers.wait(60)
+        first.acquire(1)
+        first.spoil()
+        assert first.acquire(1) is None
+        second = transfer_buffers.wait(60)
+        assert second is not first
+        assert second.acquire(1) is not None
+
+    def test_an_agent_reaches_only_what_another_laid_open(self, buffer_pool):
+        agent = NixlAgent("target")
+        ours = memoryview(bytearray(b"x" * 4096))
+        agent.register(ours)
+        peer = agent.add_peer(buffer_pool.metadata)
+        buffer = buffer_pool.acquire(4096)
+        buffer.fill([b"y" * 4096])
+        with ThreadPoolExecutor(1) as mover:
+            read = mover.submit(agent.read, peer, buffer.spans([4096]), [ours])
+            buffer_pool.progress_until(lambda _: read.done(), Deadline.within(20))
+            read.result()
+        assert bytes(ours) == b"y" * 4096
+        closed = memoryview(bytearray(4096))
+        with pytest.raises(ProtocolError, match="refused"):
+            agent.write(peer, [span_of(closed)], [ours])
+        agent.remove_peer(peer)
+        buffer_pool.release(buffer)
+
+    def test_a_transfer_that_nobody_attends_to_is_called_back(self, buffer_pool, monkeypatch):
+        monkeypatch.setattr(nixl, "MOVE_S_MAX", 0.2)
+        agent = NixlAgent("target")
+        ours = memoryview(bytearray(MIB))
+        agent.register(ours)
+        peer = agent.add_peer(buffer_pool.metadata)
+        buffer = buffer_pool.acquire(MIB)
+        with pytest.raises(ProtocolError, match="nixl: "):
+            agent.read(peer, buffer.spans([MIB]), [ours])
+        buffer_pool.release(buffer)
+
+    def test_metadata_of_no_agent_is_refused(self):
+        agent = NixlAgent("target")
+        with pytest.raises(ProtocolError, match="metadata"):
+            agent.add_peer(b"nonsense")
+        with pytest.raises(ProtocolError, match="the limit is 65536"):
+            agent.add_peer(bytes(65_537))
+
+
+def test_it_is_wanted_where_there_is_rdma_or_somebody_asks_for_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(nixl, "installed", lambda: True)
+    monkeypatch.setattr(nixl, "RDMA", tmp_path / "none")
+    assert [nixl.wanted(way) for way in ("auto", "nixl", "tcp")] == [False, True, False]
+    (tmp_path / "mlx5_0").mkdir()
+    monkeypatch.setattr(nixl, "RDMA", tmp_path)
+    assert [nixl.wanted(way) for way in ("auto", "nixl", "tcp")] == [True, True, False]

@@ -1,0 +1,310 @@
+"""The client of a target: whatever the other end does, a call ends in time and says what it was."""
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from holdfast.buffers import aligned_buffer
+from holdfast.errors import ConfigError, Outcome, RefusedError
+from holdfast.testing.payloads import is_right, key_of, namespace_of, record_of
+from holdfast.wire.frame import encode
+from holdfast.wire.local.messages import Refused
+from holdfast.wire.remote import messages as m
+from holdfast.wire.remote.client import TargetClient
+from holdfast.wire.remote.credentials import Credentials
+
+NAMESPACE = namespace_of(30_000)
+KEYS = [key_of(i) for i in range(8)]
+RECORDS = [record_of(NAMESPACE, key) for key in KEYS]
+MARK = 0xA5
+LATE_S = 1.0
+SLACK_S = 1.5
+
+
+def marked(count=8):
+    """Return buffers that show whether anything was written to them."""
+    buffers = [aligned_buffer(NAMESPACE.record_bytes) for _ in range(count)]
+    for buffer in buffers:
+        buffer[:] = bytes([MARK]) * len(buffer)
+    return buffers
+
+
+def serving(*replies):
+    """Answer requests with these replies in turn, each a message or (message, payload)."""
+
+    def script(far):
+        far.welcome()
+        for reply in replies:
+            _, request_id, _ = far.take()
+            far.say(request_id, *(reply if isinstance(reply, tuple) else (reply,)))
+        far.take()
+
+    return script
+
+
+def silent(far):
+    far.welcome()
+    far.take()
+    far.socket.recv(1)
+
+
+def test_records_land_in_the_callers_buffers_and_nowhere_else(target):
+    reply = m.RecordsFollow(3, "gone", "the disk failed", 9), b"".join(RECORDS[:3])
+    node, into = target(serving(reply)), marked()
+    got = node.get(NAMESPACE, KEYS, into, 5)
+    assert got == (3, Outcome.GONE, "the disk failed")
+    assert [is_right(into[i], NAMESPACE, KEYS[i]) for i in range(3)] == [True] * 3
+    assert all(bytes(buffer) == bytes([MARK]) * len(buffer) for buffer in into[3:])
+    assert (node.seen_epoch, node.incarnation) == (9, "fake")
+
+
+def test_a_put_carries_headers_ahead_and_whole_records_behind(target):
+    seen = []
+
+    def script(far):
+        far.welcome()
+        message, request_id, payload = far.take()
+        seen.append((message, payload))
+        far.say(request_id, m.Stored(b"\1\0\1"))
+
+    node = target(script)
+    node.epoch = 77
+    assert node.put(RECORDS[:3], 5) == [Outcome.OK, Outcome.FULL, Outcome.OK]
+    ((message, payload),) = seen
+    assert message == m.PutRecords(b"".join(record[:128] for record in RECORDS[:3]), 77)
+    assert payload == b"".join(RECORDS[:3])
+
+
+def test_an_answer_that_does_not_come_is_late_and_the_connection_is_dropped(target, standstills):
+    node, into = target(silent, serving(m.Existing(b"\1"))), marked()
+    start_s = time.monotonic()
+    got = node.get(NAMESPACE, KEYS, into, LATE_S)
+    assert time.monotonic() - start_s > LATE_S * 0.9
+    assert standstills.since(start_s) < LATE_S + SLACK_S
+    assert (got.blocks, got.outcome) == (0, Outcome.LATE)
+    assert node.exist(NAMESPACE, KEYS[:1], 5) == (b"\1", Outcome.OK)
+    assert (node.late, node.gone) == (1, 0)
+
+
+def test_nothing_is_written_after_a_late_return(target):
+    go, gone = threading.Event(), threading.Event()
+
+    def script(far):
+        far.welcome()
+        _, request_id, _ = far.take()
+        payload = b"".join(RECORDS)
+        frame = encode(request_id, m.RecordsFollow(8, "ok"), len(payload)) + payload
+        far.socket.sendall(frame[: len(frame) // 2])
+        assert go.wait(30)
+        with contextlib.suppress(OSError):
+            far.socket.sendall(frame[len(frame) // 2 :])
+        gone.set()
+
+    node, into = target(script), marked()
+    assert node.get(NAMESPACE, KEYS, into, LATE_S).outcome is Outcome.LATE
+    after = [bytes(buffer) for buffer in into]
+    go.set()
+    assert gone.wait(30)
+    assert [bytes(buffer) for buffer in into] == after
+    assert after[-1] == bytes([MARK]) * NAMESPACE.record_bytes
+
+
+def test_a_dribble_does_not_extend_the_deadline(target, standstills):
+    def script(far):
+        far.welcome()
+        _, request_id, _ = far.take()
+        payload = b"".join(RECORDS)
+        far.socket.sendall(encode(request_id, m.RecordsFollow(8, "ok"), len(payload)))
+        for byte in payload:
+            far.socket.send(bytes([byte]))
+            time.sleep(0.001)
+
+    start_s = time.monotonic()
+    got = target(script).get(NAMESPACE, KEYS, marked(), LATE_S)
+    assert standstills.since(start_s) < LATE_S + SLACK_S
+    assert got.outcome is Outcome.LATE
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(200),
+        struct.pack("<IIQ", 1 << 30, 2, 0),
+        struct.pack("<IIQ", 10, 2, 1 << 60) + bytes(10),
+        struct.pack("<IIQ", 3, 2, 0) + b"\xc1\xc1\xc1",
+        bytes(encode(7, m.RecordsFollow(0, "miss"))),
+        bytes(encode(1, m.RecordsFollow(0, "miss"))),
+        bytes(encode(2, m.RecordsFollow(8, "ok"), 4096 * 7)) + bytes(4096 * 7),
+        bytes(encode(2, m.RecordsFollow(2, "ok"), NAMESPACE.record_bytes)) + bytes(RECORDS[0]),
+        bytes(encode(2, m.RecordsFollow(0, "ok"))),
+        bytes(encode(2, m.RecordsFollow(1, "good"), NAMESPACE.record_bytes)) + bytes(RECORDS[0]),
+        bytes(encode(2, m.Stored(b""))),
+        bytes(encode(2, m.Challenge(1, b""))),
+    ],
+    ids=[
+        "another protocol", "huge body", "huge payload", "no message", "another request",
+        "a reply once more", "part of a record", "fewer records", "none, and well", "no outcome",
+        "another reply", "hello again",
+    ],
+)  # fmt: skip
+def test_garbage_is_a_target_that_has_gone(target, data, standstills):
+    def script(far):
+        far.welcome()
+        far.take()
+        far.socket.sendall(data)
+
+    start_s = time.monotonic()
+    got = target(script).get(NAMESPACE, KEYS, marked(), 30)
+    assert standstills.since(start_s) < 4
+    assert (got.blocks, got.outcome) == (0, Outcome.GONE)
+
+
+def test_a_payload_larger_than_asked_for_never_leaves_the_buffers(target):
+    payload = b"".join(RECORDS)
+    node, into = target(serving((m.RecordsFollow(8, "ok"), payload))), marked(9)
+    got = node.get(NAMESPACE, KEYS[:2], into[:2], 5)
+    assert (got.blocks, got.outcome) == (0, Outcome.GONE)
+    assert all(bytes(buffer) == bytes([MARK]) * len(buffer) for buffer in into[2:])
+
+
+def test_a_connection_that_breaks_mid_answer_is_gone(target):
+    def script(far):
+        far.welcome()
+        _, request_id, _ = far.take()
+        payload = b"".join(RECORDS)
+        far.socket.sendall(
+            encode(request_id, m.RecordsFollow(8, "ok"), len(payload)) + payload[:50_000]
+        )
+
+    got = target(script).get(NAMESPACE, KEYS, marked(), 5)
+    assert (got.blocks, got.outcome) == (0, Outcome.GONE)
+
+
+def test_a_restarted_target_is_found_again_without_an_error(target):
+    def dies(far):
+        far.welcome()
+        _, request_id, _ = far.take()
+        far.say(request_id, m.Existing(b"\1"))
+
+    node = target(dies, serving(m.Existing(b"\0")))
+    assert node.exist(NAMESPACE, KEYS[:1], 5).held == b"\1"
+    assert node.exist(NAMESPACE, KEYS[:1], 5) == (b"\0", Outcome.OK)
+
+
+def test_no_target_is_gone_at_once(standstills):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = "tcp://{}:{}".format(*listener.getsockname())
+    node = TargetClient(address)
+    start_s = time.monotonic()
+    held = node.exist(NAMESPACE, KEYS, 30)
+    assert standstills.since(start_s) < 2
+    assert held == (bytes(8), Outcome.GONE)
+    assert node.put(RECORDS, 5) == [Outcome.GONE] * 8
+    assert node.stats(5) == ({}, Outcome.GONE)
+    assert node.stage(NAMESPACE, KEYS, 5) == (0, Outcome.GONE)
+    node.close()
+    assert node.exist(NAMESPACE, KEYS, 5).outcome is Outcome.GONE
+
+
+def test_who_finds_no_connection_of_ours_free_has_sent_nothing_and_questions_find_one(target):
+    go, asked = threading.Event(), threading.Event()
+
+    def busy(far):
+        far.welcome()
+        while True:
+            _, request_id, _ = far.take()
+            asked.set()
+            assert go.wait(30)
+            far.say(request_id, m.RecordsFollow(0, "miss"))
+
+    beside = serving(m.Existing(b"\1"), m.RecordsFollow(0, "miss"))
+    node = target(busy, beside, connections_max=1)
+    first = threading.Thread(target=node.get, args=(NAMESPACE, KEYS, marked(), 30))
+    first.start()
+    assert asked.wait(10)
+    assert node.get(NAMESPACE, KEYS, marked(), 0.1) == (0, Outcome.UNSENT, "")
+    assert node.put(RECORDS[:2], 0.1) == [Outcome.UNSENT] * 2
+    assert node.exist(NAMESPACE, KEYS[:1], 10) == (b"\1", Outcome.OK)
+    assert (node.late, node.gone) == (0, 0)
+    on_progress = []
+    last = threading.Thread(
+        target=node.get, args=(NAMESPACE, KEYS, marked(), 30, on_progress.append)
+    )
+    last.start()
+    while not node._freed._waiters:
+        time.sleep(0.01)
+    go.set()
+    first.join()
+    last.join()
+    assert on_progress[0] == 0, "from then on it is the target who is waited for"
+    assert on_progress[1] > 0
+
+
+def test_no_time_is_late():
+    assert TargetClient("tcp://127.0.0.1:1").exist(NAMESPACE, KEYS, 0) == (bytes(8), Outcome.LATE)
+
+
+def test_a_target_that_refuses_one_request_is_gone_and_says_why(target):
+    node = target(serving(Refused("no room for this")))
+    assert node.exist(NAMESPACE, KEYS, 5).outcome is Outcome.GONE
+    assert node.refusal == "no room for this"
+
+
+def test_a_target_that_refuses_us_is_an_error(target):
+    def script(far):
+        far.say(0, m.Challenge(m.TARGET_PROTOCOL, b"n" * 32))
+        _, request_id, _ = far.take()
+        far.say(request_id, Refused("token: expired 9 s ago"))
+
+    with pytest.raises(RefusedError, match="expired 9 s ago"):
+        target(script).exist(NAMESPACE, KEYS, 5)
+
+
+def test_another_version_is_an_error_that_names_both(target):
+    def script(far):
+        far.say(0, m.Challenge(99, b"n" * 32))
+        far.take()
+
+    with pytest.raises(RefusedError, match="version 99, this node 1; install the same"):
+        target(script).exist(NAMESPACE, KEYS, 5)
+
+
+def test_a_target_without_the_tokens_key_is_not_believed(target, tmp_path):
+    from holdfast.wire.remote import token
+
+    file = tmp_path / "token"
+    file.touch(mode=0o600)
+    file.write_text(token.issue(b"k" * 32, "me", ("read",), 60, time.time()))
+    with pytest.raises(RefusedError, match="does not know the key"):
+        target(serving(), credentials=Credentials(token_file=str(file))).exist(NAMESPACE, KEYS, 5)
+
+
+@pytest.mark.parametrize(
+    "text", ["unix:///a", "tcp://host", "tcp://:1", "tcp://h:70000", "tcp://::1:1", "h:1"]
+)
+def test_an_address_is_checked_when_made(text):
+    with pytest.raises(ConfigError, match="is not tcp://host:port, such as"):
+        TargetClient(text)
+
+
+def test_many_threads_share_a_target(target):
+    node = target(*[serving(*[m.Existing(b"\1")] * 400)] * 16)
+    wrong = []
+
+    def ask():
+        wrong.extend(
+            found
+            for found in (node.exist(NAMESPACE, KEYS[:1], 20) for _ in range(50))
+            if found != (b"\1", Outcome.OK)
+        )
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []

@@ -1,0 +1,116 @@
+"""Large batches go over two connections at once, and a batch is no more than its leading run."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from holdfast.buffers import aligned_buffer
+from holdfast.errors import Outcome
+from holdfast.testing.payloads import key_of, namespace_of, record_of
+from holdfast.wire.frame import HEADER_BYTES, encode
+from holdfast.wire.remote import messages as m
+from holdfast.wire.remote.batches import SPLIT_BYTES
+
+NAMESPACE = namespace_of(30_000)
+KEYS = [key_of(i) for i in range(8)]
+RECORDS = [record_of(NAMESPACE, key) for key in KEYS]
+LATE_S = 1.0
+SLACK_S = 1.5
+
+
+def room(count=8):
+    """Return buffers for so many records."""
+    return [aligned_buffer(NAMESPACE.record_bytes) for _ in range(count)]
+
+
+def test_a_large_batch_goes_over_two_connections_and_keeps_its_order(target):
+    count = SPLIT_BYTES // NAMESPACE.record_bytes + 2
+    seen = []
+
+    def script(far):
+        far.welcome()
+        message, request_id, payload = far.take()
+        held = bytes(payload[i : i + 1] == b"H" for i in range(0, len(payload), len(RECORDS[0])))
+        seen.append(message.headers)
+        far.say(request_id, m.Stored(held))
+
+    records = [RECORDS[i % 8] for i in range(count)]
+    assert target(script, script).put(records, 20) == [Outcome.OK] * count
+    assert sorted(map(len, seen)) == [128 * (count // 2), 128 * (count - count // 2)]
+
+
+def test_who_reads_hears_of_the_first_byte_before_the_rest_is_here(target):
+    on_progress, go_on = [], threading.Event()
+
+    def script(far):
+        far.welcome()
+        _, request_id, _ = far.take()
+        whole = encode(request_id, m.RecordsFollow(8, "ok"), 8 * len(RECORDS[0])) + b"".join(
+            RECORDS
+        )
+        far.socket.sendall(whole[:100])
+        assert go_on.wait(10)
+        far.socket.sendall(whole[100:])
+
+    def hear(nbytes):
+        on_progress.append(nbytes)
+        go_on.set()
+
+    assert target(script).get(NAMESPACE, KEYS, room(), 20, hear).blocks == 8
+    assert on_progress[0] == HEADER_BYTES
+
+
+def test_who_writes_hears_of_what_went_before_all_is_taken(target):
+    records = [RECORDS[i % 8] for i in range(SPLIT_BYTES // NAMESPACE.record_bytes - 1)]
+    on_progress, go_on = [], threading.Event()
+
+    def script(far):
+        far.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        far.welcome()
+        assert go_on.wait(10)
+        far.say(far.take()[1], m.Stored(bytes([1]) * len(records)))
+
+    def hear(nbytes):
+        on_progress.append(nbytes)
+        go_on.set()
+
+    assert target(script).put(records, 20, hear) == [Outcome.OK] * len(records)
+    assert 0 < on_progress[0] < SPLIT_BYTES
+
+
+@pytest.mark.parametrize("said", ["full", "ok"])
+def test_a_hole_in_the_first_half_ends_the_run(said, target):
+    count = SPLIT_BYTES // NAMESPACE.record_bytes + 2
+    keys = [key_of(i) for i in range(count)]
+
+    def script(far):
+        far.welcome()
+        message, request_id, _ = far.take()
+        first = message.keys.startswith(keys[0])
+        blocks = 2 if first else len(message.keys) // 16
+        reply = m.RecordsFollow(blocks, said if first else "ok")
+        far.say(request_id, reply, bytes(RECORDS[0]) * blocks)
+
+    got = target(script, script).get(NAMESPACE, keys, room(count), 20)
+    assert (got.blocks, got.outcome) == (2, Outcome(said))
+
+
+def test_both_halves_end_before_the_call_returns(target, standstills):
+    count = SPLIT_BYTES // NAMESPACE.record_bytes + 2
+    keys = [key_of(i) for i in range(count)]
+
+    def script(far):
+        far.welcome()
+        message, request_id, _ = far.take()
+        if message.keys.startswith(keys[0]):
+            far.say(request_id, m.RecordsFollow(0, "miss"))
+        far.socket.recv(1)  # the other half is never answered
+
+    node = target(script, script)
+    start_s = time.monotonic()
+    got = node.get(NAMESPACE, keys, room(count), LATE_S)
+    assert (got.blocks, got.outcome) == (0, Outcome.MISS)
+    assert standstills.since(start_s) < LATE_S + SLACK_S
+    assert node.late == 1

@@ -1,0 +1,77 @@
+"""Connections by name: no longer than the deadline, whatever the name server does."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+from holdfast.wire.address import HostPort
+from holdfast.wire.remote.dial import dial
+from holdfast.wire.remote.stream import Deadline
+
+
+@pytest.fixture
+def listener():
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        yield made
+
+
+def named(monkeypatch, *hosts, after=None):
+    """Let every name mean these addresses; `after` an event, if given."""
+
+    def look(_host, port, **_):
+        if after is not None:
+            after.wait(30)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in hosts]
+
+    monkeypatch.setattr("holdfast.wire.remote.dial.socket.getaddrinfo", look)
+
+
+def test_an_address_is_asked_nobody_about(listener):
+    with contextlib.closing(dial(HostPort(*listener.getsockname()), Deadline.within(10))) as made:
+        assert made.getpeername() == listener.getsockname()
+
+
+def test_a_name_server_that_takes_its_time_is_late(listener, monkeypatch):
+    known = threading.Event()
+    named(monkeypatch, "127.0.0.1", after=known)
+    start_s = time.monotonic()
+    with pytest.raises(TimeoutError, match="'far' was not found in time"):
+        dial(HostPort("far", listener.getsockname()[1]), Deadline.within(0.2))
+    assert time.monotonic() - start_s < 5
+    known.set()
+
+
+def test_the_first_address_that_answers_is_taken(monkeypatch, listener):
+    port = listener.getsockname()[1]
+    tried = []
+
+    def connect(address, timeout):
+        tried.append((address.host, timeout))
+        if address.host != "127.0.0.3":
+            raise ConnectionRefusedError
+        return listener.dup()
+
+    monkeypatch.setattr("holdfast.wire.remote.dial.socket.create_connection", connect)
+    named(monkeypatch, "127.0.0.1", "127.0.0.2", "127.0.0.3")
+    dial(HostPort("far", port), Deadline.within(9)).close()
+    assert [host for host, _ in tried] == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    assert [round(seconds) for _, seconds in tried] == [3, 4, 9]
+
+
+def test_where_none_answers_the_last_reason_is_told(monkeypatch):
+    def refuse(address, _):
+        raise ConnectionRefusedError(address.host)
+
+    monkeypatch.setattr("holdfast.wire.remote.dial.socket.create_connection", refuse)
+    named(monkeypatch, "127.0.0.1", "127.0.0.2")
+    with pytest.raises(ConnectionRefusedError, match=r"127\.0\.0\.2"):
+        dial(HostPort("far", 1), Deadline.within(9))
+
+
+@pytest.mark.parametrize("name", ["no such name", "x" * 64 + ".org"])
+def test_a_name_that_means_nothing_is_an_error_of_the_system(name):
+    with pytest.raises(OSError):  # what it says is the system's
+        dial(HostPort(name, 1), Deadline.within(9))

@@ -1,0 +1,214 @@
+"""Whose socket is at the other end of a loopback connection, and who is turned away for it."""
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from holdfast.blocks.namespace import Namespace
+from holdfast.errors import RefusedError
+from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
+from holdfast.node.remote.service import TargetService
+from holdfast.store.options import StoreOptions
+from holdfast.store.store import Store
+from holdfast.wire.frame import encode
+from holdfast.wire.remote import peer_user
+from holdfast.wire.remote.client import TargetClient
+from holdfast.wire.remote.credentials import Credentials
+from holdfast.wire.remote.messages import TARGET_PROTOCOL, Challenge
+
+PEERS = StoreOptions(serves_peers=True)
+
+MIB = 1 << 20
+STRANGER = 65_534
+NAMESPACE, KEYS = Namespace(b"f" * 16, b"d" * 16, 4096, 16), [b"k" * 16]
+HOSTS = ["127.0.0.1", "127.0.0.2", "::1", "::ffff:127.0.0.1"]
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
+forks = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+@contextlib.contextmanager
+def connected(host):
+    """Both ends of a connection: that which connected, that which accepted."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind((host, 0))
+        listener.listen()
+        with socket.create_connection(listener.getsockname()[:2]) as one:
+            other, _ = listener.accept()
+            with other:
+                yield one, other
+
+
+@contextlib.contextmanager
+def as_user(user, work):
+    """Do work in a child that is another user; yields what returns the next line it says."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+            work(lambda said: os.write(writing, f"{said}\n".encode()))
+        except Exception as error:  # noqa: BLE001  # the parent asserts on it
+            os.write(writing, f"{type(error).__name__}: {error}\n".encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        try:
+            yield said.readline
+        finally:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+
+
+@pytest.fixture
+def serving():
+    """Call to serve a target in this process; returns its address."""
+    with contextlib.ExitStack() as undo:
+
+        def serve(**entry):
+            store = Store(16 * MIB, [], {"default": b"s" * 32}, PEERS)
+            undo.callback(store.close)
+            store.start()
+            service = TargetService(store)
+            undo.callback(service.close)
+            server = TargetServer(
+                listener := bind("tcp://127.0.0.1:0"), service, EntryRules(**entry)
+            )
+            server.start()
+            undo.callback(server.close)
+            return address_of(listener)
+
+        yield serve
+
+
+def ask(address, **options):
+    with contextlib.closing(TargetClient(address, Credentials(**options))) as target:
+        return target.exist(NAMESPACE, KEYS, 10).outcome
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_both_ends_are_known_from_netlink_and_from_the_lists(host):
+    with connected(host) as (one, other):
+        for end in (one, other):
+            pair = peer_user._pair(end)
+            assert peer_user.is_loopback(end)
+            assert peer_user.peer_user(end) == os.geteuid()
+            assert peer_user._from_netlink(pair) == peer_user._from_proc(pair) == os.geteuid()
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_an_end_that_was_closed_or_not_accepted_has_no_user(host):
+    with connected(host) as (one, other):
+        one.close()
+        assert peer_user.peer_user(other) is None
+        assert peer_user._from_proc(peer_user._pair(other)) is None
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        with socket.create_connection(listener.getsockname()) as one:
+            assert peer_user.peer_user(one) is None
+            assert peer_user._from_proc(peer_user._pair(one)) is None
+
+
+def test_without_netlink_the_lists_are_read(monkeypatch):
+    def refused(_):
+        raise PermissionError
+
+    monkeypatch.setattr(peer_user, "_from_netlink", refused)
+    with connected("127.0.0.1") as (one, _):
+        assert peer_user.peer_user(one) == os.geteuid()
+    monkeypatch.setattr(peer_user, "_listed", lambda: iter(()))
+    with connected("127.0.0.1") as (one, _):
+        assert peer_user.peer_user(one) is None
+
+
+def test_a_number_that_stands_for_any_unmapped_user_is_none(monkeypatch):
+    monkeypatch.setattr(peer_user, "_from_netlink", lambda _: STRANGER)
+    with connected("127.0.0.1") as (one, _):
+        monkeypatch.setattr(peer_user, "_ALL_IDS", 0)
+        assert peer_user.peer_user(one) == STRANGER
+        monkeypatch.setattr(peer_user, "_ALL_IDS", 1 << 40)
+        assert peer_user.peer_user(one) is None
+
+
+def test_who_is_not_known_is_refused():
+    with pytest.raises(
+        RefusedError, match=r"the peer belongs to a user that .* not tell; .* only user 7 "
+    ):
+        peer_user.check_peer(None, frozenset({7}), "the peer", "go")
+
+
+def test_the_same_user_comes_in(serving):
+    assert str(ask(serving())) == "ok"
+
+
+@as_root
+@forks
+def test_another_user_of_the_machine_is_refused_by_name_unless_the_target_is_open(serving):
+    told = (
+        f"RefusedError: target .*: the peer belongs to user {STRANGER}; over loopback TCP .* only "
+        "user 0 may be there; give the target tls or tokens, or set open: true"
+    )
+    for any_user, expected in ((False, told), (True, "ok")):
+        address = serving(any_user=any_user)
+        with as_user(STRANGER, lambda say, at=address: say(ask(at, any_user=True))) as on_progress:
+            assert re.match(expected, on_progress())
+
+
+@as_root
+@forks
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_real_target_goes_by_its_configuration(tmp_path, is_open):
+    file = tmp_path / "target.yaml"
+    file.write_text(
+        "listen: tcp://127.0.0.1:0\n"
+        "tiers: [{kind: host, capacity: 16 MiB}]\n"
+        f"open: {str(is_open).lower()}\n"
+    )
+    argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(file)]
+    with (
+        subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process,
+        contextlib.ExitStack() as undo,
+    ):
+        undo.callback(process.kill)
+        address = process.stdout.readline().split()[1]
+        assert str(ask(address)) == "ok"
+        with as_user(STRANGER, lambda say: say(ask(address, any_user=True))) as on_progress:
+            assert (on_progress() == "ok\n") is is_open
+
+
+@as_root
+@forks
+def test_a_stranger_who_took_a_targets_port_hears_nothing():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+        def answer(say):
+            listener.listen()
+            say("listening")
+            for _ in range(2):
+                peer, _ = listener.accept()
+                peer.sendall(encode(0, Challenge(TARGET_PROTOCOL, b"n" * 32)))
+                say(len(peer.recv(4096)) > 0)
+                peer.close()
+
+        with as_user(STRANGER, answer) as on_progress:
+            assert on_progress() == "listening\n"
+            told = rf"process behind this port belongs to user {STRANGER}; .* only user 0 may"
+            with pytest.raises(RefusedError, match=told):
+                ask(address)
+            assert on_progress() == "False\n"
+            asking = threading.Thread(target=ask, args=(address,), kwargs={"any_user": True})
+            asking.start()
+            assert on_progress() == "True\n", "this client was told that any user may be there"
+            asking.join()
