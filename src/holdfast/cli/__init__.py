@@ -40,6 +40,8 @@ VERBS = {
     for name, about in {
         "serve": "run a node: a store behind a socket, for the engines of this machine",
         "doctor": "show what was found on this machine, what was chosen, and why",
+        "stats": "show what a running node has saved since its start",
+        "top": "watch a running node: tiers, rates, queues, pool members",
         "inspect": "list what a running node stores and plans; drop stored blocks",
         "verify": "read and verify all stored blocks; drop those that fail",
         "domain": "list domains and their data keys; rotate, retire or erase data keys",

@@ -20,6 +20,7 @@ from holdfast.cli.options import (
     request_report,
     write_json,
 )
+from holdfast.cli.stats import summary
 from holdfast.config import Size
 from holdfast.errors import ConfigError
 from holdfast.keys.audit import check
@@ -186,7 +187,8 @@ def _member(member: Mapping[str, Any]) -> list[str]:
 
 
 def _tiers(status: Mapping[str, Any]) -> list[str]:
-    lines = [f"node {status['incarnation']}: {many(status['blocks'], 'block')}"]
+    lines = summary(status)
+    lines.append(f"node {status['incarnation']}: {many(status['blocks'], 'block')}")
     lines += [_usage(tier) for tier in _merged(status["tiers"])]
     lines += [_admission(rule) for rule in status["admission"]]
     lines += [_domain(domain) for domain in status["domains"]]

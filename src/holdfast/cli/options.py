@@ -112,7 +112,7 @@ def many(count: int, what: str) -> str:
     if count == 1:
         return f"1 {what}"
     if what.endswith("s"):
-        return f"{count} {what}es"
+        return f"{count:,} {what}es"
     if what.endswith("y") and what[-2] not in "aeiou":
-        return f"{count} {what[:-1]}ies"
-    return f"{count} {what}s"
+        return f"{count:,} {what[:-1]}ies"
+    return f"{count:,} {what}s"

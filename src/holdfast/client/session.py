@@ -6,11 +6,11 @@ the client have both mapped.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -21,6 +21,7 @@ from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.key import Chain
 from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.errors import (
+    HoldfastError,
     NodeGoneError,
     Outcome,
     ProtocolError,
@@ -143,6 +144,17 @@ class RemoteSession:
         )
 
     def fetch(self, chain: Chain, rows: Sequence[memoryview], deadline_s: float) -> Landed:
+        landed = self._look_and_fetch(chain, rows, deadline_s)
+        size = self.namespace.block_tokens
+        loaded = {tier: blocks * size for tier, blocks in landed.sources.items()}
+        with contextlib.suppress(HoldfastError):  # the count is lost
+            client = self._connection.client()
+            client.forget(client.send(m.Observed([], prompts=[(len(chain) * size, 0, loaded)])))
+        return landed
+
+    def _look_and_fetch(
+        self, chain: Chain, rows: Sequence[memoryview], deadline_s: float
+    ) -> Landed:
         began_s = time.monotonic()
         lookup_s = min(LOOKUP_SHARE * deadline_s, LOOK_S)
         try:
@@ -253,7 +265,7 @@ class _Connection:
         with self.held() as client:
             return client.call(request, within_s)
 
-    @contextmanager
+    @contextlib.contextmanager
     def held(self) -> Iterator[Client]:
         """Yield a connected client; any exception of the block except a refusal closes it."""
         client = self.client()

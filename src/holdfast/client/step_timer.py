@@ -7,7 +7,7 @@ its dispatch, or from the end of the step before it if that is later, to its own
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from holdfast.client.tracked_request import PlanEnd
@@ -54,6 +54,7 @@ class StepTimer:
         self._steps: list[tuple[float, float, float]] = []
         self._endings: list[tuple[int, float, float]] = []
         self._not_followed: list[tuple[int, str, float]] = []
+        self._prompts: list[tuple[int, int, dict[str, int]]] = []
 
     def begin(self, chunks: Sequence[PrefillChunk], *, sound: bool) -> None:
         """Begin a step with a forward; `sound`: no load runs, and `chunks` is the whole step."""
@@ -79,6 +80,11 @@ class StepTimer:
             self._note(end, now - end.decided_at)
         del self._steps[:-MAX_OBSERVATIONS]
 
+    def admitted(self, tokens: int, local_tokens: int, loaded: Mapping[str, int]) -> None:
+        """Record a prompt that the engine admitted; `loaded` counts tokens by tier."""
+        self._prompts.append((tokens, local_tokens, dict(loaded)))
+        del self._prompts[:-MAX_OBSERVATIONS]
+
     def plan_not_followed(self, end: PlanEnd) -> None:
         """Record a plan that was not carried out, without a time to the first token."""
         self._note(end, 0.0)
@@ -93,9 +99,11 @@ class StepTimer:
     def report(self, *, idle: bool) -> Observed | None:
         """Return and clear the observations if a report is due; None otherwise."""
         number = len(self._steps) + len(self._endings) + len(self._not_followed)
+        number += len(self._prompts)
         if not number or (number < REPORT_AT and not idle):
             return None
         steps, self._steps = self._steps, []
         endings, self._endings = self._endings, []
         not_followed, self._not_followed = self._not_followed, []
-        return Observed(steps, endings, not_followed)
+        prompts, self._prompts = self._prompts, []
+        return Observed(steps, endings, not_followed, prompts)

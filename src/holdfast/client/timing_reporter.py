@@ -13,6 +13,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from holdfast.errors import NodeGoneError
 from holdfast.wire.local.messages import Observed
 
@@ -50,8 +52,10 @@ class TimingReporter:
             for report in reports:
                 if report is None:
                     return
-                for connection in self._connections:
-                    self._send(connection, report)
+                # A prompt is counted once, however many ranks are connected to one node.
+                others = msgspec.structs.replace(report, prompts=[])
+                for rank, connection in enumerate(self._connections):
+                    self._send(connection, others if rank else report)
 
     def _send(self, connection: Any, report: Observed) -> None:
         try:

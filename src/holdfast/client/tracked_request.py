@@ -91,7 +91,7 @@ class TrackedRequest:
     before the next first token; after a preemption this includes the generated tokens.
     `local_tokens`: tokens in the engine's own cache; `planned_local_tokens`: the number that the
     node assumed in `plan` (a plan number, 0: no plan, or its end was noted). `decided_at` and
-    `loaded_s`: as in `PlanEnd`.
+    `loaded_s`: as in `PlanEnd`. `is_counted`: the node is told that the engine admitted it.
     """
 
     def __init__(self, request: Any, chains: Sequence[Chain], hint: RequestHint = NO_HINT) -> None:
@@ -110,6 +110,7 @@ class TrackedRequest:
         self.decided_at = self.loaded_s = 0.0
         self.loading: PendingLoad | None = None
         self.load_failed = False
+        self.is_counted = False
 
     def decide(self, local_tokens: int, now: float) -> None:
         """Record the tokens in the engine's own cache at the time of the decision to load."""

@@ -13,6 +13,7 @@ from holdfast.config.options import (
     Config,
     DomainOptions,
     HostOptions,
+    HttpOptions,
     RegisterOptions,
     TierOptions,
     kind_of,
@@ -24,7 +25,7 @@ from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.disk.kind import DiskOptions
 from holdfast.tiers.option_checks import DEADLINE_S_MAX, check_above_zero, check_at_least
 from holdfast.tiers.pool.kind import PoolOptions
-from holdfast.wire.address import exposed_addresses, tcp_endpoint
+from holdfast.wire.address import exposed_addresses, is_tcp, socket_path, tcp_endpoint
 
 HOST_BYTES_MIN = 16 * MIB
 LEASE_S_MAX = 3600.0
@@ -50,12 +51,31 @@ def check(config: Config) -> None:
     check_quotas(config)
     check_above_zero("lease_s", config.lease_s, LEASE_S_MAX)
     _check_scrub(config)
+    _check_http(config.http)
     if not 1 <= config.segment_blocks <= CHAIN_BLOCKS_MAX:
         raise ConfigError(
             f"segment_blocks: {config.segment_blocks} is not 1 to {CHAIN_BLOCKS_MAX}; choose "
             "another, the same on all nodes that share a pool"
         )
     check_above_zero("engine.deadline_s", config.engine.deadline_s, DEADLINE_S_MAX)
+
+
+def _check_http(http: HttpOptions) -> None:
+    """Check that an address which other machines can reach is protected or declared open."""
+    if not http.listen:
+        if http.token_file or http.open:
+            raise ConfigError(
+                "http.listen: is empty, so the rest of http has no effect; name an address, such "
+                "as tcp://127.0.0.1:9464, or remove http"
+            )
+        return
+    if not is_tcp(http.listen):
+        socket_path(http.listen)
+    elif not (tcp_endpoint(http.listen).is_loopback or http.token_file or http.open):
+        raise ConfigError(
+            f"http.listen: {http.listen!r} can be reached from other machines; name a token_file, "
+            "or listen on 127.0.0.1, or set http.open: true to let everyone read"
+        )
 
 
 def _check_scrub(config: Config) -> None:

@@ -144,6 +144,20 @@ class ScrubOptions(_Section, frozen=True):
     rate: Size = Size(0)
 
 
+class HttpOptions(_Section, frozen=True):
+    """Metrics, health and the status page over HTTP; off if `listen` is empty.
+
+    `listen`: tcp://HOST:PORT, or unix:///PATH for this node's user. `token_file`: a file with a
+    secret that clients present, as a bearer token or as the password of basic authentication; the
+    health paths need none. Without it, only loopback addresses are allowed, unless `open`, which
+    shows everyone who can connect the names of domains, and how much they hold.
+    """
+
+    listen: str = ""
+    token_file: str = ""
+    open: bool = False
+
+
 class EngineOptions(_Section, frozen=True):
     """Options of an engine's connector.
 
@@ -191,6 +205,7 @@ class Config(_Section, frozen=True):
     tls: TlsOptions | None = None
     tokens: TokenOptions = TokenOptions()
     register: RegisterOptions | None = None
+    http: HttpOptions = HttpOptions()
     transport: Literal["auto", "nixl", "tcp"] = "auto"
     segment_blocks: int = SEGMENT_BLOCKS
     socket_group: str | int = ""

@@ -17,6 +17,7 @@ import math
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,9 +74,12 @@ class AuditLog:
         self._lock = threading.Lock()
         self._denied: dict[str, dict[str, dict[str, _Denial]]] = {}
         self._swept_at = 0.0
+        self._counts = Counter[str]()
 
     def record(self, action: str, **what: str | int) -> None:
         """Append one line."""
+        with self._lock:
+            self._counts[action] += 1
         self._record([(action, what)])
 
     def _record(self, events: Sequence[tuple[str, Mapping[str, str | int]]]) -> None:
@@ -88,6 +92,11 @@ class AuditLog:
                 for action, what in events:
                     _log.warning("audit %s: %s; lost: %s %s", self.path, error, action, what)
 
+    def counts(self) -> dict[str, int]:
+        """Return the number of events by action since the start; `denied`: refused accesses."""
+        with self._lock:
+            return dict(self._counts)
+
     def deny(self, who: str, why: str) -> None:
         """Record a refused access; an equal one within a minute is only counted.
 
@@ -95,6 +104,8 @@ class AuditLog:
         many names, never suppresses denials of another kind, and those of its own kind for at most
         a minute.
         """
+        with self._lock:
+            self._counts["denied"] += 1
         if self.path is None:
             return
         # Both may contain text from an unauthenticated peer, so limit their length.

@@ -21,6 +21,9 @@ from holdfast.assemble.keys import check_descriptors, read_key
 from holdfast.assemble.registration import register
 from holdfast.buffers import keep_memory_from_dumps
 from holdfast.config import Config
+from holdfast.errors import BusyError, ConfigError
+from holdfast.node.http.pages import NodePages
+from holdfast.node.http.server import HttpServer
 from holdfast.node.local.recorder import RequestRecorder
 from holdfast.node.local.sessions import NodeContext, NodeSession
 from holdfast.node.local.socket_setup import listen, socket_setup
@@ -30,6 +33,7 @@ from holdfast.node.registration import RegisteredTarget
 from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
 from holdfast.node.remote.service import TargetService
 from holdfast.store.store import Store
+from holdfast.wire.address import is_tcp
 from holdfast.wire.local.messages import Hello
 from holdfast.wire.local.peer_check import ConnectedPeer
 from holdfast.wire.local.server import MessageHandler, NodeServer
@@ -39,6 +43,8 @@ from holdfast.wire.remote.credentials import TlsFiles, server_context
 NO_PARENT = -1
 _SWITCH_S = 0.0005
 """The interpreter's switch interval: short, so that threads returning from I/O get the GIL soon."""
+
+HTTP_TOKEN_BYTES_MIN = 16
 
 _CLOSE_WRITE_S = 60.0
 """Time for the last writes at close; the terminal or service manager can end the node sooner."""
@@ -72,6 +78,8 @@ def serve(
         local = config.node_address
         listener = undo.enter_context(socket_setup(local, group_of(config))) if local else None
         addresses = [*([local] if local else []), *map(address_of, listeners)]
+        http = _http_socket(config.http.listen, undo) if config.http.listen else None
+        http_token = _http_token(config)
         store = open_store(config)
         undo.callback(store.close, _CLOSE_WRITE_S)
         recorder = RequestRecorder(Path(config.record)) if config.record else None
@@ -85,6 +93,10 @@ def serve(
             target = TargetServer(bound, service, entry)
             target.start()
             undo.callback(target.close)
+        if http is not None:
+            status = HttpServer(http, NodePages(store, service).routes(), http_token).start()
+            undo.callback(status.close)
+            _log.info("metrics and status at %s", config.http.listen)
         registered = None
         if config.register:
             entry_in_pool = register(config.register, list(map(address_of, listeners)))
@@ -106,6 +118,35 @@ def notify(address: str, state: str) -> None:
         contextlib.suppress(OSError),
     ):
         sender.sendto(state.encode(), address)
+
+
+def _http_socket(address: str, undo: contextlib.ExitStack) -> socket.socket:
+    """Return the bound socket for metrics and status; `undo` closes it."""
+    try:
+        setup = bind(address) if is_tcp(address) else socket_setup(address)
+        return undo.enter_context(setup)
+    except (ConfigError, BusyError) as error:  # they begin with "listen: "
+        raise type(error)(f"http.{error}") from error
+
+
+def _http_token(config: Config) -> bytes:
+    """Return the secret that readers of metrics and status present; empty if there is none."""
+    file = config.http.token_file
+    if not file:
+        return b""
+    try:
+        token = Path(file).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"http.token_file: {file!r} cannot be read: {error.strerror}; name a file with the "
+            "secret"
+        ) from error
+    if len(token) < HTTP_TOKEN_BYTES_MIN:
+        raise ConfigError(
+            f"http.token_file: {file!r} holds {len(token)} bytes, the minimum is "
+            f"{HTTP_TOKEN_BYTES_MIN}; make one with `openssl rand -hex 32`"
+        )
+    return token
 
 
 def _entry(config: Config) -> EntryRules:

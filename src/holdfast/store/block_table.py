@@ -146,6 +146,10 @@ class BlockTable:
         """Received blocks in memory whose payload this node has not verified."""
         self.unverified_records = UnverifiedRecords()
         self.failed_remote = FailedRemote()
+        self.evictions = Counter[int]()
+        """Copies that left each tier for others, since the start."""
+        self.failed_checks = Counter[tuple[int, Outcome]]()
+        """Copies that failed a check, by tier and outcome, since the start."""
         self.faults: deque[SealFault] = deque(maxlen=QUARANTINE_NOTES)
 
     def erase_generation(self, domain: bytes) -> int:
@@ -275,6 +279,7 @@ class BlockTable:
             namespace = self.index.namespaces[number]
             self.usage.subtract(HOST, namespace.domain, blocks * namespace.record_bytes)
         host.name_slots(places, [NAMELESS] * len(places))
+        self.evictions[HOST] += len(places)
         return places
 
     def forget(self, dropped: DroppedBlock, tier: int) -> None:
@@ -285,6 +290,7 @@ class BlockTable:
             self.rules.gave_up(row, tier)
             self.usage.subtract(tier, namespace.domain, namespace.record_bytes)
             self.index.places[tier][row] = NOWHERE
+            self.evictions[tier] += 1
             stays = self.is_on(row, HOST) and self._stays_on(tier, namespace)
             if stays and self.rules.affords(row, tier):
                 self.queues.rewrite(row, tier)
@@ -298,6 +304,7 @@ class BlockTable:
         """
         key = self.index.keys[row]
         if key is not None:
+            self.failed_checks[tier, outcome] += 1
             self.faults.append(
                 SealFault(self.index.namespace(row), key, self.tier_name(tier), outcome)
             )

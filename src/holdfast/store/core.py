@@ -15,6 +15,7 @@ from holdfast.fairness.shares import UNBOUNDED
 from holdfast.index.residency import Residency
 from holdfast.policy.base import Weighing
 from holdfast.policy.per_domain import PerDomainEviction
+from holdfast.store.activity import Activity
 from holdfast.store.admission_rules import AdmissionRules
 from holdfast.store.block_table import BlockTable, StorePolicies, StoreTiers
 from holdfast.store.block_value import BlockValue
@@ -71,8 +72,14 @@ class StoreParts:
         usage = DomainUsage(1 + len(lower), quotas)
         names = [tier.name for tier in lower]
         readers = TierReaders(names, usage.share)
+        self.opened_at_s = self.clock.now()
+        self.activity = Activity()
         self.estimates = Estimates(
-            [HostTier.name, *names], self.clock, share=usage.share, credit=readers.credit
+            [HostTier.name, *names],
+            self.clock,
+            self.activity,
+            share=usage.share,
+            credit=readers.credit,
         )
         self.table = self._block_table(lower, usage)
         self.ladder = BlockMover(self.table, self.estimates, readers)
@@ -171,6 +178,10 @@ class StoreParts:
         """Return how many leading blocks are in the index."""
         with self.table.lock:
             return self.table.index.cover(namespace, keys).blocks
+
+    def tier_names(self) -> list[str]:
+        """Return the name of every tier, fastest first."""
+        return self.table.tier_names()
 
     def domain_names(self) -> list[str]:
         """Return the configured domains."""

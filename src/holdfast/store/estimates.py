@@ -27,6 +27,7 @@ from holdfast.plan.cost import (
 )
 from holdfast.plan.meter import QueueMeter
 from holdfast.plan.planner import Plan
+from holdfast.store.activity import Activity
 from holdfast.store.plan_accuracy import right
 
 PLANS_KEPT = 256
@@ -111,6 +112,7 @@ class _EngineFits:
 class Estimates:
     """Estimates of `names` (tiers, fastest first) and of engines, and the last plans.
 
+    `activity` counts how plans end.
     `share` returns a domain's weight on every tier relative to other domains that wait there.
     `credit` returns how many bytes of a tier a domain may read before other domains.
     """
@@ -119,11 +121,13 @@ class Estimates:
         self,
         names: Sequence[str],
         clock: Clock,
+        activity: Activity | None = None,
         *,
         share: Callable[[bytes], float] = lambda _: 1.0,
         credit: Callable[[int, bytes], float] = lambda *_: 0.0,
     ) -> None:
         self._clock = clock
+        self._activity = activity or Activity()
         self._lock = threading.Lock()
         self._names = list(names)
         self._meters = [QueueMeter(HOST_DEFAULT), *(QueueMeter() for _ in self._names[1:])]
@@ -276,10 +280,13 @@ class Estimates:
                 return
             if record.not_followed is NotFollowed.GONE:
                 record.not_followed = None  # it has come back over another connection
+            is_first = record.first_token_s is None
             if ending.first_token_s > 0:
                 record.first_token_s = ending.first_token_s
             if record.landed is None and record.plan.blocks > record.first_block:
                 record.not_followed = record.not_followed or NotFollowed.NOT_FETCHED
+            if is_first and record.first_token_s is not None:
+                self._count(record)
             if record.not_followed is not None:
                 return
             whole = record.landed is not None and record.landed * record.block_bytes
@@ -296,6 +303,8 @@ class Estimates:
         with self._lock:
             record = self._own(number, engine)
             if record is not None:
+                if record.not_followed is None and record.first_token_s is None:
+                    self._activity.plan_not_followed(str(why))
                 record.not_followed = why
                 record.first_token_s = first_token_s if first_token_s > 0 else None
 
@@ -375,6 +384,14 @@ class Estimates:
             self._engines = engines
             for name, meter in zip(self._names, self._meters, strict=True):
                 meter.fit = tiers.get(name, meter.fit)
+
+    def _count(self, record: PlanRecord) -> None:
+        """Count a plan whose first token came."""
+        if record.not_followed is not None:
+            self._activity.plan_not_followed(str(record.not_followed))
+        elif record.plan.blocks > record.first_block and record.first_token_s is not None:
+            plan = record.plan
+            self._activity.plan_ended(plan.expected_s, record.first_token_s, plan.recompute_s)
 
     def _leave(self, tier: int, nbytes: int, domain: bytes) -> None:
         queued = self._queued_bytes[tier]

@@ -105,6 +105,7 @@ def evict_below(table: BlockTable, namespace: Namespace, tier: int, nbytes: int)
             break
         if column[row] == place:
             table.remove_copy(row, tier)
+            table.evictions[tier] += 1
             if table.index.places[HOST][row] >= 0:
                 # A rewrite would evict the blocks that replaced it.
                 table.queues.do_not_admit([row])
@@ -142,6 +143,7 @@ def _evict_from(table: BlockTable, namespace: Namespace, victim_domain: bytes) -
                 ):
                     continue
                 table.remove_copy(row, HOST)
+                table.evictions[HOST] += 1
                 return True
             if row in seen:
                 continue
@@ -151,8 +153,10 @@ def _evict_from(table: BlockTable, namespace: Namespace, victim_domain: bytes) -
                 runs.append(run)
             if len(runs) == _MAX_RUNS_COMPARED:
                 break
-    for row in min(runs, key=len, default=[]):
+    emptiest = min(runs, key=len, default=[])
+    for row in emptiest:
         table.remove_copy(row, HOST)
+    table.evictions[HOST] += len(emptiest)
     return bool(runs)
 
 

@@ -64,7 +64,11 @@ def fetch(
     their reads complete and serve the next fetch. Reads that have not started are cancelled, unless
     another fetch waits for them.
     """
-    return _fetch(store, FetchRequest(namespace, keys, deadline_s), _verify_held)
+    began_s = store.clock.now()
+    fetched = _fetch(store, FetchRequest(namespace, keys, deadline_s), _verify_held)
+    took_s = store.clock.now() - began_s
+    store.activity.call("fetch", fetched.outcome, took_s, len(fetched.places))
+    return fetched
 
 
 def fetch_unverified(
@@ -79,14 +83,16 @@ def fetch_unverified(
     The reader of the records verifies them and reports corrupt ones. The lease does not expire,
     because a peer may read slowly: the caller must release it.
     """
-    leased = _lease_if_in_memory(store, namespace, keys)
-    if leased is not None:
-        return leased
-    fetched = _fetch(store, FetchRequest(namespace, keys, deadline_s, priority), _trust_held)
-    with store.table.lock:
-        if store.table.leases.extend(fetched.lease, math.inf):
-            return fetched
-    return fetched._replace(places=[], outcome=Outcome.LATE)
+    began_s = store.clock.now()
+    fetched = _lease_if_in_memory(store, namespace, keys)
+    if fetched is None:
+        fetched = _fetch(store, FetchRequest(namespace, keys, deadline_s, priority), _trust_held)
+        with store.table.lock:
+            if not store.table.leases.extend(fetched.lease, math.inf):
+                fetched = fetched._replace(places=[], outcome=Outcome.LATE)
+    took_s = store.clock.now() - began_s
+    store.activity.call("send", fetched.outcome, took_s, len(fetched.places))
+    return fetched
 
 
 def _lease_if_in_memory(

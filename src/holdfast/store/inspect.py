@@ -14,7 +14,7 @@ from holdfast.errors import BlockError
 from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.store.unreadable import uncounted
-from holdfast.tiers.base import SharedTier
+from holdfast.tiers.base import HealthReporting, SharedTier, is_away
 
 EVERYTHING = "*"
 
@@ -40,12 +40,29 @@ def status(store: StoreParts) -> dict[str, Any]:
                 if (figures := rule.figures())
             ],
             "domains": _domains(store),
+            "evictions": {table.tier_name(tier): n for tier, n in table.evictions.items()},
+            "failed_checks": [
+                {"tier": table.tier_name(tier), "outcome": str(outcome), "copies": n}
+                for (tier, outcome), n in table.failed_checks.items()
+            ],
+            "activity": store.activity.as_data(),
+            "uptime_s": store.clock.now() - store.opened_at_s,
             "leases": len(table.leases),
             "tickets": table.leases.reservations,
             "waiting_to_write": table.unwritten(),
             "hints": store.pending_hints.status(store.clock.now()),
             "recovered_blocks": store.recovery.blocks,
             "recovery_s": store.recovery.seconds,
+            "recovered": store.recovery.wait(0),
+            "audit": store.audit.counts(),
+            "shared": {
+                tier.name: {
+                    "reachable": not is_away(tier),
+                    "members": tier.member_health() if isinstance(tier, HealthReporting) else [],
+                }
+                for tier in table.lower
+                if isinstance(tier, SharedTier)
+            },
             "faults": [
                 {
                     "key": fault.key.hex(),
@@ -66,6 +83,7 @@ def _domains(store: StoreParts) -> list[dict[str, Any]]:
     return [
         {
             "domain": names.get(domain, domain.hex()),
+            "configured": domain in names,
             "unreadable": store.table.sealing.unreadable[domain],
             "share": fill.share(domain),
             "reserved_bytes": fill.quota(HOST, domain).reserved_bytes,

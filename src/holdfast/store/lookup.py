@@ -236,7 +236,7 @@ def plan_fetch(
     store: StoreParts, namespace: Namespace, keys: Sequence[bytes], prompt: PromptTokens
 ) -> PlannedFetch:
     """Plan which of the leading blocks that the index knows of are worth fetching."""
-    table, estimates = store.table, store.estimates
+    table, estimates, began_s = store.table, store.estimates, store.clock.now()
     with table.lock:
         coverage = _within_reach(table, table.index.cover(namespace, keys))
     cost, delivery = estimates.cost(prompt.engine)
@@ -272,6 +272,8 @@ def plan_fetch(
             _request_probe(store, namespace, coverage.tiers[plan.blocks], keys[plan.blocks])
             if cost is None:  # an engine that tells nothing
                 probe(store)
+    outcome = Outcome.OK if coverage.blocks else Outcome.MISS
+    store.activity.call("lookup", outcome, store.clock.now() - began_s, coverage.blocks)
     wanted = coverage._replace(tiers=coverage.tiers[question.first :])
     taken = sources(table, wanted, plan.blocks - question.first)
     return PlannedFetch(coverage.blocks, taken, plan, number)

@@ -68,7 +68,7 @@ def publish_received(
     domain and cannot open it. `announced` holds all headers as received; if the records begin with
     the same bytes, their headers are not compared one by one.
     """
-    table, index = store.table, store.table.index
+    table, index, began_s = store.table, store.table.index, store.clock.now()
     begun = b"".join(each.slot[:HEADER_BYTES] for each in receive_slots if each.slot is not None)
     headers_match = begun == announced
     outcomes = [_outcome(table, each, headers_match=headers_match) for each in receive_slots]
@@ -103,6 +103,8 @@ def publish_received(
                 table.queues.enqueue(row)
     if entered and table.lower:
         store.ladder.wake()
+    worst = next((each for each in outcomes if each is not Outcome.OK), Outcome.OK)
+    store.activity.call("receive", worst, store.clock.now() - began_s, len(entered))
     return outcomes
 
 

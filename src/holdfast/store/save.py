@@ -50,7 +50,7 @@ def reserve(
     segment: bytes,
 ) -> SaveSlots:
     """Reserve slots for consecutive blocks, the first at `depth` behind `parent`; state only."""
-    table = store.table
+    table, began_s = store.table, store.clock.now()
     with table.lock:
         rows = table.index.find_all(namespace, keys)
         there = [row >= 0 and table.index.fastest(row) >= 0 for row in rows]
@@ -72,6 +72,7 @@ def reserve(
         )
     if full:
         store.ladder.wake()
+    store.activity.call("reserve", outcome, store.clock.now() - began_s, len(keys))
     return SaveSlots(reservation, [int(place) for place in places], outcome)
 
 
@@ -81,10 +82,11 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
     Blocks held already get the longer of both retentions. An unknown reservation publishes nothing,
     because its slots were freed.
     """
-    table = store.table
+    table, began_s = store.table, store.clock.now()
     with table.lock:
         reservation = table.leases.take_reservation(number)
     if reservation is None:
+        store.activity.call("save", Outcome.GONE, 0.0, 0)
         return 0
     namespace = reservation.namespace
     host = table.host(namespace)
@@ -108,6 +110,7 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
     reach("commit_published")
     if table.lower and (published or retention is Retention.DURABLE):
         store.ladder.wake()
+    store.activity.call("save", Outcome.OK, store.clock.now() - began_s, published)
     return published
 
 

@@ -14,6 +14,7 @@ from holdfast.errors import Outcome, StoreClosedError
 from holdfast.policy.retention import Retention
 from holdfast.session import Landed, check_session
 from holdfast.store import fetch, hints, lookup, save
+from holdfast.store.activity import PromptCounts
 from holdfast.store.call_threads import CallHandle
 from holdfast.store.core import StoreParts
 from holdfast.store.fetch import FetchResult
@@ -41,8 +42,7 @@ class EmbeddedSession:
         )
 
     def cover(self, keys: Sequence[bytes], deadline_s: float) -> int:
-        ask = partial(lookup.ask_in_time, self._store, self.namespace, keys, deadline_s)
-        return self._run(ask).covered.blocks
+        return self._run(partial(self._ask, keys, deadline_s)).covered.blocks
 
     def save(self, chain: Chain, rows: Sequence[memoryview], retention: Retention) -> int:
         handle = CallHandle(self._abort)
@@ -64,7 +64,7 @@ class EmbeddedSession:
             arena = self._store.arena(self.namespace.domain).view
             for place, row in zip(fetched.places, rows, strict=False):
                 row[:] = payload(arena[place:], self.namespace.payload_bytes)
-            whole = self._store.calls.run(partial(self._end_lease, handle))
+            whole = self._store.calls.run(partial(self._end_lease, handle, chain))
         except StoreClosedError as error:
             return Landed(0, 0, {}, Outcome.GONE, str(error))
         except BaseException:
@@ -99,6 +99,17 @@ class EmbeddedSession:
             raise StoreClosedError(self._store.gone)
         return self._store.calls.run(work, handle)
 
+    def _ask(self, keys: Sequence[bytes], deadline_s: float) -> LookupResult:
+        store, began_s = self._store, self._store.clock.now()
+        asked = lookup.ask_in_time(store, self.namespace, keys, deadline_s)
+        self._count(asked, store.clock.now() - began_s)
+        return asked
+
+    def _count(self, asked: LookupResult, took_s: float) -> None:
+        blocks = asked.covered.blocks
+        outcome = Outcome.OK if blocks else Outcome.MISS
+        self._store.activity.call("lookup", outcome, took_s, blocks)
+
     def _reserve(self, chain: Chain) -> SaveSlots:
         return save.reserve(self._store, self.namespace, chain.keys, chain.fingerprint, 0, b"")
 
@@ -111,12 +122,21 @@ class EmbeddedSession:
 
     def _fetch(self, chain: Chain, deadline_s: float) -> tuple[LookupResult, FetchResult]:
         """Ask shared tiers, then fetch; the lease is the caller's."""
+        began_s = self._store.clock.now()
         asked, left_s = lookup.ask_first(self._store, self.namespace, chain.keys, deadline_s)
+        self._count(asked, self._store.clock.now() - began_s)
         return asked, fetch.fetch(self._store, self.namespace, chain.keys, left_s)
 
-    def _end_lease(self, handle: CallHandle) -> bool:
-        """End the lease that a handle holds; False if it ended before."""
-        return any(self._release(answer) for answer in handle.take())
+    def _end_lease(self, handle: CallHandle, chain: Chain) -> bool:
+        """End the lease that a handle holds, and count the prompt; False if it ended before."""
+        size = self.namespace.block_tokens
+        for answer in handle.take():
+            whole = self._release(answer)
+            sources = answer[1].sources if whole else {}
+            loaded = {tier: blocks * size for tier, blocks in sources.items()}
+            self._store.activity.prompt(PromptCounts(len(chain) * size, 0, loaded))
+            return whole
+        return False
 
     def _release(self, answer: tuple[LookupResult, FetchResult]) -> bool:
         return self._store.release(answer[1].lease)

@@ -32,6 +32,7 @@ from holdfast.store import lookup as coverage
 from holdfast.store import receive as receiving
 from holdfast.store import save as save_path
 from holdfast.store import scrub as scrubbing
+from holdfast.store.activity import PromptCounts
 from holdfast.store.call_threads import CallHandle
 from holdfast.store.core import StoreParts
 from holdfast.store.estimates import EngineCosts, EngineStep, PlanEnding
@@ -148,12 +149,17 @@ class Store(StoreParts):
         steps: Sequence[EngineStep],
         endings: Sequence[PlanEnding],
         not_followed: Sequence[tuple[int, NotFollowed, float]] = (),
+        prompts: Sequence[PromptCounts] = (),
     ) -> None:
         """Learn from an engine's report, then do work that would delay a computing engine.
 
         `not_followed`: a plan that was not carried out, why not, seconds until the first token.
+        `prompts`: those that the engine admitted, to count them.
         """
-        self.estimates.computed(engine, steps)
+        for prompt in prompts:
+            self.activity.prompt(prompt)
+        if steps:
+            self.estimates.computed(engine, steps)
         for ending in endings:
             self.estimates.ended(engine, ending)
         for number, why, first_token_s in not_followed:

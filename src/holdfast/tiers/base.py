@@ -298,6 +298,15 @@ class Rebalancing(Reachable, Protocol):
         ...
 
 
+@runtime_checkable
+class HealthReporting(Protocol):
+    """A shared tier that knows the health of its members from its own requests to them."""
+
+    def member_health(self) -> list[dict[str, Any]]:
+        """Return each member's `target`, breaker `phase`, `ejected` and `latency_s`; no I/O."""
+        ...
+
+
 def is_away(tier: Tier) -> bool:
     """Return whether a tier reports that its remote side is unreachable."""
     return isinstance(tier, Reachable) and not tier.reachable()

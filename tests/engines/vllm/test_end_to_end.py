@@ -110,6 +110,14 @@ class Rig:
     def blocks(self):
         return self.node.status()["blocks"]
 
+    def counted(self):
+        """Return the node's counts of prompt tokens in vLLM's terms."""
+        activity = self.node.status()["activity"]
+        return {
+            "queries": activity["tokens"] - activity["engine_tokens"],
+            "hits": sum(activity["loaded_tokens"].values()),
+        }
+
     def save(self, prompt, name="first", tokens=ANSWER):
         """Have a context computed and saved, and forgotten by the engine."""
         before = self.blocks()
@@ -330,6 +338,7 @@ def test_chunks_and_preemption_change_nothing(rig):
     prompts = [prompt_of(f"preempted {i}", 420) for i in range(5)]
     rig.start("small", rig.node.address, kv_cache_memory_bytes=8 * MIB,
               max_model_len=1024, max_num_batched_tokens=200)  # fmt: skip
+    before = rig.counted()
     for _ in range(2):
         answers = rig["small"].ask(prompts=prompts, tokens=100)
         assert [answer["tokens"] for answer in answers] == rig.all_right(prompts, 100)
@@ -337,6 +346,12 @@ def test_chunks_and_preemption_change_nothing(rig):
     metrics = rig["small"].metrics()
     assert metrics["vllm:num_preemptions"] > 0
     assert metrics["vllm:external_prefix_cache_hits"] > 0
+    # The node counts what vLLM counts. vLLM leaves local hits out of its queries.
+    told = {
+        "queries": metrics["vllm:external_prefix_cache_queries"],
+        "hits": metrics["vllm:external_prefix_cache_hits"],
+    }
+    until(lambda: {name: n - before[name] for name, n in rig.counted().items()} == told)
 
 
 def test_in_bfloat16_a_load_equals_a_local_hit_bit_for_bit(rig):

@@ -176,7 +176,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler.matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        if self._scheduler is not None and num_external_tokens:
+        if self._scheduler is not None:
             pages = blocks.get_block_ids()[0]
             self._scheduler.allocated(request, pages, num_external_tokens)
 

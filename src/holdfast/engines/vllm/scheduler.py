@@ -148,7 +148,13 @@ class SchedulerSide:
     def allocated(self, request: Any, pages: Sequence[int], external_tokens: int) -> None:
         """Plan the load of `external_tokens`; `pages` are all pages of the request."""
         tracked = self._tracked.get(request.request_id)
-        if tracked is None or not external_tokens:
+        if tracked is None:
+            return
+        if not tracked.is_counted and not tracked.preemptions:
+            tracked.is_counted = True
+            loaded = self.sources(request, external_tokens)
+            self._timer.admitted(request.num_tokens, tracked.local_tokens, loaded)
+        if not external_tokens:
             return
         start, page = tracked.local_tokens, self._page_tokens
         stop = start + external_tokens
@@ -208,9 +214,7 @@ class SchedulerSide:
         if worker_report is not None and worker_report.computed:
             self._timer.end()
         self._moving = worker_report is not None and worker_report.moving
-        report = self._timer.report(idle=not self._live)
-        if report is not None:
-            self._reporter.put(report)
+        self._report()
 
     def moving(self) -> bool:
         """Whether blocks are still being copied, which workers publish in a later step."""
@@ -224,6 +228,8 @@ class SchedulerSide:
             return
         tracked.forget()
         self._end_plan(tracked, NotFollowed.ENDED)
+        if not self._live:  # there may be no later step that would report
+            self._report()
         clients = self._clients() if tracked.hint != NO_HINT else None
         if clients is not None:
             for client, keys in zip(clients, tracked.keys(0, tracked.saved), strict=True):
@@ -349,6 +355,11 @@ class SchedulerSide:
         """Compute the request: no answer arrived, and an earlier answer is outdated."""
         tracked.forget()
         self._end_plan(tracked, why)
+
+    def _report(self) -> None:
+        report = self._timer.report(idle=not self._live)
+        if report is not None:
+            self._reporter.put(report)
 
     def _end_plan(self, tracked: TrackedRequest, why: NotFollowed) -> None:
         end = tracked.end_plan(why)

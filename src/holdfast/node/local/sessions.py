@@ -39,6 +39,7 @@ from holdfast.node.local.validation import (
     check_bytes,
     check_hello,
     check_within,
+    prompt_counts,
     prompt_tokens,
     scrub_request,
     unpack_chain,
@@ -301,6 +302,7 @@ class NodeSession:
                 (plan, why_not_followed(why), first_token_s)
                 for plan, why, first_token_s in request.not_followed
             ],
+            [prompt_counts(self._store.tier_names(), prompt) for prompt in request.prompts],
         )
         return m.Done()
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
+
 from holdfast.blocks.key import KEY_BYTES, unpack_keys
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import BlockError, NotFollowed, ProtocolError
 from holdfast.limits import CHAIN_BLOCKS_MAX
+from holdfast.store.activity import PromptCounts
 from holdfast.store.estimates import EngineCosts
 from holdfast.store.lookup import PromptTokens
 from holdfast.store.scrub import ScrubRequest
@@ -23,6 +27,8 @@ DESCRIPTION_CHARS_MAX = 64 << 10
 """Ample for a fingerprint's description as text."""
 
 PUBLISH_BYTES_MAX = 64
+
+OTHER_TIER = "other"
 
 MAX_INLINE_BLOCKS = 4096
 """A longer chain is planned in a thread: it takes about 10 us a block and delays other sessions."""
@@ -73,6 +79,25 @@ def prompt_tokens(engine: EngineCosts, request: m.Cover) -> PromptTokens:
             f"cover.deadline_s: {request.deadline_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
         )
     return PromptTokens(engine, request.tokens, request.have, request.limit_s, request.plan)
+
+
+def prompt_counts(tiers: Collection[str], prompt: tuple[int, int, dict[str, int]]) -> PromptCounts:
+    """Return an engine's counts of a prompt; raise ProtocolError if they are inconsistent.
+
+    Tokens of a tier that the node does not have count as `OTHER_TIER`: a newer engine may name it,
+    and names must not grow without limit.
+    """
+    tokens, engine, loaded = prompt
+    named = Counter[str]()
+    for tier, number in loaded.items():
+        named[tier if tier in tiers else OTHER_TIER] += number
+    counts = [engine, *loaded.values()]
+    if not 0 <= sum(counts) <= tokens <= TOKENS_MAX or min(counts) < 0:
+        raise ProtocolError(
+            f"observed.prompts: {engine} tokens of the engine's own and {sum(loaded.values())} "
+            f"loaded ones of {tokens} do not satisfy 0 <= their sum <= tokens <= {TOKENS_MAX}"
+        )
+    return PromptCounts(tokens, engine, named)
 
 
 def scrub_request(request: m.Verify) -> ScrubRequest:

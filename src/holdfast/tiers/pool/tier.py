@@ -210,6 +210,10 @@ class PoolTier:
         """Return whether any member may receive users' requests."""
         return any(self.health.trusted(member.id) for member in self.lookup.members())
 
+    def member_health(self) -> list[dict[str, Any]]:
+        """Return the health of each member as plain data; see `TargetReport`."""
+        return [msgspec.to_builtins(report) for report in self.health.reports()]
+
     def describe(self) -> dict[str, Any]:
         """Return the epoch, the source's error, and each member's health, for display."""
         if self._closed:

@@ -175,13 +175,17 @@ class Observed(_Message, frozen=True, tag="observed", omit_defaults=True):
     seconds until all fetched blocks were in the engine's pages, seconds until the first token; 0 if
     not measured. `not_followed`: number of a plan that was not carried out, the reason (a value of
     `errors.NotFollowed`), seconds until the first token, 0 if there was none. A plan is in one of
-    the two lists. More than `OBSERVED_MAX` entries in a list end the connection. Empty lists except
-    `steps` are omitted, because nodes of earlier versions do not know `not_followed`.
+    the two lists. `prompts`, for the node's counters: tokens of a prompt that the engine admitted,
+    leading tokens in the engine's own cache, tokens loaded from the node by tier.
+
+    More than `OBSERVED_MAX` entries in a list end the connection. Empty lists except `steps` are
+    omitted, because nodes of earlier versions do not know all of them.
     """
 
     steps: BoundedList[tuple[float, float, float]]
     endings: BoundedList[tuple[int, float, float]] = []
     not_followed: BoundedList[tuple[int, str, float]] = []
+    prompts: BoundedList[tuple[int, int, dict[str, int]]] = []
 
 
 class Prestage(_Message, frozen=True, tag="prestage"):

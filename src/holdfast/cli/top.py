@@ -1,0 +1,169 @@
+"""`holdfast top`: a live view of a running node in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast.byte_size import Size
+from holdfast.cli import OK
+from holdfast.cli.options import add_config_arguments, node_address, request_report
+from holdfast.cli.stats import CONNECT_S, summary
+from holdfast.errors import ConfigError
+from holdfast.wire.local.client import Client
+from holdfast.wire.local.messages import PROTOCOL, Hello, Status
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+EVERY_S = 1.0
+EVERY_S_MIN = 0.1
+EVERY_S_MAX = 3_600.0
+
+
+class TierTotals(NamedTuple):
+    """A tier's usage and transferred bytes; the host tiers of all domains are one tier."""
+
+    capacity_bytes: int
+    used_bytes: int
+    records: int
+    read_bytes: int
+    written_bytes: int
+    failures: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--node", metavar="ADDRESS", help="unix:///path of the node")
+    parser.add_argument(
+        "--every",
+        type=float,
+        default=EVERY_S,
+        metavar="SECONDS",
+        help=f"time between two views (default: {EVERY_S:g})",
+    )
+    parser.add_argument(
+        "--views", type=int, default=0, metavar="N", help="end after N views (default: at Ctrl-C)"
+    )
+    add_config_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show views until Ctrl-C; in a pipe they follow each other."""
+    if not EVERY_S_MIN <= args.every <= EVERY_S_MAX:
+        raise ConfigError(
+            f"--every {args.every:g}: is not from {EVERY_S_MIN:g} to {EVERY_S_MAX:,.0f} seconds"
+        )
+    try:
+        from rich.console import Console, Group
+        from rich.live import Live
+    except ImportError as error:
+        raise ConfigError(
+            "top needs a package that is not installed: pip install 'holdfast-kv[demo]'; "
+            "`holdfast stats` and `holdfast inspect` need none"
+        ) from error
+    address = node_address(args)
+    client = Client(address, Hello(PROTOCOL, "holdfast top"), CONNECT_S)
+    console = Console()
+    views = (Group(*view) for view in _views(client, args.every, args.views))
+    try:
+        if not sys.stdout.isatty():
+            for view in views:
+                console.print(view)
+            return OK
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            for view in views:
+                live.update(view, refresh=True)
+    finally:
+        client.close()
+    return OK
+
+
+def totals(status: Mapping[str, Any]) -> dict[str, TierTotals]:
+    """Return the totals of each tier, fastest first."""
+    found = dict[str, TierTotals]()
+    for usage in status["tiers"]:
+        here = TierTotals(*(usage[name] for name in TierTotals._fields))
+        known = found.get(usage["tier"])
+        if known is not None:
+            sums = (one + other for one, other in zip(known, here, strict=True))
+            capacity_bytes = max(known.capacity_bytes, here.capacity_bytes)
+            here = TierTotals(*sums)._replace(capacity_bytes=capacity_bytes)
+        found[usage["tier"]] = here
+    return found
+
+
+def _views(client: Client, every_s: float, number: int) -> Iterator[list[str | Table]]:
+    """Yield what to show every `every_s` seconds; `number` 0: without end."""
+    before: Mapping[str, Any] | None = None
+    shown = 0
+    while not number or shown < number:
+        if shown:
+            time.sleep(every_s)
+        status = request_report(client, Status())
+        yield _view(status, before)
+        before, shown = status, shown + 1
+
+
+def _view(status: Mapping[str, Any], before: Mapping[str, Any] | None) -> list[str | Table]:
+    tables = [_tiers(status, before), _queues(status)]
+    if any(shared["members"] for shared in status["shared"].values()):
+        tables.append(_members(status))
+    return [*summary(status), *tables]
+
+
+def _tiers(status: Mapping[str, Any], before: Mapping[str, Any] | None) -> Table:
+    table = _table("tier", "used", "of", "records", "read", "written", "evicted", "failures")
+    past = totals(before) if before else {}
+    elapsed_s = status["uptime_s"] - before["uptime_s"] if before else 0.0
+    for tier, now in totals(status).items():
+        then = past.get(tier)
+        rates = ["", ""]
+        if then is not None and elapsed_s > 0:
+            moved = (now.read_bytes - then.read_bytes, now.written_bytes - then.written_bytes)
+            rates = [f"{Size(int(nbytes / elapsed_s))}/s" for nbytes in moved]
+        share = f"{100 * now.used_bytes / now.capacity_bytes:.0f} %" if now.capacity_bytes else ""
+        capacity = str(Size(now.capacity_bytes)) if now.capacity_bytes else "shared"
+        evicted = status["evictions"].get(tier, 0)
+        table.add_row(
+            *(tier, share, capacity, f"{now.records:,}", *rates),
+            *(f"{evicted:,}", f"{now.failures:,}"),
+        )
+    return table
+
+
+def _queues(status: Mapping[str, Any]) -> Table:
+    table = _table("waiting writes", "leases", "reservations", "sessions", "to prestage")
+    hints = status["hints"]
+    values = (
+        *(status["waiting_to_write"], status["leases"], status["tickets"]),
+        *(hints["sessions"], hints["prestaging"]),
+    )
+    table.add_row(*(f"{value:,}" for value in values))
+    return table
+
+
+def _members(status: Mapping[str, Any]) -> Table:
+    table = _table("pool", "member", "breaker", "left out", "answers in", "under way")
+    for tier, shared in status["shared"].items():
+        for member in shared["members"]:
+            latency_s = member["latency_s"]
+            table.add_row(
+                *(tier, member["target"], member["phase"], "yes" if member["ejected"] else ""),
+                "" if latency_s is None else f"{1e3 * latency_s:.2f} ms",
+                str(Size(member["in_flight_bytes"])),
+            )
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table

@@ -1,0 +1,232 @@
+"""Metrics of a node in Prometheus' text format: one table of all of them, and their samples.
+
+The samples come from the status of a node as plain data (`Store.status`, `TargetService.status`),
+so a scrape costs one status and no request pays for it. The format is version 0.0.4:
+https://prometheus.io/docs/instrumenting/exposition_formats/
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple
+
+from holdfast.version import __version__
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+OTHER = "other"
+"""Label value of everything that has no name in this node's configuration."""
+
+
+class Metric(NamedTuple):
+    """A metric: its name without the prefix `holdfast_`, its kind, its labels and its meaning."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    meaning: str
+
+
+class Sample(NamedTuple):
+    """One value of a metric, with the values of its labels in the order of the table.
+
+    Of a histogram, `value` is its plain data: bounds, counts and sum.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    value: Any
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("info", "gauge", ("version", "incarnation"), "1; the version and this start's id."),
+        Metric("uptime_seconds", "gauge", (), "Seconds since the store was opened."),
+        Metric("ready", "gauge", (), "1 once the disk tiers are recovered."),
+        Metric("prompts_total", "counter", (), "Prompts that engines and Python sessions began."),
+        Metric("prompt_tokens_total", "counter", (), "Tokens of these prompts."),
+        Metric(
+            *("prompt_tokens_by_source_total", "counter", ("source",)),
+            "Tokens of these prompts by where their KV came from: engine (its own cache), "
+            "computed, or the tier of the store.",
+        ),
+        Metric(
+            *("saved_seconds", "gauge", ()),
+            "Time to first token saved by fetching: estimated time of computing less the measured "
+            "time, summed. Falls if fetches take longer.",
+        ),
+        Metric(
+            *("calls_total", "counter", ("operation", "outcome")),
+            "Calls of the store: lookup, fetch, reserve and save of engines; send and receive of "
+            "other nodes.",
+        ),
+        Metric(
+            "call_blocks_total", "counter", ("operation",), "Blocks they found, fetched or saved."
+        ),
+        Metric("call_seconds", "histogram", ("operation",), "Duration of these calls."),
+        Metric(
+            *("plans_total", "counter", ("ending",)),
+            "Plans to fetch that ended: followed, or why they were not.",
+        ),
+        Metric(
+            *("plan_error", "histogram", ()),
+            "|actual / expected - 1| of the time to first token of plans that were followed.",
+        ),
+        Metric("blocks", "gauge", (), "Blocks that this node holds or knows of."),
+        Metric("tier_capacity_bytes", "gauge", ("tier",), "Capacity of a tier of this node."),
+        Metric("tier_used_bytes", "gauge", ("tier",), "Bytes used in a tier of this node."),
+        Metric("tier_records", "gauge", ("tier",), "Records in a tier of this node."),
+        Metric("tier_read_bytes_total", "counter", ("tier",), "Bytes read from a tier."),
+        Metric("tier_written_bytes_total", "counter", ("tier",), "Bytes written to a tier."),
+        Metric("tier_failures_total", "counter", ("tier",), "Failed reads and writes of a tier."),
+        Metric("tier_reachable", "gauge", ("tier",), "1 if a shared tier can be reached."),
+        Metric(
+            "evictions_total", "counter", ("tier",), "Copies that left a tier to make room there."
+        ),
+        Metric(
+            *("failed_checks_total", "counter", ("tier", "outcome")),
+            "Copies that failed a check when they were read: corrupt, or unreadable here.",
+        ),
+        Metric("waiting_writes", "gauge", (), "Writes to lower tiers that are queued or running."),
+        Metric("leases", "gauge", (), "Leases that readers hold."),
+        Metric("reservations", "gauge", (), "Reservations that writers hold."),
+        Metric("domain_used_bytes", "gauge", ("domain", "tier"), "Bytes of a domain in a tier."),
+        Metric("domain_quota_bytes", "gauge", ("domain", "tier"), "Its quota, where it has one."),
+        Metric("audit_events_total", "counter", ("action",), "Events of the audit log."),
+        Metric("scrubbed_copies_total", "counter", (), "Copies that the scrub has checked."),
+        Metric("member_breaker_open", "gauge", ("tier", "member"), "1 if it is not closed."),
+        Metric("member_ejected", "gauge", ("tier", "member"), "1 if a member is left out as slow."),
+        Metric("member_latency_seconds", "gauge", ("tier", "member"), "How soon it answers."),
+        Metric("target_connections", "gauge", (), "Connections of other nodes."),
+        Metric("target_requests_total", "counter", (), "Requests of other nodes."),
+        Metric("target_refused_total", "counter", (), "Requests of other nodes that were refused."),
+        Metric("target_received_bytes_total", "counter", (), "Bytes received from other nodes."),
+        Metric("target_sent_bytes_total", "counter", (), "Bytes sent to other nodes."),
+    )
+}
+"""Every metric of a node, by name."""
+
+
+def exposition(samples: Iterable[Sample]) -> str:
+    """Return samples in the text format, grouped by metric in the order of the table."""
+    of_metric: dict[str, list[Sample]] = {name: [] for name in METRICS}
+    for sample in samples:
+        of_metric[sample.name].append(sample)
+    lines = list[str]()
+    for name, metric in METRICS.items():
+        if of_metric[name]:
+            lines.append(f"# HELP holdfast_{name} {metric.meaning}")
+            lines.append(f"# TYPE holdfast_{name} {metric.kind}")
+            for sample in of_metric[name]:
+                lines += _lines(metric, sample)
+    return "\n".join([*lines, ""])
+
+
+def node_samples(status: Mapping[str, Any]) -> Iterator[Sample]:
+    """Yield the samples of a node's status."""
+    activity = status["activity"]
+    yield Sample("info", (__version__, status["incarnation"]), 1)
+    yield Sample("uptime_seconds", (), status["uptime_s"])
+    yield Sample("ready", (), int(status["recovered"]))
+    yield Sample("prompts_total", (), activity["prompts"])
+    yield Sample("prompt_tokens_total", (), activity["tokens"])
+    by_source = {
+        "engine": activity["engine_tokens"],
+        "computed": activity["computed_tokens"],
+        **activity["loaded_tokens"],
+    }
+    for source, tokens in by_source.items():
+        yield Sample("prompt_tokens_by_source_total", (source,), tokens)
+    yield Sample("saved_seconds", (), activity["saved_s"])
+    for name, outcomes in activity["calls"].items():
+        for outcome, number in outcomes.items():
+            yield Sample("calls_total", (name, outcome), number)
+        yield Sample("call_blocks_total", (name,), activity["blocks"][name])
+        yield Sample("call_seconds", (name,), activity["seconds"][name])
+    for ending, number in activity["plans"].items():
+        yield Sample("plans_total", (ending,), number)
+    yield Sample("plan_error", (), activity["plan_error"])
+    yield Sample("blocks", (), status["blocks"])
+    yield from _tier_samples(status)
+    yield from _domain_samples(status["domains"])
+    yield Sample("waiting_writes", (), status["waiting_to_write"])
+    yield Sample("leases", (), status["leases"])
+    yield Sample("reservations", (), status["tickets"])
+    for action, number in status["audit"].items():
+        yield Sample("audit_events_total", (action,), number)
+    yield Sample("scrubbed_copies_total", (), status["scrub"]["checked"])
+
+
+def target_samples(status: Mapping[str, int]) -> Iterator[Sample]:
+    """Yield the samples of a target's status."""
+    yield Sample("target_connections", (), status["connections"])
+    for name in ("requests", "refused", "received_bytes", "sent_bytes"):
+        yield Sample(f"target_{name}_total", (), status[name])
+
+
+def _tier_samples(status: Mapping[str, Any]) -> Iterator[Sample]:
+    """Yield the samples of tiers; the host tiers of all domains are one tier."""
+    capacity_bytes = dict[str, int]()
+    sums: dict[str, Counter[str]] = {}
+    for usage in status["tiers"]:
+        tier = usage["tier"]
+        capacity_bytes[tier] = max(capacity_bytes.get(tier, 0), usage["capacity_bytes"])
+        sums.setdefault(tier, Counter()).update(
+            {name: usage[name] for name in usage if name not in ("tier", "capacity_bytes")}
+        )
+    for tier, counted in sums.items():
+        if capacity_bytes[tier]:
+            yield Sample("tier_capacity_bytes", (tier,), capacity_bytes[tier])
+            yield Sample("tier_used_bytes", (tier,), counted["used_bytes"])
+            yield Sample("tier_records", (tier,), counted["records"])
+        yield Sample("tier_read_bytes_total", (tier,), counted["read_bytes"])
+        yield Sample("tier_written_bytes_total", (tier,), counted["written_bytes"])
+        yield Sample("tier_failures_total", (tier,), counted["failures"])
+    for tier, reachable in status["shared"].items():
+        yield Sample("tier_reachable", (tier,), int(reachable["reachable"]))
+        for member in reachable["members"]:
+            named = (tier, member["target"])
+            yield Sample("member_breaker_open", named, int(member["phase"] != "closed"))
+            yield Sample("member_ejected", named, int(member["ejected"]))
+            if member["latency_s"] is not None:
+                yield Sample("member_latency_seconds", named, member["latency_s"])
+    for tier, number in status["evictions"].items():
+        yield Sample("evictions_total", (tier,), number)
+    for failed in status["failed_checks"]:
+        yield Sample("failed_checks_total", (failed["tier"], failed["outcome"]), failed["copies"])
+
+
+def _domain_samples(domains: Iterable[Mapping[str, Any]]) -> Iterator[Sample]:
+    """Yield the samples of domains; those that the configuration does not name are one."""
+    used_bytes = Counter[tuple[str, str]]()
+    for domain in domains:
+        name = domain["domain"] if domain["configured"] else OTHER
+        for tier, nbytes in domain["used_bytes"].items():
+            used_bytes[name, tier] += nbytes
+        for tier, nbytes in domain["quota_bytes"].items():
+            yield Sample("domain_quota_bytes", (name, tier), nbytes)
+    for labels, nbytes in used_bytes.items():
+        yield Sample("domain_used_bytes", labels, nbytes)
+
+
+def _lines(metric: Metric, sample: Sample) -> Iterator[str]:
+    labels = dict(zip(metric.labels, sample.labels, strict=True))
+    if metric.kind != "histogram":
+        yield f"holdfast_{metric.name}{_labelled(labels)} {sample.value!r}"
+        return
+    data = sample.value
+    bounds = [*map(repr, data["bounds"]), "+Inf"]
+    for bound, count in zip(bounds, accumulate(data["counts"]), strict=True):
+        yield f"holdfast_{metric.name}_bucket{_labelled({**labels, 'le': bound})} {count}"
+    yield f"holdfast_{metric.name}_sum{_labelled(labels)} {data['sum']!r}"
+    yield f"holdfast_{metric.name}_count{_labelled(labels)} {sum(data['counts'])}"
+
+
+def _labelled(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    return "{" + ",".join(f'{name}="{v.translate(escapes)}"' for name, v in labels.items()) + "}"

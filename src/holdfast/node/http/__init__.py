@@ -1,0 +1,1 @@
+"""The node over HTTP: metrics for Prometheus, health for probes, and a status page for people."""

@@ -1,0 +1,109 @@
+"""What a node answers over HTTP: `/metrics`, `/healthz`, `/readyz`, and the status page at `/`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from holdfast.metrics import CONTENT_TYPE, exposition, node_samples, target_samples
+from holdfast.node.http.server import Answer, Routes
+from holdfast.node.remote.service import TargetService
+from holdfast.store.store import Store
+
+STATUS_MAX_AGE_S = 0.5
+"""A status that is younger answers another request, so that many readers cost as much as one."""
+
+EVENT_S = 1.0
+"""Seconds between two events of a status page."""
+
+PLANS_SHOWN = 12
+
+_PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+
+class NodePages:
+    """The routes of one node: its store, and its service for other nodes."""
+
+    def __init__(self, store: Store, service: TargetService) -> None:
+        self._store = store
+        self._service = service
+        self._lock = asyncio.Lock()
+        self._status: dict[str, Any] = {}
+        self._taken_at_s = float("-inf")
+
+    def routes(self) -> Routes:
+        """Return what each path answers."""
+        return Routes(
+            {
+                "/": self._page,
+                "/events": self._events,
+                "/metrics": self._metrics,
+                "/status.json": self._json,
+                "/healthz": self._health,
+                "/readyz": self._readiness,
+            },
+            public=frozenset({"/healthz", "/readyz"}),
+        )
+
+    async def _page(self) -> Answer:
+        page = resources.files("holdfast.node.http").joinpath("status.html").read_bytes()
+        headers = {"Content-Security-Policy": _PAGE_POLICY, "Referrer-Policy": "no-referrer"}
+        return Answer(HTTPStatus.OK, page, "text/html; charset=utf-8", headers)
+
+    async def _metrics(self) -> Answer:
+        status = await self._current()
+        samples = [*node_samples(status), *target_samples(status["target"])]
+        return Answer(HTTPStatus.OK, exposition(samples).encode(), CONTENT_TYPE)
+
+    async def _json(self) -> Answer:
+        body = msgspec.json.encode(await self._current())
+        return Answer(HTTPStatus.OK, body, "application/json")
+
+    async def _events(self) -> Answer:
+        return Answer(HTTPStatus.OK, self._stream(), "text/event-stream")
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        while True:
+            yield b"data: " + msgspec.json.encode(await self._current()) + b"\n\n"
+            await asyncio.sleep(EVENT_S)
+
+    async def _health(self) -> Answer:
+        """Answer 200 while the store is open."""
+        if self._store.gone:
+            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{self._store.gone}\n".encode())
+        return Answer(HTTPStatus.OK, b"ok\n")
+
+    async def _readiness(self) -> Answer:
+        """Answer 200 once the disk tiers are recovered: then what they held is found again."""
+        if self._store.gone or not self._store.recovery.wait(0):
+            why = self._store.gone or "the disk tiers are being recovered"
+            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{why}\n".encode())
+        return Answer(HTTPStatus.OK, b"ready\n")
+
+    async def _current(self) -> dict[str, Any]:
+        """Return the status, at most `STATUS_MAX_AGE_S` old; taken on another thread."""
+        async with self._lock:
+            if time.monotonic() - self._taken_at_s > STATUS_MAX_AGE_S:
+                loop = asyncio.get_running_loop()
+                self._status = await loop.run_in_executor(None, self._take)
+                self._taken_at_s = time.monotonic()
+            return self._status
+
+    def _take(self) -> dict[str, Any]:
+        status = self._store.status()
+        plans = self._store.estimates.plans()
+        return {
+            **status,
+            "target": self._service.status(),
+            "plans": plans["plans"][:PLANS_SHOWN],
+            "right": plans["right"],
+        }

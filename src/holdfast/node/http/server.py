@@ -1,0 +1,230 @@
+"""A read-only HTTP/1.1 server on a thread of its own, with a bound on everything a client may do.
+
+It answers GET and HEAD, closes each connection after its answer, and reads no request body. Clients
+that are slow to ask or to read are cut, and connections above the limit get 503, so that neither a
+scrape that hangs nor a page that 200 browsers leave open costs the node more than `LIMITS` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hmac
+import logging
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import NamedTuple, Self
+
+from holdfast.limits import KIB
+
+_CRLF2 = b"\r\n\r\n"
+_BACKLOG = 64
+_START_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class HttpLimits(NamedTuple):
+    """Bounds on clients; times in seconds.
+
+    A request has at most `head_bytes` and must arrive within `head_s`. An answer, or one event of a
+    stream, must be read within `write_s`. Of `connections` at most `streams` may be streams.
+    """
+
+    head_bytes: int = 8 * KIB
+    head_s: float = 5.0
+    write_s: float = 10.0
+    connections: int = 64
+    streams: int = 32
+
+
+LIMITS = HttpLimits()
+
+
+class Answer(NamedTuple):
+    """An answer: its status, its body (whole, or a stream of parts) and the body's type."""
+
+    status: HTTPStatus
+    body: bytes | AsyncIterator[bytes]
+    content_type: str = "text/plain; charset=utf-8"
+    headers: Mapping[str, str] = {}
+
+
+Route = Callable[[], Awaitable[Answer]]
+
+
+class Routes(NamedTuple):
+    """What each path answers; those in `public` need no token."""
+
+    of_path: Mapping[str, Route]
+    public: frozenset[str] = frozenset()
+
+
+class HttpServer:
+    """Serves a bound socket until `close`, and owns it.
+
+    `token`: secret that a client presents as a bearer token or as the password of basic
+    authentication; empty if the routes are open to whoever can connect.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        routes: Routes,
+        token: bytes = b"",
+        limits: HttpLimits = LIMITS,
+    ) -> None:
+        self._listener = listener
+        self._routes = routes
+        self._token = token
+        self._limits = limits
+        self._connections: set[asyncio.Task[None]] = set()
+        self._streams = 0
+        self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._listening = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-http", daemon=True)
+
+    def start(self) -> Self:
+        """Answer clients from now on."""
+        self._thread.start()
+        self._listening.wait(_START_S)
+        return self
+
+    def close(self) -> None:
+        """Cut all clients and stop listening."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        except Exception:  # noqa: BLE001  # the node serves engines without it
+            _log.exception("metrics and status are not served any more")
+        finally:
+            self._listening.set()
+            self._loop.close()
+            self._listener.close()
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(
+            self._accept, sock=self._listener, limit=self._limits.head_bytes, backlog=_BACKLOG
+        )
+        self._listening.set()
+        await self._over.wait()
+        server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._loop.shutdown_default_executor()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None:  # pragma: no cover  # asyncio runs it as a task
+            return
+        self._connections.add(task)
+        try:
+            async with asyncio.timeout(self._limits.head_s):
+                head = await reader.readuntil(_CRLF2)
+            answer = await self._answer(head)
+            await self._send(writer, answer, with_body=not head.startswith(b"HEAD "))
+        except (TimeoutError, OSError, asyncio.IncompleteReadError):
+            pass  # the client went away or was too slow
+        except asyncio.LimitOverrunError:
+            await self._refuse(writer, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        except Exception:  # noqa: BLE001  # the client hears it, and others are answered
+            _log.exception("an HTTP request failed")
+            await self._refuse(writer, HTTPStatus.INTERNAL_SERVER_ERROR)
+        finally:
+            self._connections.discard(task)
+            writer.transport.abort()
+
+    async def _answer(self, head: bytes) -> Answer:
+        """Return the answer to a request, given its head."""
+        if len(self._connections) > self._limits.connections:
+            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "5"})
+        method, _, rest = head.partition(b" ")
+        target, _, version = rest.partition(b"\r\n")[0].rpartition(b" ")
+        if not version.startswith(b"HTTP/1."):
+            return _refusal(HTTPStatus.BAD_REQUEST)
+        if method not in (b"GET", b"HEAD"):
+            return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"})
+        path = target.partition(b"?")[0].decode("ascii", "replace")
+        route = self._routes.of_path.get(path)
+        if route is None:
+            return _refusal(HTTPStatus.NOT_FOUND)
+        if path not in self._routes.public and not self._may_enter(head):
+            return _refusal(HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": 'Basic realm="holdfast"'})
+        return await route()
+
+    def _may_enter(self, head: bytes) -> bool:
+        """Return whether a request presents the token, if there is one."""
+        if not self._token:
+            return True
+        for line in head.split(b"\r\n")[1:]:
+            name, _, value = line.partition(b":")
+            if name.strip().lower() == b"authorization":
+                return hmac.compare_digest(_secret_of(value.strip()), self._token)
+        return False
+
+    async def _send(
+        self, writer: asyncio.StreamWriter, answer: Answer, *, with_body: bool = True
+    ) -> None:
+        if not isinstance(answer.body, bytes) and self._streams >= self._limits.streams:
+            answer = _refusal(HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "5"})
+        headers = {
+            "Content-Type": answer.content_type,
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "Connection": "close",
+            **answer.headers,
+        }
+        if isinstance(answer.body, bytes):
+            headers["Content-Length"] = str(len(answer.body))
+        lines = [f"HTTP/1.1 {answer.status.value} {answer.status.phrase}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        if isinstance(answer.body, bytes):
+            writer.write(answer.body if with_body else b"")
+            await self._drain(writer)
+        elif with_body:
+            await self._stream(writer, answer.body)
+        writer.close()
+        await asyncio.wait_for(writer.wait_closed(), self._limits.write_s)
+
+    async def _stream(self, writer: asyncio.StreamWriter, parts: AsyncIterator[bytes]) -> None:
+        self._streams += 1
+        try:
+            async for part in parts:
+                writer.write(part)
+                await self._drain(writer)
+        finally:
+            self._streams -= 1
+
+    async def _drain(self, writer: asyncio.StreamWriter) -> None:
+        await asyncio.wait_for(writer.drain(), self._limits.write_s)
+
+    async def _refuse(self, writer: asyncio.StreamWriter, status: HTTPStatus) -> None:
+        with contextlib.suppress(TimeoutError, OSError):
+            await self._send(writer, _refusal(status))
+
+
+def _refusal(status: HTTPStatus, headers: Mapping[str, str] | None = None) -> Answer:
+    return Answer(status, f"{status.value} {status.phrase}\n".encode(), headers=headers or {})
+
+
+def _secret_of(value: bytes) -> bytes:
+    """Return the secret of an Authorization header: a bearer token, or a basic password."""
+    scheme, _, rest = value.partition(b" ")
+    if scheme.lower() == b"bearer":
+        return rest.strip()
+    if scheme.lower() != b"basic":
+        return b""
+    with contextlib.suppress(binascii.Error):
+        return base64.b64decode(rest).partition(b":")[2]
+    return b""

@@ -1,0 +1,20 @@
+"""`holdfast top`: views of a running node."""
+
+import re
+
+
+def test_views_follow_each_other_in_a_pipe(holdfast, node, save):
+    save(node, 3).close()
+    done = holdfast("top", "--node", node, "--views", 2, "--every", 0.1)
+    assert done.returncode == 0, done.stderr
+    views = done.stdout.split("since start")[1:]
+    assert len(views) == 2
+    assert re.search(r"host +\d+ % +16 MiB +3 ", views[1])
+    assert "/s" in views[1]
+    assert "waiting writes" in views[1]
+
+
+def test_an_interval_out_of_bounds_is_refused(holdfast, node):
+    done = holdfast("top", "--node", node, "--every", 0)
+    assert done.returncode == 2
+    assert "--every 0: is not from 0.1 to 3,600 seconds" in done.stderr

@@ -1,0 +1,110 @@
+"""A real node's metrics, health and status over HTTP equal what it did."""
+
+import json
+import re
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+
+from holdfast.metrics import METRICS
+
+KEYS = 6
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def fetch(url, headers=None):
+    request = urllib.request.Request(url, headers=headers or {})
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return reply.read().decode()
+
+
+def values(text):
+    """Return the value of each sample by its name and labels as text."""
+    samples = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return {name.removeprefix("holdfast_"): float(value) for name, value in samples}
+
+
+@pytest.fixture
+def url(start_node):
+    port = free_port()
+    node = start_node(http={"listen": f"tcp://127.0.0.1:{port}"})
+    return node, f"http://127.0.0.1:{port}"
+
+
+def test_a_scrape_equals_an_independent_count(url, engine, names):
+    node, base = url
+    one, keys = engine(node.address), names("context", KEYS)
+    one.save(keys)
+    lease = one.read(keys)
+    one.until_on_disk(KEYS)
+    found = values(fetch(f"{base}/metrics"))
+    assert lease is not None
+    assert found['calls_total{operation="save",outcome="ok"}'] == 1
+    assert found['call_blocks_total{operation="save"}'] == KEYS
+    assert found['call_blocks_total{operation="fetch"}'] == KEYS
+    assert found['call_seconds_count{operation="fetch"}'] == 1
+    assert found["blocks"] == KEYS
+    assert found['tier_records{tier="disk"}'] == KEYS
+    assert found["ready"] == 1
+
+
+def test_every_metric_that_is_scraped_is_in_the_table(url):
+    _, base = url
+    names = re.findall(r"^# TYPE holdfast_(\S+) (\S+)$", fetch(f"{base}/metrics"), re.MULTILINE)
+    assert names
+    assert all(METRICS[name].kind == kind for name, kind in names)
+
+
+def test_probes_and_the_page_and_its_events(url):
+    _, base = url
+    assert fetch(f"{base}/healthz") == "ok\n"
+    assert fetch(f"{base}/readyz") == "ready\n"
+    assert "<title>Holdfast node</title>" in fetch(base)
+    with urllib.request.urlopen(f"{base}/events", timeout=60) as stream:
+        status = json.loads(stream.readline().removeprefix(b"data: "))
+    assert status["activity"]["prompts"] == 0
+    assert json.loads(fetch(f"{base}/status.json"))["incarnation"] == status["incarnation"]
+
+
+def test_a_token_guards_all_but_the_probes(start_node, tmp_path):
+    port, file = free_port(), tmp_path / "token"
+    file.write_text("secret-of-16-bytes\n")
+    start_node(http={"listen": f"tcp://0.0.0.0:{port}", "token_file": str(file)})
+    base = f"http://127.0.0.1:{port}"
+    assert fetch(f"{base}/readyz") == "ready\n"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        fetch(f"{base}/metrics")
+    held = {"Authorization": "Bearer secret-of-16-bytes"}
+    assert "holdfast_info" in fetch(f"{base}/metrics", held)
+
+
+def test_metrics_come_over_a_unix_socket(start_node, tmp_path):
+    place = tmp_path / "http.sock"
+    start_node(http={"listen": f"unix://{place}"})
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(place))
+        client.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert client.makefile("rb").read().endswith(b"\r\n\r\nok\n")
+    assert place.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_port_in_use_is_named_before_anything_is_opened(start_node, holdfast, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        file = tmp_path / "second.yaml"
+        config = {
+            "listen": f"unix://{tmp_path}/second.sock",
+            "tiers": [{"kind": "host", "capacity": 16 << 20}],
+            "http": {"listen": address},
+        }
+        file.write_text(json.dumps(config))
+        done = holdfast("serve", "--config", file)
+    assert done.returncode == 3
+    assert f"http.listen: '{address}': Address already in use; choose another" in done.stderr

@@ -1,0 +1,186 @@
+"""The HTTP server against clients that are slow, greedy, unauthorized or broken."""
+
+import asyncio
+import base64
+import socket
+import time
+from http import HTTPStatus
+
+import pytest
+
+from holdfast.node.http.server import Answer, HttpLimits, HttpServer, Routes
+from holdfast.node.remote.server import bind
+
+TOKEN = b"0123456789abcdef"
+LIMITS = HttpLimits(head_bytes=2_048, head_s=0.5, write_s=0.5, connections=8, streams=2)
+
+
+async def hello():
+    return Answer(HTTPStatus.OK, b"hello\n")
+
+
+async def large():
+    return Answer(HTTPStatus.OK, bytes(64 << 20), "application/octet-stream")
+
+
+async def broken():
+    raise ValueError("a fault of the route")
+
+
+async def events():
+    async def parts():
+        while True:
+            yield b"data: 1\n\n"
+            await asyncio.sleep(0.01)
+
+    return Answer(HTTPStatus.OK, parts(), "text/event-stream")
+
+
+PATHS = {"/": hello, "/large": large, "/broken": broken, "/events": events, "/open": hello}
+
+
+@pytest.fixture
+def serve():
+    """Start a server; returns a function that connects to it."""
+    servers, clients = [], []
+
+    def start(token=b""):
+        listener = bind("tcp://127.0.0.1:0")
+        place = listener.getsockname()
+        routes = Routes(PATHS, public=frozenset({"/open"}))
+        servers.append(HttpServer(listener, routes, token, LIMITS).start())
+
+        def connect(request=b""):
+            client = socket.create_connection(place, timeout=30)
+            clients.append(client)
+            client.sendall(request)
+            return client
+
+        return connect
+
+    yield start
+    for server in servers:
+        server.close()
+    for client in clients:
+        client.close()
+
+
+def answer_to(client):
+    """Return the status line, and all that follows, until the server closes."""
+    data = b""
+    try:
+        while part := client.recv(1 << 16):
+            data += part
+    except ConnectionResetError:
+        pass
+    status, _, rest = data.partition(b"\r\n")
+    return status.decode(), rest
+
+
+def get(path="/", *headers):
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: x", *headers, "", ""]).encode()
+
+
+def test_a_known_path_is_answered_and_the_connection_closed(serve):
+    status, rest = answer_to(serve()(get("/?q=1")))
+    head, _, body = rest.partition(b"\r\n\r\n")
+    assert status == "HTTP/1.1 200 OK"
+    assert b"Content-Length: 6" in head
+    assert body == b"hello\n"
+
+
+def test_head_has_no_body(serve):
+    status, rest = answer_to(serve()(get().replace(b"GET", b"HEAD")))
+    assert status == "HTTP/1.1 200 OK"
+    assert rest.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "code"),
+    [
+        (b"garbage\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", 400),  # the start of TLS
+        (b"GET / HTTP/2\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n", 405),
+        (get("/nothing"), 404),
+        (get("/../../etc/passwd"), 404),
+        (get("/\xff"), 404),
+        (get("/broken"), 500),
+        (b"GET / HTTP/1.1\r\nX: " + b"y" * 8_192, 431),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_and_others_are_answered(serve, request_bytes, code):
+    connect = serve()
+    assert answer_to(connect(request_bytes))[0].startswith(f"HTTP/1.1 {code} ")
+    assert answer_to(connect(get()))[0] == "HTTP/1.1 200 OK"
+
+
+def test_a_request_that_does_not_end_is_cut(serve):
+    connect = serve()
+    slow = connect(b"GET / HT")
+    assert slow.recv(1) == b""
+    assert answer_to(connect(get()))[0] == "HTTP/1.1 200 OK"
+
+
+def test_a_client_that_does_not_read_is_cut(serve):
+    connect = serve()
+    scrape = connect(get("/large"))
+    time.sleep(4 * LIMITS.write_s)
+    status, rest = answer_to(scrape)
+    assert status == "HTTP/1.1 200 OK"
+    assert len(rest) < 64 << 20
+
+
+def test_connections_above_the_limit_are_told_to_come_again(serve):
+    connect = serve()
+    waiting = [connect(b"GET") for _ in range(LIMITS.connections)]
+    statuses = set()
+    for _ in range(3):
+        status, rest = answer_to(connect(get()))
+        statuses.add(status)
+        assert b"Retry-After: 5" in rest
+    assert statuses == {"HTTP/1.1 503 Service Unavailable"}
+    for client in waiting:
+        assert client.recv(1) == b""
+    assert answer_to(connect(get()))[0] == "HTTP/1.1 200 OK"
+
+
+def test_pages_left_open_do_not_keep_out_a_scrape(serve):
+    connect = serve()
+    pages = [connect(get("/events")) for _ in range(LIMITS.streams)]
+    for page in pages:
+        assert page.recv(12) == b"HTTP/1.1 200"
+    assert answer_to(connect(get("/events")))[0] == "HTTP/1.1 503 Service Unavailable"
+    assert answer_to(connect(get()))[0] == "HTTP/1.1 200 OK"
+    pages.pop().close()
+    end_s = time.monotonic() + 30
+    while connect(get("/events")).recv(12) != b"HTTP/1.1 200":
+        assert time.monotonic() < end_s
+
+
+def test_only_who_has_the_token_reads_what_is_not_public(serve):
+    connect = serve(TOKEN)
+    basic = base64.b64encode(b"anyone:" + TOKEN).decode()
+    for header, code in (
+        ("X: y", 401),
+        ("Authorization: Bearer wrong", 401),
+        ("Authorization: Basic !!", 401),
+        ("Authorization: Basic " + base64.b64encode(b"anyone:wrong").decode(), 401),
+        ("Authorization: Digest x", 401),
+        (f"authorization: bearer {TOKEN.decode()}", 200),
+        (f"Authorization: Basic {basic}", 200),
+    ):
+        assert answer_to(connect(get("/", header)))[0].startswith(f"HTTP/1.1 {code} "), header
+    assert answer_to(connect(get("/open")))[0] == "HTTP/1.1 200 OK"
+
+
+def test_closing_cuts_clients_and_frees_the_port():
+    listener = bind("tcp://127.0.0.1:0")
+    place = listener.getsockname()
+    server = HttpServer(listener, Routes(PATHS), limits=LIMITS).start()
+    with socket.create_connection(place, timeout=30) as page:
+        page.sendall(get("/events"))
+        assert page.recv(12) == b"HTTP/1.1 200"
+        server.close()
+        answer_to(page)  # ends
+    bind(f"tcp://127.0.0.1:{place[1]}").close()

@@ -1,0 +1,61 @@
+"""The table of metrics, and the text that Prometheus reads."""
+
+import re
+
+import holdfast
+from holdfast.metrics import METRICS, OTHER, Sample, exposition, node_samples, target_samples
+
+LINE = re.compile(r'[a-z_]+(\{([a-z]+="([^"\\\n]|\\.)*",?)+\})? \S+')
+TARGET = dict.fromkeys(("connections", "requests", "refused", "received_bytes", "sent_bytes"), 1)
+
+
+def samples_of(status):
+    return [*node_samples(status), *target_samples(TARGET)]
+
+
+def test_every_sample_of_a_store_is_in_the_table_with_its_labels():
+    with holdfast.open(host="16 MiB") as store:
+        for sample in samples_of(store.status()):
+            assert len(sample.labels) == len(METRICS[sample.name].labels), sample
+
+
+def test_names_follow_the_conventions_of_prometheus():
+    for metric in METRICS.values():
+        assert re.fullmatch("[a-z]+(_[a-z]+)*", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+        assert metric.meaning.endswith(".")
+        assert metric.meaning.isascii()
+
+
+def test_each_line_is_a_comment_or_a_sample_and_each_metric_has_one_head():
+    with holdfast.open(host="16 MiB") as store:
+        lines = exposition(samples_of(store.status())).splitlines()
+    heads = [line for line in lines if line.startswith("# TYPE")]
+    assert len(heads) == len(set(heads))
+    for line in lines:
+        assert line.startswith("# ") or LINE.fullmatch(line), line
+
+
+def test_a_histogram_has_growing_buckets_a_sum_and_a_count():
+    data = {"bounds": [0.1, 1.0], "counts": [2, 0, 3], "sum": 7.5}
+    assert exposition([Sample("call_seconds", ("fetch",), data)]).splitlines()[2:] == [
+        'holdfast_call_seconds_bucket{operation="fetch",le="0.1"} 2',
+        'holdfast_call_seconds_bucket{operation="fetch",le="1.0"} 2',
+        'holdfast_call_seconds_bucket{operation="fetch",le="+Inf"} 5',
+        'holdfast_call_seconds_sum{operation="fetch"} 7.5',
+        'holdfast_call_seconds_count{operation="fetch"} 5',
+    ]
+
+
+def test_a_label_may_hold_any_text():
+    text = exposition([Sample("evictions_total", ('a"b\\c\nd',), 1)])
+    assert text.splitlines()[-1] == 'holdfast_evictions_total{tier="a\\"b\\\\c\\nd"} 1'
+
+
+def test_a_thousand_domains_without_a_name_here_are_one_label_value():
+    with holdfast.open(host="16 MiB") as store:
+        status = store.status()
+    stranger = {**status["domains"][0], "configured": False, "used_bytes": {"host": 10}}
+    status["domains"] += [{**stranger, "domain": f"{n:032x}"} for n in range(1_000)]
+    used = [each for each in node_samples(status) if each.name == "domain_used_bytes"]
+    assert [(each.labels, each.value) for each in used[1:]] == [((OTHER, "host"), 10_000)]
