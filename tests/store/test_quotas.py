@@ -275,6 +275,7 @@ def test_status_tells_fill_and_quotas(two):
     found = {entry["domain"]: entry for entry in one.store.status()["domains"]}
     assert found["flood"] == {
         "domain": "flood",
+        "configured": True,
         "unreadable": 0,
         "share": 3.0,
         "reserved_bytes": MIB,

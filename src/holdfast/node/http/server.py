@@ -135,6 +135,8 @@ class HttpServer:
             await self._send(writer, answer, with_body=not head.startswith(b"HEAD "))
         except (TimeoutError, OSError, asyncio.IncompleteReadError):
             pass  # the client went away or was too slow
+        except asyncio.CancelledError:
+            pass  # the server closes; asyncio would log it
         except asyncio.LimitOverrunError:
             await self._refuse(writer, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         except Exception:  # noqa: BLE001  # the client hears it, and others are answered
