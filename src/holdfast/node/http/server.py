@@ -24,6 +24,7 @@ from holdfast.limits import KIB
 _CRLF2 = b"\r\n\r\n"
 _BACKLOG = 64
 _START_S = 5.0
+_CANCEL_S = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -118,9 +119,10 @@ class HttpServer:
         self._listening.set()
         await self._over.wait()
         server.close()
-        for connection in self._connections:
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        while connections := list(self._connections):  # one accepted just now may begin late
+            for connection in connections:
+                connection.cancel()
+            await asyncio.wait(connections, timeout=_CANCEL_S)
         await self._loop.shutdown_default_executor()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -197,7 +199,8 @@ class HttpServer:
         elif with_body:
             await self._stream(writer, answer.body)
         writer.close()
-        await asyncio.wait_for(writer.wait_closed(), self._limits.write_s)
+        async with asyncio.timeout(self._limits.write_s):
+            await writer.wait_closed()
 
     async def _stream(self, writer: asyncio.StreamWriter, parts: AsyncIterator[bytes]) -> None:
         self._streams += 1
@@ -209,7 +212,8 @@ class HttpServer:
             self._streams -= 1
 
     async def _drain(self, writer: asyncio.StreamWriter) -> None:
-        await asyncio.wait_for(writer.drain(), self._limits.write_s)
+        async with asyncio.timeout(self._limits.write_s):
+            await writer.drain()
 
     async def _refuse(self, writer: asyncio.StreamWriter, status: HTTPStatus) -> None:
         with contextlib.suppress(TimeoutError, OSError):
