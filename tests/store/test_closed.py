@@ -200,7 +200,7 @@ def test_a_process_that_ends_without_close_has_written_what_it_saved(end, status
         for seed in range(40):
             assert session.cover(tokens_for(seed, 100)) == 3_200
             found = np.zeros_like(blocks_for(seed, 100))
-            assert session.fetch(tokens_for(seed, 100), into=found).blocks == 100
+            assert session.fetch(tokens_for(seed, 100), found, deadline_s=60).blocks == 100
             assert (found == blocks_for(seed, 100)).all()
 
 
@@ -244,7 +244,7 @@ tiers: [{{kind: host, capacity: 64 MiB}}, {{kind: disk, path: {tmp_path}/tier, c
         for seed in range(40):
             assert session.cover(tokens_for(seed, 100)) == 3_200
             found = np.zeros_like(blocks_for(seed, 100))
-            assert session.fetch(tokens_for(seed, 100), into=found).blocks == 100
+            assert session.fetch(tokens_for(seed, 100), found, deadline_s=60).blocks == 100
             assert (found == blocks_for(seed, 100)).all()
 
 
