@@ -237,6 +237,19 @@ plain = st.recursive(
 )
 
 
+@pytest.mark.parametrize(
+    "section", ["engine", "scrub", "tls", "tokens", "register", "http", "domains.d"]
+)
+def test_an_unknown_key_of_any_section_is_refused_with_the_known_ones(section):
+    data = {"listen": "unix:///tmp/node", "tiers": [{"kind": "host", "capacity": "1 MiB"}]}
+    here = data
+    for name in section.split("."):
+        here = here.setdefault(name, {})
+    here["unheard"] = 1
+    with pytest.raises(ConfigError, match=r"unheard.*known here: "):
+        parse(data)
+
+
 @given(st.dictionaries(words | st.sampled_from(Config.__struct_fields__), plain, max_size=5))
 def test_made_up_configurations_are_refused_in_words_and_never_crash(made_up):
     try:

@@ -24,15 +24,9 @@ from holdfast.config.defaults import (
 from holdfast.config.installed import convert_size, unwrapped, wrapped
 from holdfast.config.options import (
     Config,
-    DomainOptions,
-    EngineOptions,
     HostOptions,
     InstalledOptions,
-    RegisterOptions,
-    ScrubOptions,
     TierOptions,
-    TlsOptions,
-    TokenOptions,
     kind_of,
 )
 from holdfast.errors import ConfigError
@@ -48,16 +42,18 @@ _LONE = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
 """Unpaired surrogates that no encoding of a file name produces."""
 _KEY = re.compile(r"[A-Za-z0-9_-]+|\.{3}")
 
-_SECTIONS: dict[str, type[msgspec.Struct]] = {
-    "": Config,
-    "tiers": DiskOptions,
-    "domains": DomainOptions,
-    "engine": EngineOptions,
-    "tls": TlsOptions,
-    "tokens": TokenOptions,
-    "register": RegisterOptions,
-    "scrub": ScrubOptions,
-}
+
+def _sections() -> dict[str, type[msgspec.Struct]]:
+    """Return the options of each section of a configuration; "" stands for the top level."""
+    sections: dict[str, type[msgspec.Struct]] = {"": Config}
+    for name, hint in get_type_hints(Config).items():
+        for part in (hint, *get_args(hint)):
+            if isinstance(part, type) and issubclass(part, msgspec.Struct):
+                sections[name] = part
+    return sections | {"tiers": DiskOptions}
+
+
+_SECTIONS = _sections()
 
 _KINDS: dict[str, type[msgspec.Struct]] = {
     "host": HostOptions,
