@@ -338,6 +338,7 @@ def test_chunks_and_preemption_change_nothing(rig):
     prompts = [prompt_of(f"preempted {i}", 420) for i in range(5)]
     rig.start("small", rig.node.address, kv_cache_memory_bytes=8 * MIB,
               max_model_len=1024, max_num_batched_tokens=200)  # fmt: skip
+    rig["small"]  # once it is ready, other engines' reports have arrived
     before = rig.counted()
     for _ in range(2):
         answers = rig["small"].ask(prompts=prompts, tokens=100)

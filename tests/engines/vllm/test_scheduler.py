@@ -6,7 +6,7 @@ pytest.importorskip("vllm")
 from holdfast.blocks.key import unpack_keys
 from holdfast.engines.vllm.scheduler import NODE_SHARE, SAVE_BLOCKS
 from holdfast.errors import NodeGoneError, RefusedError
-from holdfast.wire.local.messages import Cover, Covered
+from holdfast.wire.local.messages import Cover, Covered, Observed
 
 
 @pytest.fixture
@@ -263,6 +263,20 @@ def test_a_load_that_failed_whole_is_not_tried_again(rig):
     rig.side.on_worker_output(rig.fakes.outcome(ended=["r"], invalid=[5, 6, 7]))
     assert rig.side.matched_tokens(request, 0) == (0, False)
     assert rig.side.matched_tokens(request, 8) == (0, False)
+
+
+def test_a_request_whose_load_failed_whole_is_counted_twice_as_vllm_counts_it(rig):
+    rig.held = 3
+    request = rig.request(30)
+    rig.side.matched_tokens(request, 0)
+    rig.side.allocated(request, [5, 6, 7, 8], 24)
+    rig.side.on_worker_output(rig.fakes.outcome(ended=["r"], invalid=[5, 6, 7]))
+    rig.side.matched_tokens(request, 8)
+    rig.side.allocated(request, [5, 6, 7, 8], 0)
+    rig.side.allocated(request, [5, 6, 7, 8], 0)
+    rig.side.on_finished(request)
+    prompts = [prompt for report in rig.client.of(Observed) for prompt in report.prompts]
+    assert prompts == [(30, 0, {"host": 24}), (30, 8, {})]
 
 
 def test_failures_of_other_pages_do_not_touch_a_load(rig):

@@ -1,4 +1,4 @@
-"""vLLM's scheduling, played at random: whatever is saved or loaded must be what its name says."""
+"""vLLM's scheduling, played at random: blocks must be what their names say, and counts vLLM's."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from holdfast.blocks.key import Chain, unpack_keys
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.scheduler import SchedulerSide
 from holdfast.engines.vllm.work import Handshake
-from holdfast.wire.local.messages import Covered
+from holdfast.wire.local.messages import Covered, Observed
 
 PAGE, PER_BLOCK = 2, 2
 BLOCK = PAGE * PER_BLOCK
@@ -33,7 +33,8 @@ class Engine:
         self.next_page = 0
         self.waiting, self.loading, self.running = [], [], []
         self.page_ids = {}
-        client = fakes.Client(self.cover)
+        self.queries, self.hits = 0, 0
+        self.client = client = fakes.Client(self.cover)
         namespace = Handshake(FINGERPRINT, 64, BLOCK, PAGE)
         links = [fakes.Link(client)]
         reporter = fakes.Teller(links)
@@ -136,6 +137,9 @@ class Engine:
                 ids.append(page)
                 local += 1
             external, later = self.side.matched_tokens(request, local * PAGE)
+            if not request.num_preemptions:
+                self.queries += request.num_tokens - local * PAGE
+                self.hits += external
             assert later == (external > 0)
             assert external % PAGE == 0
             assert local * PAGE + external < request.num_tokens
@@ -204,6 +208,9 @@ def test_no_block_is_saved_or_loaded_under_another_name(fakes, data):
     while engine.waiting or engine.running:
         engine.step()
         engine.finish()
+    prompts = [prompt for report in engine.client.of(Observed) for prompt in report.prompts]
+    assert sum(tokens - local for tokens, local, _ in prompts) == engine.queries
+    assert sum(sum(loaded.values()) for _, _, loaded in prompts) == engine.hits
 
 
 def test_a_context_computed_once_is_loaded_by_the_next_request(fakes):

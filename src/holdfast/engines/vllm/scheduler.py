@@ -135,7 +135,9 @@ class SchedulerSide:
             self._ask(tracked, self._clients())
         if tracked.question is not None and not self._answered(tracked, tracked.question):
             return None, False
+        tracked.is_counted = False  # like vLLM, count a request again if its load failed
         if tracked.load_failed:  # the plan is not ended, because the load's time was spent on it
+            tracked.local_tokens = local_tokens
             return 0, False
         if self._asks_again(tracked, local_tokens):
             return None, False
