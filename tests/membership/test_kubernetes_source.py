@@ -1,7 +1,5 @@
 """EndpointSlices: listed and watched from a small API server that behaves like the real one."""
 
-import datetime as dt
-import ipaddress
 import json
 import queue
 import ssl
@@ -18,6 +16,7 @@ from holdfast.membership.kubernetes_source import KubernetesOptions, KubernetesS
 from holdfast.membership.member_list import host_and_port
 from holdfast.membership.members import Member, MemberState
 from holdfast.testing.membership_contract import MembershipContract, ReportedViews, wait_for_trouble
+from holdfast_bench.harness.certificates import Authority
 
 PATH = "/apis/discovery.k8s.io/v1/namespaces/kv/endpointslices"
 TOKEN = "token-1"
@@ -349,52 +348,19 @@ def test_a_server_is_named_by_a_url():
 
 def test_the_servers_certificate_is_verified(api, account):
     api.put("one", pod("p-0", "10.1.0.1"))
-    ours, other = certificate(account, "ours"), certificate(account, "other")
+    ours, other = Authority(account, "ours"), Authority(account, "other")
+    issued = ours.issue("api")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*ours)
+    context.load_cert_chain(issued.cert, issued.key)
     api.socket = context.wrap_socket(api.socket, server_side=True)
     secure = api.url.replace("http:", "https:")
 
-    refusing = source_of(api, account, server=secure, ca_file=str(other[0]))
+    refusing = source_of(api, account, server=secure, ca_file=str(other.file))
     refusing.watch(ReportedViews())
     assert "certificate verify failed" in wait_for_trouble(refusing)
     refusing.close()
 
-    source, heard = source_of(api, account, server=secure, ca_file=str(ours[0])), ReportedViews()
+    source, heard = source_of(api, account, server=secure, ca_file=str(ours.file)), ReportedViews()
     source.watch(heard)
     heard.until(lambda members: len(members) == 1)
     source.close()
-
-
-def certificate(folder, name):
-    """Write a certificate for 127.0.0.1 that signs itself; return its file and its key's."""
-    x509 = pytest.importorskip("cryptography.x509", reason="certificates need cryptography")
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    now = dt.datetime.now(dt.UTC)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    files = folder / f"{name}.crt", folder / f"{name}.key"
-    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    files[1].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return files
