@@ -3,8 +3,10 @@
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -75,3 +77,69 @@ def reported(tmp_path):
         return status, json.loads(target.read_text())["rows"]
 
     return run
+
+
+def run_apt(*command, folder="."):
+    """Run an apt or dpkg command; return the reason if it fails, else an empty text."""
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=240, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if not done.returncode:
+        return ""
+    message = (done.stderr.strip() or "no error message").splitlines()[-1]
+    return f"`{' '.join(command)}` fails: {message}"
+
+
+@pytest.fixture(scope="session")
+def install_package():
+    """Install a Debian package; return the reason if that fails, else an empty text."""
+
+    def install(package):
+        options = ["-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=200"]
+        return run_apt("apt-get", "install", *options, package)
+
+    return install
+
+
+@pytest.fixture(scope="session")
+def find_program(install_package):
+    """Return the path of the first of `names`; skip if there is none and none can be installed."""
+
+    def find(package, *names):
+        for attempt in ("", "installed"):
+            reason = install_package(package) if attempt else ""
+            if found := next(filter(None, map(shutil.which, names)), None):
+                return found
+        return pytest.skip(f"no {names[0]} here, and it cannot be installed: {reason}")
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def unpack_program():
+    """Return the path of a program from an unpacked Debian package, of which no service starts.
+
+    Packages are kept unpacked beside the virtual environment's other files. Skips, with the reason,
+    if the package cannot be downloaded.
+    """
+
+    def unpack(package, name):
+        folder = Path(sys.prefix) / "debian" / package
+        program = folder / "usr" / "bin" / name
+        if program.exists():
+            return str(program)
+        if found := shutil.which(name):
+            return found
+        folder.mkdir(parents=True, exist_ok=True)
+        reason = run_apt("apt-get", "download", package, folder=folder)
+        for file in folder.glob("*.deb"):
+            reason = run_apt("dpkg", "-x", str(file), str(folder))
+            file.unlink()
+        if not program.exists():
+            pytest.skip(f"no {name} here, and it cannot be unpacked: {reason}")
+        return str(program)
+
+    return unpack

@@ -3,14 +3,12 @@
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
 import time
 import urllib.parse
 import urllib.request
-from pathlib import Path
 
 import pytest
 import yaml
@@ -20,15 +18,6 @@ from holdfast.metrics import METRICS
 NAME = re.compile(r"\bholdfast_[a-z_]+")
 UNIT = re.compile("_(bucket|sum|count)$")
 READY_S = 120
-
-
-def program(name):
-    """The path of a program of Prometheus: installed, or unpacked by `make`."""
-    unpacked = Path(sys.prefix) / "prometheus" / "usr" / "bin" / name
-    found = str(unpacked) if unpacked.exists() else shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is not installed")
-    return found
 
 
 def panels(deploy):
@@ -62,10 +51,11 @@ def test_every_rule_says_what_to_do(deploy):
         assert rule["annotations"].keys() == {"summary", "remedy"}
 
 
-def test_promtool_accepts_the_rules_and_they_fire_as_told(deploy):
+def test_promtool_accepts_the_rules_and_they_fire_as_told(deploy, unpack_program):
+    promtool = unpack_program("prometheus", "promtool")
     for arguments in (["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]):
         done = subprocess.run(
-            [program("promtool"), *arguments],
+            [promtool, *arguments],
             cwd=deploy / "prometheus",
             capture_output=True,
             text=True,
@@ -82,9 +72,9 @@ def free_port():
 
 
 @pytest.fixture
-def scraped(tmp_path):
+def scraped(tmp_path, unpack_program):
     """A real node that a real Prometheus scrapes; returns the node's URL and a query function."""
-    prometheus = program("prometheus")
+    prometheus = unpack_program("prometheus", "prometheus")
     node_port, port = free_port(), free_port()
     node_file, file = tmp_path / "node.yaml", tmp_path / "prometheus.yaml"
     node_file.write_text(

@@ -1,7 +1,6 @@
 """A real etcd, run by the tests."""
 
 import shutil
-import subprocess
 import tempfile
 import urllib.error
 import urllib.request
@@ -13,21 +12,6 @@ from holdfast.probe import free_port
 from holdfast.wire.remote.credentials import client_context
 from holdfast_bench.harness.certificates import Authority
 from holdfast_bench.harness.process import ChildProcess, wait_until
-
-
-def find_etcd():
-    """Return etcd's program; skip, saying why, where there is none and none can be installed."""
-    if found := shutil.which("etcd"):
-        return found
-    install = ["apt-get", "install", "-y", "--no-install-recommends", "etcd-server"]
-    try:
-        done = subprocess.run(install, capture_output=True, text=True, timeout=240, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        pytest.skip(f"no etcd here, and it cannot be installed: {error}")
-    if not (found := shutil.which("etcd")):
-        why = (done.stderr.strip() or "apt-get says nothing").splitlines()[-1]
-        pytest.skip(f"no etcd here, and `{' '.join(install)}` fails: {why}")
-    return found
 
 
 class EtcdServer:
@@ -71,20 +55,20 @@ class EtcdServer:
 
 
 @pytest.fixture(scope="session")
-def etcd_server():
+def etcd_server(find_program):
     """The session's etcd; a test that stops it starts it again."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-etcd-"))
-    server = EtcdServer(find_etcd(), folder)
+    server = EtcdServer(find_program("etcd-server", "etcd"), folder)
     yield server
     server.stop()
     shutil.rmtree(folder)
 
 
 @pytest.fixture
-def sealed_etcd(tmp_path):
+def sealed_etcd(tmp_path, find_program):
     """An etcd that lets in only whom its authority vouches for, and what `members` says of it."""
     authority = Authority(tmp_path)
-    server = EtcdServer(find_etcd(), tmp_path, authority.issue("etcd"))
+    server = EtcdServer(find_program("etcd-server", "etcd"), tmp_path, authority.issue("etcd"))
     ours = authority.issue("us")
     place = server.url.removeprefix("https://")
     yield server, f"etcd://{place}/pool", f"?ca={ours.ca}&cert={ours.cert}&key={ours.key}"

@@ -1,8 +1,6 @@
 """The campaign of failing system calls counts what struck, and lives as its seed says."""
 
-import contextlib
 import random
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -77,12 +75,9 @@ def test_every_kind_of_call_is_drawn(budget):
 
 
 @pytest.fixture
-def _strace():
+def _strace(find_program):
     """Skip, saying why, where there is no strace that works and none can be installed."""
-    if not injected.shutil.which("strace"):
-        install = ["apt-get", "install", "-y", "--no-install-recommends", "strace"]
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(install, capture_output=True, timeout=240, check=False)
+    find_program("strace", "strace")
     if why := injected._why_not(injected.shutil.which("strace")):
         pytest.skip(why)
 

@@ -3,7 +3,6 @@
 import asyncio
 import html
 import re
-import shutil
 import subprocess
 from http import HTTPStatus
 
@@ -39,11 +38,10 @@ measured();
 
 
 @pytest.fixture
-def browser():
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if shutil.which(name):
-            return name
-    return pytest.skip("chromium is not installed")
+def browser(find_program):
+    """The path of a browser that runs without a display."""
+    names = "chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"
+    return find_program("chromium-headless-shell", *names)
 
 
 def served(service, width):

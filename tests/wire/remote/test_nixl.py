@@ -33,18 +33,13 @@ def _loads():
 
 
 @pytest.fixture(scope="module")
-def rdma_libraries():
+def rdma_libraries(install_package):
     """Install the system's RDMA libraries; skip, saying why, where that is not possible."""
     if _loads():
         return
-    install = ["apt-get", "install", "-y", "--no-install-recommends", "ibverbs-providers"]
-    try:
-        done = subprocess.run(install, capture_output=True, text=True, timeout=240, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        pytest.skip(f"no {RDMA_LIBRARY} here, and it cannot be installed: {error}")
+    reason = install_package("ibverbs-providers")
     if not _loads():
-        why = (done.stderr.strip() or "apt-get says nothing").splitlines()[-1]
-        pytest.skip(f"no {RDMA_LIBRARY} here, and `{' '.join(install)}` fails: {why}")
+        pytest.skip(f"no {RDMA_LIBRARY} here, and it cannot be installed: {reason}")
 
 
 @pytest.mark.parametrize("status", [0, 3])
