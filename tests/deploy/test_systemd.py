@@ -2,7 +2,6 @@
 
 import configparser
 import re
-import shutil
 import subprocess
 import sys
 
@@ -15,16 +14,21 @@ EXPOSURE_MAX = 20
 """systemd's exposure score of a unit, in tenths: 0 is the least exposed, 100 the most."""
 
 
-def analyze(*arguments):
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd-analyze is not installed")
-    return subprocess.run(
-        ["systemd-analyze", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+@pytest.fixture
+def analyze(find_program):
+    """Run systemd-analyze; returns the finished process."""
+    program = find_program("systemd", "systemd-analyze")
+
+    def run(*arguments):
+        return subprocess.run(
+            [program, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
 
 
 def options_of(unit):
@@ -35,7 +39,7 @@ def options_of(unit):
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_systemd_finds_no_fault(deploy, tmp_path, name):
+def test_systemd_finds_no_fault(deploy, tmp_path, analyze, name):
     unit = tmp_path / f"holdfast-{name}.service"
     text = (deploy / "systemd" / unit.name).read_text()
     assert "/opt/holdfast/bin/holdfast serve" in text
@@ -48,7 +52,7 @@ def test_systemd_finds_no_fault(deploy, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_systemd_finds_little_exposed(deploy, name):
+def test_systemd_finds_little_exposed(deploy, analyze, name):
     unit = deploy / "systemd" / f"holdfast-{name}.service"
     done = analyze("security", "--offline=true", f"--threshold={EXPOSURE_MAX}", unit)
     assert done.returncode == 0, done.stdout
