@@ -353,6 +353,11 @@ def test_chunks_and_preemption_change_nothing(rig):
         "hits": metrics["vllm:external_prefix_cache_hits"],
     }
     until(lambda: {name: n - before[name] for name, n in rig.counted().items()} == told)
+    # So do the connector's own counters in vLLM's /metrics.
+    by_source = "vllm:holdfast_prompt_tokens_by_source:"
+    queries = metrics["vllm:holdfast_prompt_tokens"] - metrics.get(f"{by_source}engine", 0)
+    assert {"queries": queries, "hits": metrics[f"{by_source}host"]} == told
+    assert metrics["vllm:holdfast_fetched_tokens"] > 0
 
 
 def test_in_bfloat16_a_load_equals_a_local_hit_bit_for_bit(rig):

@@ -58,7 +58,7 @@ def test_a_request_that_wants_to_be_left_alone_is(fakes, client, side, said):
     """Even where the rest of its hint makes no sense: it may be there to keep a secret."""
     assert asked(fakes, side, {**said, "pin_s": 5}) == []
     assert client.sent == []
-    assert side.counts.data == {"declined_bypass": 1}
+    assert side.counts.data == {"declined_requests/bypass": 1}
 
 
 @pytest.mark.parametrize("said", [{"bypass": False}, {"bypass": False, "sessions": "chat-7"}])

@@ -72,7 +72,7 @@ def test_after_the_deadline_it_is_a_miss(rig):
     rig.now = 0.051
     assert rig.side.matched_tokens(request, 0) == (0, False)
     assert rig.client.forgotten == rig.client.of(Cover)
-    assert rig.side.counts.data == {"late_covers": 1}
+    assert rig.side.counts.data == {"calls/lookup/late": 1}
     rig.answering = True
     assert rig.side.matched_tokens(request, 0) == (0, False)
 
@@ -87,7 +87,7 @@ def test_a_busy_machine_does_not_make_an_answer_late(rig):
     assert rig.side.matched_tokens(request, 0) == (None, False)
     rig.answering = True
     assert rig.side.matched_tokens(request, 0) == (16, True)
-    assert not rig.side.counts.data
+    assert rig.side.counts.data == {"calls/lookup/ok": 1}
 
 
 def test_a_node_that_does_not_answer_is_late_on_a_busy_machine_too(rig, caplog):
@@ -98,7 +98,7 @@ def test_a_node_that_does_not_answer_is_late_on_a_busy_machine_too(rig, caplog):
     running[0] = 0.051
     with caplog.at_level("INFO", "vllm.holdfast"):
         assert rig.side.matched_tokens(request, 0) == (0, False)
-    assert rig.side.counts.data == {"late_covers": 1}
+    assert rig.side.counts.data == {"calls/lookup/late": 1}
 
 
 def test_the_node_is_told_how_long_it_may_ask_others(rig):
@@ -152,7 +152,7 @@ def test_a_node_that_fails_is_a_miss(rig, failure):
     request = rig.request(20)
     rig.client.answer = lambda _: failure
     assert rig.side.matched_tokens(request, 0) == (0, False)
-    assert rig.side.counts.data == {"gone_covers": 1}
+    assert rig.side.counts.data == {"calls/lookup/gone": 1}
 
 
 def test_without_a_node_nothing_is_asked_loaded_or_saved(rig):
@@ -312,7 +312,7 @@ def test_requests_that_tokens_do_not_describe_are_left_alone(rig, field, value, 
     request = rig.request(20, **{field: value})
     assert rig.side.matched_tokens(request, 0) == (0, False)
     assert rig.run(request, 20, [1, 2, 3]).saves == []
-    assert rig.side.counts.data == {f"declined_{kind}": 1}
+    assert rig.side.counts.data == {f"declined_requests/{kind}": 1}
     assert rig.client.sent == []
 
 
@@ -389,7 +389,7 @@ def test_a_rank_whose_node_is_gone_leaves_no_question_with_the_others(fakes):
     rig.held, rig.clients[1].gone = 3, True
     request = rig.request(30)
     assert rig.side.matched_tokens(request, 0) == (0, False)
-    assert rig.side.counts.data["gone_covers"] == 1
+    assert rig.side.counts.data["calls/lookup/gone"] == 1
     assert rig.clients[0].forgotten == rig.clients[0].of(Cover) != []
 
 

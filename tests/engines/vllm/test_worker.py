@@ -122,8 +122,8 @@ def test_a_load_fills_its_pages_and_lets_go_of_the_lease(rig):
         assert rig.holds(pages, block)
     assert rig.empty(4, 7, 8, 31)
     assert [message.lease for message in rig.client.of(Release)] == [7]
-    assert rig.side.counts.data["loads"] == 1
-    assert rig.side.counts.data["load_bytes"] == 4 * PAYLOAD
+    assert rig.side.counts.data["calls/fetch/ok"] == 1
+    assert rig.side.counts.data["fetched_bytes"] == 4 * PAYLOAD
 
 
 def test_the_lease_may_be_confirmed_within_what_is_left_of_the_deadline(rig, monkeypatch):
@@ -158,7 +158,7 @@ def test_pages_of_blocks_that_did_not_land_are_reported(rig, outcome):
     assert rig.load([9, 3, 30, 1, 2, 0, 5, 6]) == {30, 1, 2, 0, 5, 6}
     assert rig.holds([9, 3], 0)
     assert rig.empty(30, 1, 2, 0, 5, 6)
-    assert rig.side.counts.data[f"{outcome}_loads"] == 1
+    assert rig.side.counts.data[f"calls/fetch/{outcome}"] == 1
     assert rig.side.failed_pages() == set()
 
 
@@ -176,7 +176,7 @@ def test_nothing_landed_is_no_lease_to_release(rig):
 def test_without_a_node_every_page_is_reported(rig):
     rig.link.lent = None
     assert rig.load([9, 3]) == {9, 3}
-    assert rig.side.counts.data["gone_loads"] == 1
+    assert rig.side.counts.data["calls/fetch/gone"] == 1
 
 
 @pytest.mark.parametrize("dies_at", [Fetch, Release])
@@ -197,7 +197,7 @@ def test_a_place_outside_the_arena_is_not_read(rig):
     )
     assert rig.load([9, 3], keys=KEYS[:1]) == {9, 3}
     assert rig.empty(9, 3)
-    assert rig.side.counts.data["corrupt_loads"] == 1
+    assert rig.side.counts.data["calls/fetch/corrupt"] == 1
 
 
 def out_of_memory(*_):
@@ -218,7 +218,7 @@ def test_a_device_that_fails_costs_the_save_only_and_its_slots_go_back(rig, monk
     monkeypatch.setattr(rig.side._device, "gather", out_of_memory)
     for _ in range(3):
         rig.side.save(rig.saving([9, 3], KEYS[:1]))
-    assert rig.side.counts.data["failed_saves"] == 3
+    assert rig.side.counts.data["calls/save/failed"] == 3
     assert [message.ticket for message in rig.client.of(Abort)] == [1, 2, 3]
     rig.side.begin(StepWork())
     assert rig.node.committed == []
@@ -229,7 +229,7 @@ def test_a_node_that_gives_more_slots_than_asked_for_costs_the_save_only(rig):
         Reserved(1, [9 * RECORD, 10 * RECORD], "ok") if isinstance(message, Reserve) else None
     )
     rig.side.save(rig.saving([9, 3], KEYS[:1]))
-    assert rig.side.counts.data["failed_saves"] == 1
+    assert rig.side.counts.data["calls/save/failed"] == 1
     assert [message.ticket for message in rig.client.of(Abort)] == [1]
 
 
@@ -241,7 +241,7 @@ def test_slots_of_a_step_go_back_where_a_node_talks_nonsense_half_way(rig):
     work = StepWork(saves=[save._replace(depth=depth) for depth in range(3)], tokens=64)
     rig.side.begin(work)
     rig.side.save(work)
-    assert rig.side.counts.data == {"gone_saves": 3}
+    assert rig.side.counts.data == {"calls/save/gone": 3}
     assert [message.ticket for message in rig.client.of(Abort)] == [1]
     assert rig.client.of(Reserve)[2] in rig.client.forgotten
 
@@ -306,7 +306,7 @@ def test_blocks_the_node_has_or_has_no_room_for_are_not_copied(rig):
     fill(rig, [9, 3, 30, 1, 2, 0])
     rig.side.save(rig.saving([9, 3, 30, 1, 2, 0], KEYS[:3]))
     assert slot(rig, 9 * RECORD) == bytes(payload_of(KEYS[1], PAYLOAD))
-    assert rig.side.counts.data["full_saves"] == 1
+    assert rig.side.counts.data["calls/save/full"] == 1
 
 
 def test_a_node_without_slots_in_time_costs_the_save_only(rig):
@@ -317,13 +317,13 @@ def test_a_node_without_slots_in_time_costs_the_save_only(rig):
     rig.side.save(work)
     assert rig.side._backoff.timeout_s(1.0) == 0.5
     assert rig.client.forgotten == rig.client.of(Reserve)
-    assert rig.side.counts.data["late_saves"] == 1
+    assert rig.side.counts.data["calls/save/late"] == 1
 
 
 def test_a_refusal_costs_the_save_only(rig):
     rig.client.answer = lambda _: RefusedError("no such parent")
     rig.side.save(rig.saving([9, 3], KEYS[:1]))
-    assert rig.side.counts.data["refused_saves"] == 1
+    assert rig.side.counts.data["calls/save/refused"] == 1
 
 
 @pytest.mark.parametrize("when", ["before", "reserving", "committing"])
@@ -336,7 +336,7 @@ def test_a_node_that_dies_costs_the_save_only(rig, when):
     rig.client.gone = when != "before"
     rig.side.begin(StepWork())
     rig.side.begin(StepWork())
-    assert rig.side.counts.data == {"gone_saves": 1}
+    assert rig.side.counts.data == {"calls/save/gone": 1}
 
 
 def test_slots_asked_for_long_ago_are_asked_for_again(rig):

@@ -26,7 +26,7 @@ from holdfast.client.running_clock import RunningClock
 from holdfast.client.timing_reporter import TimingReporter
 from holdfast.devices.base import Device
 from holdfast.devices.host import HostDevice
-from holdfast.engines.vllm.counters import ConnectorCounts
+from holdfast.engines.vllm.counters import ConnectorCounts, ConnectorMetrics
 from holdfast.engines.vllm.describe import (
     CacheGeometry,
     KvGroup,
@@ -89,6 +89,16 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ConnectorCounts:
         return ConnectorCounts(dict(data or {}))
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Mapping[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> ConnectorMetrics:
+        return ConnectorMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # Worker
 

@@ -1,26 +1,57 @@
-"""The connector's counters since vLLM last collected them; vLLM aggregates and logs them."""
+"""The connector's counters, in vLLM's log and in vLLM's `/metrics`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from prometheus_client import Counter
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+
+COUNTERS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "prompts": ((), "Prompts that were admitted."),
+    "prompt_tokens": ((), "Tokens of these prompts."),
+    "prompt_tokens_by_source": (
+        ("source",),
+        "Their tokens by where the KV came from: engine (vLLM's own cache), computed, or a tier.",
+    ),
+    "calls": (
+        ("operation", "outcome"),
+        "Calls of the node: lookup of the scheduler, fetch and save of each worker.",
+    ),
+    "fetched_tokens": ((), "Tokens whose KV was fetched and verified, on each worker."),
+    "fetched_bytes": ((), "Bytes that were fetched and verified."),
+    "fetch_seconds": ((), "Time of the fetches that returned blocks, summed."),
+    "saved_blocks": ((), "Blocks that were saved."),
+    "declined_requests": (("reason",), "Requests for which Holdfast is not used."),
+    "bad_hints": ((), "Requests with invalid hints."),
+}
+"""Every counter: its labels and its meaning. In `/metrics` its name begins `vllm:holdfast_`."""
 
 
 @dataclass
 class ConnectorCounts(KVConnectorStats):
-    """Counts by name, such as `loaded_blocks` or `late_loads`.
+    """Counts since vLLM last took them; vLLM aggregates them over processes.
 
-    `load_ms` and `load_bytes` give a bandwidth; all others are plain counts.
+    A key is a name of `COUNTERS` and the values of its labels, joined by "/".
     """
 
     data: dict[str, float] = field(default_factory=dict)
 
-    def add(self, name: str, number: float = 1) -> None:
+    def add(self, name: str, *labels: str, number: float = 1) -> None:
         """Count `number` more of `name`."""
         if number:
-            self.data[name] = self.data.get(name, 0) + number
+            key = "/".join((name, *labels))
+            self.data[key] = self.data.get(key, 0) + number
+
+    def add_all(self, other: KVConnectorStats) -> None:
+        """Add the counts of `other` to these."""
+        for key, number in other.data.items():
+            self.data[key] = self.data.get(key, 0) + number
 
     def take(self) -> ConnectorCounts | None:
         """Return and reset the counts; None if there are none."""
@@ -35,17 +66,72 @@ class ConnectorCounts(KVConnectorStats):
 
     def aggregate(self, other: KVConnectorStats) -> ConnectorCounts:
         both = ConnectorCounts(dict(self.data))
-        for name, number in other.data.items():
-            both.add(name, number)
+        both.add_all(other)
         return both
 
-    def reduce(self) -> dict[str, int | float]:
-        summary: dict[str, Any] = dict(sorted(self.data.items()))
-        if summary.get("load_ms"):
-            gigabytes_per_s = summary.pop("load_bytes", 0) / summary["load_ms"] / 1e6
-            summary["load_GB/s"] = round(gigabytes_per_s, 2)
-            summary["load_ms"] = round(summary["load_ms"], 1)
+    def reduce(self) -> dict[str, Any]:
+        """Return what vLLM logs, in the words of `holdfast stats`."""
+        counts = dict(self.data)
+        tokens = counts.pop("prompt_tokens", 0)
+        summary: dict[str, Any] = {}
+        if tokens:
+            summary = {"prompts": int(counts.pop("prompts", 0)), "prompt tokens": int(tokens)}
+            summary |= _shares(_popped(counts, "prompt_tokens_by_source"), tokens)
+        seconds, nbytes = counts.pop("fetch_seconds", 0), counts.pop("fetched_bytes", 0)
+        if seconds:
+            summary["fetch"] = f"{nbytes / seconds / 1e9:.2f} GB/s"
+        summary |= {key.replace("_", " "): int(counts[key]) for key in sorted(counts)}
         return summary
 
     def is_empty(self) -> bool:
         return not self.data
+
+
+class ConnectorMetrics(KVConnectorPromMetrics):
+    """The counters in vLLM's `/metrics`; made in the process that serves it."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        metric_types: Mapping[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        counter = metric_types[Counter]
+        self._counters = {
+            name: counter(
+                name=f"vllm:holdfast_{name}",
+                documentation=meaning,
+                labelnames=[*labelnames, *labels],
+            )
+            for name, (labels, meaning) in COUNTERS.items()
+        }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        engine = self.per_engine_labelvalues[engine_idx]
+        for key, number in transfer_stats_data.items():
+            name, *labels = key.split("/")
+            self._counters[name].labels(*engine, *labels).inc(number)
+
+
+def _popped(counts: dict[str, float], name: str) -> dict[str, float]:
+    """Remove the counts of one name; return them by label."""
+    keys = [key for key in counts if key.startswith(f"{name}/")]
+    return {key.partition("/")[2]: counts.pop(key) for key in keys}
+
+
+def _shares(by_source: dict[str, float], tokens: float) -> dict[str, str]:
+    """Return the shares of prompt tokens by source."""
+
+    def percent(part: float) -> str:
+        return f"{100 * part / tokens:.0f} %"
+
+    engine, computed = by_source.pop("engine", 0), by_source.pop("computed", 0)
+    by_tier = ", ".join(f"{tier} {percent(part)}" for tier, part in by_source.items())
+    from_tiers = percent(sum(by_source.values())) + (f" ({by_tier})" if by_tier else "")
+    return {
+        "from Holdfast": from_tiers,
+        "from vLLM's own cache": percent(engine),
+        "computed": percent(computed),
+    }

@@ -83,8 +83,7 @@ class Loader:
             found, self._counts = self._counts, ConnectorCounts()
             self._load_ended.clear()
         self._under_way -= len(ended)
-        for name, number in found.data.items():
-            counts.add(name, number)
+        counts.add_all(found)
         return ended
 
     def close(self) -> None:
@@ -98,8 +97,8 @@ class Loader:
             counts = ConnectorCounts()
             outcome, landed = self._carry_out(job, counts)
             failed = job.load.pages[landed:]
+            counts.add("calls", "fetch", outcome if failed else Outcome.OK)
             if failed:
-                counts.add(f"{outcome}_loads")
                 _log.info("%d of %d pages not loaded (%s): they are computed", len(failed),
                           len(job.load.pages), outcome)  # fmt: skip
             with self._lock:
@@ -129,10 +128,12 @@ class Loader:
         except Exception:  # noqa: BLE001  # e.g. device out of memory: the load must end
             _log.exception("load given up")
             return Outcome.GONE, 0
-        counts.add("loads")
-        counts.add("load_ms", 1000 * (time.monotonic() - start_s))
-        counts.add("load_bytes", landed and len(fetched.places) * self._device.pages.payload_bytes)
-        counts.add("loaded_tokens", job.load.tokens * landed // max(1, len(job.load.pages)))
+        if landed:
+            nbytes = len(fetched.places) * self._device.pages.payload_bytes
+            tokens = job.load.tokens * landed // len(job.load.pages)
+            counts.add("fetch_seconds", number=time.monotonic() - start_s)
+            counts.add("fetched_bytes", number=nbytes)
+            counts.add("fetched_tokens", number=tokens)
         return fetched.outcome if fetched.outcome != Outcome.OK else Outcome.GONE, landed
 
     def _copy(

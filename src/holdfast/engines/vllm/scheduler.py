@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from holdfast.blocks.key import Chain
@@ -93,14 +93,15 @@ class SchedulerSide:
         """Start to track a request, and ask the node which of its blocks are held."""
         self._live.add(request.request_id)
         hint = hint_of(request)
-        self.counts.add("bad_hints", hint is None)
+        if hint is None:
+            self.counts.add("bad_hints")
         reason = "bypass" if hint and hint.bypass else why_declined(request)
         if reason:
-            self.counts.add(f"declined_{reason}")
+            self.counts.add("declined_requests", reason)
             return
         clients = self._clients()
         if clients is None:
-            self.counts.add("gone_covers")
+            self.counts.add("calls", "lookup", "gone")
             return
         extras = {0: extras_of(request, self._epoch)}
         chains = [
@@ -154,8 +155,7 @@ class SchedulerSide:
             return
         if not tracked.is_counted and not tracked.preemptions:
             tracked.is_counted = True
-            loaded = self.sources(request, external_tokens)
-            self._timer.admitted(request.num_tokens, tracked.local_tokens, loaded)
+            self._count(request, tracked.local_tokens, self.sources(request, external_tokens))
         if not external_tokens:
             return
         start, page = tracked.local_tokens, self._page_tokens
@@ -166,6 +166,15 @@ class SchedulerSide:
         tracked.loading = PendingLoad(start, wanted)
         load = LoadTask(request.request_id, keys, wanted, skipped // page, external_tokens)
         self._loads.append(load._replace(plan=tracked.plan, deadline_s=tracked.deadline_s))
+
+    def _count(self, request: Any, local_tokens: int, loaded: Mapping[str, int]) -> None:
+        """Count an admitted prompt, here for vLLM and in the next report for the node."""
+        self._timer.admitted(request.num_tokens, local_tokens, loaded)
+        computed = request.num_tokens - local_tokens - sum(loaded.values())
+        self.counts.add("prompts")
+        self.counts.add("prompt_tokens", number=request.num_tokens)
+        for source, tokens in {"engine": local_tokens, "computed": computed, **loaded}.items():
+            self.counts.add("prompt_tokens_by_source", source, number=tokens)
 
     def sources(self, request: Any, external_tokens: int) -> dict[str, int]:
         """Split loaded tokens by source tier, in the proportions that the node reported."""
@@ -278,7 +287,7 @@ class SchedulerSide:
             ):
                 question.ask(client, Cover(keys, *prompt, replaced, name, common, limit_s))
         except NodeGoneError:
-            self.counts.add("gone_covers")
+            self.counts.add("calls", "lookup", "gone")
             question.forget()
             self._end_plan(tracked, NotFollowed.GONE)
             return
@@ -325,11 +334,12 @@ class SchedulerSide:
             # also counts requests that are not tracked, because the wait would delay them.
             answer = question.answer(expected=len(self._live) == 1)
         except (NodeGoneError, RefusedError, ProtocolError):
-            self.counts.add("gone_covers")
+            self.counts.add("calls", "lookup", "gone")
             self._compute(tracked, NotFollowed.GONE)
             return True
         if answer is not None:
             self._backoff.answered()
+            self.counts.add("calls", "lookup", "ok")
             tracked.learn(answer)
             if answer.recompute_s:
                 computed = tracked.request.num_tokens - tracked.planned_local_tokens
@@ -340,7 +350,7 @@ class SchedulerSide:
             return False
         _log.info("late: the node did not say within %.3g s what is held; computed", limit_s)
         self._backoff.late()
-        self.counts.add("late_covers")
+        self.counts.add("calls", "lookup", "late")
         self._compute(tracked, NotFollowed.LATE)
         return True
 

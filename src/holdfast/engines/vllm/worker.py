@@ -91,12 +91,12 @@ class WorkerSide:
         for save in work.saves:
             client = self._connection.client()
             if client is None or client.arena is None:
-                self.counts.add("gone_saves")
+                self.counts.add("calls", "save", "gone")
                 continue
             try:
                 self._reserves.append(self._reserve(client, save))
             except (NodeGoneError, ProtocolError):
-                self.counts.add("gone_saves")
+                self.counts.add("calls", "save", "gone")
 
     def start_loads(self, work: StepWork) -> None:
         """Hand this step's loads to the loading thread."""
@@ -120,10 +120,10 @@ class WorkerSide:
             try:
                 self._copy_saves(client, group)
             except (NodeGoneError, ProtocolError):
-                self.counts.add("gone_saves", len(group))
+                self.counts.add("calls", "save", "gone", number=len(group))
             except Exception:  # noqa: BLE001  # e.g. device out of memory: the engine continues
                 _log.exception("blocks not saved")
-                self.counts.add("failed_saves", len(group))
+                self.counts.add("calls", "save", "failed", number=len(group))
         self._commit_done()
 
     def ended(self) -> set[str]:
@@ -171,7 +171,8 @@ class WorkerSide:
                 reserved = self._slots(client, each, until_s)
                 if reserved is None:
                     continue
-                self.counts.add("full_saves", reserved.outcome == Outcome.FULL)
+                if reserved.outcome == Outcome.FULL:
+                    self.counts.add("calls", "save", "full")
                 if reserved.ticket:
                     commits.append(Commit(reserved.ticket, each.save.retention))
                     moves += self._moves(each.save, reserved.places)
@@ -207,11 +208,11 @@ class WorkerSide:
                 if self._running() > until_s:
                     client.forget(pending.request_id)
                     self._backoff.late()
-                    self.counts.add("late_saves")
+                    self.counts.add("calls", "save", "late")
                     return None
                 time.sleep(POLL_S)
         except RefusedError as error:
-            self.counts.add("refused_saves")
+            self.counts.add("calls", "save", "refused")
             _log.warning("blocks not saved: %s", error)
             return None
         self._backoff.answered()
@@ -240,7 +241,7 @@ class WorkerSide:
                     message = commit if copied else Abort(commit.ticket)
                     self._committing.append((inflight.client, inflight.client.send(message)))
             except NodeGoneError:
-                self.counts.add("gone_saves", len(inflight.commits))
+                self.counts.add("calls", "save", "gone", number=len(inflight.commits))
         self._inflight = still
 
     def _commit_all(self) -> None:
@@ -261,12 +262,13 @@ class WorkerSide:
             try:
                 reply = client.poll(request_id)
             except (NodeGoneError, RefusedError):
-                self.counts.add("gone_saves")
+                self.counts.add("calls", "save", "gone")
                 continue
             if reply is None:
                 still.append((client, request_id))
             elif isinstance(reply, Committed):
-                self.counts.add("saved_blocks", reply.blocks)
+                self.counts.add("calls", "save", "ok")
+                self.counts.add("saved_blocks", number=reply.blocks)
         self._committing = still
 
     def _deadline_s(self, load: LoadTask) -> float:
