@@ -26,6 +26,15 @@ from holdfast.testing.embedded import (
 SOURCE = str(Path(holdfast.__file__).parent)
 
 
+@pytest.fixture(autouse=True)
+def _no_callbacks_of_the_collector():
+    """Python drops what a signal handler raises in a callback of the garbage collector."""
+    callbacks = gc.callbacks.copy()
+    gc.callbacks.clear()
+    yield
+    gc.callbacks.extend(callbacks)
+
+
 class InjectedError(BaseException):
     """Stands for what a signal handler raises."""
 
