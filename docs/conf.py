@@ -1,13 +1,25 @@
 """How Sphinx builds these pages."""
 
+import argparse
+import os
+import re
+from importlib import import_module
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
 import holdfast
+from holdfast.cli import EXIT_CODES, all_verbs
 
 project = "Holdfast"
 author = "The Holdfast developers"
 version = release = holdfast.__version__
 project_copyright = "2026, the Holdfast developers"
 
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+copybutton_prompt_text = "$ "
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
@@ -15,3 +27,33 @@ html_theme = "furo"
 html_title = f"Holdfast {release}"
 html_copy_source = False
 html_show_sphinx = False
+
+
+def write_command_pages(_app: Sphinx) -> None:
+    """Write a page with the help of every verb, as the parsers print it."""
+    os.environ["COLUMNS"] = "100"
+    parts = [f"# Commands\n\nThe output of `--help` of every verb.\n\n```text\n{EXIT_CODES}\n```\n"]
+    for name, verb in all_verbs().items():
+        parser = argparse.ArgumentParser(
+            prog=f"holdfast {name}",
+            epilog=f"example:\n  holdfast {name} {verb.example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        import_module(verb.module).add_arguments(parser)
+        about = f"{verb.about[0].upper()}{verb.about[1:]}."
+        parts.append(f"## {name}\n\n{about}\n\n```text\n{parser.format_help()}```\n")
+    (Path(__file__).parent / "reference" / "commands.md").write_text("\n".join(parts))
+
+
+def anchor_keys(_app: Sphinx, page: str, source: list[str]) -> None:
+    """Give every key of the configuration's tables an anchor, such as `#http.listen`."""
+    if page == "reference/config":
+        source[0] = re.sub(
+            r"^\| `([\w.]+)`", r'| <a id="\1"></a>`\1`', source[0], flags=re.MULTILINE
+        )
+
+
+def setup(app: Sphinx) -> None:
+    """Register what is generated."""
+    app.connect("builder-inited", write_command_pages)
+    app.connect("source-read", anchor_keys)

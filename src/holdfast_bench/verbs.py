@@ -3,10 +3,18 @@
 from holdfast.cli import Verb
 
 VERBS = {
-    name: Verb(f"holdfast_bench.cli.{name}", about, starts_processes=True)
-    for name, about in {
-        "demo": "show a real engine getting its context back (needs vLLM)",
-        "soak": "damage, crash, forge and fuzz a store; count what is ever served wrong",
-        "bench": "measure this machine, and Holdfast as a share of what it can do",
-    }.items()
+    name: Verb(f"holdfast_bench.cli.{name}", about, example, starts_processes=True)
+    for name, about, example in (
+        ("demo", "show a real engine getting its context back (needs vLLM)", "--pool 3"),
+        (
+            "soak",
+            "damage, crash, forge and fuzz a store; count what is ever served wrong",
+            "crash --minutes 10",
+        ),
+        (
+            "bench",
+            "measure this machine, and Holdfast as a share of what it can do",
+            "tiers --json tiers.json",
+        ),
+    )
 }

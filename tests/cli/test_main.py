@@ -1,7 +1,9 @@
 """`holdfast` itself: help, versions, exit codes, and a quick start."""
 
+import argparse
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -14,6 +16,7 @@ from holdfast.errors import (
     NodeGoneError,
     RefusedError,
 )
+from holdfast.node.daemon import NO_PARENT
 
 
 def test_help_names_every_verb_and_exit_code(holdfast):
@@ -52,7 +55,18 @@ def test_version(holdfast):
 def test_an_unknown_verb_is_wrong_usage(holdfast):
     done = holdfast("fly")
     assert done.returncode == 2
-    assert "invalid choice: 'fly'" in done.stderr
+    assert done.stderr == "holdfast: there is no verb 'fly'; see `holdfast --help`\n"
+    assert "did you mean `holdfast inspect`?" in holdfast("inspct").stderr
+
+
+@pytest.mark.parametrize(("name", "verb"), cli.all_verbs().items())
+def test_the_example_of_each_verb_can_be_typed_and_defaults_are_told(name, verb):
+    parser = argparse.ArgumentParser(prog=name, exit_on_error=False)
+    import_module(verb.module).add_arguments(parser)
+    parser.parse_args(verb.example.split())
+    for action in parser._actions:
+        if action.default not in (None, False, "", [], NO_PARENT, argparse.SUPPRESS):
+            assert "default" in (action.help or ""), action.option_strings
 
 
 @pytest.mark.parametrize(

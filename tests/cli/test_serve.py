@@ -1,11 +1,19 @@
 """`holdfast serve`: private nodes end with their parent, mistakes are named, flags count."""
 
+import datetime as dt
+import json
+import logging
 import os
+import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from holdfast import __version__
+from holdfast.cli.log_format import JsonFormatter
 from holdfast.scratch import NODE
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
@@ -51,6 +59,61 @@ def test_flags_beat_the_file(serving, tmp_path):
     address = f"unix://{tmp_path}/flag.sock"
     argv = ["--config", file, "--listen", address, "--set", "tiers.0.capacity=16 MiB"]
     assert serving(*argv)[1] == address
+
+
+def serve_once(file, log, *arguments):
+    """Serve until ready, then end the node; return its exit code."""
+    command = [sys.executable, "-m", "holdfast", "serve", "--config", str(file), *arguments]
+    with log.open("wb") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
+    with process:
+        assert process.stdout.readline().startswith(b"READY")
+        process.terminate()
+        return process.wait(60)
+
+
+@pytest.fixture
+def node_file(tmp_path):
+    file = tmp_path / "node.yaml"
+    disk = f"{{kind: disk, path: {tmp_path}/disk, capacity: 64 MiB}}"
+    file.write_text(
+        f"listen: unix://{tmp_path}/n.sock\ntiers: [{{kind: host, capacity: 16 MiB}}, {disk}]\n"
+    )
+    return file
+
+
+def test_the_log_begins_with_version_address_tiers_and_what_was_recovered(node_file, tmp_path):
+    log = tmp_path / "log"
+    assert serve_once(node_file, log) == 0
+    lines = log.read_text().splitlines()
+    assert re.fullmatch(r"\S+ \S+ INFO holdfast\.node\.daemon holdfast .*", lines[0])
+    assert f"holdfast {__version__}, process " in lines[0]
+    assert f" at unix://{tmp_path}/n.sock" in lines[0]
+    assert lines[1].endswith("tier host: capacity 16 MiB")
+    assert lines[2].endswith(f"tier disk: path {tmp_path}/disk, capacity 64 MiB")
+    assert [line for line in lines if re.search(r"recovered: 0 blocks in \S+ s", line)]
+
+
+def test_a_log_of_json_has_time_level_logger_and_message(node_file, tmp_path):
+    log = tmp_path / "log"
+    assert serve_once(node_file, log, "--log-format", "json") == 0
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert all(line.keys() == {"time", "level", "logger", "message"} for line in lines)
+    assert dt.datetime.fromisoformat(lines[0]["time"]).tzinfo is dt.UTC
+    assert (lines[0]["level"], lines[0]["logger"]) == ("info", "holdfast.node.daemon")
+
+
+def test_an_exception_is_one_line_of_json():
+    try:
+        raise ValueError("x")
+    except ValueError:
+        record = logging.LogRecord("a", logging.ERROR, "f", 1, "gone %d", (2,), sys.exc_info())
+    line = json.loads(JsonFormatter().format(record))
+    assert (line["message"], line["exception"][-13:]) == ("gone 2", "ValueError: x")
+
+
+def test_a_log_that_cannot_be_written_ends_nothing(node_file):
+    assert serve_once(node_file, Path("/dev/full")) == 0
 
 
 @pytest.mark.parametrize(

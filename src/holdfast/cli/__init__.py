@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from holdfast.errors import (
     BusyError,
@@ -31,25 +31,55 @@ class Verb(NamedTuple):
 
     module: str
     about: str
+    example: str
+    """Options of a typical call, shown by `--help`."""
     starts_processes: bool = False
     """Whether it starts processes and fills folders, so that SIGTERM must end it as Ctrl-C does."""
 
 
 VERBS = {
-    name: Verb(f"holdfast.cli.{name}", about)
-    for name, about in {
-        "serve": "run a node: a store behind a socket, for the engines of this machine",
-        "doctor": "show what was found on this machine, what was chosen, and why",
-        "stats": "show what a running node has saved since its start",
-        "top": "watch a running node: tiers, rates, queues, pool members",
-        "inspect": "list what a running node stores and plans; drop stored blocks",
-        "verify": "read and verify all stored blocks; drop those that fail",
-        "domain": "list domains and their data keys; rotate, retire or erase data keys",
-        "pool": "take a member of a pool out of placement, or back in",
-        "token": "make a token that admits another node to a pool's targets",
-        "sim": "simulate a trace on a modelled ladder: hits, times, wear, cost",
-        "size": "compute the capacity and bandwidth of each tier that a model and its users need",
-    }.items()
+    name: Verb(f"holdfast.cli.{name}", about, example)
+    for name, about, example in (
+        (
+            "serve",
+            "run a node: a store behind a socket, for the engines of this machine",
+            "--config /etc/holdfast/node.yaml",
+        ),
+        ("doctor", "show what was found on this machine, what was chosen, and why", "--json -"),
+        (
+            "stats",
+            "show what a running node has saved since its start",
+            "--node unix:///run/holdfast/node.sock",
+        ),
+        (
+            "top",
+            "watch a running node: tiers, rates, queues, pool members",
+            "--node unix:///run/holdfast/node.sock",
+        ),
+        ("inspect", "list what a running node stores and plans; drop stored blocks", "plans"),
+        ("verify", "read and verify all stored blocks; drop those that fail", "--offline"),
+        (
+            "domain",
+            "list domains and their data keys; rotate, retire or erase data keys",
+            "rotate default",
+        ),
+        ("pool", "take a member of a pool out of placement, or back in", "drain flash-2"),
+        (
+            "token",
+            "make a token that admits another node to a pool's targets",
+            "--key-file tokens.key --peer host-7",
+        ),
+        (
+            "sim",
+            "simulate a trace on a modelled ladder: hits, times, wear, cost",
+            "conversation --model llama-3.1-70b --ladder ladder.yaml",
+        ),
+        (
+            "size",
+            "compute the capacity and bandwidth of each tier that a model and its users need",
+            "--model llama-3.1-70b --users 2000 --context 32000",
+        ),
+    )
 }
 """The verbs of this package; `serve` handles SIGTERM itself."""
 
@@ -70,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     verbs = VERBS if arguments and arguments[0] in VERBS else all_verbs()
     if not arguments or arguments[0] not in verbs:
-        _parser(verbs).parse_args(arguments or ["--help"])  # shows help or the error, and exits
+        _explain(arguments, verbs)
     name = arguments[0]
     try:
         with _terminated_as_interrupted(verbs[name]):
@@ -103,7 +133,10 @@ def _run(name: str, verb: Verb, options: Sequence[str]) -> int:
     """Import a verb, parse its options, and run it; return its exit code."""
     module = import_module(verb.module)  # here, because Ctrl-C may interrupt the import
     parser = argparse.ArgumentParser(
-        prog=f"holdfast {name}", description=verb.about, epilog=EXIT_CODES
+        prog=f"holdfast {name}",
+        description=f"{verb.about[0].upper()}{verb.about[1:]}.",
+        epilog=f"example:\n  holdfast {name} {verb.example}\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
     status: int = module.run(parser.parse_args(options))
@@ -133,8 +166,21 @@ def _parser(verbs: Mapping[str, Verb]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
-    parser.add_argument("verb", choices=verbs, metavar="VERB", help=argparse.SUPPRESS)
+    parser.add_argument("verb", help=argparse.SUPPRESS)
     return parser
+
+
+def _explain(arguments: Sequence[str], verbs: Mapping[str, Verb]) -> NoReturn:
+    """Show the help, the version, or which verb was meant; exit."""
+    if not arguments or arguments[0].startswith("-"):
+        _parser(verbs).parse_args(arguments or ["--help"])
+        raise SystemExit(USAGE)
+    from difflib import get_close_matches  # takes longer to import than most verbs
+
+    close = get_close_matches(arguments[0], verbs, n=1)
+    advice = f"did you mean `holdfast {close[0]}`?" if close else "see `holdfast --help`"
+    print(f"holdfast: there is no verb {arguments[0]!r}; {advice}", file=sys.stderr)
+    raise SystemExit(USAGE)
 
 
 def _exit_code(error: HoldfastError) -> int:

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"{_ABOUT}\n\n{parser.epilog}" if parser.epilog else _ABOUT
     actions = ("list", "rotate", "retire", "erase")
-    parser.add_argument("action", nargs="?", default="list", choices=actions)
+    parser.add_argument("action", nargs="?", default="list", choices=actions, help="default list")
     parser.add_argument("name", nargs="?", default="", help="a domain, as listed by `list`")
     parser.add_argument("--node", metavar="ADDRESS", help="unix:///path of the node")
     add_yes_argument(parser)

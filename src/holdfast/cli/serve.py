@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
 import os
 import stat
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holdfast import config as configuration
 from holdfast.assemble.keys import was_handed_over
 from holdfast.cli.frozen_heap import gc_frozen
+from holdfast.cli.log_format import start_logging
 from holdfast.cli.options import add_config_arguments, load_config
 from holdfast.config import Config
 from holdfast.errors import ConfigError
@@ -39,16 +38,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FD",
         help="end when the other end of the pipe on descriptor FD closes",
     )
-    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning"))
+    parser.add_argument(
+        "--log-level",
+        default="info",
+        choices=("debug", "info", "warning"),
+        help="lowest level of the log on standard error (default info)",
+    )
+    parser.add_argument(
+        "--log-format",
+        default="text",
+        choices=("text", "json"),
+        help="lines of text, or a JSON object a line (default text)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve; print `READY` and the addresses once peers can connect."""
-    logging.basicConfig(
-        level=args.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    start_logging(args.log_level, args.log_format)
     if args.with_parent != NO_PARENT:
         _check_parent(args.with_parent)
     configuration.arm_failpoint()

@@ -43,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="NAME", help="a shipped model, or a config.json")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="default: 1")
     parser.add_argument(
-        "--router", default="least_queue", metavar="R", help=f"one of: {', '.join(ROUTERS)}"
+        "--router",
+        default="least_queue",
+        metavar="R",
+        help=f"default least_queue; one of: {', '.join(ROUTERS)}",
     )
     parser.add_argument(
         "--closed-loop",
@@ -51,7 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a session sends its next request its think time after the last answer",
     )
     parser.add_argument(
-        "--policy", default=DEFAULT, metavar="P", help=f"eviction, one of: {', '.join(POLICIES)}"
+        "--policy",
+        default=DEFAULT,
+        metavar="P",
+        help=f"eviction (default {DEFAULT}), one of: {', '.join(POLICIES)}",
     )
     parser.add_argument(
         "--hints",

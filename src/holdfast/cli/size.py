@@ -92,7 +92,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     goal.add_argument(
         "--prices", metavar="FILE", help="YAML that overrides the shipped hardware profile"
     )
-    goal.add_argument("--price-level", choices=("low", "mid", "high"), default="mid")
+    goal.add_argument(
+        "--price-level",
+        choices=("low", "mid", "high"),
+        default="mid",
+        help="which of the profile's prices to use (default mid)",
+    )
     goal.add_argument("--svg", metavar="FILE", help="draw the cost as a chart")
     goal.add_argument(
         "--chart",

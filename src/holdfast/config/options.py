@@ -58,6 +58,15 @@ def kind_of(tier: TierOptions) -> str:
     return tier.name if isinstance(tier, InstalledOptions) else str(tier.__struct_config__.tag)
 
 
+def changed_options(tier: TierOptions) -> list[tuple[str, object]]:
+    """Return the names and values of a tier's options that differ from their defaults."""
+    return [
+        (field.name, value)
+        for field in msgspec.structs.fields(tier)
+        if (value := getattr(tier, field.name)) != field.default
+    ]
+
+
 def is_shared(tier: TierOptions) -> bool:
     """Return whether other nodes write to a tier, too."""
     if isinstance(tier, InstalledOptions):

@@ -21,6 +21,7 @@ from holdfast.assemble.keys import check_descriptors, read_key
 from holdfast.assemble.registration import register
 from holdfast.buffers import keep_memory_from_dumps
 from holdfast.config import Config
+from holdfast.config.options import InstalledOptions, changed_options, kind_of
 from holdfast.errors import BusyError, ConfigError
 from holdfast.node.http.pages import NodePages
 from holdfast.node.http.server import HttpServer
@@ -33,6 +34,7 @@ from holdfast.node.registration import RegisteredTarget
 from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
 from holdfast.node.remote.service import TargetService
 from holdfast.store.store import Store
+from holdfast.version import __version__
 from holdfast.wire.address import is_tcp
 from holdfast.wire.local.messages import Hello
 from holdfast.wire.local.peer_check import ConnectedPeer
@@ -80,6 +82,7 @@ def serve(
         addresses = [*([local] if local else []), *map(address_of, listeners)]
         http = _http_socket(config.http.listen, undo) if config.http.listen else None
         http_token = _http_token(config)
+        _log_start(config, addresses)
         store = open_store(config)
         undo.callback(store.close, _CLOSE_WRITE_S)
         recorder = RequestRecorder(Path(config.record)) if config.record else None
@@ -118,6 +121,15 @@ def notify(address: str, state: str) -> None:
         contextlib.suppress(OSError),
     ):
         sender.sendto(state.encode(), address)
+
+
+def _log_start(config: Config, addresses: Sequence[str]) -> None:
+    """Log the version, the addresses, and the options of every tier that are set."""
+    _log.info("holdfast %s, process %d, at %s", __version__, os.getpid(), " ".join(addresses))
+    for name, tier in zip(config.tier_names, config.tiers, strict=True):
+        options = [] if isinstance(tier, InstalledOptions) else changed_options(tier)
+        values = ", ".join(f"{option} {value}" for option, value in options)
+        _log.info("tier %s: %s", name, values or f"of the installed kind {kind_of(tier)}")
 
 
 def _http_socket(address: str, undo: contextlib.ExitStack) -> socket.socket:

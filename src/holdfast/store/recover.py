@@ -59,8 +59,8 @@ class Recovery:
                 _log.exception("recovery of tier=%s ended early", tier.name)
             self._indexed = _IndexedSurvivors()
         self.seconds = self._clock.now() - started
-        if self.blocks:
-            _log.info("recovered blocks=%d seconds=%.3f", self.blocks, self.seconds)
+        if any(isinstance(tier, LocalTier) for tier in self._table.lower):
+            _log.info("recovered: %d blocks in %.3f s", self.blocks, self.seconds)
 
     def _scan(self, number: int, tier: LocalTier) -> None:
         """Index survivors one by one: a tier keeps only the last one that it yielded from reuse."""
