@@ -193,3 +193,20 @@ def test_a_parent_that_can_not_be_watched_is_refused(holdfast, tmp_path):
         fd = opened.fileno()
         done = holdfast("serve", "--private", "--with-parent", fd, pass_fds=[fd])
     assert (done.returncode, "is a file or a folder, not a pipe" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "token", "words"),
+    [(0o644, "0" * 32, "is open to all users; chmod 640 it"), (0o600, "short", "holds 5 bytes")],
+)
+def test_a_token_for_metrics_that_is_no_secret_is_refused(holdfast, tmp_path, mode, token, words):
+    secret, file = tmp_path / "token", tmp_path / "node.yaml"
+    secret.write_text(token)
+    secret.chmod(mode)
+    file.write_text(
+        f"listen: unix://{tmp_path}/n.sock\ntiers: [{{kind: host, capacity: 16 MiB}}]\n"
+        f"http: {{listen: 'tcp://127.0.0.1:0', token_file: {secret}}}\n"
+    )
+    done = holdfast("serve", "--config", file)
+    assert done.returncode == 2
+    assert f"http.token_file: '{secret}' {words}" in done.stderr

@@ -127,7 +127,7 @@ def test_the_largest_message_passes_and_its_memory_is_given_back():
 
 @pytest.mark.parametrize(
     "said",
-    [{"type": "cover\nWARNING all is well"}, {"type": "status", "\x1b[2J\n" + "a" * 100_000: 1}],
+    [{"type": "cover\nWARNING all is well"}, {"type": "\x1b[2J\n" + "a" * 100_000}],
 )
 def test_what_garbage_says_is_one_short_line_in_a_log(said):
     body = msgspec.msgpack.encode(said)

@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -147,12 +148,16 @@ def _http_token(config: Config) -> bytes:
     if not file:
         return b""
     try:
-        token = Path(file).read_bytes().strip()
+        with Path(file).open("rb") as opened:
+            exposed = os.fstat(opened.fileno()).st_mode & stat.S_IRWXO
+            token = opened.read().strip()
     except OSError as error:
         raise ConfigError(
             f"http.token_file: {file!r} cannot be read: {error.strerror}; name a file with the "
             "secret"
         ) from error
+    if exposed:
+        raise ConfigError(f"http.token_file: {file!r} is open to all users; chmod 640 it")
     if len(token) < HTTP_TOKEN_BYTES_MIN:
         raise ConfigError(
             f"http.token_file: {file!r} holds {len(token)} bytes, the minimum is "

@@ -20,7 +20,7 @@ BoundedList: TypeAlias = Annotated[list[T], msgspec.Meta(max_length=OBSERVED_MAX
 """A list whose length is checked when it is decoded."""
 
 
-class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+class _Message(msgspec.Struct, frozen=True, tag_field="type"):
     pass
 
 

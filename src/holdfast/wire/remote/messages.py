@@ -24,7 +24,7 @@ def named(namespace: Namespace, keys: Sequence[bytes]) -> dict[str, Any]:
     return {**namespace._asdict(), "keys": b"".join(keys)}
 
 
-class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+class _Message(msgspec.Struct, frozen=True, tag_field="type"):
     pass
 
 
