@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 VENV    := .venv
 BIN     := $(VENV)/bin
 DONE    := $(VENV)/done
-EXTRAS  := dev,demo,bench,secure,mooncake,nixl,peers
+EXTRAS  := dev,demo,bench,secure,mooncake,nixl,peers,shell
 MINUTES ?=
 BENCH   ?= tiers seal quota pool plan calibrate vllm traces policies sim
 
@@ -40,9 +40,10 @@ lint: setup ## ruff, mypy, the import contract, spelling
 format: setup ## put the code in ruff's shape
 	@$(BIN)/ruff check --quiet --fix-only . && $(BIN)/ruff format --quiet .
 
-docs: setup ## build the documentation; a warning is an error
+docs: setup ## build the documentation and the man page; a warning is an error
 	@echo "docs: sphinx"
 	@$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
+	@$(BIN)/sphinx-build -W --keep-going -q -b man docs build/man
 
 architecture: setup ## rewrite the module list of ARCHITECTURE.md from the docstrings
 	@$(BIN)/python tools/architecture.py

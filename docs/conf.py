@@ -23,6 +23,8 @@ copybutton_prompt_text = "$ "
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
+man_pages = [("reference/commands", "holdfast", "shared, tiered memory for KV caches", author, 1)]
+
 html_theme = "furo"
 html_title = f"Holdfast {release}"
 html_copy_source = False

@@ -69,6 +69,7 @@ VERBS = {
             "make a token that admits another node to a pool's targets",
             "--key-file tokens.key --peer host-7",
         ),
+        ("completion", "print the script that completes verbs and options in a shell", "bash"),
         (
             "sim",
             "simulate a trace on a modelled ladder: hits, times, wear, cost",

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
         "action",
-        choices=_STATES,
+        choices=tuple(_STATES),
         help="drain: the member gets no new blocks and serves those that it has; serve: undo it",
     )
     parser.add_argument("member", metavar="NODE", help="the member's id")

@@ -76,6 +76,7 @@ def test_probes_and_the_page_and_its_events(url):
 def test_a_token_guards_all_but_the_probes(start_node, tmp_path):
     port, file = free_port(), tmp_path / "token"
     file.write_text("secret-of-16-bytes\n")
+    file.chmod(0o600)
     start_node(http={"listen": f"tcp://0.0.0.0:{port}", "token_file": str(file)})
     base = f"http://127.0.0.1:{port}"
     assert fetch(f"{base}/readyz") == "ready\n"

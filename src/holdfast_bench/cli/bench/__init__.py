@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     about = f"subjects:\n{lines}\n\n`holdfast bench SUBJECT --help` lists its options."
     parser.epilog = f"{about}\n\n{parser.epilog}" if parser.epilog else about
-    parser.add_argument("subject", choices=SUBJECTS, metavar="SUBJECT")
+    parser.add_argument("subject", choices=tuple(SUBJECTS), metavar="SUBJECT")
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...")
 
 
