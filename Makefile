@@ -10,7 +10,7 @@ BIN     := $(VENV)/bin
 DONE    := $(VENV)/done
 EXTRAS  := dev,demo,bench,secure,mooncake,nixl,peers,shell
 MINUTES ?=
-BENCH   ?= tiers seal quota pool plan calibrate vllm traces policies sim
+BENCH   ?= tiers metrics seal quota pool plan calibrate vllm traces policies sim
 
 # Compiled once and kept, whatever the environment says: engines and nodes are started all the time.
 export PYTHONDONTWRITEBYTECODE :=

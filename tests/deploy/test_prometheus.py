@@ -37,6 +37,7 @@ def rules(deploy):
 
 def test_every_metric_of_rules_and_dashboard_is_one_of_ours(deploy):
     queries = [query for _, query in panels(deploy)] + [rule["expr"] for rule in rules(deploy)]
+    queries.append((deploy.parent / "docs" / "how-to" / "observe.md").read_text())
     for query in queries:
         for name in NAME.findall(query):
             short = name.removeprefix("holdfast_")

@@ -19,6 +19,7 @@ SUBJECTS = {
     "quota": "a domain's fetches from a disk, with and without a flood by another domain",
     "policies": "what eviction policies hit on public traces, beside the oracle's bound",
     "tiers": "host and disk tier, names, index and recovery, each beside its plain limit",
+    "metrics": "what counting a request costs, and a scrape every second during fetches",
     "seal": "what sealing costs: a core beside plain AES-256-GCM, a disk beside one not sealed",
     "pool": "a target over loopback TCP, beside plain sockets, with and without TLS",
     "plan": "a real engine: plans against recomputing, and against every other cut",

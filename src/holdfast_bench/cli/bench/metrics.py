@@ -1,0 +1,33 @@
+"""`holdfast bench metrics`: what counting a request and scraping a node cost."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from holdfast.report import Row
+from holdfast_bench.cli import measuring
+from holdfast_bench.measure import metrics
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+ALSO = ("cpu_s_per_gb",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subject."""
+    measuring.add_rounds_argument(parser, 15, "how often each is measured", least=1)
+    measuring.add_folder_argument(parser, "the node's files")
+    measuring.add_quick_argument(parser, "three rounds")
+
+
+def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+    """Yield the figures."""
+    rounds = min(3, args.rounds) if args.quick else args.rounds
+    status.update("counting")
+    yield metrics.counting_row(rounds)
+    status.update("fetches with and without scrapes")
+    with measuring.scratch(args.folder) as scratch:
+        yield metrics.scraped_row(scratch / "node", rounds)
