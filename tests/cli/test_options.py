@@ -1,8 +1,10 @@
 """What the verbs have in common: numbers of things in words."""
 
+import argparse
+
 import pytest
 
-from holdfast.cli.options import many
+from holdfast.cli.options import count, many
 
 
 @pytest.mark.parametrize(
@@ -18,3 +20,17 @@ from holdfast.cli.options import many
 )
 def test_one_is_said_as_one(count, what, words):
     assert many(count, what) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("7", 7), ("32,000", 32_000), ("32k", 32_000), ("1.005K", 1_005), ("1.5m", 1_500_000)],
+)
+def test_a_count_may_be_in_thousands_and_millions(text, number):
+    assert count(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "k", "-1", "1.5", "1.0005k", "1e3", "10g", "nan", "1" * 99])
+def test_what_is_no_count_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="write 32000 or 32k"):
+        count(text)

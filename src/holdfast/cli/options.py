@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 ANSWER_S = 60.0
 """Default timeout of a report."""
+
+_COUNT = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)([km]?)")
+_THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,6 +82,18 @@ def read_fingerprint(text: str) -> str:
             f"fingerprint {fingerprint!r} is not 32 hex digits; `holdfast inspect` lists them"
         )
     return fingerprint
+
+
+def count(text: str) -> int:
+    """Parse a count such as `32000`, `32,000`, `32k` or `1.5m`; the type of an option.
+
+    `k` and `m` are a thousand and a million.
+    """
+    found = _COUNT.fullmatch(text.replace(",", "").strip().lower())
+    number = Decimal(found[1]) * _THOUSANDS[found[2]] if found else None
+    if number is None or number % 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count; write 32000 or 32k")
+    return int(number)
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TextIO
 
-from holdfast.cli.options import add_json_argument, write_text
+from holdfast.cli.options import add_json_argument, count, write_text
 from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
 from holdfast.errors import ConfigError
 from holdfast.report import Report, Row, at_most, check_target, write
@@ -47,12 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="NAME", help="a shipped model (--models), or a config.json"
     )
     load.add_argument(
-        "--users", type=int, metavar="N", help="number of users, each with one context"
+        "--users", type=count, metavar="N", help="number of users, each with one context"
     )
-    load.add_argument("--context", type=int, metavar="TOKENS", help="length of each context")
+    load.add_argument(
+        "--context", type=count, metavar="TOKENS", help="length of each context, such as 32k"
+    )
     load.add_argument(
         "--new",
-        type=int,
+        type=count,
         metavar="TOKENS",
         help=f"new tokens in each request (default {_NEW_TOKENS:,})",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from holdfast.cli.options import count
 from holdfast.errors import ConfigError
 from holdfast.sim.formats.load import load
 from holdfast.sim.formats.rows import Reading
@@ -19,7 +20,7 @@ def add_trace_arguments(
     """Declare `--block-tokens` and `--window`, which some trace formats do not contain."""
     parser.add_argument(
         "--block-tokens",
-        type=int,
+        type=count,
         metavar="N",
         help="tokens in a block, if the trace has no block size",
     )
