@@ -15,7 +15,7 @@ from holdfast.sim.ladder import parse_ladder, read_ladder
 from holdfast.sim.model import load_model
 from holdfast.sim.profile import shipped
 from holdfast.sim.route import ROUTERS
-from holdfast.sim.shipped import find_trace
+from holdfast.sim.shipped import find_ladder, find_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = {"kind": "host", "capacity": "1 GiB"}
@@ -203,4 +203,11 @@ def test_the_commands_of_the_pages_can_be_typed(page):
         assert args.router in ROUTERS
         trace, model = load(find_trace(args.trace)), load_model(args.model)
         check_contexts(trace, model)
-        resolve(read_ladder(str(ROOT / args.ladder)), shipped(), trace.block_tokens, model)
+        resolve(read_ladder(str(find_ladder(args.ladder))), shipped(), trace.block_tokens, model)
+
+
+def test_a_ladder_that_is_neither_a_file_nor_shipped_is_refused_with_those_that_are():
+    with pytest.raises(
+        ConfigError, match=r"^--ladder: tall: neither .* cxl, four-tiers, host-and-"
+    ):
+        find_ladder("tall")

@@ -73,7 +73,7 @@ VERBS = {
         (
             "sim",
             "simulate a trace on a modelled ladder: hits, times, wear, cost",
-            "conversation --model llama-3.1-70b --ladder ladder.yaml",
+            "taubench --model Llama-3.1-70B --ladder four-tiers",
         ),
         (
             "size",

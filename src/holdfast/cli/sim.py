@@ -30,6 +30,7 @@ from holdfast.sim.replay import returns
 from holdfast.sim.route import ROUTERS, router
 from holdfast.sim.rules import rules_of
 from holdfast.sim.run import Simulation, SimulationSettings
+from holdfast.sim.shipped import find_ladder
 from holdfast.sim.trace import Trace
 
 WORKERS_MAX = 1_000
@@ -39,7 +40,12 @@ _BAR = 40
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the trace, the ladder and the options of the simulation."""
     parser.add_argument("trace", metavar="TRACE", help="a file, or the name of a shipped trace")
-    parser.add_argument("--ladder", required=True, metavar="FILE", help="tiers and engine, YAML")
+    parser.add_argument(
+        "--ladder",
+        required=True,
+        metavar="FILE",
+        help="tiers and engine: a YAML file, or a shipped ladder such as four-tiers",
+    )
     parser.add_argument("--model", metavar="NAME", help="a shipped model, or a config.json")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="default: 1")
     parser.add_argument(
@@ -81,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= args.workers <= WORKERS_MAX:
         raise ConfigError(f"--workers: {args.workers} is not from 1 to {WORKERS_MAX:,}; correct it")
     route = router(args.router)
-    ladder = read_ladder(args.ladder)
+    ladder = read_ladder(str(find_ladder(args.ladder)))
     model = load_model(args.model) if args.model else None
     profile = load_profile(args.prices or "")
     trace = read_trace(args)

@@ -1,10 +1,10 @@
-"""Short names of the traces in the repository, which the installed package does not contain."""
+"""Names of shipped traces and ladders: in the package, or in the repository beside it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.errors import TraceError
+from holdfast.errors import ConfigError, TraceError
 
 SHIPPED = {
     "conversation": "mooncake_conversation_trace.jsonl.gz",
@@ -19,7 +19,10 @@ SHIPPED = {
 LONGEST = "claude-code"
 """The trace with the most block accesses: 42 million."""
 
-_FOLDERS = (Path("traces"), Path(__file__).resolve().parents[3] / "traces")
+_DATA = Path(__file__).parent / "data"
+_REPOSITORY = Path(__file__).resolve().parents[3]
+_TRACES = (Path("traces"), _DATA / "traces", _REPOSITORY / "traces")
+_LADDERS = (_DATA / "ladders", _REPOSITORY / "examples" / "ladders")
 
 
 def find_trace(text: str) -> Path:
@@ -34,10 +37,27 @@ def find_trace(text: str) -> Path:
         raise TraceError(
             f"{text}: neither a file nor a shipped trace; shipped are: {', '.join(SHIPPED)}"
         )
-    for folder in _FOLDERS:
+    for folder in _TRACES:
         if (folder / SHIPPED[text]).exists():
             return folder / SHIPPED[text]
     raise TraceError(
-        f"{text}: traces/{SHIPPED[text]} does not exist; the traces are in the repository, not in "
-        "the package: give the path of the file"
+        f"{text}: traces/{SHIPPED[text]} does not exist; the package contains small traces only, "
+        "so clone the repository, or give the path of the file"
     )
+
+
+def find_ladder(text: str) -> Path:
+    """Return the path of a ladder, given a path or the name of a shipped ladder.
+
+    Raises ConfigError if it is neither.
+    """
+    shipped = {path.stem: path for folder in _LADDERS for path in sorted(folder.glob("*.yaml"))}
+    path = Path(text)
+    if path.exists():
+        return path
+    if text not in shipped:
+        raise ConfigError(
+            f"--ladder: {text}: neither a file nor a shipped ladder; shipped are: "
+            f"{', '.join(shipped)}"
+        )
+    return shipped[text]
