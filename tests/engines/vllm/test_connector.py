@@ -252,7 +252,11 @@ def test_every_counter_has_its_metric_in_vllm():
     counts = ConnectorCounts()
     for name, (labels, _) in COUNTERS.items():
         counts.add(name, *labels, number=2)
+    counts.add("prompt_tokens_by_source", "vendor/tier", number=5)
     metrics.observe(counts.to_dict(), 1)
+    of_tier = {"model_name": "m", "engine": "1", "source": "vendor/tier"}
+    by_source = "vllm:holdfast_prompt_tokens_by_source_total"
+    assert registry.get_sample_value(by_source, of_tier) == 5
     for name, (labels, _) in COUNTERS.items():
         named = {"model_name": "m", "engine": "1", **dict(zip(labels, labels, strict=True))}
         assert registry.get_sample_value(f"vllm:holdfast_{name}_total", named) == 2

@@ -37,7 +37,8 @@ COUNTERS: Mapping[str, tuple[tuple[str, ...], str]] = {
 class ConnectorCounts(KVConnectorStats):
     """Counts since vLLM last took them; vLLM aggregates them over processes.
 
-    A key is a name of `COUNTERS` and the values of its labels, joined by "/".
+    A key is a name of `COUNTERS` and the values of its labels, joined by "/". Only the value of the
+    last label may contain "/".
     """
 
     data: dict[str, float] = field(default_factory=dict)
@@ -111,7 +112,8 @@ class ConnectorMetrics(KVConnectorPromMetrics):
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         engine = self.per_engine_labelvalues[engine_idx]
         for key, number in transfer_stats_data.items():
-            name, *labels = key.split("/")
+            name = key.partition("/")[0]
+            labels = key.split("/", len(COUNTERS[name][0]))[1:]
             self._counters[name].labels(*engine, *labels).inc(number)
 
 
