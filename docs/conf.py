@@ -1,15 +1,13 @@
 """How Sphinx builds these pages."""
 
-import argparse
 import os
 import re
-from importlib import import_module
 from pathlib import Path
 
 from sphinx.application import Sphinx
 
 import holdfast
-from holdfast.cli import EXIT_CODES, all_verbs
+from holdfast.cli import all_verbs, parser_of
 
 project = "Holdfast"
 author = "The Holdfast developers"
@@ -32,18 +30,11 @@ html_show_sphinx = False
 
 
 def write_command_pages(_app: Sphinx) -> None:
-    """Write a page with the help of every verb, as the parsers print it."""
+    """Write a page with the help of every verb, as `--help` prints it."""
     os.environ["COLUMNS"] = "100"
-    parts = [f"# Commands\n\nThe output of `--help` of every verb.\n\n```text\n{EXIT_CODES}\n```\n"]
+    parts = ["# Commands\n\nThe output of `--help` of every verb.\n"]
     for name, verb in all_verbs().items():
-        parser = argparse.ArgumentParser(
-            prog=f"holdfast {name}",
-            epilog=f"example:\n  holdfast {name} {verb.example}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        import_module(verb.module).add_arguments(parser)
-        about = f"{verb.about[0].upper()}{verb.about[1:]}."
-        parts.append(f"## {name}\n\n{about}\n\n```text\n{parser.format_help()}```\n")
+        parts.append(f"## {name}\n\n```text\n{parser_of(name, verb).format_help()}```\n")
     (Path(__file__).parent / "reference" / "commands.md").write_text("\n".join(parts))
 
 

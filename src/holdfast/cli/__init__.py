@@ -132,16 +132,21 @@ def all_verbs() -> dict[str, Verb]:
 
 def _run(name: str, verb: Verb, options: Sequence[str]) -> int:
     """Import a verb, parse its options, and run it; return its exit code."""
-    module = import_module(verb.module)  # here, because Ctrl-C may interrupt the import
+    parser = parser_of(name, verb)  # here, because Ctrl-C may interrupt the import
+    status: int = import_module(verb.module).run(parser.parse_args(options))
+    return status
+
+
+def parser_of(name: str, verb: Verb) -> argparse.ArgumentParser:
+    """Import a verb, and return the parser of its options."""
     parser = argparse.ArgumentParser(
         prog=f"holdfast {name}",
         description=f"{verb.about[0].upper()}{verb.about[1:]}.",
         epilog=f"example:\n  holdfast {name} {verb.example}\n\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    module.add_arguments(parser)
-    status: int = module.run(parser.parse_args(options))
-    return status
+    import_module(verb.module).add_arguments(parser)
+    return parser
 
 
 @contextmanager
