@@ -51,10 +51,10 @@ def find_ladder(text: str) -> Path:
 
     Raises ConfigError if it is neither.
     """
-    shipped = {path.stem: path for folder in _LADDERS for path in sorted(folder.glob("*.yaml"))}
     path = Path(text)
     if path.exists():
         return path
+    shipped = {path.stem: path for folder in _LADDERS for path in sorted(folder.glob("*.yaml"))}
     if text not in shipped:
         raise ConfigError(
             f"--ladder: {text}: neither a file nor a shipped ladder; shipped are: "

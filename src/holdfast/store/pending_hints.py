@@ -119,7 +119,7 @@ class PendingHints:
         return self._numbers
 
     def end_claim(self, number: int) -> None:
-        """Stop counting the bytes of a claim."""
+        """Stop counting the bytes that a hint has reserved."""
         del self._claims[number]
 
     def pin(self, namespace: Namespace, last: bytes, pin: PinnedChain) -> None:

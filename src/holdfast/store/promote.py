@@ -132,7 +132,7 @@ class BlockMover:
                 work = partial(self._promote, namespace, tier, read_batch)
                 try:
                     reading = self._readers.submit(tier, item, work)
-                except RuntimeError:  # closed meanwhile: what lies below is a miss
+                except RuntimeError:  # closed meanwhile: blocks on lower tiers are misses
                     self._estimates.dropped(tier, nbytes, domain)
                     with self._table.lock:
                         self._take_back(namespace, read_batch)

@@ -22,7 +22,7 @@ COUNTING_GOAL_US = 20.0
 SCRAPED_GOAL = 0.98
 REQUESTS = 2_000
 PASS_S = 2.0
-"""Duration of a pass of fetches: two scrapes fall into it."""
+"""Duration of a pass of fetches, in which one or two scrapes happen."""
 
 _SCRAPER = """
 import sys, time, urllib.request

@@ -54,7 +54,7 @@ _SCHEDULED = 2
 
 
 class TransferCost(NamedTuple):
-    """One transfer: seconds, and CPU seconds of this process (near) and of the server (far)."""
+    """One transfer: seconds, and CPU seconds of this process (local) and of the server (remote)."""
 
     seconds: float
     near_s: float
