@@ -11,7 +11,6 @@ from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
 from holdfast.errors import ConfigError
 from holdfast.report import Report, Row, at_most, check_target, write
 from holdfast.sim.explain import CLAIMS, find_claim
-from holdfast.sim.formulas import GB
 from holdfast.sim.model import known_models, load_model
 from holdfast.sim.profile import load_profile
 from holdfast.sim.size import (
@@ -25,13 +24,9 @@ from holdfast.sim.size import (
     of_users,
 )
 from holdfast.sim.size.draw import frontier_svg, hits_svg
-from holdfast.sim.size.need import LadderNeed, TierNeed
-from holdfast.sim.size.text import (
-    assumptions,
-    ladder_text,
-    million_tokens_dollars,
-    size_text,
-)
+from holdfast.sim.size.need import LadderNeed
+from holdfast.sim.size.proposal import advice, kwh_a_day, proposal_lines
+from holdfast.sim.size.text import assumptions, ladder_text, million_tokens_dollars
 
 _NEW_TOKENS = 1000
 """Default of `--new`."""
@@ -141,7 +136,7 @@ def _size(args: argparse.Namespace, out: TextIO) -> Report:
     if args.svg:
         draw = hits_svg if args.chart == "hits" else frontier_svg
         write_text("--svg", args.svg, draw(question, found))
-    _show(question, found, out)
+    print("\n".join(proposal_lines(question, found)), file=out)
     return Report("size", _rows(question, found))
 
 
@@ -186,81 +181,6 @@ def _demand(args: argparse.Namespace, cut: Cut) -> Demand:
     return of_users(args.users, args.context, new, every_s, cut)
 
 
-def _show(question: SizingQuestion, found: SizingAnswer, out: TextIO) -> None:
-    best, without = found.best, found.without
-    share = question.goal.share
-    print(f"{question.shape.name}\n{question.demand.about}\n", file=out)
-    _table(best, out)
-    print(
-        f"\nhits           {best.hit:.1%} of input tokens\n"
-        f"first token    {best.ttft_s[1]:.2f} s for {share:.0%} of requests, "
-        f"{best.ttft_s[0]:.2f} s for half; computed {without.ttft_s[1]:.2f} and "
-        f"{without.ttft_s[0]:.2f} s\n"
-        f"prefill        {best.prefill_gpu_s_per_s:.2f} engines busy of {best.engines:.2f}, "
-        f"without memory {without.prefill_gpu_s_per_s:.2f} of {without.engines:.2f}\n"
-        f"cost           ${best.dollars_per_h:,.2f} an hour, {_of_storage(best)}; without memory "
-        f"${without.dollars_per_h:,.2f}\n"
-        f"               ${million_tokens_dollars(question, best):.4f} per million input tokens; "
-        f"without memory ${million_tokens_dollars(question, without):.4f}\n"
-        f"energy         {_kwh_a_day(best):,.0f} kWh a day: {best.watts / 1000:,.2f} kW of "
-        f"storage, {best.gpu_watts / 1000:,.2f} of prefill; without memory "
-        f"{_kwh_a_day(without):,.0f} kWh\n",
-        file=out,
-    )
-    print("the cheapest for other times to first token", file=out)
-    for need in found.frontier:
-        print(
-            f"  {need.ttft_s[1]:8.2f} s  ${need.dollars_per_h:10,.2f} an hour  {ladder_text(need)}",
-            file=out,
-        )
-    print(f"\nassumed ({found.tried} ladders were tried)", file=out)
-    for line in assumptions(question):
-        print(f"  - {line}", file=out)
-
-
-def _kwh_a_day(need: LadderNeed) -> float:
-    return (need.watts + need.gpu_watts) * 24 / 1000
-
-
-def _of_storage(need: LadderNeed) -> str:
-    share = need.storage_dollars_per_h / need.dollars_per_h if need.dollars_per_h else 0.0
-    return f"{share:.0%} of it storage"
-
-
-def _table(need: LadderNeed, out: TextIO) -> None:
-    if not need.tiers:
-        print("no tier pays: compute everything", file=out)
-        return
-    heads = ("tier", "medium", "holds", "bought", "bound by", "GB/s: one request", "busiest", "all")
-    rows = [(*heads, "hits", "DWPD", "W", "$/h")]
-    rows += [
-        (
-            tier.tier,
-            tier.medium,
-            size_text(tier.capacity_bytes),
-            f"{tier.units:,} {tier.unit}{'s' if tier.units > 1 else ''}",
-            tier.bound,
-            f"{tier.request_bytes_per_s / GB:,.1f}",
-            f"{tier.traffic_bytes_per_s / GB:,.1f}",
-            f"{tier.bytes_per_s / GB:,.1f}",
-            f"{tier.hit:.1%}",
-            _wear_text(tier),
-            f"{tier.watts:,.0f}",
-            f"{tier.dollars_per_h:,.2f}",
-        )
-        for tier in need.tiers
-    ]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        cells = (f"{text:<{width}}" for text, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip(), file=out)
-
-
-def _wear_text(tier: TierNeed) -> str:
-    rated = tier.rated_writes_per_day
-    return "-" if rated is None else f"{tier.writes_per_day:.2f} of {rated:g}"
-
-
 def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
     best, without = found.best, found.without
     rows = [_tier_row(best, i) for i in range(len(best.tiers))]
@@ -276,7 +196,9 @@ def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
         ),
         ("size.engines", best.prefill_gpu_s_per_s, without.prefill_gpu_s_per_s, "engines"),
         ("size.engines.needed", best.engines, without.engines, "engines"),
-        ("size.energy", _kwh_a_day(best), _kwh_a_day(without), "kWh/day"),
+        ("size.energy", kwh_a_day(best), kwh_a_day(without), "kWh/day"),
+        ("size.purchase", best.purchase_dollars, without.purchase_dollars, "$"),
+        ("size.machines", best.machines, without.machines, "machines"),
     ]
     rows += [
         Row(what="size.hit", value=best.hit, unit="share"),
@@ -299,10 +221,27 @@ def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
         )
         for need in found.frontier
     ]
+    rows += [_alternative_row(kind, need) for kind, need in found.by_lowest_tier.items()]
     assumed = [question.demand.about, *assumptions(question)]
-    return [_sized(question), *rows] + [
+    advised = Row(what="size.advice", value=None, unit="", more={"says": advice(question, found)})
+    return [_sized(question), advised, *rows] + [
         Row(what="size.assumption", value=None, unit="", more={"says": line}) for line in assumed
     ]
+
+
+def _alternative_row(kind: str, need: LadderNeed | None) -> Row:
+    """Return the row of the cheapest ladder whose lowest tier is of this kind; None: none."""
+    more: dict[str, object] = {}
+    if need is not None:
+        more = {
+            "purchase_dollars": need.purchase_dollars,
+            "ttft_s": need.ttft_s[1],
+            "hit": need.hit,
+            "engines": need.engines,
+            "ladder": ladder_text(need),
+        }
+    cost = need.dollars_per_h if need is not None else None
+    return Row(what=f"size.alternative.{kind}", value=cost, unit="$/h", more=more)
 
 
 def _sized(question: SizingQuestion) -> Row:

@@ -12,13 +12,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from holdfast.sim.figures import Figure, SimulationFigures
-from holdfast.sim.formulas import SECONDS_PER_DAY
+from holdfast.sim.formulas import HOURS_PER_YEAR, SECONDS_PER_DAY
 from holdfast.sim.hardware import TierSpec
 from holdfast.sim.profile import Medium
 from holdfast.sim.trace import share
 
 HOUR_S = 3_600.0
-YEAR_S = 365 * 86_400.0
+YEAR_S = HOURS_PER_YEAR * HOUR_S
 MONTH_S = YEAR_S / 12
 JOULES_PER_KWH = 3.6e6
 

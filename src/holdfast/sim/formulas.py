@@ -8,6 +8,8 @@ from __future__ import annotations
 from holdfast.sim.model import ModelShape
 
 SECONDS_PER_DAY = 86_400
+HOURS_PER_YEAR = 8_760.0
+HOURS_PER_MONTH = HOURS_PER_YEAR / 12
 GB = 1e9
 TB = 1e12
 

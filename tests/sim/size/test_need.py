@@ -86,7 +86,7 @@ def test_money_and_power_add_up(worked_out, asked):
     question = asked(of_users(100, 10_000, 1000, 100.0), nodes=1)
     found = worked_out(question, NeededTier("ddr5", question.demand.unique_tokens))
     [tier] = found.tiers
-    hardware = tier.units * 64 * 10.9 / 4 / 8766
+    hardware = tier.units * 64 * 10.9 / 4 / 8760
     assert tier.units == int(np.ceil(100 * 10_000 * 327_680 / 64e9))
     assert tier.dollars_per_h == pytest.approx(hardware + tier.watts / 1000 * 0.10)
     assert tier.units * 4 * 1.3 <= tier.watts <= tier.units * 8 * 1.3
@@ -101,7 +101,7 @@ def test_an_object_store_is_paid_by_the_month_and_the_call(worked_out, asked):
     question = asked(of_users(100, 10_000, 1000, 100.0), media=("s3-standard",))
     [tier] = worked_out(question, NeededTier("s3-standard", question.demand.unique_tokens)).tiers
     read, written = 9000 * 327_680 * 3600, 1000 * 327_680 * 3600
-    stored = 100 * 10_000 * 327_680 / 1e9 * 0.023 / (8766 / 12)
+    stored = 100 * 10_000 * 327_680 / 1e9 * 0.023 / (8760 / 12)
     calls = (read * 0.4 + written * 5) / 8e6 / 1e6
     assert tier.dollars_per_h == pytest.approx(stored + calls)
     assert tier.watts == 0

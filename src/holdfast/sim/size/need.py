@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.sim.formulas import GB, SECONDS_PER_DAY
+from holdfast.sim.formulas import GB, HOURS_PER_MONTH, HOURS_PER_YEAR, SECONDS_PER_DAY
 from holdfast.sim.profile import Medium
 from holdfast.sim.size.question import GPU_BUSY, REMOTE, SizingQuestion
 from holdfast.sim.trace import Floats
@@ -23,8 +23,6 @@ FETCH_SHARE = 0.5
 BUSY = 0.8
 """Maximum mean utilisation of a bandwidth; the rest absorbs variation that a mean hides."""
 
-HOURS_PER_YEAR = 8766.0
-HOURS_PER_MONTH = HOURS_PER_YEAR / 12
 OBJECT_BYTES = 8e6
 """Bytes per object store request: the blocks of a segment are stored as one object."""
 
@@ -44,6 +42,10 @@ class TierNeed(NamedTuple):
     unit: str
     capacity_bytes: float
     units: int
+    unit_bytes: float | None
+    """Capacity of a unit; None for a medium that is rented by the byte."""
+    units_per_node: int | None
+    """Maximum units in one machine: a GPU machine, or a server of a pool."""
     spread: int
     """Number of nodes that the units are distributed over; one node's units serve a request."""
     bytes_per_s: float
@@ -62,9 +64,31 @@ class TierNeed(NamedTuple):
     """What determines the number of units: capacity, bandwidth or wear."""
     hit: float
     """Share of input tokens served from this tier."""
+    purchase_dollars: float
+    """Price of all units; 0 if rented."""
     dollars_per_h: float
+    """The purchase written off, or the rent, and power."""
     watts: float
     """Mean power, cooling and distribution included."""
+
+    @property
+    def bought_bytes(self) -> float:
+        """Capacity of all units; of a rented medium, the bytes stored."""
+        return self.capacity_bytes if self.unit_bytes is None else self.units * self.unit_bytes
+
+    @property
+    def units_for_capacity(self) -> int:
+        """Number of units that hold the data, without regard to bandwidth and wear."""
+        if self.unit_bytes is None:
+            return self.units
+        return self.spread * ceil(self.capacity_bytes / self.spread / self.unit_bytes)
+
+    @property
+    def servers(self) -> int:
+        """Number of servers that a pool's units fill; 0 for tiers in GPU machines or rented."""
+        if self.tier != "pool" or self.units_per_node is None:
+            return 0
+        return ceil(self.units / self.units_per_node)
 
 
 class LadderNeed(NamedTuple):
@@ -80,6 +104,8 @@ class LadderNeed(NamedTuple):
     """Mean number of engines (all GPUs of each) busy with prefill."""
     engines: float
     """Number of engines needed, with the idle ones that the busiest minute uses."""
+    machines: int
+    """Number of GPU machines, one engine each: as many as prefill and links need, or as given."""
     gpu_dollars_per_h: float
     """Cost of all these engines."""
     gpu_watts: float
@@ -94,6 +120,11 @@ class LadderNeed(NamedTuple):
     def storage_dollars_per_h(self) -> float:
         """Cost of storage and its power."""
         return sum(tier.dollars_per_h for tier in self.tiers)
+
+    @property
+    def purchase_dollars(self) -> float:
+        """Price of the storage; the GPUs are rented."""
+        return sum(tier.purchase_dollars for tier in self.tiers)
 
     @property
     def watts(self) -> float:
@@ -147,6 +178,7 @@ def need(
         within=within,
         prefill_gpu_s_per_s=busy,
         engines=engines,
+        machines=nodes,
         gpu_dollars_per_h=engines * question.gpus * question.price(question.gpu.dollars_per_hour),
         gpu_watts=busy / GPU_BUSY * question.gpus * question.gpu.watts.mid * overhead,
     )
@@ -253,6 +285,7 @@ def _tier(
     bound = max(counts, key=lambda name: (counts[name], name == "capacity"))
     units = max(split, counts[bound])
     bought = units * medium.unit_bytes.mid if medium.unit_bytes is not None else capacity
+    purchase = bought / GB * question.price(medium.dollars_per_gb)
     read_mean = traffic / demand.peak  # energy and calls follow the mean, not the busiest minute
     watts = 0.0
     if medium.active_watts is not None and medium.idle_watts is not None:
@@ -265,6 +298,8 @@ def _tier(
         unit=medium.unit,
         capacity_bytes=capacity,
         units=units,
+        unit_bytes=medium.unit_bytes.mid if medium.unit_bytes is not None else None,
+        units_per_node=int(most.mid) if (most := medium.units_per_node) else None,
         spread=split,
         bytes_per_s=units * read,
         request_bytes_per_s=request_rate,
@@ -274,7 +309,9 @@ def _tier(
         rated_writes_per_day=rated.mid if (rated := medium.drive_writes_per_day) else None,
         bound=bound,
         hit=use.hit,
-        dollars_per_h=_dollars_per_h(question, medium, bought, (read_mean, written))
+        purchase_dollars=purchase,
+        dollars_per_h=purchase / question.profile.site.amortised_years.mid / HOURS_PER_YEAR
+        + _rent_dollars_per_h(question, medium, bought, (read_mean, written))
         + watts / 1000 * question.price(question.profile.site.dollars_per_kwh),
         watts=watts,
     )
@@ -297,25 +334,23 @@ def _fits_nodes(question: SizingQuestion, tiers: tuple[TierNeed, ...], nodes: in
         return False
     if remote > question.network_bytes_per_s * nodes * BUSY:
         return False
-    for tier in tiers:
-        most = question.profile.medium(tier.medium).units_per_node
-        if most is not None and tier.units > tier.spread * most.mid:
-            return False
-    return True
+    return all(
+        tier.units_per_node is None or tier.units <= tier.spread * tier.units_per_node
+        for tier in tiers
+        if tier.tier not in REMOTE
+    )
 
 
-def _dollars_per_h(
+def _rent_dollars_per_h(
     question: SizingQuestion, medium: Medium, nbytes: float, flows: tuple[float, float]
 ) -> float:
-    """Return the cost of a tier without its power: purchase written off, or rent, and requests.
+    """Return the cost of a rented medium: its bytes, its requests, and the bytes moved.
 
     `flows` are the bytes/s read and written.
     """
     read, written = (flow * 3600 for flow in flows)  # bytes an hour
     price = question.price
-    bought = price(medium.dollars_per_gb) / question.profile.site.amortised_years.mid
-    rented = price(medium.dollars_per_gb_month) / HOURS_PER_MONTH
-    stored = nbytes / GB * (bought / HOURS_PER_YEAR + rented)
+    stored = nbytes / GB * price(medium.dollars_per_gb_month) / HOURS_PER_MONTH
     calls = read * price(medium.dollars_per_million_gets)
     calls += written * price(medium.dollars_per_million_puts)
     moved = read * price(medium.dollars_per_gb_out) + written * price(medium.dollars_per_gb_in)

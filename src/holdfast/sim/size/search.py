@@ -53,6 +53,8 @@ class SizingAnswer(NamedTuple):
     """Pareto front of cost and TTFT, lowest TTFT first."""
     by_hits: tuple[LadderNeed, ...]
     """Cheapest storage for each hit rate, without a TTFT goal; lowest hit rate first."""
+    by_lowest_tier: dict[str, LadderNeed | None]
+    """Cheapest ladder that meets the goal, by the kind of its lowest tier; None if none does."""
     tried: int
     """Number of candidate ladders."""
 
@@ -71,8 +73,16 @@ def answer(question: SizingQuestion) -> SizingAnswer:
     front = search.frontier(without.ttft_s[1])
     latest_s = question.goal.ttft_s or inf
     best = min([best, *(one for one in front if one.ttft_s[1] <= latest_s)], key=_rank)
+    by_lowest_tier = {kind: search.cheapest(question.goal, kind) for kind in search.lowest_kinds}
+    if best.tiers:
+        by_lowest_tier[best.tiers[-1].tier] = best
     return SizingAnswer(
-        best, without, _pareto_front([best, *front]), search.by_hits(), search.tried
+        best,
+        without,
+        _pareto_front([best, *front]),
+        search.by_hits(),
+        by_lowest_tier,
+        search.tried,
     )
 
 
@@ -100,6 +110,10 @@ class _Search:
         self._ladders = sorted(known, key=lambda pair: _rank(pair[0]))
         self._failed = [tier_specs for one, tier_specs in evaluated if one is None]
         """Ladders that cannot serve the sample; they may still serve all requests."""
+        kinds = {self._lowest_kind(tier_specs) for tier_specs in candidates}
+        self.lowest_kinds = [
+            kind for kinds_at in _TIER_CHOICES for kind in kinds_at if kind in kinds
+        ]
 
     def unreachable(self) -> ConfigError:
         """Return the error that names the lowest possible TTFT and what limits it."""
@@ -162,28 +176,52 @@ class _Search:
                 return found
         return None
 
-    def cheapest(self, goal: SizingGoal) -> LadderNeed | None:
-        """Return the cheapest ladder that meets a goal; None if there is none."""
+    def _lowest_kind(self, tier_specs: tuple[NeededTier, ...]) -> str:
+        """Return the kind of the lowest tier; "" for no tiers."""
+        return self._question.profile.medium(tier_specs[-1].name).tier if tier_specs else ""
+
+    def cheapest(self, goal: SizingGoal, lowest_kind: str | None = None) -> LadderNeed | None:
+        """Return the cheapest ladder that meets a goal; None if there is none.
+
+        `lowest_kind` restricts the search to ladders whose lowest tier is of this kind.
+        """
+        among = [
+            pair
+            for pair in self._ladders
+            if lowest_kind is None or self._lowest_kind(pair[1]) == lowest_kind
+        ]
         finalists = [
-            self._need(goal, tier_specs) for _, tier_specs in self._finalists(goal)[:_FINALISTS]
+            self._need(goal, tier_specs)
+            for _, tier_specs in self._finalists(goal, among)[:_FINALISTS]
         ]
         if met := [one for one in finalists if one is not None]:
             return min(met, key=_rank)
         # Near the lower bound the sample is too coarse: evaluate each ladder on all requests.
-        ladders = [(bound.dollars_per_h, tier_specs) for bound, tier_specs in self._ladders]
+        ladders = [(bound.dollars_per_h, tier_specs) for bound, tier_specs in among]
+        ladders += [
+            (inf, tier_specs)
+            for tier_specs in self._failed
+            if lowest_kind is None or self._lowest_kind(tier_specs) == lowest_kind
+        ]
         best = None
-        for bound, tier_specs in [*ladders, *((inf, tier_specs) for tier_specs in self._failed)]:
+        for bound, tier_specs in ladders:
             if best is not None and bound > best.dollars_per_h:
                 break
             one = self._evaluate(goal, tier_specs)
             best = min((found for found in (best, one) if found), key=_rank, default=None)
         return best
 
-    def _finalists(self, goal: SizingGoal) -> list[tuple[LadderNeed, tuple[NeededTier, ...]]]:
-        """Return ladders that meet a goal on the sample; the first `_FINALISTS` are cheapest."""
+    def _finalists(
+        self, goal: SizingGoal, among: list[tuple[LadderNeed, tuple[NeededTier, ...]]]
+    ) -> list[tuple[LadderNeed, tuple[NeededTier, ...]]]:
+        """Return the ladders of `among` that meet a goal on the sample.
+
+        The first `_FINALISTS` of them are the cheapest. `among` is a part of `self._ladders`, in
+        the same order.
+        """
         sample = _with_goal(self._sample, goal)
         found: list[tuple[LadderNeed, tuple[NeededTier, ...]]] = []
-        for bound, tier_specs in self._ladders:
+        for bound, tier_specs in among:
             last = found[_FINALISTS - 1][0] if len(found) >= _FINALISTS else None
             if last is not None and bound.dollars_per_h > last.dollars_per_h:
                 break

@@ -27,6 +27,16 @@ def figure_text(value: float) -> str:
     return f"{value:,.0f}" if float(f"{value:.3g}") >= 1000 else f"{value:.3g}"  # noqa: PLR2004
 
 
+def duration_text(hours: float) -> str:
+    """Return a duration in hours, days, months or years."""
+    days = hours / 24
+    if hours < 48:  # noqa: PLR2004
+        return f"{max(1, round(hours)):d} hours" if hours >= 1.5 else "1 hour"  # noqa: PLR2004
+    if days < 90:  # noqa: PLR2004
+        return f"{days:.0f} days"
+    return f"{days / 30.4:.0f} months" if days < 730 else f"{days / 365:.1f} years"  # noqa: PLR2004
+
+
 def ladder_text(need: LadderNeed) -> str:
     """Return the tiers of a proposal in one line."""
     tiers = (f"{size_text(tier.capacity_bytes)} {tier.medium}" for tier in need.tiers)

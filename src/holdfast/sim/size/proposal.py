@@ -1,0 +1,236 @@
+"""The text of a sizing: advice, tiers, figures, what to buy, and alternatives side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from holdfast.sim.formulas import GB, HOURS_PER_YEAR
+from holdfast.sim.size.need import LadderNeed, TierNeed
+from holdfast.sim.size.question import SizingQuestion
+from holdfast.sim.size.search import SizingAnswer
+from holdfast.sim.size.text import (
+    assumptions,
+    duration_text,
+    ladder_text,
+    million_tokens_dollars,
+    size_text,
+)
+
+_LOWEST = {
+    "host": "host only",
+    "disk": "down to disk",
+    "pool": "down to a pool",
+    "object": "down to an object store",
+}
+"""Name of an alternative by the kind of its lowest tier."""
+
+_NEARLY_THE_COST = 1.1
+"""Up to this ratio to the lowest cost, a ladder that is much cheaper to buy is named."""
+
+_MUCH_CHEAPER = 0.5
+"""Ratio to the proposed purchase below which a ladder is much cheaper to buy."""
+
+
+def proposal_lines(question: SizingQuestion, found: SizingAnswer) -> Iterator[str]:
+    """Yield the lines of the whole text."""
+    best, without, share = found.best, found.without, question.goal.share
+    yield from (question.shape.name, question.demand.about, "", advice(question, found), "")
+    if best.tiers:
+        yield from (*_tier_table(best), "")
+    yield f"hits           {best.hit:.1%} of input tokens"
+    yield (
+        f"first token    {best.ttft_s[1]:.2f} s for {share:.0%} of requests, "
+        f"{best.ttft_s[0]:.2f} s for half; computed {without.ttft_s[1]:.2f} and "
+        f"{without.ttft_s[0]:.2f} s"
+    )
+    yield (
+        f"prefill        {best.prefill_gpu_s_per_s:.2f} engines busy of {best.engines:.2f}, "
+        f"without memory {without.prefill_gpu_s_per_s:.2f} of {without.engines:.2f}"
+    )
+    storage = best.storage_dollars_per_h / best.dollars_per_h if best.dollars_per_h else 0.0
+    yield (
+        f"cost           ${best.dollars_per_h:,.2f} an hour, {storage:.0%} of it storage; without "
+        f"memory ${without.dollars_per_h:,.2f}"
+    )
+    yield (
+        f"               ${million_tokens_dollars(question, best):.4f} per million input tokens; "
+        f"without memory ${million_tokens_dollars(question, without):.4f}"
+    )
+    yield "               not counted: decode, network, staff, storage servers but for their drives"
+    yield from _purchase_lines(question, best)
+    yield (
+        f"energy         {kwh_a_day(best):,.0f} kWh a day: {best.watts / 1000:,.2f} kW of "
+        f"storage, {best.gpu_watts / 1000:,.2f} of prefill; without memory "
+        f"{kwh_a_day(without):,.0f} kWh"
+    )
+    yield from (
+        "",
+        "alternatives, each the cheapest that meets the goal",
+        *_alternatives(question, found),
+    )
+    yield from ("", "the cheapest for other times to first token")
+    for need in found.frontier:
+        yield (
+            f"  {need.ttft_s[1]:8.2f} s  ${need.dollars_per_h:10,.2f} an hour  {ladder_text(need)}"
+        )
+    yield from ("", f"assumed ({found.tried} ladders were tried)")
+    yield from (f"  - {line}" for line in assumptions(question))
+
+
+def advice(question: SizingQuestion, found: SizingAnswer) -> str:
+    """Return what to buy or rent, what it saves, and when it has paid for itself."""
+    best, without = found.best, found.without
+    if not best.tiers:
+        return "Buy nothing: computing every token is cheapest, because no tier saves its cost."
+    bought = [_units_text(tier) for tier in best.tiers if tier.unit_bytes is not None]
+    rented = [
+        f"{size_text(tier.capacity_bytes)} of {tier.medium}"
+        for tier in best.tiers
+        if tier.unit_bytes is None
+    ]
+    parts = [f"buy {' and '.join(bought)} for ${best.purchase_dollars:,.0f}"] if bought else []
+    parts += [f"rent {' and '.join(rented)}"] if rented else []
+    sentence = " and ".join(parts)
+    text = f"{sentence[0].upper()}{sentence[1:]}."
+    years = question.profile.site.amortised_years.mid
+    written_off_per_h = best.purchase_dollars / (years * HOURS_PER_YEAR)
+    saved_per_h = without.dollars_per_h - best.dollars_per_h + written_off_per_h
+    if best.dollars_per_h >= without.dollars_per_h:
+        more = best.dollars_per_h - without.dollars_per_h
+        return (
+            f"{text} This costs ${more:,.2f} an hour more than computing every token, which takes "
+            f"{without.ttft_s[1]:.2f} s to the first token."
+        )
+    text += f" This saves ${saved_per_h:,.2f} an hour of engines"
+    if best.purchase_dollars:
+        text += f" and pays for itself in {duration_text(best.purchase_dollars / saved_per_h)}"
+    return f"{text}.{_smaller_purchase(found)}"
+
+
+def _smaller_purchase(found: SizingAnswer) -> str:
+    """Return a sentence about a ladder of nearly the same cost that is much cheaper to buy."""
+    best = found.best
+    near = [
+        need
+        for need in found.by_lowest_tier.values()
+        if need is not None
+        and need.dollars_per_h <= best.dollars_per_h * _NEARLY_THE_COST
+        and need.purchase_dollars <= best.purchase_dollars * _MUCH_CHEAPER
+    ]
+    if not near:
+        return ""
+    least = min(near, key=lambda need: need.purchase_dollars)
+    more = least.dollars_per_h / best.dollars_per_h - 1
+    return (
+        f" For ${least.purchase_dollars:,.0f}, {ladder_text(least)} is enough at "
+        f"${least.dollars_per_h:,.2f} an hour, {more:.0%} more."
+    )
+
+
+def _units_text(tier: TierNeed) -> str:
+    """Return the units of a tier that is bought: "6 drives of 30.7 TB (nvme-tlc)"."""
+    size = size_text(tier.unit_bytes or 0.0)
+    return f"{_count(tier.units, tier.unit)} of {size} ({tier.medium})"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _tier_table(need: LadderNeed) -> list[str]:
+    heads = ("tier", "medium", "holds", "bought", "bound by", "GB/s: one request", "busiest", "all")
+    rows = [(*heads, "hits", "DWPD", "W", "$/h")]
+    rows += [
+        (
+            tier.tier,
+            tier.medium,
+            size_text(tier.capacity_bytes),
+            _count(tier.units, tier.unit),
+            tier.bound,
+            f"{tier.request_bytes_per_s / GB:,.1f}",
+            f"{tier.traffic_bytes_per_s / GB:,.1f}",
+            f"{tier.bytes_per_s / GB:,.1f}",
+            f"{tier.hit:.1%}",
+            _wear_text(tier),
+            f"{tier.watts:,.0f}",
+            f"{tier.dollars_per_h:,.2f}",
+        )
+        for tier in need.tiers
+    ]
+    return _columns(rows)
+
+
+def _wear_text(tier: TierNeed) -> str:
+    rated = tier.rated_writes_per_day
+    return "-" if rated is None else f"{tier.writes_per_day:.2f} of {rated:g}"
+
+
+def _purchase_lines(question: SizingQuestion, best: LadderNeed) -> Iterator[str]:
+    """Yield what to buy, tier by tier with its price, and the machines that hold it."""
+    label = "to buy"
+    for tier in best.tiers:
+        if tier.unit_bytes is not None:
+            least = tier.units_for_capacity
+            why = f"; {least:,} would hold the data" if least < tier.units else ""
+            yield (
+                f"{label:<15}${tier.purchase_dollars:,.0f}: {_units_text(tier)}, "
+                f"{size_text(tier.bought_bytes)} in all{why}"
+            )
+            label = ""
+    if sum(tier.purchase_dollars > 0 for tier in best.tiers) > 1:
+        yield f"               ${best.purchase_dollars:,.0f} in all"
+    gpus = f"{question.gpus} x {question.gpu.about}"
+    in_each = [
+        _count(-(-tier.units // tier.spread), tier.unit)
+        for tier in best.tiers
+        if tier.tier in ("host", "disk")
+    ]
+    yield f"machines       {best.machines:,}, each: {'; '.join([gpus, *in_each])}"
+    for tier in best.tiers:
+        if tier.servers:
+            yield (
+                f"               {_count(tier.servers, 'storage server')} with up to "
+                f"{_count(tier.units_per_node or 0, tier.unit)} in each"
+            )
+
+
+def _alternatives(question: SizingQuestion, found: SizingAnswer) -> list[str]:
+    """Return a table of the cheapest ladders by their lowest tier, and of computing everything."""
+    rows: list[Sequence[str]] = [
+        ("", "$/h", "to buy", "first token", "hits", "engines", "ladder"),
+        _alternative("compute everything", found.without),
+    ]
+    if question.goal.ttft_s is not None and found.without.ttft_s[1] > question.goal.ttft_s:
+        rows[-1] = (*rows[-1][:-1], "misses the goal")
+    for kind, need in found.by_lowest_tier.items():
+        if need is None:
+            rows.append((_LOWEST[kind], "-", "-", "-", "-", "-", "none meets the goal"))
+        else:
+            rows.append(_alternative(_LOWEST[kind], need))
+    return [f"  {line}" for line in _columns(rows)]
+
+
+def _alternative(name: str, need: LadderNeed) -> Sequence[str]:
+    return (
+        name,
+        f"{need.dollars_per_h:,.2f}",
+        f"${need.purchase_dollars:,.0f}",
+        f"{need.ttft_s[1]:.2f} s",
+        f"{need.hit:.1%}",
+        f"{need.engines:.2f}",
+        ladder_text(need),
+    )
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows as lines, with columns of equal width."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def kwh_a_day(need: LadderNeed) -> float:
+    """Return the energy of storage and prefill in a day."""
+    return (need.watts + need.gpu_watts) * 24 / 1000

@@ -1,0 +1,107 @@
+"""What a proposal advises to buy, and the alternatives beside it."""
+
+import msgspec
+import pytest
+
+from holdfast.sim.size import SizingGoal, answer, of_trace, of_users
+from holdfast.sim.size.need import NeededTier
+from holdfast.sim.size.proposal import advice, proposal_lines
+
+LOAD = of_users(300, 40_000, 1000, 300.0)
+ALL_KINDS = ("ddr5", "nvme-tlc", "pool-flash", "s3-express")
+
+
+def priced(question, medium, dollars_per_gb):
+    """The question, with another price of one medium."""
+    media = dict(question.profile.media)
+    price = msgspec.structs.replace(
+        media[medium].dollars_per_gb, low=0.0, mid=dollars_per_gb, high=1e9
+    )
+    media[medium] = msgspec.structs.replace(media[medium], dollars_per_gb=price)
+    profile = msgspec.structs.replace(question.profile, media=media)
+    return msgspec.structs.replace(question, profile=profile)
+
+
+def test_the_purchase_is_whole_units_at_their_price(worked_out, asked):
+    question = asked(LOAD, nodes=2)
+    unique = question.demand.unique_tokens
+    found = worked_out(question, NeededTier("ddr5", unique / 8), NeededTier("nvme-tlc", unique))
+    host, disk = found.tiers
+    assert host.purchase_dollars == pytest.approx(host.units * 64 * 10.9)
+    assert disk.purchase_dollars == pytest.approx(disk.units * 30_720 * 0.365)
+    assert found.purchase_dollars == host.purchase_dollars + disk.purchase_dollars
+    assert disk.bought_bytes == disk.units * 30.72e12 >= disk.capacity_bytes
+    assert found.machines == 2
+    assert (host.servers, disk.servers) == (0, 0)
+
+
+def test_a_pool_fills_servers_of_its_own(worked_out, asked):
+    question = asked(of_users(20_000, 50_000, 1000, 300.0))
+    [pool] = worked_out(question, NeededTier("pool-flash", question.demand.unique_tokens)).tiers
+    assert pool.servers == -(-pool.units // 8) > 1
+    assert pool.units_for_capacity == -(-pool.capacity_bytes // 30.72e12) < pool.units
+
+
+def test_an_object_store_is_rented_not_bought(worked_out, asked):
+    question = asked(LOAD, media=ALL_KINDS)
+    [store] = worked_out(question, NeededTier("s3-express", question.demand.unique_tokens)).tiers
+    assert store.purchase_dollars == 0
+    assert store.bought_bytes == store.capacity_bytes
+
+
+def test_each_kind_of_lowest_tier_is_compared(asked):
+    question = asked(LOAD, goal=SizingGoal(1.0), media=ALL_KINDS)
+    found = answer(question)
+    assert list(found.by_lowest_tier) == ["host", "disk", "pool", "object"]
+    met = {kind: need for kind, need in found.by_lowest_tier.items() if need is not None}
+    assert found.best in met.values()
+    for kind, need in met.items():
+        assert need.tiers[-1].tier == kind
+        assert need.ttft_s[1] <= 1.0
+        assert need.dollars_per_h >= found.best.dollars_per_h
+    lines = list(proposal_lines(question, found))
+    [everything] = [line for line in lines if line.startswith("  compute everything")]
+    assert everything.endswith("misses the goal") == (found.without.ttft_s[1] > 1.0)
+
+
+def test_a_kind_that_cannot_meet_the_goal_is_named(asked):
+    question = asked(of_users(2000, 50_000, 1000, 600.0), goal=SizingGoal(1.0))
+    found = answer(question)
+    assert found.by_lowest_tier["host"] is None
+    lines = list(proposal_lines(question, found))
+    assert any("host only" in line and "none meets the goal" in line for line in lines)
+
+
+def test_the_advice_says_when_the_purchase_has_paid_for_itself(asked):
+    question = asked(LOAD, media=("nvme-tlc",))
+    found = answer(question)
+    [disk] = found.best.tiers
+    hours = disk.purchase_dollars / (
+        found.without.gpu_dollars_per_h
+        - found.best.gpu_dollars_per_h
+        - disk.watts / 1000 * question.profile.site.dollars_per_kwh.mid
+    )
+    text = advice(question, found)
+    assert text.startswith(f"Buy {disk.units} drives of 30.7 TB (nvme-tlc) for $")
+    assert f"pays for itself in {hours / 24:.0f} days" in text
+
+
+def test_a_much_cheaper_purchase_of_nearly_the_same_cost_is_named(asked, shipped):
+    question = asked(of_trace(shipped("conversation")), media=("ddr5", "nvme-qlc"))
+    found = answer(question)
+    host, disk = found.by_lowest_tier["host"], found.by_lowest_tier["disk"]
+    assert found.best is disk
+    assert host.purchase_dollars < disk.purchase_dollars / 2
+    assert f"For ${host.purchase_dollars:,.0f}, " in advice(question, found)
+
+
+def test_where_no_tier_saves_its_cost_nothing_is_bought(asked):
+    question = priced(asked(LOAD, media=("ddr5",)), "ddr5", 1e6)
+    assert advice(question, answer(question)).startswith("Buy nothing")
+
+
+def test_what_a_goal_costs_above_computing_everything_is_said(asked):
+    question = priced(asked(LOAD, media=("nvme-tlc",), goal=SizingGoal(1.0)), "nvme-tlc", 1e4)
+    found = answer(question)
+    assert found.without.ttft_s[1] > 1.0
+    assert "more than computing every token" in advice(question, found)
