@@ -119,6 +119,13 @@ def find_program(install_package):
 
 
 @pytest.fixture(scope="session")
+def browser(find_program):
+    """The path of a browser that runs without a display."""
+    names = "chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"
+    return find_program("chromium-headless-shell", *names)
+
+
+@pytest.fixture(scope="session")
 def unpack_program():
     """Return the path of a program from an unpacked Debian package, of which no service starts.
 

@@ -16,11 +16,12 @@ from holdfast.errors import ConfigError
 from holdfast.plan.planner import BestCut
 from holdfast.policy.choice import DEFAULT, POLICIES
 from holdfast.report import Report, Row, check_target, number, write
+from holdfast.sim.amounts import size_text
 from holdfast.sim.bounds import bounds, bounds_figures
 from holdfast.sim.economy import assumptions, economy_figures
 from holdfast.sim.figures import Figure, SimulationFigures, hit_figures, time_figures, wear_figures
 from holdfast.sim.fleet import Fleet
-from holdfast.sim.hardware import UNBOUNDED, check_contexts, resolve
+from holdfast.sim.hardware import capacity_text, check_contexts, resolve
 from holdfast.sim.ladder import read_ladder
 from holdfast.sim.model import ModelShape, load_model
 from holdfast.sim.page import page
@@ -32,6 +33,7 @@ from holdfast.sim.rules import rules_of
 from holdfast.sim.run import Simulation, SimulationSettings
 from holdfast.sim.shipped import find_ladder
 from holdfast.sim.trace import Trace
+from holdfast.sim.verdict import verdict
 
 WORKERS_MAX = 1_000
 _BAR = 40
@@ -164,7 +166,7 @@ def _progress(trace: Trace, stream: TextIO) -> Iterator[Callable[[int], None] | 
 
 
 def _show(found: SimulationFigures, figures: list[Figure], model: ModelShape | None) -> None:
-    """Print the tiers as a table, every other figure on a line, and the assumptions."""
+    """Print the verdict, a table of tiers, every other figure on a line, and the assumptions."""
     trace, fleet = found.trace, found.fleet
     on = f"{fleet.hardware.name}, {model.name}" if model else fleet.hardware.name
     print(
@@ -172,14 +174,18 @@ def _show(found: SimulationFigures, figures: list[Figure], model: ModelShape | N
         f"{trace.input_tokens.sum() / 1e6:,.1f} M tokens in, "
         f"{trace.output_tokens.sum() / 1e6:,.1f} M out; {on}, {len(fleet.workers)} workers\n"
     )
-    print(f"{'tier':<10}{'hits':>8}{'read GB':>12}{'written GB':>12}{'held/capacity blocks':>28}")
+    print("\n".join(verdict(figures)) + "\n")
+    print(
+        f"{'tier':<10}{'hits':>8}{'read GB':>12}{'written GB':>12}{'held':>10}"
+        f"{'held/capacity blocks':>28}"
+    )
     for figure in figures:
         if figure.what.startswith("sim.tier."):
             more = figure.more
-            held = f"{more['peak_blocks']:,} of {_capacity(more['capacity_blocks'])}"
+            held = f"{more['peak_blocks']:,} of {capacity_text(more['capacity_blocks'])}"
             print(
                 f"{figure.what.rpartition('.')[2]:<10}{figure.value:>8.1%}{more['read_gb']:>12,.0f}"
-                f"{more['written_gb']:>12,.0f}{held:>28}"
+                f"{more['written_gb']:>12,.0f}{size_text(float(str(more['peak_bytes']))):>10}{held:>28}"
             )
     print()
     for figure in figures:
@@ -187,10 +193,6 @@ def _show(found: SimulationFigures, figures: list[Figure], model: ModelShape | N
             name = figure.what.removeprefix("sim.").replace(".", " ").replace("_", " ")
             print(f"{name:<28}{_value(figure):>10} {figure.unit}{_beside(figure)}")
     print("\n" + "\n".join(f"- {line}" for line in assumptions(found)))
-
-
-def _capacity(blocks: object) -> str:
-    return f"{blocks:,}" if isinstance(blocks, int) and blocks < UNBOUNDED else "unlimited"
 
 
 def _value(figure: Figure) -> str:
@@ -217,7 +219,7 @@ def _rows(
     figures: list[Figure],
     model: ModelShape | None,
 ) -> list[Row]:
-    """Return the rows of the report: the setting, every figure, and the assumptions."""
+    """Return the rows of the report: setting, verdict, every figure, and the assumptions."""
     setting: dict[str, object] = {
         "trace": found.trace.name,
         "ladder": found.fleet.hardware.name,
@@ -228,6 +230,10 @@ def _rows(
     }
     return [
         Row(what="sim.setting", value=None, unit="", more=setting),
+        *(
+            Row(what="sim.verdict", value=None, unit="", more={"says": line})
+            for line in verdict(figures)
+        ),
         *(Row(what=f.what, value=f.value, unit=f.unit, more=f.more) for f in figures),
         *(
             Row(what="sim.assumption", value=None, unit="", more={"says": line})

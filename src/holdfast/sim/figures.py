@@ -105,12 +105,14 @@ def hit_figures(run: SimulationFigures) -> list[Figure]:
     for tier, name in enumerate(run.fleet.names):
         tier_states = run.fleet.tier_states(tier)
         read, written = run.tier_bytes(tier)
+        peak = sum(tier_state.peak for tier_state in tier_states)
         more: dict[str, object] = {
             "blocks": int(found.fetched[:, tier].sum()),
             "read_gb": read / 1e9,
             "written_gb": written / 1e9,
             "capacity_blocks": sum(tier_state.capacity for tier_state in tier_states),
-            "peak_blocks": sum(tier_state.peak for tier_state in tier_states),
+            "peak_blocks": peak,
+            "peak_bytes": peak * run.fleet.hardware.namespace.record_bytes,
             "refused_blocks": sum(tier_state.refused for tier_state in tier_states),
             "declined_blocks": sum(tier_state.declined for tier_state in tier_states),
         }

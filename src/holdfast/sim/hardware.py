@@ -96,6 +96,11 @@ def resolve(
     )
 
 
+def capacity_text(blocks: object) -> str:
+    """Return the capacity of a tier in blocks as text; one without a bound is "unlimited"."""
+    return f"{blocks:,}" if isinstance(blocks, int) and blocks < UNBOUNDED else "unlimited"
+
+
 def check_contexts(trace: Trace, model: ModelShape) -> None:
     """Raise ConfigError if requests of a trace exceed the model's maximum context."""
     longer = int((trace.input_tokens > model.context_max).sum()) if model.context_max else 0

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from holdfast.sim.amounts import size_text
 from holdfast.sim.bounds import StoreBounds
 from holdfast.sim.economy import assumptions
 from holdfast.sim.figures import Figure, SimulationFigures
+from holdfast.sim.hardware import capacity_text
 from holdfast.sim.pictures import capacity_chart, history_chart, retention_chart, time_chart
+from holdfast.sim.verdict import verdict
 from holdfast.version import __version__
 
 _STYLE = """\
@@ -28,8 +31,13 @@ td:first-child, th:first-child { text-align: left; padding-left: 0 }
 .cards { display: flex; flex-wrap: wrap; gap: 1rem; margin: 1.2rem 0 }
 .cards div { border: 1px solid var(--line); border-radius: 6px; padding: .6rem 1rem }
 .cards b { display: block; font-size: 1.4rem }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); gap: 1rem }
-svg { width: 100%; height: auto }"""
+.charts { display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(36rem, 100%), 1fr)) }
+.wide, figure { overflow-x: auto; margin: 0 }
+svg { width: 100%; min-width: 34rem; height: auto }
+h1, p, li { overflow-wrap: anywhere }
+.verdict { border-left: 4px solid var(--bar); padding-left: .8rem }
+.verdict b { font-size: 1.1rem }"""
 
 _CARDS = {
     "sim.hit.tokens": ("of the input from tiers", "{:.1%}"),
@@ -59,6 +67,7 @@ def page(
     body = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="pale">{escape(_summary(run))}<br><code>{escape(command)}</code></p>',
+        _verdict(figures),
         _cards(figures),
         "<h2>Tiers</h2>",
         _tiers(figures),
@@ -70,7 +79,10 @@ def page(
         f"<ul>{notes}</ul>",
         f'<p class="pale">holdfast {escape(__version__)}</p>',
     ]
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style>"
+    )
     inner = "\n".join(body)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>\n{inner}\n</body></html>\n'
@@ -78,12 +90,18 @@ def page(
 
 
 def _summary(run: SimulationFigures) -> str:
-    trace = run.trace
+    trace, workers = run.trace, len(run.fleet.workers)
     return (
-        f"{trace.requests:,} requests in {trace.span_s / 60:,.0f} minutes, "
+        f"{trace.requests:,} requests in {trace.span_s:,.0f} s, "
         f"{trace.input_tokens.sum() / 1e6:,.1f} M tokens in, {run.output_tokens / 1e6:,.1f} M out, "
-        f"{len(run.fleet.workers)} workers"
+        f"{workers} worker{'' if workers == 1 else 's'}"
     )
+
+
+def _verdict(figures: Sequence[Figure]) -> str:
+    first, *others = verdict(figures)
+    notes = "".join(f"<li>{escape(line)}</li>" for line in others)
+    return f'<div class="verdict"><b>{escape(first)}</b><ul>{notes}</ul></div>'
 
 
 def _cards(figures: Sequence[Figure]) -> str:
@@ -101,23 +119,33 @@ def _tiers(figures: Sequence[Figure]) -> str:
         if figure.what.startswith("sim.tier."):
             more, share = figure.more, figure.value or 0.0
             bar = f'<span class="bar" style="width:{share * _BAR_EM:.2f}em"></span>'
-            cells = [f"{share:.1%}", *(_cell(more[key]) for key in _TIER_COLUMNS)]
-            name = escape(figure.what.rpartition(".")[2])
-            rows.append(f"<tr><td>{name} {bar}</td>{''.join(f'<td>{c}</td>' for c in cells)}</tr>")
-    heads = "".join(
-        f"<th>{title}</th>" for title in ("tier", "input served", *_TIER_COLUMNS.values())
-    )
-    return f"<table><tr>{heads}</tr>{''.join(rows)}</table>"
+            cells = (
+                f"{figure.what.rpartition('.')[2]} {bar}",
+                f"{share:.1%}",
+                _cell(more["read_gb"]),
+                _cell(more["written_gb"]),
+                size_text(float(str(more["peak_bytes"]))),
+                _cell(more["peak_blocks"]),
+                capacity_text(more["capacity_blocks"]),
+                _cell(more["refused_blocks"]),
+                _cell(more["declined_blocks"]),
+            )
+            rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    heads = "".join(f"<th>{title}</th>" for title in _TIER_COLUMNS)
+    return f'<div class="wide"><table><tr>{heads}</tr>{"".join(rows)}</table></div>'
 
 
-_TIER_COLUMNS = {
-    "read_gb": "read, GB",
-    "written_gb": "written, GB",
-    "peak_blocks": "blocks at the peak",
-    "capacity_blocks": "capacity",
-    "refused_blocks": "writes refused",
-    "declined_blocks": "writes declined",
-}
+_TIER_COLUMNS = (
+    "tier",
+    "input served",
+    "read, GB",
+    "written, GB",
+    "held at the peak",
+    "in blocks",
+    "capacity, blocks",
+    "writes refused",
+    "writes declined",
+)
 
 
 def _table(figures: Sequence[Figure]) -> str:
@@ -130,7 +158,7 @@ def _table(figures: Sequence[Figure]) -> str:
                 f"<tr><td><code>{escape(figure.what)}</code></td><td>{_cell(figure.value)}</td>"
                 f'<td class="pale">{escape(figure.unit)}</td><td class="pale">{details}</td></tr>'
             )
-    return f"<table>{''.join(rows)}</table>"
+    return f'<div class="wide"><table>{"".join(rows)}</table></div>'
 
 
 def _cell(value: object) -> str:

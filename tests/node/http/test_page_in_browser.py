@@ -37,13 +37,6 @@ measured();
 </script>"""
 
 
-@pytest.fixture
-def browser(find_program):
-    """The path of a browser that runs without a display."""
-    names = "chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"
-    return find_program("chromium-headless-shell", *names)
-
-
 def served(service, width):
     """The node's routes without the header that forbids frames, and a page with a frame of it."""
     routes = NodePages(service.store, service).routes().of_path

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from holdfast.sim.amounts import duration_text, size_text
 from holdfast.sim.formulas import GB, HOURS_PER_YEAR
 from holdfast.sim.size.need import LadderNeed, TierNeed
 from holdfast.sim.size.question import SizingQuestion
 from holdfast.sim.size.search import SizingAnswer
 from holdfast.sim.size.text import (
     assumptions,
-    duration_text,
     ladder_text,
     million_tokens_dollars,
-    size_text,
 )
 
 _LOWEST = {

@@ -1,4 +1,4 @@
-"""Text of a proposal: sizes, ladders, and the assumptions behind the result."""
+"""Text of a ladder, its cost, and the assumptions behind a sizing."""
 
 from __future__ import annotations
 
@@ -6,35 +6,10 @@ from math import ceil
 
 import numpy as np
 
-from holdfast.sim.formulas import GB, TB
+from holdfast.sim.amounts import figure_text, size_text
+from holdfast.sim.formulas import GB
 from holdfast.sim.size.need import BUSY, FETCH_SHARE, LadderNeed
 from holdfast.sim.size.question import GPU_BUSY, SizingQuestion
-
-
-def size_text(nbytes: float) -> str:
-    """Return bytes with three digits, in decimal units."""
-    rounded = float(f"{nbytes:.3g}")  # round before choosing the unit: 999.9 GB is 1 TB
-    for unit, size in (("PB", 1e15), ("TB", TB), ("GB", GB)):
-        if rounded >= 1000 * size:
-            return f"{nbytes / size:,.0f} {unit}"
-        if rounded >= size:
-            return f"{rounded / size:.3g} {unit}"
-    return f"{rounded / 1e6:.3g} MB"
-
-
-def figure_text(value: float) -> str:
-    """Return a number with three significant digits, or all digits of the integer part."""
-    return f"{value:,.0f}" if float(f"{value:.3g}") >= 1000 else f"{value:.3g}"  # noqa: PLR2004
-
-
-def duration_text(hours: float) -> str:
-    """Return a duration in hours, days, months or years."""
-    days = hours / 24
-    if hours < 48:  # noqa: PLR2004
-        return f"{max(1, round(hours)):d} hours" if hours >= 1.5 else "1 hour"  # noqa: PLR2004
-    if days < 90:  # noqa: PLR2004
-        return f"{days:.0f} days"
-    return f"{days / 30.4:.0f} months" if days < 730 else f"{days / 365:.1f} years"  # noqa: PLR2004
 
 
 def ladder_text(need: LadderNeed) -> str:

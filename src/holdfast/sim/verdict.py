@@ -1,0 +1,84 @@
+"""The verdict on a simulated ladder: whether it pays, and what to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from holdfast.sim.figures import Figure
+
+_SLOWER = 1.01
+"""Ratio of times to first token above which a ladder counts as slower than computing everything."""
+
+
+def verdict(figures: Sequence[Figure]) -> list[str]:
+    """Return sentences: whether the ladder pays, how near it is to the best, and warnings."""
+    named = {figure.what: figure for figure in figures}
+    return [_gain(named), *_best(named), *_warnings(figures)]
+
+
+def _gain(named: dict[str, Figure]) -> str:
+    """Return the main sentence: what the tiers serve, and time and cost with and without them."""
+    median, slowest = named["sim.ttft.p50"], named["sim.ttft.p99"]
+    hit = named["sim.hit.tokens"].value or 0.0
+    parts = [f"{hit:.1%} of the input comes from tiers"]
+    if median.value is not None and slowest.value is not None:
+        parts.append(
+            f"the first token takes {_change(median)} (median) and {_change(slowest)} (99%)"
+        )
+    cost = named.get("sim.cost.per_million_out")
+    bare = named.get("sim.cost.without_ladder")
+    cheaper = None
+    if cost is not None and bare is not None and cost.value is not None and bare.value:
+        change = cost.value / bare.value - 1
+        parts.append(
+            f"a million output tokens cost ${cost.value:,.2f} instead of ${bare.value:,.2f} "
+            f"({abs(change):.0%} {'less' if change < 0 else 'more'})"
+        )
+        cheaper = change < 0
+    faster = not (_is_slower(median) or _is_slower(slowest))
+    return f"{_judgement(faster=faster, cheaper=cheaper)}: {'; '.join(parts)}."
+
+
+def _judgement(*, faster: bool, cheaper: bool | None) -> str:
+    if cheaper is None:
+        return "This ladder saves time" if faster else "This ladder does not save time"
+    if cheaper:
+        return "This ladder pays" if faster else "This ladder saves money but not time"
+    return "This ladder costs money and saves time" if faster else "This ladder does not pay"
+
+
+def _change(ttft: Figure) -> str:
+    return f"{ttft.value:.2f} s instead of {ttft.more['without_ladder_s']:.2f} s"
+
+
+def _is_slower(ttft: Figure) -> bool:
+    without = ttft.more["without_ladder_s"]
+    return ttft.value is not None and isinstance(without, float) and ttft.value > without * _SLOWER
+
+
+def _best(named: dict[str, Figure]) -> Iterator[str]:
+    """Yield what unlimited capacity would serve."""
+    best, hit = named["sim.best.tokens"].value, named["sim.hit.tokens"].value
+    if best and hit is not None:
+        yield f"Unlimited capacity would serve {best:.1%}; this is {hit / best:.0%} of it."
+
+
+def _warnings(figures: Sequence[Figure]) -> Iterator[str]:
+    """Yield what would fail in operation: too few engines, worn drives, late fetches."""
+    for figure in figures:
+        value = figure.value or 0.0
+        if figure.what == "sim.gpu.busy" and value > 1:
+            yield (
+                f"Too few workers: prefill and decoding need {value:.2f} times the engines there "
+                "are, so real answers would be later."
+            )
+        rated = figure.more.get("rated")
+        if isinstance(rated, float | int) and value > rated:
+            name = figure.what.rpartition(".")[2]
+            yield (
+                f"The {name} tier wears out early: {value:.3g} drive writes a day at the rate "
+                f"of this trace, rated for {rated:g}. Limit it with `writes_per_day`, or buy more "
+                "or more durable drives."
+            )
+        if figure.what == "sim.late" and value:
+            yield f"{value:,.0f} fetches missed their deadline and were computed instead."
