@@ -36,10 +36,10 @@ def _gain(named: dict[str, Figure]) -> str:
         )
         cheaper = change < 0
     faster = not (_is_slower(median) or _is_slower(slowest))
-    return f"{_judgement(faster=faster, cheaper=cheaper)}: {'; '.join(parts)}."
+    return f"{_conclusion(faster=faster, cheaper=cheaper)}: {'; '.join(parts)}."
 
 
-def _judgement(*, faster: bool, cheaper: bool | None) -> str:
+def _conclusion(*, faster: bool, cheaper: bool | None) -> str:
     if cheaper is None:
         return "This ladder saves time" if faster else "This ladder does not save time"
     if cheaper:
