@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TextIO
 
 from holdfast.cli.options import add_json_argument, write_text
+from holdfast.cli.progress import work_progress
 from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
 from holdfast.errors import ConfigError
 from holdfast.plan.planner import BestCut
@@ -32,11 +29,9 @@ from holdfast.sim.route import ROUTERS, router
 from holdfast.sim.rules import rules_of
 from holdfast.sim.run import Simulation, SimulationSettings
 from holdfast.sim.shipped import find_ladder
-from holdfast.sim.trace import Trace
 from holdfast.sim.verdict import verdict
 
 WORKERS_MAX = 1_000
-_BAR = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,13 +95,17 @@ def run(args: argparse.Namespace) -> int:
     hints = returns(trace) if args.hints else None
     setting = SimulationSettings(BestCut(), route, args.closed_loop, hints)
     bare = Fleet(hardware._replace(tier_specs=[]), args.workers, rules_of(hardware, args.policy))
-    with _progress(trace, sys.stderr) as progress:
+    with work_progress("requests") as show:
+        total = 2 * trace.requests  # with the ladder, then without
         began_s = time.process_time()
-        requests = Simulation(trace, fleet, setting).run(progress)
-        spent_s = time.process_time() - began_s
-        found = SimulationFigures(
-            trace, fleet, requests, Simulation(trace, bare, setting).run(progress)
+        requests = Simulation(trace, fleet, setting).run(
+            lambda arrived: show(arrived, total, "with the ladder")
         )
+        spent_s = time.process_time() - began_s
+        computed = Simulation(trace, bare, setting).run(
+            lambda arrived: show(trace.requests + arrived, total, "without the ladder")
+        )
+    found = SimulationFigures(trace, fleet, requests, computed)
     curves = bounds(trace)
     figures = [
         *hit_figures(found),
@@ -143,26 +142,6 @@ def _command(args: argparse.Namespace) -> str:
 
 def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-@contextmanager
-def _progress(trace: Trace, stream: TextIO) -> Iterator[Callable[[int], None] | None]:
-    """Yield a function that shows on a terminal how many requests arrived; None elsewhere."""
-    if not stream.isatty():
-        yield None
-        return
-
-    def show(arrived: int) -> None:
-        share = arrived / max(1, trace.requests)
-        bar = "#" * int(share * _BAR)
-        print(
-            f"\r{bar:.<{_BAR}} {arrived:,} of {trace.requests:,}", end="", file=stream, flush=True
-        )
-
-    try:
-        yield show
-    finally:
-        print("\r" + " " * 60, end="\r", file=stream, flush=True)
 
 
 def _show(found: SimulationFigures, figures: list[Figure], model: ModelShape | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,9 +21,9 @@ from holdfast.cli.options import (
     request_report,
     write_json,
 )
+from holdfast.cli.progress import work_progress
 from holdfast.config import Config, DiskOptions, Size
 from holdfast.errors import ConfigError
-from holdfast.limits import MIB
 from holdfast.report import check_target
 from holdfast.store.scrub import ScrubRequest
 from holdfast.tiers.disk.file import FILE_NAME
@@ -122,18 +121,16 @@ def _offline(config: Config) -> Iterator[Verifier]:
 
 
 def _verify_all(verify: Verifier, request: ScrubRequest) -> dict[str, Any]:
-    """Verify all slices, with progress on a terminal; return the totals."""
+    """Verify all slices, and show the progress; return the totals."""
     checked, nbytes, bad = 0, 0, list[dict[str, str]]()
-    while request.start >= 0:
-        found = verify(request)
-        checked, nbytes = checked + found["checked"], nbytes + found["bytes"]
-        bad += found["bad"]
-        request = request._replace(start=found["next"])
-        time.sleep(found["owes_s"] if request.start >= 0 else 0.0)
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{checked:,} copies, {nbytes / MIB:,.0f} MiB, {len(bad)} bad")
-            sys.stderr.flush()
-    sys.stderr.write("\r\x1b[K" if sys.stderr.isatty() else "")
+    with work_progress("copies") as show:
+        while request.start >= 0:
+            found = verify(request)
+            checked, nbytes = checked + found["checked"], nbytes + found["bytes"]
+            bad += found["bad"]
+            request = request._replace(start=found["next"])
+            time.sleep(found["owes_s"] if request.start >= 0 else 0.0)
+            show(checked, 0, f"{Size(nbytes)}, {len(bad)} bad")
     return {"checked": checked, "bytes": nbytes, "bad": bad, "dropped": len(bad)}
 
 

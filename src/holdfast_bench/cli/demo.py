@@ -12,6 +12,7 @@ from holdfast.cli.options import add_json_argument
 from holdfast.errors import HoldfastError
 from holdfast.report import Report, Row
 from holdfast_bench.cli import demo_pool, demo_steps, measuring
+from holdfast_bench.cli.progress import progress
 from holdfast_bench.harness import model
 from holdfast_bench.scenarios import demo_scenario
 from holdfast_bench.scenarios.demo_scenario import DemoSettings, DemoStep
@@ -107,9 +108,10 @@ def _keep_logs(args: argparse.Namespace, console: Console, folder: Path) -> None
 
 
 def _run(args: argparse.Namespace, console: Console, folder: Path) -> Report:
-    with measuring.progress(console, "set-up: the model is made") as status:
-        setting = _setting(args, folder, lambda text: status.update(f"{text} ..."))
-        steps, elapsed_s = demo_steps.follow(demo_scenario.walk(setting), _line, console)
+    with progress(console, "set-up: the model is made") as shown:
+        setting = _setting(args, folder, shown.update)
+        shown.plan(len(STEPS))
+        steps, elapsed_s = demo_steps.follow(demo_scenario.walk(setting), _line, shown)
     console.print(_table(steps))
     console.print(demo_steps.verdict(steps, elapsed_s, ALL_EQUAL), soft_wrap=True)
     return Report("demo", [_row(step, steps[0]) for step in steps])
@@ -117,7 +119,7 @@ def _run(args: argparse.Namespace, console: Console, folder: Path) -> Report:
 
 def _run_pool(args: argparse.Namespace, console: Console, folder: Path) -> Report:
     demo_pool.check(args)
-    with measuring.progress(console, "set-up: the model is made"):
+    with progress(console, "set-up: the model is made"):
         path = _model(args.model or demo_pool.MODEL_DEFAULT)
     return demo_pool.run(args, console, folder, path)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from holdfast import report
 from holdfast.report import Report, Row
 from holdfast_bench.cli import demo_steps
-from holdfast_bench.cli.measuring import progress
+from holdfast_bench.cli.progress import progress
 from holdfast_bench.scenarios import pool_demo_scenario
 from holdfast_bench.scenarios.pool_demo_scenario import PoolSetting, PoolStep
 
@@ -43,13 +43,12 @@ def run(args: argparse.Namespace, console: Console, folder: Path, model: Path) -
     """Run the steps and print them; all processes have ended when this returns."""
     tokens = TOKENS_DEFAULT if args.tokens is None else args.tokens
     prompts = pool_demo_scenario.prompts_of_pool(model, args.document, tokens)
-    with progress(console, "set-up") as status:
-
-        def tell(text: str) -> None:
-            status.update(f"{text} ...")
-
-        setting = PoolSetting(folder, model, args.dtype, prompts, args.pool, args.plan, tell)
-        steps, elapsed_s = demo_steps.follow(pool_demo_scenario.walk(setting), _line, console)
+    with progress(console, "set-up") as shown:
+        shown.plan(len(STEPS))
+        setting = PoolSetting(
+            folder, model, args.dtype, prompts, args.pool, args.plan, shown.update
+        )
+        steps, elapsed_s = demo_steps.follow(pool_demo_scenario.walk(setting), _line, shown)
     console.print(_table(steps))
     console.print(demo_steps.verdict(steps, elapsed_s, ALL_EQUAL), soft_wrap=True)
     return Report("demo pool", [_row(step) for step in steps])

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
+
+    from holdfast_bench.cli.progress import Steps
 
 
 class CheckedStep(Protocol):
@@ -39,7 +40,7 @@ Step = TypeVar("Step", bound=CheckedStep)
 
 
 def follow(
-    walk: Generator[Step], line: Callable[[Sequence[Step]], str], console: Console
+    walk: Generator[Step], line: Callable[[Sequence[Step]], str], steps: Steps
 ) -> tuple[list[Step], float]:
     """Run every step, print the line of each when it finishes, and close the generator.
 
@@ -48,9 +49,11 @@ def follow(
     started_s = time.monotonic()
     done: list[Step] = []
     with closing(walk):
+        steps.advance()
         for step in walk:
             done.append(step)
-            console.print(line(done), soft_wrap=True)
+            steps.console.print(line(done), soft_wrap=True)
+            steps.advance()
     return done, time.monotonic() - started_s
 
 

@@ -1,26 +1,20 @@
-"""Shared parts of the measuring commands: options, scratch folders, progress and exit status."""
+"""Shared parts of the measuring commands: options, scratch folders, rows and exit status."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 from holdfast import report
 from holdfast.config import PRIVATE_PARENT
 from holdfast.errors import ConfigError
 from holdfast.report import Report, Row
 from holdfast.scratch import RUN, scratch_folder
+from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness import model
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.status import Status
 
 ROUNDS_MIN = 5
 """Fewer rounds give no reliable median on a shared machine."""
@@ -107,38 +101,11 @@ def engines(keep: Path | None) -> Iterator[Path]:
         yield (keep or folder).absolute()
 
 
-class ProgressLines:
-    """Replaces `rich.status.Status` without a terminal: prints a line per step to standard error.
-
-    Each line begins with the seconds since the start.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._began_s = time.monotonic()
-
-    def update(self, status: str) -> None:
-        """Print the current step."""
-        print(f"{time.monotonic() - self._began_s:6.0f} s  {status}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def progress(console: Console, words: str) -> Iterator[Status]:
-    """Show the current step: in a status line on a terminal, else in plain lines."""
-    if console.is_terminal:
-        with console.status(words) as status:
-            yield status
-        return
-    lines = ProgressLines(console)
-    lines.update(words)
-    yield cast("Status", lines)
-
-
-def print_rows(rows: Iterable[Row], status: Status) -> Iterator[Row]:
+def print_rows(rows: Iterable[Row], steps: Steps) -> Iterator[Row]:
     """Yield rows and print each at once, for benches that take long."""
     for row in rows:
         about = [row.more[name] for name in ("source", "tokens") if name in row.more]
-        status.console.print(row.what, *about, report.number(row.value))
+        steps.console.print(row.what, *about, report.number(row.value))
         yield row
 
 

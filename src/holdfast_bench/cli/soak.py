@@ -8,13 +8,14 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, Self
 
 from holdfast import report
 from holdfast.cli import INTERRUPTED
 from holdfast.cli.options import add_json_argument
+from holdfast.cli.progress import work_progress
 from holdfast.errors import ConfigError
 from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
 from holdfast.node.remote.service import TargetService
@@ -29,7 +30,6 @@ from holdfast_bench.campaigns.campaign import (
 )
 from holdfast_bench.cli import measuring
 
-_PROGRESS_PERIOD_S = 0.5
 _BOUND_95 = 3.0
 """Rule of three: after N tries without failure, the failure rate is below 3/N with 95 % confidence.
 """
@@ -77,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
             _check_part(campaign, budget)
         for number, (campaign, budget) in enumerate(budgets):
             if not stop.wanted:
-                progress = _Progress(f"{number + 1}/{len(budgets)}")
-                rows += _rows(campaign, budget._replace(on_progress=progress))
-    sys.stderr.write("\r\x1b[K" if sys.stderr.isatty() else "")
+                step = f"campaign {number + 1} of {len(budgets)}"
+                with work_progress(f"{campaign.unit} ({step}, {campaign.name})") as show:
+                    rows += _rows(campaign, budget._replace(on_progress=_shown(show, budget)))
     found = Report("soak", rows, broken_off=stop.wanted)
     report.show(console, found, also=("tried", "of"))
     for row in rows:
@@ -165,6 +165,18 @@ def _check_part(campaign: Campaign, budget: CampaignBudget) -> None:
         )
 
 
+def _shown(
+    show: Callable[[float, float, str], None], budget: CampaignBudget
+) -> Callable[[CampaignResult], None]:
+    """Return a function that shows a result; the total is the tries, where they are limited."""
+    total = budget.tries if budget.tries < sys.maxsize else 0
+
+    def show_result(result: CampaignResult) -> None:
+        show(result.tried, total, f"{result.what}, {result.failed} wrong")
+
+    return show_result
+
+
 def _rows(campaign: Campaign, budget: CampaignBudget) -> Iterator[Row]:
     module = import_module(f"holdfast_bench.campaigns.{campaign.name}")
     start = time.monotonic()
@@ -194,21 +206,3 @@ class _Stop:
         self.wanted = True
         self.__exit__()
         print("\nsoak: stops after this round; once more, and at once", file=sys.stderr)
-
-
-class _Progress:
-    """Prints the progress of a campaign in one line, on a terminal only."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self._shown_at = 0.0
-
-    def __call__(self, result: CampaignResult) -> None:
-        now = time.monotonic()
-        if now - self._shown_at >= _PROGRESS_PERIOD_S and sys.stderr.isatty():
-            self._shown_at = now
-            sys.stderr.write(
-                f"\r\x1b[K{self._where} {result.what}: {result.tried:,} {result.unit}, "
-                f"{result.failed} wrong"
-            )
-            sys.stderr.flush()

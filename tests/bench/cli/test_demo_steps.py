@@ -5,6 +5,7 @@ from typing import NamedTuple
 import pytest
 
 from holdfast_bench.cli import demo_steps
+from holdfast_bench.cli.progress import Steps
 
 Console = pytest.importorskip("rich.console").Console
 
@@ -27,7 +28,7 @@ def test_every_step_is_told_when_it_is_done(capsys):
         yield MISSED
 
     steps, elapsed_s = demo_steps.follow(
-        walk(), lambda done: f"{done[-1].name} {len(done)}", Console()
+        walk(), lambda done: f"{done[-1].name} {len(done)}", Steps(Console(), None)
     )
     assert capsys.readouterr().out == "missed 2\n"
     assert steps == [FINE, MISSED]
@@ -47,7 +48,7 @@ def test_what_walks_ends_when_telling_fails():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        demo_steps.follow(walk(), breaks, Console())
+        demo_steps.follow(walk(), breaks, Steps(Console(), None))
     assert ended
 
 

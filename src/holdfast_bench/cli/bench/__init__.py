@@ -10,7 +10,8 @@ from holdfast import report
 from holdfast.cli import EXIT_CODES
 from holdfast.cli.options import add_json_argument
 from holdfast.report import Report, Row
-from holdfast_bench.cli.measuring import finish, progress
+from holdfast_bench.cli.measuring import finish
+from holdfast_bench.cli.progress import progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     rows: list[Row] = []
     name = f"bench {args.subject}"
     try:
-        with progress(console, "set-up ...") as status:
-            for row in subject.measure(options, status):
+        with progress(console, "set-up ...") as steps:
+            for row in subject.measure(options, steps):
                 rows.append(row)  # noqa: PERF402  # one by one, because the run may be interrupted
     except BaseException:
         if rows:

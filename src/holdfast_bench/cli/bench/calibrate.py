@@ -20,7 +20,7 @@ from holdfast_bench.measure.engine import EngineMeasurement
 from holdfast_bench.measure.engine_pair import DISK_BYTES, HOST_BYTES, EnginePair, EnginePairPlan
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from holdfast_bench.cli.progress import Steps
 
 ALSO = ("tokens", "predicted_s", "measured_s")
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measuring.add_keep_argument(parser)
 
 
-def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Measure, write the ladder file, and yield its fitted values and its predictions."""
     if args.out.is_dir() or not args.out.absolute().parent.is_dir():
         raise ConfigError(f"--out {args.out}: is no file in a folder that is there; name another")
@@ -63,12 +63,13 @@ def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
             lengths=(*lengths, predicted),
             cut_lengths=(),
             rounds=args.rounds,
-            tell=status.update,
+            tell=steps.begin,
         )
+        steps.plan(len(plan_of_runs.lengths) * args.rounds + 1)  # of the first node
         measured = engine.measure(EnginePair(stack, folder, plan_of_runs), plan_of_runs)
     data = _ladder(measured, lengths)
     _write(args.out, data)
-    status.console.print(f"the ladder is in {args.out}: holdfast sim TRACE --ladder {args.out}")
+    steps.console.print(f"the ladder is in {args.out}: holdfast sim TRACE --ladder {args.out}")
     yield from _fitted(data)
     yield from _predictions(data, measured, predicted)
 

@@ -11,7 +11,7 @@ from holdfast_bench.cli import measuring
 from holdfast_bench.measure import metrics
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from holdfast_bench.cli.progress import Steps
 
 ALSO = ("cpu_s_per_gb",)
 
@@ -23,11 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measuring.add_quick_argument(parser, "three rounds")
 
 
-def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Yield the figures."""
     rounds = min(3, args.rounds) if args.quick else args.rounds
-    status.update("counting")
+    steps.plan(2)
+    steps.begin("counting")
     yield metrics.counting_row(rounds)
-    status.update("fetches with and without scrapes")
+    steps.begin("fetches with and without scrapes")
     with measuring.scratch(args.folder) as scratch:
         yield metrics.scraped_row(scratch / "node", rounds)

@@ -14,7 +14,7 @@ from holdfast_bench.measure import plan
 from holdfast_bench.measure.engine_pair import EnginePairPlan
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from holdfast_bench.cli.progress import Steps
 
 ALSO = ("source", "tokens", "planned_s", "recompute_s", "best_s")
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measuring.add_keep_argument(parser)
 
 
-def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Yield the figures."""
     with measuring.engines(args.keep) as folder, ExitStack() as stack:
         plan_of_runs = EnginePairPlan(
@@ -52,8 +52,8 @@ def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
             lengths=QUICK_LENGTHS if args.quick else LENGTHS,
             cut_lengths=QUICK_CUT_LENGTHS if args.quick else CUT_LENGTHS,
             rounds=args.rounds,
-            tell=status.update,
+            tell=steps.update,
         )
         yield from measuring.print_rows(
-            plan.plan_rows(stack, folder, plan_of_runs, args.only), status
+            plan.plan_rows(stack, folder, plan_of_runs, args.only), steps
         )

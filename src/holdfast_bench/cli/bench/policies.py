@@ -19,7 +19,7 @@ from holdfast.sim.trace import Trace
 from holdfast_bench.cli import measuring
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from holdfast_bench.cli.progress import Steps
 
 ALSO = ("gap_closed",)
 
@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measuring.add_quick_argument(parser, "leave out the trace of 42 million block accesses")
 
 
-def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Yield the figures of every trace, replayed."""
     subjects = [each for each in SUBJECTS if not (args.quick and each.heavy)]
     for subject in subjects:
@@ -106,11 +106,12 @@ def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
                 f"--traces: {str(args.traces)!r} has no {subject.file}; "
                 "name the folder traces of Holdfast's source tree"
             )
+    steps.plan(len(subjects))
     for subject in subjects:
-        status.update(f"reading {subject.file}")
+        steps.begin(f"reading {subject.file}")
         trace = load(args.traces / subject.file, Reading(window_s=subject.window_s))
         for row in _rows(subject, trace):
-            status.update(row.what)
+            steps.update(row.what)
             yield row
 
 

@@ -14,7 +14,7 @@ from holdfast_bench.measure import degraded_pool, peers, placement, pool, silent
 from holdfast_bench.measure.silent_pool import SilentPoolPlan
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from holdfast_bench.cli.progress import Steps
 
 ALSO = ("near_s_per_gb", "far_s_per_gb", "plain_us", "alone_s", "why")
 
@@ -46,21 +46,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measuring.add_quick_argument(parser, f"the same as --only {' '.join(QUICK)}")
 
 
-def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Yield the figures. Takes 6 GiB of memory."""
     rows: list[Row] = []
-    for row in _parts(args, status):
+    for row in _parts(args, steps):
         rows.append(row)
         yield row
     yield from peers.beside_rows(rows)
 
 
-def _parts(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+def _parts(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     parts = args.only or (QUICK if args.quick else PARTS)
     fewer = max(measuring.ROUNDS_MIN, args.rounds // 3)
     with measuring.scratch(args.folder) as scratch:
-        for part in (name for name in PARTS if name in parts):
-            status.update(PARTS[part])
+        chosen = [name for name in PARTS if name in parts]
+        steps.plan(len(chosen))
+        for part in chosen:
+            steps.begin(PARTS[part])
             match part:
                 case "sockets":
                     yield from pool.pool_rows(scratch, args.rounds)
@@ -77,8 +79,8 @@ def _parts(args: argparse.Namespace, status: Status) -> Iterator[Row]:
                         model.make(MODEL),
                         model.SHAPES[MODEL].vocabulary,
                         PAIRS * args.rounds,
-                        status.update,
+                        steps.update,
                     )
                     yield from silent_pool.mute_rows(scratch / "engine", plan_of_runs)
                 case "peers":
-                    yield from peers.peer_rows(scratch, fewer, status.update)
+                    yield from peers.peer_rows(scratch, fewer, steps.update)

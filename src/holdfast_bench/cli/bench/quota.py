@@ -39,7 +39,7 @@ from holdfast.tiers.throttle import ThrottledTier
 from holdfast_bench.cli import measuring
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from holdfast_bench.cli.progress import Steps
 
 ALSO = ("median_ratio", "onset_ms", "flood_disk", "fetches")
 
@@ -172,9 +172,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measuring.add_quick_argument(parser, f"loads with a goal only, {QUICK_ROUNDS} rounds")
 
 
-def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Yield one row per load of the victim."""
-    status.update(f"{CLIENTS} clients of one domain against one of another ...")
+    steps.update(f"{CLIENTS} clients of one domain against one of another ...")
     rounds = QUICK_ROUNDS if args.quick else args.rounds
     for load in [each for each in LOADS if each.goal is not None or not args.quick]:
         with (

@@ -12,7 +12,7 @@ from holdfast_bench.measure import seal
 from holdfast_bench.measure.seal_link import GBIT_PER_S, link_rows
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from holdfast_bench.cli.progress import Steps
 
 ALSO = ("cpu_s_per_gb", "plain_cpu_s_per_gb")
 
@@ -24,17 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measuring.add_quick_argument(parser, "a core only")
 
 
-def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Yield the figures."""
     seal.need_cipher()
-    status.update("a core beside plain AES-256-GCM")
+    steps.plan(1 if args.quick else 4)
+    steps.begin("a core beside plain AES-256-GCM")
     yield from seal.core_rows(args.rounds)
     if args.quick:
         return
-    status.update("a disk tier, sealed beside not sealed")
+    steps.begin("a disk tier, sealed beside not sealed")
     with measuring.scratch(args.folder) as scratch:
         yield from seal.disk_rows(scratch, args.rounds)
-        status.update("a target over TCP, sealed beside not sealed")
+        steps.begin("a target over TCP, sealed beside not sealed")
         yield from seal.pool_rows(scratch, args.rounds)
-        status.update(f"a target behind {GBIT_PER_S} Gbit/s, sealed beside not sealed")
+        steps.begin(f"a target behind {GBIT_PER_S} Gbit/s, sealed beside not sealed")
         yield from link_rows(scratch, args.rounds)

@@ -40,7 +40,7 @@ from holdfast.sim.trace import Trace
 from holdfast_bench.cli import measuring
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from holdfast_bench.cli.progress import Steps
 
 ALSO = ("published",)
 TRACES = ("conversation", "synthetic")
@@ -68,10 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measuring.add_quick_argument(parser, "leave out the trace of 42 million block accesses")
 
 
-def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Yield the figures."""
-    for name in TRACES if args.quick else (*TRACES, LONGEST):
-        status.update(name)
+    names = TRACES if args.quick else (*TRACES, LONGEST)
+    steps.plan(len(names))
+    for name in names:
+        steps.begin(name)
         trace = load(find_trace(name))
         yield from _speed(trace, name, args.rounds)
         if name in TOGETHER:

@@ -13,7 +13,7 @@ from holdfast_bench.cli import measuring
 from holdfast_bench.measure import disk, index, node
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from holdfast_bench.cli.progress import Steps
 
 ALSO = ("cpu_s_per_gb", "mixed_us")
 
@@ -31,20 +31,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measuring.add_quick_argument(parser, "a small disk and index: minutes become seconds")
 
 
-def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Yield the figures."""
     rounds, disk_bytes, blocks = args.rounds, RECOVERY_BYTES, INDEX_BLOCKS
     if args.quick:
         disk_bytes, blocks = QUICK_RECOVERY_BYTES, QUICK_INDEX_BLOCKS
-    status.update("names, coverage and a plan of 128K tokens")
+    steps.plan(4)
+    steps.begin("names, coverage and a plan of 128K tokens")
     yield index.coverage_row(rounds)
     yield index.plan_row(rounds)
     with measuring.scratch(args.folder) as scratch:
-        status.update("disk beside plain direct I/O")
+        steps.begin("disk beside plain direct I/O")
         yield from _disk(scratch / "disk", rounds)
-        status.update("a node: coverage, pages, kill -9")
+        steps.begin("a node: coverage, pages, kill -9")
         yield from node.node_rows(scratch / "node", rounds, disk_bytes)
-    status.update(f"the index at {blocks:,} blocks")
+    steps.begin(f"the index at {blocks:,} blocks")
     yield index.index_row(blocks)
 
 

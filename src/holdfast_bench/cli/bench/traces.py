@@ -20,7 +20,7 @@ from holdfast.sim.trace import Trace
 from holdfast_bench.cli import measuring
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from holdfast_bench.cli.progress import Steps
 
 ALSO = ("published",)
 TOLERANCE = 0.005
@@ -55,12 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measuring.add_quick_argument(parser, "leave out the trace of 42 million block accesses")
 
 
-def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Yield the figures."""
     names = {file: name for name, file in SHIPPED.items()}
     chosen = args.traces or [name for name in SHIPPED if not args.quick or name != LONGEST]
+    steps.plan(len(chosen))
     for path in [find_trace(text) for text in chosen]:
-        status.update(path.name)
+        steps.begin(path.name)
         trace = load(path)
         yield from _rows(trace, names.get(path.name, trace.name), args.rounds)
 

@@ -17,7 +17,7 @@ from holdfast_bench.scenarios import document, throughput, ttft_race
 from holdfast_bench.scenarios.ttft_race import RaceTimes, RaceTrack
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from holdfast_bench.cli.progress import Steps
 
 ALSO = ("source", "cold_s", "warm_s", "missed")
 
@@ -36,14 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measuring.add_keep_argument(parser)
 
 
-def measure(args: argparse.Namespace, status: Status) -> Iterator[Row]:
+def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Yield the figures."""
     with measuring.engines(args.keep) as folder, ExitStack() as stack:
         made = model.make("demo")
         lengths = QUICK_LENGTHS if args.quick else LENGTHS
         track = ttft_race.lay_track(stack, folder, made, max(lengths) + 1024)
         prompts = _prompts(made, lengths)
-        yield from measuring.print_rows(_rows(track, prompts, args.rounds, status.update), status)
+        steps.plan((len(lengths) + 1) * args.rounds + 1)  # with the warm-up of the last part
+        yield from measuring.print_rows(_rows(track, prompts, args.rounds, steps.begin), steps)
 
 
 def _prompts(made: Path, lengths: Sequence[int]) -> dict[int, list[int]]:
