@@ -23,7 +23,7 @@ LAYOUT = holdfast.Layout.portable(
 FINGERPRINT = holdfast.Fingerprint(
     model="m", layout=LAYOUT, positions="none", adapter="none", kv_quantisation="none"
 )
-PATIENT_S = 20.0
+PATIENT_S = 60.0
 """Longer than any test waits: only the caller's deadline ends a question."""
 
 SAVE = """

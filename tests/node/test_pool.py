@@ -16,7 +16,7 @@ from holdfast.wire.remote.client import TargetClient
 from holdfast_bench.harness.pause import pause, resume
 
 TARGET_TIERS = [{"kind": "host", "capacity": "32 MiB"}]
-PATIENT_S = 20.0
+PATIENT_S = 60.0
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def held_by(address):
         return target.stats(10)[0]["blocks"]
 
 
-def until_covered(engine, keys, within_s=30):
+def until_covered(engine, keys, within_s=120):
     """Ask until the pool's members are known and hold the chain."""
     end = time.monotonic() + within_s
     while (blocks := engine.cover(keys)) < len(keys) and time.monotonic() < end:

@@ -47,8 +47,8 @@ class Pool:
                 {
                     "kind": "pool",
                     "members": str(self.members),
-                    "deadline_s": 20.0,
-                    "ask_s": 20.0,
+                    "deadline_s": 60.0,
+                    "ask_s": 60.0,
                 },
             ],
             domains={"default": {"key_file": str(self.key), "seal": False}},

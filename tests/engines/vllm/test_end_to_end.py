@@ -43,7 +43,7 @@ def transfer_to(address):
     }
 
 
-def until(what, within_s=60.0):
+def until(what, within_s=180.0):
     end_s = time.monotonic() + within_s
     while not what():
         assert time.monotonic() < end_s

@@ -23,7 +23,7 @@ def prompt_of(name, tokens):
     return [words.randrange(300, 30_000) for _ in range(tokens)]
 
 
-def until(what, within_s=60.0):
+def until(what, within_s=180.0):
     end_s = time.monotonic() + within_s
     while not what():
         assert time.monotonic() < end_s
