@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from holdfast.assemble import open_store
-from holdfast.config import parse
+from holdfast.config import defaults, parse
 from holdfast.errors import BusyError, ConfigError
 from holdfast.policy.admit import AlwaysAdmit, PerDomain, ReusePrediction, SecondTouch, WriteBudget
 from holdfast.policy.cost_aware import CostAware
@@ -28,6 +29,20 @@ def configured(tmp_path):
         return parse({"listen": f"{tmp_path}/node.sock", "tiers": tiers, **more})
 
     return configure
+
+
+def test_the_defaults_of_a_first_open_are_told(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(defaults, "DISK_BYTES_DEFAULT", 16 * MIB)
+    monkeypatch.setattr(defaults, "HOST_BYTES_DEFAULT", 16 * MIB)
+    for told in (1, 0):
+        caplog.clear()
+        with holdfast.open():
+            pass
+        lines = [r.getMessage() for r in caplog.records if "no capacity given" in r.getMessage()]
+        assert len(lines) == told
+        for line in lines:
+            assert f"16 MiB of memory, and 16 MiB of disk in {tmp_path}/holdfast/disk" in line
 
 
 def key_of(store, name="default"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from functools import partial
 from pathlib import Path
 
@@ -27,8 +28,11 @@ from holdfast.store.call_threads import CallThreads, DirectCalls, OwnThreadCalls
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.tiers.base import Tier
+from holdfast.tiers.disk.file import FILE_NAME
 from holdfast.tiers.kind import TierContext, TierKind, TierSection
 from holdfast.wire.remote.credentials import Credentials, TlsFiles
+
+_log = logging.getLogger(__name__)
 
 ESTIMATES_FILE = "learnt.json"
 """Name of the file with the saved estimates, in the folder of the first disk tier."""
@@ -112,7 +116,10 @@ def _open_here(
     file: str, host: str | int | None, disk: str | int | None, path: str | None
 ) -> Store:
     if host is None and disk is None and path is None:
-        return open_store(load(file), OwnThreadCalls())
+        config = load(file)
+        if not file:
+            _report_defaults(config)
+        return open_store(config, OwnThreadCalls())
     if file:
         raise ConfigError("open: give a file or sizes, not both")
     if (disk is None) != (path is None):
@@ -129,6 +136,19 @@ def _open_here(
         tiers.append({"kind": "disk", "path": path, "capacity": disk})
     config = parse({"listen": default_address(), "tiers": tiers})
     return open_store(config, OwnThreadCalls())
+
+
+def _report_defaults(config: Config) -> None:
+    """Log the capacities that were chosen, if no store was opened with the default disk before."""
+    disks = [tier for tier in config.tiers if isinstance(tier, DiskOptions)]
+    if not disks or any(Path(disk.path, FILE_NAME).exists() for disk in disks):
+        return
+    host = next(tier for tier in config.tiers if isinstance(tier, HostOptions))
+    _log.warning(
+        "no capacity given: taking %s of memory, and %s of disk in %s; give others as "
+        'holdfast.open(host="8 GiB", disk="64 GiB", path="/var/lib/holdfast")',
+        *(host.capacity, disks[0].capacity, disks[0].path),
+    )
 
 
 def configured_tier(config: Config, number: int) -> tuple[TierKind, TierSection, TierContext]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import NamedTuple, NoReturn
 
+from holdfast.cli.parser import OptionParser
 from holdfast.errors import (
     BusyError,
     ConfigError,
@@ -133,13 +134,13 @@ def all_verbs() -> dict[str, Verb]:
 def _run(name: str, verb: Verb, options: Sequence[str]) -> int:
     """Import a verb, parse its options, and run it; return its exit code."""
     parser = parser_of(name, verb)  # here, because Ctrl-C may interrupt the import
-    status: int = import_module(verb.module).run(parser.parse_args(options))
+    status: int = import_module(verb.module).run(parser.parse(options))
     return status
 
 
-def parser_of(name: str, verb: Verb) -> argparse.ArgumentParser:
+def parser_of(name: str, verb: Verb) -> OptionParser:
     """Import a verb, and return the parser of its options."""
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog=f"holdfast {name}",
         description=f"{verb.about[0].upper()}{verb.about[1:]}.",
         epilog=f"example:\n  holdfast {name} {verb.example}\n\n{EXIT_CODES}",

@@ -37,9 +37,10 @@ def open_store(
 
     `file` is a configuration file for an embedded store, or the address of a node,
     `unix:///path/node.sock`. Without it, the store is embedded: `host` and `disk` are capacities
-    ("8 GiB" or bytes), and `path` is the folder of the disk tier, needed with `disk`. `domain` is
-    the domain of a node's sessions, by default "default". Use the store in a `with` block; the
-    sessions of both kinds have the same methods and outcomes.
+    ("8 GiB" or bytes), and `path` is the folder of the disk tier, needed with `disk`. Without any
+    of them, the defaults for this machine are taken, and logged the first time. `domain` is the
+    domain of a node's sessions, by default "default". Use the store in a `with` block; the sessions
+    of both kinds have the same methods and outcomes.
 
     Raises ConfigError for arguments that cannot be combined, BusyError for a folder in use, and
     NodeGoneError if no node answers.

@@ -262,6 +262,7 @@ def test_a_node_killed_under_a_request_costs_the_hit_only(rig, kind):
     prompt = prompt_of(f"killed at {kind.__name__}")
     other = prompt_of(f"new at {kind.__name__}")
     rig.save(prompt)
+    rig.node.wait_idle()  # a kill loses what is not yet on the disk
 
     def passes(message):
         if isinstance(message, kind):

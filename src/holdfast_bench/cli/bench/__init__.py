@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from holdfast import report
 from holdfast.cli import EXIT_CODES
 from holdfast.cli.options import add_json_argument
+from holdfast.cli.parser import OptionParser
 from holdfast.report import Report, Row
 from holdfast_bench.cli.measuring import finish
 from holdfast_bench.cli.progress import progress
@@ -48,14 +49,14 @@ def run(args: argparse.Namespace) -> int:
     that an earlier, complete report in FILE is kept.
     """
     subject = import_module(f"holdfast_bench.cli.bench.{args.subject}")
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog=f"holdfast bench {args.subject}",
         description=SUBJECTS[args.subject],
         epilog=EXIT_CODES,
     )
     subject.add_arguments(parser)
     add_json_argument(parser)
-    options = parser.parse_args(args.options)
+    options = parser.parse(args.options)
     console = report.console(options.json)
     rows: list[Row] = []
     name = f"bench {args.subject}"
