@@ -126,7 +126,7 @@ class Engine:
         self.client = Client(address, hello, timeout_s)
 
     def call(self, message):
-        return self.client.call(message, 20)
+        return self.client.call(message, 60)
 
     def reserve(self, keys):
         return self.call(m.Reserve(b"".join(keys), self.fingerprint, 0))

@@ -24,6 +24,7 @@ from holdfast.config.options import (
     TierOptions,
     TlsOptions,
     TokenOptions,
+    TracesOptions,
 )
 from holdfast.config.read import as_data, load, parse
 from holdfast.tiers.cxl.kind import CxlOptions
@@ -52,6 +53,7 @@ __all__ = [
     "TierOptions",
     "TlsOptions",
     "TokenOptions",
+    "TracesOptions",
     "ValkeyOptions",
     "arm_failpoint",
     "as_data",

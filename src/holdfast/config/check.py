@@ -16,6 +16,7 @@ from holdfast.config.options import (
     HttpOptions,
     RegisterOptions,
     TierOptions,
+    TracesOptions,
     kind_of,
 )
 from holdfast.errors import ConfigError, MembershipError
@@ -52,12 +53,24 @@ def check(config: Config) -> None:
     check_above_zero("lease_s", config.lease_s, LEASE_S_MAX)
     _check_scrub(config)
     _check_http(config.http)
+    _check_traces(config.traces)
     if not 1 <= config.segment_blocks <= CHAIN_BLOCKS_MAX:
         raise ConfigError(
             f"segment_blocks: {config.segment_blocks} is not 1 to {CHAIN_BLOCKS_MAX}; choose "
             "another, the same on all nodes that share a pool"
         )
     check_above_zero("engine.deadline_s", config.engine.deadline_s, DEADLINE_S_MAX)
+
+
+def _check_traces(traces: TracesOptions) -> None:
+    """Raise ConfigError unless the endpoint is an address, and the share one of requests."""
+    if traces.endpoint and not traces.endpoint.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"traces.endpoint: {traces.endpoint!r} does not begin with http:// or https://; name "
+            "the address of a collector, such as http://127.0.0.1:4318/v1/traces"
+        )
+    if not 0 < traces.share <= 1:
+        raise ConfigError(f"traces.share: {traces.share:g} is not in (0, 1]; correct it")
 
 
 def _check_http(http: HttpOptions) -> None:

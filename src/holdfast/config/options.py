@@ -167,6 +167,18 @@ class HttpOptions(_Section, frozen=True):
     open: bool = False
 
 
+class TracesOptions(_Section, frozen=True):
+    """Traces of requests for OpenTelemetry; off if `endpoint` is empty.
+
+    `endpoint`: where a collector takes OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces.
+    `share`: share of the requests to trace, above 0 and at most 1. A request whose engine sends its
+    own trace is traced if, and only if, the engine traces it.
+    """
+
+    endpoint: str = ""
+    share: float = 1.0
+
+
 class EngineOptions(_Section, frozen=True):
     """Options of an engine's connector.
 
@@ -215,6 +227,7 @@ class Config(_Section, frozen=True):
     tokens: TokenOptions = TokenOptions()
     register: RegisterOptions | None = None
     http: HttpOptions = HttpOptions()
+    traces: TracesOptions = TracesOptions()
     transport: Literal["auto", "nixl", "tcp"] = "auto"
     segment_blocks: int = SEGMENT_BLOCKS
     socket_group: str | int = ""

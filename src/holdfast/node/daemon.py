@@ -34,6 +34,7 @@ from holdfast.node.local.users import PermittedUsers, group_of, users_of
 from holdfast.node.registration import RegisteredTarget
 from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
 from holdfast.node.remote.service import TargetService
+from holdfast.node.traces import RequestTraces, open_traces
 from holdfast.store.store import Store
 from holdfast.version import __version__
 from holdfast.wire.address import is_tcp
@@ -56,11 +57,12 @@ _log = logging.getLogger(__name__)
 
 
 class EngineListener(NamedTuple):
-    """The socket for engines, the users that may connect, and the recorder, if configured."""
+    """The socket for engines, the users that may connect; recorder and traces, if configured."""
 
     listening: socket.socket
     users: PermittedUsers
     recorder: RequestRecorder | None
+    traces: RequestTraces | None
 
 
 def serve(
@@ -83,7 +85,11 @@ def serve(
         addresses = [*([local] if local else []), *map(address_of, listeners)]
         http = _http_socket(config.http.listen, undo) if config.http.listen else None
         http_token = _http_token(config)
+        traces = open_traces(config.traces)
         _log_start(config, addresses)
+        if traces is not None:
+            undo.callback(traces.close)
+            _log.info("traces to %s", config.traces.endpoint)
         store = open_store(config)
         undo.callback(store.close, _CLOSE_WRITE_S)
         recorder = RequestRecorder(Path(config.record)) if config.record else None
@@ -107,7 +113,7 @@ def serve(
             undo.callback(entry_in_pool.close)
             registered = RegisteredTarget(store, entry_in_pool, config.register.drain_s)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            engines = EngineListener(listener, users, recorder) if listener else None
+            engines = EngineListener(listener, users, recorder, traces) if listener else None
             runner.run(_run(store, engines, lambda: ready(addresses), parent_fd, registered))
     _log.info("closed")
 
@@ -190,7 +196,7 @@ async def _run(
         return
     loop = asyncio.get_running_loop()
     threads = NodeThreads()
-    context = NodeContext(store, threads, engines.users, engines.recorder)
+    context = NodeContext(store, threads, engines.users, engines.recorder, engines.traces)
 
     def welcome(hello: Hello, peer: ConnectedPeer) -> MessageHandler:
         return NodeSession(context, hello, peer)

@@ -22,7 +22,7 @@ from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.store.evict import slots
 from holdfast.store.lookup import sources
-from holdfast.store.promote import ReadBatch
+from holdfast.store.promote import ReadBatch, TierRead
 from holdfast.store.verify import verify_in_memory
 from holdfast.tiers.host import HostTier
 
@@ -30,13 +30,17 @@ _log = logging.getLogger("holdfast.store")
 
 
 class FetchResult(NamedTuple):
-    """Fetched blocks: their lease, the arena place of each, and block counts by source tier."""
+    """Fetched blocks: their lease, the arena place of each, and block counts by source tier.
+
+    `reads`: the reads from lower tiers that this fetch started and that ended in time.
+    """
 
     lease: int
     places: list[int]
     sources: dict[str, int]
     outcome: Outcome
     reason: str
+    reads: tuple[TierRead, ...] = ()
 
 
 class FetchRequest(NamedTuple):
@@ -133,7 +137,7 @@ def _fetch(store: StoreParts, wanted: FetchRequest, check: Check) -> FetchResult
         promotions = ladder.reserve(namespace, rows)
     read_batches = ladder.start_reads(namespace, promotions, priority)
     verified = check(store, coverage, len(rows))
-    _await(store, read_batches, late_at)
+    reads = _await(store, read_batches, late_at)
     for each in loading:
         each.over.wait(max(0.0, late_at - store.clock.now()))
     with table.lock:
@@ -143,7 +147,8 @@ def _fetch(store: StoreParts, wanted: FetchRequest, check: Check) -> FetchResult
         outcome = _outcome(store, coverage, planned, len(places), late_at)
         table.leases.shorten(lease, len(places))
     reason = _reason(coverage.blocks, planned, deadline_s)
-    return FetchResult(lease, places, sources(table, coverage, len(places)), outcome, reason)
+    origin = sources(table, coverage, len(places))
+    return FetchResult(lease, places, origin, outcome, reason, reads)
 
 
 def _reason(held: int, planned: int, deadline_s: float) -> str:
@@ -176,17 +181,28 @@ def _trust_held(store: StoreParts, coverage: Coverage, blocks: int) -> Mapping[i
     return {row: column[row] for row in coverage.rows[:blocks]}
 
 
-def _await(store: StoreParts, read_batches: Sequence[ReadBatch], late_at: float) -> None:
-    """Wait for the read batches until `late_at`, then cancel those that have not started."""
+def _await(
+    store: StoreParts, read_batches: Sequence[ReadBatch], late_at: float
+) -> tuple[TierRead, ...]:
+    """Wait for the read batches until `late_at`, then cancel those that have not started.
+
+    Returns the reads that have ended.
+    """
     if not read_batches:
-        return
+        return ()
     readings = [read_batch.reading for read_batch in read_batches]
     done, late = wait(readings, timeout=max(0.0, late_at - store.clock.now()))
     if late:
         store.ladder.cancel(read_batches)
+    reads: list[TierRead] = []
     for reading in done:
-        if not reading.cancelled() and (error := reading.exception()) is not None:
+        if reading.cancelled():
+            continue
+        if (error := reading.exception()) is not None:
             _log.error("reading blocks failed; the engine recomputes them", exc_info=error)
+        else:
+            reads.append(reading.result())
+    return tuple(reads)
 
 
 def _landed(

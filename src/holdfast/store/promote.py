@@ -54,13 +54,27 @@ class Promotion(NamedTuple):
     erase_generation: int
 
 
+class TierRead(NamedTuple):
+    """A batch of blocks that was read from a lower tier; times are nanoseconds since the epoch.
+
+    `asked` and `arrived` count blocks; `nbytes` are the bytes of those that arrived.
+    """
+
+    tier: str
+    asked: int
+    arrived: int
+    nbytes: int
+    began_ns: int
+    ended_ns: int
+
+
 class ReadBatch(NamedTuple):
     """Blocks of one tier that are read together, and the read."""
 
     namespace: Namespace
     tier: int
     promotions: Sequence[Promotion]
-    reading: Future[None]
+    reading: Future[TierRead]
 
     @property
     def nbytes(self) -> int:
@@ -214,8 +228,11 @@ class BlockMover:
         self._table.give_back(namespace, [promotion.slot for promotion in promotions])
         self._settle(promotions)
 
-    def _promote(self, namespace: Namespace, tier: int, read_batch: Sequence[Promotion]) -> None:
+    def _promote(
+        self, namespace: Namespace, tier: int, read_batch: Sequence[Promotion]
+    ) -> TierRead:
         """Read one batch into its slots, open and verify it, publish it."""
+        began_ns = time.time_ns()
         table, lower = self._table, self._table.lower[tier - 1]
         host, size = table.host(namespace), namespace.record_bytes
         bad: list[TierGet] = []
@@ -252,6 +269,8 @@ class BlockMover:
         good = [get.key for get, o in zip(batch, outcomes, strict=True) if o is Outcome.OK]
         if rewrite_misplaced(table, tier, namespace, good) or promoted:
             self.wake()
+        asked, nbytes = len(read_batch), len(good) * size
+        return TierRead(lower.name, asked, len(good), nbytes, began_ns, time.time_ns())
 
     def _land(
         self, namespace: Namespace, read_batch: Sequence[Promotion], outcomes: Sequence[Outcome]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import TypeVar
 
 from holdfast.fairness.fair_threads import FairThreads
 from holdfast.fairness.work_slots import Priority, WorkItem
+
+T = TypeVar("T")
 
 BATCHES_AT_ONCE = 4
 """Concurrent read batches per tier: some fill the device's queue while one is verified or opened.
@@ -23,7 +26,7 @@ class TierReaders:
         self._share = share
         self._threads = [FairThreads(BATCHES_AT_ONCE, 1, f"holdfast-from-{name}") for name in names]
 
-    def submit(self, tier: int, item: WorkItem, read: Callable[[], None]) -> Future[None]:
+    def submit(self, tier: int, item: WorkItem, read: Callable[[], T]) -> Future[T]:
         """Queue a read of a tier; its domain's share replaces the item's.
 
         Raises RuntimeError after `close`.
@@ -31,7 +34,7 @@ class TierReaders:
         item = item._replace(share=self._share(item.domain))
         return self._threads[tier - 1].submit(item, read)
 
-    def raise_priority(self, tier: int, domain: bytes, reading: Future[None]) -> None:
+    def raise_priority(self, tier: int, domain: bytes, reading: Future[T]) -> None:
         """Give a queued prefetch the priority of a demand read."""
         item = WorkItem(domain, priority=Priority.PREFETCH)
         self._threads[tier - 1].raise_priority(item, reading)

@@ -155,6 +155,7 @@ class FakeRequest(SimpleNamespace):
             "resumable": False,
             "cache_salt": None,
             "skip_reading_prefix_cache": False,
+            "trace_headers": None,
             "num_preemptions": 0,
             "num_computed_tokens": 0,
         }

@@ -20,6 +20,12 @@ def test_coverage_is_asked_for_when_a_request_arrives(rig):
     assert unpack_keys(cover.keys) == rig.chain(16).keys
 
 
+def test_the_engines_trace_goes_with_the_question(rig):
+    rig.request(20, trace_headers={"traceparent": "00-1-2-01", "tracestate": "x=y"})
+    rig.request(20, request_id="not traced")
+    assert [cover.trace for cover in rig.client.of(Cover)] == ["00-1-2-01", ""]
+
+
 def test_a_long_save_goes_in_parts_that_follow_each_other(rig):
     blocks = 2 * SAVE_BLOCKS + 5
     request = rig.request(blocks * 8)

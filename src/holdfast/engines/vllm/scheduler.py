@@ -281,11 +281,12 @@ class SchedulerSide:
         prompt = tracked.request.num_tokens, local_tokens, self._setting.fetch_deadline_s
         name, limit_s = tracked.hint.session, NODE_SHARE * self._limit_s(tracked)
         question = PlanRequest(blocks, self._running())
+        trace = (tracked.request.trace_headers or {}).get("traceparent", "")
         try:
             for client, keys, common in zip(
                 clients, tracked.keys(0, blocks), tracked.common_keys(), strict=True
             ):
-                question.ask(client, Cover(keys, *prompt, replaced, name, common, limit_s))
+                question.ask(client, Cover(keys, *prompt, replaced, name, common, limit_s, trace))
         except NodeGoneError:
             self.counts.add("calls", "lookup", "gone")
             question.forget()

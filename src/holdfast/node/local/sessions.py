@@ -45,6 +45,7 @@ from holdfast.node.local.validation import (
     unpack_chain,
     why_not_followed,
 )
+from holdfast.node.traces import RequestTraces
 from holdfast.store.estimates import PLANS_KEPT, EngineCosts, EngineStep, PlanEnding
 from holdfast.store.lookup import PlannedFetch, PromptTokens
 from holdfast.store.store import Store
@@ -57,12 +58,13 @@ _log = logging.getLogger(__name__)
 
 
 class NodeContext(NamedTuple):
-    """What the sessions of a node share: store, threads, permitted users, request recorder."""
+    """What the sessions of a node share: store, threads, permitted users, recorder, traces."""
 
     store: Store
     threads: NodeThreads
     users: PermittedUsers
     recorder: RequestRecorder | None = None
+    traces: RequestTraces | None = None
 
 
 class NodeSession:
@@ -74,6 +76,7 @@ class NodeSession:
         self._store = store
         self._threads = context.threads
         self._recorder = context.recorder
+        self._traces = context.traces
         self._users = context.users
         self._user = peer.uid
         self._check_user(hello)
@@ -179,6 +182,11 @@ class NodeSession:
                 return self._change(request)
 
     def _cover(self, request: m.Cover) -> m.Reply | Awaitable[m.Reply]:
+        if self._traces is None:
+            return self._look_up(request)
+        return self._look_up_traced(request, self._traces)
+
+    def _look_up(self, request: m.Cover) -> m.Reply | Awaitable[m.Reply]:
         """Answer from the index; in a thread if the chain is long or shared tiers must be asked."""
         namespace, keys = self._entered(), unpack_chain(request.keys)
         prompt = prompt_tokens(self._engine, request)
@@ -195,6 +203,14 @@ class NodeSession:
         if len(keys) > MAX_INLINE_BLOCKS or self._store.asks(namespace, keys):
             return self._ask_shared(namespace, keys, prompt, request.deadline_s)
         return self._plan(namespace, keys, prompt)
+
+    async def _look_up_traced(self, request: m.Cover, traces: RequestTraces) -> m.Reply:
+        began_ns = time.time_ns()
+        answer = self._look_up(request)
+        reply = await answer if isinstance(answer, Awaitable) else answer
+        if isinstance(reply, m.Covered):
+            traces.lookup(request, reply, began_ns, time.time_ns())
+        return reply
 
     async def _copy_public(
         self, namespace: Namespace, keys: list[bytes], common: list[bytes], prompt: PromptTokens
@@ -277,12 +293,15 @@ class NodeSession:
                 f"fetch.deadline_s: {request.deadline_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
             )
         store, asked_at = self._store, self._store.clock.now()
+        began_ns = time.time_ns()
         fetch = partial(store.fetch, namespace, keys, request.deadline_s)
         fetched = await run_fair(self._threads.fetching, self._work_item(len(keys)), fetch)
         lease, took_s = fetched.lease, store.clock.now() - asked_at
         store.estimates.fetched(
             self._engine, request.plan, len(fetched.places), took_s, str(fetched.outcome)
         )
+        if self._traces is not None:
+            self._traces.fetch(request, fetched, began_ns, time.time_ns())
         if self._ended or not fetched.places:
             store.release(lease)
             lease = 0

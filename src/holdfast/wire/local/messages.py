@@ -79,6 +79,8 @@ class Cover(_Message, frozen=True, tag="cover"):
     common: bytes = b""
     """Keys of the leading blocks in the public domain; empty: do not look there."""
     deadline_s: float = 0.0
+    trace: str = ""
+    """The engine's span of this request, as a `traceparent` of W3C Trace Context; empty: none."""
 
 
 class Covered(_Message, frozen=True, tag="covered"):
