@@ -7,7 +7,6 @@ https://github.com/kvcache-ai/Mooncake/issues/3740
 """
 
 import socket
-import time
 
 import pytest
 
@@ -17,27 +16,21 @@ from holdfast.wire.local.client import Client
 from holdfast.wire.local.messages import PROTOCOL, Hello
 from holdfast.wire.remote.client import TargetClient
 
-PATIENT_S = 5.0
-
 
 def test_a_node_that_says_nothing_is_gone_by_the_deadline(tmp_path):
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(f"{tmp_path}/node.sock")
         mute.listen()
-        start = time.monotonic()
         with pytest.raises(NodeGoneError):
             Client(f"unix://{tmp_path}/node.sock", Hello(PROTOCOL, "engine"), 0.2)
-        assert time.monotonic() - start < PATIENT_S
 
 
 def test_a_target_that_says_nothing_is_late():
     namespace = namespace_of(4_000)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         target = TargetClient("tcp://{}:{}".format(*mute.getsockname()))
-        start = time.monotonic()
         held = target.exist(namespace, [key_of(1)], 0.2)
         assert held.outcome is Outcome.LATE
-        assert time.monotonic() - start < PATIENT_S
         target.close()
 
 

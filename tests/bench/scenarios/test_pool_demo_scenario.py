@@ -43,7 +43,7 @@ class FakeEngine:
     def __init__(self, name, options, log):
         address = options.kv_transfer["kv_connector_extra_config"]["holdfast"]
         hello = m.Hello(m.PROTOCOL, name, FINGERPRINT, PAYLOAD_BYTES, BLOCK_TOKENS, "default")
-        self.client = Client(address, hello, 10)
+        self.client = Client(address, hello, 60)
         self.process = ChildProcess(name, ["sleep", "600"], log, {})
         opened.append(self.client)
         self.own = set()
@@ -61,7 +61,7 @@ class FakeEngine:
         ]
         fetched = {}
         local = sum(key in self.own for key in keys) * BLOCK_TOKENS
-        if not local and self.client.call(m.Cover(b"".join(keys)), 20).blocks:
+        if not local and self.client.call(m.Cover(b"".join(keys)), 60).blocks:
             fetched = self.fetch(keys)
         landed = sum(fetched.values())
         self.save(keys[landed // BLOCK_TOKENS :], FINGERPRINT if not landed else keys[0])
@@ -73,29 +73,30 @@ class FakeEngine:
         )
 
     def fetch(self, keys):
-        fetched = self.client.call(m.Fetch(b"".join(keys), 10.0), 20)
+        fetched = self.client.call(m.Fetch(b"".join(keys), 60.0), 60)
         for key, place in zip(keys, fetched.places, strict=False):
             start = place + HEADER_BYTES
             assert self.client.arena.view[start : start + PAYLOAD_BYTES] == payload_of(key)
         if fetched.lease:
-            self.client.call(m.Release(fetched.lease), 20)
+            self.client.call(m.Release(fetched.lease), 60)
         return {tier: BLOCK_TOKENS * blocks for tier, blocks in fetched.sources.items()}
 
     def save(self, keys, parent):
         if not keys:
             return
-        reserved = self.client.call(m.Reserve(b"".join(keys), parent, 0), 20)
+        reserved = self.client.call(m.Reserve(b"".join(keys), parent, 0), 60)
         for key, place in zip(keys, reserved.places, strict=True):
             if place >= 0:
                 start = place + HEADER_BYTES
                 self.client.arena.view[start : start + PAYLOAD_BYTES] = payload_of(key)
-        self.client.call(m.Commit(reserved.ticket), 20)
+        self.client.call(m.Commit(reserved.ticket), 60)
 
 
 @pytest.fixture
 def setting(tmp_path, monkeypatch):
     """The street's setting, with engines that need no model."""
     monkeypatch.setattr(pool_demo_scenario, "VllmServer", FakeEngine)
+    monkeypatch.setattr(pool_rig, "DEADLINE_S", 60.0)  # on a busy machine, nothing is late
     monkeypatch.setattr(pool_demo_scenario, "wait_all_ready", lambda _: None)
     monkeypatch.setattr(pool_demo_scenario, "ask", lambda engine, prompt, _: engine.ask(prompt))
     prompts = [

@@ -33,7 +33,9 @@ class Behind:
         store = Store(16 * MIB, [], {"default": b"s" * 32}, PEERS)
         undo.callback(store.close)
         store.start()
-        self.service = TargetService(store, TargetLimits(idle_s=30, body_s=STEP_S))
+        self.service = TargetService(
+            store, TargetLimits(idle_s=30, body_s=STEP_S, handshake_s=3_600)
+        )
         undo.callback(self.service.close)
         listener = bind("tcp://127.0.0.1:0")
         self.address = address_of(listener)
@@ -70,15 +72,12 @@ def test_who_is_idle_keeps_its_connection(behind, files):
 
 def test_closing_ends_who_is_in_the_middle_of_a_handshake(behind):
     with socket.create_connection(tcp_endpoint(behind.address), 10) as raw:
-        end = time.monotonic() + 10
         while not any(behind.server._peers.values()):
-            assert time.monotonic() < end
             time.sleep(0.01)
-        start_s = time.monotonic()
-        behind.server.close()
-        assert time.monotonic() - start_s < 5
+        behind.server.close()  # a wait for the handshake's end would take an hour
         assert raw.recv(1) == b""
-    assert not [thread for thread in threading.enumerate() if thread.name == "holdfast-peer"]
+    while any(thread.name == "holdfast-peer" for thread in threading.enumerate()):
+        time.sleep(0.01)
 
 
 def test_who_shakes_hands_while_it_closes_is_not_served(behind, monkeypatch):

@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import time
 
 import pytest
 
@@ -41,7 +40,7 @@ def test_a_lookup_does_not_wait_for_a_write_that_waits_for_the_master(monkeypatc
 
     def dial(_endpoint, _deadline):
         dialled.set()
-        answered.wait(30)
+        answered.wait(250)
         raise ConnectionRefusedError
 
     monkeypatch.setattr("holdfast.tiers.mooncake.tier.dial", dial)
@@ -51,8 +50,7 @@ def test_a_lookup_does_not_wait_for_a_write_that_waits_for_the_master(monkeypatc
         writer = threading.Thread(target=blocks.save, args=(tier, range(2)))
         writer.start()
         assert dialled.wait(10)
-        start_s = time.monotonic()
         assert tier.held(blocks.namespace, blocks.keys(2), 0) == 0
-        assert time.monotonic() - start_s < 5
+        assert writer.is_alive()  # it still waits for the server
         answered.set()
         writer.join(30)

