@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -309,6 +310,30 @@ def modules_say_what_they_are():
             yield where(path), "the docstring's first line is one sentence, then a blank line"
 
 
+def is_elapsed(node):
+    """Whether an expression is a difference from a clock."""
+    clocks = ("monotonic", "perf_counter", "process_time", "time")
+    return isinstance(node, ast.BinOp) and any(
+        isinstance(call, ast.Call) and dotted(call.func).rpartition(".")[2] in clocks
+        for call in ast.walk(node)
+        if isinstance(node.op, ast.Sub)
+    )
+
+
+def no_test_asserts_a_clock():
+    """No test fails because a machine is slow; a loop that waits may end at a time, as a limit."""
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        asserted = (node for node in ast.walk(tree(path)) if isinstance(node, ast.Assert))
+        for node in (part for each in asserted for part in ast.walk(each.test)):
+            if not isinstance(node, ast.Compare):
+                continue
+            sides = pairwise([node.left, *node.comparators])
+            for (left, right), op in zip(sides, node.ops, strict=True):
+                upper = left if isinstance(op, ast.Lt | ast.LtE) else right
+                if isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE) and is_elapsed(upper):
+                    yield f"{where(path)}:{node.lineno}", "asserts that something took no longer"
+
+
 RULES = [
     short_files,
     short_functions,
@@ -324,6 +349,7 @@ RULES = [
     broad_excepts_give_a_reason,
     what_threads_decode_is_prepared,
     modules_say_what_they_are,
+    no_test_asserts_a_clock,
 ]
 
 
