@@ -249,6 +249,7 @@ def test_what_makes_it_faster_changes_no_figure(shipped):
             "capacity_tokens": 4e6,
             "read_bytes_per_s": 1e10,
             "write_bytes_per_s": 5e9,
+            "policy": "cost_aware",
         },
     ]
     engine = {"prefill": {"a": 0.02, "b": 1.1e-4, "c": 2.1e-9}}

@@ -137,8 +137,10 @@ class Fleet:
                 entry = SimulatedEntry.ENGINE
             elif tier_spec.model.write == "on_eviction":
                 entry = SimulatedEntry.ON_EVICTION
-            elif tier_spec.kind == "cxl" or (not tier_spec.model.shared and above <= {"device"}):
-                entry = SimulatedEntry.PROMOTED
+            elif not tier_spec.model.shared and above <= {"device"}:
+                entry = SimulatedEntry.HOST
+            elif tier_spec.kind == "cxl":
+                entry = SimulatedEntry.VOLATILE
             writer = Writer(tier_spec.write_bytes_per_s, tier_spec.model.write_wait_s)
             tier_states.append(
                 SimulatedTier(tier_spec.blocks, entry, self._rules(tier_spec), writer)

@@ -1,23 +1,25 @@
 """Simulated tiers behind one index: which blocks each tier holds, and eviction.
 
-The index and the policies are those of the store (`index.Residency`, `policy`), without the bytes.
-A row is a run of blocks (`sim.runs`); its place on a tier is the number of its leading blocks held
-there. Each worker has a memory of its own tiers, and one more memory holds the shared tiers. A row
-belongs to its run until the simulation ends.
+The index, the policies and the placement rules are those of the store (`index.Residency`,
+`policy`), without the bytes. A row is a run of blocks (`sim.runs`); its place on a tier is the
+number of its leading blocks held there. Each worker has a memory of its own tiers, and one more
+memory holds the shared tiers. A row belongs to its run until the simulation ends.
 """
 
 from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.index.residency import NOT_HERE, Residency
 from holdfast.policy.admit import USES_MAX, Admission, AdmissionCandidate
 from holdfast.policy.base import EvictionPolicy
+from holdfast.policy.placement import promotion_targets
 from holdfast.sim.link import Writer
+from holdfast.sim.tier_order import FifoOrder
 
 _MARKS = [bytes([tier]) for tier in range(256)]
 
@@ -26,18 +28,22 @@ class SimulatedEntry(enum.Enum):
     """Which blocks are written to a tier."""
 
     ENGINE = "engine"
-    """The engine's own memory: computed and fetched blocks. An evicted block is written to the tier
-    below only if that tier is ON_EVICTION."""
-    PROMOTED = "promoted"
-    """Saved blocks, and blocks fetched from lower tiers: the store's first tier, and CXL memory."""
+    """The engine's own memory: computed and fetched blocks."""
+    HOST = "host"
+    """The store's first tier: saved blocks, and blocks fetched from lower tiers."""
+    VOLATILE = "volatile"
+    """CXL memory: saved blocks, and blocks fetched from the tiers below it."""
     BEHIND = "behind"
-    """Saved blocks, and blocks that the tier above evicts and no lower tier holds."""
+    """Saved blocks."""
     ON_EVICTION = "on_eviction"
     """Blocks that the tier above evicts and no lower tier holds."""
 
 
 class SimulatedRules(NamedTuple):
-    """Eviction order and admission of one tier; `admission` None admits every block."""
+    """Eviction order and admission of one tier; `admission` None admits every block.
+
+    A tier with a `FifoOrder` evicts by itself: also blocks in use, and only its own reads are uses.
+    """
 
     eviction: EvictionPolicy
     admission: Admission | None = None
@@ -52,6 +58,7 @@ class SimulatedTier:
         self.capacity = capacity
         self.entry = entry
         self.eviction = rules.eviction
+        self.evicts_by_itself = isinstance(rules.eviction, FifoOrder)
         self.admission = rules.admission
         self.writer = writer
         self.held = 0
@@ -91,14 +98,12 @@ class SimulatedMemory:
         self._namespace = namespace
         self._block_bytes = namespace.record_bytes
         self._below = below
-        after = [*tier_states[1:], *(below.tier_states[:1] if below else ())]
-        self._demotes = [
-            tier_state.entry is not SimulatedEntry.ENGINE
-            or lower.entry is SimulatedEntry.ON_EVICTION
-            for tier_state, lower in zip(tier_states, after, strict=False)
-        ]
-        """Whether each tier's evicted blocks may be written to the next tier, if there is one."""
-        self._demotes += [False] * (len(tier_states) - len(after))
+        entries = [tier_state.entry for tier_state in tier_states]
+        below_entries = [tier_state.entry for tier_state in below.tier_states] if below else []
+        self._promoted_from = _promoted_from([*entries, *below_entries])[: len(entries)]
+        """For each tier, the tiers of the ladder whose fetched blocks are written to it."""
+        self._demotion_targets = _demotion_targets([*entries, *below_entries])[: len(entries)]
+        """For each tier, the tiers that are offered its evicted blocks; shared ones come after."""
         self._saving: frozenset[int] = frozenset()
         self._parents: list[int] = []
         self._lengths: list[int] = []
@@ -186,13 +191,16 @@ class SimulatedMemory:
             self._count_uses(now_s, rows)
         for number, tier_state in enumerate(self.tier_states):
             if not tier_state.never_full:
-                tier_state.eviction.touch(rows, now_s)
+                used = rows
+                if tier_state.evicts_by_itself:
+                    used = [row for row, source in zip(rows, sources) if source == number]  # noqa: B905  # sources may be fewer
+                tier_state.eviction.touch(used, now_s)
             if tier_state.entry is SimulatedEntry.ON_EVICTION:
                 continue
             wanted = computed
-            if sources and tier_state.entry is not SimulatedEntry.BEHIND:
+            if sources and (promoted := self._promoted_from[number]):
                 fetched = zip(chain, sources)  # noqa: B905  # sources may be fewer
-                wanted = [each for each, source in fetched if source > number] + computed
+                wanted = [each for each, source in fetched if source in promoted] + computed
             if wanted:
                 self._put(now_s, number, wanted)
         self._saving = frozenset()
@@ -209,11 +217,15 @@ class SimulatedMemory:
         self._put_pinned(now_s, number, [each for each in arrived if column[each[0]] < each[1]])
 
     def receive(
-        self, now_s: float, upper: SimulatedMemory, evicted: Sequence[tuple[int, int]]
+        self,
+        now_s: float,
+        number: int,
+        upper: SimulatedMemory,
+        evicted: Sequence[tuple[int, int]],
     ) -> None:
-        """Write (row, number of blocks) that the last tier of `upper` evicted to the first tier."""
+        """Write (row, number of blocks) that a tier of `upper` evicted to tier `number`."""
         mine = [(self._counterpart(upper, row), blocks) for row, blocks in evicted]
-        self._put_pinned(now_s, 0, mine)
+        self._put_pinned(now_s, number, mine)
 
     def holds(self, key: bytes, blocks: int) -> bool:
         """Return whether any tier holds the first `blocks` blocks of a run."""
@@ -274,7 +286,10 @@ class SimulatedMemory:
             fit = int(free_bytes / size)
             tier_state.refused += needed - fit
         if fit > tier_state.capacity - tier_state.held:
-            fit = self._evict_for(now_s, number, fit)
+            kept: Container[int] = self._saving
+            if tier_state.evicts_by_itself:
+                kept = {row for row, _ in missing}
+            fit = self._evict_for(now_s, number, fit, kept)
         if fit < needed:
             missing, new = _leading_fit(column, missing, fit)
         for row, upto in missing:
@@ -317,25 +332,23 @@ class SimulatedMemory:
         nbytes, uses = blocks * self._block_bytes, self._uses[row]
         return AdmissionCandidate(self._key(row), (0, uses), nbytes, uses=uses)
 
-    def _evict_for(self, now_s: float, number: int, blocks: int) -> int:
+    def _evict_for(self, now_s: float, number: int, blocks: int, kept: Container[int]) -> int:
         """Evict until `blocks` blocks fit; return how many fit.
 
-        `blocks` exceeds the free capacity. Pinned rows and rows being saved are not evicted.
+        `blocks` exceeds the free capacity. Rows in `kept` are not evicted, and pinned rows only
+        from tiers that evict by themselves.
         """
-        tier_state, column, leases = (
-            self.tier_states[number],
-            self.index.places[number],
-            self.index.leases,
-        )
-        remove, saving, demotes = tier_state.eviction.remove, self._saving, self._demotes[number]
+        tier_state, column = self.tier_states[number], self.index.places[number]
+        leases = () if tier_state.evicts_by_itself else self.index.leases
+        remove, demotes = tier_state.eviction.remove, bool(self._demotion_targets[number])
         admission, short = tier_state.admission, blocks - (tier_state.capacity - tier_state.held)
         left, demoted = short, []
         for row in tier_state.eviction.victims(now_s):
-            if leases[row] or row in saving:
+            if row in kept or (leases and leases[row]):
                 continue
             held = column[row]
             demote = demotes and self._missing_below(number, row, held)
-            if held > left and not demote:  # evict only the tail; the rest keeps its order
+            if held > left and not demote and leases:  # evict the tail; the rest keeps its order
                 column[row] = held - left
                 left = 0
                 break
@@ -361,11 +374,13 @@ class SimulatedMemory:
         return self._below is None or not self._below.holds(self._key(row), blocks)
 
     def _demote(self, now_s: float, number: int, demoted: Sequence[tuple[int, int]]) -> None:
-        """Write rows that a tier evicted, parents first, to the next tier."""
-        if number + 1 < len(self.tier_states):
-            self._put_pinned(now_s, number + 1, demoted)
-        elif self._below:
-            self._below.receive(now_s, self, demoted)
+        """Offer rows that a tier evicted, parents first, to lower tiers."""
+        own = len(self.tier_states)
+        for target in self._demotion_targets[number]:
+            if target < own:
+                self._put_pinned(now_s, target, demoted)
+            elif self._below:
+                self._below.receive(now_s, target - own, self, demoted)
 
     def _put_pinned(self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]) -> None:
         rows = [row for row, _ in wanted]
@@ -375,6 +390,41 @@ class SimulatedMemory:
 
     def _key(self, row: int) -> bytes:
         return self.index.keys[row] or b""
+
+
+def _promoted_from(entries: Sequence[SimulatedEntry]) -> list[frozenset[int]]:
+    """Return, for each tier, the tiers whose fetched blocks are written to it.
+
+    The engine has every block that it fetched, and the store's host memory every block that it
+    read from a lower tier. The rule of the store decides for the tiers below it.
+    """
+    tiers = range(len(entries))
+    promoted: list[set[int]] = [set() for _ in tiers]
+    host = next((n for n in tiers if entries[n] is SimulatedEntry.HOST), len(entries))
+    volatile = {n for n in tiers if entries[n] is SimulatedEntry.VOLATILE}
+    lower = range(host + 1, len(entries))
+    for number, entry in enumerate(entries[: host + 1]):
+        if entry in (SimulatedEntry.ENGINE, SimulatedEntry.HOST):
+            promoted[number].update(tiers[number + 1 :])
+    for source in lower:
+        for target in promotion_targets(source, lower, volatile):
+            promoted[target].add(source)
+    return [frozenset(sources) for sources in promoted]
+
+
+def _demotion_targets(entries: Sequence[SimulatedEntry]) -> list[list[int]]:
+    """Return, for each tier, the tiers that are offered the blocks that it evicts.
+
+    A block that leaves the store's host memory unsaved is offered to every lower tier. Other tiers
+    offer theirs only to a tier right below them that takes blocks on eviction.
+    """
+    targets = []
+    for number, entry in enumerate(entries):
+        lower = range(number + 1, len(entries))
+        every = [n for n in lower if entries[n] is not SimulatedEntry.ON_EVICTION]
+        next_one = [n for n in lower[:1] if entries[n] is SimulatedEntry.ON_EVICTION]
+        targets.append([*next_one, *every] if entry is SimulatedEntry.HOST else next_one)
+    return targets
 
 
 def _leading_fit(

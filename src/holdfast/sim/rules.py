@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from holdfast.assemble.rules import admission
@@ -15,23 +15,26 @@ from holdfast.sim.fleet import NewRules
 from holdfast.sim.hardware import SimulatedHardware, TierSpec
 from holdfast.sim.ladder import TierModel
 from holdfast.sim.memory import SimulatedRules
+from holdfast.sim.tier_order import KIND_ORDERS, TIER_ORDERS
 from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.disk.kind import DiskOptions
 
 
 def rules_of(hardware: SimulatedHardware, policy: str = DEFAULT) -> NewRules:
-    """Return a function that creates a tier's rules: by its ladder entry, else with `policy`.
+    """Return a function that creates a tier's rules: by its ladder entry, else as in a node.
 
-    Raises ConfigError for an unknown policy.
+    `policy` orders the blocks of tiers that do not evict by themselves. Raises ConfigError for an
+    unknown policy.
     """
-    _check(policy, "--policy")
+    _check(policy, "--policy", POLICIES)
+    orders = {**POLICIES, **TIER_ORDERS}
     for number, tier_spec in enumerate(hardware.tier_specs):
         if tier_spec.model.policy is not None:
-            _check(tier_spec.model.policy, f"{hardware.name}: tiers.{number}.policy")
+            _check(tier_spec.model.policy, f"{hardware.name}: tiers.{number}.policy", orders)
 
     def create(tier_spec: TierSpec) -> SimulatedRules:
         tier = tier_spec.model
-        eviction = POLICIES[tier.policy or policy]()
+        eviction = orders[tier.policy or KIND_ORDERS.get(tier.kind, policy)]()
         given = _given(tier, "admit", "thrash_guard")
         if tier.kind == "cxl":
             options: CxlOptions | DiskOptions = CxlOptions(capacity=Size(tier_spec.nbytes), **given)
@@ -62,6 +65,6 @@ def _saved_s(hardware: SimulatedHardware, tier_spec: TierSpec) -> Callable[[int]
     return lambda nbytes: there.seconds(nbytes) - here.seconds(nbytes)
 
 
-def _check(policy: str, where: str) -> None:
-    if policy not in POLICIES:
-        raise ConfigError(f"{where}: {policy!r} is not known; use one of: {', '.join(POLICIES)}")
+def _check(policy: str, where: str, known: Iterable[str]) -> None:
+    if policy not in known:
+        raise ConfigError(f"{where}: {policy!r} is not known; use one of: {', '.join(known)}")

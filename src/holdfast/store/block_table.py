@@ -19,6 +19,7 @@ from holdfast.errors import Outcome, RefusedError
 from holdfast.index.residency import NOT_HERE, Residency
 from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.policy.base import EvictionPolicy
+from holdfast.policy.placement import promotion_targets
 from holdfast.store.admission_rules import AdmissionRules
 from holdfast.store.copy_epochs import UNKNOWN, CopyEpochs
 from holdfast.store.failed_remote import FailedRemote
@@ -131,6 +132,10 @@ class BlockTable:
         self.segment_blocks = segment_blocks
         below = list(enumerate(self.lower, start=1))
         self._volatile = {HOST, *(n for n, tier in below if isinstance(tier, Volatile))}
+        self._promotion_targets = [
+            promotion_targets(source, range(1, len(self.lower) + 1), self._volatile)
+            for source in range(len(self.lower) + 1)
+        ]
         self.shared = {n for n, tier in below if isinstance(tier, SharedTier)}
         self._local = {n: tier for n, tier in below if isinstance(tier, LocalTier)}
         self.epochs = CopyEpochs(len(self.lower))
@@ -370,14 +375,8 @@ class BlockTable:
         return row not in self._unverified
 
     def promoted_to_host(self, row: int, tier: int) -> bool:
-        """Offer a block promoted from `tier` to the volatile tiers above that tier.
-
-        If `tier` is volatile, offer it to every tier without it, because a persistent tier may
-        admit it now. Returns whether a write is queued.
-        """
-        missing = [n for n in range(1, len(self.index.places)) if not self.is_on(row, n)]
-        if tier not in self._volatile:
-            missing = [number for number in missing if number in self._volatile and number < tier]
+        """Offer a block promoted from `tier` to lower tiers; return whether a write is queued."""
+        missing = [number for number in self._promotion_targets[tier] if not self.is_on(row, number)]
         return bool(missing) and self.queues.enqueue(row, missing)
 
     def is_on(self, row: int, tier: int) -> bool:
