@@ -1,4 +1,4 @@
-"""Two kinds of tiers that keep records in this process: one of a store's own, one shared."""
+"""Two kinds of tiers that keep records in memory of this process: a local one and a shared one."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ class ToyOptions(TierSection, frozen=True):
 
 
 class SharedToyOptions(TierSection, frozen=True):
-    """`shelf`: stores of this process that name the same one share what is there."""
+    """`shelf`: name of a set of records; stores of this process with the same name share it."""
 
     shelf: str = "default"
 
@@ -28,7 +28,7 @@ _shelves: dict[str, Records] = {}
 
 
 def check(options: ToyOptions, at: str) -> None:
-    """Raise ConfigError for a capacity that holds nothing."""
+    """Raise ConfigError for a capacity below `CAPACITY_MIN`."""
     if options.capacity < CAPACITY_MIN:
         raise ConfigError(
             f"{at}.capacity: {options.capacity} is less than {Size(CAPACITY_MIN)}; raise it"
@@ -36,17 +36,17 @@ def check(options: ToyOptions, at: str) -> None:
 
 
 def open_toy(options: ToyOptions, context: TierContext) -> Tier:
-    """Return a tier that forgets everything when it is closed."""
+    """Return a local tier; its records are lost when it is closed."""
     return MemoryTier(options.capacity, name=context.name)
 
 
 def open_shared(options: SharedToyOptions, context: TierContext) -> Tier:
-    """Return a tier that every store of this process with the same shelf writes to."""
+    """Return a shared tier; stores of this process with the same shelf share its records."""
     return SharedMemoryTier(_shelves.setdefault(options.shelf, {}), name=context.name)
 
 
 def examine(options: ToyOptions, context: TierContext) -> Iterator[Finding]:
-    """Yield what `holdfast doctor` shows."""
+    """Yield the finding that `holdfast doctor` shows."""
     yield Finding(context.at, context.name, f"{options.capacity} of this process", ok=True)
 
 
