@@ -52,7 +52,7 @@ EVERYTHING = ScrubRequest()
 
 
 def scrub(
-    store: StoreParts, request: ScrubRequest, stop: threading.Event | None = None
+    store: StoreParts, request: ScrubRequest = EVERYTHING, stop: threading.Event | None = None
 ) -> dict[str, Any]:
     """Read and verify stored copies; remove failing ones from the index. Serving continues.
 

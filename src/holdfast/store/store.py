@@ -17,7 +17,6 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from holdfast.blocks.envelope import Header
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import NotFollowed, Outcome, StoreClosedError
@@ -38,13 +37,13 @@ from holdfast.store.core import StoreParts
 from holdfast.store.estimates import EngineCosts, EngineStep, PlanEnding
 from holdfast.store.estimates_file import EstimatesFile
 from holdfast.store.fetch import FetchResult
-from holdfast.store.lookup import HeldPrefix, PlannedFetch, PromptTokens
+from holdfast.store.lookup import HeldPrefix
 from holdfast.store.options import StoreOptions
 from holdfast.store.prefault import ArenaPrefault
 from holdfast.store.probe_tiers import probe_tier, unmeasured_tiers
 from holdfast.store.receive import ReceiveSlot
 from holdfast.store.save import SaveSlots
-from holdfast.store.scrub import EVERYTHING, Scrubber, ScrubRequest
+from holdfast.store.scrub import Scrubber
 from holdfast.store.session import EmbeddedSession
 from holdfast.tiers.base import NOWHERE, Lockable, Tier
 
@@ -65,16 +64,19 @@ _log = logging.getLogger("holdfast.store")
 
 
 def _while_open(
-    method: Callable[Concatenate[Store, _P], _T],
+    work: Callable[Concatenate[Store, _P], _T],
 ) -> Callable[Concatenate[Store, _P], _T]:
-    """Make a method raise StoreClosedError once the store is closed, and run on its threads."""
+    """Make a method: it runs on the store's threads, and raises StoreClosedError once closed.
 
-    @functools.wraps(method)
-    def call(self: Store, /, *args: _P.args, **named: _P.kwargs) -> _T:
+    `work` is a function of a module of the read or save path, which documents it, or a method.
+    """
+
+    @functools.wraps(work)
+    def method(self: Store, /, *args: _P.args, **named: _P.kwargs) -> _T:
         self._check_open()
-        return self.calls.run(partial(method, self, *args, **named))
+        return self.calls.run(partial(work, self, *args, **named))
 
-    return call
+    return method
 
 
 class Store(StoreParts):
@@ -135,12 +137,7 @@ class Store(StoreParts):
         """Return whether `look` would ask a shared tier about blocks unknown to the index."""
         return coverage.asks(self.table, namespace, keys)
 
-    @_while_open
-    def plan_fetch(
-        self, namespace: Namespace, keys: Sequence[bytes], prompt: PromptTokens
-    ) -> PlannedFetch:
-        """Plan what of a prompt is worth fetching; see `holdfast.store.lookup`."""
-        return coverage.plan_fetch(self, namespace, keys, prompt)
+    plan_fetch = _while_open(coverage.plan_fetch)
 
     @_while_open
     def learn(
@@ -169,11 +166,7 @@ class Store(StoreParts):
 
     def fetch(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> FetchResult:
         """Bring blocks into the arena, verified and leased; see `holdfast.store.fetch`."""
-        if self.gone:
-            return FetchResult(0, [], {}, Outcome.GONE, self.gone)
-        handle = CallHandle(self._end_lease)
-        self.calls.run(partial(fetch_path.fetch, self, namespace, keys, deadline_s), handle)
-        return handle.given.pop()  # type: ignore[no-any-return]  # a `FetchResult`
+        return self._fetch(partial(fetch_path.fetch, self, namespace, keys, deadline_s))
 
     def fetch_unverified(
         self,
@@ -183,14 +176,8 @@ class Store(StoreParts):
         priority: Priority = Priority.DEMAND,
     ) -> FetchResult:
         """Like `fetch`, for a caller that verifies every record itself."""
-        if self.gone:
-            return FetchResult(0, [], {}, Outcome.GONE, self.gone)
-        handle = CallHandle(self._end_lease)
-        self.calls.run(
-            partial(fetch_path.fetch_unverified, self, namespace, keys, deadline_s, priority),
-            handle,
-        )
-        return handle.given.pop()  # type: ignore[no-any-return]  # a `FetchResult`
+        work = partial(fetch_path.fetch_unverified, self, namespace, keys, deadline_s, priority)
+        return self._fetch(work)
 
     def reserve(
         self,
@@ -214,44 +201,13 @@ class Store(StoreParts):
             return 0
         return self.calls.run(partial(save_path.commit, self, reservation, retention))
 
-    @_while_open
-    def has_public_copies(
-        self, namespace: Namespace, keys: Sequence[bytes], common: Sequence[bytes]
-    ) -> bool:
-        """Return whether the public domain holds more of a chain in memory than the reader's."""
-        return public_domain.has_public_copies(self, namespace, keys, common)
-
-    @_while_open
-    def copy_public(
-        self, namespace: Namespace, keys: Sequence[bytes], common: Sequence[bytes]
-    ) -> int:
-        """Copy what the public domain holds of a chain; return how many blocks are new."""
-        return public_domain.copy_public(self, namespace, keys, common)
-
-    @_while_open
-    def follow(self, namespace: Namespace, session: str, keys: Sequence[bytes]) -> None:
-        """Record the chain that a session uses; see `holdfast.store.hints`."""
-        hints.follow(self, namespace, session, keys)
-
-    @_while_open
-    def closed(self, domain: bytes, session: str) -> int:
-        """Record that a session is over; return how many of its blocks are here."""
-        return hints.closed(self, domain, session)
-
-    @_while_open
-    def returns(self, domain: bytes, session: str, in_s: float) -> int:
-        """Record when a session comes back; return how many of its blocks are held."""
-        return hints.returns(self, domain, session, in_s)
-
-    @_while_open
-    def prestage(self, namespace: Namespace, keys: Sequence[bytes], in_s: float) -> int:
-        """Have a chain in memory in `in_s` seconds; return how many of its blocks will be."""
-        return hints.prestage(self, namespace, keys, in_s)
-
-    @_while_open
-    def pin(self, namespace: Namespace, keys: Sequence[bytes], ttl_s: float) -> int:
-        """Keep a chain in memory for `ttl_s`; return how many of its blocks are."""
-        return hints.pin(self, namespace, keys, ttl_s)
+    has_public_copies = _while_open(public_domain.has_public_copies)
+    copy_public = _while_open(public_domain.copy_public)
+    follow = _while_open(hints.follow)
+    closed = _while_open(hints.closed)
+    returns = _while_open(hints.returns)
+    prestage = _while_open(hints.prestage)
+    pin = _while_open(hints.pin)
 
     def abort(self, reservation: int, *, rest_s: float = 0.0) -> None:
         """Free a reservation's slots, after a delay if its writer may still be alive."""
@@ -268,10 +224,7 @@ class Store(StoreParts):
         with self.table.lock:
             return self.table.index.held(namespace, keys)
 
-    @_while_open
-    def receive_slots(self, headers: Sequence[Header]) -> list[ReceiveSlot]:
-        """Reserve slots for records from another node; see `holdfast.store.receive`."""
-        return receiving.receive_slots(self, headers)
+    receive_slots = _while_open(receiving.receive_slots)
 
     def publish_received(
         self, slots: Sequence[ReceiveSlot], announced: bytes = b""
@@ -286,20 +239,8 @@ class Store(StoreParts):
         if not self.gone:
             self.calls.run(partial(receiving.discard_received, self, slots))
 
-    @_while_open
-    def lease(self, namespace: Namespace, keys: Sequence[bytes], ttl_s: float) -> int:
-        """Lease the leading run that is in memory for `ttl_s`; return its length."""
-        return receiving.lease(self, namespace, keys, ttl_s)
-
-    @_while_open
-    def forget(self, namespace: Namespace, keys: Sequence[bytes]) -> int:
-        """Forget these blocks on all tiers; return how many were held."""
-        return inspection.forget(self, namespace, keys)
-
-    @_while_open
-    def check_suspects(self, namespace: Namespace, keys: Sequence[bytes]) -> int:
-        """Delete those of these blocks that fail a check without a key; return how many did."""
-        return reported_records.check_suspects(self, namespace, keys)
+    lease = _while_open(receiving.lease)
+    check_suspects = _while_open(reported_records.check_suspects)
 
     @_while_open
     def status(self) -> dict[str, Any]:
@@ -311,63 +252,19 @@ class Store(StoreParts):
         }
         return {**inspection.status(self), "memory": memory, "scrub": self.scrubber.status()}
 
-    @_while_open
-    def listing(self) -> list[dict[str, Any]]:
-        """Return what is stored, by fingerprint and domain, with blocks and bytes per tier."""
-        return inspection.listing(self)
+    forget = _while_open(inspection.forget)
+    listing = _while_open(inspection.listing)
+    shared = _while_open(inspection.shared)
+    would_drop = _while_open(inspection.would_drop)
+    drop = _while_open(inspection.drop)
+    verify = _while_open(scrubbing.scrub)
 
-    @_while_open
-    def shared(self) -> dict[str, Any]:
-        """Return what each shared tier reports of its remote side."""
-        return inspection.shared(self)
-
-    @_while_open
-    def verify(self, request: ScrubRequest = EVERYTHING) -> dict[str, Any]:
-        """Read and verify stored copies; drop what fails; see `holdfast.store.scrub`."""
-        return scrubbing.scrub(self, request)
-
-    @_while_open
-    def drop(self, fingerprint: str) -> dict[str, Any]:
-        """Forget the blocks of one fingerprint (hex), or all with `*`; leased ones go last."""
-        return inspection.drop(self, fingerprint)
-
-    @_while_open
-    def would_drop(self, fingerprint: str) -> dict[str, Any]:
-        """Return what `drop` would forget, by fingerprint and domain."""
-        return inspection.would_drop(self, fingerprint)
-
-    @_while_open
-    def domains(self) -> dict[str, Any]:
-        """Return every domain and its epochs as plain data."""
-        return domain_keys.listing(self)
-
-    @_while_open
-    def rotate(self, name: str) -> dict[str, Any]:
-        """Begin another epoch of a domain's data key."""
-        return domain_keys.rotate(self, name)
-
-    @_while_open
-    def would_retire(self, name: str) -> dict[str, Any]:
-        """Return what `retire` would make unreadable; see `holdfast.store.domains`."""
-        return domain_keys.would_retire(self, name)
-
-    @_while_open
-    def retire(self, name: str, *, allow_loss: bool = False) -> dict[str, Any]:
-        """Destroy all data keys of a domain but the newest; refused if blocks need one.
-
-        With `allow_loss`, those blocks leave the index.
-        """
-        return domain_keys.retire(self, name, allow_loss=allow_loss)
-
-    @_while_open
-    def would_erase(self, name: str) -> dict[str, Any]:
-        """Return what `erase` would make unreadable; see `holdfast.store.domains`."""
-        return domain_keys.would_erase(self, name)
-
-    @_while_open
-    def erase(self, name: str) -> dict[str, Any]:
-        """Destroy a domain's data keys and forget its blocks; see `holdfast.store.domains`."""
-        return domain_keys.erase(self, name)
+    domains = _while_open(domain_keys.listing)
+    rotate = _while_open(domain_keys.rotate)
+    would_retire = _while_open(domain_keys.would_retire)
+    retire = _while_open(domain_keys.retire)
+    would_erase = _while_open(domain_keys.would_erase)
+    erase = _while_open(domain_keys.erase)
 
     def __enter__(self) -> Self:
         return self
@@ -424,6 +321,13 @@ class Store(StoreParts):
     def _abort(self, reserved: SaveSlots) -> None:
         save_path.abort(self, reserved.ticket)
 
+    def _fetch(self, work: Callable[[], FetchResult]) -> FetchResult:
+        if self.gone:
+            return FetchResult(0, [], {}, Outcome.GONE, self.gone)
+        handle = CallHandle(self._end_lease)
+        self.calls.run(work, handle)
+        return handle.given.pop()  # type: ignore[no-any-return]  # a `FetchResult`
+
     def _end_lease(self, fetched: FetchResult) -> bool:
         return super().release(fetched.lease)
 
@@ -456,13 +360,18 @@ class Store(StoreParts):
         self._over.release()
 
     def _run_housekeeping(self) -> None:
-        while (write_s := self._wait_for_close()) is None:
+        while True:
             try:
-                self._housekeep_once()
-            except Exception:  # noqa: BLE001  # without this thread no lease would ever end
-                if self._accepts_work():
-                    _log.exception("housekeeping failed; it goes on")
-        self._tear_down(write_s)
+                write_s = self._close_asked.get(timeout=_HOUSEKEEPING_S)
+            except Empty:  # housekeeping is due
+                try:
+                    self._housekeep_once()
+                except Exception:  # noqa: BLE001  # without this thread no lease would ever end
+                    if self._accepts_work():
+                        _log.exception("housekeeping failed; it goes on")
+            else:
+                self._tear_down(write_s)
+                return
 
     def _accepts_work(self) -> bool:
         """Say whether executors run new work; when a process ends, they refuse it before we close.
@@ -475,13 +384,6 @@ class Store(StoreParts):
         except RuntimeError:
             return False
         return True
-
-    def _wait_for_close(self) -> float | None:
-        """Return how long the close may write, or None when housekeeping is due."""
-        try:
-            return self._close_asked.get(timeout=_HOUSEKEEPING_S)
-        except Empty:
-            return None
 
     def _housekeep_once(self) -> None:
         self.housekeep()
