@@ -73,20 +73,21 @@ def test_what_set_out_while_rows_were_forgotten_is_not_sealed_afterwards(sealed,
     far = {}
     one = sealed(SlowToAnswerTier(far))
     one.save(one.chain(1, BLOCKS))
-    listed = domains.rows_of_domain
+    table = one.store.table
+    listed = table.rows_where
 
     def then_set_out(found):
         line_up(one)
         assert one.tier.asked.wait(60)
         yield from found
 
-    def rows(store, domain):
-        found = listed(store, domain)
-        if store.table.erasures[domain]:  # no more than this is to be forgotten
+    def rows(wanted):
+        found = listed(wanted)
+        if table.erasures[one.namespace.domain]:  # no more than this is to be forgotten
             return then_set_out(found)
         return found
 
-    monkeypatch.setattr(domains, "rows_of_domain", rows)
+    monkeypatch.setattr(table, "rows_where", rows)
     one.store.erase("default")
     one.tier.answers.set()
     one.settle_writes()

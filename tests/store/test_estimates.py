@@ -11,7 +11,7 @@ from holdfast.fairness.fair_queue import MIN_SHARE
 from holdfast.plan.cost import PrefillCost
 from holdfast.plan.fit import OnlineFit
 from holdfast.plan.planner import Plan
-from holdfast.store import promote, tier_readers
+from holdfast.store import core, promote
 from holdfast.store.estimates import (
     DELIVERY_DEFAULT,
     ENGINES_MAX,
@@ -23,6 +23,7 @@ from holdfast.store.estimates import (
     Estimates,
     PlanEnding,
     PlanRecord,
+    plan_accuracy,
 )
 from holdfast.store.estimates_file import EstimatesFile
 from holdfast.store.lookup import PromptTokens
@@ -40,7 +41,7 @@ SLOW_READ_S = 0.3
 def small_waves(monkeypatch):
     """Eight of the rig's blocks climb together, and two such waves at once."""
     monkeypatch.setattr(promote, "BATCH_BYTES", 8 * 20_480)
-    monkeypatch.setattr(tier_readers, "BATCHES_AT_ONCE", 2)
+    monkeypatch.setattr(core, "BATCHES_AT_ONCE", 2)
 
 
 class SlowTier(MemoryTier):
@@ -432,3 +433,35 @@ def test_how_much_sooner_a_tier_gives_bytes_is_as_measured():
     saved = 1e-3 + MIB / 2e9 - MIB / 8e9
     assert estimates.saved_s(1, MIB) == pytest.approx(saved, rel=0.1)
     assert estimates.saved_s(2, MIB) > 0, "the last has none to be compared with"
+
+
+def carried_out(expected_s, actual_s, outcome="ok", not_followed=None):
+    plan = Plan(1, 0.0, expected_s, 0.0, 1.0, "")
+    return PlanRecord(
+        *(ENGINE, 100, 0, 1, plan, 4096),
+        first_token_s=actual_s, outcome=outcome, not_followed=not_followed,
+    )  # fmt: skip
+
+
+def test_late_plans_are_counted_among_those_that_ended_with_an_expectation():
+    running, unexpected = carried_out(0.1, None), carried_out(0.0, 0.4, "late")
+    assert plan_accuracy([running, unexpected]) == {
+        "ended": 0,
+        "within_25_percent": 0,
+        "median_error": None,
+        "late": 0,
+        "not_followed": 0,
+    }
+    ended = [carried_out(0.1, 0.11), carried_out(0.1, 0.2, "late")]
+    found = plan_accuracy([running, unexpected, *ended])
+    assert (found["ended"], found["within_25_percent"], found["late"]) == (2, 1, 1)
+
+
+def test_plans_that_were_not_carried_out_are_counted_by_themselves():
+    followed = [carried_out(0.1, 0.11), carried_out(0.1, 0.2, "late")]
+    others = [
+        carried_out(8.68, 0.3, "", NotFollowed.HAD),
+        carried_out(0.1, None, "", NotFollowed.ENDED),
+        carried_out(0.1, 0.1, "late", NotFollowed.PREEMPTED),
+    ]
+    assert plan_accuracy(followed + others) == plan_accuracy(followed) | {"not_followed": 3}

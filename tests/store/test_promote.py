@@ -8,7 +8,7 @@ from holdfast.errors import Outcome
 from holdfast.policy.retention import Retention
 from holdfast.store import hints, promote
 from holdfast.store.block_table import HOST
-from holdfast.store.tier_readers import BATCHES_AT_ONCE
+from holdfast.store.core import BATCHES_AT_ONCE
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import fill_record, header_of
 

@@ -326,11 +326,13 @@ def test_waves_are_short_where_another_domain_reads_too(two, monkeypatch):
     one.settle()
     sizes = []
 
-    def submit(tier, item, read, submit=one.store.ladder._readers.submit):
-        sizes.append(item.cost)
-        return submit(tier, item, read)
+    (readers,) = one.store.ladder._readers
 
-    monkeypatch.setattr(one.store.ladder._readers, "submit", submit)
+    def submit(item, read, submit=readers.submit):
+        sizes.append(item.cost)
+        return submit(item, read)
+
+    monkeypatch.setattr(readers, "submit", submit)
     monkeypatch.setattr(one.store.estimates, "speed", lambda tier: 100.0 * MIB * tier)
 
     def read(name):

@@ -13,8 +13,8 @@ from holdfast.errors import Outcome, RefusedError
 from holdfast.keys.keyring import KeyRing
 from holdfast.limits import RECLAIM_S
 from holdfast.store import domains
-from holdfast.store.failed_remote import FAILED_S
 from holdfast.store.options import StoreOptions
+from holdfast.store.remote_lookups import FAILED_S
 from holdfast.store.store import Store
 from holdfast.store.write_behind import LOCAL_SEAL, SHARED_SEAL
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier

@@ -164,6 +164,10 @@ class Residency:
                 return tier
         return NOT_HERE
 
+    def tiers(self, row: int) -> list[int]:
+        """Return the tiers that hold a row, fastest first."""
+        return [tier for tier, column in enumerate(self.places) if column[row] >= 0]
+
     def add(self, namespace: Namespace, key: bytes, parent: bytes, depth: int) -> int:
         """Return the row of `key`, creating it if necessary; a new row has no place."""
         namespace_id = self._namespace_ids.get(namespace)

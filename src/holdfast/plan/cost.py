@@ -9,12 +9,12 @@ observations (`holdfast.plan.fit`). Pure: no clock, no I/O.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 from holdfast.plan.fit import Belief, OnlineFit
 
 PREFILL_OBSERVATIONS_MIN = 3
-"""Steps observed before the fit replaces the default."""
+"""Steps observed before there is a fit."""
 
 PREFILL_HALF_LIFE = 512
 TIER_HALF_LIFE = 12
@@ -59,29 +59,39 @@ HOST_DEFAULT = TierEstimate(0.0, 6e9)
 LOWER_DEFAULT = TierEstimate(2e-4, 1e9)
 
 
-class PrefillFit:
-    """Fits the prefill cost of one engine and fingerprint to its observed steps.
+class _Fit:
+    """A fit by `OnlineFit` that is settled, saved and restored."""
 
-    `default` is the cost until PREFILL_OBSERVATIONS_MIN steps are observed.
-    """
+    def __init__(self, belief: Belief, half_life: float, most: int) -> None:
+        self._fit = OnlineFit(belief, half_life, most)
 
-    def __init__(self, default: PrefillCost | None = None) -> None:
-        self._default = default
+    def settle(self) -> None:
+        """Compute the fit now, so that the next read of it does not have to."""
+        self._fit.coefficients()
+
+    def as_data(self) -> dict[str, Any]:
+        """Return the observations as plain data."""
+        return self._fit.as_data()
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Replace the observations by those of `as_data`; raise ValueError if they are invalid."""
+        self._fit.restore(data)
+
+
+class PrefillFit(_Fit):
+    """Fits the prefill cost of one engine and fingerprint to its observed steps."""
+
+    def __init__(self) -> None:
         # The prior favours the cost per token (weight 0), the term that every engine has.
-        self._fit = OnlineFit(
-            Belief((0.0, 0.0, 0.0), (1e-3, 0.0, 1e-3)), PREFILL_HALF_LIFE, PREFILL_KEPT
-        )
+        belief = Belief((0.0, 0.0, 0.0), (1e-3, 0.0, 1e-3))
+        super().__init__(belief, PREFILL_HALF_LIFE, PREFILL_KEPT)
 
     @property
     def cost(self) -> PrefillCost | None:
-        """The fitted cost, or the default; None if neither is known."""
+        """The fitted cost; None until PREFILL_OBSERVATIONS_MIN steps are observed."""
         if self._fit.count < PREFILL_OBSERVATIONS_MIN:
-            return self._default
+            return None
         return PrefillCost(*self._fit.coefficients())
-
-    def settle(self) -> None:
-        """Compute the fit now, so that the next read of `cost` does not have to."""
-        self._fit.coefficients()
 
     @property
     def steps(self) -> int:
@@ -97,19 +107,8 @@ class PrefillFit:
         if new > 0:
             self._fit.observe((1.0, new, new * (context + new / 2)), seconds)
 
-    def as_data(self) -> dict[str, Any]:
-        """Return the observations as plain data."""
-        return self._fit.as_data()
 
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any], default: PrefillCost | None = None) -> Self:
-        """Return the fit that `as_data` described; raise ValueError if `data` is invalid."""
-        made = cls(default)
-        made._fit.restore(data)
-        return made
-
-
-class TierFit:
+class TierFit(_Fit):
     """Fits latency and bandwidth of one tier to its reads; `default` is the prior.
 
     Reads of one size cannot separate latency from bandwidth. `FIRM` has the prior's weights of
@@ -122,7 +121,7 @@ class TierFit:
         self.default = default
         per_byte = 1.0 / min(max(default.bytes_per_s, 1.0), BYTES_PER_S_MAX)
         belief = Belief((default.latency_s, per_byte), self.FIRM)
-        self._fit = OnlineFit(belief, TIER_HALF_LIFE, TIER_KEPT)
+        super().__init__(belief, TIER_HALF_LIFE, TIER_KEPT)
 
     @property
     def reads(self) -> int:
@@ -142,21 +141,6 @@ class TierFit:
         """Return the estimate of the tier with `queued_bytes` in its queue."""
         latency_s, per_byte = self._fit.coefficients()
         return TierEstimate(latency_s, 1.0 / max(per_byte, 1.0 / BYTES_PER_S_MAX), queued_bytes)
-
-    def settle(self) -> None:
-        """Compute the fit now, so that the next `estimate` does not have to."""
-        self._fit.coefficients()
-
-    def as_data(self) -> dict[str, Any]:
-        """Return the observations as plain data."""
-        return self._fit.as_data()
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any], default: TierEstimate = LOWER_DEFAULT) -> Self:
-        """Return the fit that `as_data` described; raise ValueError if `data` is invalid."""
-        made = cls(default)
-        made._fit.restore(data)
-        return made
 
 
 class DeliveryFit(TierFit):

@@ -8,26 +8,23 @@ slot. Call every function under the store's lock; none does I/O.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.clock import Clock
 from holdfast.errors import Outcome, RefusedError
 from holdfast.index.residency import NOT_HERE, Residency
-from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.policy.base import EvictionPolicy
 from holdfast.policy.placement import promotion_targets
 from holdfast.store.admission_rules import AdmissionRules
-from holdfast.store.copy_epochs import UNKNOWN, CopyEpochs
-from holdfast.store.failed_remote import FailedRemote
-from holdfast.store.inflight_lookups import InflightLookups
 from holdfast.store.inflight_reads import InflightReads
 from holdfast.store.leases import LeaseTable
-from holdfast.store.remote_lookups import RemoteLookups
-from holdfast.store.sealing import Sealing
+from holdfast.store.remote_lookups import FailedRemote, InflightLookups, RemoteLookups
+from holdfast.store.sealing import UNKNOWN, CopyEpochs, Sealing
 from holdfast.store.usage import DomainUsage
 from holdfast.store.write_queues import WriteQueues
 from holdfast.tiers.base import NOWHERE, DroppedBlock, LocalTier, Place, SharedTier, Tier, Volatile
@@ -39,7 +36,7 @@ QUARANTINE_NOTES = 256
 PUBLIC_SHARE = 0.25
 """Maximum share of memory for the public domain; blocks beyond it are not published."""
 
-_ROWS_AT_ONCE = 4_096
+ROWS_AT_ONCE = 4_096
 """Rows handled per acquisition of the lock, so that each hold is short."""
 
 _PUBLIC_SHARE_BELOW = 0.5
@@ -104,7 +101,7 @@ class StorePolicies(NamedTuple):
     eviction: EvictionPolicy
     rules: AdmissionRules
     usage: DomainUsage
-    public: bytes = b""
+    public: bytes
 
 
 class BlockTable:
@@ -121,7 +118,7 @@ class BlockTable:
         policies: StorePolicies,
         sealing: Sealing,
         clock: Clock,
-        segment_blocks: int = SEGMENT_BLOCKS,
+        segment_blocks: int,
     ) -> None:
         self.lock = threading.RLock()
         self.clock = clock
@@ -136,7 +133,8 @@ class BlockTable:
             promotion_targets(source, range(1, len(self.lower) + 1), self._volatile)
             for source in range(len(self.lower) + 1)
         ]
-        self.shared = {n for n, tier in below if isinstance(tier, SharedTier)}
+        self.shared = {n: tier for n, tier in below if isinstance(tier, SharedTier)}
+        """By number, fastest first."""
         self._local = {n: tier for n, tier in below if isinstance(tier, LocalTier)}
         self.epochs = CopyEpochs(len(self.lower))
         self.erasures = Counter[bytes]()
@@ -189,6 +187,26 @@ class BlockTable:
     def tier_names(self) -> list[str]:
         """Return the name of every tier, fastest first."""
         return [HostTier.name, *(tier.name for tier in self.lower)]
+
+    def rows_where(self, wanted: Callable[[Namespace], bool]) -> list[int]:
+        """Return the rows of all namespaces that are wanted."""
+        numbers = {n for n, namespace in enumerate(self.index.namespaces) if wanted(namespace)}
+        return [row for row in self.index.rows() if self.index.namespace_number(row) in numbers]
+
+    def for_each_row(
+        self, wanted: Callable[[Namespace], bool], visit: Callable[[int], None]
+    ) -> None:
+        """Call `visit` with each row of the namespaces that are wanted, if it is still there.
+
+        Takes the lock, and releases it now and then: call without it.
+        """
+        with self.lock:
+            rows = iter(self.rows_where(wanted))
+        while some := list(itertools.islice(rows, ROWS_AT_ONCE)):
+            with self.lock:
+                for row in some:
+                    if self.index.keys[row] is not None and wanted(self.index.namespace(row)):
+                        visit(row)
 
     def pin(self, rows: list[int]) -> None:
         """Keep rows from being evicted or reused until `unpin`, without a lease."""
@@ -329,7 +347,7 @@ class BlockTable:
 
     def state(self, row: int) -> BlockState:
         """Return the state of a block."""
-        tiers = tuple(n for n, column in enumerate(self.index.places) if column[row] >= 0)
+        tiers = tuple(self.index.tiers(row))
         return BlockState(
             tiers,
             is_leased=self.index.leases[row] > 0,
@@ -393,20 +411,17 @@ class BlockTable:
 
         A block that is in use, or now on a local tier, only leaves the cache.
         """
-        while self._drop_excess_lookups():
-            pass
-
-    def _drop_excess_lookups(self) -> bool:
-        """Drop up to `_ROWS_AT_ONCE` cached lookups beyond the bound; return whether there were."""
-        with self.lock:
-            rows = self.remote_lookups.pop_excess(_ROWS_AT_ONCE)
-            for row in rows:
-                state = self.state(row)
-                in_use = state.is_leased or state.is_loading
-                if not in_use and self.shared.issuperset(state.tiers):
-                    for tier in state.tiers:  # removing the last copy drops the row
-                        self.remove_copy(row, tier)
-        return bool(rows)
+        while True:
+            with self.lock:
+                rows = self.remote_lookups.pop_excess(ROWS_AT_ONCE)
+                for row in rows:
+                    state = self.state(row)
+                    in_use = state.is_leased or state.is_loading
+                    if not in_use and self.shared.keys() >= set(state.tiers):
+                        for tier in state.tiers:  # removing the last copy drops the row
+                            self.remove_copy(row, tier)
+            if not rows:
+                return
 
     def _note_uses(self, rows: Sequence[int], at: Sequence[int]) -> None:
         for row in self.rules.note(rows, at):

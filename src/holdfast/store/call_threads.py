@@ -42,24 +42,20 @@ class CallHandle:
     function, `undo` is called with the value.
     """
 
-    __slots__ = ("__weakref__", "_given", "guard", "undo")
+    __slots__ = ("__weakref__", "given", "guard", "undo")
 
     def __init__(self, undo: Callable[[Any], object]) -> None:
-        self._given: list[Any] = []
+        self.given: list[Any] = []
+        """The value, if a call has handed one out and it was not taken."""
         self.undo = undo
         self.guard: _Guard | None = None
         """Deleted with the handle, and queued then; see `OwnThreadCalls`."""
-
-    @property
-    def given(self) -> list[Any]:
-        """The value, if a call has handed one out and it was not taken."""
-        return self._given
 
     def take(self) -> list[Any]:
         """Return the value, in a list, and end the duty to undo; empty if it was undone."""
         self.guard = None
         try:
-            return [self._given.pop()]
+            return [self.given.pop()]
         except IndexError:
             return []
 
@@ -133,8 +129,7 @@ class _Call:
 class OwnThreadCalls:
     """Runs calls on worker threads. There is always a worker that waits for the next call."""
 
-    def __init__(self, name: str = "holdfast-call") -> None:
-        self._name = name
+    def __init__(self) -> None:
         self._queue: SimpleQueue[_Call | _Guard | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._idents = set[int]()
@@ -188,7 +183,7 @@ class OwnThreadCalls:
 
     def _begin_thread(self) -> None:
         """Start a worker; call under the lock, or before there is another thread."""
-        thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+        thread = threading.Thread(target=self._work, name="holdfast-call", daemon=True)
         self._idle += 1
         self._threads += 1
         try:

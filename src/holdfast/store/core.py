@@ -12,6 +12,7 @@ from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.errors import ConfigError
 from holdfast.fairness.fair_threads import FairThreads
 from holdfast.fairness.shares import UNBOUNDED
+from holdfast.fairness.work_slots import WorkItem
 from holdfast.index.residency import Residency
 from holdfast.policy.base import Weighing
 from holdfast.policy.per_domain import PerDomainEviction
@@ -27,10 +28,13 @@ from holdfast.store.promote import BlockMover
 from holdfast.store.recover import Recovery
 from holdfast.store.rewrite import resume, rewrite_lost
 from holdfast.store.sealing import Sealing
-from holdfast.store.tier_readers import TierReaders
 from holdfast.store.usage import DomainUsage
 from holdfast.tiers.base import NOWHERE, Place, Tier
 from holdfast.tiers.host import Arena, ArenaMemory, HostBudget, HostTier, PrivateArena
+
+BATCHES_AT_ONCE = 4
+"""Concurrent read batches per tier: some fill the device's queue while one is verified or opened.
+A domain that has none may start a fifth."""
 
 LOOKUP_THREADS = 4
 SPARE_THREADS = 4
@@ -71,15 +75,20 @@ class StoreParts:
             quotas = {self.domain(name)[1]: each for name, each in options.quotas.items()}
         usage = DomainUsage(1 + len(lower), quotas)
         names = [tier.name for tier in lower]
-        readers = TierReaders(names, usage.share)
+        readers = [FairThreads(BATCHES_AT_ONCE, 1, f"holdfast-from-{name}") for name in names]
         self.opened_at_s = self.clock.now()
         self.activity = Activity()
+
+        def credit(tier: int, domain: bytes) -> float:
+            item = WorkItem(domain, share=usage.share(domain))
+            return readers[tier - 1].credit(item) if tier else 0.0
+
         self.estimates = Estimates(
             [HostTier.name, *names],
             self.clock,
             self.activity,
             share=usage.share,
-            credit=readers.credit,
+            credit=credit,
         )
         self.table = self._block_table(lower, usage)
         self.ladder = BlockMover(self.table, self.estimates, readers)
@@ -173,11 +182,6 @@ class StoreParts:
         """Return the key of the public domain; empty if there is none."""
         ids = {domain_id(key): key for key in self._domain_keys.values()}
         return ids.get(self.table.public, b"")
-
-    def cover_blocks(self, namespace: Namespace, keys: Sequence[bytes]) -> int:
-        """Return how many leading blocks are in the index."""
-        with self.table.lock:
-            return self.table.index.cover(namespace, keys).blocks
 
     def tier_names(self) -> list[str]:
         """Return the name of every tier, fastest first."""

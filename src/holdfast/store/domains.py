@@ -9,9 +9,9 @@ not seal what was erased.
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from holdfast.errors import RefusedError
@@ -20,14 +20,13 @@ from holdfast.limits import RECLAIM_S, RING_STALE_S
 from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.store.unreadable import (
-    ROWS_AT_ONCE,
     UnreadableCount,
     UnreadableSweep,
     count_domain,
     count_sealed,
     held_elsewhere,
-    rows_of_domain,
     uncounted,
+    visit_domain,
 )
 from holdfast.tiers.base import SharedTier, TierGet
 
@@ -69,13 +68,12 @@ def would_retire(store: StoreParts, name: str) -> dict[str, Any]:
     ring.check_retirable(name)
     old = ring.epochs(name)[:-1]
     complete = store.recovery.wait(0)
-    found = count_sealed(store, domain, frozenset(old))
-    uncounted_tiers = uncounted(store.table) if old else []
+    found = count_sealed(store, domain, frozenset(old)).as_data()
     return {
         "domain": name,
         "retired": len(old),
         **found,
-        "uncounted": uncounted_tiers,
+        "uncounted": uncounted(store.table) if old else [],
         "complete": complete,
     }
 
@@ -96,7 +94,7 @@ def retire(store: StoreParts, name: str, *, allow_loss: bool = False) -> dict[st
     with store.erasing:
         retired = ring.retire(name, newest)
         sweep = _swept(store, ring, domain)
-    found = {"retired": retired, **sweep.report(), "uncounted": uncounted(store.table)}
+    found = {"retired": retired, **sweep.result.as_data(), "uncounted": uncounted(store.table)}
     _log_unreadable(f"domain {name!r}: data keys were retired", found)
     store.audit.record("retire", domain=name, epochs=retired, blocks=found["blocks"])
     return {"domain": name, **found}
@@ -110,7 +108,7 @@ def would_erase(store: StoreParts, name: str) -> dict[str, Any]:
         "domain": name,
         "epochs": len(ring.epochs(name)),
         "blocks": result.blocks,
-        "tiers": result.tiers(store.table),
+        "tiers": result.tiers(),
         "uncounted": uncounted(store.table),
         "complete": store.recovery.wait(0),
     }
@@ -133,7 +131,7 @@ def erase(store: StoreParts, name: str) -> dict[str, Any]:
         "domain": name,
         "epochs": dropped.keys,
         "blocks": result.blocks,
-        "tiers": result.tiers(store.table),
+        "tiers": result.tiers(),
         "uncounted": uncounted(store.table),
         "everywhere": not dropped.derived,
     }
@@ -171,7 +169,7 @@ def _follow_changes(store: StoreParts, ring: KeyRing) -> None:
     for domain in ring.retired():
         if ring.is_away(domain):
             continue
-        found = _swept(store, ring, domain).report()
+        found = _swept(store, ring, domain).result.as_data()
         if found["blocks"]:
             name = ring.name(domain)
             _log_unreadable(f"domain {name!r}: another node retired data keys", found)
@@ -180,14 +178,10 @@ def _follow_changes(store: StoreParts, ring: KeyRing) -> None:
 
 def forget_domain(store: StoreParts, domain: bytes) -> UnreadableCount:
     """End a domain's leases and reservations, forget its blocks on all tiers; return the count."""
-    table, result = store.table, UnreadableCount()
-    with table.lock:
+    result = UnreadableCount(store.table)
+    with store.table.lock:
         _end(store, domain)
-        rows = iter(rows_of_domain(store, domain))
-    while some := list(itertools.islice(rows, ROWS_AT_ONCE)):
-        with table.lock:
-            for row in some:
-                _forget(table, row, domain, result)
+    visit_domain(store, domain, lambda row: _forget(store.table, row, result))
     return result
 
 
@@ -264,17 +258,7 @@ def _end(store: StoreParts, domain: bytes) -> None:
 
 def leave_memory(store: StoreParts, domain: bytes) -> None:
     """Remove a domain's blocks from memory; below the host they stay indexed, and sealed."""
-    table = store.table
-    with table.lock:
-        rows = rows_of_domain(store, domain)
-    for at in range(0, len(rows), ROWS_AT_ONCE):
-        with table.lock:
-            for row in rows[at : at + ROWS_AT_ONCE]:
-                if (
-                    table.index.keys[row] is not None
-                    and table.index.namespace(row).domain == domain
-                ):
-                    table.remove_copy(row, HOST)
+    visit_domain(store, domain, partial(store.table.remove_copy, tier=HOST))
 
 
 def _delete(store: StoreParts, elsewhere: Mapping[SharedTier, Sequence[TierGet]]) -> None:
@@ -327,12 +311,9 @@ def _erasable(store: StoreParts, name: str) -> KeyRing:
     return ring
 
 
-def _forget(table: BlockTable, row: int, domain: bytes, result: UnreadableCount) -> None:
-    """Remove a row from all tiers and count it, unless it is gone or another domain's now."""
-    if table.index.keys[row] is None or table.index.namespace(row).domain != domain:
-        return
-    places = enumerate(table.index.places)
-    held = [tier for tier, column in places if column[row] >= 0]
-    result.add(table.index.namespace(row).record_bytes, held)
+def _forget(table: BlockTable, row: int, result: UnreadableCount) -> None:
+    """Remove a row from all tiers and count it."""
+    held = table.index.tiers(row)
+    result.add(row, held)
     for tier in held:
         table.remove_copy(row, tier)

@@ -11,6 +11,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, NamedTuple
 
 from holdfast.clock import Clock
@@ -28,7 +29,6 @@ from holdfast.plan.cost import (
 from holdfast.plan.meter import QueueMeter
 from holdfast.plan.planner import Plan
 from holdfast.store.activity import Activity
-from holdfast.store.plan_accuracy import right
 
 PLANS_KEPT = 256
 PLAN_NUMBER_BITS = 53
@@ -48,6 +48,8 @@ _UNKNOWN_S = 1e-9
 
 USUAL_BYTES = 64 * MIB
 """What a fetch is taken to read, where it has to be known what holds it up."""
+
+_ROUGHLY_RIGHT = 0.25
 
 
 class EngineCosts(NamedTuple):
@@ -321,6 +323,7 @@ class Estimates:
         with self._lock:
             now = self._clock.now()
             records = [_told(record, now) for record in reversed(self._plans.values())]
+            accuracy = plan_accuracy(self._plans.values())
             tiers = [
                 {"tier": name, "reads": meter.fit.reads, **meter.estimate(now)._asdict()}
                 for name, meter in zip(self._names, self._meters, strict=True)
@@ -335,12 +338,7 @@ class Estimates:
                 }
                 for engine, fits in self._engines.items()
             ]
-        return {
-            "plans": records,
-            "right": right(records),
-            "tiers": tiers,
-            "engines": engines,
-        }
+        return {"plans": records, "right": accuracy, "tiers": tiers, "engines": engines}
 
     # Between one process and the next
 
@@ -368,16 +366,18 @@ class Estimates:
         """Restore what `as_data` returned; raises ValueError, changing nothing, for other data."""
         try:
             tiers = {
-                name: TierFit.from_data(data["tiers"][name], meter.fit.default)
+                name: TierFit(meter.fit.default)
                 for name, meter in zip(self._names, self._meters, strict=True)
                 if name in data["tiers"]
             }
+            for name, fit in tiers.items():
+                fit.restore(data["tiers"][name])
             engines = OrderedDict[EngineCosts, _EngineFits]()
             for one in data["engines"][-ENGINES_MAX:]:
                 whose = str(one["engine"]), str(one["fingerprint"]), str(one.get("domain", ""))
                 fits = engines[EngineCosts(*whose)] = _EngineFits()
-                fits.prefill = PrefillFit.from_data(one["prefill"])
-                fits.delivery = DeliveryFit.from_data(one["delivery"], DELIVERY_DEFAULT)
+                fits.prefill.restore(one["prefill"])
+                fits.delivery.restore(one["delivery"])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not what a store learnt: {error!r}") from error
         with self._lock:
@@ -460,4 +460,26 @@ def _told(record: PlanRecord, now: float) -> dict[str, Any]:
         "landed_blocks": record.landed,
         "outcome": record.outcome,
         "not_followed": record.not_followed and str(record.not_followed),
+    }
+
+
+def plan_accuracy(records: Iterable[PlanRecord]) -> dict[str, Any]:
+    """Return how many plans ended, and how far their first tokens were from the expected time.
+
+    All figures but the last count only plans that were carried out, whose first token came, and
+    whose time was expected: not plans for engines that have not reported their speed.
+    """
+    not_followed, late, errors = 0, 0, list[float]()
+    for record in records:
+        if record.not_followed is not None:
+            not_followed += 1
+        elif record.first_token_s and record.plan.expected_s:
+            errors.append(abs(record.first_token_s / record.plan.expected_s - 1.0))
+            late += record.outcome == "late"
+    return {
+        "ended": len(errors),
+        "within_25_percent": sum(error <= _ROUGHLY_RIGHT for error in errors),
+        "median_error": median(errors) if errors else None,
+        "late": late,
+        "not_followed": not_followed,
     }

@@ -53,9 +53,8 @@ class EstimatesFile:
         made = self._file.with_name(self._file.name + ".new")
         data = msgspec.json.encode({"version": VERSION, **self._estimates.as_data()})
         try:
-            made.unlink(
-                missing_ok=True
-            )  # of a process that crashed, or no file: a FIFO would block
+            # That of a process that crashed goes, or what is no file: a FIFO would block.
+            made.unlink(missing_ok=True)
             fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(fd, "wb") as opened:
                 opened.write(data)

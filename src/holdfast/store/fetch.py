@@ -43,15 +43,6 @@ class FetchResult(NamedTuple):
     reads: tuple[TierRead, ...] = ()
 
 
-class FetchRequest(NamedTuple):
-    """Consecutive blocks of a chain, the time limit in seconds, and the priority."""
-
-    namespace: Namespace
-    keys: Sequence[bytes]
-    deadline_s: float
-    priority: Priority = Priority.DEMAND
-
-
 Check: TypeAlias = Callable[[StoreParts, Coverage, int], Mapping[int, int]]
 """Returns, by row, the arena places of the trusted blocks among the first N of a coverage.
 
@@ -69,7 +60,7 @@ def fetch(
     another fetch waits for them.
     """
     began_s = store.clock.now()
-    fetched = _fetch(store, FetchRequest(namespace, keys, deadline_s), _verify_held)
+    fetched = _fetch(store, namespace, keys, deadline_s, Priority.DEMAND, _verify_held)
     took_s = store.clock.now() - began_s
     store.activity.call("fetch", fetched.outcome, took_s, len(fetched.places))
     return fetched
@@ -90,7 +81,7 @@ def fetch_unverified(
     began_s = store.clock.now()
     fetched = _lease_if_in_memory(store, namespace, keys)
     if fetched is None:
-        fetched = _fetch(store, FetchRequest(namespace, keys, deadline_s, priority), _trust_held)
+        fetched = _fetch(store, namespace, keys, deadline_s, priority, _trust_held)
         with store.table.lock:
             if not store.table.leases.extend(fetched.lease, math.inf):
                 fetched = fetched._replace(places=[], outcome=Outcome.LATE)
@@ -117,9 +108,15 @@ def _lease_if_in_memory(
     return FetchResult(lease, places, {HostTier.name: len(rows)}, Outcome.OK, "all is at hand")
 
 
-def _fetch(store: StoreParts, wanted: FetchRequest, check: Check) -> FetchResult:
+def _fetch(
+    store: StoreParts,
+    namespace: Namespace,
+    keys: Sequence[bytes],
+    deadline_s: float,
+    priority: Priority,
+    check: Check,
+) -> FetchResult:
     table, ladder = store.table, store.ladder
-    namespace, keys, deadline_s, priority = wanted
     late_at = store.clock.now() + deadline_s
     estimates = store.estimates.estimates(namespace.domain)
     with table.lock:
@@ -146,18 +143,13 @@ def _fetch(store: StoreParts, wanted: FetchRequest, check: Check) -> FetchResult
         places = _landed(table, coverage, rows, verified)
         outcome = _outcome(store, coverage, planned, len(places), late_at)
         table.leases.shorten(lease, len(places))
-    reason = _reason(coverage.blocks, planned, deadline_s)
-    origin = sources(table, coverage, len(places))
-    return FetchResult(lease, places, origin, outcome, reason, reads)
-
-
-def _reason(held: int, planned: int, deadline_s: float) -> str:
-    if planned == held:
-        return f"fetch all {held} blocks held"
-    return (
-        f"fetch {planned} of {held} blocks held; the rest would pass the deadline of "
-        f"{deadline_s:.3g} s"
-    )
+    reason = f"fetch all {planned} blocks held"
+    if planned < coverage.blocks:
+        reason = (
+            f"fetch {planned} of {coverage.blocks} blocks held; the rest would pass the deadline "
+            f"of {deadline_s:.3g} s"
+        )
+    return FetchResult(lease, places, sources(table, coverage, len(places)), outcome, reason, reads)
 
 
 def _verify_held(store: StoreParts, coverage: Coverage, blocks: int) -> Mapping[int, int]:

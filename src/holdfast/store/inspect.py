@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -14,12 +13,9 @@ from holdfast.errors import BlockError
 from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.store.unreadable import uncounted
-from holdfast.tiers.base import HealthReporting, SharedTier, is_away
+from holdfast.tiers.base import HealthReporting, is_away
 
 EVERYTHING = "*"
-
-_ROWS_AT_ONCE = 4_096
-"""Rows looked at in one go: the lock that serving needs is held for a millisecond or two."""
 
 
 def status(store: StoreParts) -> dict[str, Any]:
@@ -60,8 +56,7 @@ def status(store: StoreParts) -> dict[str, Any]:
                     "reachable": not is_away(tier),
                     "members": tier.member_health() if isinstance(tier, HealthReporting) else [],
                 }
-                for tier in table.lower
-                if isinstance(tier, SharedTier)
+                for tier in table.shared.values()
             },
             "faults": [
                 {
@@ -101,16 +96,13 @@ def listing(store: StoreParts) -> list[dict[str, Any]]:
     table = store.table
     blocks: Counter[Namespace] = Counter()
     copies: defaultdict[Namespace, Counter[int]] = defaultdict(Counter)
-    rows = iter(rows_of(store, EVERYTHING))
-    while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
-        with table.lock:
-            for row in some:
-                if table.index.keys[row] is not None:
-                    namespace = table.index.namespace(row)
-                    blocks[namespace] += 1
-                    copies[namespace].update(
-                        tier for tier, column in enumerate(table.index.places) if column[row] >= 0
-                    )
+
+    def count(row: int) -> None:
+        namespace = table.index.namespace(row)
+        blocks[namespace] += 1
+        copies[namespace].update(table.index.tiers(row))
+
+    table.for_each_row(lambda _: True, count)
     names = {store.domain(name)[1]: name for name in store.domain_names()}
     return [
         {
@@ -130,8 +122,7 @@ def listing(store: StoreParts) -> list[dict[str, Any]]:
 
 def shared(store: StoreParts) -> dict[str, Any]:
     """Return what each shared tier reports of its remote side; asks over the network, bounded."""
-    tiers = [tier for tier in store.table.lower if isinstance(tier, SharedTier)]
-    return {"shared": [tier.describe() for tier in tiers]}
+    return {"shared": [tier.describe() for tier in store.table.shared.values()]}
 
 
 def would_drop(store: StoreParts, fingerprint: str) -> dict[str, Any]:
@@ -153,15 +144,19 @@ def drop(store: StoreParts, fingerprint: str) -> dict[str, Any]:
             "drop: the fingerprint is empty; name one as `listing` does (32 hex digits), or drop "
             f"everything with {EVERYTHING!r}"
         )
-    dropped, index = 0, store.table.index
-    for row in rows_of(store, fingerprint):
-        with store.table.lock:
-            wanted = (EVERYTHING, index.namespace(row).fingerprint.hex())
-            if index.keys[row] is None or fingerprint not in wanted:  # another block's by now
-                continue
-            dropped += 1
-            for tier in range(1 + len(store.table.lower)):
-                store.table.remove_copy(row, tier)
+
+    def wanted(namespace: Namespace) -> bool:
+        return fingerprint in (EVERYTHING, namespace.fingerprint.hex())
+
+    table, dropped = store.table, 0
+    with table.lock:
+        rows = table.rows_where(wanted)
+    for row in rows:
+        with table.lock:
+            if table.index.keys[row] is not None and wanted(table.index.namespace(row)):
+                dropped += 1
+                for tier in table.index.tiers(row):
+                    table.remove_copy(row, tier)
     return {"dropped": dropped}
 
 
@@ -173,19 +168,6 @@ def forget(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> in
             row = table.index.find(namespace, key)
             if row >= 0 and table.index.fastest(row) >= 0:
                 forgotten += 1
-                for tier in range(1 + len(table.lower)):
+                for tier in table.index.tiers(row):
                     table.remove_copy(row, tier)
     return forgotten
-
-
-def rows_of(store: StoreParts, fingerprint: str) -> list[int]:
-    """Return the rows of one fingerprint (hex), or all for `*` or none given; locks for moments."""
-    table = store.table
-    with table.lock:
-        rows = list(table.index.rows())
-        wanted = {
-            number
-            for number, namespace in enumerate(table.index.namespaces)
-            if fingerprint in ("", EVERYTHING, namespace.fingerprint.hex())
-        }
-    return [row for row in rows if table.index.namespace_number(row) in wanted]

@@ -27,7 +27,6 @@ from holdfast.tiers.base import (
     AnsweringTier,
     HeldAnswer,
     SharedTier,
-    Tier,
     is_away,
     segment_place,
 )
@@ -82,14 +81,6 @@ class LookupResult(NamedTuple):
     unanswered: dict[str, Outcome]
 
 
-class _Wanted(NamedTuple):
-    """A lookup: a chain's keys, the first block to ask about, and the time limit."""
-
-    keys: Sequence[bytes]
-    start: int
-    within_s: float
-
-
 def cover(table: BlockTable, namespace: Namespace, keys: Sequence[bytes]) -> HeldPrefix:
     """Count the leading blocks that the index knows of; state only."""
     with table.lock:
@@ -112,18 +103,16 @@ def ask(
     """Like `look`, for at most `within_s` seconds; returns which tiers did not answer."""
     covered, until = cover(table, namespace, keys), time.monotonic() + within_s
     unanswered = dict[str, Outcome]()
-    for number, tier in enumerate(table.lower, start=1):
+    for number, tier in table.shared.items():
         if covered.blocks == len(keys):
             break
-        if not isinstance(tier, SharedTier):
-            continue
         left_s, before = until - time.monotonic(), covered.blocks
-        if not asked(tier):
+        if is_away(tier):
             unanswered[tier.name] = Outcome.GONE
         elif left_s <= 0:
             unanswered[tier.name] = Outcome.LATE
         else:
-            outcome = _ask(table, namespace, number, _Wanted(keys, before, left_s))
+            outcome = _ask(table, number, namespace, keys, before, left_s)
             covered = cover(table, namespace, keys)
             if covered.blocks > before:
                 unanswered.clear()  # they were asked about a block that is held elsewhere
@@ -148,7 +137,7 @@ def ask_in_time(
     covered = cover(table, namespace, keys)
     if covered.blocks == len(keys) or not table.shared:
         return LookupResult(covered, {})
-    late = {table.tier_name(number): Outcome.LATE for number in sorted(table.shared)}
+    late = {tier.name: Outcome.LATE for tier in table.shared.values()}
     within_s = min(within_s, LOOK_S)
     if within_s <= 0:
         return LookupResult(covered, late)
@@ -166,13 +155,8 @@ def ask_in_time(
 
 def asks(table: BlockTable, namespace: Namespace, keys: Sequence[bytes]) -> bool:
     """Return whether `look` would ask a shared tier."""
-    there = any(asked(tier) for tier in table.lower)
+    there = not all(map(is_away, table.shared.values()))
     return there and cover(table, namespace, keys).blocks < len(keys)
-
-
-def asked(tier: Tier) -> bool:
-    """Return whether a tier is shared and reachable."""
-    return isinstance(tier, SharedTier) and not is_away(tier)
 
 
 def ask_first(
@@ -193,25 +177,29 @@ def ask_first(
     return asked, max(late_at - store.clock.now(), (1 - ASK_SHARE) * deadline_s)
 
 
-def _ask(table: BlockTable, namespace: Namespace, number: int, wanted: _Wanted) -> Outcome:
+def _ask(
+    table: BlockTable,
+    number: int,
+    namespace: Namespace,
+    keys: Sequence[bytes],
+    start: int,
+    within_s: float,
+) -> Outcome:
     """Ask one shared tier about the blocks from `start` on, unless another caller does or just did.
 
     Returns OK if the tier answered.
     """
-    keys, start, within_s = wanted
-    tier, name = table.lower[number - 1], (number, namespace, keys[start])
-    answer = HeldAnswer(0, Outcome.GONE)
+    name, answer = (number, namespace, keys[start]), HeldAnswer(0, Outcome.GONE)
     with table.lock:
         now_s = table.clock.now()
         readable = start + table.failed_remote.readable(number, namespace, keys[start:], now_s)
         if readable == start:  # its copy failed here a moment ago
             return Outcome.OK
-        wanted = wanted._replace(keys=keys[:readable])
         other = table.inflight_lookups.begin(name, now_s)
     if other is not None:
         return other.outcome if other.wait(within_s) else Outcome.LATE
     try:
-        answer = _held(tier, namespace, wanted)
+        answer = _held(table.shared[number], namespace, keys[:readable], start, within_s)
         _note(table, namespace, number, keys[: start + answer.blocks], start)
     finally:
         with table.lock:
@@ -219,14 +207,14 @@ def _ask(table: BlockTable, namespace: Namespace, number: int, wanted: _Wanted) 
     return answer.outcome
 
 
-def _held(tier: Tier, namespace: Namespace, wanted: _Wanted) -> HeldAnswer:
+def _held(
+    tier: SharedTier, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float
+) -> HeldAnswer:
     """Ask the tier; an exception of the tier counts as no answer."""
     try:
         if isinstance(tier, AnsweringTier):
-            return tier.ask(namespace, *wanted)
-        return HeldAnswer(
-            tier.held(namespace, *wanted) if isinstance(tier, SharedTier) else 0, Outcome.OK
-        )
+            return tier.ask(namespace, keys, start, within_s)
+        return HeldAnswer(tier.held(namespace, keys, start, within_s), Outcome.OK)
     except Exception:  # noqa: BLE001  # a tier may be third-party code
         _log.exception("asking failed tier=%s", tier.name)
         return HeldAnswer(0, Outcome.GONE)
@@ -257,19 +245,20 @@ def plan_fetch(
         estimates.not_followed(prompt.engine, prompt.instead_of, NotFollowed.HAD)
     else:
         record = PlanRecord(
-            *(
-                prompt.engine,
-                prompt.tokens,
-                prompt.have,
-                coverage.blocks,
-                plan,
-                namespace.record_bytes,
-            ),
+            engine=prompt.engine,
+            prompt_tokens=prompt.tokens,
+            have_tokens=prompt.have,
+            held=coverage.blocks,
+            plan=plan,
+            block_bytes=namespace.record_bytes,
             first_block=question.first,
         )
         number = estimates.planned(record, prompt.instead_of)
         if plan.blocks < coverage.blocks:
-            _request_probe(store, namespace, coverage.tiers[plan.blocks], keys[plan.blocks])
+            tier = coverage.tiers[plan.blocks]
+            if tier != HOST and estimates.wants_probe(tier):  # now and then, though not worth it
+                with table.lock:
+                    store.probes[tier] = namespace, keys[plan.blocks]
             if cost is None:  # an engine that tells nothing
                 probe(store)
     outcome = Outcome.OK if coverage.blocks else Outcome.MISS
@@ -281,25 +270,18 @@ def plan_fetch(
 
 def _within_reach(table: BlockTable, coverage: Coverage) -> Coverage:
     """Cut a coverage at the first block that only an unreachable tier holds."""
-    away = {number for number in table.shared if not asked(table.lower[number - 1])}
+    away = {number for number, tier in table.shared.items() if is_away(tier)}
     if away.isdisjoint(coverage.tiers):
         return coverage
     blocks = next(at for at, tier in enumerate(coverage.tiers) if tier in away)
     return coverage._replace(rows=coverage.rows[:blocks], tiers=coverage.tiers[:blocks])
 
 
-def _request_probe(store: StoreParts, namespace: Namespace, tier: int, key: bytes) -> None:
-    """Promote one block now and then although it is not worth it, to measure its tier again."""
-    if tier != HOST and store.estimates.wants_probe(tier):
-        with store.table.lock:
-            store.probes[tier] = namespace, key
-
-
 def probe(store: StoreParts) -> None:
-    """Promote the blocks to be probed. Call it after an engine has reported its steps.
+    """Promote the blocks to be probed, so that their tiers are measured again.
 
-    Reading and verifying takes a core for milliseconds; an engine on CPUs that was just told to
-    compute would wait for it.
+    Call it after an engine has reported its steps: reading and verifying takes a core for
+    milliseconds, for which an engine on CPUs that was just told to compute would wait.
     """
     if not store.probes:
         return

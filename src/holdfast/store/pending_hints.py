@@ -68,11 +68,9 @@ class PendingHints:
     def follow(self, namespace: Namespace, session: str, keys: Sequence[bytes]) -> None:
         """Note the chain that a session used last; a shorter beginning of it changes nothing."""
         name, packed = (namespace.domain, session), b"".join(keys)
-        known = self._sessions.pop(name, None)
-        if known is not None:
-            self._keys_bytes -= len(known.keys)
-            if known.namespace == namespace and known.keys.startswith(packed):
-                packed = known.keys
+        known = self.forget(*name)
+        if known and known.namespace == namespace and known.keys.startswith(packed):
+            packed = known.keys
         self._sessions[name] = NamedChain(namespace, packed)
         self._keys_bytes += len(packed)
         while len(self._sessions) > SESSIONS_MAX or self._keys_bytes > KEYS_BYTES_MAX:
@@ -83,11 +81,12 @@ class PendingHints:
         """Return what a session used last; None for one that is not known."""
         return self._sessions.get((domain, session))
 
-    def forget(self, domain: bytes, session: str) -> None:
-        """Stop following a session."""
+    def forget(self, domain: bytes, session: str) -> NamedChain | None:
+        """Stop following a session; return what it used last."""
         known = self._sessions.pop((domain, session), None)
         if known is not None:
             self._keys_bytes -= len(known.keys)
+        return known
 
     def wait(self, at_s: float, staging: PendingPrestage) -> bool:
         """Queue a prestage for `at_s` of the store's clock; False if the queue is full."""

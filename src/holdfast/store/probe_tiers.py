@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 
-from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
 from holdfast.store.block_table import BlockTable
 from holdfast.store.core import StoreParts
-from holdfast.tiers.base import Place, SharedTier, TierGet
+from holdfast.tiers.base import Place, TierGet
 
 BLOCKS = 8
 """Number of blocks read from a tier."""
@@ -26,7 +25,7 @@ def unmeasured_tiers(store: StoreParts) -> list[int]:
     return [
         number
         for number, tier in enumerate(store.table.lower, start=1)
-        if not isinstance(tier, SharedTier)
+        if number not in store.table.shared
         and not store.estimates.reads(number)
         and tier.usage().records >= BLOCKS
     ]
@@ -40,9 +39,15 @@ def probe_tier(store: StoreParts, number: int) -> None:
         if not rows or store.estimates.reads(number):
             return
         namespace = table.index.namespace(rows[0])
-        batch = [_get(table, namespace, number, row) for row in rows]
+        size, column = namespace.record_bytes, table.index.places[number]
+        batch = [
+            TierGet(
+                Place(column[row]), table.index.keys[row] or b"", aligned_buffer(size), namespace
+            )
+            for row in rows
+        ]
         table.pin(rows)
-    size, outcomes = namespace.record_bytes, list[Outcome]()
+    outcomes = list[Outcome]()
     store.estimates.asked(number, len(batch) * size, namespace.domain)
     try:
         outcomes = table.lower[number - 1].read(batch)
@@ -64,9 +69,3 @@ def _some(table: BlockTable, number: int) -> list[int]:
         if len(rows) == BLOCKS:
             break
     return rows
-
-
-def _get(table: BlockTable, namespace: Namespace, number: int, row: int) -> TierGet:
-    place = Place(table.index.places[number][row])
-    key = table.index.keys[row] or b""
-    return TierGet(place, key, aligned_buffer(namespace.record_bytes), namespace)

@@ -18,13 +18,13 @@ from typing import NamedTuple
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import Outcome
 from holdfast.failpoints import reach
+from holdfast.fairness.fair_threads import FairThreads
 from holdfast.fairness.work_slots import Priority, WorkItem
 from holdfast.limits import MIB
 from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.estimates import Estimates
 from holdfast.store.evict import reserve_slots
 from holdfast.store.rewrite import rewrite_misplaced
-from holdfast.store.tier_readers import TierReaders
 from holdfast.store.write_behind import WriteBehind
 from holdfast.tiers.base import Place, SharedTier, TierGet
 
@@ -76,16 +76,16 @@ class ReadBatch(NamedTuple):
     promotions: Sequence[Promotion]
     reading: Future[TierRead]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes read for it."""
-        return len(self.promotions) * self.namespace.record_bytes
-
 
 class BlockMover:
-    """Moves blocks between the tiers of one store; owns the threads that do it."""
+    """Moves blocks between the tiers of one store; owns the threads that do it.
 
-    def __init__(self, table: BlockTable, estimates: Estimates, readers: TierReaders) -> None:
+    `readers`: the threads that read from each lower tier, shared fairly between domains by bytes.
+    """
+
+    def __init__(
+        self, table: BlockTable, estimates: Estimates, readers: Sequence[FairThreads]
+    ) -> None:
         self._table = table
         self._estimates = estimates
         self._readers = readers
@@ -134,18 +134,21 @@ class BlockMover:
 
         Each tier's reads are shared fairly between domains, by bytes.
         """
-        domain = namespace.domain
-        started: list[ReadBatch] = []
+        domain, size, started = namespace.domain, namespace.record_bytes, list[ReadBatch]()
+        share = self._table.usage.share(domain)
         for tier, group in itertools.groupby(promotions, key=lambda promotion: promotion.tier):
-            run, blocks = list(group), self._batch_blocks(namespace, tier)
+            run, readers = list(group), self._readers[tier - 1]
+            blocks = math.ceil(BATCH_BYTES / size)
+            if readers.shared(domain):
+                blocks = max(1, int(min(blocks, BATCH_S * self._estimates.speed(tier) / size)))
             for at in range(0, len(run), blocks):
                 read_batch = run[at : at + blocks]
-                nbytes = len(read_batch) * namespace.record_bytes
+                nbytes = len(read_batch) * size
                 self._estimates.asked(tier, nbytes, domain)
-                item = WorkItem(domain, nbytes, priority=priority)
+                item = WorkItem(domain, nbytes, share, priority)
                 work = partial(self._promote, namespace, tier, read_batch)
                 try:
-                    reading = self._readers.submit(tier, item, work)
+                    reading = readers.submit(item, work)
                 except RuntimeError:  # closed meanwhile: blocks on lower tiers are misses
                     self._estimates.dropped(tier, nbytes, domain)
                     with self._table.lock:
@@ -159,8 +162,8 @@ class BlockMover:
     def raise_priority(self, rows: Iterable[int]) -> None:
         """Raise prefetches of rows that a fetch needs now to demand priority; under the lock."""
         for read_batch in self._for_later(rows):
-            tier, domain = read_batch.tier, read_batch.namespace.domain
-            self._readers.raise_priority(tier, domain, read_batch.reading)
+            item = WorkItem(read_batch.namespace.domain, priority=Priority.PREFETCH)
+            self._readers[read_batch.tier - 1].raise_priority(item, read_batch.reading)
             for promotion in read_batch.promotions:
                 self._prefetches.pop(promotion.row, None)
 
@@ -173,16 +176,18 @@ class BlockMover:
     def cancel(self, read_batches: Sequence[ReadBatch]) -> None:
         """Cancel batches that have not started and that no other fetch waits for."""
         for read_batch in read_batches:
+            namespace, promotions = read_batch.namespace, read_batch.promotions
             with self._table.lock:  # so that no fetch starts to wait for it meanwhile
                 # A batch that is done, or was cancelled before, does not own its slots any more.
-                over = read_batch.reading.done()
-                taken = not (over or self._is_awaited(read_batch)) and read_batch.reading.cancel()
-                if taken:
-                    self._take_back(read_batch.namespace, read_batch.promotions)
-            if taken:
-                self._estimates.dropped(
-                    read_batch.tier, read_batch.nbytes, read_batch.namespace.domain
+                kept = read_batch.reading.done() or self._table.reads.is_awaited(
+                    promotion.row for promotion in promotions
                 )
+                taken = not kept and read_batch.reading.cancel()
+                if taken:
+                    self._take_back(namespace, promotions)
+            if taken:
+                nbytes = len(promotions) * namespace.record_bytes
+                self._estimates.dropped(read_batch.tier, nbytes, namespace.domain)
 
     def wake(self) -> None:
         """Wake the write-behind threads."""
@@ -196,14 +201,8 @@ class BlockMover:
             write_behind.end_by(until)
         for write_behind in self._writers:
             write_behind.close()
-        self._readers.close()
-
-    def _batch_blocks(self, namespace: Namespace, tier: int) -> int:
-        """Return how many blocks form a read batch."""
-        size, blocks = namespace.record_bytes, math.ceil(BATCH_BYTES / namespace.record_bytes)
-        if self._readers.is_shared(tier, namespace.domain):
-            blocks = int(min(blocks, BATCH_S * self._estimates.speed(tier) / size))
-        return max(1, blocks)
+        for readers in self._readers:
+            readers.shutdown()
 
     def _note_prefetches(self, read_batch: ReadBatch) -> None:
         with self._table.lock:
@@ -218,10 +217,6 @@ class BlockMover:
         return list(
             {id(prefetches[row]): prefetches[row] for row in rows if row in prefetches}.values()
         )
-
-    def _is_awaited(self, read_batch: ReadBatch) -> bool:
-        """Return whether another fetch waits for blocks of a batch; under the lock."""
-        return self._table.reads.is_awaited(promotion.row for promotion in read_batch.promotions)
 
     def _take_back(self, namespace: Namespace, promotions: Sequence[Promotion]) -> None:
         """Return slots that no read has started to fill; under the lock."""
@@ -280,21 +275,18 @@ class BlockMover:
         with table.lock:
             landed, away = dict[int, Place](), table.sealing.is_away(namespace.domain)
             for promotion, outcome in zip(read_batch, outcomes, strict=True):
-                known = table.index.keys[promotion.row] == promotion.key
                 known = (
-                    known
+                    not away
+                    and table.index.keys[promotion.row] == promotion.key
                     and table.erase_generation(namespace.domain) == promotion.erase_generation
-                    and not away
                 )
                 if outcome is Outcome.OK and known:
                     landed[promotion.row] = promotion.slot
                     promoted |= table.promoted_to_host(promotion.row, promotion.tier)
                 else:
                     table.give_back(namespace, [promotion.slot])
-                    if (
-                        table.index.places[promotion.tier][promotion.row] == promotion.source
-                        and not away
-                    ):
+                    there = table.index.places[promotion.tier][promotion.row]
+                    if there == promotion.source and not away:
                         table.quarantine(promotion.row, promotion.tier, outcome)
                         table.note_failed(promotion.tier, namespace, promotion.key, outcome)
             try:

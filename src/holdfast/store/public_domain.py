@@ -20,6 +20,7 @@ from holdfast.store import save
 from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.store.fetch import fetch, fetch_unverified
+from holdfast.store.lookup import cover
 from holdfast.tiers.base import NOWHERE
 
 BLOCKS_MAX = 512
@@ -49,7 +50,7 @@ def copy_public(
 
     `keys` names the chain in the reader's domain, `common` the same blocks in the public one.
     """
-    own = store.cover_blocks(namespace, keys)
+    own = cover(store.table, namespace, keys).blocks
     fetched = fetch(store, _public(store, namespace), common[:BLOCKS_MAX], _FETCH_S)
     try:
         theirs = fetched.places[own : len(keys)]
@@ -94,10 +95,9 @@ def warm(store: StoreParts) -> int:
     index = store.table.index
     namespaces: dict[Namespace, list[tuple[int, bytes]]] = defaultdict(list)
     with store.table.lock:
-        for row in index.rows():
-            namespace, key = index.namespace(row), index.keys[row]
-            if namespace.domain == store.table.public and key is not None:
-                namespaces[namespace].append((index.depths[row], key))
+        for row in store.table.rows_where(lambda namespace: namespace.domain == store.table.public):
+            block = index.depths[row], index.keys[row] or b""
+            namespaces[index.namespace(row)].append(block)
     blocks = 0
     for namespace, named in namespaces.items():
         leased = fetch_unverified(store, namespace, [key for _, key in sorted(named)], _WARM_S)

@@ -87,7 +87,8 @@ def publish_received(
             if erase_generations[namespace.domain] != each.erase_generation:
                 outcomes[i] = Outcome.CORRUPT
             row = _drop_replaced(table, namespace, header, row, outcomes[i])
-            if outcomes[i] is not Outcome.OK or row in here or _is_in_memory(table, row):
+            in_memory = row >= 0 and (index.places[HOST][row] >= 0 or row in table.reads)
+            if outcomes[i] is not Outcome.OK or row in here or in_memory:
                 table.give_back(namespace, [each.place])
             else:
                 row = index.add(namespace, header.key, header.parent, header.depth)
@@ -133,16 +134,6 @@ def hold(
     return table.leases.lease(rows, until_s), len(rows)
 
 
-def _is_acceptable(table: BlockTable, header: Header) -> bool:
-    """Return whether any peer may send this record; a public record must be sealed."""
-    return header.domain != table.public or header.seal != SEAL_NONE
-
-
-def _is_in_memory(table: BlockTable, row: int) -> bool:
-    """Return whether a row is in memory or being read into it."""
-    return row >= 0 and (table.index.places[HOST][row] >= 0 or row in table.reads)
-
-
 def _drop_replaced(
     table: BlockTable, namespace: Namespace, header: Header, row: int, outcome: Outcome
 ) -> int:
@@ -173,7 +164,8 @@ def _reserve(
         table.touch([row])  # one by one, because the rows may be of different chains
     possible = slots(table, namespace) > 0
     wanted = [
-        possible and not is_held and _is_acceptable(table, header)
+        # A public record must be sealed, because any peer may send it.
+        possible and not is_held and (header.domain != table.public or header.seal != SEAL_NONE)
         for is_held, header in zip(held, headers, strict=True)
     ]
     places = reserve_slots(table, namespace, wanted.count(True))
@@ -188,11 +180,11 @@ def _reserve(
 
 
 def _outcome(table: BlockTable, each: ReceiveSlot, *, headers_match: bool) -> Outcome:
-    if each.slot is not None:
-        if not (headers_match or is_announced(each.slot, each.header)):
-            return Outcome.CORRUPT
-        if not table.sealing.checks(each.header):
-            return Outcome.OK
-        landed = table.sealing.land(each.slot, each.header.key, each.namespace)
-        return Outcome.OK if landed is Outcome.OK else Outcome.CORRUPT
-    return Outcome.OK if each.held else Outcome.FULL
+    if each.slot is None:
+        return Outcome.OK if each.held else Outcome.FULL
+    if not (headers_match or is_announced(each.slot, each.header)):
+        return Outcome.CORRUPT
+    if not table.sealing.checks(each.header):
+        return Outcome.OK
+    landed = table.sealing.land(each.slot, each.header.key, each.namespace)
+    return Outcome.OK if landed is Outcome.OK else Outcome.CORRUPT

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import threading
 from array import array
-from collections.abc import Iterator
 
 from holdfast.blocks.namespace import namespace_of
 from holdfast.clock import Clock
@@ -64,18 +63,12 @@ class Recovery:
 
     def _scan(self, number: int, tier: LocalTier) -> None:
         """Index survivors one by one: a tier keeps only the last one that it yielded from reuse."""
-        for survivor in self._not_in_the_clear(tier):
-            if self._stop.is_set():
-                return
-            self._index(number, survivor)
-
-    def _not_in_the_clear(self, tier: LocalTier) -> Iterator[SurvivingRecord]:
         for survivor in tier.survivors():
-            if not self._table.sealing.disowns(survivor.header):
-                yield survivor
-                continue
             if self._stop.is_set():
                 return
+            if not self._table.sealing.disowns(survivor.header):
+                self._index(number, survivor)
+                continue
             if isinstance(tier, Erasable):
                 tier.wipe(survivor)
             tier.free([survivor.place])

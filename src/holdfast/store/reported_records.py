@@ -11,12 +11,11 @@ import time
 from collections.abc import Sequence
 
 from holdfast.blocks.namespace import Namespace
-from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import check_without_key
 from holdfast.errors import Outcome
-from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
-from holdfast.tiers.base import Place, SharedTier, TierGet
+from holdfast.store.verify import read_copy
+from holdfast.tiers.base import Place
 from holdfast.tiers.unverified_records import header_of_record
 
 CHECK_S = 1.0
@@ -37,8 +36,7 @@ def check_suspects(store: StoreParts, namespace: Namespace, keys: Sequence[bytes
 def _check_copy(store: StoreParts, namespace: Namespace, key: bytes, tier: int) -> bool:
     """Check one copy; return whether it was damaged, and is gone now."""
     table = store.table
-    source = None if tier == HOST else table.lower[tier - 1]
-    if isinstance(source, SharedTier):
+    if tier in table.shared:
         return False
     with table.lock:
         row = table.index.find(namespace, key)
@@ -48,13 +46,9 @@ def _check_copy(store: StoreParts, namespace: Namespace, key: bytes, tier: int) 
         table.pin([row])
     outcome, header = Outcome.MISS, None
     try:
-        if source is None:
-            record = table.host(namespace).view(place, namespace.record_bytes)
+        read, record = read_copy(table, row, tier, place)
+        if read is Outcome.OK:
             outcome = check_without_key(record, key, namespace)
-        else:
-            record = aligned_buffer(namespace.record_bytes)
-            if source.read([TierGet(place, key, record, namespace)])[0] is Outcome.OK:
-                outcome = check_without_key(record, key, namespace)
         header = header_of_record(record)
     finally:
         with table.lock:

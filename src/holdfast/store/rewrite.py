@@ -7,14 +7,12 @@ in memory is not evicted.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.store.block_table import HOST, BlockTable
 from holdfast.tiers.base import NOWHERE, Place, Rebalancing, is_away
-
-_ROWS_AT_ONCE = 4_096
 
 
 def rewrite_misplaced(
@@ -37,7 +35,7 @@ def rewrite_lost(table: BlockTable) -> bool:
         lost = tier.lost() if isinstance(tier, Rebalancing) else None
         if lost is not None:
             found = True
-            _forget_lost(table, number, lost)
+            table.for_each_row(lambda _: True, partial(_forget_lost, table, number, lost))
     return found
 
 
@@ -60,16 +58,10 @@ def resume(table: BlockTable) -> bool:
     return found
 
 
-def _forget_lost(table: BlockTable, number: int, lost: Callable[[Place], bool]) -> None:
-    """Remove lost places from the index, a few at a time per hold of the lock."""
-    with table.lock:
-        rows = iter(list(table.index.rows()))
-    while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
-        with table.lock:
-            for row in some:
-                place = Place(table.index.places[number][row])
-                if place != NOWHERE and lost(place):
-                    _unsave(table, row, number)
+def _forget_lost(table: BlockTable, number: int, lost: Callable[[Place], bool], row: int) -> None:
+    place = Place(table.index.places[number][row])
+    if place != NOWHERE and lost(place):
+        _unsave(table, row, number)
 
 
 def _unsave(table: BlockTable, row: int, number: int) -> None:

@@ -13,14 +13,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
-from holdfast.store.block_table import HOST, BlockTable
+from holdfast.store.block_table import BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.store.inspect import EVERYTHING as EVERY_FINGERPRINT
-from holdfast.store.verify import verify_record
-from holdfast.tiers.base import Place, SharedTier, TierGet
+from holdfast.store.verify import read_copy, verify_record
+from holdfast.tiers.base import Place, TierGet
 
 _RATE_MIN = MIB
 _HASTE = 0.8
@@ -71,7 +70,7 @@ def scrub(
             following = row
             break
         for tier in range(1 + len(store.table.lower)):
-            if tier and not request.shared and isinstance(store.table.lower[tier - 1], SharedTier):
+            if tier in store.table.shared and not request.shared:
                 continue
             outcome, size = _verify_copy(store, row, tier)
             if outcome is not Outcome.MISS:
@@ -119,10 +118,10 @@ class Scrubber:
 
     def pace(self) -> int:
         """Return the rate in bytes a second with which a pass ends well within its period."""
-        lower = [tier for tier in self._store.table.lower if not isinstance(tier, SharedTier)]
-        with self._store.table.lock:
-            tiers = [*self._store.table.all_hosts(), *lower]
-            held = sum(tier.usage().used_bytes for tier in tiers)
+        table = self._store.table
+        lower = [tier for n, tier in enumerate(table.lower, start=1) if n not in table.shared]
+        with table.lock:
+            held = sum(tier.usage().used_bytes for tier in [*table.all_hosts(), *lower])
         needed = max(_RATE_MIN, int(held / (_HASTE * self._every_s)))
         return min(self._rate, needed) if self._rate else needed
 
@@ -194,17 +193,11 @@ def _verify_copy(store: StoreParts, row: int, tier: int) -> tuple[Outcome, int]:
         table.pin([row])
     outcome = Outcome.OK
     try:
-        if tier == HOST:
-            record = table.host(namespace).view(place, namespace.record_bytes)
-        else:
-            record = aligned_buffer(namespace.record_bytes)
-            outcome = table.lower[tier - 1].read([TierGet(place, key, record, namespace)])[0]
+        outcome, record = read_copy(table, row, tier, place)
         if outcome is Outcome.OK:
             outcome = verify_record(table, record, key, namespace, tier)
-            away = table.sealing.is_away(namespace.domain)
-            source = table.lower[tier - 1] if tier != HOST and not away else None
-            failed = outcome not in (Outcome.OK, Outcome.UNREADABLE)
-            if failed and isinstance(source, SharedTier):
+            source = None if table.sealing.is_away(namespace.domain) else table.shared.get(tier)
+            if source is not None and outcome not in (Outcome.OK, Outcome.UNREADABLE):
                 source.delete_corrupt([TierGet(place, key, record, namespace)])
     finally:
         with table.lock:

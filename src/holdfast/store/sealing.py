@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from array import array
 from collections import Counter
 from collections.abc import Container, Sequence
 
@@ -31,6 +32,9 @@ from holdfast.keys.keyring_watch import KeyRingWatch
 
 UNREADABLE_LOG_S = 60.0
 """Shortest time between two log lines about unreadable records of one domain, in seconds."""
+
+UNKNOWN = 0
+"""The copy is not sealed, or another node sealed it: epochs count from 1."""
 
 _log = logging.getLogger("holdfast.store")
 
@@ -179,3 +183,31 @@ def _named(header: Header, key: bytes, namespace: Namespace) -> Outcome:
         return Outcome.MISS
     readable = header.payload_bytes == namespace.payload_bytes and header.codec == CODEC_NONE
     return Outcome.OK if readable else Outcome.CORRUPT
+
+
+class CopyEpochs:
+    """The epoch of the data key that each copy is sealed with, on `tiers` lower tiers from 1.
+
+    A copy whose key was destroyed cannot be opened. The record's header names the epoch, but
+    reading every header of a tier takes minutes, so it is kept here: 4 bytes for each row and tier.
+
+    Not thread-safe: the store calls it under its lock. The entry of a row holds until another copy
+    is noted there, so ask only about copies that the index has.
+    """
+
+    def __init__(self, tiers: int) -> None:
+        self._epochs = [array("I") for _ in range(tiers)]
+
+    def note(self, row: int, tier: int, epoch: int) -> None:
+        """Record the epoch of a copy that was just published."""
+        epochs = self._epochs[tier - 1]
+        if row >= len(epochs):
+            if epoch == UNKNOWN:
+                return
+            epochs.extend([UNKNOWN] * (row + 1 - len(epochs)))
+        epochs[row] = epoch
+
+    def of(self, row: int, tier: int) -> int:
+        """Return the epoch of the copy that the index has of a row on a tier."""
+        epochs = self._epochs[tier - 1]
+        return epochs[row] if row < len(epochs) else UNKNOWN

@@ -7,98 +7,103 @@ newest key.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 from holdfast.blocks.namespace import Namespace
-from holdfast.store.block_table import HOST, BlockTable
-from holdfast.store.copy_epochs import UNKNOWN
+from holdfast.store.block_table import HOST, ROWS_AT_ONCE, BlockTable
 from holdfast.store.core import StoreParts
+from holdfast.store.sealing import UNKNOWN
 from holdfast.tiers.base import Place, SharedTier, TierGet
 
 DELETES_MAX = 1 << 17
 """Most blocks that a shared tier is asked to delete; what is left there is a miss when read."""
 
-ROWS_AT_ONCE = 4_096
-"""Rows for which the store's lock is held at a time: a millisecond or two."""
-
 
 class UnreadableCount:
-    """Counts blocks, and by tier their copies and the bytes of these."""
+    """Counts blocks, and by tier their copies and the bytes of these.
 
-    def __init__(self) -> None:
-        self.blocks = 0
+    `lost`: the blocks without another copy in memory or on a tier of this node alone.
+    """
+
+    def __init__(self, table: BlockTable) -> None:
+        self._table = table
+        self.blocks = self.lost = 0
         self._copies = Counter[int]()
         self._bytes = Counter[int]()
 
-    def add(self, record_bytes: int, tiers: Collection[int]) -> None:
-        """Count one block of which these tiers have copies."""
+    def add(self, row: int, tiers: Collection[int]) -> None:
+        """Count one block and its copies on these tiers; call under the lock."""
+        table = self._table
+        kept = set(table.index.tiers(row)) - set(tiers) - table.shared.keys()
         self.blocks += 1
+        self.lost += not kept
         for tier in tiers:
             self._copies[tier] += 1
-            self._bytes[tier] += record_bytes
+            self._bytes[tier] += table.index.namespace(row).record_bytes
 
-    def tiers(self, table: BlockTable) -> dict[str, dict[str, int]]:
+    def tiers(self) -> dict[str, dict[str, int]]:
         """Return copies and bytes by the name of the tier, fastest first."""
         return {
-            table.tier_name(tier): {"blocks": self._copies[tier], "bytes": self._bytes[tier]}
+            self._table.tier_name(tier): {"blocks": self._copies[tier], "bytes": self._bytes[tier]}
             for tier in sorted(self._copies)
         }
+
+    def as_data(self) -> dict[str, Any]:
+        """Return all counts as plain data."""
+        return {"blocks": self.blocks, "lost": self.lost, "tiers": self.tiers()}
 
 
 def uncounted(table: BlockTable) -> list[str]:
     """Return the shared tiers: what other nodes wrote there with these keys is unknown here."""
-    return [tier.name for tier in table.lower if isinstance(tier, SharedTier)]
+    return [tier.name for tier in table.shared.values()]
 
 
-def rows_of_domain(store: StoreParts, domain: bytes) -> list[int]:
-    """Return the rows of a domain; call under the lock."""
-    index = store.table.index
-    ours = {
-        number for number, namespace in enumerate(index.namespaces) if namespace.domain == domain
-    }
-    return [row for row in index.rows() if index.namespace_number(row) in ours]
+def visit_domain(store: StoreParts, domain: bytes, visit: Callable[[int], None]) -> None:
+    """Call `visit` under the lock, which is released now and then, with each row of a domain."""
+    store.table.for_each_row(lambda namespace: namespace.domain == domain, visit)
 
 
 def held_elsewhere(store: StoreParts, domain: bytes) -> dict[SharedTier, list[TierGet]]:
     """Return what shared tiers are known to hold of a domain, up to a limit."""
     table = store.table
     with table.lock:
-        rows = rows_of_domain(store, domain)
+        rows = table.rows_where(lambda namespace: namespace.domain == domain)
         return {
             tier: [
                 _named(table, row, number) for row in rows if table.index.places[number][row] >= 0
             ][:DELETES_MAX]
-            for number, tier in enumerate(table.lower, start=1)
-            if isinstance(tier, SharedTier)
+            for number, tier in table.shared.items()
         }
 
 
 def count_domain(store: StoreParts, domain: bytes) -> UnreadableCount:
     """Count every block of a domain that the index holds, and its copies."""
-    result, table = UnreadableCount(), store.table
-    for row in _each(store, domain):
-        places = enumerate(table.index.places)
-        held = [tier for tier, column in places if column[row] >= 0]
-        if held:
-            result.add(table.index.namespace(row).record_bytes, held)
+    result, index = UnreadableCount(store.table), store.table.index
+
+    def count(row: int) -> None:
+        if held := index.tiers(row):
+            result.add(row, held)
+
+    visit_domain(store, domain, count)
     return result
 
 
-def count_sealed(store: StoreParts, domain: bytes, epochs: Collection[int]) -> dict[str, Any]:
+def count_sealed(store: StoreParts, domain: bytes, epochs: Collection[int]) -> UnreadableCount:
     """Count the blocks that would lose copies with the data keys of these epochs.
 
-    `lost`: those without another copy on this node. Copies on shared tiers are not counted.
+    Copies on shared tiers are not counted.
     """
-    result, lost, table = UnreadableCount(), 0, store.table
-    for row in _each(store, domain):
-        gone = _sealed_with(table, row, epochs.__contains__)
-        if gone:
-            result.add(table.index.namespace(row).record_bytes, gone)
-            lost += not _has_other(table, row, gone)
-    return {"blocks": result.blocks, "lost": lost, "tiers": result.tiers(table)}
+    result = UnreadableCount(store.table)
+
+    def count(row: int) -> None:
+        if gone := _sealed_with(store.table, row, epochs.__contains__):
+            result.add(row, gone)
+
+    visit_domain(store, domain, count)
+    return result
 
 
 class UnreadableSweep:
@@ -108,24 +113,13 @@ class UnreadableSweep:
         self._store = store
         self._domain = domain
         self._again: list[tuple[Namespace, bytes, list[int]]] = []
-        self._result = UnreadableCount()
-        self._lost = 0
+        self.result = UnreadableCount(store.table)
         self.elsewhere: dict[SharedTier, list[TierGet]] = {}
         """What shared tiers have of it, if this node wrote it: they can delete that."""
 
     def forget(self) -> None:
         """Forget the copies. What other nodes wrote to a shared tier is looked up again."""
-        table = self._store.table
-        retired = lambda epoch: table.sealing.is_retired(self._domain, epoch)  # noqa: E731
-        for row in _each(self._store, self._domain):
-            local = _sealed_with(table, row, retired)
-            shared = _shared_copies(table, row, retired)
-            if not local and not shared:
-                continue
-            if local:
-                self._result.add(table.index.namespace(row).record_bytes, local)
-                self._lost += not _has_other(table, row, local)
-            self._forget_row(row, [*local, *shared])
+        visit_domain(self._store, self._domain, self._forget)
 
     def write_again(self) -> None:
         """Queue the blocks in memory for the tiers that lost their copies."""
@@ -139,41 +133,26 @@ class UnreadableSweep:
         if self._again:
             self._store.ladder.wake()
 
-    def report(self) -> dict[str, Any]:
-        """Return what was forgotten, in the shape of `count_sealed`."""
-        tiers = self._result.tiers(self._store.table)
-        return {"blocks": self._result.blocks, "lost": self._lost, "tiers": tiers}
-
-    def _forget_row(self, row: int, tiers: list[int]) -> None:
+    def _forget(self, row: int) -> None:
         table = self._store.table
-        key = table.index.keys[row] or b""
-        if table.is_on(row, HOST):
-            self._again.append((table.index.namespace(row), key, tiers))
+        retired = partial(table.sealing.is_retired, self._domain)
+        local = _sealed_with(table, row, retired)
+        if local:
+            self.result.add(row, local)
+        shared = [number for number in table.shared if table.is_on(row, number)]
+        epochs = {number: table.epochs.of(row, number) for number in shared}
+        tiers = [*local, *(n for n, epoch in epochs.items() if epoch == UNKNOWN or retired(epoch))]
+        if tiers and table.is_on(row, HOST):
+            self._again.append((table.index.namespace(row), table.index.keys[row] or b"", tiers))
         for number in tiers:
-            tier = table.lower[number - 1]
-            if isinstance(tier, SharedTier) and table.epochs.of(row, number) != UNKNOWN:
-                names = self.elsewhere.setdefault(tier, [])
-                if len(names) < DELETES_MAX:
-                    names.append(_named(table, row, number))
-        if not table.shared.isdisjoint(tiers):
-            table.remote_lookups.forget(row)
+            if (tier := table.shared.get(number)) is not None:
+                if epochs[number] != UNKNOWN:
+                    names = self.elsewhere.setdefault(tier, [])
+                    if len(names) < DELETES_MAX:
+                        names.append(_named(table, row, number))
+                table.remote_lookups.forget(row)
         for number in tiers:
             table.remove_copy(row, number)
-
-
-def _each(store: StoreParts, domain: bytes) -> Iterator[int]:
-    """Yield the rows of a domain under the lock, which is released now and then."""
-    table = store.table
-    with table.lock:
-        rows = iter(rows_of_domain(store, domain))
-    while some := list(itertools.islice(rows, ROWS_AT_ONCE)):
-        with table.lock:
-            for row in some:
-                if (
-                    table.index.keys[row] is not None
-                    and table.index.namespace(row).domain == domain
-                ):
-                    yield row
 
 
 def _sealed_with(table: BlockTable, row: int, gone: Callable[[int], bool]) -> list[int]:
@@ -183,25 +162,6 @@ def _sealed_with(table: BlockTable, row: int, gone: Callable[[int], bool]) -> li
         for tier in range(1, len(table.index.places))
         if tier not in table.shared and table.is_on(row, tier) and gone(table.epochs.of(row, tier))
     ]
-
-
-def _shared_copies(table: BlockTable, row: int, gone: Callable[[int], bool]) -> list[int]:
-    """Return the shared tiers whose copy of a row has such an epoch, or an unknown one."""
-    return [
-        tier
-        for tier in sorted(table.shared)
-        if table.is_on(row, tier)
-        and ((epoch := table.epochs.of(row, tier)) == UNKNOWN or gone(epoch))
-    ]
-
-
-def _has_other(table: BlockTable, row: int, without: Collection[int]) -> bool:
-    """Return whether this node has a copy of a row on another of its own tiers, or in memory."""
-    return any(
-        table.is_on(row, tier)
-        for tier in range(len(table.index.places))
-        if tier not in without and tier not in table.shared
-    )
 
 
 def _named(table: BlockTable, row: int, tier: int) -> TierGet:

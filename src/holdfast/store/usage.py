@@ -53,10 +53,6 @@ class DomainUsage:
         """Return what a domain may hold on a tier."""
         return self._quotas[tier].get(domain, NO_QUOTA)
 
-    def limited(self, tier: int) -> list[bytes]:
-        """Return the domains that have a quota on a tier."""
-        return list(self._quotas[tier])
-
     def share(self, domain: bytes) -> float:
         """Return a domain's weight relative to other domains."""
         return self._quotas[0].get(domain, NO_QUOTA).share

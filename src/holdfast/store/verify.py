@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
+from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import verify
 from holdfast.errors import Outcome
 from holdfast.store.block_table import HOST, BlockTable
-from holdfast.tiers.base import NOWHERE, Place
+from holdfast.tiers.base import NOWHERE, Place, TierGet
 
 
 class VerifiedCopy(NamedTuple):
@@ -21,6 +22,18 @@ class VerifiedCopy(NamedTuple):
 
     place: Place
     outcome: Outcome
+
+
+def read_copy(table: BlockTable, row: int, tier: int, place: Place) -> tuple[Outcome, memoryview]:
+    """Return the record of a pinned row at a place; unverified, and undefined if it is not OK.
+
+    Of a copy in memory, it is the slot.
+    """
+    namespace, key = table.index.namespace(row), table.index.keys[row] or b""
+    if tier == HOST:
+        return Outcome.OK, table.host(namespace).view(place, namespace.record_bytes)
+    record = aligned_buffer(namespace.record_bytes)
+    return table.lower[tier - 1].read([TierGet(place, key, record, namespace)])[0], record
 
 
 def verify_record(

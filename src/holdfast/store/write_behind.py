@@ -25,9 +25,9 @@ from holdfast.errors import ConfigError, FormatError, Outcome
 from holdfast.failpoints import reach
 from holdfast.limits import MIB
 from holdfast.store.block_table import HOST, BlockTable
-from holdfast.store.copy_epochs import UNKNOWN
 from holdfast.store.evict import evict_below
 from holdfast.store.rewrite import defer_queued
+from holdfast.store.sealing import UNKNOWN
 from holdfast.store.verify import verify_in_memory
 from holdfast.tiers.base import (
     NOWHERE,
@@ -155,8 +155,12 @@ class WriteBehind:
                         return
                     self._work.wait(_LOOK_AGAIN_S)
             while queues.length(number):
-                if time.monotonic() > self._until:
-                    self._drop_waiting()
+                if time.monotonic() > self._until:  # the engine can recompute what is dropped
+                    with self._table.lock:
+                        blocks = len(queues.clear(number))
+                    _log.warning(
+                        "closing: no time to write blocks=%d tier=%s", blocks, self._tier.name
+                    )
                     break
                 try:
                     if is_away(self._tier):
@@ -165,12 +169,6 @@ class WriteBehind:
                     self._write()
                 except Exception:  # noqa: BLE001  # without this thread no block becomes evictable
                     _log.exception("blocks cannot be written tier=%s", self._tier.name)
-
-    def _drop_waiting(self) -> None:
-        """Drop queued blocks at the deadline; the engine can recompute them."""
-        with self._table.lock:
-            blocks = len(self._table.queues.clear(self._number))
-        _log.warning("closing: no time to write blocks=%d tier=%s", blocks, self._tier.name)
 
     def _write(self) -> None:
         table, number = self._table, self._number
@@ -264,7 +262,15 @@ class WriteBehind:
                 if not self._closing:  # no new threads at interpreter exit: seal in this one
                     raise
         nbytes = sum(len(load.put.record) for load in batch)
-        sealed = [_Sealed(load, self._sealer(load)) for load in batch]
+        sealed = [
+            _Sealed(
+                load,
+                sealing.sealer(load.put.record, load.domain)
+                if sealing.seals(load.domain)
+                else Outcome.OK,
+            )
+            for load in batch
+        ]
         groups = _groups(sealed, self._parallel.group_bytes(nbytes))
         sent = [submit_or_run(self._sealers, self._send_sealed, group) for group in groups]
         wait(sent)  # a slot must not be reused while it is read
@@ -274,23 +280,23 @@ class WriteBehind:
             for outcome, one in zip(outcomes, sealed, strict=True)
         ]
 
-    def _sealer(self, load: _Load) -> Sealer | Outcome:
-        """Return the sealer of a block, why it cannot be sealed, or OK if it needs no seal."""
-        sealing = self._table.sealing
-        if not sealing.seals(load.domain):
-            return Outcome.OK
-        return sealing.sealer(load.put.record, load.domain)
-
     def _send_sealed(self, group: Sequence[_Sealed]) -> list[Outcome]:
-        """Seal a group into this thread's staging buffer, then write it."""
+        """Seal a group into this thread's staging buffer, then write it.
+
+        Frees the places of blocks that cannot be sealed.
+        """
         size = sum(len(one.load.put.record) for one in group)
         stage = self._stages.pop()
         try:
             if len(stage) < size:
                 stage = aligned_buffer(size)
             with self._work_slots:
-                sealed = self._seal(group, stage)
-            return self._write_sealed(*sealed)
+                puts, sealed = self._seal(group, stage)
+            pairs = list(zip(puts, sealed, strict=True))
+            self._free([put.place for put, outcome in pairs if outcome is not Outcome.OK])
+            puts = [put for put, outcome in pairs if outcome is Outcome.OK]
+            written = iter(self._tier.write(puts))
+            return [next(written) if outcome is Outcome.OK else outcome for outcome in sealed]
         finally:
             self._stages.append(stage)
 
@@ -312,13 +318,6 @@ class WriteBehind:
             puts.append(put)
             outcomes.append(outcome)
         return puts, outcomes
-
-    def _write_sealed(self, puts: Sequence[TierPut], sealed: Sequence[Outcome]) -> list[Outcome]:
-        """Write the sealed blocks; free the places of the others."""
-        pairs = list(zip(puts, sealed, strict=True))
-        self._free([put.place for put, outcome in pairs if outcome is not Outcome.OK])
-        written = iter(self._tier.write([put for put, outcome in pairs if outcome is Outcome.OK]))
-        return [next(written) if outcome is Outcome.OK else outcome for outcome in sealed]
 
     def _pick(self) -> list[_Load]:
         """Dequeue a batch and reserve places for it. Call under the lock."""

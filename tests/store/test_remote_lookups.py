@@ -5,7 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.errors import Outcome
-from holdfast.store.inflight_lookups import NO_S, NOES_MAX, InflightLookups
+from holdfast.store.remote_lookups import NO_S, NOES_MAX, InflightLookups
 from holdfast.testing.memory import SharedMemoryTier
 
 MIB = 1 << 20
