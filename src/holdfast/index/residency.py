@@ -123,12 +123,8 @@ class Residency:
         Clients supply keys and parents, and may be malicious. A parent counts only if its depth is
         smaller, so the parents form no cycle.
         """
-        dicts, namespace, parents, depths = (
-            self._rows,
-            self._namespace_of,
-            self.parents,
-            self.depths,
-        )
+        dicts, namespace = self._rows, self._namespace_of
+        parents, depths = self.parents, self.depths
         found = [dicts[namespace[row]].get(parents[row], NOT_HERE) for row in rows]
         return [
             parent if parent >= 0 and depths[parent] < depths[row] else NOT_HERE

@@ -55,9 +55,8 @@ class QueueMeter:
         estimate = self.fit.estimate(self.queued_bytes)
         waited_s = now - self._since
         if self.queued_bytes and waited_s > estimate.latency_s:
-            most = (self._moved + self.queued_bytes) / (
-                waited_s - estimate.latency_s * self._starts
-            )
+            reading_s = waited_s - estimate.latency_s * self._starts
+            most = (self._moved + self.queued_bytes) / reading_s
             estimate = estimate._replace(bytes_per_s=min(estimate.bytes_per_s, most))
         return estimate
 

@@ -21,7 +21,6 @@ from holdfast.index.residency import NOT_HERE, Residency
 from holdfast.policy.base import EvictionPolicy
 from holdfast.policy.placement import promotion_targets
 from holdfast.store.admission_rules import AdmissionRules
-from holdfast.store.inflight_reads import InflightReads
 from holdfast.store.leases import LeaseTable
 from holdfast.store.remote_lookups import FailedRemote, InflightLookups, RemoteLookups
 from holdfast.store.sealing import UNKNOWN, CopyEpochs, Sealing
@@ -55,29 +54,33 @@ class SealFault(NamedTuple):
     outcome: Outcome
 
 
+class InflightRead:
+    """A read from a lower tier into a host slot. Waiting for its end needs no lock.
+
+    `waiting` counts the waiting fetches, without the one that started the read. `over` is set when
+    the read succeeds or fails.
+    """
+
+    __slots__ = ("over", "waiting")
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.waiting = 0
+
+
 class BlockState(NamedTuple):
     """The state of one block.
 
-    `tiers`: the tiers that hold a copy, fastest first; 0 is the host. `is_verified`: this node
-    packed or verified the host copy. `is_queued`: the block waits to be written to a lower tier.
-    `is_admitted`: it must be saved on a lower tier before it is evicted. `is_persistent`: a tier
-    whose contents outlive the process holds it.
+    `tiers`: the tiers that hold a copy, fastest first; 0 is the host. `is_in_use`: it is leased, or
+    being read into memory. `is_saved`: a tier whose contents outlive the process holds it, or a
+    volatile lower tier does and no write is queued. `is_admitted`: it must be saved on a lower tier
+    before it is evicted.
     """
 
     tiers: tuple[int, ...]
-    is_leased: bool
-    is_loading: bool
-    is_verified: bool
-    is_queued: bool
+    is_in_use: bool
+    is_saved: bool
     is_admitted: bool
-    is_persistent: bool
-
-    @property
-    def is_saved(self) -> bool:
-        """Whether a lower tier holds the block and no write to a persistent tier is queued."""
-        if self.is_persistent:
-            return True
-        return any(tier != HOST for tier in self.tiers) and not self.is_queued
 
 
 class StoreTiers(NamedTuple):
@@ -139,13 +142,14 @@ class BlockTable:
         self.epochs = CopyEpochs(len(self.lower))
         self.erasures = Counter[bytes]()
         self.leases = LeaseTable(self.pin, self.unpin)
-        self.reads = InflightReads()
+        self.reads: dict[int, InflightRead] = {}
+        """By row, the reads from lower tiers that are queued or running; each row is pinned."""
         self._pending_free: dict[int, list[Place]] = {}
         """By row, the slots that are freed when its last reader ends."""
         self.queues = WriteQueues(self.index, self.rules, len(self.lower))
         self.remote_lookups = RemoteLookups()
         self.inflight_lookups = InflightLookups()
-        self._unverified: set[int] = set()
+        self.unverified: set[int] = set()
         """Received blocks in memory whose payload this node has not verified."""
         self.unverified_records = UnverifiedRecords()
         self.failed_remote = FailedRemote()
@@ -350,12 +354,10 @@ class BlockTable:
         tiers = tuple(self.index.tiers(row))
         return BlockState(
             tiers,
-            is_leased=self.index.leases[row] > 0,
-            is_loading=row in self.reads,
-            is_verified=row not in self._unverified,
-            is_queued=self.queues.is_queued(row),
+            is_in_use=self.index.leases[row] > 0 or row in self.reads,
+            is_saved=not self._volatile.issuperset(tiers)
+            or (any(tier != HOST for tier in tiers) and not self.queues.is_queued(row)),
             is_admitted=self.queues.is_admitted(row),
-            is_persistent=not self._volatile.issuperset(tiers),
         )
 
     def evictable(self, row: int) -> bool:
@@ -364,7 +366,7 @@ class BlockTable:
         A block that can still be saved is queued for writing instead and stays until written.
         """
         state = self.state(row)
-        if state.is_leased or state.is_loading:
+        if state.is_in_use:
             return False
         if not self.lower or state.is_saved or not state.is_admitted:
             return True
@@ -383,14 +385,6 @@ class BlockTable:
             if self.index.namespace(row) == namespace
             for place in places
         ]
-
-    def mark_unverified(self, row: int) -> None:
-        """Record that the host copy of a row was received and its payload is not verified."""
-        self._unverified.add(row)
-
-    def is_verified(self, row: int) -> bool:
-        """Return whether this node packed or verified the host copy of a row."""
-        return row not in self._unverified
 
     def promoted_to_host(self, row: int, tier: int) -> bool:
         """Offer a block promoted from `tier` to lower tiers; return whether a write is queued."""
@@ -416,8 +410,7 @@ class BlockTable:
                 rows = self.remote_lookups.pop_excess(ROWS_AT_ONCE)
                 for row in rows:
                     state = self.state(row)
-                    in_use = state.is_leased or state.is_loading
-                    if not in_use and self.shared.keys() >= set(state.tiers):
+                    if not state.is_in_use and self.shared.keys() >= set(state.tiers):
                         for tier in state.tiers:  # removing the last copy drops the row
                             self.remove_copy(row, tier)
             if not rows:
@@ -439,7 +432,7 @@ class BlockTable:
 
     def _left_memory(self, row: int) -> None:
         self.eviction.remove(row)
-        self._unverified.discard(row)
+        self.unverified.discard(row)
         self.queues.left_memory(row)
 
     def _drop_if_unused(self, row: int) -> None:

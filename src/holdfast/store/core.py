@@ -29,7 +29,7 @@ from holdfast.store.recover import Recovery
 from holdfast.store.rewrite import resume, rewrite_lost
 from holdfast.store.sealing import Sealing
 from holdfast.store.usage import DomainUsage
-from holdfast.tiers.base import NOWHERE, Place, Tier
+from holdfast.tiers.base import Place, Tier
 from holdfast.tiers.host import Arena, ArenaMemory, HostBudget, HostTier, PrivateArena
 
 BATCHES_AT_ONCE = 4
@@ -210,11 +210,9 @@ class StoreParts:
         """
         view, size = self.table.host(namespace).view, namespace.record_bytes
         records = [view(Place(place), size) for place in places]
-        sealing = self.table.sealing
-        if not sealing.seals(namespace.domain):
+        if not self.table.sealing.seals(namespace.domain):
             return records
-        sealers = [sealing.sealer(record, namespace.domain) for record in records]
-        copies = sealing.sealed_copies(records, sealers)
+        copies = self.table.sealing.sealed_copies(records, namespace.domain)
         with self.table.lock:
             # If the lease ended, a slot may have been cleared or reused while it was sealed.
             return copies if lease in self.table.leases else []
@@ -252,6 +250,5 @@ class StoreParts:
             self.ladder.wake()
 
     def _give_back(self, reservation: Reservation) -> None:
-        places = [place for place in reservation.places if place != NOWHERE]
-        self.table.give_back(reservation.namespace, places)
+        self.table.give_back(reservation.namespace, reservation.slots)
         self.table.usage.subtract_reserved(reservation.namespace.domain, reservation.nbytes)

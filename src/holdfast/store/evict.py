@@ -32,10 +32,8 @@ _MAX_RUNS_COMPARED = 8
 
 def slots(table: BlockTable, namespace: Namespace) -> int:
     """Return how many blocks of a namespace fit in otherwise empty memory, within its quota."""
-    most = table.usage.quota(HOST, namespace.domain).most_bytes
-    return int(
-        min(table.host(namespace).slots(namespace.record_bytes), most // namespace.record_bytes)
-    )
+    size, most = namespace.record_bytes, table.usage.quota(HOST, namespace.domain).most_bytes
+    return int(min(table.host(namespace).slots(size), most // size))
 
 
 def reserve_slots(table: BlockTable, namespace: Namespace, count: int) -> list[Place]:
@@ -137,10 +135,8 @@ def _evict_from(table: BlockTable, namespace: Namespace, victim_domain: bytes) -
             if table.host(other) is host and other.record_bytes == size:
                 if runs:
                     break
-                if (
-                    other.domain != domain
-                    and table.usage.evictable_bytes(HOST, other.domain) < size
-                ):
+                foreign = other.domain != domain
+                if foreign and table.usage.evictable_bytes(HOST, other.domain) < size:
                     continue
                 table.remove_copy(row, HOST)
                 table.evictions[HOST] += 1

@@ -128,7 +128,7 @@ def _fetch(
         table.touch(rows)
         if priority is Priority.DEMAND:
             ladder.raise_priority(rows)
-        loading = table.reads.of(rows)
+        loading = [table.reads[row] for row in rows if row in table.reads]
         for each in loading:
             each.waiting += 1
         promotions = ladder.reserve(namespace, rows)
@@ -203,12 +203,12 @@ def _landed(
     """Return the places of the leading rows in the arena.
 
     Blocks that arrived after the coverage was taken were packed or verified by this node, unless a
-    peer sent them: `table.is_verified` is false for those.
+    peer sent them: `table.unverified` has those.
     """
     places: list[int] = []
     for row, tier in zip(rows, coverage.tiers, strict=False):
         place = table.index.places[HOST][row]
-        to_verify = tier == HOST or not table.is_verified(row)
+        to_verify = tier == HOST or row in table.unverified
         if place < 0 or (to_verify and verified.get(row) != place):
             break
         places.append(place)

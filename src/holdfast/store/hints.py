@@ -109,7 +109,8 @@ def pin(
         taken = pending_hints.pinned_bytes(store.clock.now())
         taken -= sum(pin.nbytes for pin in pending_hints.pins_within(namespace, keys).values())
         keys = keys[: max(0, int(PIN_SHARE * open_bytes) - taken) // size]
-        claim = pending_hints.claim(len(keys) * size)  # or two would be given it at once
+        claimed_bytes = len(keys) * size
+        pending_hints.claim(claimed_bytes)  # or two would be given it at once
     try:
         leased = fetch_unverified(store, namespace, keys, left_s, Priority.PREFETCH)
         try:
@@ -119,7 +120,7 @@ def pin(
             store.release(leased.lease)
     finally:
         with table.lock:
-            pending_hints.end_claim(claim)
+            pending_hints.end_claim(claimed_bytes)
 
 
 def _pin(store: StoreParts, namespace: Namespace, keys: Sequence[bytes], ttl_s: float) -> int:
@@ -132,11 +133,8 @@ def _pin(store: StoreParts, namespace: Namespace, keys: Sequence[bytes], ttl_s: 
         pending_hints.unpin(namespace, last)
         table.leases.release(pin.lease)
     if blocks:
-        pending_hints.pin(
-            namespace,
-            keys[blocks - 1],
-            PinnedChain(until_s, blocks * namespace.record_bytes, number),
-        )
+        pinned = PinnedChain(until_s, blocks * namespace.record_bytes, number)
+        pending_hints.pin(namespace, keys[blocks - 1], pinned)
     return blocks
 
 
@@ -190,10 +188,8 @@ def _stage(store: StoreParts, chain: NamedChain, at_s: float) -> int:
         )
         fetch_s = store.planner.plan(question).fetch_s
         now_s = store.clock.now()
-        in_s = max(0.0, at_s - now_s)
-        if store.pending_hints.wait(
-            now_s + begin_in_s(in_s, fetch_s), PendingPrestage(chain, at_s)
-        ):
+        begin_s = now_s + begin_in_s(max(0.0, at_s - now_s), fetch_s)
+        if store.pending_hints.wait(begin_s, PendingPrestage(chain, at_s)):
             return len(tiers)
     return next((at for at, tier in enumerate(tiers) if tier != HOST), len(tiers))
 
@@ -207,9 +203,8 @@ def _promote(store: StoreParts, staging: PendingPrestage) -> None:
     table = store.table
     try:
         ask_in_time(store, namespace, keys, LOOK_S, Priority.PREFETCH)
-        store.release(
-            fetch_unverified(store, namespace, keys, _PROMOTION_S, Priority.PREFETCH).lease
-        )
+        fetched = fetch_unverified(store, namespace, keys, _PROMOTION_S, Priority.PREFETCH)
+        store.release(fetched.lease)
     finally:
         with table.lock:
             store.pending_hints.done()

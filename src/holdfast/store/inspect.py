@@ -22,10 +22,8 @@ def status(store: StoreParts) -> dict[str, Any]:
     """Return fill, speed, counters and recovery as plain data."""
     table = store.table
     with table.lock:
-        tiers = [("host", host) for host in table.all_hosts()]
-        usages = [
-            (name, tier.usage()) for name, tier in [*tiers, *((t.name, t) for t in table.lower)]
-        ]
+        hosts = [("host", host.usage()) for host in table.all_hosts()]
+        usages = [*hosts, *((tier.name, tier.usage()) for tier in table.lower)]
         return {
             "incarnation": store.incarnation,
             "blocks": len(table.index),

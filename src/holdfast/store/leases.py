@@ -26,9 +26,14 @@ class Reservation(NamedTuple):
     erase_generation: int
 
     @property
+    def slots(self) -> list[Place]:
+        """The reserved slots."""
+        return [place for place in self.places if place != NOWHERE]
+
+    @property
     def nbytes(self) -> int:
-        """Return the total size of the reserved slots in bytes."""
-        return (len(self.places) - self.places.count(NOWHERE)) * self.namespace.record_bytes
+        """Total size of the reserved slots in bytes."""
+        return len(self.slots) * self.namespace.record_bytes
 
 
 class BlockLease(NamedTuple):

@@ -81,29 +81,36 @@ class LookupResult(NamedTuple):
     unanswered: dict[str, Outcome]
 
 
-def cover(table: BlockTable, namespace: Namespace, keys: Sequence[bytes]) -> HeldPrefix:
-    """Count the leading blocks that the index knows of; state only."""
+def cover(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> HeldPrefix:
+    """Count the leading blocks of a chain that the index knows of, by tier; state only."""
+    table = store.table
     with table.lock:
         coverage = table.index.cover(namespace, keys)
     return HeldPrefix(coverage.blocks, sources(table, coverage, coverage.blocks))
 
 
-def look(table: BlockTable, namespace: Namespace, keys: Sequence[bytes]) -> HeldPrefix:
+def look(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> HeldPrefix:
     """Count the leading blocks, asking shared tiers about those the index does not know.
 
     `keys` starts with the first block of the chain. Waits for answers, or for another caller's
     equal lookup, for `LOOK_S` in all.
     """
-    return ask(table, namespace, keys, LOOK_S).covered
+    return ask(store, namespace, keys, LOOK_S).covered
+
+
+def asks(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> bool:
+    """Return whether `look` would ask a shared tier about blocks unknown to the index."""
+    there = not all(map(is_away, store.table.shared.values()))
+    return there and cover(store, namespace, keys).blocks < len(keys)
 
 
 def ask(
-    table: BlockTable, namespace: Namespace, keys: Sequence[bytes], within_s: float
+    store: StoreParts, namespace: Namespace, keys: Sequence[bytes], within_s: float
 ) -> LookupResult:
     """Like `look`, for at most `within_s` seconds; returns which tiers did not answer."""
-    covered, until = cover(table, namespace, keys), time.monotonic() + within_s
+    covered, until = cover(store, namespace, keys), time.monotonic() + within_s
     unanswered = dict[str, Outcome]()
-    for number, tier in table.shared.items():
+    for number, tier in store.table.shared.items():
         if covered.blocks == len(keys):
             break
         left_s, before = until - time.monotonic(), covered.blocks
@@ -112,8 +119,8 @@ def ask(
         elif left_s <= 0:
             unanswered[tier.name] = Outcome.LATE
         else:
-            outcome = _ask(table, number, namespace, keys, before, left_s)
-            covered = cover(table, namespace, keys)
+            outcome = _ask(store.table, number, namespace, keys, before, left_s)
+            covered = cover(store, namespace, keys)
             if covered.blocks > before:
                 unanswered.clear()  # they were asked about a block that is held elsewhere
             if outcome is not Outcome.OK:
@@ -134,7 +141,7 @@ def ask_in_time(
     lookup that outlasts the limit continues, and its answer serves later callers.
     """
     table = store.table
-    covered = cover(table, namespace, keys)
+    covered = cover(store, namespace, keys)
     if covered.blocks == len(keys) or not table.shared:
         return LookupResult(covered, {})
     late = {tier.name: Outcome.LATE for tier in table.shared.values()}
@@ -144,19 +151,13 @@ def ask_in_time(
     share = table.usage.share(namespace.domain)
     work_item = WorkItem(namespace.domain, len(keys) * namespace.record_bytes, share, priority)
     try:
-        asking = store.lookups.submit(work_item, partial(ask, table, namespace, keys, within_s))
+        asking = store.lookups.submit(work_item, partial(ask, store, namespace, keys, within_s))
     except RuntimeError:  # the store is closed
         return LookupResult(covered, dict.fromkeys(late, Outcome.GONE))
     wait([asking], timeout=within_s)
     if asking.cancel() or not asking.done():
-        return LookupResult(cover(table, namespace, keys), late)
+        return LookupResult(cover(store, namespace, keys), late)
     return asking.result()
-
-
-def asks(table: BlockTable, namespace: Namespace, keys: Sequence[bytes]) -> bool:
-    """Return whether `look` would ask a shared tier."""
-    there = not all(map(is_away, table.shared.values()))
-    return there and cover(table, namespace, keys).blocks < len(keys)
 
 
 def ask_first(

@@ -63,7 +63,7 @@ class PendingHints:
         self._numbers = 0
         self._pins: dict[tuple[Namespace, bytes], PinnedChain] = {}
         """By the key of the last block, which names the whole chain."""
-        self._claims: dict[int, int] = {}
+        self._claimed_bytes = 0
 
     def follow(self, namespace: Namespace, session: str, keys: Sequence[bytes]) -> None:
         """Note the chain that a session used last; a shorter beginning of it changes nothing."""
@@ -111,15 +111,13 @@ class PendingHints:
         """Note that one prestage taken by `due` has ended."""
         self._begun -= 1
 
-    def claim(self, nbytes: int) -> int:
-        """Count bytes that are about to be pinned; return a number for `end_claim`."""
-        self._numbers += 1
-        self._claims[self._numbers] = nbytes
-        return self._numbers
+    def claim(self, nbytes: int) -> None:
+        """Count bytes that are about to be pinned, until `end_claim`."""
+        self._claimed_bytes += nbytes
 
-    def end_claim(self, number: int) -> None:
-        """Stop counting the bytes that a hint has reserved."""
-        del self._claims[number]
+    def end_claim(self, nbytes: int) -> None:
+        """Stop counting bytes that were about to be pinned."""
+        self._claimed_bytes -= nbytes
 
     def pin(self, namespace: Namespace, last: bytes, pin: PinnedChain) -> None:
         """Note that the chain up to a block is pinned."""
@@ -136,7 +134,7 @@ class PendingHints:
     def pinned_bytes(self, now_s: float) -> int:
         """Return how many bytes are pinned, or about to be."""
         self._pins = {chain: pin for chain, pin in self._pins.items() if pin.until_s > now_s}
-        return sum(pin.nbytes for pin in self._pins.values()) + sum(self._claims.values())
+        return self._claimed_bytes + sum(pin.nbytes for pin in self._pins.values())
 
     def status(self, now_s: float) -> dict[str, int]:
         """Return how many sessions are followed, contexts wait, and bytes are pinned."""

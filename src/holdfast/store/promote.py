@@ -21,7 +21,7 @@ from holdfast.failpoints import reach
 from holdfast.fairness.fair_threads import FairThreads
 from holdfast.fairness.work_slots import Priority, WorkItem
 from holdfast.limits import MIB
-from holdfast.store.block_table import HOST, BlockTable
+from holdfast.store.block_table import HOST, BlockTable, InflightRead
 from holdfast.store.estimates import Estimates
 from holdfast.store.evict import reserve_slots
 from holdfast.store.rewrite import rewrite_misplaced
@@ -117,7 +117,7 @@ class BlockMover:
         erase_generation, promotions = table.erase_generation(namespace.domain), list[Promotion]()
         slots = reserve_slots(table, namespace, len(below))
         for (row, key, tier), slot in zip(below, slots, strict=False):
-            table.reads.begin(row)
+            table.reads[row] = InflightRead()
             promotions.append(
                 Promotion(row, key, tier, Place(index.places[tier][row]), slot, erase_generation)
             )
@@ -179,9 +179,8 @@ class BlockMover:
             namespace, promotions = read_batch.namespace, read_batch.promotions
             with self._table.lock:  # so that no fetch starts to wait for it meanwhile
                 # A batch that is done, or was cancelled before, does not own its slots any more.
-                kept = read_batch.reading.done() or self._table.reads.is_awaited(
-                    promotion.row for promotion in promotions
-                )
+                reads = [self._table.reads.get(promotion.row) for promotion in promotions]
+                kept = read_batch.reading.done() or any(read and read.waiting for read in reads)
                 taken = not kept and read_batch.reading.cancel()
                 if taken:
                     self._take_back(namespace, promotions)
@@ -206,17 +205,13 @@ class BlockMover:
 
     def _note_prefetches(self, read_batch: ReadBatch) -> None:
         with self._table.lock:
-            reads = self._table.reads
             if not read_batch.reading.done():
-                self._prefetches.update(
-                    {c.row: read_batch for c in read_batch.promotions if c.row in reads}
-                )
+                rows = (promotion.row for promotion in read_batch.promotions)
+                self._prefetches |= {row: read_batch for row in rows if row in self._table.reads}
 
     def _for_later(self, rows: Iterable[int]) -> list[ReadBatch]:
-        prefetches = self._prefetches
-        return list(
-            {id(prefetches[row]): prefetches[row] for row in rows if row in prefetches}.values()
-        )
+        batches = (self._prefetches[row] for row in rows if row in self._prefetches)
+        return list({id(batch): batch for batch in batches}.values())
 
     def _take_back(self, namespace: Namespace, promotions: Sequence[Promotion]) -> None:
         """Return slots that no read has started to fill; under the lock."""
@@ -300,5 +295,5 @@ class BlockMover:
         """Wake the fetches that wait for these blocks; call under the lock."""
         for promotion in promotions:
             self._prefetches.pop(promotion.row, None)
-            self._table.reads.end(promotion.row)
+            self._table.reads.pop(promotion.row).over.set()
         self._table.unpin([promotion.row for promotion in promotions])

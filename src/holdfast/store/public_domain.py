@@ -50,7 +50,7 @@ def copy_public(
 
     `keys` names the chain in the reader's domain, `common` the same blocks in the public one.
     """
-    own = cover(store.table, namespace, keys).blocks
+    own = cover(store, namespace, keys).blocks
     fetched = fetch(store, _public(store, namespace), common[:BLOCKS_MAX], _FETCH_S)
     try:
         theirs = fetched.places[own : len(keys)]

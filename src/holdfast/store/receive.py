@@ -94,7 +94,7 @@ def publish_received(
                 row = index.add(namespace, header.key, header.parent, header.depth)
                 here[row] = each.place
                 if not table.sealing.checks(header):
-                    table.mark_unverified(row)
+                    table.unverified.add(row)
         for namespace, here in taken.items():
             table.publish_here(namespace, here)
         entered = [row for here in taken.values() for row in here]

@@ -56,24 +56,23 @@ def reserve(
         there = [row >= 0 and table.index.fastest(row) >= 0 for row in rows]
         held = list(itertools.compress(rows, there))
         table.pin(held)  # they must not be evicted for the blocks that follow them
-        room = iter(
-            reserve_slots(table, namespace, min(there.count(False), _fillable(store, namespace)))
-        )
+        size, share = namespace.record_bytes, FILLING_SHARE if len(table.hosts) > 1 else 1.0
+        fillable = table.usage.fillable(namespace.domain, size, store.host_bytes, share)
+        room = iter(reserve_slots(table, namespace, min(there.count(False), fillable)))
         table.unpin(held)
         places = [NOWHERE if is_there else next(room, NOWHERE) for is_there in there]
         full = places.count(NOWHERE) > len(held)
-        table.usage.add_reserved(
-            namespace.domain, (len(keys) - places.count(NOWHERE)) * namespace.record_bytes
-        )
-        outcome = Outcome.FULL if full else Outcome.OK
         erase_generation = table.erase_generation(namespace.domain)
-        reservation = table.leases.reserve(
-            Reservation(namespace, list(keys), parent, depth, segment, places, erase_generation)
+        reservation = Reservation(
+            namespace, list(keys), parent, depth, segment, places, erase_generation
         )
+        table.usage.add_reserved(namespace.domain, reservation.nbytes)
+        number = table.leases.reserve(reservation)
+    outcome = Outcome.FULL if full else Outcome.OK
     if full:
         store.ladder.wake()
     store.activity.call("reserve", outcome, store.clock.now() - began_s, len(keys))
-    return SaveSlots(reservation, [int(place) for place in places], outcome)
+    return SaveSlots(number, [int(place) for place in places], outcome)
 
 
 def commit(store: StoreParts, number: int, retention: Retention = Retention.SESSION) -> int:
@@ -122,13 +121,6 @@ def abort(store: StoreParts, number: int, *, rest_s: float = 0.0) -> None:
             store.rest(reservation, store.clock.now() + rest_s)
 
 
-def _fillable(store: StoreParts, namespace: Namespace) -> int:
-    """Return how many slots for blocks of a namespace may be reserved now."""
-    share = FILLING_SHARE if len(store.table.hosts) > 1 else 1.0
-    fill, size = store.table.usage, namespace.record_bytes
-    return fill.fillable(namespace.domain, size, store.host_bytes, share)
-
-
 def _publish(
     store: StoreParts, reservation: Reservation, parents: Sequence[bytes], retention: Retention
 ) -> int:
@@ -136,10 +128,9 @@ def _publish(
     taken: dict[int, Place] = {}
     with table.lock:
         table.usage.subtract_reserved(namespace.domain, reservation.nbytes)
-        if table.erase_generation(
-            namespace.domain
-        ) != reservation.erase_generation or table.sealing.is_away(namespace.domain):
-            table.give_back(namespace, [place for place in reservation.places if place != NOWHERE])
+        erased = table.erase_generation(namespace.domain) != reservation.erase_generation
+        if erased or table.sealing.is_away(namespace.domain):
+            table.give_back(namespace, reservation.slots)
             return 0
         for i, (key, place) in enumerate(zip(reservation.keys, reservation.places, strict=True)):
             if place == NOWHERE:
@@ -170,9 +161,8 @@ def _publish(
 def _held_before(table: BlockTable, reservation: Reservation) -> list[int]:
     """Return the rows of a reservation's blocks that needed no slot."""
     pairs = zip(reservation.keys, reservation.places, strict=True)
-    rows = table.index.find_all(
-        reservation.namespace, [key for key, place in pairs if place == NOWHERE]
-    )
+    keys = [key for key, place in pairs if place == NOWHERE]
+    rows = table.index.find_all(reservation.namespace, keys)
     return [row for row in rows if row >= 0 and table.index.fastest(row) >= 0]
 
 

@@ -76,10 +76,9 @@ class Sealing:
             return Outcome.GONE
         return key.sealer(record, secrets.token_bytes(NONCE_BYTES)) or Outcome.CORRUPT
 
-    def sealed_copies(
-        self, records: Sequence[memoryview], sealers: Sequence[Sealer | Outcome]
-    ) -> list[memoryview]:
+    def sealed_copies(self, records: Sequence[memoryview], domain: bytes) -> list[memoryview]:
         """Return sealed copies of leading records, in memory of their own, up to a damaged one."""
+        sealers = [self.sealer(record, domain) for record in records]
         copies = []
         for record, sealer in zip(records, sealers, strict=True):
             into = aligned_buffer(len(record))
@@ -175,11 +174,8 @@ class Sealing:
 
 def _named(header: Header, key: bytes, namespace: Namespace) -> Outcome:
     """Return whether a header is that of the requested block."""
-    if (header.key, header.fingerprint, header.domain) != (
-        key,
-        namespace.fingerprint,
-        namespace.domain,
-    ):
+    wanted = (key, namespace.fingerprint, namespace.domain)
+    if (header.key, header.fingerprint, header.domain) != wanted:
         return Outcome.MISS
     readable = header.payload_bytes == namespace.payload_bytes and header.codec == CODEC_NONE
     return Outcome.OK if readable else Outcome.CORRUPT

@@ -7,11 +7,13 @@ at once; `fetch` and `commit` move and check bytes.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -25,7 +27,7 @@ from holdfast.policy.retention import Retention
 from holdfast.session import Session
 from holdfast.store import domains as domain_keys
 from holdfast.store import fetch as fetch_path
-from holdfast.store import hints, open_stores, public_domain, reported_records
+from holdfast.store import hints, public_domain, reported_records
 from holdfast.store import inspect as inspection
 from holdfast.store import lookup as coverage
 from holdfast.store import receive as receiving
@@ -37,7 +39,6 @@ from holdfast.store.core import StoreParts
 from holdfast.store.estimates import EngineCosts, EngineStep, PlanEnding
 from holdfast.store.estimates_file import EstimatesFile
 from holdfast.store.fetch import FetchResult
-from holdfast.store.lookup import HeldPrefix
 from holdfast.store.options import StoreOptions
 from holdfast.store.prefault import ArenaPrefault
 from holdfast.store.probe_tiers import probe_tier, unmeasured_tiers
@@ -115,28 +116,16 @@ class Store(StoreParts):
         self.cold = True
         self._housekeeper.start()
         self.scrubber.start()
-        open_stores.add(self)
+        _open_stores[id(self)] = weakref.ref(self)
 
     def session(self, fingerprint: Fingerprint, domain: str = "default") -> Session:
         """Return the store in terms of tokens and blocks, for one fingerprint in one domain."""
         self._check_open()
         return Session(EmbeddedSession(self, fingerprint, domain))
 
-    @_while_open
-    def cover(self, namespace: Namespace, keys: Sequence[bytes]) -> HeldPrefix:
-        """Count the leading blocks of a chain that the index knows of, by tier."""
-        return coverage.cover(self.table, namespace, keys)
-
-    @_while_open
-    def look(self, namespace: Namespace, keys: Sequence[bytes]) -> HeldPrefix:
-        """Like `cover`, and ask shared tiers about the rest; waits for them, a bounded time."""
-        return coverage.look(self.table, namespace, keys)
-
-    @_while_open
-    def asks(self, namespace: Namespace, keys: Sequence[bytes]) -> bool:
-        """Return whether `look` would ask a shared tier about blocks unknown to the index."""
-        return coverage.asks(self.table, namespace, keys)
-
+    cover = _while_open(coverage.cover)
+    look = _while_open(coverage.look)
+    asks = _while_open(coverage.asks)
     plan_fetch = _while_open(coverage.plan_fetch)
 
     @_while_open
@@ -355,7 +344,7 @@ class Store(StoreParts):
                 step()
             except Exception:  # noqa: BLE001  # the other parts must be closed too
                 _log.exception("a part of the store could not be closed")
-        open_stores.discard(self)
+        _open_stores.pop(id(self), None)
         self._is_over = True
         self._over.release()
 
@@ -399,3 +388,28 @@ class Store(StoreParts):
         if self.clock.now() >= self._keep_at:
             self._estimates_file.keep()
             self._keep_at = self.clock.now() + _KEEP_ESTIMATES_S
+
+
+_open_stores: dict[int, weakref.ref[Store]] = {}
+"""Open stores of this process: closed at exit, and given up in a forked child.
+
+The exit hook runs for `sys.exit`, an exception and the end of the main program, not for signals
+that end the process at once, `os._exit` or SIGKILL.
+"""
+
+
+def _close_all() -> None:
+    for known in list(_open_stores.values()):
+        if (store := known()) is not None:
+            store.close()
+
+
+def _give_up_copies() -> None:
+    for known in list(_open_stores.values()):
+        if (store := known()) is not None:
+            store.give_up_copy()
+    _open_stores.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_give_up_copies)
