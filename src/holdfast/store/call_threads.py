@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.errors import StoreClosedError
 
@@ -35,7 +35,7 @@ _CLOSED = "this store was closed before the call began; open it again"
 _log = logging.getLogger("holdfast.store")
 
 
-class CallHandle:
+class CallHandle(Generic[T]):
     """Holds what a call handed out until the caller has received it or used it up.
 
     If the handle is deleted with the value still in it, because an exception ended the caller's
@@ -44,14 +44,14 @@ class CallHandle:
 
     __slots__ = ("__weakref__", "given", "guard", "undo")
 
-    def __init__(self, undo: Callable[[Any], object]) -> None:
-        self.given: list[Any] = []
+    def __init__(self, undo: Callable[[T], object]) -> None:
+        self.given: list[T] = []
         """The value, if a call has handed one out and it was not taken."""
         self.undo = undo
         self.guard: _Guard | None = None
         """Deleted with the handle, and queued then; see `OwnThreadCalls`."""
 
-    def take(self) -> list[Any]:
+    def take(self) -> list[T]:
         """Return the value, in a list, and end the duty to undo; empty if it was undone."""
         self.guard = None
         try:
@@ -63,11 +63,11 @@ class CallHandle:
 class CallThreads(Protocol):
     """Where the calls of a store's users run."""
 
-    def run(self, work: Callable[[], T], handle: CallHandle | None = None) -> T:
+    def run(self, work: Callable[[], T], handle: CallHandle[T] | None = None) -> T:
         """Return what `work` returns, or raise what it raises; note it in the handle first."""
         ...
 
-    def give_up(self, handle: CallHandle) -> None:
+    def give_up(self, handle: CallHandle[T]) -> None:
         """Undo what a handle holds now, not only when the handle is deleted.
 
         Empty-handed while its call is under way: then the worker undoes it afterwards.
@@ -89,13 +89,13 @@ class DirectCalls:
     For callers that no exception interrupts: a node, whose event loop takes signals.
     """
 
-    def run(self, work: Callable[[], T], handle: CallHandle | None = None) -> T:
+    def run(self, work: Callable[[], T], handle: CallHandle[T] | None = None) -> T:
         result = work()
         if handle is not None:
             handle.given.append(result)
         return result
 
-    def give_up(self, handle: CallHandle) -> None:
+    def give_up(self, handle: CallHandle[T]) -> None:
         _undo(handle.given, handle.undo)
 
     def close(self, timeout_s: float) -> None:
@@ -105,7 +105,7 @@ class DirectCalls:
         """Nothing to end: the threads are the callers'."""
 
 
-class _Guard(weakref.ref[CallHandle]):
+class _Guard(weakref.ref[CallHandle[Any]]):
     """A reference to a handle, with what is needed to undo when the handle is deleted."""
 
     __slots__ = ("given", "undo")
@@ -137,7 +137,7 @@ class OwnThreadCalls:
         self._closed = False
         self._begin_thread()
 
-    def run(self, work: Callable[[], T], handle: CallHandle | None = None) -> T:
+    def run(self, work: Callable[[], T], handle: CallHandle[T] | None = None) -> T:
         if threading.get_ident() in self._idents:
             result = work()
             if handle is not None:
@@ -157,7 +157,7 @@ class OwnThreadCalls:
             raise call.error
         return call.result  # type: ignore[no-any-return]  # what `work` returned
 
-    def give_up(self, handle: CallHandle) -> None:
+    def give_up(self, handle: CallHandle[T]) -> None:
         with contextlib.suppress(StoreClosedError):  # nothing is left to undo then
             self.run(partial(_undo, handle.given, handle.undo))
 
@@ -174,7 +174,7 @@ class OwnThreadCalls:
         self._closed = True
         self._threads = 0
 
-    def _guard(self, handle: CallHandle) -> _Guard:
+    def _guard(self, handle: CallHandle[T]) -> _Guard:
         """Have a handle's value given back when the handle is deleted: without Python code."""
         guard = _Guard(handle, self._queue.put)
         guard.given, guard.undo = handle.given, handle.undo
@@ -235,7 +235,7 @@ class OwnThreadCalls:
             self._do(guard)
 
 
-def _undo(given: list[Any], undo: Callable[[Any], object]) -> None:
+def _undo(given: list[T], undo: Callable[[T], object]) -> None:
     try:
         value = given.pop()
     except IndexError:

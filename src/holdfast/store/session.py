@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.key import Chain
@@ -22,6 +22,8 @@ from holdfast.store.lookup import LookupResult
 from holdfast.store.save import SaveSlots
 
 T = TypeVar("T")
+
+_Fetched: TypeAlias = tuple[LookupResult, FetchResult]
 
 _NO_ANSWER = {
     Outcome.LATE: "did not answer in time",
@@ -93,7 +95,7 @@ class EmbeddedSession:
     def pin(self, keys: Sequence[bytes], ttl_s: float, deadline_s: float) -> int:
         return self._run(partial(hints.pin, self._store, self.namespace, keys, ttl_s, deadline_s))
 
-    def _run(self, work: Callable[[], T], handle: CallHandle | None = None) -> T:
+    def _run(self, work: Callable[[], T], handle: CallHandle[T] | None = None) -> T:
         """Run what reads or changes the store's state; raise StoreClosedError if it is closed."""
         if self._store.gone:
             raise StoreClosedError(self._store.gone)
@@ -113,21 +115,21 @@ class EmbeddedSession:
     def _reserve(self, chain: Chain) -> SaveSlots:
         return save.reserve(self._store, self.namespace, chain.keys, chain.fingerprint, 0, b"")
 
-    def _commit(self, handle: CallHandle, retention: Retention) -> int:
+    def _commit(self, handle: CallHandle[SaveSlots], retention: Retention) -> int:
         """Commit what a handle holds, if it was not given back."""
         return sum(save.commit(self._store, one.ticket, retention) for one in handle.take())
 
     def _abort(self, reserved: SaveSlots) -> None:
         save.abort(self._store, reserved.ticket)
 
-    def _fetch(self, chain: Chain, deadline_s: float) -> tuple[LookupResult, FetchResult]:
+    def _fetch(self, chain: Chain, deadline_s: float) -> _Fetched:
         """Ask shared tiers, then fetch; the lease is the caller's."""
         began_s = self._store.clock.now()
         asked, left_s = lookup.ask_first(self._store, self.namespace, chain.keys, deadline_s)
         self._count(asked, self._store.clock.now() - began_s)
         return asked, fetch.fetch(self._store, self.namespace, chain.keys, left_s)
 
-    def _end_lease(self, handle: CallHandle, chain: Chain) -> bool:
+    def _end_lease(self, handle: CallHandle[_Fetched], chain: Chain) -> bool:
         """End the lease that a handle holds, and count the prompt; False if it ended before."""
         size = self.namespace.block_tokens
         for answer in handle.take():
@@ -138,7 +140,7 @@ class EmbeddedSession:
             return whole
         return False
 
-    def _release(self, answer: tuple[LookupResult, FetchResult]) -> bool:
+    def _release(self, answer: _Fetched) -> bool:
         return self._store.release(answer[1].lease)
 
 

@@ -182,7 +182,7 @@ class Store(StoreParts):
         handle = CallHandle(self._abort)
         work = partial(save_path.reserve, self, namespace, keys, parent, depth, segment)
         self.calls.run(work, handle)
-        return handle.given.pop()  # type: ignore[no-any-return]  # a `SaveSlots`
+        return handle.given.pop()
 
     def commit(self, reservation: int, retention: Retention = Retention.SESSION) -> int:
         """Pack and publish filled slots; return how many blocks are new."""
@@ -315,7 +315,7 @@ class Store(StoreParts):
             return FetchResult(0, [], {}, Outcome.GONE, self.gone)
         handle = CallHandle(self._end_lease)
         self.calls.run(work, handle)
-        return handle.given.pop()  # type: ignore[no-any-return]  # a `FetchResult`
+        return handle.given.pop()
 
     def _end_lease(self, fetched: FetchResult) -> bool:
         return super().release(fetched.lease)
