@@ -410,9 +410,9 @@ class BlockTable:
                 rows = self.remote_lookups.pop_excess(ROWS_AT_ONCE)
                 for row in rows:
                     state = self.state(row)
-                    if not state.is_in_use and self.shared.keys() >= set(state.tiers):
-                        for tier in state.tiers:  # removing the last copy drops the row
-                            self.remove_copy(row, tier)
+                    stays = state.is_in_use or not self.shared.keys() >= set(state.tiers)
+                    for tier in () if stays else state.tiers:  # removing the last drops the row
+                        self.remove_copy(row, tier)
             if not rows:
                 return
 
