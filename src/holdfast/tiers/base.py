@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, NewType, Protocol, runtim
 import msgspec
 
 from holdfast.blocks.envelope import Header
+from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import Outcome
 
@@ -245,7 +246,12 @@ class HeldAnswer(NamedTuple):
 
 @runtime_checkable
 class AnsweringTier(SharedTier, Protocol):
-    """A shared tier that distinguishes "not held" from "no answer"."""
+    """A shared tier that distinguishes "not held" from "no answer"; subclass it for its `held`."""
+
+    def held(
+        self, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float = math.inf
+    ) -> int:
+        return self.ask(namespace, keys, start, within_s).blocks
 
     def ask(
         self, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float = math.inf
@@ -315,3 +321,13 @@ def is_away(tier: Tier) -> bool:
 def segment_place(segment: bytes) -> Place:
     """Return the place of a segment's blocks on a shared tier: its 8 bytes as a number >= 0."""
     return Place(int.from_bytes(segment, "little") >> 1)
+
+
+def chain_segments(keys: Sequence[bytes], start: int, size: int) -> Iterator[tuple[Place, range]]:
+    """Yield the place and the block numbers of each segment of a chain, from block `start` on.
+
+    A segment has `size` blocks and is named for its first one.
+    """
+    for head in range(start - start % size, len(keys), size):
+        blocks = range(max(head, start), min(head + size, len(keys)))
+        yield segment_place(keys[head][:SEGMENT_BYTES]), blocks

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 
 class MediumGate:
@@ -11,28 +13,25 @@ class MediumGate:
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._inside = 0
-        self._shut = False
+        self.is_shut = False
 
-    def enter(self) -> bool:
-        """Begin work and return True, or return False if the gate is shut; `leave` follows True."""
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[bool]:
+        """Count the `with` block as work in progress; yield False, and count nothing, if shut."""
         with self._condition:
-            self._inside += not self._shut
-            return not self._shut
-
-    def leave(self) -> None:
-        """End work."""
-        with self._condition:
-            self._inside -= 1
-            self._condition.notify_all()
+            admitted = not self.is_shut
+            self._inside += admitted
+        try:
+            yield admitted
+        finally:
+            if admitted:
+                with self._condition:
+                    self._inside -= 1
+                    self._condition.notify_all()
 
     def shut(self) -> bool:
         """Reject new work and wait for work in progress; return False if it was shut before."""
         with self._condition:
-            first, self._shut = not self._shut, True
+            first, self.is_shut = not self.is_shut, True
             self._condition.wait_for(lambda: not self._inside)
             return first
-
-    @property
-    def is_shut(self) -> bool:
-        """Whether the gate is shut."""
-        return self._shut

@@ -8,9 +8,13 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from holdfast.clock import Clock
+from holdfast.errors import HoldfastError, Outcome
 from holdfast.tiers.breaker import (
     BreakerOptions,
     BreakerPhase,
@@ -18,6 +22,7 @@ from holdfast.tiers.breaker import (
     CallTicket,
     CircuitBreaker,
 )
+from holdfast.wire.remote.stream import Deadline
 
 LIMITS = BreakerOptions(failures=2, stall_s=10.0, pause_s=0.1, pause_max_s=5.0, probes=1)
 
@@ -25,6 +30,10 @@ _LOGGED_CHARS_MAX = 300
 """Longest part of an error text in a log line, in characters."""
 
 _log = logging.getLogger(__name__)
+
+
+class LocalTimeoutError(TimeoutError):
+    """The time ran out on this side, which is no failure of the server."""
 
 
 class ServerHealth(NamedTuple):
@@ -45,12 +54,36 @@ class ServerBackoff:
         self._trouble = ""
         self._refusal = ""
 
-    def begin(self) -> CallTicket | None:
-        """Permit a call, or return None. Pass the ticket to `end` once."""
-        with self._lock:
-            return self._breaker.begin()
+    def call(self, work: Callable[[], str], deadline: Deadline) -> Outcome:
+        """Call `work` if the breaker permits it; OK if it returns, LATE past the deadline, or GONE.
 
-    def end(self, ticket: CallTicket, ending: CallEnding, trouble: str = "") -> None:
+        A text that `work` returns is an error reply, and a failure of the server. A call after its
+        deadline does not reach the server and does not count as its failure.
+        """
+        if deadline.over:
+            return Outcome.LATE
+        with self._lock:
+            ticket = self._breaker.begin()
+        if ticket is None:
+            return Outcome.GONE
+        try:
+            trouble = work()
+        except LocalTimeoutError:
+            self._end(ticket, CallEnding.CANCELLED)
+            return Outcome.LATE
+        except TimeoutError as error:
+            self._end(ticket, CallEnding.ERROR, f"late: {error}")
+            return Outcome.LATE
+        except (OSError, EOFError, HoldfastError, msgspec.MsgspecError) as error:
+            self._end(ticket, CallEnding.ERROR, str(error) or type(error).__name__)
+            return Outcome.GONE
+        except BaseException:
+            self._end(ticket, CallEnding.CANCELLED)
+            raise
+        self._end(ticket, CallEnding.ERROR if trouble else CallEnding.OK, trouble)
+        return Outcome.OK
+
+    def _end(self, ticket: CallTicket, ending: CallEnding, trouble: str = "") -> None:
         """Record how a call ended; `trouble` is the text of an error."""
         with self._lock:
             self._breaker.end(ticket, ending)

@@ -23,8 +23,10 @@ from holdfast.codec.pack import pack, verify
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.limits import GIB, KIB, MIB
 from holdfast.report import Row, at_least, with_more
-from holdfast.tiers.mooncake.tier import MooncakeTier, MooncakeTierOptions
-from holdfast.tiers.valkey.tier import ValkeyTier, ValkeyTierOptions
+from holdfast.tiers.mooncake.kind import MooncakeOptions
+from holdfast.tiers.mooncake.tier import MooncakeTier
+from holdfast.tiers.valkey.kind import ValkeyOptions
+from holdfast.tiers.valkey.tier import ValkeyTier
 from holdfast_bench.harness.hardware_limits import GB
 from holdfast_bench.peers import lmcache_server, mooncake_server, valkey_server
 from holdfast_bench.peers.mooncake_server import MooncakeServers
@@ -180,7 +182,7 @@ def _redis(folder: Path, ring: RecordRing, stack: ExitStack) -> dict[str, Measur
     servers.start()
     redis = RedisPeer(servers.endpoints[0].port, lambda: ring.namespace)
     stack.callback(redis.close)
-    options = ValkeyTierOptions(addresses=servers.addresses, deadline_s=CALL_S, ask_s=CALL_S)
+    options = ValkeyOptions(address=list(servers.addresses), deadline_s=CALL_S, ask_s=CALL_S)
     tier = TierPeer(ValkeyTier(options), lambda: ring.namespace, redis)
     stack.callback(tier.close)
     return {"peer.redis": redis, "tier.valkey": tier}
@@ -192,7 +194,7 @@ def _mooncake(folder: Path, ring: RecordRing, stack: ExitStack) -> dict[str, Mea
     servers.start()
     mooncake = MooncakePeer(servers.master, [ring.records, ring.into], lambda: ring.namespace)
     stack.callback(mooncake.close)
-    options = MooncakeTierOptions(master=servers.address, deadline_s=CALL_S, ask_s=CALL_S)
+    options = MooncakeOptions(master=servers.address, deadline_s=CALL_S, ask_s=CALL_S)
     tier = TierPeer(MooncakeTier(options), lambda: ring.namespace, mooncake)
     stack.callback(tier.close)
     return {"peer.mooncake": mooncake, "tier.mooncake": tier}

@@ -84,7 +84,7 @@ def test_few_freed_records_cause_no_footer_rewrite(medium, places):
 def test_records_freed_during_a_footer_write_go_into_the_next_snapshot(medium, places, monkeypatch):
     freed = set(range(0, COUNT, 2))
     tier, late = freed_with(medium, places, freed), [1, COUNT - 2]
-    write = tier._footers._write
+    write = tier._write_footer
 
     def meanwhile(life, entries):
         while late:
@@ -92,7 +92,7 @@ def test_records_freed_during_a_footer_write_go_into_the_next_snapshot(medium, p
             tier.free([places[number]])
         return write(life, entries)
 
-    monkeypatch.setattr(tier._footers, "_write", meanwhile)
+    monkeypatch.setattr(tier, "_write_footer", meanwhile)
     tier._save_snapshot()
     tier.close()
     left = [n for n in range(COUNT) if n not in freed]

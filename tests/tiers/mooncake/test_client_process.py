@@ -7,11 +7,13 @@ import time
 
 import pytest
 
+from holdfast.byte_size import Size
 from holdfast.errors import ConfigError, Outcome
 from holdfast.probe import free_port
 from holdfast.testing.chained import ChainedBlocks
 from holdfast.tiers.mooncake import tier as module
-from holdfast.tiers.mooncake.tier import MooncakeTier, MooncakeTierOptions
+from holdfast.tiers.mooncake.kind import MooncakeOptions
+from holdfast.tiers.mooncake.tier import MooncakeTier
 from holdfast_bench.harness.pause import pause
 from holdfast_bench.peers.mooncake_server import MooncakeServers
 
@@ -28,7 +30,7 @@ def master(_mooncake, tmp_path):
 
 @pytest.fixture
 def tier(master):
-    tier = MooncakeTier(MooncakeTierOptions(master=master, lane_bytes=4 * MIB, ask_s=2.0))
+    tier = MooncakeTier(MooncakeOptions(master=master, lane=Size(4 * MIB), ask_s=2.0))
     yield tier
     tier.close()
 
@@ -86,7 +88,7 @@ def test_a_store_without_room_is_full_or_evicts(tier):
 
 @pytest.mark.usefixtures("_mooncake")
 def test_an_address_without_a_master_is_gone_at_once_and_logged_once(caplog, standstills):
-    tier = MooncakeTier(MooncakeTierOptions(master=f"tcp://127.0.0.1:{free_port()}"))
+    tier = MooncakeTier(MooncakeOptions(master=f"tcp://127.0.0.1:{free_port()}"))
     blocks = ChainedBlocks(4_000)
     begun_s = time.monotonic()
     for _ in range(30):
@@ -99,4 +101,4 @@ def test_an_address_without_a_master_is_gone_at_once_and_logged_once(caplog, sta
 def test_without_the_package_the_error_names_what_to_install(monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'holdfast-kv\[mooncake\]'"):
-        MooncakeTier(MooncakeTierOptions(master="tcp://127.0.0.1:1"))
+        MooncakeTier(MooncakeOptions(master="tcp://127.0.0.1:1"))

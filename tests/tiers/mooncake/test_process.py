@@ -7,11 +7,13 @@ from socket import create_server
 
 import pytest
 
+from holdfast.byte_size import Size
 from holdfast.errors import Outcome
 from holdfast.testing.chained import ChainedBlocks
 from holdfast.tiers.mooncake import messages as m
 from holdfast.tiers.mooncake import tier as module
-from holdfast.tiers.mooncake.tier import LANES, MooncakeTier, MooncakeTierOptions
+from holdfast.tiers.mooncake.kind import MooncakeOptions
+from holdfast.tiers.mooncake.tier import LANES, MooncakeTier
 from holdfast.wire.remote.stream import Deadline
 
 SLOW_STORE = """
@@ -42,7 +44,7 @@ def store(tmp_path, monkeypatch):
             text = SLOW_STORE.format(takes_s=takes_s, starts_s=starts_s, asks_s=asks_s)
             (tmp_path / "mooncake" / "store.py").write_text(text)
             address = f"tcp://127.0.0.1:{master.getsockname()[1]}"
-            options = MooncakeTierOptions(master=address, lane_bytes=1 << 20, deadline_s=deadline_s)
+            options = MooncakeOptions(master=address, lane=Size(1 << 20), deadline_s=deadline_s)
             opened.append(MooncakeTier(options))
             return opened[-1]
 

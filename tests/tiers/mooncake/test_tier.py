@@ -5,9 +5,11 @@ import threading
 
 import pytest
 
+from holdfast.byte_size import Size
 from holdfast.testing.chained import ChainedBlocks
 from holdfast.testing.shared_tier_contract import SharedTierContract
-from holdfast.tiers.mooncake.tier import MooncakeTier, MooncakeTierOptions
+from holdfast.tiers.mooncake.kind import MooncakeOptions
+from holdfast.tiers.mooncake.tier import MooncakeTier
 from holdfast_bench.peers.mooncake_server import MooncakeServers
 
 DEADLINE_S = 4.0
@@ -25,9 +27,9 @@ class TestMooncakeTier(SharedTierContract):
 
     def make_tier(self, remote_side):
         return MooncakeTier(
-            MooncakeTierOptions(
+            MooncakeOptions(
                 master=remote_side.address,
-                lane_bytes=LANE_BYTES,
+                lane=Size(LANE_BYTES),
                 deadline_s=DEADLINE_S,
                 ask_s=DEADLINE_S,
             )
@@ -44,7 +46,7 @@ def test_a_lookup_does_not_wait_for_a_write_that_waits_for_the_master(monkeypatc
         raise ConnectionRefusedError
 
     monkeypatch.setattr("holdfast.tiers.mooncake.tier.dial", dial)
-    options = MooncakeTierOptions(master="tcp://127.0.0.1:9", deadline_s=30.0, ask_s=0.2)
+    options = MooncakeOptions(master="tcp://127.0.0.1:9", deadline_s=30.0, ask_s=0.2)
     blocks = ChainedBlocks(4_000)
     with contextlib.closing(MooncakeTier(options)) as tier:
         writer = threading.Thread(target=blocks.save, args=(tier, range(2)))

@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from holdfast.tiers.valkey.tier import ValkeyTier, ValkeyTierOptions
+from holdfast.tiers.valkey.kind import ValkeyOptions
+from holdfast.tiers.valkey.tier import ValkeyTier
 from holdfast_bench.peers.valkey_server import ValkeyServers
 
 NUMBERS = itertools.count()
@@ -50,7 +51,7 @@ def opened():
 
     def make(servers, **options):
         options.setdefault("cluster", len(servers.endpoints) > 1)
-        tiers.append(ValkeyTier(ValkeyTierOptions(addresses=servers.addresses, **options)))
+        tiers.append(ValkeyTier(ValkeyOptions(address=list(servers.addresses), **options)))
         return tiers[-1]
 
     yield make

@@ -18,9 +18,10 @@ from holdfast.config import parse
 from holdfast.errors import ConfigError, Outcome
 from holdfast.testing.chained import ChainedBlocks
 from holdfast.testing.payloads import payload_of
+from holdfast.tiers.valkey.kind import ValkeyOptions
 from holdfast.tiers.valkey.resp import RespLogin
 from holdfast.tiers.valkey.slots import SLOTS, slot_of
-from holdfast.tiers.valkey.tier import ValkeyTier, ValkeyTierOptions, ValkeyTls
+from holdfast.tiers.valkey.tier import ValkeyTier
 from holdfast_bench.harness.certificates import Authority
 
 SECRET = "correct horse"
@@ -94,9 +95,9 @@ def test_an_unusable_password_file_is_refused_by_name(tmp_path, mode, words):
     if mode:
         file.write_text(SECRET)
         file.chmod(mode)
-    address = ("tcp://127.0.0.1:1",)
+    address = "tcp://127.0.0.1:1"
     with pytest.raises(ConfigError, match=f"password_file '{file}' .*{words}"):
-        ValkeyTier(ValkeyTierOptions(addresses=address, password_file=str(file)))
+        ValkeyTier(ValkeyOptions(address=address, password_file=str(file)))
 
 
 def test_tls_with_a_client_certificate(serve, opened, tmp_path):
@@ -106,10 +107,10 @@ def test_tls_with_a_client_certificate(serve, opened, tmp_path):
     context.load_cert_chain(client.cert, client.key)
     servers = serve(tls=files, login=RespLogin(tls=context))
     blocks = ChainedBlocks(300_000)
-    tier = opened(servers, tls=ValkeyTls(client.ca, client.cert, client.key))
+    tier = opened(servers, tls_ca=client.ca, tls_cert=client.cert, tls_key=client.key)
     assert blocks.save(tier, range(8)) == [Outcome.OK] * 8
     assert blocks.load(tier, range(9)) == [Outcome.OK] * 8 + [Outcome.MISS]
-    anonymous = opened(servers, tls=ValkeyTls(client.ca))
+    anonymous = opened(servers, tls_ca=client.ca)
     assert blocks.load(anonymous, [0]) == [Outcome.GONE]
 
 
@@ -119,15 +120,14 @@ def test_a_server_with_a_certificate_of_another_authority_is_refused(serve, open
     context.load_cert_chain(files.cert, files.key)
     servers = serve(tls=files, login=RespLogin(tls=context))
     other = Authority(tmp_path, "other").file
-    tier = opened(servers, tls=ValkeyTls(str(other)))
+    tier = opened(servers, tls_ca=str(other))
     assert ChainedBlocks(4_000).save(tier, [0]) == [Outcome.GONE]
 
 
 def test_a_file_without_a_certificate_is_refused_by_name(tmp_path):
     (tmp_path / "ca.pem").write_text("nothing")
-    tls = ValkeyTls(str(tmp_path / "ca.pem"))
     with pytest.raises(ConfigError, match=r"tls_ca: .*ca\.pem' holds no certificates in PEM"):
-        ValkeyTier(ValkeyTierOptions(addresses=("tcp://127.0.0.1:1",), tls=tls))
+        ValkeyTier(ValkeyOptions(address="tcp://127.0.0.1:1", tls_ca=str(tmp_path / "ca.pem")))
 
 
 # Records on the server.
@@ -257,7 +257,7 @@ def http_server():
 
 
 def test_a_server_of_another_protocol_is_gone(http_server):
-    tier = ValkeyTier(ValkeyTierOptions(addresses=(http_server,)))
+    tier = ValkeyTier(ValkeyOptions(address=http_server))
     blocks = ChainedBlocks(4_000)
     assert blocks.save(tier, range(2)) == [Outcome.GONE] * 2
     assert blocks.load(tier, range(2)) == [Outcome.GONE] * 2
@@ -267,7 +267,7 @@ def test_a_server_of_another_protocol_is_gone(http_server):
 def test_a_silent_server_costs_little_time_after_two_deadlines(standstills):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
-        tier = ValkeyTier(ValkeyTierOptions(addresses=(address,), deadline_s=0.2, ask_s=0.2))
+        tier = ValkeyTier(ValkeyOptions(address=address, deadline_s=0.2, ask_s=0.2))
         blocks = ChainedBlocks(4_000)
         begun_s = time.monotonic()
         outcomes = [blocks.load(tier, [0])[0] for _ in range(40)]

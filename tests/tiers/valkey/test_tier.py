@@ -3,7 +3,8 @@
 import pytest
 
 from holdfast.testing.shared_tier_contract import SharedTierContract
-from holdfast.tiers.valkey.tier import ValkeyTier, ValkeyTierOptions
+from holdfast.tiers.valkey.kind import ValkeyOptions
+from holdfast.tiers.valkey.tier import ValkeyTier
 
 DEADLINE_S = 1.5
 
@@ -11,7 +12,7 @@ DEADLINE_S = 1.5
 def options(servers, **more):
     cluster = len(servers.endpoints) > 1
     more = {"deadline_s": DEADLINE_S, "ask_s": DEADLINE_S, **more}
-    return ValkeyTierOptions(addresses=servers.addresses, cluster=cluster, **more)
+    return ValkeyOptions(address=list(servers.addresses), cluster=cluster, **more)
 
 
 class ReusedServers:

@@ -12,8 +12,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from holdfast.blocks.envelope import read_header, record_bytes
@@ -38,15 +39,12 @@ _VICTIM_SCAN_MAX = 1_024
 """Most records examined for a victim, least recently used first."""
 
 
-class _Entry:
+class _Entry(NamedTuple):
     """One record held; each write of a place creates a new entry."""
 
-    __slots__ = ("key", "namespace", "nbytes")
-
-    def __init__(self, namespace: Namespace, key: bytes, nbytes: int) -> None:
-        self.namespace = namespace
-        self.key = key
-        self.nbytes = nbytes
+    namespace: Namespace
+    key: bytes
+    nbytes: int
 
 
 class CxlTier:
@@ -78,23 +76,17 @@ class CxlTier:
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         """Copy records into their slots."""
-        if not self._gate.enter():
-            return [Outcome.GONE] * len(batch)
-        try:
+        with self._gate.enter() as admitted:
+            if not admitted:
+                return [Outcome.GONE] * len(batch)
             outcomes = [self._write(put) for put in batch]
             self._slots.prefault()
             return outcomes
-        finally:
-            self._gate.leave()
 
     def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
         """Copy records out of their slots; MISS for a record evicted in the meantime."""
-        if not self._gate.enter():
-            return [Outcome.GONE] * len(batch)
-        try:
-            return [self._read(get) for get in batch]
-        finally:
-            self._gate.leave()
+        with self._gate.enter() as admitted:
+            return [self._read(get) if admitted else Outcome.GONE for get in batch]
 
     def free(self, places: Sequence[Place]) -> None:
         """Free slots; a slot that is being written is freed at the end of its write."""
@@ -107,19 +99,15 @@ class CxlTier:
                 self._slots.free([place])
 
     def survivors(self) -> Iterator[SurvivingRecord]:
-        """Return nothing: memory does not survive the process."""
         return iter(())
 
     def usage(self) -> TierUsage:
-        """Return usage and counters."""
         with self._lock:
-            slots = self._slots.usage()
-            return TierUsage(
-                slots.capacity_bytes,
-                slots.used_bytes,
-                len(self._entries),
-                self._read_bytes,
-                self._written_bytes,
+            return msgspec.structs.replace(
+                self._slots.usage(),
+                records=len(self._entries),
+                read_bytes=self._read_bytes,
+                written_bytes=self._written_bytes,
             )
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
@@ -101,10 +102,8 @@ def _read_snapshot(extents: Extents, superblock: Superblock) -> RegionSnapshot |
             extents.read(geometry.snapshot_at(which), [blob])
         except OSError:
             continue
-        snapshot = parse_snapshot(blob, superblock.uuid, geometry.region_count)
-        if snapshot:
-            found.append(snapshot)
-    return max(found, key=lambda snapshot: snapshot.sequence, default=None)
+        found.append(parse_snapshot(blob, superblock.uuid, geometry.region_count))
+    return max(filter(None, found), key=lambda snapshot: snapshot.sequence, default=None)
 
 
 def read_state(extents: Extents, superblock: Superblock, pool: ThreadPoolExecutor) -> DiskState:
@@ -145,24 +144,20 @@ def recover_regions(
     ahead. They do not parse them, because parsing holds the GIL.
     """
     for start in range(0, len(lives), _FOOTERS_AT_ONCE):
-        if not gate.enter():
-            return
-        try:
-            ahead = lives[start : start + _FOOTERS_AT_ONCE]
+        ahead = lives[start : start + _FOOTERS_AT_ONCE]
+        with gate.enter() as admitted:
+            if not admitted:
+                return
             reads = [
                 pool.submit(read_footer, extents, geometry, life, footers.get(life.region, 0))
                 for life in ahead
             ]
             wait(reads)
-        finally:
-            gate.leave()
         for life, read in zip(ahead, reads, strict=True):
-            if not gate.enter():
-                return
-            try:
+            with gate.enter() as admitted:
+                if not admitted:
+                    return
                 recovered = _recover_region(extents, geometry, life, read)
-            finally:
-                gate.leave()
             yield recovered
 
 
@@ -251,14 +246,11 @@ def _scan(image: memoryview, life: RegionLife) -> Iterator[ListedEntry]:
 
 def _generations(extents: Extents, superblock: Superblock, indexes: Sequence[int]) -> list[int]:
     block = aligned_buffer(SECTOR)
-    generations = []
-    for index in indexes:
-        try:
+    generations = [_UNREADABLE] * len(indexes)
+    for at, index in enumerate(indexes):
+        with contextlib.suppress(OSError):
             extents.read(superblock.geometry.region_at(index), [block])
-        except OSError:
-            generations.append(_UNREADABLE)
-        else:
-            generations.append(parse_region_header(block, superblock.uuid, index))
+            generations[at] = parse_region_header(block, superblock.uuid, index)
     return generations
 
 

@@ -3,6 +3,11 @@
     reserve (state only) -> write -> footer of a full region -> snapshot at intervals -> close
     read                 <- survivors: footers, or a scan of regions without a footer
 
+A region gets its footer when it is full. A snapshot lists the records freed since the footers were
+written. If there are too many for a snapshot, the footers of the regions with the most freed
+records are rewritten without them. A crash during such a write leaves a region without a footer; a
+restart then scans the region.
+
 Only superblocks are flushed: blocks can be recomputed, so a power cut may lose blocks but never
 yields a wrong one. Every record contains the generation of its region's life; every read checks it,
 and the record's key.
@@ -32,17 +37,20 @@ from holdfast.tiers.base import (
 )
 from holdfast.tiers.disk.extent_io import ByteSpan, Extents, transfer
 from holdfast.tiers.disk.file import DiskConfig, check_superblock, open_file
-from holdfast.tiers.disk.footers import FooterWriter
-from holdfast.tiers.disk.recovery import DiskState, read_state, recover_regions
+from holdfast.tiers.disk.recovery import read_footer, read_state, recover_regions
 from holdfast.tiers.disk.region import (
+    FREED_PER_REGION,
     INCARNATION_SHIFT,
     SECTOR,
     SUPERBLOCKS,
+    RegionEntry,
     RegionLife,
     RegionSnapshot,
+    pack_footer,
     pack_region_header,
     pack_snapshot,
     pack_superblock,
+    parse_footer,
 )
 from holdfast.tiers.disk.region_log import RecordExtent, RegionLog
 from holdfast.tiers.gate import MediumGate
@@ -59,7 +67,7 @@ class DiskTier:
     """See `tiers.base.LocalTier` for the promises. A freed block may reappear after a crash.
 
     The constructor raises ConfigError, FormatError or BusyError, without changing the file.
-    `direct` and `why` describe the access to the medium. `read_only` is whether writes have stopped
+    `direct` is whether I/O bypasses the page cache, `read_only` whether writes have stopped
     after too many failures.
     """
 
@@ -80,6 +88,8 @@ class DiskTier:
         self._failed_at: deque[float] = deque(maxlen=FAILURES_MAX)
         self._failures = self._read_bytes = self._written_bytes = self._writing = 0
         self._changed = False
+        self._not_rewritable: set[RegionLife] = set()
+        """Regions whose footer could not be rewritten; there is no second attempt."""
         self._extents = open_extents(config)
         with contextlib.ExitStack() as undo:
             undo.callback(self._extents.close)
@@ -92,7 +102,7 @@ class DiskTier:
         except BaseException:
             self._release()
             raise
-        self.direct, self.why = self._extents.direct, self._extents.why
+        self.direct = self._extents.direct
 
     def _open(self) -> None:
         """Read the state of the file, then begin a new incarnation, before any region is used."""
@@ -113,13 +123,10 @@ class DiskTier:
             ) from error
         first = incarnation << INCARNATION_SHIFT | 1
         self._regions = RegionLog(superblock.geometry, superblock.uuid, first)
-        self._footers = FooterWriter(
-            self._extents, superblock.geometry, self._regions, self._mutex, self._may_write_after
-        )
         self._unscanned = self._regions.add_unscanned(state.generations, state.empty)
         for index in state.unreadable:
             self._regions.retire(index)
-        self._state: DiskState = state
+        self._state = state
         self._recovered = not self._unscanned
         self._sequence = state.sequence
         self._snapshot_at = self._clock.now()
@@ -131,24 +138,18 @@ class DiskTier:
             return self._regions.reserve(sizes)
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
-        if not self._gate.enter():
-            return [Outcome.GONE] * len(batch)
-        try:
+        with self._gate.enter() as admitted:
+            if not admitted:
+                return [Outcome.GONE] * len(batch)
             outcomes = self._write(batch)
-            self._write_due_footers()
+            self._write_footers()
             if self._clock.now() - self._snapshot_at >= self._config.snapshot_s:
                 self._save_snapshot()
             return outcomes
-        finally:
-            self._gate.leave()
 
     def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
-        if not self._gate.enter():
-            return [Outcome.GONE] * len(batch)
-        try:
-            return self._read(batch)
-        finally:
-            self._gate.leave()
+        with self._gate.enter() as admitted:
+            return self._read(batch) if admitted else [Outcome.GONE] * len(batch)
 
     def free(self, places: Sequence[Place]) -> None:
         with self._mutex:
@@ -179,19 +180,18 @@ class DiskTier:
             self._recovered = True
 
     def wipe(self, survivor: SurvivingRecord) -> None:
-        if not self._gate.enter():
-            return
         header, place = survivor
-        try:
+        with self._gate.enter() as admitted:
+            if not admitted:
+                return
             zeros = aligned_buffer(record_bytes(header.payload_bytes))
             with self._mutex:
                 held = self._regions.held(place, header.key, len(zeros))
             if held is not None:
-                self._extents.write(held.offset, [zeros[: held.nbytes]])
-        except OSError as error:
-            self._count_failures({0: error})
-        finally:
-            self._gate.leave()
+                try:
+                    self._extents.write(held.offset, [zeros[: held.nbytes]])
+                except OSError as error:
+                    self._count_failures({0: error})
 
     def usage(self) -> TierUsage:
         geometry = self._superblock.geometry
@@ -210,7 +210,7 @@ class DiskTier:
             return
         with self._mutex:
             self._regions.close_open()
-        self._write_due_footers()
+        self._write_footers()
         self._save_snapshot()
         self._release()
 
@@ -290,10 +290,64 @@ class DiskTier:
                         self._regions.header_written(life)
         return broken
 
-    def _write_due_footers(self) -> None:
-        if not self.read_only and self._footers.write_due():
+    # Footers and snapshots. No I/O while the mutex is held.
+
+    def _write_footers(self) -> None:
+        """Write the footers of full regions."""
+        while not self.read_only:
             with self._mutex:
+                full = self._regions.next_full()
+            if full is None:
+                return
+            reach("region_seal")
+            written = 0
+            try:
+                written = self._write_footer(full.life, full.entries)
+            except OSError as error:
+                self._count_failures({0: error})
+            reach("region_sealed")
+            with self._mutex:
+                self._regions.footer_written(full, written)
                 self._changed = True
+
+    def _prune_footers(self) -> None:
+        """Rewrite footers without dead records, most dead first, until the rest fits a snapshot."""
+        geometry = self._superblock.geometry
+        with self._mutex:
+            dead = self._regions.dead()
+        left = sum(dead.values())
+        for life in sorted(dead, key=dead.__getitem__, reverse=True):
+            if self.read_only or left <= FREED_PER_REGION * geometry.region_count:
+                return
+            if life in self._not_rewritable:
+                continue
+            with self._mutex:
+                alive = self._regions.begin_prune(life)
+            if alive is None:
+                left -= dead[life]
+                continue
+            written = 0
+            try:
+                footer = read_footer(self._extents, geometry, life)
+                listed = parse_footer(footer, life, geometry.region_sectors) if footer else None
+                if listed is not None:
+                    entries = [entry for _, entry in listed if entry.sector in alive]
+                    written = self._write_footer(life, entries)
+            except OSError as error:
+                self._count_failures({0: error})
+            with self._mutex:
+                self._regions.end_prune(life, alive, written)
+            if written:
+                left -= dead[life]
+            else:
+                self._not_rewritable.add(life)
+
+    def _write_footer(self, life: RegionLife, entries: list[RegionEntry]) -> int:
+        """Write a footer at the end of its region; return its bytes."""
+        geometry, footer = self._superblock.geometry, _aligned(pack_footer(life, entries))
+        end = geometry.region_at(life.region) + geometry.region_bytes
+        self._extents.write(end - len(footer), [footer])
+        return len(footer)
 
     def _save_snapshot(self) -> None:
         """Write the older of the two snapshots anew, if regions or records have changed.
@@ -308,7 +362,7 @@ class DiskTier:
                 if not self._changed or self.read_only or not self._recovered:
                     return
                 self._changed = False
-            self._footers.prune()
+            self._prune_footers()
             with self._mutex:
                 self._sequence += 1
                 snapshot = RegionSnapshot(
@@ -353,11 +407,6 @@ class DiskTier:
         return outcomes
 
     # Internal.
-
-    def _may_write_after(self, error: OSError) -> bool:
-        """Count a failure; return whether writes may continue."""
-        self._count_failures({0: error})
-        return not self.read_only
 
     def _count_failures(self, failed: Mapping[int, OSError]) -> None:
         """Count failed records; too many in `FAILURES_WITHIN_S` make the tier read-only."""

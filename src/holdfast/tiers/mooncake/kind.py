@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-import msgspec
-
 from holdfast.byte_size import Size
 from holdfast.errors import ConfigError
 from holdfast.finding import Finding
@@ -24,7 +22,8 @@ class MooncakeOptions(TierSection, frozen=True, tag="mooncake", tag_field="kind"
 
     `master`: tcp://HOST:PORT. `host`: this machine's address for the others, if it differs from the
     one that connects to the master. `devices`: the devices for `protocol: rdma`. `lane`: size of
-    the largest record; the tier needs four times that in memory.
+    the largest record; the tier needs four times that in memory. `deadline_s` bounds one read or
+    write, `ask_s` one lookup or deletion.
     """
 
     master: str
@@ -46,13 +45,10 @@ def check_mooncake(options: MooncakeOptions, at: str) -> None:
 
 def open_mooncake(options: MooncakeOptions, context: TierContext) -> Tier:
     """Open the tier; no master needs to answer."""
-    from holdfast.tiers.mooncake.tier import MooncakeTier, MooncakeTierOptions
+    from holdfast.tiers.mooncake.tier import MooncakeTier
 
-    given = msgspec.structs.asdict(options)
-    same = {name: given[name] for name in MooncakeTierOptions.__struct_fields__ if name in given}
-    chosen = MooncakeTierOptions(**{**same, "lane_bytes": int(options.lane)})
     try:
-        return MooncakeTier(chosen, name=context.name)
+        return MooncakeTier(options, name=context.name)
     except ConfigError as error:
         raise ConfigError(f"{context.at}: {error}") from error
 

@@ -18,6 +18,7 @@ import msgspec
 from holdfast.buffers import prefer_huge_pages
 from holdfast.errors import NodeGoneError
 from holdfast.tiers.mooncake.messages import READY, ClientSettings, RecordSpan, Request
+from holdfast.tiers.reachability import LocalTimeoutError
 from holdfast.wire.remote.stream import Deadline
 
 SETUP_MAX_S = 15.0
@@ -34,10 +35,6 @@ FAIR_WAIT_S = 0.2
 
 _POLL_S = 0.02
 """Interval at which a caller in the queue for a lane looks for late answers."""
-
-
-class LocalTimeoutError(TimeoutError):
-    """The time ran out on this side: in the queue for a lane, or before the client was ready."""
 
 
 class ClientLane:

@@ -15,38 +15,35 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from holdfast.blocks.envelope import read_header
 from holdfast.blocks.namespace import Namespace, namespace_digest, namespace_of
 from holdfast.clock import Clock, SystemClock
-from holdfast.errors import ConfigError, FormatError, HoldfastError, Outcome
+from holdfast.errors import ConfigError, FormatError, Outcome
 from holdfast.limits import MIB
 from holdfast.tiers.base import (
+    AnsweringTier,
     HeldAnswer,
     TierGet,
     TierPut,
     TierUsage,
     required_namespace,
 )
-from holdfast.tiers.breaker import CallEnding
 from holdfast.tiers.gate import MediumGate
 from holdfast.tiers.mooncake import messages as m
-from holdfast.tiers.mooncake.process import (
-    FAIR_WAIT_S,
-    ClientLane,
-    ClientProcess,
-    LocalTimeoutError,
-)
-from holdfast.tiers.reachability import ServerBackoff
+from holdfast.tiers.mooncake.process import FAIR_WAIT_S, ClientLane, ClientProcess
+from holdfast.tiers.reachability import LocalTimeoutError, ServerBackoff
 from holdfast.tiers.unverified_records import UnverifiedRecords, check_again
 from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.remote.dial import dial
 from holdfast.wire.remote.stream import Deadline
 from holdfast.workers import workers
+
+if TYPE_CHECKING:
+    from holdfast.tiers.mooncake.kind import MooncakeOptions
 
 LANES = 4
 """Concurrent calls to Mooncake's client."""
@@ -64,24 +61,6 @@ EXPECTED = (NO_ROOM, WRONG_LENGTH, NOT_FOUND)
 _STORED = {0: Outcome.OK, NO_ROOM: Outcome.FULL}
 
 
-class MooncakeTierOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Address of the master, and the transport of records; times in seconds.
-
-    `protocol` is tcp or rdma, `devices` are the RDMA devices. `host` is the address at which other
-    clients reach this machine; empty means the local address of a connection to the master.
-    `lane_bytes` is the shared memory of each of the `LANES`, and the size of the largest record.
-    """
-
-    master: str
-    host: str = ""
-    protocol: str = "tcp"
-    devices: str = ""
-    prefix: str = "holdfast"
-    lane_bytes: int = 64 * MIB
-    deadline_s: float = 2.0
-    ask_s: float = 0.25
-
-
 class _Item(NamedTuple):
     """One record of a batch: its index in the batch, its name, and the caller's buffer."""
 
@@ -90,14 +69,14 @@ class _Item(NamedTuple):
     memory: memoryview
 
 
-class MooncakeTier:
+class MooncakeTier(AnsweringTier):
     """See `holdfast.tiers.base.SharedTier`. Opens even if no master answers yet.
 
     The constructor raises ConfigError if Mooncake's client is not installed.
     """
 
     def __init__(
-        self, options: MooncakeTierOptions, clock: Clock | None = None, name: str = "mooncake"
+        self, options: MooncakeOptions, clock: Clock | None = None, name: str = "mooncake"
     ) -> None:
         if find_spec("mooncake") is None:
             raise ConfigError(
@@ -148,37 +127,20 @@ class MooncakeTier:
         self._parallel(pieces, lambda piece: self._read(piece, outcomes, deadline))
         return outcomes
 
-    def held(
-        self, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float = math.inf
-    ) -> int:
-        """Look up `REQUEST_KEYS_MAX` keys at a time, up to the first missing block."""
-        return self.ask(namespace, keys, start, within_s).blocks
-
     def ask(
         self, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float = math.inf
     ) -> HeldAnswer:
-        """Like `held`; OK if the store has answered that the first missing block is not held."""
+        """Look up `REQUEST_KEYS_MAX` keys at a time, up to the first missing block.
+
+        OK if the store has answered that the first missing block is not held.
+        """
         deadline = Deadline.within(min(self.options.ask_s, within_s))
-        found, ended = 0, Outcome.OK
+        found = 0
         while start + found < len(keys):
-            if not self._gate.enter():
-                return HeldAnswer(found, Outcome.GONE)
             some = keys[start + found : start + found + REQUEST_KEYS_MAX]
-            codes: list[int] = []
-
-            def ask(
-                lane: ClientLane, some: Sequence[bytes] = some, codes: list[int] = codes
-            ) -> list[int]:
-                codes += lane.ask(
-                    m.ClientExist([self._name(namespace, key) for key in some]), deadline
-                )
-                return codes
-
-            try:
-                ended = self._call(ask, deadline)
-                self._count(2, ended is not Outcome.OK)
-            finally:
-                self._gate.leave()
+            names = [self._name(namespace, key) for key in some]
+            ended, codes = self._request(m.ClientExist(names), deadline)
+            self._count(2, ended is not Outcome.OK)
             run = next((at for at, code in enumerate(codes) if code != 1), len(codes))
             found += run
             if run < len(some):
@@ -194,11 +156,8 @@ class MooncakeTier:
         """Delete records, even while they are being read."""
         deadline = Deadline.within(self.options.ask_s)
         names = [self._name(required_namespace(get), get.key) for get in batch[:REQUEST_KEYS_MAX]]
-        if names and self._gate.enter():
-            try:
-                self._call(lambda lane: lane.ask(m.ClientRemove(names), deadline), deadline)
-            finally:
-                self._gate.leave()
+        if names:
+            self._request(m.ClientRemove(names), deadline)
 
     def reachable(self) -> bool:
         """Return whether the circuit breaker permits a call to the master."""
@@ -232,12 +191,12 @@ class MooncakeTier:
     ) -> Iterator[list[_Item]]:
         """Divide a batch into pieces that fit into a lane and can be transferred in parallel."""
         piece: list[_Item] = []
-        left_bytes = piece_bytes = min(PIECE_BYTES, self.options.lane_bytes)
+        left_bytes = piece_bytes = min(PIECE_BYTES, self.options.lane)
         for item in items:
-            if len(item.memory) > self.options.lane_bytes:
+            if len(item.memory) > self.options.lane:
                 outcomes[item.number] = too_large
                 self._backoff.record_refusal(
-                    f"a record has {len(item.memory)} bytes, a lane {self.options.lane_bytes}; "
+                    f"a record has {len(item.memory)} bytes, a lane {int(self.options.lane)}; "
                     "raise the tier's lane"
                 )
                 continue
@@ -254,15 +213,16 @@ class MooncakeTier:
     ) -> None:
         """Call `act` on all pieces, the last one in this thread; return when all have ended."""
         *others, last = [*pieces] or [[]]
-        if last and self._gate.enter():
+        with self._gate.enter() as admitted:
+            if not (admitted and last):
+                return
             started = [self._threads.submit(act, piece) for piece in others]
             try:
                 act(last)
-                for done in started:
-                    done.result()
             finally:
                 wait(started)  # even after an error: the calls use the caller's buffers
-                self._gate.leave()
+            for done in started:
+                done.result()
 
     def _write(self, piece: Sequence[_Item], outcomes: list[Outcome], deadline: Deadline) -> None:
         def work(lane: ClientLane) -> list[int]:
@@ -292,32 +252,27 @@ class MooncakeTier:
 
         self._finish(self._call(work, deadline), piece, outcomes)
 
+    def _request(self, request: m.Request, deadline: Deadline) -> tuple[Outcome, list[int]]:
+        """Send a request without records; return the outcome of the call, and the codes if OK."""
+        codes: list[int] = []
+
+        def work(lane: ClientLane) -> list[int]:
+            codes.extend(lane.ask(request, deadline))
+            return codes
+
+        with self._gate.enter() as admitted:
+            return self._call(work, deadline) if admitted else Outcome.GONE, codes
+
     def _call(self, work: Callable[[ClientLane], list[int]], deadline: Deadline) -> Outcome:
-        """Call `work` with a lane; OK if it returns, whatever its codes, LATE past the deadline."""
-        if deadline.over:
-            return Outcome.LATE
-        ticket = self._backoff.begin()
-        if ticket is None:
-            return Outcome.GONE
-        try:
+        """Call `work` with a lane; OK if it returns, whatever its codes."""
+
+        def attempt() -> str:
             codes = self._work(work, deadline)
-        except LocalTimeoutError:  # no failure of the store
-            self._backoff.end(ticket, CallEnding.CANCELLED)
-            return Outcome.LATE
-        except TimeoutError as error:
-            self._backoff.end(ticket, CallEnding.ERROR, f"late: {error}")
-            return Outcome.LATE
-        except (OSError, EOFError, HoldfastError, msgspec.MsgspecError) as error:
-            self._backoff.end(ticket, CallEnding.ERROR, str(error) or type(error).__name__)
-            return Outcome.GONE
-        except BaseException:
-            self._backoff.end(ticket, CallEnding.CANCELLED)
-            raise
-        bad = next((code for code in codes if code < 0 and code not in EXPECTED), 0)
-        ending = CallEnding.ERROR if bad else CallEnding.OK
-        self._backoff.end(ticket, ending, f"error {bad} of its client" if bad else "")
-        self._count(2, bool(bad))
-        return Outcome.OK
+            bad = next((code for code in codes if code < 0 and code not in EXPECTED), 0)
+            self._count(2, bool(bad))
+            return f"error {bad} of its client" if bad else ""
+
+        return self._backoff.call(attempt, deadline)
 
     def _work(self, work: Callable[[ClientLane], list[int]], deadline: Deadline) -> list[int]:
         process = self._running(deadline)
@@ -356,7 +311,7 @@ class MooncakeTier:
             settings = m.ClientSettings(
                 "{}:{}".format(*endpoint), host, self.options.protocol, self.options.devices
             )
-            self._process = ClientProcess(settings, LANES, self.options.lane_bytes)
+            self._process = ClientProcess(settings, LANES, self.options.lane)
             return self._process
         finally:
             self._starting.release()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from holdfast.errors import ConfigError
 from holdfast.finding import Finding
 from holdfast.tiers.base import Tier
@@ -21,6 +19,7 @@ class ValkeyOptions(TierSection, frozen=True, tag="valkey", tag_field="kind"):
 
     `address`: tcp://HOST:PORT, or a list of some servers of a cluster. `ttl_s`: lifetime of a
     record after its write; 0 leaves it to the server. TLS is used if `tls_ca` is given.
+    `deadline_s` bounds one read or write, `ask_s` one lookup or deletion.
     """
 
     address: str | list[str]
@@ -69,23 +68,10 @@ def check_valkey(options: ValkeyOptions, at: str) -> None:
 
 def open_valkey(options: ValkeyOptions, context: TierContext) -> Tier:
     """Open the tier; no server needs to answer."""
-    from holdfast.tiers.valkey.tier import ValkeyTier, ValkeyTierOptions, ValkeyTls
+    from holdfast.tiers.valkey.tier import ValkeyTier
 
-    tls = None
-    if options.tls_ca:
-        tls = ValkeyTls(options.tls_ca, options.tls_cert, options.tls_key)
-    given = msgspec.structs.asdict(options)
-    same = {name: given[name] for name in ValkeyTierOptions.__struct_fields__ if name in given}
-    chosen = ValkeyTierOptions(
-        **{
-            **same,
-            "addresses": tuple(options.addresses),
-            "tls": tls,
-            "segment_blocks": context.segment_blocks,
-        }
-    )
     try:
-        return ValkeyTier(chosen, name=context.name)
+        return ValkeyTier(options, name=context.name, segment_blocks=context.segment_blocks)
     except ConfigError as error:
         raise ConfigError(f"{context.at}.{error}") from error
 

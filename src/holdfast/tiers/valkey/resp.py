@@ -229,7 +229,7 @@ def log_in(endpoint: HostPort, login: RespLogin, deadline: Deadline) -> RespConn
     Raises OSError or ProtocolError if no RESP server answers, ConfigError if the password cannot be
     read, RefusedError if the server rejects the login.
     """
-    commands = _login_commands(login)
+    commands = login_commands(login)
     connected = dial(endpoint, deadline)
     stream: Stream
     try:
@@ -253,12 +253,8 @@ def log_in(endpoint: HostPort, login: RespLogin, deadline: Deadline) -> RespConn
     return connection
 
 
-def check_login(login: RespLogin) -> None:
-    """Raise ConfigError if the password file cannot be read."""
-    _login_commands(login)
-
-
-def _login_commands(login: RespLogin) -> list[bytes]:
+def login_commands(login: RespLogin) -> list[bytes]:
+    """Return the first commands of a connection; raise ConfigError for an unusable password."""
     commands = []
     if login.password_file:
         secret = read_secret(login.password_file, "password_file", PASSWORD_BYTES_MAX)

@@ -8,7 +8,6 @@ from typing import Any
 
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, Outcome
-from holdfast.tiers.breaker import CallEnding
 from holdfast.tiers.reachability import ServerBackoff
 from holdfast.tiers.valkey.resp import RespConnection, RespLogin, log_in
 from holdfast.wire.address import TCP, HostPort
@@ -30,31 +29,20 @@ class ValkeyServer:
         self._closed = False
 
     def call(self, work: Callable[[RespConnection], None], deadline: Deadline) -> Outcome:
-        """Call `work` with a connection; OK if it returns, LATE past the deadline, else GONE.
+        """Call `work` with a connection; the outcomes are those of `ServerBackoff.call`.
 
-        A connection that was closed while idle is replaced, so `work` may be called again. A call
-        after its deadline does not reach the server and does not count as its failure.
+        A connection that was closed while idle is replaced, so `work` may be called again.
         """
-        if deadline.over:
-            return Outcome.LATE
-        ticket = None if self._closed else self.backoff.begin()
-        if ticket is None:
-            return Outcome.GONE
-        try:
-            self._work(work, deadline)
-        except TimeoutError as error:
-            self._drop_idle()
-            self.backoff.end(ticket, CallEnding.ERROR, f"late: {error}")
-            return Outcome.LATE
-        except (OSError, HoldfastError) as error:
-            self._drop_idle()
-            self.backoff.end(ticket, CallEnding.ERROR, str(error) or type(error).__name__)
-            return Outcome.GONE
-        except BaseException:
-            self.backoff.end(ticket, CallEnding.CANCELLED)
-            raise
-        self.backoff.end(ticket, CallEnding.OK)
-        return Outcome.OK
+
+        def attempt() -> str:
+            try:
+                self._work(work, deadline)
+            except (OSError, HoldfastError):
+                self._drop_idle()
+                raise
+            return ""
+
+        return Outcome.GONE if self._closed else self.backoff.call(attempt, deadline)
 
     def describe(self) -> dict[str, Any]:
         """Return the server's name, address and health."""
@@ -77,16 +65,10 @@ class ValkeyServer:
             was_used = connection.used
             try:
                 work(connection)
-            except TimeoutError:
+            except BaseException as error:
                 connection.close()
-                raise
-            except ConnectionError:
-                connection.close()
-                if not was_used:
-                    raise
-                continue  # it may have been closed while it was idle
-            except BaseException:
-                connection.close()
+                if was_used and isinstance(error, ConnectionError):
+                    continue  # it may have been closed while it was idle
                 raise
             with self._lock:
                 keep = not self._closed and len(self._idle) < IDLE_CONNECTIONS_MAX

@@ -196,16 +196,11 @@ def _ranges_of(server: ValkeyServer, deadline: Deadline) -> list[SlotRange]:
         return []
     if isinstance(replies[-1], RespErrorReply):
         server.backoff.record_refusal(f"{replies[-1].code} {replies[-1].text}")
-    return sorted(_read_ranges(replies[-1], server.endpoint.host))
-
-
-def _read_ranges(reply: Reply, host: str) -> list[SlotRange]:
-    """Parse `[[first, last, [name, port, ...], replicas ...], ...]`; an empty name means `host`."""
-    rows: list[Any] = reply if isinstance(reply, list) else []
+    rows: list[Any] = replies[-1] if isinstance(replies[-1], list) else []
     ranges = []
-    for each in rows:
+    for each in rows:  # [first, last, [name, port, ...], replicas ...]
         match each:
             case [int(first), int(last), [bytes() | None as name, int(port), *_], *_]:
-                owner = name.decode("ascii", "replace") if name else host
+                owner = name.decode("ascii", "replace") if name else server.endpoint.host
                 ranges.append(SlotRange(first, last, HostPort(owner, port)))
-    return ranges
+    return sorted(ranges)

@@ -16,24 +16,22 @@ import ssl
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
-from typing import Any, TypeAlias
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from holdfast.blocks.envelope import read_header
-from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace, namespace_digest, namespace_of
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ConfigError, FormatError, Outcome
 from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.tiers.base import (
+    AnsweringTier,
     HeldAnswer,
     Place,
     TierGet,
     TierPut,
     TierUsage,
+    chain_segments,
     required_namespace,
-    segment_place,
 )
 from holdfast.tiers.gate import MediumGate
 from holdfast.tiers.unverified_records import UNVERIFIED_MAX, UnverifiedRecords, check_again
@@ -42,8 +40,8 @@ from holdfast.tiers.valkey.resp import (
     RespConnection,
     RespErrorReply,
     RespLogin,
-    check_login,
     command,
+    login_commands,
 )
 from holdfast.tiers.valkey.server import ValkeyServer
 from holdfast.tiers.valkey.slots import ServerCluster, SingleServer
@@ -51,42 +49,13 @@ from holdfast.wire.address import HostPort, tcp_endpoint
 from holdfast.wire.remote.stream import Deadline
 from holdfast.workers import workers
 
+if TYPE_CHECKING:
+    from holdfast.tiers.valkey.kind import ValkeyOptions
+
 THREADS = 16
 """Threads of one tier for calls to several servers in parallel."""
 
 _INFO = re.compile(rb"(\w+):(\d+)\r\n")
-
-Part: TypeAlias = list[int]
-"""Indices into a batch that go to one server."""
-
-
-class ValkeyTls(msgspec.Struct, frozen=True):
-    """PEM files: the CA of the server's certificate; optional client certificate and key."""
-
-    ca: str
-    cert: str = ""
-    key: str = ""
-
-
-class ValkeyTierOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses, credentials and limits; times in seconds.
-
-    With `cluster`, the addresses are those of some servers of a cluster. The server deletes a
-    record `ttl_s` after its write; 0 means without limit. `segment_blocks` is the number of blocks
-    of a chain in a segment. `deadline_s` bounds reads and writes, `ask_s` lookups and deletions.
-    """
-
-    addresses: tuple[str, ...]
-    cluster: bool = False
-    prefix: str = "holdfast"
-    ttl_s: float = 0.0
-    deadline_s: float = 2.0
-    ask_s: float = 0.25
-    database: int = 0
-    user: str = ""
-    password_file: str = ""
-    tls: ValkeyTls | None = None
-    segment_blocks: int = SEGMENT_BLOCKS
 
 
 class _BatchCall:
@@ -99,40 +68,41 @@ class _BatchCall:
         self.moved: dict[int, tuple[str, HostPort]] = {}
         """Items with a MOVED reply: its text, and the address of the server that sent it."""
 
-    def record(self, number: int, server: ValkeyServer, answer: Outcome | RespErrorReply) -> None:
-        """Record a server's answer for one item."""
+    def record(self, number: int, server: ValkeyServer, reply: Reply, outcome: Outcome) -> None:
+        """Record a server's reply for one item: it means `outcome`, unless it is an error."""
         self.answered.add(number)
-        if isinstance(answer, Outcome):
-            self.outcomes[number] = answer
+        self.outcomes[number] = outcome
+        if not isinstance(reply, RespErrorReply):
             return
-        self.outcomes[number] = Outcome.FULL if answer.code == "OOM" else Outcome.GONE
-        if answer.code == "MOVED":
-            self.moved[number] = answer.text, server.endpoint
-        elif answer.code != "ASK":  # a slot in migration; its server will reply MOVED afterwards
-            server.backoff.record_refusal(f"{answer.code} {answer.text}")
-
-    def fail(self, numbers: Part, outcome: Outcome) -> None:
-        """Record the outcome of items without an answer."""
-        self.outcomes.update(dict.fromkeys(numbers, outcome))
+        self.outcomes[number] = Outcome.FULL if reply.code == "OOM" else Outcome.GONE
+        if reply.code == "MOVED":
+            self.moved[number] = reply.text, server.endpoint
+        elif reply.code != "ASK":  # a slot in migration; its server will reply MOVED afterwards
+            server.backoff.record_refusal(f"{reply.code} {reply.text}")
 
 
-class ValkeyTier:
+class ValkeyTier(AnsweringTier):
     """See `holdfast.tiers.base.SharedTier`. Opens even if no server answers yet.
 
     The constructor raises ConfigError if a password or certificate file cannot be used.
     """
 
     def __init__(
-        self, options: ValkeyTierOptions, clock: Clock | None = None, name: str = "valkey"
+        self,
+        options: ValkeyOptions,
+        clock: Clock | None = None,
+        name: str = "valkey",
+        segment_blocks: int = SEGMENT_BLOCKS,
     ) -> None:
         self.name = name
         self.options = options
+        self._segment_blocks = segment_blocks
         clock = clock or SystemClock()
         endpoints = [tcp_endpoint(address) for address in options.addresses]
         login = RespLogin(
-            options.user, options.password_file, options.database, _tls_context(options.tls)
+            options.user, options.password_file, options.database, _tls_context(options)
         )
-        check_login(login)
+        login_commands(login)  # raises now for a password that no connection can use
         self._map: ServerCluster | SingleServer
         if options.cluster:
             self._map = ServerCluster(endpoints, login, clock)
@@ -156,7 +126,7 @@ class ValkeyTier:
         """
         names: list[bytes] = []
         replaced: set[bytes] = set()
-        keyed: Part = []
+        keyed: list[int] = []
         for number, put in enumerate(batch):
             try:
                 header, _ = read_header(put.record)
@@ -171,12 +141,12 @@ class ValkeyTier:
         deadline = Deadline.within(self.options.deadline_s)
         call = _BatchCall([put.place for put in batch])
 
-        def store(server: ValkeyServer, connection: RespConnection, part: Part) -> None:
+        def store(server: ValkeyServer, connection: RespConnection, part: list[int]) -> None:
             records = [(names[number], batch[number].record) for number in part]
             replies = connection.put(records, self.options.ttl_s, deadline, replaced)
             for number, reply in zip(part, replies, strict=True):
                 stored = Outcome.OK if reply in (b"OK", None) else Outcome.GONE
-                call.record(number, server, reply if isinstance(reply, RespErrorReply) else stored)
+                call.record(number, server, reply, stored)
 
         self._run(call, keyed, store, deadline)
         outcomes = [call.outcomes.get(number, Outcome.CORRUPT) for number in range(len(batch))]
@@ -194,36 +164,31 @@ class ValkeyTier:
         deadline = Deadline.within(self.options.deadline_s)
         call = _BatchCall([get.place for get in batch])
 
-        def fetch(server: ValkeyServer, connection: RespConnection, part: Part) -> None:
+        def fetch(server: ValkeyServer, connection: RespConnection, part: list[int]) -> None:
             wanted = [(self._name_of(batch[number]), batch[number].into) for number in part]
             for number, found in zip(part, connection.get(wanted, deadline), strict=True):
-                outcome = Outcome.OK if found is True else Outcome.MISS
                 if found is None and len(self._wrong_length) < UNVERIFIED_MAX:
                     self._wrong_length.add(self._name_of(batch[number]))
-                call.record(number, server, found if isinstance(found, RespErrorReply) else outcome)
+                call.record(number, server, found, Outcome.OK if found is True else Outcome.MISS)
 
-        self._run(call, list(range(len(batch))), fetch, deadline)
+        self._run(call, range(len(batch)), fetch, deadline)
         outcomes = [call.outcomes[number] for number in range(len(batch))]
         received = (len(g.into) for g, o in zip(batch, outcomes, strict=True) if o is Outcome.OK)
         self._count(0, sum(received))
         return outcomes
 
-    def held(
-        self, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float = math.inf
-    ) -> int:
-        """Count the blocks of all segments at once, then check each of the first incomplete one."""
-        return self.ask(namespace, keys, start, within_s).blocks
-
     def ask(
         self, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float = math.inf
     ) -> HeldAnswer:
-        """Like `held`; OK if the server of the first missing block has answered."""
+        """Count the blocks of all segments at once, then check each of the first incomplete one.
+
+        OK if the server of the first missing block has answered.
+        """
         deadline = Deadline.within(min(self.options.ask_s, within_s))
-        spans, size = [], self.options.segment_blocks
-        for head in range(start - start % size, len(keys), size):
-            place = segment_place(keys[head][:SEGMENT_BYTES])
-            span = keys[max(head, start) : head + size]
-            spans.append((place, [self._name(place, namespace, key) for key in span]))
+        spans = [
+            (place, [self._name(place, namespace, keys[number]) for number in blocks])
+            for place, blocks in chain_segments(keys, start, self._segment_blocks)
+        ]
         counts, outcomes = self._exist([(place, [names]) for place, names in spans], deadline)
         found = 0
         for number, ((place, names), count) in enumerate(zip(spans, counts, strict=True)):
@@ -245,15 +210,13 @@ class ValkeyTier:
         deadline = Deadline.within(self.options.ask_s)
         call = _BatchCall([get.place for get in batch])
 
-        def delete(server: ValkeyServer, connection: RespConnection, part: Part) -> None:
+        def delete(server: ValkeyServer, connection: RespConnection, part: list[int]) -> None:
             names = [self._name_of(batch[number]) for number in part]
             replies = connection.ask([command(b"DEL", name) for name in names], deadline)
             for number, reply in zip(part, replies, strict=True):
-                call.record(
-                    number, server, reply if isinstance(reply, RespErrorReply) else Outcome.OK
-                )
+                call.record(number, server, reply, Outcome.OK)
 
-        self._run(call, list(range(len(batch))), delete, deadline)
+        self._run(call, range(len(batch)), delete, deadline)
 
     def reachable(self) -> bool:
         """Return whether a circuit breaker permits a call to any server."""
@@ -262,23 +225,18 @@ class ValkeyTier:
     def describe(self) -> dict[str, Any]:
         """Return each known server with its health, share of the slots and memory usage."""
         deadline = Deadline.within(self.options.ask_s)
-        shares = self._map.shares(deadline) if self._gate.enter() else None
-        if shares is None:
-            return {"tier": self.name, "members": []}
-        try:
+        with self._gate.enter() as admitted:
+            shares = self._map.shares(deadline) if admitted else {}
             usages = self._threads.map(lambda server: _memory_usage(server, deadline), shares)
             members = [
                 {**server.describe(), "share": share, "tiers": usage}
                 for (server, share), usage in zip(shares.items(), usages, strict=True)
             ]
-        finally:
-            self._gate.leave()
         return {"tier": self.name, "members": members}
 
     def usage(self) -> TierUsage:
         """Return the bytes read and written and the failures; `describe` has the servers' usage."""
-        read_bytes, written_bytes, failures = self._usage
-        return TierUsage(0, 0, 0, read_bytes, written_bytes, failures)
+        return TierUsage(0, 0, 0, *self._usage)
 
     def close(self) -> None:
         """Wait for calls in progress, which end by their deadlines, and close the connections."""
@@ -303,62 +261,58 @@ class ValkeyTier:
         counts = [[0] * len(groups) for _, groups in queries]
         call = _BatchCall([place for place, _ in queries])
 
-        def count(server: ValkeyServer, connection: RespConnection, part: Part) -> None:
+        def count(server: ValkeyServer, connection: RespConnection, part: list[int]) -> None:
             commands = [command(b"EXISTS", *group) for n in part for group in queries[n][1]]
             replies = iter(connection.ask(commands, deadline))
             for number in part:
                 answers = [next(replies) for _ in queries[number][1]]
                 errors = (one for one in answers if isinstance(one, RespErrorReply))
-                call.record(number, server, next(errors, Outcome.OK))
+                call.record(number, server, next(errors, None), Outcome.OK)
                 counts[number] = [one if isinstance(one, int) else 0 for one in answers]
 
-        self._run(call, list(range(len(queries))), count, deadline)
+        self._run(call, range(len(queries)), count, deadline)
         return counts, [call.outcomes[number] for number in range(len(queries))]
 
     def _run(
         self,
         call: _BatchCall,
-        numbers: Part,
-        work: Callable[[ValkeyServer, RespConnection, Part], None],
+        numbers: Sequence[int],
+        work: Callable[[ValkeyServer, RespConnection, list[int]], None],
         deadline: Deadline,
     ) -> None:
         """Call `work` for each server in parallel; repeat it for items that have moved."""
-        if not numbers:
-            return
-        if not self._gate.enter():
-            call.fail(numbers, Outcome.GONE)
-            return
-        try:
+        with self._gate.enter() as admitted:
+            if not admitted:
+                call.outcomes.update(dict.fromkeys(numbers, Outcome.GONE))
+                return
             self._run_once(call, numbers, work, deadline)
             if call.moved:
                 for target, sender in call.moved.values():
                     self._map.moved(target, sender)
                 self._run_once(call, sorted(call.moved), work, deadline)
-        finally:
-            self._gate.leave()
-        failed = [n for n in numbers if call.outcomes[n] in (Outcome.GONE, Outcome.LATE)]
-        if failed:
+        if any(call.outcomes[n] in (Outcome.GONE, Outcome.LATE) for n in numbers):
             self._map.invalidate()
             self._count(2, 1)
 
     def _run_once(
         self,
         call: _BatchCall,
-        numbers: Part,
-        work: Callable[[ValkeyServer, RespConnection, Part], None],
+        numbers: Sequence[int],
+        work: Callable[[ValkeyServer, RespConnection, list[int]], None],
         deadline: Deadline,
     ) -> None:
         call.moved.clear()
-        parts: dict[ValkeyServer | None, Part] = {}
+        parts: dict[ValkeyServer, list[int]] = {}
         for number in numbers:
             server = self._map.server(b"%016x" % call.places[number], deadline)
-            parts.setdefault(server, []).append(number)
-        call.fail(parts.pop(None, []), Outcome.GONE)
+            if server is None:
+                call.outcomes[number] = Outcome.GONE
+            else:
+                parts.setdefault(server, []).append(number)
 
-        def visit(server: ValkeyServer | None, part: Part) -> None:
-            if server is not None:
-                ended = server.call(lambda connection: work(server, connection, part), deadline)
-                call.fail([n for n in part if n not in call.answered], ended)
+        def visit(server: ValkeyServer, part: list[int]) -> None:
+            ended = server.call(lambda connection: work(server, connection, part), deadline)
+            call.outcomes.update({n: ended for n in part if n not in call.answered})
 
         if len(parts) == 1:
             visit(*parts.popitem())
@@ -387,23 +341,24 @@ def _memory_usage(server: ValkeyServer, deadline: Deadline) -> list[dict[str, An
     return [{"tier": "memory", "used_bytes": used, "capacity_bytes": limit}]
 
 
-def _tls_context(tls: ValkeyTls | None) -> ssl.SSLContext | None:
+def _tls_context(options: ValkeyOptions) -> ssl.SSLContext | None:
     """Return the TLS context; raise ConfigError, naming the file, if a file cannot be used."""
-    if tls is None:
+    ca, cert, key = options.tls_ca, options.tls_cert, options.tls_key
+    if not ca:
         return None
     try:
-        context = ssl.create_default_context(cafile=tls.ca)
+        context = ssl.create_default_context(cafile=ca)
     except OSError as error:
         raise ConfigError(
-            f"tls_ca: {tls.ca!r} holds no certificates in PEM: {error.strerror or error}; "
+            f"tls_ca: {ca!r} holds no certificates in PEM: {error.strerror or error}; "
             "name the file of the CA that signs the server's certificate"
         ) from error
     try:
-        if tls.cert:
-            context.load_cert_chain(tls.cert, tls.key or None)
+        if cert:
+            context.load_cert_chain(cert, key or None)
     except OSError as error:
         raise ConfigError(
-            f"tls_cert, tls_key: {tls.cert!r} and {tls.key!r} are not a certificate and its key "
+            f"tls_cert, tls_key: {cert!r} and {key!r} are not a certificate and its key "
             f"in PEM: {error.strerror or error}"
         ) from error
     return context
