@@ -6,8 +6,7 @@ import pytest
 
 from holdfast.clock import ManualClock
 from holdfast.errors import MembershipError
-from holdfast.membership.dns_source import DnsSource, system_addresses
-from holdfast.membership.dns_srv import SrvRecord
+from holdfast.membership.dns_source import DnsSource, SrvRecord, system_addresses
 from holdfast.membership.member_list import host_and_port
 from holdfast.membership.members import Member
 from holdfast.membership.membership import Membership

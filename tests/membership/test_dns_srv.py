@@ -9,7 +9,7 @@ import pytest
 from dns import flags, message, rcode, rrset
 
 from holdfast.errors import MembershipError
-from holdfast.membership.dns_srv import SrvRecord, lookup_srv
+from holdfast.membership.dns_source import SrvRecord, lookup_srv
 from holdfast.probe import free_port
 
 NAME = "_holdfast._tcp.example.org"

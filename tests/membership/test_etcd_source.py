@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.errors import MembershipError
 from holdfast.membership import etcd_source
-from holdfast.membership.etcd_client import EtcdClient, EtcdOptions, _text
+from holdfast.membership.etcd_client import EtcdClient, EtcdOptions
 from holdfast.membership.etcd_source import EtcdRegistration, EtcdSource
 from holdfast.membership.member_list import as_data
 from holdfast.membership.members import Member, MemberState
@@ -186,7 +186,7 @@ def test_an_entry_that_somebody_removed_is_put_again(options, heard, closing):
     closing.append(EtcdRegistration(options, A, ttl_s=2))
     heard.until(lambda members: ids(members) == ["flash-a"])
     etcd = EtcdClient(options)
-    etcd._call("/v3/kv/deleterange", {"key": _text(key_of(options, "flash-a"))}, dict[str, object])
+    etcd._call("/v3/kv/deleterange", {"key": key_of(options, "flash-a")}, dict[str, object])
     heard.until(lambda members: ids(members) == [])
     heard.until(lambda members: ids(members) == ["flash-a"])
 

@@ -7,24 +7,75 @@
 With SRV records a member keeps its name, and therefore its segments, when its address changes. A
 name that resolves to nothing is an error, and the last view stays. A name server may return a
 subset of the records each time, if every member is returned at least once in `dead_after_s`.
+
+SRV records (RFC 2782) are looked up with dnspython, which the extra `dns` installs.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from holdfast.errors import MembershipError
-from holdfast.membership.dns_srv import SrvRecord, lookup_srv
 from holdfast.membership.member_list import MEMBERS_MAX, TCP, read_member, tcp_address
 from holdfast.membership.members import Member
-from holdfast.membership.poller import Poller
+from holdfast.membership.poller import PolledSource
 
 LOOK_S = 5.0
 """Time between two queries."""
 
 
-class DnsSource:
+class SrvRecord(NamedTuple):
+    """One server of a service. Records of the lowest priority are used, in shares of `weight`."""
+
+    priority: int
+    weight: int
+    port: int
+    host: str
+
+
+def lookup_srv(
+    name: str, servers: Sequence[tuple[str, int]] = (), timeout_s: float = 3.0
+) -> list[SrvRecord]:
+    """Return the SRV records of a full name, within `timeout_s` seconds.
+
+    `servers` are the (address, port) of name servers, by default those of the system. Raises
+    MembershipError if none of them answers with records, or if dnspython is not installed.
+    """
+    try:
+        from dns import exception
+        from dns.resolver import Resolver
+    except ImportError as error:
+        raise MembershipError(
+            f"SRV records of {name}: dnspython is not installed; pip install 'holdfast-kv[dns]'"
+        ) from error
+    try:
+        resolver = Resolver(configure=not servers)
+        if servers:
+            resolver.nameservers = [address for address, _ in servers]
+            resolver.nameserver_ports = dict(servers)
+        found = resolver.resolve(name, "SRV", lifetime=timeout_s, search=False)
+    except (exception.DNSException, OSError, UnicodeError) as error:
+        raise MembershipError(
+            f"SRV records of {name!r:.300}: {error}; check the name and the name server"
+        ) from error
+    return [
+        SrvRecord(each.priority, each.weight, each.port, each.target.to_text(omit_final_dot=True))
+        for each in found
+    ]
+
+
+def system_addresses(host: str) -> list[str]:
+    """Return the IPv4 and IPv6 addresses of a host name; raises MembershipError."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise MembershipError(f"{host}: {error}; check the name") from error
+    return [str(address[0]) for *_, address in found]
+
+
+class DnsSource(PolledSource):
     """A `MembershipSource` that queries DNS every `look_s`.
 
     `name` is `host:port`, or a name that starts with `_` for SRV records. `addresses` and
@@ -35,25 +86,14 @@ class DnsSource:
         self,
         name: str,
         look_s: float = LOOK_S,
-        addresses: Callable[[str], Sequence[str]] | None = None,
+        addresses: Callable[[str], Sequence[str]] = system_addresses,
         services: Callable[[str], Sequence[SrvRecord]] = lookup_srv,
     ) -> None:
         self._name = name
         self._host, self._port = (name, 0) if name.startswith("_") else _split(name)
-        self._addresses = addresses or system_addresses
+        self._addresses = addresses
         self._services = services
-        self._on_members: Callable[[Sequence[Member]], None] | None = None
-        self._poller = Poller(f"members in DNS {name}", self._look, look_s, look_s)
-
-    def watch(self, told: Callable[[Sequence[Member]], None]) -> None:
-        self._on_members = told
-        self._poller.start()
-
-    def trouble(self) -> str:
-        return self._poller.trouble
-
-    def close(self) -> None:
-        self._poller.close()
+        super().__init__(f"members in DNS {name}", look_s, look_s)
 
     def _look(self) -> None:
         members = self._from_addresses() if self._port else self._from_services()
@@ -61,8 +101,7 @@ class DnsSource:
             raise MembershipError(
                 f"{self._name}: {len(members)} members, not 1 to {MEMBERS_MAX}; check the records"
             )
-        if self._on_members is not None:
-            self._on_members(members)
+        self._on_members(members)
 
     def _from_addresses(self) -> list[Member]:
         names = sorted({tcp_address(host, self._port) for host in self._addresses(self._host)})
@@ -88,15 +127,6 @@ class DnsSource:
             )
             for member_id, record in sorted(found.items())
         ]
-
-
-def system_addresses(host: str) -> list[str]:
-    """Return the IPv4 and IPv6 addresses of a host name; raises MembershipError."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise MembershipError(f"{host}: {error}; check the name") from error
-    return [str(address[0]) for *_, address in found]
 
 
 def _split(name: str) -> tuple[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -42,8 +41,8 @@ class EtcdOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Kv(msgspec.Struct):
-    key: str
-    value: str = ""
+    key: bytes
+    value: bytes = b""
     lease: int = 0
 
 
@@ -89,7 +88,8 @@ class _Alive(msgspec.Struct):
 class EtcdClient:
     """Client of an etcd cluster. One thread at a time may call it; any thread may `interrupt`.
 
-    Every failure raises MembershipError, and the next call goes to the next endpoint.
+    Every failure raises MembershipError, and the next call goes to the next endpoint. The gateway
+    writes keys and values in base64, as msgspec does with bytes.
     """
 
     def __init__(self, options: EtcdOptions) -> None:
@@ -102,14 +102,13 @@ class EtcdClient:
 
     def snapshot(self, prefix: bytes) -> EtcdSnapshot:
         """Return all entries under `prefix`."""
-        body = {"key": _text(prefix), "range_end": _text(_end(prefix))}
-        found = self._call("/v3/kv/range", body, _Range)
-        entries = [EtcdEntry(_bytes(kv.key), _bytes(kv.value)) for kv in found.kvs]
+        found = self._call("/v3/kv/range", {"key": prefix, "range_end": _end(prefix)}, _Range)
+        entries = [EtcdEntry(kv.key, kv.value) for kv in found.kvs]
         return EtcdSnapshot(entries, found.header.revision)
 
     def lease_of(self, key: bytes) -> int | None:
         """Return the lease of a key: 0 if it has none, None if there is no such key."""
-        found = self._call("/v3/kv/range", {"key": _text(key)}, _Range)
+        found = self._call("/v3/kv/range", {"key": key}, _Range)
         return found.kvs[0].lease if found.kvs else None
 
     def changes(
@@ -120,11 +119,7 @@ class EtcdClient:
         The first item is empty and says that the watch is set up. The watch ends if etcd ends it
         or sends nothing for `silence_s`; the caller then takes a new snapshot.
         """
-        request = {
-            "key": _text(prefix),
-            "range_end": _text(_end(prefix)),
-            "start_revision": str(revision),
-        }
+        request = {"key": prefix, "range_end": _end(prefix), "start_revision": str(revision)}
         server = self._servers[self._current]
         try:
             stream = server.stream("POST", "/v3/watch", {"create_request": request}, silence_s)
@@ -135,7 +130,7 @@ class EtcdClient:
                 if watched.canceled:
                     raise MembershipError(f"{server.url}: watch ended: {watched.cancel_reason}")
                 yield [
-                    EtcdEntry(_bytes(e.kv.key), None if e.type == "DELETE" else _bytes(e.kv.value))
+                    EtcdEntry(e.kv.key, None if e.type == "DELETE" else e.kv.value)
                     for e in watched.events
                 ]
         except MembershipError:
@@ -156,7 +151,7 @@ class EtcdClient:
 
     def put(self, key: bytes, value: bytes, lease: int) -> None:
         """Set a key, bound to a lease."""
-        body = {"key": _text(key), "value": _text(value), "lease": str(lease)}
+        body = {"key": key, "value": value, "lease": str(lease)}
         self._call("/v3/kv/put", body, dict[str, object])
 
     def interrupt(self) -> None:
@@ -187,14 +182,3 @@ def _end(prefix: bytes) -> bytes:
     """Return the first key after all keys with this prefix."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\0"
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _bytes(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise MembershipError(f"etcd's answer is not base64: {text!r:.80}") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -17,7 +17,7 @@ from holdfast.errors import MembershipError
 from holdfast.membership.etcd_client import EtcdClient, EtcdEntry, EtcdOptions
 from holdfast.membership.member_list import MEMBERS_MAX, as_data, read_member
 from holdfast.membership.members import Member, MemberState
-from holdfast.membership.poller import Poller
+from holdfast.membership.poller import PolledSource, Poller
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _KEEP_ALIVES = 3
 """Renewals of a lease within its time to live."""
 
 
-class EtcdSource:
+class EtcdSource(PolledSource):
     """A `MembershipSource` that watches a prefix in etcd."""
 
     def __init__(self, options: EtcdOptions, silence_s: float = SILENCE_S) -> None:
@@ -40,23 +40,10 @@ class EtcdSource:
         self._silence_s = silence_s
         self._found: dict[bytes, Member] = {}
         self._bad: dict[bytes, bytes] = {}
-        self._on_members: Callable[[Sequence[Member]], None] | None = None
         name = f"members in etcd under {options.prefix}"
-        self._poller = Poller(
-            name, self._load_and_watch, _PAUSE_S, _PAUSE_MAX_S, self._etcd.interrupt
-        )
+        super().__init__(name, _PAUSE_S, _PAUSE_MAX_S, self._etcd.interrupt)
 
-    def watch(self, told: Callable[[Sequence[Member]], None]) -> None:
-        self._on_members = told
-        self._poller.start()
-
-    def trouble(self) -> str:
-        return self._poller.trouble
-
-    def close(self) -> None:
-        self._poller.close()
-
-    def _load_and_watch(self) -> None:
+    def _look(self) -> None:
         snapshot = self._etcd.snapshot(self._prefix)
         self._found.clear()
         self._apply(snapshot.entries)
@@ -74,14 +61,19 @@ class EtcdSource:
                 f"{len(self._found)} members in etcd, at most {MEMBERS_MAX}; split the pool"
             )
         self._poller.report("")
-        if self._on_members is not None:
-            self._on_members(tuple(self._found.values()))
+        self._on_members(tuple(self._found.values()))
 
     def _read(self, key: bytes, value: bytes) -> Member | None:
         name = key.removeprefix(self._prefix).decode(errors="replace")
         at = f"etcd {key.decode(errors='replace')}"
         try:
-            member = read_member(_object(value, at), at)
+            try:
+                data = msgspec.json.decode(value)
+            except msgspec.DecodeError as error:
+                raise MembershipError(
+                    f"{at}: not JSON: {error}; let the target register again"
+                ) from error
+            member = read_member(data, at)
             if member.id != name:
                 raise MembershipError(f"{at}.id: {member.id!r} is not the key's {name!r}")
         except MembershipError as error:
@@ -162,10 +154,3 @@ class EtcdRegistration:
 
 def _prefix(options: EtcdOptions) -> bytes:
     return options.prefix.rstrip("/").encode() + b"/"
-
-
-def _object(value: bytes, at: str) -> object:
-    try:
-        return msgspec.json.decode(value)
-    except msgspec.DecodeError as error:
-        raise MembershipError(f"{at}: not JSON: {error}; let the target register again") from error

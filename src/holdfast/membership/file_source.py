@@ -11,7 +11,6 @@ and `Membership` removes a member only after `dead_after_s`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from stat import S_ISREG
 
@@ -19,7 +18,7 @@ from holdfast.errors import ConfigError, MembershipError
 from holdfast.limits import MIB
 from holdfast.membership.member_list import read_members
 from holdfast.membership.members import Member
-from holdfast.membership.poller import Poller
+from holdfast.membership.poller import PolledSource
 from holdfast.yaml_file import read_mapping
 
 LOOK_S = 1.0
@@ -28,25 +27,14 @@ LOOK_S = 1.0
 FILE_BYTES_MAX = MIB
 
 
-class FileSource:
+class FileSource(PolledSource):
     """A `MembershipSource` that watches the file at `path`, which need not exist yet."""
 
     def __init__(self, path: str, look_s: float = LOOK_S) -> None:
         self._path = Path(path)
         self._seen: tuple[int, ...] = ()
         self._error: MembershipError | None = None
-        self._on_members: Callable[[Sequence[Member]], None] | None = None
-        self._poller = Poller(f"members file {path}", self._look, look_s, look_s)
-
-    def watch(self, told: Callable[[Sequence[Member]], None]) -> None:
-        self._on_members = told
-        self._poller.start()
-
-    def trouble(self) -> str:
-        return self._poller.trouble
-
-    def close(self) -> None:
-        self._poller.close()
+        super().__init__(f"members file {path}", look_s, look_s)
 
     def read(self) -> tuple[Member, ...]:
         """Read the file now; raise MembershipError if it is not a list of members."""
@@ -75,8 +63,7 @@ class FileSource:
         if _stamp(self._path) != stamp:
             return  # changed during the read: read it again next time
         self._seen = stamp
-        if self._on_members is not None:
-            self._on_members(members)
+        self._on_members(members)
 
 
 class _UnreadableError(MembershipError):

@@ -125,7 +125,12 @@ class HttpJson:
 
     @contextlib.contextmanager
     def _answer(self, method: str, target: str, body: object) -> Iterator[http.client.HTTPResponse]:
-        connection = self._connection()
+        if self._secure:
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                self._host, self._port, timeout=self._timeout_s, context=self._tls.context()
+            )
+        else:
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
         try:
             connection.connect()
             self._socket = connection.sock
@@ -149,13 +154,6 @@ class HttpJson:
         finally:
             self._socket = None
             connection.close()
-
-    def _connection(self) -> http.client.HTTPConnection:
-        if not self._secure:
-            return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
-        return http.client.HTTPSConnection(
-            self._host, self._port, timeout=self._timeout_s, context=self._tls.context()
-        )
 
     def _object(self, line: bytes) -> dict[str, object]:
         try:

@@ -8,7 +8,7 @@ and therefore their segments. The service account needs `list` and `watch` on `e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, urlencode
@@ -19,7 +19,7 @@ from holdfast.errors import MembershipError
 from holdfast.membership.http_json import HttpJson, HttpStatusError, HttpTlsFiles
 from holdfast.membership.member_list import MEMBERS_MAX, read_member, tcp_address
 from holdfast.membership.members import Member, MemberState
-from holdfast.membership.poller import Poller
+from holdfast.membership.poller import PolledSource
 from holdfast.prepared import prepared
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -93,7 +93,7 @@ class _Slices(msgspec.Struct):
     items: list[_Slice] | None = None
 
 
-class KubernetesSource:
+class KubernetesSource(PolledSource):
     """A `MembershipSource` that watches one service."""
 
     def __init__(self, options: KubernetesOptions) -> None:
@@ -103,29 +103,17 @@ class KubernetesSource:
         )
         self._slices: dict[str, _Slice] = {}
         self._version = ""
-        self._on_members: Callable[[Sequence[Member]], None] | None = None
-        self._poller = Poller(
-            f"members of service {options.service}",
-            self._list_and_watch,
-            _PAUSE_S,
-            _PAUSE_MAX_S,
-            self._http.interrupt,
-        )
+        name = f"members of service {options.service}"
+        super().__init__(name, _PAUSE_S, _PAUSE_MAX_S, self._http.interrupt)
 
-    def watch(self, told: Callable[[Sequence[Member]], None]) -> None:
-        self._on_members = told
-        self._poller.start()
-
-    def trouble(self) -> str:
-        return self._poller.trouble
-
-    def close(self) -> None:
-        self._poller.close()
-
-    def _list_and_watch(self) -> None:
+    def _look(self) -> None:
+        """List the service's slices, unless the last watch may be continued, then watch them."""
         try:
             if not self._version:
-                self._list()
+                found = _convert(self._http.call("GET", self._target({})), _Slices)
+                self._slices = {each.metadata.name: each for each in found.items or ()}
+                self._version = found.metadata.resource_version
+                self._tell()
             self._follow()
         except HttpStatusError as error:
             self._version = ""
@@ -138,12 +126,6 @@ class KubernetesSource:
         except MembershipError:
             self._version = ""
             raise
-
-    def _list(self) -> None:
-        found = _convert(self._http.call("GET", self._target({})), _Slices)
-        self._slices = {each.metadata.name: each for each in found.items or ()}
-        self._version = found.metadata.resource_version
-        self._tell()
 
     def _follow(self) -> None:
         """Apply events until the server ends the watch; the next watch continues there."""
@@ -158,8 +140,11 @@ class KubernetesSource:
         for event in self._http.stream("GET", target, None, _SILENCE_S):
             kind, body = event.get("type"), event.get("object")
             if kind == "ERROR":
-                self._end_watch(body)
-                return
+                self._version = ""  # list again next time
+                code = body.get("code") if isinstance(body, Mapping) else None
+                if code == GONE:  # the resource version has expired, which is not an error
+                    return
+                raise MembershipError(f"{self._http.url}: the watch ended: {body!r:.300}")
             each = _convert(body, _Slice)
             self._version = each.metadata.resource_version
             if kind == "DELETED":
@@ -169,18 +154,10 @@ class KubernetesSource:
             if kind != "BOOKMARK":
                 self._tell()
 
-    def _end_watch(self, status: object) -> None:
-        """List again next time. An expired resource version (410) is not an error."""
-        self._version = ""
-        code = status.get("code") if isinstance(status, Mapping) else None
-        if code != GONE:
-            raise MembershipError(f"{self._http.url}: the watch ended: {status!r:.300}")
-
     def _tell(self) -> None:
         members = members_of(self._slices.values(), self._options.port)
         self._poller.report("")
-        if self._on_members is not None:
-            self._on_members(members)
+        self._on_members(members)
 
     def _token(self) -> dict[str, str]:
         # Read for every request, because the kubelet renews it about every hour.
@@ -203,12 +180,21 @@ def members_of(slices: Iterable[_Slice], port: str) -> tuple[Member, ...]:
     """
     found: dict[str, tuple[int, Member]] = {}
     for each in sorted(slices, key=lambda one: (one.address_type, one.metadata.name)):
-        number = _port(each, port)
+        matching = (p.port for p in each.ports or () if port in ("", p.name, str(p.port)))
+        number = next(matching, None)
         for endpoint in each.endpoints or ():
             state = _state(endpoint.conditions)
             if number is None or state is None or not endpoint.addresses:
                 continue
-            member = _member(endpoint, number, state)
+            address, target = endpoint.addresses[0], endpoint.target_ref or _Target()
+            data = {
+                "id": target.name or address,
+                "address": tcp_address(address, number),
+                "zone": endpoint.zone or "",
+                "state": state,
+                "incarnation": target.uid,
+            }
+            member = read_member(data, f"endpoint {address}")
             rank = list(MemberState).index(state)
             if member.id not in found or rank < found[member.id][0]:
                 found[member.id] = rank, member
@@ -222,26 +208,6 @@ def _state(conditions: _Conditions) -> MemberState | None:
     if conditions.terminating:
         return MemberState.DRAINING if conditions.serving else None
     return None if conditions.ready is False else MemberState.SERVING
-
-
-def _member(endpoint: _Endpoint, port: int, state: MemberState) -> Member:
-    target = endpoint.target_ref or _Target()
-    data = {
-        "id": target.name or endpoint.addresses[0],
-        "address": tcp_address(endpoint.addresses[0], port),
-        "zone": endpoint.zone or "",
-        "state": state,
-        "incarnation": target.uid,
-    }
-    return read_member(data, f"endpoint {endpoint.addresses[0]}")
-
-
-def _port(each: _Slice, wanted: str) -> int | None:
-    """Return the number of the wanted port in a slice; None if it has no such port."""
-    for port in each.ports or ():
-        if wanted in ("", port.name, str(port.port)):
-            return port.port
-    return None
 
 
 def _convert(data: object, kind: type[_T]) -> _T:

@@ -43,8 +43,9 @@ class PoolView(msgspec.Struct, frozen=True):
     """The members of a pool as one process sees them, in the order of their ids.
 
     `epoch` counts this process's views: it grows whenever placement may have changed. `digest`
-    (64 bits) is equal on two nodes if they place all segments on the same addresses. Requests carry
-    the digest, because epochs of different processes are not comparable.
+    is a 64-bit hash over id, address and weight of the members that take segments: it is equal on
+    two nodes if they place all segments on the same addresses. Requests carry the digest, because
+    epochs of different processes are not comparable.
     """
 
     epoch: int
@@ -55,14 +56,5 @@ class PoolView(msgspec.Struct, frozen=True):
     def of(epoch: int, members: Iterable[Member]) -> PoolView:
         """Return a view with its members sorted and its digest computed."""
         ordered = tuple(sorted(members, key=lambda member: member.id))
-        return PoolView(epoch, ordered, placement_digest(ordered))
-
-    def find(self, member_id: str) -> Member | None:
-        """Return the member with this id; None if there is none."""
-        return next((member for member in self.members if member.id == member_id), None)
-
-
-def placement_digest(members: Iterable[Member]) -> int:
-    """Return a 64-bit hash over id, address and weight of the members that take segments."""
-    placed = sorted((m.id, m.address, float(m.weight)) for m in members if m.takes_segments)
-    return xxhash.xxh3_64_intdigest(msgspec.json.encode(placed))
+        placed = [(m.id, m.address, float(m.weight)) for m in ordered if m.takes_segments]
+        return PoolView(epoch, ordered, xxhash.xxh3_64_intdigest(msgspec.json.encode(placed)))

@@ -114,14 +114,12 @@ class Membership:
         self._watched_s = math.inf
         self._unseen_of = self._view
         self._unseen_view: PlacedMember | None = None
-        self.empty_lists = 0
 
     def observe(self, members: Iterable[Member]) -> None:
         """Apply a whole list from a source; ids must be distinct."""
         alive = {member.id: member for member in members if member.state is not MemberState.DEAD}
         with self._lock:
             if not alive:
-                self.empty_lists += 1
                 return
             now_s = self._clock.now()
             self._watched_s = min(self._watched_s, now_s)
@@ -217,11 +215,6 @@ class Membership:
         if not self._joined_s:
             return {}
         ramp_s = self._options.ramp_s
-        shares = {
-            member_id: ramp_share(now_s - joined_s, ramp_s)
-            for member_id, joined_s in self._joined_s.items()
-        }
-        for member_id, joined_s in list(self._joined_s.items()):
-            if now_s - joined_s >= ramp_s:
-                del self._joined_s[member_id]
+        self._joined_s = {m: at_s for m, at_s in self._joined_s.items() if now_s - at_s < ramp_s}
+        shares = {m: ramp_share(now_s - at_s, ramp_s) for m, at_s in self._joined_s.items()}
         return {member_id: share for member_id, share in shares.items() if share < 1.0}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from holdfast.membership.members import Member
 
 _log = logging.getLogger(__name__)
 
@@ -80,3 +83,31 @@ class Poller:
                 self.report("")
                 pause_s = self._pause_s
                 self._awake.wait(pause_s)
+
+
+class PolledSource(abc.ABC):
+    """Base class of a `MembershipSource` with a `Poller`, whose rounds are calls of `_look`."""
+
+    def __init__(
+        self,
+        name: str,
+        pause_s: float,
+        pause_max_s: float,
+        interrupt: Callable[[], None] | None = None,
+    ) -> None:
+        self._poller = Poller(name, self._look, pause_s, pause_max_s, interrupt)
+        self._on_members: Callable[[Sequence[Member]], None]
+
+    def watch(self, told: Callable[[Sequence[Member]], None]) -> None:
+        self._on_members = told
+        self._poller.start()
+
+    def trouble(self) -> str:
+        return self._poller.trouble
+
+    def close(self) -> None:
+        self._poller.close()
+
+    @abc.abstractmethod
+    def _look(self) -> None:
+        """Read the list, and pass it to `_on_members` if it may have changed."""
