@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from holdfast.limits import TOKEN_S_MAX
-from holdfast.tiers.pool.hedge import HEDGE_PERCENT, HEDGES_SAVED_MAX
+from holdfast.tiers.pool.hedged_read import HEDGE_PERCENT, HEDGES_SAVED_MAX
 from holdfast_bench.campaigns.campaign import CampaignBudget, CampaignResult
 from holdfast_bench.campaigns.chaos_pool import SLACK_S, ChaosPool, ChaosUsers
 from holdfast_bench.campaigns.chaos_proxy import Mood

@@ -80,9 +80,6 @@ class FakeTarget:
     def stats(self, deadline_s):
         return {}, Outcome.OK if self._answers() else Outcome.GONE
 
-    def stage(self, namespace, keys, deadline_s):
-        raise NotImplementedError
-
     def close(self) -> None:
         pass
 

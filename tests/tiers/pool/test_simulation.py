@@ -19,7 +19,7 @@ from holdfast.membership.members import Member, MemberState
 from holdfast.membership.membership import Membership, MembershipOptions
 from holdfast.tiers.breaker import CallEnding
 from holdfast.tiers.pool.health import HealthOptions, PoolHealth, ejected_max
-from holdfast.tiers.pool.hedge import HedgeBudget
+from holdfast.tiers.pool.hedged_read import HedgeBudget
 from holdfast.tiers.pool.lookup import SegmentLookup
 from holdfast.tiers.pool.target_statistics import CallKind
 

@@ -20,8 +20,8 @@ def test_each_kind_has_a_latency_of_its_own(evidence):
         evidence.learn(CallKind.QUESTION, CallEnding.OK, 0.001, 0.001)
         evidence.learn(CallKind.READ, CallEnding.OK, 0.03, 0.5)
         evidence.learn(CallKind.WRITE, CallEnding.OK, 2.0, 2.0)
-    assert evidence.latency_s(CallKind.QUESTION) == pytest.approx(0.001)
-    assert evidence.latency_s(CallKind.READ) == pytest.approx(0.03)
+    assert evidence.answers[CallKind.QUESTION].latency_s == pytest.approx(0.001)
+    assert evidence.answers[CallKind.READ].latency_s == pytest.approx(0.03)
     assert evidence.slowest_s() == pytest.approx(0.03)
     assert evidence.fresh == 30
 
@@ -29,7 +29,7 @@ def test_each_kind_has_a_latency_of_its_own(evidence):
 def test_a_read_that_finds_nothing_is_an_answer_and_says_nothing_of_reads(evidence):
     for _ in range(30):
         evidence.learn(CallKind.READ, CallEnding.EMPTY, 0.0003, 0.0003)
-    assert evidence.latency_s(CallKind.READ) is None
+    assert evidence.answers[CallKind.READ].latency_s is None
     assert evidence.delays.late_s() is None
     evidence.learn(CallKind.READ, CallEnding.ERROR, 0.1, 0.1)
     assert evidence.failure_share == pytest.approx(1 / 32)
@@ -41,10 +41,10 @@ def test_to_find_nothing_later_than_others_find_something_is_slow(evidence):
     for _ in range(20):
         evidence.learn(CallKind.READ, CallEnding.OK, 0.01, 0.01)
     evidence.learn(CallKind.READ, CallEnding.EMPTY, 0.0003, 0.0003)
-    assert evidence.latency_s(CallKind.READ) == pytest.approx(0.01)
+    assert evidence.answers[CallKind.READ].latency_s == pytest.approx(0.01)
     for _ in range(200):
         evidence.learn(CallKind.READ, CallEnding.EMPTY, 0.3, 0.3)
-    assert evidence.latency_s(CallKind.READ) == pytest.approx(0.3, rel=0.01)
+    assert evidence.answers[CallKind.READ].latency_s == pytest.approx(0.3, rel=0.01)
 
 
 def test_failures_count_whatever_was_asked_and_what_we_gave_up_does_not(evidence):
@@ -52,9 +52,12 @@ def test_failures_count_whatever_was_asked_and_what_we_gave_up_does_not(evidence
         evidence.learn(kind, CallEnding.ERROR, 0.1, 0.1)
     failing = evidence.failure_share
     assert failing == pytest.approx(1 - (31 / 32) ** 3)
-    latency_s = evidence.latency_s(CallKind.READ)
+    latency_s = evidence.answers[CallKind.READ].latency_s
     evidence.learn(CallKind.READ, CallEnding.CANCELLED, 9.0, 9.0)
-    assert (evidence.failure_share, evidence.latency_s(CallKind.READ)) == (failing, latency_s)
+    assert (evidence.failure_share, evidence.answers[CallKind.READ].latency_s) == (
+        failing,
+        latency_s,
+    )
     assert evidence.fresh == 3
 
 
@@ -70,5 +73,5 @@ def test_what_failed_early_does_not_make_a_target_look_quick():
 def test_after_an_ejection_nothing_is_known(evidence):
     evidence.learn(CallKind.READ, CallEnding.ERROR, 0.1, 0.1)
     evidence.forget()
-    assert (evidence.latency_s(CallKind.READ), evidence.slowest_s()) == (None, 0.0)
+    assert (evidence.answers[CallKind.READ].latency_s, evidence.slowest_s()) == (None, 0.0)
     assert (evidence.failure_share, evidence.fresh) == (0.0, 0)

@@ -66,18 +66,18 @@ def check_member(
     try:
         with closing(connect(member)) as target:
             report, outcome = target.stats(within_s)
-            words, trouble = target.refusal, target.trouble
+            refusal, trouble = target.refusal, target.trouble
     except HoldfastError as error:  # credentials: ours, or the target's opinion of them
         return CheckedTarget(TargetCondition.REFUSED, str(error), time.monotonic() - began_s, [])
     took_s = time.monotonic() - began_s
     if outcome is Outcome.OK:
-        tiers = list(report.get("tiers", []))
+        condition, why = TargetCondition.FINE, ""
         if took_s > LATE_S:
+            condition = TargetCondition.LATE
             why = f"answered after {took_s:.2f} s, more than {LATE_S:g} s"
-            return CheckedTarget(TargetCondition.LATE, why, took_s, tiers)
-        return CheckedTarget(TargetCondition.FINE, "", took_s, tiers)
-    if words:
-        return CheckedTarget(TargetCondition.REFUSED, words, took_s, [])
+        return CheckedTarget(condition, why, took_s, list(report.get("tiers", [])))
+    if refusal:
+        return CheckedTarget(TargetCondition.REFUSED, refusal, took_s, [])
     why = trouble or f"no answer ({outcome})"
     if outcome is Outcome.LATE:
         why = f"no answer within {within_s:g} s"

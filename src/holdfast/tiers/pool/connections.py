@@ -65,10 +65,6 @@ class RemoteTarget(Protocol):
         """Check blocks that a reader could not verify, and delete damaged ones."""
         ...
 
-    def stage(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> FoundBlocks:
-        """Read blocks into the target's memory."""
-        ...
-
     def stats(self, deadline_s: float) -> tuple[dict[str, Any], Outcome]:
         """Return the target's status."""
         ...
@@ -95,10 +91,9 @@ class TargetConnections:
         self._lock = threading.Lock()
         self._targets: dict[str, tuple[Member, RemoteTarget]] = {}
         self._left: list[RemoteTarget] = []
-        """At addresses that members have left; closing may wait for calls, which `begin` may not.
-        """
+        """Targets at previous addresses: `keep` closes them, because `begin` must not wait."""
         self._refusals: dict[str, str] = {}
-        """Why members could not be connected to, as it was said last."""
+        """Last logged reason why a member could not be connected to, by its id."""
         self._troubles: dict[str, str] = {}
         """What is wrong with members, from the first failed call to the next good one."""
         self.failures = 0
@@ -106,11 +101,9 @@ class TargetConnections:
     def keep(self, known: Collection[str]) -> None:
         """Close the connections to all but these members at their present addresses."""
         with self._lock:
-            gone = [
-                self._targets.pop(member_id)[1] for member_id in self._targets.keys() - set(known)
-            ]
             left, self._left = self._left, []
-        for target in gone + left:
+            left += [self._targets.pop(gone)[1] for gone in self._targets.keys() - set(known)]
+        for target in left:
             target.close()
 
     def close(self) -> None:
@@ -128,7 +121,12 @@ class TargetConnections:
             target = self._target_of(member)
         except HoldfastError as error:  # our own fault, nothing against the member
             self._health.end(begun, CallEnding.CANCELLED)
-            self._tell_once(member, str(error))
+            why = str(error)
+            if self._refusals.get(member.id) != why:
+                self._refusals[member.id] = why
+                _log.warning(
+                    "pool member %s at %s is not asked: %s", member.id, member.address, why
+                )
             return None
         except BaseException:
             self._health.end(begun, CallEnding.CANCELLED)
@@ -145,11 +143,6 @@ class TargetConnections:
                 self._left += [target] if target is not None else []
                 self._targets[member.id], target = (member, anew), anew
             return target
-
-    def _tell_once(self, member: Member, words: str) -> None:
-        if self._refusals.get(member.id) != words:
-            self._refusals[member.id] = words
-            _log.warning("pool member %s at %s is not asked: %s", member.id, member.address, words)
 
     def on_progress(self, call: TargetCall | None) -> OnProgress | None:
         """Return the callback for moved bytes; None without a call."""
@@ -193,23 +186,15 @@ class TargetConnections:
 
 
 def _ending(answer: Answer) -> CallEnding:
-    outcomes = _outcomes(answer)
-    if not {Outcome.GONE, Outcome.LATE}.isdisjoint(outcomes):
+    if isinstance(answer, list):
+        outcomes = set(answer)
+    elif isinstance(answer, ReceivedRecords | HeldCount | FoundBlocks):
+        outcomes = {answer.outcome}
+    else:
+        outcomes = {answer[1]}
+    if Outcome.GONE in outcomes or Outcome.LATE in outcomes:
         return CallEnding.ERROR
     if Outcome.UNSENT in outcomes:
         return CallEnding.CANCELLED
-    return (
-        CallEnding.EMPTY
-        if isinstance(answer, ReceivedRecords) and not answer.blocks
-        else CallEnding.OK
-    )
-
-
-def _outcomes(answer: Answer) -> set[Outcome]:
-    if isinstance(answer, list):
-        return set(answer)
-    return (
-        {answer.outcome}
-        if isinstance(answer, ReceivedRecords | HeldCount | FoundBlocks)
-        else {answer[1]}
-    )
+    empty = isinstance(answer, ReceivedRecords) and not answer.blocks
+    return CallEnding.EMPTY if empty else CallEnding.OK

@@ -219,14 +219,18 @@ class PoolHealth:
                 began_s = now_s if call.heard_s is None else call.heard_s
                 known.learn(call.kind, ending, began_s - call.began_s, now_s - call.began_s)
             if before is BreakerPhase.HALF_OPEN and known.breaker.phase() is BreakerPhase.CLOSED:
-                self._forgive(known, now_s)
+                # The outage is over: forget it, unless another happened shortly before.
+                if now_s >= known.recovered_s + self._options.ejection_max_s:
+                    known.forget()
+                known.recovered_s = now_s
             self._review()
 
     def choose(self, targets: Sequence[str]) -> str:
         """Return the one of two drawn at random that has fewer bytes in flight."""
         with self._lock:
             drawn = self._chance.sample(targets, min(2, len(targets)))
-            return min(drawn, key=self._in_flight)
+            known = self._targets
+            return min(drawn, key=lambda name: known[name].in_flight_bytes if name in known else 0)
 
     def hedge_after_s(self) -> float | None:
         """Return when a request counts as late: the median over targets of their 95th percentiles.
@@ -248,8 +252,8 @@ class PoolHealth:
                     phase=target.breaker.phase(),
                     ejected=self._ejected(target),
                     in_flight_bytes=target.in_flight_bytes,
-                    latency_s=target.latency_s(CallKind.QUESTION),
-                    first_byte_s=target.latency_s(CallKind.READ),
+                    latency_s=target.answers[CallKind.QUESTION].latency_s,
+                    first_byte_s=target.answers[CallKind.READ].latency_s,
                     late_s=target.delays.late_s(),
                     failure_share=target.failure_share,
                     breaker_opened=target.breaker.opened,
@@ -277,10 +281,6 @@ class PoolHealth:
         unverified = target.on_trial and target.fresh < self._options.samples
         return phase is BreakerPhase.HALF_OPEN or (unverified and phase is BreakerPhase.CLOSED)
 
-    def _in_flight(self, name: str) -> int:
-        target = self._targets.get(name)
-        return target.in_flight_bytes if target else 0
-
     def _ejected(self, target: TargetStatistics) -> bool:
         return self._clock.now() < target.ejected_until_s
 
@@ -296,7 +296,11 @@ class PoolHealth:
             for target in members
         )
         room = ejected_max(len(members)) - out
-        tried = [target for target in self._targets.values() if self._is_tried(target)]
+        tried = [
+            target
+            for target in self._targets.values()
+            if target.on_trial and target.fresh >= self._options.samples and self._is_judged(target)
+        ]
         for target in self._outliers():
             if room <= 0 and not self._gives_way(target):
                 break
@@ -304,16 +308,6 @@ class PoolHealth:
             room = max(0, room - 1)
         for target in tried:
             target.on_trial = self._ejected(target)
-
-    def _forgive(self, target: TargetStatistics, now_s: float) -> None:
-        """Forget an outage that is over, unless another happened shortly before."""
-        if now_s >= target.recovered_s + self._options.ejection_max_s:
-            target.forget()
-        target.recovered_s = now_s
-
-    def _is_tried(self, target: TargetStatistics) -> bool:
-        enough = target.fresh >= self._options.samples
-        return target.on_trial and enough and self._is_judged(target)
 
     def _is_judged(self, target: TargetStatistics) -> bool:
         """Return whether the review covers a target: not while its breaker is open."""
@@ -335,7 +329,7 @@ class PoolHealth:
         known = [target for target in judged if target.fresh >= self._options.samples]
         if len(known) >= COMPARED_MIN:
             found |= {id(target): target for target in known if self._failing(target)}
-        return sorted(found.values(), key=self._badness, reverse=True)
+        return sorted(found.values(), key=lambda t: (t.failure_share, t.slowest_s()), reverse=True)
 
     def _slow(self, judged: Sequence[TargetStatistics], kind: CallKind) -> list[TargetStatistics]:
         """Return the targets whose answers of a kind take much longer than the others'."""
@@ -353,9 +347,6 @@ class PoolHealth:
 
     def _failing(self, target: TargetStatistics) -> bool:
         return target.failure_share > self._options.failure_share_max
-
-    def _badness(self, target: TargetStatistics) -> tuple[float, float]:
-        return target.failure_share, target.slowest_s()
 
     def _eject(self, target: TargetStatistics, now_s: float) -> None:
         longest_s = self._options.ejection_max_s

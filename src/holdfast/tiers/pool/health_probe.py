@@ -20,7 +20,7 @@ IDLE_S = 1.0
 NO_NAMESPACE = Namespace(bytes(KEY_BYTES), bytes(KEY_BYTES), 1, 1)
 
 
-class HealthProbes:
+class HealthProbes(Poller):
     """A thread that sends probes to members that are half open, back from an ejection, or idle.
 
     `keep` is called before each round, to update the known members.
@@ -34,36 +34,25 @@ class HealthProbes:
         ask_s: float,
         keep: Callable[[], None],
     ) -> None:
+        super().__init__("trials of pool members", self.hold, TRIAL_S, TRIAL_S)
         self._lookup = lookup
         self._health = health
         self._reach = reach
         self._ask_s = ask_s
         self._keep = keep
-        self._rounds = Poller("trials of pool members", self.hold, TRIAL_S, TRIAL_S)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._rounds.start()
-
-    def close(self) -> None:
-        """Stop after the current probe."""
-        self._rounds.close()
 
     def hold(self) -> None:
         """Probe every member that is due until it is up or fails again; then probe idle ones."""
         self._keep()
-        self._try_untried()
-        idle = set(self._health.idle(IDLE_S))
-        for member in self._lookup.members() if idle else ():
-            if member.id in idle and not self._rounds.closing.is_set():
-                call = self._reach.begin(member, 0, self._lookup.route(bytes(8)).digest)
-                self._reach.tell(call, lambda target: target.exist(NO_NAMESPACE, [], self._ask_s))
-
-    def _try_untried(self) -> None:
         untried = set(self._health.untried())
         for member in self._lookup.members() if untried else ():
-            while member.id in untried and not self._rounds.closing.is_set():
+            while member.id in untried and not self.closing.is_set():
                 call = self._reach.begin(member, 0, self._lookup.route(bytes(8)).digest)
                 if self._reach.tell(call, lambda target: target.stats(self._ask_s)) is None:
                     break
                 untried = set(self._health.untried())
+        idle = set(self._health.idle(IDLE_S))
+        for member in self._lookup.members() if idle else ():
+            if member.id in idle and not self.closing.is_set():
+                call = self._reach.begin(member, 0, self._lookup.route(bytes(8)).digest)
+                self._reach.tell(call, lambda target: target.exist(NO_NAMESPACE, [], self._ask_s))

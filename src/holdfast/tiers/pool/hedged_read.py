@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from typing import TypeAlias
@@ -12,15 +13,45 @@ from holdfast.limits import MIB
 from holdfast.membership.members import Member
 from holdfast.tiers.base import TierGet
 from holdfast.tiers.pool.health import PoolHealth
-from holdfast.tiers.pool.hedge import HedgeBudget
 from holdfast.tiers.pool.segment_batch import SegmentBatch
 
 RACERS = 8
 RACED_BYTES = 64 * MIB
 """Most that is read in a race, which takes memory of its own for each racer."""
 
+HEDGE_PERCENT = 5
+HEDGES_SAVED_MAX = 10
+"""Hedges that a quiet time saves up: enough for one stall of one target, no storm."""
+
 Receive: TypeAlias = Callable[[Member, SegmentBatch, Sequence[TierGet], list[Outcome]], list[int]]
 """Receives the leading run of a part from a member; returns which indices are left."""
+
+
+class HedgeBudget:
+    """At most `percent` hedges per 100 requests, at every moment. Thread-safe."""
+
+    def __init__(self, percent: int = HEDGE_PERCENT) -> None:
+        self._percent = percent
+        self._saved_percent = 0
+        self._lock = threading.Lock()
+        self.requests = 0
+        self.hedges = 0
+
+    def request(self) -> None:
+        """Count a request that is sent in any case."""
+        with self._lock:
+            self.requests += 1
+            most = 100 * HEDGES_SAVED_MAX
+            self._saved_percent = min(most, self._saved_percent + self._percent)
+
+    def take(self) -> bool:
+        """Return whether one more hedge may be sent, and count it if so."""
+        with self._lock:
+            if self._saved_percent < 100:  # noqa: PLR2004  # per cent
+                return False
+            self._saved_percent -= 100
+            self.hedges += 1
+            return True
 
 
 class HedgedReads:

@@ -94,7 +94,7 @@ class HotSegments:
             return
         self._halved_s += times * self._half_life_s
         halved = (
-            SegmentCount(count.segment_id, count.hits >> times, count.error >> times)
+            count._replace(hits=count.hits >> times, error=count.error >> times)
             for count in self._counts.values()
         )
         self._counts = {count.segment_id: count for count in halved if count.hits}

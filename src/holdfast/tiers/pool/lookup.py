@@ -1,11 +1,11 @@
-"""Whom to ask for a segment and where to write it, while members come, go and fail.
+"""The members to read a segment from and to write it to, while members join, leave and fail.
 
-    write to    the first `copies` members of the ranking that are available: the owner, or the
-                next-ranked in its stead (the gutter); nothing is re-placed for a failure
-    read from   the same, then whom others may have written to: the next in rank while one is out
-                of order or has just been, the owner by full weights while a member is warming up
-                (who started later sees it as warm), those of the view before this one, and, in a
-                process that started lately, the next `UNSEEN_COPIES` in rank of all members
+    write to    the first `copies` available members of the ranking: the owner, or the next in rank
+                instead; a failure moves no segment
+    read from   the same, then members that other hosts may have written to: the next in rank
+                during and after a failure; the owner by full weights while a member is warming up
+                (a process that started later uses full weights); the owners of the previous view;
+                and, in a process that started lately, the next `UNSEEN_COPIES` in rank
 
 A member that holds a block serves it whatever the epoch, so reading by an old view is safe.
 """
@@ -13,6 +13,7 @@ A member that holds a block serves it whatever the epoch, so reading by an old v
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import NamedTuple
 
 from holdfast.membership.members import Member
@@ -25,11 +26,11 @@ shortly before it started, without a block being missed."""
 
 
 class Route(NamedTuple):
-    """Members for one segment, best first, and the epoch and digest they were found under.
+    """Members for one segment, best first, and the epoch and digest of the view they are from.
 
-    `write` is shorter than asked where too few are available; its first `owners` are whom the
-    ranking names, behind them are stand-ins, who hold only what was written lately. `read` begins
-    with `write` and holds nobody twice.
+    `write` has fewer than `copies` members if fewer are available. Its first `owners` are owners by
+    the ranking; the others replace owners and have only recent records. `read` begins with `write`
+    and has no member twice.
     """
 
     write: tuple[Member, ...]
@@ -40,7 +41,10 @@ class Route(NamedTuple):
 
 
 class _Known(NamedTuple):
+    """Views, the current members by id, and the placements of the views."""
+
     views: PoolViews
+    by_id: dict[str, Member]
     current: Placement
     warm: Placement | None
     previous: Placement | None
@@ -48,10 +52,10 @@ class _Known(NamedTuple):
 
 
 class SegmentLookup:
-    """Routes by a membership's views; any thread.
+    """Routes by a membership's views. Thread-safe.
 
-    `available` says whether a member, by id, should be asked at all just now; it must be quick
-    and change nothing (`PoolHealth.trusted`). `unsure`: whether others may hold what is its.
+    `available` returns whether users' requests may go to a member, by its id; `unsure` returns
+    whether other members may hold its blocks (`PoolHealth.trusted` and `unsure`). Both are fast.
     """
 
     def __init__(
@@ -66,7 +70,7 @@ class SegmentLookup:
         self._known = _learn(membership.views(), None)
 
     def route(self, segment_id: bytes, copies: int = 1) -> Route:
-        """Return whom to ask and where to write, as of now."""
+        """Return the members for a segment now."""
         known = self._refresh()
         ranked = known.current.rank(segment_id)
         write = self._first(ranked, copies)
@@ -76,29 +80,22 @@ class SegmentLookup:
             read |= dict.fromkeys(self._first(ranked, copies + 1))
         if known.warm is not None:
             read |= dict.fromkeys(self._first(known.warm.rank(segment_id), copies))
-        if known.previous is not None:
-            current = {member.id: member for member in known.views.current.view.members}
-            # An old owner is asked where it lives now. One that is out may only have been taken
-            # off the list, so it is asked where it lived; if it is dead its breaker soon says so.
-            ranked = known.previous.rank(segment_id)
-            read |= dict.fromkeys(
-                self._first((current.get(member.id, member) for member in ranked), copies)
-            )
-        if known.unseen is not None:
-            current = {member.id: member for member in known.views.current.view.members}
-            ranked = known.unseen.rank(segment_id)
-            read |= dict.fromkeys(
-                self._first((current[member.id] for member in ranked), copies + UNSEEN_COPIES)
-            )
+        for placement, count in ((known.previous, copies), (known.unseen, copies + UNSEEN_COPIES)):
+            if placement is not None:
+                # Ask a member at its current address. A member that is no longer listed may still
+                # run, so ask it at its last address; if it is dead, its breaker opens soon.
+                ranked = placement.rank(segment_id)
+                present = (known.by_id.get(member.id, member) for member in ranked)
+                read |= dict.fromkeys(self._first(present, count))
         view = known.views.current.view
         return Route(write, tuple(read), view.epoch, view.digest, owners)
 
     def placement(self) -> Placement:
-        """Return who gets which segment now."""
+        """Return the current placement."""
         return self._refresh().current
 
     def members(self) -> tuple[Member, ...]:
-        """Return everybody whom a route may name now: whom to keep connections and health for."""
+        """Return all members that a route may name now."""
         known = self._refresh()
         views = [placed.view for placed in known.views if placed is not None]
         return tuple({m.id: m for view in reversed(views) for m in view.members}.values())
@@ -118,13 +115,8 @@ class SegmentLookup:
         return known
 
     def _first(self, members: Iterable[Member], count: int) -> tuple[Member, ...]:
-        found: list[Member] = []
-        for member in members:
-            if len(found) == count:
-                break
-            if self._available(member.id):
-                found.append(member)
-        return tuple(found)
+        available = (member for member in members if self._available(member.id))
+        return tuple(islice(available, count))
 
 
 def _learn(views: PoolViews, known: _Known | None) -> _Known:
@@ -133,15 +125,14 @@ def _learn(views: PoolViews, known: _Known | None) -> _Known:
     warm = Placement(views.current.view.members) if views.current.shares else None
     previous = views.previous and _placement(views.previous, known)
     unseen = views.unseen and _placement(views.unseen, known)
-    return _Known(views, current, warm, previous, unseen)
+    by_id = {member.id: member for member in views.current.view.members}
+    return _Known(views, by_id, current, warm, previous, unseen)
 
 
 def _placement(placed: PlacedMember, known: _Known | None) -> Placement:
     if known is not None:
-        if placed == known.views.current:
-            return known.current
-        if known.previous is not None and placed == known.views.previous:
-            return known.previous
-        if known.unseen is not None and placed == known.views.unseen:
-            return known.unseen
+        placements = (known.current, known.previous, known.unseen)
+        for before, placement in zip(known.views, placements, strict=True):
+            if placement is not None and placed == before:
+                return placement
     return Placement(placed.view.members, placed.shares)

@@ -30,7 +30,6 @@ class MisplacedBlocks:
         self._keys: OrderedDict[tuple[Namespace, bytes], None] = OrderedDict()
         self._lock = threading.Lock()
         self.moved = 0
-        self.left = 0
 
     def found(self, namespace: Namespace, keys: Sequence[bytes]) -> None:
         """Record keys read from another member; beyond a limit the oldest are forgotten."""
@@ -54,7 +53,6 @@ class MisplacedBlocks:
             count = min(len(misplaced), int(self._saved_bytes // namespace.record_bytes))
             self._saved_bytes -= count * namespace.record_bytes
             self.moved += count
-            self.left += len(misplaced) - count
             return set(misplaced[:count])
 
 

@@ -10,7 +10,8 @@ from holdfast.blocks.envelope import read_header
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace, namespace_of
 from holdfast.errors import FormatError
-from holdfast.tiers.base import Place, TierGet, segment_place
+from holdfast.tiers.base import Place, TierGet, TierPut, segment_place
+from holdfast.tiers.unverified_records import header_of_record
 
 
 class SegmentBatch(NamedTuple):
@@ -29,37 +30,33 @@ class SegmentBatch(NamedTuple):
         return max(0.0, self.until - time.monotonic())
 
 
-def parts_of(places: Sequence[Place], seconds: float) -> list[SegmentBatch]:
-    """Split a batch by segment."""
-    until = time.monotonic() + seconds
-    groups: dict[Place, list[int]] = {}
-    for index, place in enumerate(places):
-        groups.setdefault(place, []).append(index)
-    return [SegmentBatch(segment_of(place), indices, until) for place, indices in groups.items()]
+def parts_of_puts(batch: Sequence[TierPut], seconds: float) -> list[SegmentBatch]:
+    """Split a batch by segment; bytes that are no record go to any segment."""
+    groups: list[tuple[Place, None]] = []
+    for put in batch:
+        header = header_of_record(put.record)
+        groups.append((segment_place(header.segment) if header else Place(0), None))
+    return _parts(groups, seconds)
 
 
 def parts_of_gets(batch: Sequence[TierGet], seconds: float) -> list[SegmentBatch]:
     """Split a batch by segment and namespace, because a message names one namespace."""
+    return _parts([(get.place, get.namespace) for get in batch], seconds)
+
+
+def _parts(groups: Sequence[tuple[Place, Namespace | None]], seconds: float) -> list[SegmentBatch]:
     until = time.monotonic() + seconds
-    groups: dict[tuple[Place, Namespace | None], list[int]] = {}
-    for index, get in enumerate(batch):
-        groups.setdefault((get.place, get.namespace), []).append(index)
-    return [
-        SegmentBatch(segment_of(place), indices, until) for (place, _), indices in groups.items()
-    ]
+    parts: dict[tuple[Place, Namespace | None], SegmentBatch] = {}
+    for index, group in enumerate(groups):
+        if group not in parts:
+            parts[group] = SegmentBatch(segment_of(group[0]), [], until)
+        parts[group].indices.append(index)
+    return list(parts.values())
 
 
 def segment_of(place: Place) -> bytes:
     """Return the segment id of a place."""
     return place.to_bytes(SEGMENT_BYTES, "little")
-
-
-def place_of(record: memoryview) -> Place:
-    """Return the place of a record's segment; any place for bytes that are no record."""
-    try:
-        return segment_place(read_header(record)[0].segment)
-    except FormatError:
-        return Place(0)
 
 
 def names_of(records: Sequence[memoryview]) -> tuple[Namespace | None, list[bytes]]:

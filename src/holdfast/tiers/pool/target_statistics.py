@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import deque
 
 from holdfast.tiers.breaker import CallEnding, CircuitBreaker
-from holdfast.tiers.pool.hedge import HedgeDelays
 
+SAMPLES_MAX = 128
+SAMPLES_MIN = 20
+_FRACTION = 0.95
 _LATENCY_GAIN = 1 / 8
 _FAILURE_GAIN = 1 / 32
 
@@ -40,6 +43,33 @@ class AnswerTimes:
             before_s = seconds if self.latency_s is None else self.latency_s
             self.latency_s = before_s + _LATENCY_GAIN * (seconds - before_s)
         self.fresh += 1
+
+
+class HedgeDelays:
+    """Recent answer times of one target, and their 95th percentile.
+
+    Record a cancelled request with the time it had taken so far. Without the slow requests the
+    percentile would shrink until every request counted as late.
+    """
+
+    def __init__(self) -> None:
+        self._last_s: deque[float] = deque(maxlen=SAMPLES_MAX)
+        self._stale = True
+        self._late_s: float | None = None
+
+    def record(self, seconds: float) -> None:
+        """Record one request's time to its first byte."""
+        self._last_s.append(seconds)
+        self._stale = True
+
+    def late_s(self) -> float | None:
+        """Return the 95th percentile in seconds; None until there are enough samples."""
+        if self._stale:
+            ordered = sorted(self._last_s)
+            enough = len(ordered) >= SAMPLES_MIN
+            self._late_s = ordered[int(_FRACTION * len(ordered))] if enough else None
+            self._stale = False
+        return self._late_s
 
 
 class TargetStatistics:
@@ -92,10 +122,6 @@ class TargetStatistics:
             self.answers[kind].learn(ending, first_byte_s)
         self.failure_share += _FAILURE_GAIN * ((ending is CallEnding.ERROR) - self.failure_share)
         self.fresh += 1
-
-    def latency_s(self, kind: CallKind) -> float | None:
-        """Return the time to the first byte of answers of a kind; None if unknown."""
-        return self.answers[kind].latency_s
 
     def slowest_s(self) -> float:
         """Return the latency of the slowest kind; 0 while none is known."""

@@ -11,7 +11,6 @@ the next member in rank, and its blocks are recomputed.
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import threading
@@ -32,11 +31,13 @@ from holdfast.limits import MIB, SEGMENT_BLOCKS
 from holdfast.membership.members import Member
 from holdfast.membership.membership import Membership, MembershipOptions, MembershipSource
 from holdfast.tiers.base import (
+    AnsweringTier,
     HeldAnswer,
     Place,
     TierGet,
     TierPut,
     TierUsage,
+    chain_segments,
     segment_place,
 )
 from holdfast.tiers.pool.connection_checks import check_members
@@ -50,9 +51,8 @@ from holdfast.tiers.pool.rewrites import LostBlocks, MisplacedBlocks
 from holdfast.tiers.pool.segment_batch import (
     SegmentBatch,
     names_of,
-    parts_of,
     parts_of_gets,
-    place_of,
+    parts_of_puts,
     segment_of,
 )
 from holdfast.tiers.pool.target_statistics import CallKind
@@ -68,8 +68,6 @@ ASKED_BYTES = 1 * MIB
 
 _LIST_POLL_S = 0.01
 """How often a wait for the first list looks for trouble of its source."""
-
-_log = logging.getLogger(__name__)
 
 _Tell: TypeAlias = Callable[[RemoteTarget, Namespace, Sequence[bytes], float], FoundBlocks]
 
@@ -88,7 +86,7 @@ class PoolTierOptions(msgspec.Struct, frozen=True, kw_only=True):
     health: HealthOptions = HealthOptions()
 
 
-class PoolTier:
+class PoolTier(AnsweringTier):
     """See `holdfast.tiers.base.SharedTier`. Owns the source and the connections it opens."""
 
     def __init__(
@@ -122,7 +120,7 @@ class PoolTier:
         self._usage = [0, 0]
         self._closed = False
         self._listed = threading.Event()
-        source.watch(self._told)
+        source.watch(self._on_members)
         self._trials.start()
 
     def wait_listed(self, within_s: float) -> bool:
@@ -140,14 +138,14 @@ class PoolTier:
     def known(self, batch: Sequence[TierPut]) -> list[bool]:
         """Ask the owners which records they hold already, because another host wrote them."""
         found = [False] * len(batch)
-        parts = parts_of([place_of(put.record) for put in batch], self.options.ask_s)
+        parts = parts_of_puts(batch, self.options.ask_s)
         self._each(parts, lambda part: self._find(part, batch, found))
         return found
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         """Send each record to the owner of its segment; OK once one copy is stored."""
         outcomes = [Outcome.GONE] * len(batch)
-        parts = parts_of([place_of(put.record) for put in batch], self.options.deadline_s)
+        parts = parts_of_puts(batch, self.options.deadline_s)
         self._each(parts, lambda part: self._write(part, batch, outcomes))
         return outcomes
 
@@ -158,25 +156,16 @@ class PoolTier:
         self._each(parts, lambda part: self._read(part, batch, outcomes))
         return outcomes
 
-    def held(
-        self, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float = math.inf
-    ) -> int:
-        """Ask the members about blocks `start` on; return how many are held in a row."""
-        return self.ask(namespace, keys, start, within_s).blocks
-
     def ask(
         self, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float = math.inf
     ) -> HeldAnswer:
-        """Like `held`; OK if every member that may hold the first missing block has answered."""
+        """Ask the members; OK if all that may hold the first missing block have answered."""
         found = bytearray(len(keys))
-        parts, until = [], time.monotonic() + min(self.options.ask_s, within_s)
-        size = self.options.segment_blocks
-        for head in range(start - start % size, len(keys), size):
-            place = segment_place(keys[head][:SEGMENT_BYTES])
-            stop = min(head + size, len(keys))
-            parts.append(
-                SegmentBatch(segment_of(place), list(range(max(head, start), stop)), until)
-            )
+        until = time.monotonic() + min(self.options.ask_s, within_s)
+        parts = [
+            SegmentBatch(segment_of(place), list(blocks), until)
+            for place, blocks in chain_segments(keys, start, self.options.segment_blocks)
+        ]
         said = [Outcome.LATE] * len(keys)
         self._each(parts, lambda part: self._ask(part, namespace, keys, found, said))
         missing = found.find(0, start)
@@ -189,13 +178,15 @@ class PoolTier:
         for get in batch:
             if get.namespace is not None:
                 self._unverified_records.add(get.namespace, get.key)
-        parts = parts_of_gets(batch, self.options.deadline_s)
-        self._each(parts, lambda part: self._tell_holders(part, batch, _suspect))
+        self._tell_holders(
+            batch, self.options.deadline_s, lambda target, *blocks: target.suspect(*blocks)
+        )
 
     def delete(self, batch: Sequence[TierGet]) -> None:
         """Have every member that may hold a record delete it."""
-        parts = parts_of_gets(batch, self.options.ask_s)
-        self._each(parts, lambda part: self._tell_holders(part, batch, _delete))
+        self._tell_holders(
+            batch, self.options.ask_s, lambda target, *blocks: target.delete(*blocks)
+        )
 
     def misplaced(self, namespace: Namespace, keys: Sequence[bytes]) -> set[bytes]:
         """Return which of these came from a previous owner, or from a stand-in for the owner."""
@@ -259,7 +250,7 @@ class PoolTier:
         self.races.close()
         self.reach.close()
 
-    def _told(self, members: Sequence[Member]) -> None:
+    def _on_members(self, members: Sequence[Member]) -> None:
         self.membership.observe(members)
         self._keep()
         self._listed.set()
@@ -276,9 +267,10 @@ class PoolTier:
 
     def _each(self, parts: Sequence[SegmentBatch], act: Callable[[SegmentBatch], None]) -> None:
         """Call a function for every part, concurrently; calls keep their own deadlines."""
-        if self._closed or len(parts) == 1:
-            for part in parts if not self._closed else ():
-                act(part)
+        if self._closed:
+            return
+        if len(parts) == 1:
+            act(parts[0])
             return
         begun = [(part, self._threads.submit(act, part)) for part in parts]
         for part, done in begun:
@@ -318,7 +310,7 @@ class PoolTier:
             stored = self._send(route.digest, member, part, records)
             for index, outcome in zip(part.indices, stored, strict=False):
                 if outcomes[index] is not Outcome.OK:
-                    outcomes[index] = _told(outcome)
+                    outcomes[index] = _late_if_unsent(outcome)
                 if outcome is Outcome.OK and self._unverified_records:
                     header, _ = read_header(batch[index].record)
                     self._unverified_records.settle(namespace_of(header), header.key)
@@ -341,8 +333,9 @@ class PoolTier:
         Records from another member than the owner are misplaced, and so are those that only one of
         two owners has: they were written before the segment was hot.
         """
-        # One fetch reads a segment in many batches. Its first block is in one of them.
-        begins = any(_is_first(batch[index]) for index in part.indices)
+        # One fetch reads a segment in many batches. Its first block, which names it, is in one.
+        gets = (batch[index] for index in part.indices)
+        begins = any(segment_place(get.key[:SEGMENT_BYTES]) == get.place for get in gets)
         hot = self.hot.hit(part.segment) if begins else self.hot.is_hot(part.segment)
         copies = HOT_COPIES if hot else 1
         route = self.lookup.route(part.segment, copies)
@@ -398,7 +391,7 @@ class PoolTier:
             call, lambda target: target.get(namespace, keys, into, part.left_s, on_progress)
         )
         if got is None or got.outcome in (Outcome.GONE, Outcome.LATE, Outcome.UNSENT):
-            failed = Outcome.GONE if got is None else _told(got.outcome)
+            failed = Outcome.GONE if got is None else _late_if_unsent(got.outcome)
             for index in left[got.blocks if got else 0 :]:
                 outcomes[index] = failed
         if got is None:
@@ -406,7 +399,8 @@ class PoolTier:
         for index in left[: got.blocks]:
             outcomes[index] = Outcome.OK
         if got.blocks < len(left) and outcomes[left[got.blocks]] is not Outcome.OK:
-            outcomes[left[got.blocks]] = _kept(_told(got.outcome))
+            missed = got.outcome is Outcome.OK
+            outcomes[left[got.blocks]] = Outcome.MISS if missed else _late_if_unsent(got.outcome)
         return left[got.blocks :]
 
     def _ask(
@@ -428,7 +422,7 @@ class PoolTier:
             if all(answer.held):
                 break
             if answer.outcome is not Outcome.OK:
-                outcome = _told(answer.outcome)
+                outcome = _late_if_unsent(answer.outcome)
         for index in part.indices:
             said[index] = outcome
 
@@ -447,45 +441,26 @@ class PoolTier:
             return held
         return HeldCount(bytes(len(keys)), Outcome.GONE if part.left_s else Outcome.LATE)
 
-    def _tell_holders(self, part: SegmentBatch, batch: Sequence[TierGet], tell: _Tell) -> None:
-        namespace, keys = (
-            batch[part.indices[0]].namespace,
-            [batch[index].key for index in part.indices],
-        )
-        if namespace is None:
-            return
-        route = self.lookup.route(part.segment, HOT_COPIES)
-        for member in route.read:
-            call = self.reach.begin(member, 0, route.digest) if part.left_s else None
-            self.reach.tell(call, lambda target: tell(target, namespace, keys, part.left_s))
+    def _tell_holders(self, batch: Sequence[TierGet], seconds: float, tell: _Tell) -> None:
+        """Call `tell` with every member that may hold records, and the records it may hold."""
+
+        def visit(part: SegmentBatch) -> None:
+            namespace = batch[part.indices[0]].namespace
+            if namespace is None:
+                return
+            keys = [batch[index].key for index in part.indices]
+            route = self.lookup.route(part.segment, HOT_COPIES)
+            for member in route.read:
+                call = self.reach.begin(member, 0, route.digest) if part.left_s else None
+                self.reach.tell(call, lambda target: tell(target, namespace, keys, part.left_s))
+
+        self._each(parts_of_gets(batch, seconds), visit)
 
     def _count(self, which: int, number: int) -> None:
         with self._lock:
             self._usage[which] += number
 
 
-def _suspect(
-    target: RemoteTarget, namespace: Namespace, keys: Sequence[bytes], within_s: float
-) -> FoundBlocks:
-    return target.suspect(namespace, keys, within_s)
-
-
-def _delete(
-    target: RemoteTarget, namespace: Namespace, keys: Sequence[bytes], within_s: float
-) -> FoundBlocks:
-    return target.delete(namespace, keys, within_s)
-
-
-def _is_first(get: TierGet) -> bool:
-    """Whether a block is the first of its segment, which is named for it."""
-    return segment_place(get.key[:SEGMENT_BYTES]) == get.place
-
-
-def _told(outcome: Outcome) -> Outcome:
-    """Return what the store hears: not sent in time is late."""
+def _late_if_unsent(outcome: Outcome) -> Outcome:
+    """Return what the store is told: a record not sent in time is late."""
     return Outcome.LATE if outcome is Outcome.UNSENT else outcome
-
-
-def _kept(outcome: Outcome) -> Outcome:
-    """Return the outcome of a block that did not come: never OK."""
-    return Outcome.MISS if outcome is Outcome.OK else outcome
