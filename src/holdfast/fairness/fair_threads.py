@@ -60,8 +60,11 @@ class FairThreads:
             task = _Task(work_item, future, work)  # type: ignore[arg-type]
             self._work_slots.put(work_item, task, self._now())
             if len(self._work_slots) > self._idle and len(self._threads) < self._threads_max:
+                name = f"{self._name}_{len(self._threads)}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
                 try:
-                    self._start_thread()
+                    thread.start()
+                    self._threads.append(thread)
                 except RuntimeError:
                     if not self._threads:
                         self._work_slots.withdraw(work_item, task)
@@ -95,12 +98,6 @@ class FairThreads:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
-
-    def _start_thread(self) -> None:
-        name = f"{self._name}_{len(self._threads)}"
-        thread = threading.Thread(target=self._run, name=name, daemon=True)
-        thread.start()
-        self._threads.append(thread)
 
     def _run(self) -> None:
         while (task := self._next()) is not None:

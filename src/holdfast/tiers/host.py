@@ -152,11 +152,9 @@ class PrivateArena:
         self.view = memoryview(self._memory)
 
     def populate(self, offset: int, nbytes: int) -> None:
-        """Fault pages in, as huge pages if possible."""
         populate(self._memory, offset, nbytes)
 
     def give_back(self, offset: int, nbytes: int) -> None:
-        """Return pages to the kernel; they read as zeros afterwards."""
         self._memory.madvise(mmap.MADV_DONTNEED, offset, nbytes)
 
     def resident_bytes(self) -> int:
@@ -299,7 +297,6 @@ class HostTier:
                     self._close_run(run)
 
     def survivors(self) -> Iterator[SurvivingRecord]:
-        """Return nothing: memory does not survive the process."""
         return iter(())
 
     def usage(self) -> TierUsage:

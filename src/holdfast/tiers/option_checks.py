@@ -1,14 +1,22 @@
-"""Checks of option values that several kinds of tiers share; each raises ConfigError."""
+"""Checks that several kinds of tiers share: of option values, and of the servers they name.
+
+A check of an option value raises ConfigError.
+"""
 
 from __future__ import annotations
 
 import re
+import socket
+from collections.abc import Sequence
 
 from holdfast.byte_size import Size
 from holdfast.errors import ConfigError
+from holdfast.finding import Finding, problem
 from holdfast.wire.address import tcp_endpoint
 
 DEADLINE_S_MAX = 60.0
+CONNECT_S = 1.0
+"""Timeout of a connection to a server, when a tier is examined."""
 
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
@@ -45,3 +53,15 @@ def check_store_calls(deadline_s: float, ask_s: float, prefix: str, at: str) -> 
             f"{at}.prefix: {prefix!r} is not a key prefix; use 1 to 64 of A-Z, a-z, 0-9, "
             "_, -, . and :"
         )
+
+
+def examine_server(kind: str, addresses: Sequence[str], at: str) -> Finding:
+    """Connect to the addresses in turn; `at` is the key path of the tier's section."""
+    found, why = f"{kind} at {', '.join(addresses)}", ""
+    for address in addresses:
+        try:
+            socket.create_connection(tcp_endpoint(address), timeout=CONNECT_S).close()
+            return Finding(at, found, "can be reached", ok=True)
+        except OSError as error:
+            why = str(error)
+    return problem(at, found, f"{why}; start it, or correct the address")

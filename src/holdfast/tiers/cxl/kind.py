@@ -36,9 +36,8 @@ def check_cxl(options: CxlOptions, at: str) -> None:
     """Raise ConfigError for a size or a place that cannot be."""
     check_at_least(options.capacity, CXL_BYTES_MIN, f"{at}.capacity")
     if (options.node is None) == (not options.device):
-        given = (
-            f"node {options.node} and device {options.device!r}" if options.device else "neither"
-        )
+        both = f"node {options.node} and device {options.device!r}"
+        given = both if options.device else "neither"
         raise ConfigError(
             f"{at}: {given} given; name a node without processors or a DAX device, or node: any "
             "for ordinary memory"

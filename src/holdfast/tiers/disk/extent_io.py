@@ -110,10 +110,7 @@ class FileExtents:
                 raise
         bounce = aligned_buffer(sum(len(view) for view in views))
         if call is os.pwritev:
-            at = 0
-            for view in views:
-                bounce[at : at + len(view)] = view
-                at += len(view)
+            bounce[:] = b"".join(views)
             return call(self._fd, [bounce], offset)
         done = call(self._fd, [bounce], offset)
         at = 0

@@ -56,14 +56,10 @@ def check_disk(options: DiskOptions, at: str) -> None:
         raise ConfigError(f"{at}.path: is empty; name a folder for the blocks")
     if options.read_limit is not None:
         check_at_least(options.read_limit, READ_LIMIT_MIN, f"{at}.read_limit")
-    if options.writes_per_day is not None:
-        _check_writes(options.writes_per_day, f"{at}.writes_per_day")
-
-
-def _check_writes(writes_per_day: float, at: str) -> None:
-    if not 0 < writes_per_day <= WRITES_PER_DAY_MAX:
+    writes = options.writes_per_day
+    if writes is not None and not 0 < writes <= WRITES_PER_DAY_MAX:
         raise ConfigError(
-            f"{at}: {writes_per_day:g} times the capacity a day is not above 0 and at most "
+            f"{at}.writes_per_day: {writes:g} times the capacity a day is not above 0 and at most "
             f"{WRITES_PER_DAY_MAX:g}; use the drive's rating, or leave it out for no limit"
         )
 

@@ -315,8 +315,11 @@ class RegionLog:
     def _reserve_one(self, size: int, dropped: list[DroppedBlock]) -> Place:
         if size <= 0 or size % SECTOR or size > self.geometry.record_bytes_max:
             return NOWHERE
-        if self._open is not None and not self._fits(self._regions[self._open], size):
-            self.close_open()
+        if self._open is not None:
+            region = self._regions[self._open]
+            footer = footer_bytes(len(region.starts) + 1)
+            if region.tail * SECTOR + size + footer > self.geometry.region_bytes:
+                self.close_open()
         if self._open is None and not self._open_next(dropped):
             return NOWHERE
         index = self._open
@@ -331,10 +334,6 @@ class RegionLog:
         region.unwritten.add(region.tail)
         region.tail += size // SECTOR
         return place
-
-    def _fits(self, region: Region, size: int) -> bool:
-        footer = footer_bytes(len(region.starts) + 1)
-        return region.tail * SECTOR + size + footer <= self.geometry.region_bytes
 
     def _open_next(self, dropped: list[DroppedBlock]) -> bool:
         """Open a free region, or reclaim the oldest idle one; False if there is none."""

@@ -19,7 +19,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from holdfast.blocks.envelope import HEADER_BYTES, read_header, record_bytes, stamp
 from holdfast.buffers import aligned_buffer
@@ -164,7 +164,7 @@ class DiskTier:
         )  # fmt: skip
         for life, records, footer, error in regions:
             if error:
-                self._count_failures({0: error})
+                self._count_failures(error)
             freed = self._state.freed.get(life.region, set())
             with self._mutex:
                 # The records of a region that was reclaimed before its scan are lost.
@@ -191,7 +191,7 @@ class DiskTier:
                 try:
                     self._extents.write(held.offset, [zeros[: held.nbytes]])
                 except OSError as error:
-                    self._count_failures({0: error})
+                    self._count_failures(error)
 
     def usage(self) -> TierUsage:
         geometry = self._superblock.geometry
@@ -237,7 +237,7 @@ class DiskTier:
                 if outcomes[i] is Outcome.OK:
                     spans.append(ByteSpan(claim.offset, put.record, i))
             failed = transfer(self._writers, threads, spans, self._extents.write)
-            self._count_failures(failed)
+            self._count_failures(*failed.values())
             for i in failed:
                 outcomes[i] = Outcome.GONE
             for span in spans:
@@ -277,17 +277,16 @@ class DiskTier:
                 if self._regions.has_header(life):
                     continue
                 offset = self._superblock.geometry.region_at(life.region)
+                ended = self._regions.header_written
                 try:
                     self._extents.write(offset, [_aligned(pack_region_header(life))])
                     reach("region_header")
                 except OSError as error:
-                    self._count_failures({0: error})
+                    self._count_failures(error)
                     broken.add(life)
+                    ended = self._regions.header_failed
                 with self._mutex:
-                    if life in broken:
-                        self._regions.header_failed(life)
-                    else:
-                        self._regions.header_written(life)
+                    ended(life)
         return broken
 
     # Footers and snapshots. No I/O while the mutex is held.
@@ -304,7 +303,7 @@ class DiskTier:
             try:
                 written = self._write_footer(full.life, full.entries)
             except OSError as error:
-                self._count_failures({0: error})
+                self._count_failures(error)
             reach("region_sealed")
             with self._mutex:
                 self._regions.footer_written(full, written)
@@ -334,7 +333,7 @@ class DiskTier:
                     entries = [entry for _, entry in listed if entry.sector in alive]
                     written = self._write_footer(life, entries)
             except OSError as error:
-                self._count_failures({0: error})
+                self._count_failures(error)
             with self._mutex:
                 self._regions.end_prune(life, alive, written)
             if written:
@@ -377,7 +376,7 @@ class DiskTier:
                 self._extents.write(geometry.snapshot_at(snapshot.sequence % 2), [blob])
                 reach("snapshot_written")
             except OSError as error:
-                self._count_failures({0: error})
+                self._count_failures(error)
 
     # Reading.
 
@@ -392,10 +391,9 @@ class DiskTier:
         ]
         threads = self._config.reader_threads
         failed = transfer(self._readers, threads, spans, self._extents.read)
-        self._count_failures(failed)
-        for span in spans:
-            if span.owner in failed:
-                outcomes[span.owner] = Outcome.GONE
+        self._count_failures(*failed.values())
+        for i in failed:
+            outcomes[i] = Outcome.GONE
         with self._mutex:
             for i, extent in enumerate(extents):
                 if extent is None or i in failed:
@@ -408,19 +406,18 @@ class DiskTier:
 
     # Internal.
 
-    def _count_failures(self, failed: Mapping[int, OSError]) -> None:
+    def _count_failures(self, *errors: OSError) -> None:
         """Count failed records; too many in `FAILURES_WITHIN_S` make the tier read-only."""
-        if not failed:
+        if not errors:
             return
         now = self._clock.now()
         with self._mutex:
-            self._failures += len(failed)
-            self._failed_at.extend([now] * len(failed))
+            self._failures += len(errors)
+            self._failed_at.extend([now] * len(errors))
             full = len(self._failed_at) == FAILURES_MAX
             newly = full and now - self._failed_at[0] <= FAILURES_WITHIN_S and not self.read_only
             self.read_only = self.read_only or newly
-        error = next(iter(failed.values()))
-        _logger.warning("tier %s: %d records failed: %s", self.name, len(failed), error)
+        _logger.warning("tier %s: %d records failed: %s", self.name, len(errors), errors[0])
         if newly:
             _logger.error("tier %s is read-only now: %d failures", self.name, self._failures)
 

@@ -79,18 +79,16 @@ def _serve(store: Any, memory: np.ndarray[Any, Any], lane: Connection) -> None: 
     """Answer the requests of one lane, one at a time."""
     start = memory.ctypes.data
 
-    def addresses(spans: Sequence[RecordSpan]) -> list[int]:
-        return [start + span.offset for span in spans]
-
-    def sizes(spans: Sequence[RecordSpan]) -> list[int]:
-        return [span.nbytes for span in spans]
+    def buffers(spans: Sequence[RecordSpan]) -> tuple[list[int], list[int]]:
+        """Return the addresses and the lengths of spans."""
+        return [start + span.offset for span in spans], [span.nbytes for span in spans]
 
     def answer(request: Request) -> list[int]:
         match request:
             case ClientPut(keys, spans):
-                codes = store.batch_put_from(keys, addresses(spans), sizes(spans))
+                codes = store.batch_put_from(keys, *buffers(spans))
             case ClientGet(keys, spans):
-                codes = store.batch_get_into(keys, addresses(spans), sizes(spans))
+                codes = store.batch_get_into(keys, *buffers(spans))
             case ClientExist(keys):
                 codes = store.batch_is_exist(keys)
             case ClientRemove(keys):

@@ -11,8 +11,12 @@ from holdfast.finding import Finding
 from holdfast.limits import MIB
 from holdfast.tiers.base import Tier
 from holdfast.tiers.kind import TierContext, TierKind, TierSection
-from holdfast.tiers.option_checks import check_address, check_at_least, check_store_calls
-from holdfast.tiers.server_check import examine_server
+from holdfast.tiers.option_checks import (
+    check_address,
+    check_at_least,
+    check_store_calls,
+    examine_server,
+)
 
 LANE_BYTES_MIN = MIB
 

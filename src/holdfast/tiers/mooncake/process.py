@@ -6,11 +6,11 @@ import contextlib
 import mmap
 import os
 import queue
-import socket
 import subprocess
 import sys
 import threading
 import time
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -87,7 +87,7 @@ class ClientProcess:
         os.ftruncate(fd, lanes * lane_bytes)
         self._memory = mmap.mmap(fd, lanes * lane_bytes)
         prefer_huge_pages(self._memory)
-        self._control, remote_control = _connection_pair()
+        self._control, remote_control = Pipe()
         self._free: queue.LifoQueue[ClientLane] = queue.LifoQueue()  # recently used memory first
         self._lanes: list[ClientLane] = []
         self._late: list[ClientLane] = []
@@ -95,7 +95,7 @@ class ClientProcess:
         self._late_lock = threading.Lock()
         remote_ends = [remote_control]
         for number in range(lanes):
-            local_end, remote_end = _connection_pair()
+            local_end, remote_end = Pipe()
             offset = number * lane_bytes
             view = memoryview(self._memory)[offset : offset + lane_bytes]
             self._lanes.append(ClientLane(local_end, view, offset))
@@ -195,9 +195,3 @@ class ClientProcess:
         self._ready = True
         for lane in self._lanes:
             self._free.put(lane)
-
-
-def _connection_pair() -> tuple[Connection, Connection]:
-    """Return the two ends of a local connection."""
-    local_end, remote_end = socket.socketpair()
-    return Connection(local_end.detach()), Connection(remote_end.detach())

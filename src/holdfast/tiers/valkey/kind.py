@@ -8,8 +8,7 @@ from holdfast.errors import ConfigError
 from holdfast.finding import Finding
 from holdfast.tiers.base import Tier
 from holdfast.tiers.kind import TierContext, TierKind, TierSection
-from holdfast.tiers.option_checks import check_address, check_store_calls
-from holdfast.tiers.server_check import examine_server
+from holdfast.tiers.option_checks import check_address, check_store_calls, examine_server
 
 TTL_S_MAX = 10 * 365 * 86_400.0
 

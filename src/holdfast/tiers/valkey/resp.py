@@ -7,6 +7,7 @@ and the reply with an existing record starts with a line that is known in advanc
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
@@ -230,26 +231,22 @@ def log_in(endpoint: HostPort, login: RespLogin, deadline: Deadline) -> RespConn
     read, RefusedError if the server rejects the login.
     """
     commands = login_commands(login)
-    connected = dial(endpoint, deadline)
-    stream: Stream
-    try:
+    with contextlib.ExitStack() as undo:
+        connected = dial(endpoint, deadline)
+        undo.callback(connected.close)
         tune(connected, endpoint)
+        stream: Stream
         if login.tls is None:
             stream = PlainStream(connected)
         else:
             stream = start_tls(connected, login.tls, deadline, endpoint.host)
-    except BaseException:
-        connected.close()
-        raise
-    connection = RespConnection(stream)
-    try:
+        connection = RespConnection(stream)
+        undo.callback(connection.close)
         for reply in connection.ask(commands, deadline):
             if isinstance(reply, RespErrorReply):
                 raise RefusedError(f"{reply.code} {reply.text}")
-    except BaseException:
-        connection.close()
-        raise
-    connection.used = False
+        connection.used = False
+        undo.pop_all()
     return connection
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.tiers.reachability import ServerBackoff
-from holdfast.tiers.valkey.resp import RespConnection, RespLogin, log_in
+from holdfast.tiers.valkey.resp import Reply, RespConnection, RespLogin, log_in
 from holdfast.wire.address import TCP, HostPort
 from holdfast.wire.remote.stream import Deadline
 
@@ -43,6 +43,12 @@ class ValkeyServer:
             return ""
 
         return Outcome.GONE if self._closed else self.backoff.call(attempt, deadline)
+
+    def ask(self, question: bytes, deadline: Deadline) -> Reply:
+        """Return the reply to one command; None without a reply."""
+        replies: list[Reply] = []
+        self.call(lambda connection: replies.extend(connection.ask([question], deadline)), deadline)
+        return replies[-1] if replies else None
 
     def describe(self) -> dict[str, Any]:
         """Return the server's name, address and health."""

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from holdfast.clock import Clock
-from holdfast.errors import Outcome
-from holdfast.tiers.valkey.resp import Reply, RespConnection, RespErrorReply, RespLogin, command
+from holdfast.tiers.valkey.resp import RespErrorReply, RespLogin, command
 from holdfast.tiers.valkey.server import ValkeyServer
 from holdfast.wire.address import HostPort
 from holdfast.wire.remote.stream import Deadline
@@ -45,7 +44,6 @@ class SingleServer:
         self._server = ValkeyServer(endpoint, login, clock)
 
     def server(self, tag: bytes, deadline: Deadline) -> ValkeyServer | None:
-        """Return the server."""
         del tag, deadline
         return self._server
 
@@ -185,18 +183,12 @@ class ServerCluster:
 
 def _ranges_of(server: ValkeyServer, deadline: Deadline) -> list[SlotRange]:
     """Request the slot map from a server; empty without an answer."""
-    replies: list[Reply] = []
     now = time.monotonic()
     sooner = Deadline(now + min((deadline.at - now) / 2, ASK_S))
-
-    def ask(connection: RespConnection) -> None:
-        replies.extend(connection.ask([command(b"CLUSTER", b"SLOTS")], sooner))
-
-    if server.call(ask, sooner) is not Outcome.OK:
-        return []
-    if isinstance(replies[-1], RespErrorReply):
-        server.backoff.record_refusal(f"{replies[-1].code} {replies[-1].text}")
-    rows: list[Any] = replies[-1] if isinstance(replies[-1], list) else []
+    reply = server.ask(command(b"CLUSTER", b"SLOTS"), sooner)
+    if isinstance(reply, RespErrorReply):
+        server.backoff.record_refusal(f"{reply.code} {reply.text}")
+    rows: list[Any] = reply if isinstance(reply, list) else []
     ranges = []
     for each in rows:  # [first, last, [name, port, ...], replicas ...]
         match each:

@@ -125,7 +125,7 @@ class ValkeyTier(AnsweringTier):
         unverified, is replaced.
         """
         names: list[bytes] = []
-        replaced: set[bytes] = set()
+        replaced: dict[bytes, tuple[Namespace, bytes]] = {}
         keyed: list[int] = []
         for number, put in enumerate(batch):
             try:
@@ -135,7 +135,7 @@ class ValkeyTier(AnsweringTier):
                 keyed.append(number)
                 unverified = self._unverified.is_replaced_by(namespace, header)
                 if unverified or names[-1] in self._wrong_length:
-                    replaced.add(names[-1])
+                    replaced[names[-1]] = namespace, header.key
             except FormatError:
                 names.append(b"")
         deadline = Deadline.within(self.options.deadline_s)
@@ -154,8 +154,7 @@ class ValkeyTier(AnsweringTier):
             if outcome is Outcome.OK:
                 self._count(1, len(put.record))
             if outcome is Outcome.OK and name in replaced:
-                header, _ = read_header(put.record)
-                self._unverified.settle(namespace_of(header), header.key)
+                self._unverified.settle(*replaced[name])
                 self._wrong_length.discard(name)
         return outcomes
 
@@ -328,14 +327,10 @@ class ValkeyTier(AnsweringTier):
 
 def _memory_usage(server: ValkeyServer, deadline: Deadline) -> list[dict[str, Any]]:
     """Return a server's memory usage; the capacity is the machine's if it has no own limit."""
-    replies: list[Reply] = []
-
-    def ask(connection: RespConnection) -> None:
-        replies.extend(connection.ask([command(b"INFO", b"memory")], deadline))
-
-    if server.call(ask, deadline) is not Outcome.OK or not isinstance(replies[-1], bytes):
+    reply = server.ask(command(b"INFO", b"memory"), deadline)
+    if not isinstance(reply, bytes):
         return []
-    info = dict(_INFO.findall(replies[-1]))
+    info = dict(_INFO.findall(reply))
     limit = int(info.get(b"maxmemory", 0)) or int(info.get(b"total_system_memory", 0))
     used = int(info.get(b"used_memory", 0))
     return [{"tier": "memory", "used_bytes": used, "capacity_bytes": limit}]
