@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -115,25 +114,22 @@ def _address(value: object, at: str) -> str:
 
 
 def _weight(value: object, at: str) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    weight = float(value) if isinstance(value, int | float) and number else math.nan
-    if not 0 < weight <= WEIGHT_MAX:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= WEIGHT_MAX:
         raise MembershipError(
             f"{at}: {value!r:.80} is not above 0 and at most {WEIGHT_MAX:g}; correct it "
             "(state: draining takes a member out)"
         )
-    return weight
+    return float(value)
 
 
 def _word(value: object, at: str, least: int = 1) -> str:
-    text = value if isinstance(value, str) else ""
-    fits = len(text) <= WORD_CHARACTERS_MAX and (_WORD.fullmatch(text) or not text)
-    if not isinstance(value, str) or not fits or len(text) < least:
+    fits = isinstance(value, str) and least <= len(value) <= WORD_CHARACTERS_MAX
+    if not isinstance(value, str) or not fits or (value and not _WORD.fullmatch(value)):
         raise MembershipError(
             f"{at}: {value!r:.80} is not {least} to {WORD_CHARACTERS_MAX} of A-Z a-z 0-9 . _ : - "
             "in quotes; correct it"
         )
-    return text
+    return value
 
 
 def _state(value: object, at: str) -> MemberState:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 import random
-from typing import NamedTuple
+from typing import NewType
 
 import msgspec
 
@@ -63,10 +63,8 @@ class BreakerOptions(msgspec.Struct, frozen=True, kw_only=True):
     probes: int = 2
 
 
-class CallTicket(NamedTuple):
-    """A permitted request. The breaker ignores tickets from before its last change of phase."""
-
-    phase_number: int
+CallTicket = NewType("CallTicket", int)
+"""A permitted request: the number of the phase. The breaker ignores tickets of earlier phases."""
 
 
 class CircuitBreaker:
@@ -119,14 +117,14 @@ class CircuitBreaker:
 
     def on_progress(self, ticket: CallTicket, nbytes: int) -> None:
         """Count bytes that arrived; every `progress_bytes` of them end a stall."""
-        if ticket.phase_number == self._phase_number:
+        if ticket == self._phase_number:
             self._progress_bytes += nbytes
             if self._progress_bytes >= self._options.progress_bytes:
                 self._end_stall()
 
     def end(self, ticket: CallTicket, ending: CallEnding) -> None:
         """Record how a request ended; once per ticket."""
-        if ticket.phase_number != self._phase_number:
+        if ticket != self._phase_number:
             return
         now_s = self._clock.now()
         if ending in _SUCCESSES:

@@ -64,13 +64,6 @@ class ByteSpan(NamedTuple):
     owner: int
 
 
-class IoPiece(NamedTuple):
-    """Adjacent spans that one system call transfers."""
-
-    offset: int
-    spans: list[ByteSpan]
-
-
 class FileExtents:
     """A file opened for direct I/O, or through the page cache if the file system refuses that.
 
@@ -126,18 +119,21 @@ def call_bytes_for(total: int, threads: int) -> int:
     return min(max(align_up(-(-total // parts)), CALL_BYTES_MIN), CALL_BYTES_MAX)
 
 
-def pieces(spans: Sequence[ByteSpan], call_bytes: int) -> list[IoPiece]:
-    """Join adjacent spans and split long ones into pieces of at most `call_bytes`."""
-    joined: list[IoPiece] = []
+def pieces(spans: Sequence[ByteSpan], call_bytes: int) -> list[list[ByteSpan]]:
+    """Join adjacent spans and split long ones into pieces of at most `call_bytes`.
+
+    One system call transfers a piece.
+    """
+    joined: list[list[ByteSpan]] = []
     end, room = -1, 0
     for offset, view, owner in sorted(spans, key=lambda span: span.offset):
         for start in range(0, len(view), call_bytes):
             part = ByteSpan(offset + start, view[start : start + call_bytes], owner)
             size = len(part.view)
-            if part.offset != end or size > room or len(joined[-1].spans) == VECTORS_MAX:
-                joined.append(IoPiece(part.offset, []))
+            if part.offset != end or size > room or len(joined[-1]) == VECTORS_MAX:
+                joined.append([])
                 room = call_bytes
-            joined[-1].spans.append(part)
+            joined[-1].append(part)
             room -= size
             end = part.offset + size
     return joined
@@ -178,17 +174,18 @@ def transfer(
 
 
 def _transfer_piece(
-    piece: IoPiece, call: Callable[[int, Sequence[memoryview]], None], failed: dict[int, OSError]
-) -> None:
+    piece: list[ByteSpan], call: Callable[[int, Sequence[memoryview]], None],
+    failed: dict[int, OSError],
+) -> None:  # fmt: skip
     try:
-        call(piece.offset, [span.view for span in piece.spans])
+        call(piece[0].offset, [span.view for span in piece])
         return
     except OSError as error:
-        if len(piece.spans) == 1:
-            failed[piece.spans[0].owner] = error
+        if len(piece) == 1:
+            failed[piece[0].owner] = error
             return
-    for span in piece.spans:
-        _transfer_piece(IoPiece(span.offset, [span]), call, failed)
+    for span in piece:
+        _transfer_piece([span], call, failed)
 
 
 def lock_folder(folder: Path) -> int:

@@ -277,20 +277,11 @@ def _header_of(entry: RegionEntry, generation: int, last: int) -> Header | None:
 
 def pack_snapshot(snapshot: RegionSnapshot, snapshot_bytes: int) -> bytes:
     """Return a snapshot in whole sectors; freed records that do not fit are omitted."""
-    rows = b"".join(_ROW.pack(*row) for row in snapshot.rows)
-    freed_max = (snapshot_bytes - _SNAPSHOT.size - len(rows)) // _FREED.size
-    freed = snapshot.freed[:freed_max]
-    blob = bytearray(_SNAPSHOT.size) + rows + b"".join(_FREED.pack(*pair) for pair in freed)
-    _SNAPSHOT.pack_into(
-        blob,
-        0,
-        _SNAPSHOT_MAGIC,
-        0,
-        snapshot.sequence,
-        snapshot.uuid,
-        len(snapshot.rows),
-        len(freed),
-    )
+    uuid, sequence, rows, freed = snapshot
+    blob = bytearray(_SNAPSHOT.size) + b"".join(_ROW.pack(*row) for row in rows)
+    freed = freed[: (snapshot_bytes - len(blob)) // _FREED.size]
+    blob += b"".join(_FREED.pack(*pair) for pair in freed)
+    _SNAPSHOT.pack_into(blob, 0, _SNAPSHOT_MAGIC, 0, sequence, uuid, len(rows), len(freed))
     blob[4:8] = zlib.crc32(memoryview(blob)[8:]).to_bytes(4, "little")
     return bytes(blob).ljust(align_up(len(blob)), b"\0")
 

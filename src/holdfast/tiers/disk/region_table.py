@@ -40,21 +40,8 @@ class Region:
     """
 
     __slots__ = (
-        "busy",
-        "claimed",
-        "footer_bytes",
-        "generation",
-        "headed",
-        "heads",
-        "keys",
-        "live",
-        "namespace",
-        "namespaces",
-        "sectors",
-        "starts",
-        "state",
-        "tail",
-        "unwritten",
+        "busy", "claimed", "footer_bytes", "generation", "headed", "heads", "keys", "live",
+        "namespace", "namespaces", "sectors", "starts", "state", "tail", "unwritten",
     )  # fmt: skip
 
     def __init__(self) -> None:
