@@ -72,7 +72,22 @@ class Admission(Protocol):
 
 
 class CountedAdmission(Admission):
-    """Checks before it charges, so that blocks refused by another rule use no budget."""
+    """Restricts another rule; checks before it charges, so that refused blocks use no budget."""
+
+    def __init__(self, rule: Admission) -> None:
+        self._rule = rule
+
+    def used(self, block: AdmissionCandidate, now_s: float, *, at_hand: bool = False) -> None:
+        """Pass it to the rule."""
+        self._rule.used(block, now_s, at_hand=at_hand)
+
+    def gave_up(self, name: bytes, now_s: float) -> None:
+        """Pass it to the rule."""
+        self._rule.gave_up(name, now_s)
+
+    def figures(self) -> dict[str, float]:
+        """Return the rule's figures."""
+        return self._rule.figures()
 
     def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
         """Return whether the block is allowed, and charge it, also in inner rules, if it is."""
@@ -179,7 +194,7 @@ class WriteBudget(CountedAdmission):
     """
 
     def __init__(self, rule: Admission, bytes_per_day: float) -> None:
-        self._rule = rule
+        super().__init__(rule)
         self._budget = bytes_per_day
         self._day_s: float | None = None
         self._minute_s = 0.0
@@ -192,14 +207,6 @@ class WriteBudget(CountedAdmission):
         """Share of the rule's blocks that is admitted now."""
         self.over_budget = 0
         """Number of refusals of blocks that the rule admits; a block may be offered again."""
-
-    def used(self, block: AdmissionCandidate, now_s: float, *, at_hand: bool = False) -> None:
-        """Pass it to the rule."""
-        self._rule.used(block, now_s, at_hand=at_hand)
-
-    def gave_up(self, name: bytes, now_s: float) -> None:
-        """Pass it to the rule."""
-        self._rule.gave_up(name, now_s)
 
     def figures(self) -> dict[str, float]:
         """Return the rule's figures, the share admitted now, and the number of refusals."""
@@ -252,20 +259,8 @@ class PerDomain(CountedAdmission):
     """
 
     def __init__(self, rule: Admission, own: Mapping[bytes, Admission]) -> None:
-        self._rule = rule
+        super().__init__(rule)
         self._own = own
-
-    def used(self, block: AdmissionCandidate, now_s: float, *, at_hand: bool = False) -> None:
-        """Pass it to the common rule."""
-        self._rule.used(block, now_s, at_hand=at_hand)
-
-    def gave_up(self, name: bytes, now_s: float) -> None:
-        """Pass it to the common rule."""
-        self._rule.gave_up(name, now_s)
-
-    def figures(self) -> dict[str, float]:
-        """Return the figures of the common rule."""
-        return self._rule.figures()
 
     def allows(self, block: AdmissionCandidate, now_s: float) -> bool:
         """Return whether the common rule and the domain's own admit the block."""

@@ -18,9 +18,9 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Generator, Hashable, Sequence
 
-from holdfast.policy.queues import QueuePolicy
+from holdfast.policy.queues import READY, QueuePolicy
 
-_LOW, _HIGH, _DEFERRED, _READY = range(4)
+_LOW, _HIGH = 0, 1
 _HIGH_SHARE = 100
 """The store's rows divided by this are for blocks outside the low set."""
 
@@ -30,7 +30,7 @@ class Lirs(QueuePolicy):
 
     def __init__(self) -> None:
         self._used = array("q")
-        super().__init__(4, self._used)
+        super().__init__(self._used)
         self._tick = 0
         self._ghosts: OrderedDict[Hashable, int] = OrderedDict()
         self._was_full = False
@@ -63,30 +63,26 @@ class Lirs(QueuePolicy):
             used[row] = tick
         self._tick = tick
 
-    def pass_by(self, row: int, now_s: float) -> None:
-        """Record a use of the row."""
-        self.touch([row], now_s)
-
     def victims(self, now_s: float) -> Generator[int, None, None]:
         """Yield leaves outside the low set, which shrinks if there are none."""
-        del now_s
         queues, full = self._queues, self._tree.rows
         self._was_full = True
         while queues.lengths[_LOW] > full - full // _HIGH_SHARE:
             queues.append(_HIGH, queues.first(_LOW))
+        return super().victims(now_s)
 
-        def on_evicted(row: int, queue: int, name: Hashable) -> None:
-            del queue
-            if self._used[row] > self._oldest():
-                self._ghosts[name] = self._used[row]
-            while len(self._ghosts) > full:
-                self._ghosts.popitem(last=False)
+    def _remember(self, row: int, queue: int, name: Hashable, full: int) -> None:
+        """Remember the name if the row was used since the least recently used low one."""
+        del queue
+        if self._used[row] > self._oldest():
+            self._ghosts[name] = self._used[row]
+        while len(self._ghosts) > full:
+            self._ghosts.popitem(last=False)
 
-        return self._offer(self._next, on_evicted)
-
-    def _next(self) -> int:
+    def _next(self, full: int) -> int:
         """Return the next victim, out of the low set if no other is left; -1 if there is none."""
-        for queue in (_READY, _HIGH, _LOW):
+        del full
+        for queue in (READY, _HIGH, _LOW):
             row = self._queues.first(queue)
             if row >= 0:
                 return row

@@ -2,26 +2,103 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
 
-from holdfast.policy.row_queues import RowQueues
 from holdfast.policy.tree import PrefixTree
 
+DEFERRED, READY = 2, 3
+"""Queues of parents that are due: with children here, and without."""
 
-class QueuePolicy:
-    """Rows of a prefix tree in `count` queues, the last two of which are for deferred parents.
+_QUEUES = 4
 
-    A parent that is due while it has children here moves to the `deferred` queue, and to `ready`
-    when the last of them is removed. `columns` are the policy's own, one item a row; they grow with
+
+class RowQueues:
+    """Four queues of rows; a row is in at most one of them. 9 bytes a row, O(1) a call.
+
+    Queues are numbered from 0. Each is a circular doubly linked list of nodes: node `i` is the head
+    of queue `i`, and node `4 + r` is row `r`.
+    """
+
+    def __init__(self) -> None:
+        self._after = array("i", range(_QUEUES))
+        self._before = array("i", range(_QUEUES))
+        self.where = bytearray()
+        """[row] the queue it is in, counted from 1; 0 or no entry: none."""
+        self.lengths = [0] * _QUEUES
+        """Number of rows in each queue."""
+
+    def queue_of(self, row: int) -> int:
+        """Return the queue that a row is in; -1 if it is in none."""
+        return self.where[row] - 1 if row < len(self.where) else -1
+
+    def first(self, queue: int) -> int:
+        """Return the row at the front of a queue; -1 if it is empty."""
+        node = self._after[queue]
+        return node - _QUEUES if node >= _QUEUES else -1
+
+    def append(self, queue: int, row: int) -> None:
+        """Move a row to the end of a queue from the queue it is in, if any."""
+        self._link(queue, row, end=queue)
+
+    def prepend(self, queue: int, row: int) -> None:
+        """Move a row to the front of a queue from the queue it is in, if any."""
+        self.leave(row)
+        self._link(queue, row, end=self._after[queue])
+
+    def leave(self, row: int) -> None:
+        """Remove a row from its queue, if it is in one."""
+        queue = self.queue_of(row)
+        if queue >= 0:
+            self._unlink(_QUEUES + row)
+            self.where[row] = 0
+            self.lengths[queue] -= 1
+
+    def _link(self, queue: int, row: int, end: int) -> None:
+        """Insert a row before node `end` of a queue."""
+        where, lengths, before, after = self.where, self.lengths, self._before, self._after
+        node = _QUEUES + row
+        if row >= len(where):
+            missing = row + 1 - len(where)
+            missing += len(where) >> 3
+            where.extend(bytes(missing))
+            after.frombytes(bytes(4 * missing))
+            before.frombytes(bytes(4 * missing))
+        elif where[row]:
+            self._unlink(node)
+            lengths[where[row] - 1] -= 1
+        last = before[end]
+        before[node], after[node] = last, end
+        after[last] = before[end] = node
+        where[row] = queue + 1
+        lengths[queue] += 1
+
+    def _unlink(self, node: int) -> None:
+        before, after = self._before[node], self._after[node]
+        self._after[before], self._before[after] = after, before
+
+
+class QueuePolicy(ABC):
+    """Rows of a prefix tree in queues 0 and 1 of the policy, and in two for deferred parents.
+
+    A parent that is due while it has children here moves to the queue `DEFERRED`, and to `READY`
+    when the last of them is removed. `column` is the policy's own, one item a row; it grows with
     the tree.
     """
 
-    def __init__(self, count: int, *columns: array[int] | bytearray) -> None:
-        self._tree = PrefixTree(*columns)
-        self._queues = RowQueues(count)
+    def __init__(self, column: array[int] | bytearray) -> None:
+        self._tree = PrefixTree(column)
+        self._queues = RowQueues()
         self._names: list[Hashable] = []
-        self._deferred, self._ready = count - 2, count - 1
+
+    @abstractmethod
+    def touch(self, rows: Sequence[int], now_s: float) -> None:
+        """Record one use of each row."""
+
+    def pass_by(self, row: int, now_s: float) -> None:
+        """Record a use of the row."""
+        self.touch([row], now_s)
 
     def expect(self, rows: Sequence[int], at_s: float) -> None:
         """Ignore hints: these policies use past uses only."""
@@ -35,12 +112,43 @@ class QueuePolicy:
         self._names[row] = None
         if parent < 0 or self._tree.children[parent]:
             return
-        if self._queues.queue_of(parent) == self._deferred:
-            self._queues.append(self._ready, parent)
+        if self._queues.queue_of(parent) == DEFERRED:
+            self._queues.append(READY, parent)
 
     def forget(self, row: int) -> None:
         """Detach a row from its children."""
         self._tree.forget(row)
+
+    def victims(self, now_s: float) -> Generator[int, None, None]:
+        """Yield leaves in the eviction order of the queues; those not evicted keep their places."""
+        del now_s
+        queues, tree = self._queues, self._tree
+        full = tree.rows
+        offered: list[tuple[int, int, Hashable]] = []
+        try:
+            while (row := self._next(full)) >= 0:
+                queue, name = queues.queue_of(row), self._names[row]
+                if tree.children[row]:
+                    queues.append(DEFERRED, row)
+                    continue
+                queues.leave(row)
+                offered.append((row, queue, name))
+                yield row
+        finally:
+            for row, queue, _ in reversed(offered):
+                if tree.here[row]:
+                    queues.prepend(queue, row)
+            for row, queue, name in offered:
+                if not tree.here[row]:
+                    self._remember(row, queue, name, full)
+
+    @abstractmethod
+    def _next(self, full: int) -> int:
+        """Return the next row that is due, -1 if there is none; `full` rows were here at first."""
+
+    @abstractmethod
+    def _remember(self, row: int, queue: int, name: Hashable, full: int) -> None:
+        """Remember the name of an evicted row, which was in `queue`."""
 
     def _enter(
         self, rows: Sequence[int], parents: Sequence[int], names: Sequence[Hashable]
@@ -54,29 +162,3 @@ class QueuePolicy:
             if is_new:
                 self._names[row] = name
             yield row, name, is_new
-
-    def _offer(
-        self, next_row: Callable[[], int], on_evicted: Callable[[int, int, Hashable], None]
-    ) -> Generator[int, None, None]:
-        """Yield the leaves that `next_row` returns; those not evicted keep their places.
-
-        Calls `on_evicted` with row, queue and name of each evicted one.
-        """
-        queues, tree = self._queues, self._tree
-        offered: list[tuple[int, int, Hashable]] = []
-        try:
-            while (row := next_row()) >= 0:
-                queue, name = queues.queue_of(row), self._names[row]
-                if tree.children[row]:
-                    queues.append(self._deferred, row)
-                    continue
-                queues.leave(row)
-                offered.append((row, queue, name))
-                yield row
-        finally:
-            for row, queue, _ in reversed(offered):
-                if tree.here[row]:
-                    queues.prepend(queue, row)
-            for row, queue, name in offered:
-                if not tree.here[row]:
-                    on_evicted(row, queue, name)

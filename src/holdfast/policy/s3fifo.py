@@ -13,11 +13,11 @@ than a recent one, and leaf-first LRU hits some points more (docs/reference/poli
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 
-from holdfast.policy.queues import QueuePolicy
+from holdfast.policy.queues import DEFERRED, READY, QueuePolicy
 
-_SMALL, _MAIN, _DEFERRED, _READY = range(4)
+_SMALL, _MAIN = 0, 1
 _SMALL_SHARE = 10
 """The store's rows divided by this are the small queue."""
 
@@ -31,7 +31,7 @@ class S3Fifo(QueuePolicy):
 
     def __init__(self) -> None:
         self._uses = bytearray()
-        super().__init__(4, self._uses)
+        super().__init__(self._uses)
         self._ghosts: OrderedDict[Hashable, None] = OrderedDict()
 
     def insert(
@@ -58,33 +58,23 @@ class S3Fifo(QueuePolicy):
                 continue
             if uses[row] < _USES_MAX:
                 uses[row] += 1
-            if where[row] > _DEFERRED:  # `where` counts from 1
+            if where[row] > DEFERRED:  # `where` counts from 1
                 self._queues.append(_MAIN, row)
 
-    def pass_by(self, row: int, now_s: float) -> None:
-        """Count one use of the row."""
-        self.touch([row], now_s)
-
-    def victims(self, now_s: float) -> Generator[int, None, None]:
-        """Yield leaves in the eviction order of the queues."""
-        del now_s
-        full = self._tree.rows
-
-        def on_evicted(row: int, queue: int, name: Hashable) -> None:
-            del row
-            if queue != _SMALL:
-                return
-            self._ghosts[name] = None
-            while len(self._ghosts) > full - full // _SMALL_SHARE:
-                self._ghosts.popitem(last=False)
-
-        return self._offer(lambda: self._next(full), on_evicted)
+    def _remember(self, row: int, queue: int, name: Hashable, full: int) -> None:
+        """Remember the name if the row was in the small queue."""
+        del row
+        if queue != _SMALL:
+            return
+        self._ghosts[name] = None
+        while len(self._ghosts) > full - full // _SMALL_SHARE:
+            self._ghosts.popitem(last=False)
 
     def _next(self, full: int) -> int:
         """Return the next victim, after moving used rows to the main queue; -1 if there is none."""
         queues, uses = self._queues, self._uses
         while True:
-            row = queues.first(_READY)
+            row = queues.first(READY)
             if row >= 0:
                 return row
             small = queues.lengths[_SMALL]
