@@ -11,6 +11,7 @@ Pure: no clock, no I/O, no randomness. Not thread-safe: the store calls it under
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 from holdfast.policy.admit import Admission, AdmissionCandidate
 
@@ -35,14 +36,12 @@ _DOUBLED_MAX = 6
 """Maximum number of doublings of a pause."""
 
 
+@dataclass(slots=True)
 class _Watched:
     """A block on the tier: its size, and whether it was admitted again and not used since."""
 
-    __slots__ = ("nbytes", "unused")
-
-    def __init__(self, nbytes: int, *, unused: bool) -> None:
-        self.nbytes = nbytes
-        self.unused = unused
+    nbytes: int
+    unused: bool
 
 
 class ThrashGuard(Admission):

@@ -100,7 +100,7 @@ class QueuePolicy(ABC):
         """Record a use of the row."""
         self.touch([row], now_s)
 
-    def expect(self, rows: Sequence[int], at_s: float) -> None:
+    def expect(self, rows: Sequence[int], at_s: float) -> None:  # noqa: B027  # nothing to do
         """Ignore hints: these policies use past uses only."""
 
     def remove(self, row: int) -> None:

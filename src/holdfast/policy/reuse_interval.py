@@ -242,18 +242,14 @@ class _Class:
         alive, part, spent_s, curve = 1.0, 0.0, 0.0, []
         rate = self._rate_bytes / max(self._rate_s, 1e-9)
         for number, width_s in enumerate(_WIDTHS):
-            watched = self.starts[number] + 1.0
-            back = min((self.returns[number] + _PRIOR_RETURNS) / watched, 1.0)
+            watched, returns = self.starts[number] + 1.0, self.returns[number]
+            left_s = self.left_s[number] / returns if returns else width_s / 2.0
+            back = min((returns + _PRIOR_RETURNS) / watched, 1.0)
             part += alive * min((self.gains[number] + _PRIOR_RETURNS) / watched, 1.0)
-            spent_s += alive * (width_s - back * self._left_s(number, width_s))
+            spent_s += alive * (width_s - back * left_s)
             alive *= 1.0 - back
             curve.append(ServedInterval(group, part, spent_s, worth, rate))
         return curve
-
-    def _left_s(self, number: int, width_s: float) -> float:
-        """Return the mean time from a return in a bucket to the bucket's end."""
-        returns = self.returns[number]
-        return self.left_s[number] / returns if returns else width_s / 2.0
 
 
 class _Watch:
