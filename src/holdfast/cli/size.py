@@ -9,7 +9,7 @@ from typing import TextIO
 from holdfast.cli.options import add_json_argument, count, write_text
 from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
 from holdfast.errors import ConfigError
-from holdfast.report import Report, Row, at_most, check_target, write
+from holdfast.report import Report, Row, at_most, check_target, with_more, write
 from holdfast.sim.explain import CLAIMS, find_claim
 from holdfast.sim.model import known_models, load_model
 from holdfast.sim.profile import load_profile
@@ -24,9 +24,14 @@ from holdfast.sim.size import (
     of_users,
 )
 from holdfast.sim.size.draw import frontier_svg, hits_svg
-from holdfast.sim.size.need import LadderNeed
-from holdfast.sim.size.proposal import advice, kwh_a_day, proposal_lines
-from holdfast.sim.size.text import assumptions, ladder_text, million_tokens_dollars
+from holdfast.sim.size.proposal import (
+    advice,
+    assumptions,
+    kwh_a_day,
+    ladder_text,
+    million_tokens_dollars,
+    proposal_lines,
+)
 
 _NEW_TOKENS = 1000
 """Default of `--new`."""
@@ -183,7 +188,12 @@ def _demand(args: argparse.Namespace, cut: Cut) -> Demand:
 
 def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
     best, without = found.best, found.without
-    rows = [_tier_row(best, i) for i in range(len(best.tiers))]
+    rows = []
+    for tier in best.tiers:
+        fields = tier._asdict()
+        value = fields.pop("capacity_bytes")
+        fields["bought_as"] = fields.pop("unit")  # the row's own unit is that of its value
+        rows.append(Row(what=f"size.{tier.tier}", value=value, unit="bytes", more=fields))
     ttft = at_most("size.ttft", best.ttft_s[1], "s", question.goal.ttft_s)
     figures: list[tuple[str, float, float, str]] = [
         ("size.ttft.median", best.ttft_s[0], without.ttft_s[0], "s"),
@@ -202,14 +212,7 @@ def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
     ]
     rows += [
         Row(what="size.hit", value=best.hit, unit="share"),
-        Row(
-            what=ttft.what,
-            value=ttft.value,
-            unit="s",
-            goal=ttft.goal,
-            ok=ttft.ok,
-            more={"share": question.goal.share, "without_memory": without.ttft_s[1]},
-        ),
+        with_more(ttft, {"share": question.goal.share, "without_memory": without.ttft_s[1]}),
     ]
     rows += [Row(what=w, value=v, unit=u, more={"without_memory": o}) for w, v, o, u in figures]
     rows += [
@@ -221,27 +224,23 @@ def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
         )
         for need in found.frontier
     ]
-    rows += [_alternative_row(kind, need) for kind, need in found.by_lowest_tier.items()]
+    for kind, need in found.by_lowest_tier.items():
+        more: dict[str, object] = {}
+        if need is not None:
+            more = {
+                "purchase_dollars": need.purchase_dollars,
+                "ttft_s": need.ttft_s[1],
+                "hit": need.hit,
+                "engines": need.engines,
+                "ladder": ladder_text(need),
+            }
+        cost = need.dollars_per_h if need is not None else None
+        rows.append(Row(what=f"size.alternative.{kind}", value=cost, unit="$/h", more=more))
     assumed = [question.demand.about, *assumptions(question)]
     advised = Row(what="size.advice", value=None, unit="", more={"says": advice(question, found)})
     return [_sized(question), advised, *rows] + [
         Row(what="size.assumption", value=None, unit="", more={"says": line}) for line in assumed
     ]
-
-
-def _alternative_row(kind: str, need: LadderNeed | None) -> Row:
-    """Return the row of the cheapest ladder whose lowest tier is of this kind; None: none."""
-    more: dict[str, object] = {}
-    if need is not None:
-        more = {
-            "purchase_dollars": need.purchase_dollars,
-            "ttft_s": need.ttft_s[1],
-            "hit": need.hit,
-            "engines": need.engines,
-            "ladder": ladder_text(need),
-        }
-    cost = need.dollars_per_h if need is not None else None
-    return Row(what=f"size.alternative.{kind}", value=cost, unit="$/h", more=more)
 
 
 def _sized(question: SizingQuestion) -> Row:
@@ -263,13 +262,6 @@ def _sized(question: SizingQuestion) -> Row:
         "prices_of": question.profile.date,
     }
     return Row(what="size.sized", value=demand.requests_per_s, unit="requests/s", more=more)
-
-
-def _tier_row(need: LadderNeed, at: int) -> Row:
-    tier = need.tiers[at]
-    fields = {name: value for name, value in tier._asdict().items() if name != "capacity_bytes"}
-    fields["bought_as"] = fields.pop("unit")  # the row's own unit is that of its value
-    return Row(what=f"size.{tier.tier}", value=tier.capacity_bytes, unit="bytes", more=fields)
 
 
 def _explain(name: str, out: TextIO) -> Report:

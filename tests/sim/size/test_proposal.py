@@ -5,7 +5,7 @@ import pytest
 
 from holdfast.sim.size import SizingGoal, answer, of_trace, of_users
 from holdfast.sim.size.need import NeededTier
-from holdfast.sim.size.proposal import advice, proposal_lines
+from holdfast.sim.size.proposal import advice, assumptions, proposal_lines
 
 LOAD = of_users(300, 40_000, 1000, 300.0)
 ALL_KINDS = ("ddr5", "nvme-tlc", "pool-flash", "s3-express")
@@ -105,3 +105,20 @@ def test_what_a_goal_costs_above_computing_everything_is_said(asked):
     found = answer(question)
     assert found.without.ttft_s[1] > 1.0
     assert "more than computing every token" in advice(question, found)
+
+
+def test_what_the_gpus_hold_themselves_is_told(asked):
+    question = asked(of_users(10, 1000, 10, 60.0))
+    room = 8 * 141e9 * 0.9 - question.shape.weights_bytes
+    assert question.device_tokens == pytest.approx(room / 327_680)
+    assert any(f"{question.device_tokens:,.0f} tokens fit" in s for s in assumptions(question))
+
+
+def test_fetching_a_windowed_model_has_a_break_even_too(asked):
+    windowed = asked(of_users(100, 4000, 100, 60.0), "gpt-oss-20b")
+    layers = tuple(p for p in windowed.shape.attention if p.kind == "window")
+    shape = msgspec.structs.replace(windowed.shape, attention=layers)
+    lines = assumptions(msgspec.structs.replace(windowed, shape=shape))
+    seconds = shape.prefill_flop(4000) / windowed.flop_per_s
+    even = shape.window_bytes() / seconds / 1e9
+    assert any(f"above {even:.3g} GB/s" in line for line in lines)

@@ -11,8 +11,8 @@ from holdfast.sim.model import ModelShape
 from holdfast.sim.profile import ProfileRange
 from holdfast.sim.size import SizingGoal, answer, of_trace, of_users
 from holdfast.sim.size.need import GPU_BUSY, NeededTier
+from holdfast.sim.size.proposal import assumptions
 from holdfast.sim.size.search import ttft_bound
-from holdfast.sim.size.text import assumptions
 
 
 def priced(question, medium, dollars_per_gb):

@@ -154,12 +154,9 @@ def of_trace(trace: Trace, requests_per_s: float | None = None, cut: Cut = Cut.B
             f"trace {trace.name}: has arrival times and lengths of requests, but no content, so "
             "its reuse is unknown; use a trace with block ids or texts, or --users and --context"
         )
+    request, distance, blocks, ends = runs.request, runs.distance, runs.blocks, 0
     if cut is Cut.END:
-        pieces = _at_ends(trace, runs)
-    else:
-        distance = (runs.distance * trace.block_tokens).astype(np.float64)
-        tokens = (runs.blocks * trace.block_tokens).astype(np.float64)
-        pieces = _Pieces(runs.request, distance, tokens, 0.0)
+        request, distance, blocks, ends = _at_ends(trace, runs)
     span_s = max(float(trace.time_s[-1] - trace.time_s[0]), 1.0)
     _, minutes = np.unique(trace.time_s // _MINUTE_S, return_counts=True)
     rate = trace.requests / span_s
@@ -171,29 +168,20 @@ def of_trace(trace: Trace, requests_per_s: float | None = None, cut: Cut = Cut.B
         requests_per_s=requests_per_s or rate,
         peak=max(1.0, float(minutes.max()) / min(_MINUTE_S, span_s) / rate),
         input_tokens=trace.input_tokens,
-        request=pieces.request,
-        distance=pieces.distance,
-        tokens=pieces.tokens,
+        request=request,
+        distance=(distance * trace.block_tokens).astype(np.float64),
+        tokens=(blocks * trace.block_tokens).astype(np.float64),
         unique_tokens=float(trace.unique) * trace.block_tokens,
         contexts=float(trace.unique * trace.block_tokens / max(trace.input_tokens.mean(), 1.0)),
-        checkpoints=pieces.checkpoints,
+        checkpoints=float(ends),
         cut=cut,
     )
 
 
-class _Pieces(NamedTuple):
-    """The pieces of prompts that were used before; see `Demand`."""
-
-    request: Longs
-    distance: Floats
-    tokens: Floats
-    checkpoints: float
-    """Number of distinct request ends; 0 with `Cut.BLOCK`."""
-
-
-def _at_ends(trace: Trace, runs: Reuse) -> _Pieces:
+def _at_ends(trace: Trace, runs: Reuse) -> tuple[Longs, Longs, Longs, int]:
     """Cut reused blocks into pieces that end where an earlier request ended, at a full block.
 
+    Returns request, distance and length of each piece, in blocks, and the number of distinct ends.
     A store holds a piece if its capacity exceeds the stack distance of the piece's last block.
     Distances grow along a chain, so the pieces before a held piece are held too.
     """
@@ -213,8 +201,7 @@ def _at_ends(trace: Trace, runs: Reuse) -> _Pieces:
     run = np.searchsorted(heads, request_of * stride + last, side="right") - 1
     needed = runs.distance[run] + last - runs.depth[run] + 1  # capacity in blocks
     length = last - in_front
-    size = float(trace.block_tokens)
-    return _Pieces(request_of, (needed - length) * size, length * size, float(ended.sum()))
+    return request_of, needed - length, length, int(ended.sum())
 
 
 def _check(valid: bool, name: str, value: float, limit: str) -> None:  # noqa: FBT001  # a verdict

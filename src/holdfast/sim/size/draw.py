@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from holdfast.sim.chart import Axis, Series, chart
+from holdfast.sim.size.proposal import ladder_text
 from holdfast.sim.size.question import SizingQuestion
 from holdfast.sim.size.search import SizingAnswer
-from holdfast.sim.size.text import ladder_text
 
 _LOG_RATIO = 4.0
 """Ratio of the largest to the smallest value above which an axis is logarithmic."""

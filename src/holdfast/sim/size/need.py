@@ -12,7 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.sim.formulas import GB, HOURS_PER_MONTH, HOURS_PER_YEAR, SECONDS_PER_DAY
+from holdfast.sim.formulas import (
+    GB,
+    HOURS_PER_MONTH,
+    HOURS_PER_YEAR,
+    SECONDS_PER_DAY,
+    drives_for_writes,
+)
 from holdfast.sim.profile import Medium
 from holdfast.sim.size.question import GPU_BUSY, REMOTE, SizingQuestion
 from holdfast.sim.trace import Floats
@@ -157,15 +163,24 @@ def need(
     if request_rates is None:
         return None
     busy, engines = question.busy_engines(compute_s), question.needed_engines(compute_s)
-    if 0 < question.nodes < engines:
+    peak = question.demand.peak_requests_per_s
+    traffic = peak * sum(float(use.nbytes.mean()) for use in uses)
+    remote = peak * sum(float(use.nbytes.mean()) for use in uses if use.medium.tier in REMOTE)
+    by_links = max(traffic / question.link_bytes_per_s, remote / question.network_bytes_per_s)
+    nodes_min = max(1, ceil(engines), ceil(by_links / BUSY))
+    if 0 < question.nodes < nodes_min:
         return None
-    nodes = _nodes(question, uses, engines)
+    nodes = question.nodes or nodes_min
     tiers = tuple(
         _tier(question, use, rate, nodes, inputs - held[use.tier_spec.tokens])
         for use, rate in zip(uses, request_rates, strict=True)
     )
-    if not _fits_nodes(question, tiers, nodes):
-        return None
+    if any(
+        tier.units > tier.spread * tier.units_per_node
+        for tier in tiers
+        if tier.tier not in REMOTE and tier.units_per_node is not None
+    ):
+        return None  # the machines have not enough slots
     ttft_s = question.overhead_s + compute_s + _load_s(question, uses, tiers)
     goal = question.goal
     within = 1.0 if goal.ttft_s is None else float((ttft_s <= goal.ttft_s * (1 + 1e-9)).mean())
@@ -280,8 +295,8 @@ def _tier(
         size = medium.unit_bytes.mid
         counts["capacity"] = split * ceil(capacity / split / size)
         if medium.drive_writes_per_day is not None:
-            wear = written * SECONDS_PER_DAY / (size * medium.drive_writes_per_day.mid)
-            counts["wear"] = ceil(wear)
+            endurance = medium.drive_writes_per_day.mid
+            counts["wear"] = ceil(drives_for_writes(written, size, endurance))
     bound = max(counts, key=lambda name: (counts[name], name == "capacity"))
     units = max(split, counts[bound])
     bought = units * medium.unit_bytes.mid if medium.unit_bytes is not None else capacity
@@ -314,30 +329,6 @@ def _tier(
         + _rent_dollars_per_h(question, medium, bought, (read_mean, written))
         + watts / 1000 * question.price(question.profile.site.dollars_per_kwh),
         watts=watts,
-    )
-
-
-def _nodes(question: SizingQuestion, uses: list[_Use], engines: float) -> int:
-    """Return the number of machines that compute and links need, or the number given."""
-    peak = question.demand.peak_requests_per_s
-    traffic = peak * sum(float(use.nbytes.mean()) for use in uses)
-    remote = peak * sum(float(use.nbytes.mean()) for use in uses if use.medium.tier in REMOTE)
-    by_links = max(traffic / question.link_bytes_per_s, remote / question.network_bytes_per_s)
-    return question.nodes or max(1, ceil(engines), ceil(by_links / BUSY))
-
-
-def _fits_nodes(question: SizingQuestion, tiers: tuple[TierNeed, ...], nodes: int) -> bool:
-    """Whether the engines' links and network carry the traffic, and the nodes have the slots."""
-    remote = sum(tier.traffic_bytes_per_s for tier in tiers if tier.tier in REMOTE)
-    total = sum(tier.traffic_bytes_per_s for tier in tiers)
-    if total > question.link_bytes_per_s * nodes * BUSY:
-        return False
-    if remote > question.network_bytes_per_s * nodes * BUSY:
-        return False
-    return all(
-        tier.units_per_node is None or tier.units <= tier.spread * tier.units_per_node
-        for tier in tiers
-        if tier.tier not in REMOTE
     )
 
 

@@ -62,12 +62,21 @@ class SizingAnswer(NamedTuple):
 def answer(question: SizingQuestion) -> SizingAnswer:
     """Size a ladder. Raises ConfigError if no ladder on the grid meets the goal."""
     question.check()
-    _check_nodes(question)
+    demand = question.demand
+    inputs = demand.input_tokens.astype(np.float64)
+    uncached_s = question.prefill_s(demand.held(demand.unique_tokens), inputs)
+    least = ceil(question.needed_engines(uncached_s))
+    if 0 < question.nodes < least:
+        raise ConfigError(
+            f"--nodes: {question.nodes}: computing the tokens that no store can hold takes {least} "
+            f"of them, at most {GPU_BUSY:.0%} busy on average and all busy in the busiest minute; "
+            f"give {least} or more, leave it out, or lower the load"
+        )
     search = _Search(question)
     best = search.cheapest(question.goal)
     # The comparison without memory may need more machines than there are.
     unlimited = msgspec.structs.replace(question, goal=search.no_limit, nodes=0)
-    without = need(unlimited, (), {0.0: question.demand.held(0.0)})
+    without = need(unlimited, (), {0.0: demand.held(0.0)})
     if without is None or best is None:
         raise search.unreachable()
     front = search.frontier(without.ttft_s[1])
@@ -76,13 +85,12 @@ def answer(question: SizingQuestion) -> SizingAnswer:
     by_lowest_tier = {kind: search.cheapest(question.goal, kind) for kind in search.lowest_kinds}
     if best.tiers:
         by_lowest_tier[best.tiers[-1].tier] = best
+    pareto: list[LadderNeed] = []
+    for point in sorted([best, *front], key=lambda one: (one.ttft_s[1], one.dollars_per_h)):
+        if not pareto or point.dollars_per_h < pareto[-1].dollars_per_h:
+            pareto.append(point)
     return SizingAnswer(
-        best,
-        without,
-        _pareto_front([best, *front]),
-        search.by_hits(),
-        by_lowest_tier,
-        search.tried,
+        best, without, tuple(pareto), search.by_hits(), by_lowest_tier, search.tried
     )
 
 
@@ -190,11 +198,16 @@ class _Search:
             for pair in self._ladders
             if lowest_kind is None or self._lowest_kind(pair[1]) == lowest_kind
         ]
-        finalists = [
-            self._need(goal, tier_specs)
-            for _, tier_specs in self._finalists(goal, among)[:_FINALISTS]
-        ]
-        if met := [one for one in finalists if one is not None]:
+        sample = _with_goal(self._sample, goal)
+        finalists: list[tuple[LadderNeed, tuple[NeededTier, ...]]] = []
+        for least, tier_specs in among:  # by the lower bound of the cost
+            last = finalists[_FINALISTS - 1][0] if len(finalists) >= _FINALISTS else None
+            if last is not None and least.dollars_per_h > last.dollars_per_h:
+                break
+            if one := need(sample, tier_specs, self._sample_held):
+                insort(finalists, (one, tier_specs), key=lambda pair: _rank(pair[0]))
+        evaluated = (self._need(goal, tier_specs) for _, tier_specs in finalists[:_FINALISTS])
+        if met := [one for one in evaluated if one is not None]:
             return min(met, key=_rank)
         # Near the lower bound the sample is too coarse: evaluate each ladder on all requests.
         ladders = [(bound.dollars_per_h, tier_specs) for bound, tier_specs in among]
@@ -210,25 +223,6 @@ class _Search:
             one = self._evaluate(goal, tier_specs)
             best = min((found for found in (best, one) if found), key=_rank, default=None)
         return best
-
-    def _finalists(
-        self, goal: SizingGoal, among: list[tuple[LadderNeed, tuple[NeededTier, ...]]]
-    ) -> list[tuple[LadderNeed, tuple[NeededTier, ...]]]:
-        """Return the ladders of `among` that meet a goal on the sample.
-
-        The first `_FINALISTS` of them are the cheapest. `among` is a part of `self._ladders`, in
-        the same order.
-        """
-        sample = _with_goal(self._sample, goal)
-        found: list[tuple[LadderNeed, tuple[NeededTier, ...]]] = []
-        for bound, tier_specs in among:
-            last = found[_FINALISTS - 1][0] if len(found) >= _FINALISTS else None
-            if last is not None and bound.dollars_per_h > last.dollars_per_h:
-                break
-            one = need(sample, tier_specs, self._sample_held)
-            if one is not None:
-                insort(found, (one, tier_specs), key=lambda pair: _rank(pair[0]))
-        return found
 
     def frontier(self, slowest_s: float) -> list[LadderNeed]:
         """Return the cheapest ladder for each of `_FRONTIER_POINTS` goals up to `slowest_s`."""
@@ -295,15 +289,6 @@ def _candidates(question: SizingQuestion) -> Iterator[tuple[NeededTier, ...]]:
             yield tier_specs
 
 
-def _pareto_front(points: list[LadderNeed]) -> tuple[LadderNeed, ...]:
-    """Return the ladders that no other beats in both TTFT and cost, lowest TTFT first."""
-    kept: list[LadderNeed] = []
-    for point in sorted(points, key=lambda one: (one.ttft_s[1], one.dollars_per_h)):
-        if not kept or point.dollars_per_h < kept[-1].dollars_per_h:
-            kept.append(point)
-    return tuple(kept)
-
-
 def ttft_bound(question: SizingQuestion, held: dict[float, Floats]) -> tuple[float, str]:
     """Return a lower bound of the TTFT at the goal's share of requests, and what limits it.
 
@@ -352,19 +337,6 @@ def _idle_times(
 def _at_quantile(question: SizingQuestion, ttft_s: Floats) -> int:
     """Return the request at the quantile of the goal's share."""
     return int(np.argsort(ttft_s)[max(0, ceil(question.goal.share * len(ttft_s) - 1e-9) - 1)])
-
-
-def _check_nodes(question: SizingQuestion) -> None:
-    """Raise ConfigError if the machines cannot compute the tokens that no store can hold."""
-    inputs = question.demand.input_tokens.astype(np.float64)
-    held = question.demand.held(question.demand.unique_tokens)
-    least = ceil(question.needed_engines(question.prefill_s(held, inputs)))
-    if 0 < question.nodes < least:
-        raise ConfigError(
-            f"--nodes: {question.nodes}: computing the tokens that no store can hold takes {least} "
-            f"of them, at most {GPU_BUSY:.0%} busy on average and all busy in the busiest minute; "
-            f"give {least} or more, leave it out, or lower the load"
-        )
 
 
 def _with_goal(question: SizingQuestion, goal: SizingGoal) -> SizingQuestion:
