@@ -14,9 +14,7 @@ from holdfast.sim.trace import Trace
 OPTIONS = ("block_tokens", "window")
 
 
-def add_trace_arguments(
-    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
-) -> None:
+def add_trace_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Declare `--block-tokens` and `--window`, which some trace formats do not contain."""
     parser.add_argument(
         "--block-tokens",

@@ -6,15 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from holdfast.errors import TraceError
-from holdfast.sim.formats import (
-    azure,
-    bailian,
-    burstgpt,
-    mooncake,
-    recorded,
-    sessions,
-    sharegpt,
-)
+from holdfast.sim.formats import azure, bailian, burstgpt, mooncake, recorded, sessions, sharegpt
 from holdfast.sim.formats.rows import Reading
 from holdfast.sim.formats.source import Source
 from holdfast.sim.trace import Trace
@@ -33,15 +25,7 @@ class Format(Protocol):
         """Read the whole source."""
 
 
-FORMATS: tuple[Format, ...] = (
-    mooncake,
-    bailian,
-    sessions,
-    burstgpt,
-    azure,
-    sharegpt,
-    recorded,
-)
+FORMATS: tuple[Format, ...] = (mooncake, bailian, sessions, burstgpt, azure, sharegpt, recorded)
 
 
 def load(path: str | Path, reading: Reading | None = None) -> Trace:

@@ -41,6 +41,7 @@ class Conversation(msgspec.Struct):
 def read(source: Source, reading: Reading) -> Trace:
     """Read the file; a JSON list is read into memory as a whole."""
     size = reading.block_tokens or BLOCK_TOKENS
+    block_bytes = size * TOKEN_BYTES
     rows = Rows(source)
     for session, (number, conversation) in enumerate(_conversations(source)):
         text = bytearray()
@@ -48,7 +49,11 @@ def read(source: Source, reading: Reading) -> Trace:
         for turn in conversation.conversations:
             message = f"{turn.role}: {turn.value}\n".encode(errors="replace")
             if turn.role not in _PROMPT_ROLES and text:
-                _append_ids(text, ids, size * TOKEN_BYTES)
+                for end in range((len(ids) + 1) * block_bytes, len(text) + 1, block_bytes):
+                    before = ids[-1].to_bytes(8, "little", signed=True) if ids else b""
+                    block = text[end - block_bytes : end]
+                    digest = blake2b(before + block, digest_size=8).digest()
+                    ids.append(int.from_bytes(digest, "little", signed=True))
                 tokens = -(-len(text) // TOKEN_BYTES), -(-len(message) // TOKEN_BYTES)
                 rows.add(number, float(len(rows.lines)), tokens, session)
                 rows.chain(ids)
@@ -61,16 +66,9 @@ def _conversations(source: Source) -> Iterator[tuple[int, Conversation]]:
     lines = source.lines()
     number, first = next(lines, (0, b""))
     if first.lstrip()[:1] == b"[":
-        whole = source.decode(msgspec.json.Decoder(list[Conversation]), source.whole(), number)
+        text = b"".join(line for _, line in source.lines())
+        whole = source.decode(msgspec.json.Decoder(list[Conversation]), text, number)
         for conversation in whole:
             yield number, conversation
     else:
         yield from source.decoded(msgspec.json.Decoder(Conversation))
-
-
-def _append_ids(text: bytearray, ids: list[int], size: int) -> None:
-    """Append the ids of the text's full blocks of `size` bytes that `ids` does not have yet."""
-    for end in range((len(ids) + 1) * size, len(text) + 1, size):
-        before = ids[-1].to_bytes(8, "little", signed=True) if ids else b""
-        digest = blake2b(before + text[end - size : end], digest_size=8).digest()
-        ids.append(int.from_bytes(digest, "little", signed=True))

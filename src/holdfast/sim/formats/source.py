@@ -9,7 +9,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 
@@ -72,7 +72,9 @@ class Source:
     def _read(self, file: Path, before: int) -> Iterator[bytes]:
         number = before
         try:
-            with _opened(file) as lines:
+            with file.open("rb") as opened:
+                compressed = opened.read(2) == _GZIP
+            with gzip.open(file) if compressed else file.open("rb") as lines:
                 for number, line in enumerate(lines, before + 1):
                     yield line.removeprefix(codecs.BOM_UTF8) if number == before + 1 else line
         except EOFError:
@@ -85,10 +87,6 @@ class Source:
             ) from None
         except OSError as error:
             raise TraceError(f"{file}: cannot be read: {error.strerror}") from None
-
-    def whole(self) -> bytes:
-        """Return the whole content."""
-        return b"".join(line for _, line in self.lines())
 
     def fields(self) -> set[str]:
         """Return the JSON field names or CSV columns in the first `HEAD_BYTES` bytes."""
@@ -118,13 +116,6 @@ class Source:
             raise self.error(
                 number, f"not JSON ({error}): is the file cut? Correct or remove the line"
             ) from None
-
-
-def _opened(file: Path) -> IO[bytes]:
-    """Open a file, decompressing gzip."""
-    with file.open("rb") as opened:
-        compressed = opened.read(2) == _GZIP
-    return cast(IO[bytes], gzip.open(file)) if compressed else file.open("rb")
 
 
 def columns(header: bytes) -> list[str]:

@@ -12,18 +12,12 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.errors import ConfigError
 from holdfast.sim.model.fields import Fields
 from holdfast.sim.model.layers import Layer, layers_of
-from holdfast.sim.model.parameters import (
-    count,
-    heads,
-    is_mamba1,
-    mamba_sizes,
-    weights_bytes,
-)
+from holdfast.sim.model.parameters import count, heads, is_mamba1, mamba_sizes, weights_bytes
 from holdfast.sim.model.shape import Attention, ModelShape
 
 CONFIG_BYTES_MAX = 4 * 1024 * 1024
@@ -88,9 +82,7 @@ def shape_of(fields: Fields) -> ModelShape:
 
 
 def _attention(fields: Fields, layers: list[Layer]) -> tuple[Attention, ...]:
-    shared = fields.number(
-        "num_kv_shared_layers", default=0
-    )  # the last layers reuse the KV of earlier ones
+    shared = fields.number("num_kv_shared_layers", default=0)  # the last ones reuse others' KV
     if shared >= len(layers):
         raise ConfigError(
             f"{fields.name}: num_kv_shared_layers: {shared} of {len(layers)} layers; at "
@@ -99,11 +91,12 @@ def _attention(fields: Fields, layers: list[Layer]) -> tuple[Attention, ...]:
     kinds = [layer.mixer for layer in layers[: len(layers) - shared]]
     parts: list[Attention] = []
     if full := kinds.count("full"):
-        parts.append(_latent(fields, full) if fields.value("kv_lora_rank") else _full(fields, full))
+        latent = fields.value("kv_lora_rank")
+        parts.append(_latent(fields, full) if latent else _heads(fields, "full", full))
     if windows := kinds.count("window"):
-        parts.append(_bounded(fields, "window", windows))
+        parts.append(_heads(fields, "window", windows, "sliding_window"))
     if chunks := kinds.count("chunk"):
-        parts.append(_bounded(fields, "chunk", chunks))
+        parts.append(_heads(fields, "chunk", chunks, "attention_chunk_size"))
     if kinds.count("compressed"):
         parts += _compressed(fields, len(kinds))
     if linear := kinds.count("linear"):
@@ -113,23 +106,17 @@ def _attention(fields: Fields, layers: list[Layer]) -> tuple[Attention, ...]:
     return tuple(parts)
 
 
-def _full(fields: Fields, layers: int) -> Attention:
-    query, kv, key_size, value_size = heads(fields, windowed=False)
+def _heads(
+    fields: Fields, kind: Literal["full", "window", "chunk"], layers: int, span_field: str = ""
+) -> Attention:
+    """Attention with KV heads, over all tokens or over a span that a field gives."""
+    query, kv, key_size, value_size = heads(fields, windowed=kind != "full")
     both = key_size + value_size
-    return Attention(kind="full", layers=layers, elements=kv * both, pair_flop=2 * query * both)
-
-
-def _bounded(fields: Fields, kind: Any, layers: int) -> Attention:  # noqa: ANN401  # a literal
-    query, kv, key_size, value_size = heads(fields, windowed=True)
-    field = "sliding_window" if kind == "window" else "attention_chunk_size"
-    if not fields.number(field):
-        raise fields.missing(field)
+    span = fields.number(span_field) if span_field else 0
+    if span_field and not span:
+        raise fields.missing(span_field)
     return Attention(
-        kind=kind,
-        layers=layers,
-        elements=kv * (key_size + value_size),
-        span=fields.number(field),
-        pair_flop=2 * query * (key_size + value_size),
+        kind=kind, layers=layers, elements=kv * both, span=span, pair_flop=2 * query * both
     )
 
 

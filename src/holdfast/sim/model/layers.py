@@ -5,14 +5,15 @@ Publishers use different fields for the same thing; this module maps them to one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from holdfast.errors import ConfigError
 from holdfast.sim.model.fields import Fields
 
 Mixer = Literal["full", "window", "chunk", "linear", "mamba", "compressed", "none"]
 Feed = Literal["dense", "experts", "both", "none"]
+_Kind = TypeVar("_Kind")
 
 _LAYER_TYPES: dict[str, Mixer] = {
     "full_attention": "full",
@@ -34,12 +35,7 @@ _LLAMA4_FULL_EVERY = 4
 _FULL_EVERY = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2}
 """Model type to n: each nth layer has full attention if a config has a window but no pattern."""
 
-_STATE_FIELDS = (
-    "linear_num_value_heads",
-    "mamba_d_state",
-    "mamba_num_heads",
-    "ssm_state_size",
-)
+_STATE_FIELDS = ("linear_num_value_heads", "mamba_d_state", "mamba_num_heads", "ssm_state_size")
 """Sizes of recurrent layers: a config that has one but lists no recurrent layer is refused."""
 
 _OTHER_HYBRIDS = (
@@ -69,54 +65,40 @@ def layers_of(fields: Fields) -> list[Layer]:
         raise ConfigError(
             f"{fields.name}: num_hidden_layers: {count:,}: over {LAYERS_MAX:,}; correct the config"
         )
-    pattern = fields.listed("hybrid_override_pattern")
-    if pattern is not None:
-        _check_length(fields, "hybrid_override_pattern", pattern, count)
-        _check_known(fields, "hybrid_override_pattern", pattern, _PATTERN)
-        return [Layer(*_PATTERN[sign]) for sign in pattern]
-    return [
-        Layer(*both) for both in zip(_mixers(fields, count), _feeds(fields, count), strict=True)
-    ]
+    pattern = _listed_kinds(fields, "hybrid_override_pattern", count, _PATTERN)
+    if pattern is None:
+        pattern = list(zip(_mixers(fields, count), _feeds(fields, count), strict=True))
+    return [Layer(*both) for both in pattern]
 
 
 def _mixers(fields: Fields, count: int) -> Sequence[Mixer]:
-    types = fields.listed("layer_types")
+    types = _listed_kinds(fields, "layer_types", count, _LAYER_TYPES)
     if types is not None:
-        _check_length(fields, "layer_types", types, count)
-        _check_known(fields, "layer_types", types, _LAYER_TYPES)
-        return [_LAYER_TYPES[name] for name in types]
+        return types
     linear = fields.section("linear_attn_config")
     if linear is not None:
         full = set(linear.numbers("full_attn_layers"))
         return ["full" if i in full else "linear" for i in range(1, count + 1)]
-    windows = fields.listed("hybrid_layer_pattern")
+    windows = _listed(fields, "hybrid_layer_pattern", count)
     if windows is not None:
-        _check_length(fields, "hybrid_layer_pattern", windows, count)
         return ["window" if windowed else "full" for windowed in windows]
     if fields.value("compress_ratios") is not None:
         return ["compressed"] * count
     if str(fields.value("model_type")).startswith("llama4") and fields.value(
         "attention_chunk_size"
     ):
-        return _llama4(fields, count)
+        every = [i % _LLAMA4_FULL_EVERY for i in range(1, count + 1)]
+        ropes = fields.listed("no_rope_layers") or every  # 0: without rope, so full attention
+        _check_length(fields, "no_rope_layers", ropes, count)
+        return ["chunk" if rope else "full" for rope in ropes]
     return _recurrent(fields, count) or _windowed(fields, count)
-
-
-def _llama4(fields: Fields, count: int) -> Sequence[Mixer]:
-    listed = fields.listed("no_rope_layers")  # 1: with rope, chunked; 0: without, full
-    if listed:
-        _check_length(fields, "no_rope_layers", listed, count)
-        return ["chunk" if rope else "full" for rope in listed]
-    return ["chunk" if i % _LLAMA4_FULL_EVERY else "full" for i in range(1, count + 1)]
 
 
 def _recurrent(fields: Fields, count: int) -> Sequence[Mixer] | None:
     """Return the mixers of a model with recurrent layers; None if no field names such layers."""
-    blocks = fields.listed("layers_block_type")
+    blocks = _listed_kinds(fields, "layers_block_type", count, _LAYER_TYPES)
     if blocks is not None:
-        _check_length(fields, "layers_block_type", blocks, count)
-        _check_known(fields, "layers_block_type", blocks, _LAYER_TYPES)
-        return [_LAYER_TYPES[name] for name in blocks]
+        return blocks
     if fields.value("full_attention_interval") is not None:  # Qwen3-Next
         return _every(fields, "full_attention_interval", count, "linear")
     if fields.value("attn_layer_indices") is not None:
@@ -225,10 +207,25 @@ def _check_length(fields: Fields, field: str, listed: Sequence[object], count: i
         )
 
 
-def _check_known(fields: Fields, field: str, listed: Sequence[str], known: Iterable[str]) -> None:
+def _listed(fields: Fields, field: str, count: int) -> Sequence[Any] | None:
+    """Return the field's entries, one for each of `count` layers; None if it does not exist."""
+    listed = fields.listed(field)
+    if listed is not None:
+        _check_length(fields, field, listed, count)
+    return listed
+
+
+def _listed_kinds(
+    fields: Fields, field: str, count: int, known: Mapping[str, _Kind]
+) -> list[_Kind] | None:
+    """Return the kinds that a field names, one for each layer; None if it does not exist."""
+    listed = _listed(fields, field, count)
+    if listed is None:
+        return None
     strange = sorted({str(entry) for entry in listed} - set(known))
     if strange:
         raise ConfigError(
             f"{fields.name}: {field}: {strange[0]!r} is no kind of layer that is known; "
             f"known: {', '.join(known)}"
         )
+    return [known[name] for name in listed]

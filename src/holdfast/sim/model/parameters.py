@@ -169,7 +169,8 @@ def _feed(fields: Fields, feed: str, hidden: int) -> ParameterCount:
         return ParameterCount()
     if feed == "dense":
         inner = fields.number("intermediate_size_mlp", "intermediate_size")
-        return _always(_matrices(fields) * hidden * inner)
+        weights = _matrices(fields) * hidden * inner
+        return ParameterCount(weights, weights)
     sparse = _experts(fields, hidden)
     return sparse.plus(_feed(fields, "dense", hidden)) if feed == "both" else sparse
 
@@ -183,27 +184,18 @@ def _experts(fields: Fields, hidden: int) -> ParameterCount:
     narrow = fields.number("routed_expert_hidden_size", "moe_latent_size", default=0)
     each = _matrices(fields) * (narrow or hidden) * inner
     router = hidden * number + 2 * hidden * narrow
-    return ParameterCount(chosen * each, number * each, number * each).plus(
-        _always(router + _matrices(fields) * hidden * _shared(fields, inner))
-    )
-
-
-def _shared(fields: Fields, inner: int) -> int:
-    """Return the inner width of the shared experts, which every token uses."""
-    wide = fields.number(
+    shared = fields.number(
         "shared_expert_intermediate_size",
         "moe_shared_expert_intermediate_size",
         "shared_intermediate_size",
         default=0,
     )
-    if wide:
-        return wide
-    default = 1 if str(fields.value("model_type")).startswith("llama4") else 0
-    return fields.number("n_shared_experts", "num_shared_experts", default=default) * inner
-
-
-def _always(weights: float) -> ParameterCount:
-    return ParameterCount(weights, weights)
+    if not shared:  # inner width of the experts that every token uses
+        default = 1 if str(fields.value("model_type")).startswith("llama4") else 0
+        names = ("n_shared_experts", "num_shared_experts")
+        shared = fields.number(*names, default=default) * inner
+    always = router + _matrices(fields) * hidden * shared
+    return ParameterCount(chosen * each + always, number * each + always, number * each)
 
 
 def _matrices(fields: Fields) -> int:
