@@ -18,7 +18,7 @@ def size_text(nbytes: float) -> str:
 
 def figure_text(value: float) -> str:
     """Return a number with three significant digits, or all digits of the integer part."""
-    return f"{value:,.0f}" if float(f"{value:.3g}") >= 1000 else f"{value:.3g}"  # noqa: PLR2004
+    return f"{value:,.0f}" if abs(float(f"{value:.3g}")) >= 1000 else f"{value:.3g}"  # noqa: PLR2004
 
 
 def duration_text(hours: float) -> str:

@@ -10,6 +10,8 @@ from html import escape
 from math import ceil, floor, inf, log10
 from typing import Literal, NamedTuple
 
+from holdfast.sim.amounts import figure_text
+
 WIDTH, HEIGHT = 720, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 24, 58, 58
 _LETTER_WIDTH = 6.5
@@ -66,7 +68,11 @@ def chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
     ]
     for i, one in enumerate(shown):
         parts += _series_marks(one, i, across, up)
-    parts += _legend([one.label for one in shown])
+    at = float(_LEFT)  # the labels in a row below the title, each after a dot of its colour
+    for i, one in enumerate(shown):
+        dot = f'<tspan class="f{i % _COLOURS}">●</tspan>'
+        parts.append(f'<text x="{at:.0f}" y="42">{dot} {escape(one.label)}</text>')
+        at += _LETTER_WIDTH * (len(one.label) + 5)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -125,16 +131,16 @@ def _grid(x: Axis, y: Axis, across: _Scale, up: _Scale) -> list[str]:
     bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
     parts = []
     for value in across.ticks:
-        at = across(value)
+        at, text = across(value), figure_text(value)
         parts += [
             f'<line class="grid" x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{bottom}"/>',
-            f'<text x="{at:.1f}" y="{bottom + 18}" text-anchor="middle">{_figure(value)}</text>',
+            f'<text x="{at:.1f}" y="{bottom + 18}" text-anchor="middle">{text}</text>',
         ]
     for value in up.ticks:
-        at = up(value)
+        at, text = up(value), figure_text(value)
         parts += [
             f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}"/>',
-            f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{_figure(value)}</text>',
+            f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{text}</text>',
         ]
     middle = (_TOP + bottom) / 2
     return [
@@ -175,17 +181,3 @@ def _series_marks(one: Series, number: int, across: _Scale, up: _Scale) -> list[
             place = f'transform="translate({a + 5:.1f} {b - 8:.1f}) rotate(-25)"'
         parts.append(f"<text {place}>{escape(note)}</text>")
     return parts
-
-
-def _legend(labels: Sequence[str]) -> list[str]:
-    """Return the labels in a row below the title, each after a dot of its colour."""
-    parts, at = [], float(_LEFT)
-    for i, label in enumerate(labels):
-        dot = f'<tspan class="f{i % _COLOURS}">●</tspan>'
-        parts.append(f'<text x="{at:.0f}" y="42">{dot} {escape(label)}</text>')
-        at += _LETTER_WIDTH * (len(label) + 5)
-    return parts
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 or value == 0 else f"{value:.3g}"  # noqa: PLR2004  # digits

@@ -38,15 +38,6 @@ class TierCost(NamedTuple):
         return self.hardware + self.power + self.requests
 
 
-def tier_costs(run: SimulationFigures) -> list[TierCost]:
-    """Return the cost of each tier that has a medium of the profile, without device memory."""
-    return [
-        _cost(run, tier, tier_spec, tier_spec.medium)
-        for tier, tier_spec in enumerate(run.fleet.hardware.tier_specs)
-        if tier_spec.medium and tier_spec.kind != "device"
-    ]
-
-
 def economy_figures(run: SimulationFigures) -> list[Figure]:
     """Return dollars per million output tokens with and without the ladder, and the energy."""
     gpu, gpus, out = run.fleet.hardware.gpu, run.fleet.hardware.gpus, run.output_tokens
@@ -56,12 +47,16 @@ def economy_figures(run: SimulationFigures) -> list[Figure]:
     per_s = gpus * hourly / HOUR_S
     worked_s = run.prefill_s + run.decode_s
     bare_s = worked_s + float(run.requests.saved_s.sum())
-    tiers = tier_costs(run)
+    tiers = [
+        _cost(run, tier, tier_spec, tier_spec.medium)
+        for tier, tier_spec in enumerate(run.fleet.hardware.tier_specs)
+        if tier_spec.medium and tier_spec.kind != "device"
+    ]
     tier_dollars = sum(tier.dollars for tier in tiers)
     with_ladder = (worked_s * per_s + tier_dollars) / out * 1e6
     without = bare_s * per_s / out * 1e6
-    joules = gpus * gpu.watts.mid * site.power_overhead.mid * worked_s
-    spared = gpus * gpu.watts.mid * site.power_overhead.mid * (bare_s - worked_s)
+    watts = gpus * gpu.watts.mid * site.power_overhead.mid
+    spared: dict[str, object] = {"spared_kwh": watts * (bare_s - worked_s) / JOULES_PER_KWH}
     tier_joules = sum(tier.joules for tier in tiers)
     costs: dict[str, object] = {f"{tier.name}_dollars": tier.dollars for tier in tiers}
     return [
@@ -72,18 +67,13 @@ def economy_figures(run: SimulationFigures) -> list[Figure]:
         Figure(
             "sim.cost.gain", without / with_ladder - 1 if with_ladder else None, "more tokens per $"
         ),
-        Figure(
-            "sim.energy.gpu",
-            joules / JOULES_PER_KWH,
-            "kWh",
-            {"spared_kwh": spared / JOULES_PER_KWH},
-        ),
+        Figure("sim.energy.gpu", watts * worked_s / JOULES_PER_KWH, "kWh", spared),
         Figure("sim.energy.tiers", tier_joules / JOULES_PER_KWH, "kWh"),
     ]
 
 
 def assumptions(run: SimulationFigures) -> list[str]:
-    """Return the assumptions behind the figures, one per line."""
+    """Return the assumptions behind the figures and their limitations, one per line."""
     hardware, engine = run.fleet.hardware, run.fleet.hardware.engine
     cost, site = hardware.prefill, hardware.profile.site
     namespace = hardware.namespace
@@ -102,24 +92,17 @@ def assumptions(run: SimulationFigures) -> list[str]:
             f"while it works, tiers written off in {site.amortised_years.mid:g} years, "
             f"${site.dollars_per_kwh.mid:g}/kWh, power overhead {site.power_overhead.mid:g}"
         )
-    return lines + _limitations(run)
-
-
-def _limitations(run: SimulationFigures) -> list[str]:
-    """Return warnings about the figures: too few engines, or a trace shorter than a day."""
-    lines = []
-    gpus, workers = run.fleet.hardware.gpus, len(run.fleet.workers)
     needs = [("", run.busy, run.span_s), ("without the ladder, ", run.bare_busy, run.bare_span_s)]
     for which, busy, span_s in needs:
         if busy > 1:
-            available = workers * gpus * span_s / HOUR_S
+            available = len(run.fleet.workers) * hardware.gpus * span_s / HOUR_S
             lines.append(
                 f"{which}prefill and decoding need {busy:.2f} of the engines there are, "
                 f"{_hours(busy * available)} GPU hours of {_hours(available)}: dollars and energy "
                 "are for the hours needed, and answers would be later than simulated; use more "
                 "--workers"
             )
-    wears = any(tier_spec.kind in ("disk", "pool") for tier_spec in run.fleet.hardware.tier_specs)
+    wears = any(tier_spec.kind in ("disk", "pool") for tier_spec in hardware.tier_specs)
     if wears and 0 < run.span_s < SECONDS_PER_DAY:
         lines.append(
             f"writes per day are extrapolated from {_hours(run.span_s / HOUR_S)} hours, which "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from holdfast.sim.amounts import size_text
+from holdfast.sim.amounts import figure_text, size_text
 from holdfast.sim.bounds import StoreBounds
 from holdfast.sim.economy import assumptions
 from holdfast.sim.figures import Figure, SimulationFigures
@@ -57,17 +57,18 @@ def page(
 ) -> str:
     """Return the page; it shows `command`, the command that produced it."""
     title = f"{run.trace.name} on {run.fleet.hardware.name}"
-    charts = [
-        capacity_chart(run, found),
-        time_chart(run),
-        history_chart(run),
-        retention_chart(found),
-    ]
-    notes = "".join(f"<li>{escape(line)}</li>" for line in assumptions(run))
+    charts = capacity_chart(run, found), time_chart(run), history_chart(run), retention_chart(found)
+    trace, workers = run.trace, len(run.fleet.workers)
+    summary = (
+        f"{trace.requests:,} requests in {trace.span_s:,.0f} s, "
+        f"{trace.input_tokens.sum() / 1e6:,.1f} M tokens in, {run.output_tokens / 1e6:,.1f} M out, "
+        f"{workers} worker{'' if workers == 1 else 's'}"
+    )
+    conclusion, *warnings = verdict(figures)
     body = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="pale">{escape(_summary(run))}<br><code>{escape(command)}</code></p>',
-        _verdict(figures),
+        f'<p class="pale">{escape(summary)}<br><code>{escape(command)}</code></p>',
+        f'<div class="verdict"><b>{escape(conclusion)}</b>{_items(warnings)}</div>',
         _cards(figures),
         "<h2>Tiers</h2>",
         _tiers(figures),
@@ -76,7 +77,7 @@ def page(
         "<h2>Figures</h2>",
         _table(figures),
         "<h2>Assumptions</h2>",
-        f"<ul>{notes}</ul>",
+        _items(assumptions(run)),
         f'<p class="pale">holdfast {escape(__version__)}</p>',
     ]
     head = (
@@ -89,19 +90,8 @@ def page(
     )
 
 
-def _summary(run: SimulationFigures) -> str:
-    trace, workers = run.trace, len(run.fleet.workers)
-    return (
-        f"{trace.requests:,} requests in {trace.span_s:,.0f} s, "
-        f"{trace.input_tokens.sum() / 1e6:,.1f} M tokens in, {run.output_tokens / 1e6:,.1f} M out, "
-        f"{workers} worker{'' if workers == 1 else 's'}"
-    )
-
-
-def _verdict(figures: Sequence[Figure]) -> str:
-    first, *others = verdict(figures)
-    notes = "".join(f"<li>{escape(line)}</li>" for line in others)
-    return f'<div class="verdict"><b>{escape(first)}</b><ul>{notes}</ul></div>'
+def _items(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
 
 
 def _cards(figures: Sequence[Figure]) -> str:
@@ -163,5 +153,5 @@ def _table(figures: Sequence[Figure]) -> str:
 
 def _cell(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004  # digits
+        return figure_text(value)
     return f"{value:,}" if isinstance(value, int) else escape(str(value))

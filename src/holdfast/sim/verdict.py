@@ -13,38 +13,34 @@ _SLOWER = 1.01
 def verdict(figures: Sequence[Figure]) -> list[str]:
     """Return sentences: whether the ladder pays, how near it is to the best, and warnings."""
     named = {figure.what: figure for figure in figures}
-    return [_gain(named), *_best(named), *_warnings(figures)]
-
-
-def _gain(named: dict[str, Figure]) -> str:
-    """Return the main sentence: what the tiers serve, and time and cost with and without them."""
     median, slowest = named["sim.ttft.p50"], named["sim.ttft.p99"]
-    hit = named["sim.hit.tokens"].value or 0.0
-    parts = [f"{hit:.1%} of the input comes from tiers"]
+    hit = named["sim.hit.tokens"].value
+    parts = [f"{hit or 0.0:.1%} of the input comes from tiers"]
     if median.value is not None and slowest.value is not None:
         parts.append(
             f"the first token takes {_change(median)} (median) and {_change(slowest)} (99%)"
         )
     cost = named.get("sim.cost.per_million_out")
     bare = named.get("sim.cost.without_ladder")
-    cheaper = None
+    faster = not (_is_slower(median) or _is_slower(slowest))
+    conclusion = "This ladder saves time" if faster else "This ladder does not save time"
     if cost is not None and bare is not None and cost.value is not None and bare.value:
         change = cost.value / bare.value - 1
         parts.append(
             f"a million output tokens cost ${cost.value:,.2f} instead of ${bare.value:,.2f} "
             f"({abs(change):.0%} {'less' if change < 0 else 'more'})"
         )
-        cheaper = change < 0
-    faster = not (_is_slower(median) or _is_slower(slowest))
-    return f"{_conclusion(faster=faster, cheaper=cheaper)}: {'; '.join(parts)}."
-
-
-def _conclusion(*, faster: bool, cheaper: bool | None) -> str:
-    if cheaper is None:
-        return "This ladder saves time" if faster else "This ladder does not save time"
-    if cheaper:
-        return "This ladder pays" if faster else "This ladder saves money but not time"
-    return "This ladder costs money and saves time" if faster else "This ladder does not pay"
+        conclusion = {
+            (True, True): "This ladder pays",
+            (True, False): "This ladder saves money but not time",
+            (False, True): "This ladder costs money and saves time",
+            (False, False): "This ladder does not pay",
+        }[change < 0, faster]
+    lines = [f"{conclusion}: {'; '.join(parts)}."]
+    best = named["sim.best.tokens"].value
+    if best and hit is not None:
+        lines.append(f"Unlimited capacity would serve {best:.1%}; this is {hit / best:.0%} of it.")
+    return lines + list(_warnings(figures))
 
 
 def _change(ttft: Figure) -> str:
@@ -54,13 +50,6 @@ def _change(ttft: Figure) -> str:
 def _is_slower(ttft: Figure) -> bool:
     without = ttft.more["without_ladder_s"]
     return ttft.value is not None and isinstance(without, float) and ttft.value > without * _SLOWER
-
-
-def _best(named: dict[str, Figure]) -> Iterator[str]:
-    """Yield what unlimited capacity would serve."""
-    best, hit = named["sim.best.tokens"].value, named["sim.hit.tokens"].value
-    if best and hit is not None:
-        yield f"Unlimited capacity would serve {best:.1%}; this is {hit / best:.0%} of it."
 
 
 def _warnings(figures: Sequence[Figure]) -> Iterator[str]:
