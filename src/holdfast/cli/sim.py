@@ -170,14 +170,10 @@ def _show(found: SimulationFigures, figures: list[Figure], model: ModelShape | N
     for figure in figures:
         if not figure.what.startswith("sim.tier."):
             name = figure.what.removeprefix("sim.").replace(".", " ").replace("_", " ")
-            print(f"{name:<28}{_value(figure):>10} {figure.unit}{_beside(figure)}")
+            exact = figure.unit == "requests" and figure.value is not None
+            value = f"{figure.value:,.0f}" if exact else number(figure.value)
+            print(f"{name:<28}{value:>10} {figure.unit}{_beside(figure)}")
     print("\n" + "\n".join(f"- {line}" for line in assumptions(found)))
-
-
-def _value(figure: Figure) -> str:
-    """Return the value of a figure with three digits; counts exactly."""
-    counts = figure.unit == "requests" and figure.value is not None
-    return f"{figure.value:,.0f}" if counts else number(figure.value)
 
 
 def _beside(figure: Figure) -> str:
@@ -207,15 +203,10 @@ def _rows(
         "workers": len(found.fleet.workers),
         "command": _command(args),
     }
-    return [
-        Row(what="sim.setting", value=None, unit="", more=setting),
-        *(
-            Row(what="sim.verdict", value=None, unit="", more={"says": line})
-            for line in verdict(figures)
-        ),
-        *(Row(what=f.what, value=f.value, unit=f.unit, more=f.more) for f in figures),
-        *(
-            Row(what="sim.assumption", value=None, unit="", more={"says": line})
-            for line in assumptions(found)
-        ),
+    rows = [
+        Figure("sim.setting", None, "", setting),
+        *(Figure("sim.verdict", None, "", {"says": line}) for line in verdict(figures)),
+        *figures,
+        *(Figure("sim.assumption", None, "", {"says": line}) for line in assumptions(found)),
     ]
+    return [Row(what=row.what, value=row.value, unit=row.unit, more=row.more) for row in rows]

@@ -50,10 +50,7 @@ def prefill_of(cold: Mapping[int, float], tail: int) -> PrefillCost:
     `cold` maps context tokens to seconds; each prompt has `tail` more tokens. Raises ConfigError
     for too few lengths, HoldfastError for a poor fit.
     """
-    if len(cold) < POINTS_MIN:
-        raise ConfigError(
-            f"{len(cold)} lengths are too few for a fit; measure at least {POINTS_MIN}"
-        )
+    _check_enough(cold)
     fit = PrefillFit()
     for tokens, seconds in cold.items():
         fit.observe(tokens + tail, 0, seconds)
@@ -75,10 +72,7 @@ def tier_of(
     bytes, because the bytes take little of the time, the bandwidth is that of memory and the rest
     of the time is latency.
     """
-    if len(warm) < POINTS_MIN:
-        raise ConfigError(
-            f"{len(warm)} lengths are too few for a fit; measure at least {POINTS_MIN}"
-        )
+    _check_enough(warm)
     prior = Belief((0.0, 1.0 / LOWER_DEFAULT.bytes_per_s), (1e-6, 0.05))
     fit = OnlineFit(prior, half_life=PREFILL_HALF_LIFE, most=PREFILL_KEPT)
     for tokens, seconds in warm.items():
@@ -96,6 +90,13 @@ def tier_of(
         fitted_s = tier.seconds(tokens * token_bytes) + prefill.seconds(tail, tokens)
         _check_fit(f"{tokens} tokens fetched", fitted_s, seconds)
     return tier
+
+
+def _check_enough(measured: Mapping[int, float]) -> None:
+    if len(measured) < POINTS_MIN:
+        raise ConfigError(
+            f"{len(measured)} lengths are too few for a fit; measure at least {POINTS_MIN}"
+        )
 
 
 def _fetch_s(tokens: int, seconds: float, prefill: PrefillCost, tail: int) -> float:

@@ -73,16 +73,10 @@ def curve(
         np.add.at(change, last_at, runs.blocks)
         hits = np.cumsum(change)[:-1]
     tokens = hits * trace.block_tokens
-    short, at = _missing_tokens(trace, runs)
-    lost = np.zeros(trace.unique + 1, np.int64)
-    np.add.at(lost, last_at[at], short)
-    return HitCurve(trace.blocks, int(trace.input_tokens.sum()), hits, tokens - np.cumsum(lost))
-
-
-def _missing_tokens(trace: Trace, runs: Reuse) -> tuple[Longs, Longs]:
-    """Return the tokens that partial last blocks lack, and the runs that end in such a block."""
     lengths = np.diff(trace.starts)
-    short = lengths * trace.block_tokens - trace.input_tokens
+    short = lengths * trace.block_tokens - trace.input_tokens  # tokens that a partial block lacks
     ends = runs.depth + runs.blocks == lengths[runs.request]
     at = np.flatnonzero(ends & (short[runs.request] > 0))
-    return short[runs.request[at]], at
+    lost = np.zeros(trace.unique + 1, np.int64)
+    np.add.at(lost, last_at[at], short[runs.request[at]])
+    return HitCurve(trace.blocks, int(trace.input_tokens.sum()), hits, tokens - np.cumsum(lost))

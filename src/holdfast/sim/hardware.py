@@ -7,7 +7,6 @@ values.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
@@ -77,10 +76,20 @@ def resolve(
     ladder: LadderModel, profile: Profile, block_tokens: int, model: ModelShape | None = None
 ) -> SimulatedHardware:
     """Return the hardware for blocks of `block_tokens` tokens. Raises ConfigError."""
-    where = ladder.name
-    gpu, gpus = _gpu(ladder, profile)
-    if gpu and model:
-        _check_weights(ladder, model, gpu.memory_bytes.mid * gpus)
+    where, gpu, gpus = ladder.name, None, 1
+    if ladder.engine.gpu is not None:
+        try:
+            gpu, gpus = profile.gpu(ladder.engine.gpu)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: engine.gpu: {error}") from error
+    memory_bytes = gpu.memory_bytes.mid * gpus if gpu else math.inf
+    weights = model.weights_bytes if model else 0.0
+    if model and weights > memory_bytes:
+        raise ConfigError(
+            f"{where}: engine.gpu: {ladder.engine.gpu}: {memory_bytes / GB:,.1f} GB, but the "
+            f"weights of {model.name} take {weights / GB:,.1f} GB; use more GPUs, or "
+            "name another model"
+        )
     namespace = _namespace(ladder, block_tokens, model)
     tier_specs = []
     for number, tier in enumerate(ladder.tiers):
@@ -88,8 +97,13 @@ def resolve(
             tier_specs.append(_tier_spec(tier, profile, namespace, (gpu, gpus)))
         except ConfigError as error:
             raise ConfigError(f"{where}: tiers.{number}.{error}") from error
-    if gpu:
-        _check_device_tier(where, tier_specs, gpu.memory_bytes.mid * gpus, model)
+    for number, tier_spec in enumerate(tier_specs):
+        if tier_spec.kind == "device" and tier_spec.nbytes + weights > memory_bytes:
+            taken = f", {weights / GB:,.1f} GB of them for {model.name}" if model else ""
+            raise ConfigError(
+                f"{where}: tiers.{number}.capacity: {tier_spec.nbytes / GB:,.1f} GB: engine.gpu "
+                f"has {memory_bytes / GB:,.1f} GB{taken}; lower the capacity, or use more GPUs"
+            )
     prefill = _prefill(ladder, profile, model, (gpu, gpus))
     return SimulatedHardware(
         where, tier_specs, namespace, ladder.engine, prefill, gpu, gpus, profile
@@ -120,39 +134,6 @@ def prefill_cost(model: ModelShape, flop_per_s: float, step_s: float) -> Prefill
     return PrefillCost(step_s, (short - slope * _SHORT / 2) / flop_per_s, slope / flop_per_s)
 
 
-def _gpu(ladder: LadderModel, profile: Profile) -> tuple[Gpu | None, int]:
-    if ladder.engine.gpu is None:
-        return None, 1
-    try:
-        return profile.gpu(ladder.engine.gpu)
-    except ConfigError as error:
-        raise ConfigError(f"{ladder.name}: engine.gpu: {error}") from error
-
-
-def _check_weights(ladder: LadderModel, model: ModelShape, memory_bytes: float) -> None:
-    """Raise ConfigError if the weights do not fit into the memory of one engine's GPUs."""
-    if model.weights_bytes > memory_bytes:
-        raise ConfigError(
-            f"{ladder.name}: engine.gpu: {ladder.engine.gpu}: {memory_bytes / GB:,.1f} GB, but the "
-            f"weights of {model.name} take {model.weights_bytes / GB:,.1f} GB; use more GPUs, or "
-            "name another model"
-        )
-
-
-def _check_device_tier(
-    where: str, tier_specs: Sequence[TierSpec], memory_bytes: float, model: ModelShape | None
-) -> None:
-    """Raise ConfigError if a device tier and the weights do not fit into an engine's GPUs."""
-    weights = model.weights_bytes if model else 0.0
-    for number, tier_spec in enumerate(tier_specs):
-        if tier_spec.model.kind == "device" and tier_spec.nbytes + weights > memory_bytes:
-            taken = f", {weights / GB:,.1f} GB of them for {model.name}" if model else ""
-            raise ConfigError(
-                f"{where}: tiers.{number}.capacity: {tier_spec.nbytes / GB:,.1f} GB: engine.gpu "
-                f"has {memory_bytes / GB:,.1f} GB{taken}; lower the capacity, or use more GPUs"
-            )
-
-
 def _namespace(ladder: LadderModel, block_tokens: int, model: ModelShape | None) -> Namespace:
     """Return the namespace of all blocks; its sizes are real, its fingerprint is made up."""
     if model is not None:
@@ -177,9 +158,17 @@ def _namespace(ladder: LadderModel, block_tokens: int, model: ModelShape | None)
 def _tier_spec(
     tier: TierModel, profile: Profile, namespace: Namespace, gpus: tuple[Gpu | None, int]
 ) -> TierSpec:
-    medium = _medium(tier, profile) if tier.medium is not None else None
     read, write, latency = tier.read_bytes_per_s, tier.write_bytes_per_s, tier.latency_s
-    if medium:
+    medium = None
+    if tier.medium is not None:
+        medium = profile.medium(tier.medium)
+        wanted = "host" if tier.kind == "cxl" else tier.kind  # CXL memory uses media of host memory
+        if medium.tier != wanted:
+            fit = ", ".join(name for name, one in profile.media.items() if one.tier == wanted)
+            raise ConfigError(
+                f"medium: {tier.medium!r} is for a {medium.tier} tier, not for {tier.kind}; "
+                f"use one of: {fit}"
+            )
         latency = medium.latency_s.mid if latency is None else latency
         read = tier.units * medium.read_bytes_per_s.mid if read is None else read
         write = tier.units * medium.write_bytes_per_s.mid if write is None else write
@@ -192,17 +181,6 @@ def _tier_spec(
     blocks = _blocks(tier, medium, namespace)
     nbytes = float(blocks * namespace.record_bytes)
     return TierSpec(tier, medium, blocks, nbytes, latency or 0.0, read, write)
-
-
-def _medium(tier: TierModel, profile: Profile) -> Medium:
-    medium = profile.medium(tier.medium or "")
-    wanted = "host" if tier.kind == "cxl" else tier.kind  # CXL memory uses the media of host memory
-    if medium.tier != wanted:
-        raise ConfigError(
-            f"medium: {tier.medium!r} is for a {medium.tier} tier, not for {tier.kind}; "
-            f"use one of: {', '.join(n for n, m in profile.media.items() if m.tier == wanted)}"
-        )
-    return medium
 
 
 def _blocks(tier: TierModel, medium: Medium | None, namespace: Namespace) -> int:

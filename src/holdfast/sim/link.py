@@ -17,7 +17,6 @@ class SharedLink:
     def __init__(self, bytes_per_s: float, each_bytes_per_s: float = math.inf) -> None:
         self.bytes_per_s = bytes_per_s
         self.each_bytes_per_s = each_bytes_per_s
-        self.moved_bytes = 0.0
         self.version = 0
         """Increases when `next_end` changes: an event scheduled for an older version is stale."""
         self._ends: list[tuple[float, int]] = []
@@ -34,7 +33,6 @@ class SharedLink:
         end = self._served + nbytes
         heapq.heappush(self._ends, (end, transfer))
         self._sum_ends += end
-        self.moved_bytes += nbytes
         self.version += 1
 
     def next_end(self) -> float:
@@ -63,7 +61,6 @@ class SharedLink:
                 self._ends.pop()
                 heapq.heapify(self._ends)
                 self._sum_ends -= end
-                self.moved_bytes -= max(0.0, end - self._served)
                 self.version += 1
                 return max(0.0, end - self._served)
         return 0.0

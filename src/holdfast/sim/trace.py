@@ -100,21 +100,11 @@ class Requests(NamedTuple):
 
     def taken(self, order: Longs) -> Requests:
         """Return the requests that `order` selects, in this order."""
-        return Requests(
-            self.time_s[order],
-            self.input_tokens[order],
-            self.output_tokens[order],
-            self.session[order],
-            self.think_s[order],
-        )
+        return Requests._make(column[order] for column in self)
 
 
 def arrange(
-    name: str,
-    block_tokens: int,
-    requests: Requests,
-    counts: Longs,
-    ids: Longs | Ints,
+    name: str, block_tokens: int, requests: Requests, counts: Longs, ids: Longs | Ints
 ) -> Trace:
     """Return the trace of requests in any order with any integers as ids.
 
@@ -161,17 +151,14 @@ def dense(ids: Longs | Ints) -> Ints:
     if total == 0:
         return np.empty(0, np.int32)
     low, high = int(ids.min()), int(ids.max())
-    if (
-        high - low >= 4 * total + 1_000_000
-    ):  # a table of all ids would need more memory than sorting
+    if high - low >= 4 * total + 1_000_000:  # a table of all ids needs more memory than sorting
         ids = np.unique(ids, return_inverse=True)[1]
         low, high = 0, int(ids.max())
     elif low:
         ids = ids - low
     first = np.full(high - low + 1, total, np.int64)
-    first[ids[::-1]] = np.arange(
-        total - 1, -1, -1
-    )  # the first appearance is written last and stays
+    # The first appearance is written last and stays.
+    first[ids[::-1]] = np.arange(total - 1, -1, -1)
     present = np.flatnonzero(first < total)
     number = np.empty(len(first), np.int32)
     number[present[np.argsort(first[present])]] = np.arange(len(present), dtype=np.int32)
