@@ -20,8 +20,7 @@ FIELDS = frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"})
 
 def read(source: Source, reading: Reading) -> Trace:
     """Read the file; times without a zone are UTC."""
-    rows = Rows(source)
-    table = Table(source)
+    rows, table = Rows(source), Table(source)
     for number, cells in table.rows():
         text = table.text(cells, "TIMESTAMP")
         try:

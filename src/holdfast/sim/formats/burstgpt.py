@@ -21,8 +21,7 @@ FIELDS = frozenset({"Timestamp", "Request tokens", "Response tokens"})
 
 def read(source: Source, reading: Reading) -> Trace:
     """Read the file."""
-    rows = Rows(source)
-    table = Table(source)
+    rows, table = Rows(source), Table(source)
     answered_s: dict[int, float] = {}
     for number, cells in table.rows():
         at_s = table.number(cells, "Timestamp")

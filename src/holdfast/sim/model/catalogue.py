@@ -17,7 +17,7 @@ from typing import Any, Literal
 from holdfast.errors import ConfigError
 from holdfast.sim.model.fields import Fields
 from holdfast.sim.model.layers import Layer, layers_of
-from holdfast.sim.model.parameters import count, heads, is_mamba1, mamba_sizes, weights_bytes
+from holdfast.sim.model.parameters import count, heads, mamba_sizes, weights_bytes
 from holdfast.sim.model.shape import Attention, ModelShape
 
 CONFIG_BYTES_MAX = 4 * 1024 * 1024
@@ -183,10 +183,6 @@ def _linear(fields: Fields, layers: int) -> Attention:
 
 def _mamba(fields: Fields, layers: int) -> Attention:
     kernel = fields.number("conv_kernel", "mamba_d_conv", default=1)
-    if is_mamba1(fields):
-        inner = fields.number("mamba_expand") * fields.number("hidden_size")
-        state = fields.number("mamba_d_state")
-        return _state(fields, layers, inner * state, inner * max(kernel - 1, 0))
     sizes = mamba_sizes(fields)
     convolved = sizes.inner + 2 * sizes.groups * sizes.state
     return _state(fields, layers, sizes.inner * sizes.state, convolved * max(kernel - 1, 0))

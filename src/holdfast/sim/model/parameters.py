@@ -90,16 +90,21 @@ def _mixer(fields: Fields, mixer: Mixer, hidden: int) -> float:
 
 
 class MambaSizes(NamedTuple):
-    """Sizes of a Mamba-2 layer; `inner` is the width of all heads together."""
+    """Sizes of a Mamba layer; `inner` is the width of all heads together."""
 
     heads: int
+    """Number of heads; 0 for Mamba-1, which has neither heads nor groups."""
     inner: int
     groups: int
     state: int
 
 
 def mamba_sizes(fields: Fields) -> MambaSizes:
-    """Return the Mamba-2 sizes, from Nemotron's fields or those of Bamba and Granite."""
+    """Return the sizes, from the fields of Jamba (Mamba-1), Nemotron, or Bamba and Granite."""
+    headless = fields.value("mamba_num_heads", "mamba_n_heads") is None
+    if headless and fields.value("mamba_expand") is not None:
+        inner = fields.number("mamba_expand") * fields.number("hidden_size")
+        return MambaSizes(0, inner, 0, fields.number("mamba_d_state"))
     number = fields.number("mamba_num_heads", "mamba_n_heads", least=1)
     if fields.value("mamba_head_dim", "mamba_d_head") in (None, "auto"):
         inner = fields.number("mamba_expand") * fields.number("hidden_size")
@@ -109,19 +114,12 @@ def mamba_sizes(fields: Fields) -> MambaSizes:
     return MambaSizes(number, inner, groups, fields.number("ssm_state_size", "mamba_d_state"))
 
 
-def is_mamba1(fields: Fields) -> bool:
-    """Whether recurrent layers are Mamba-1, which has no heads (Jamba)."""
-    headless = fields.value("mamba_num_heads", "mamba_n_heads") is None
-    return headless and fields.value("mamba_expand") is not None
-
-
 def _mamba(fields: Fields, hidden: int) -> float:
-    if is_mamba1(fields):
-        inner, state = fields.number("mamba_expand") * hidden, fields.number("mamba_d_state")
+    sizes = mamba_sizes(fields)
+    if not sizes.heads:
         auto = fields.value("mamba_dt_rank") in (None, "auto")
         dt_rank = -(-hidden // 16) if auto else fields.number("mamba_dt_rank")
-        return 3 * hidden * inner + inner * (2 * dt_rank + 3 * state)
-    sizes = mamba_sizes(fields)
+        return 3 * hidden * sizes.inner + sizes.inner * (2 * dt_rank + 3 * sizes.state)
     into = 2 * sizes.inner + 2 * sizes.groups * sizes.state + sizes.heads
     return hidden * into + sizes.inner * hidden
 
