@@ -27,15 +27,8 @@ class TierCost(NamedTuple):
     """Dollars and joules of one tier over a run, for all workers."""
 
     name: str
-    hardware: float
-    power: float
-    requests: float
+    dollars: float
     joules: float
-
-    @property
-    def dollars(self) -> float:
-        """Total cost."""
-        return self.hardware + self.power + self.requests
 
 
 def economy_figures(run: SimulationFigures) -> list[Figure]:
@@ -143,4 +136,4 @@ def _cost(run: SimulationFigures, tier: int, tier_spec: TierSpec, medium: Medium
         watts = units * (idle + busy * (medium.active_watts.mid - idle))
         joules = watts * span_s * site.power_overhead.mid
     power = joules / JOULES_PER_KWH * site.dollars_per_kwh.mid
-    return TierCost(tier_spec.kind, hardware, power, requests, joules)
+    return TierCost(tier_spec.kind, hardware + power + requests, joules)

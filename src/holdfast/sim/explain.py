@@ -20,7 +20,7 @@ from holdfast.sim.formulas import (
     fetch_rule_bytes_per_s,
     tokens_per_dollar_gain,
 )
-from holdfast.sim.model import load_model
+from holdfast.sim.model import DTYPE_BYTES, load_model
 
 TOKENS_128K = 128_000
 TOKENS_128K_BINARY = 131_072
@@ -198,17 +198,16 @@ def _mla_preset() -> Explained:
 def _share_at_1m() -> Explained:
     tokens = 1_000_000
     shares, lines = {}, []
-    for name, weights_dtype_bytes in (
-        ("Llama-3.1-70B", 2.0),
-        ("Llama-3.1-70B", 1.0),
-        ("Llama-3.1-405B", 1.0),
-        ("DeepSeek-V3", 0.0),
-        ("gpt-oss-120b", 0.0),
+    for name, how in (
+        ("Llama-3.1-70B", "bf16"),
+        ("Llama-3.1-70B", "fp8"),
+        ("Llama-3.1-405B", "fp8"),
+        ("DeepSeek-V3", "published"),
+        ("gpt-oss-120b", "published"),
     ):
         shape = load_model(name)
-        weights = shape.parameters * weights_dtype_bytes or shape.weights_bytes
+        weights = shape.parameters * DTYPE_BYTES.get(how, 0.0) or shape.weights_bytes
         kv = shape.context_bytes(tokens)
-        how = {2.0: "bf16", 1.0: "fp8", 0.0: "published"}[weights_dtype_bytes]
         shares[f"{name} {how}"] = kv / (kv + weights)
         lines.append(
             f"{name}, {how} weights: {kv / GB:.0f} / ({kv / GB:.0f} + {weights / GB:.0f}) GB = "

@@ -11,7 +11,7 @@ from holdfast.sim.fleet import Fleet
 from holdfast.sim.formulas import SECONDS_PER_DAY
 from holdfast.sim.served import ServedRequests
 from holdfast.sim.statistics import mean
-from holdfast.sim.trace import Floats, Longs, Trace, share
+from holdfast.sim.trace import Longs, Trace, share
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -134,8 +134,9 @@ def time_figures(run: SimulationFigures) -> list[Figure]:
     bare = run.bare.first_s - run.bare.arrived_s
     figures = []
     for percent in (50, 90, 99):
-        without = _percentile(bare, percent)
-        value = _percentile(ttft, percent)
+        value, without = (
+            float(np.percentile(each, percent)) if len(each) else None for each in (ttft, bare)
+        )
         figures.append(Figure(f"sim.ttft.p{percent}", value, "s", {"without_ladder_s": without}))
     figures.append(Figure("sim.ttft.mean", mean(ttft), "s", parts))
     saved = float(found.saved_s.sum())
@@ -183,7 +184,3 @@ def wear_figures(run: SimulationFigures) -> list[Figure]:
         unit = "of the drives bought" if tier_spec.units_bought else "of its capacity"
         figures.append(Figure(what, per_day / (tier_spec.bytes_bought * owners), unit, more))
     return figures
-
-
-def _percentile(values: Floats, percent: int) -> float | None:
-    return float(np.percentile(values, percent)) if len(values) else None

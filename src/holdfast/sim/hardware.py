@@ -104,10 +104,18 @@ def resolve(
                 f"{where}: tiers.{number}.capacity: {tier_spec.nbytes / GB:,.1f} GB: engine.gpu "
                 f"has {memory_bytes / GB:,.1f} GB{taken}; lower the capacity, or use more GPUs"
             )
-    prefill = _prefill(ladder, profile, model, (gpu, gpus))
-    return SimulatedHardware(
-        where, tier_specs, namespace, ladder.engine, prefill, gpu, gpus, profile
-    )
+    engine = ladder.engine
+    if engine.prefill is not None:
+        prefill = PrefillCost(engine.prefill.a, engine.prefill.b, engine.prefill.c)
+    elif model is None or gpu is None:
+        raise ConfigError(
+            f"{where}: engine.prefill: is missing; add its a, b and c, or name a GPU with "
+            "engine.gpu and a model with --model"
+        )
+    else:
+        share = engine.utilisation or profile.site.prefill_utilisation.mid
+        prefill = prefill_cost(model, gpu.flop_per_s.mid * gpus * share, engine.step_s)
+    return SimulatedHardware(where, tier_specs, namespace, engine, prefill, gpu, gpus, profile)
 
 
 def capacity_text(blocks: object) -> str:
@@ -204,18 +212,3 @@ def _blocks(tier: TierModel, medium: Medium | None, namespace: Namespace) -> int
             f"{Size(namespace.record_bytes)}; raise it"
         )
     return blocks
-
-
-def _prefill(
-    ladder: LadderModel, profile: Profile, model: ModelShape | None, gpus: tuple[Gpu | None, int]
-) -> PrefillCost:
-    engine = ladder.engine
-    if engine.prefill is not None:
-        return PrefillCost(engine.prefill.a, engine.prefill.b, engine.prefill.c)
-    if model is None or gpus[0] is None:
-        raise ConfigError(
-            f"{ladder.name}: engine.prefill: is missing; add its a, b and c, or name a GPU with "
-            "engine.gpu and a model with --model"
-        )
-    share = engine.utilisation or profile.site.prefill_utilisation.mid
-    return prefill_cost(model, gpus[0].flop_per_s.mid * gpus[1] * share, engine.step_s)

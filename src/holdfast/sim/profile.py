@@ -188,12 +188,14 @@ def _merged(
     merged = dict(base)
     for key, value in over.items():
         where = f"{path}.{key}" if path else str(key)
+        section, *names = where.split(".")
+        is_figure = len(names) == (2 if section in _NAMED else 1) and names[-1] not in _TEXT_FIELDS
         below = base.get(key)
         if isinstance(value, Mapping):
             merged[key] = _merged(below if isinstance(below, dict) else {}, value, where, file)
             if {"low", "mid", "high"} & set(merged[key]):
                 merged[key] = _ordered(merged[key], value, file)
-        elif (number := _number(value)) is not None and _is_place_of_figure(where):
+        elif (number := _number(value)) is not None and is_figure:
             merged[key] = {"low": number, "mid": number, "high": number, "source": file}
         elif number is not None and key in ("low", "mid", "high"):
             merged[key] = number
@@ -210,12 +212,6 @@ def _number(value: object) -> float | None:
         except ValueError:
             return None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _is_place_of_figure(path: str) -> bool:
-    section, *names = path.split(".")
-    plain = names[-1:] and names[-1] in _TEXT_FIELDS
-    return not plain and len(names) == (2 if section in _NAMED else 1)
 
 
 def _ordered(figure: dict[str, Any], given: Mapping[str, Any], file: str) -> dict[str, Any]:

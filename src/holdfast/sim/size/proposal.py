@@ -148,18 +148,15 @@ def _tier_table(need: LadderNeed) -> list[str]:
             f"{tier.traffic_bytes_per_s / GB:,.1f}",
             f"{tier.bytes_per_s / GB:,.1f}",
             f"{tier.hit:.1%}",
-            _wear_text(tier),
+            "-"
+            if (rated := tier.rated_writes_per_day) is None
+            else f"{tier.writes_per_day:.2f} of {rated:g}",
             f"{tier.watts:,.0f}",
             f"{tier.dollars_per_h:,.2f}",
         )
         for tier in need.tiers
     ]
     return _columns(rows)
-
-
-def _wear_text(tier: TierNeed) -> str:
-    rated = tier.rated_writes_per_day
-    return "-" if rated is None else f"{tier.writes_per_day:.2f} of {rated:g}"
 
 
 def _purchase_lines(question: SizingQuestion, best: LadderNeed) -> Iterator[str]:
