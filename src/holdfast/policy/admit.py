@@ -52,7 +52,6 @@ class Admission(Protocol):
 
     def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
         """Return whether to write a block. True counts as a write; after False, ask again later."""
-        ...
 
     def allows(self, block: AdmissionCandidate, now_s: float) -> bool:
         """Return the result of `admit` without counting a write, if another rule decides."""

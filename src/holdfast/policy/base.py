@@ -31,18 +31,15 @@ class EvictionPolicy(Protocol):
         returns in another row. A chain may be added in parts, the last part first: the result is
         the same as in one call, including the order of `victims`.
         """
-        ...
 
     def touch(self, rows: Sequence[int], now_s: float) -> None:
         """Record one use of the leading blocks of one chain, in order. Ignores unknown rows."""
-        ...
 
     def pass_by(self, row: int, now_s: float) -> None:
         """Move a row that was offered as a victim, but is in use, behind the other rows.
 
         Its hint stays. Not called while a `victims` generator is open.
         """
-        ...
 
     def expect(self, rows: Sequence[int], at_s: float) -> None:
         """Hint when a chain is needed again; `rows` are its leading rows, in order, as in `touch`.
@@ -50,15 +47,12 @@ class EvictionPolicy(Protocol):
         `at_s` is on the store's clock; NEVER means that the session has closed. A hint is valid
         until the chain's last known row is used again, and may be wrong. Policies may ignore it.
         """
-        ...
 
     def remove(self, row: int) -> None:
         """Remove a row; its block may be added again in the same row. Ignores an unknown row."""
-        ...
 
     def forget(self, row: int) -> None:
         """Forget a removed row: if it is added again, it is another block."""
-        ...
 
     def victims(self, now_s: float) -> Generator[int, None, None]:
         """Yield rows, least valuable first, each at most once.
@@ -66,7 +60,6 @@ class EvictionPolicy(Protocol):
         The caller removes a row that it evicts before it asks for the next one, and inserts and
         touches nothing until it has closed the generator. Rows that it skips keep their place.
         """
-        ...
 
 
 @runtime_checkable
@@ -78,4 +71,3 @@ class Weighing(Protocol):
 
         A typical block has a worth of 1.
         """
-        ...

@@ -109,7 +109,7 @@ class _Search:
         """(tokens of the largest tier, fastest link) to (lowest TTFT, engines needed)."""
         candidates = list(_candidates(question))
         self.tried = len(candidates)
-        sample = _with_goal(self._sample, self.no_limit)
+        sample = msgspec.structs.replace(self._sample, goal=self.no_limit)
         evaluated = [
             (need(sample, tier_specs, self._sample_held), tier_specs) for tier_specs in candidates
         ]
@@ -198,7 +198,7 @@ class _Search:
             for pair in self._ladders
             if lowest_kind is None or self._lowest_kind(pair[1]) == lowest_kind
         ]
-        sample = _with_goal(self._sample, goal)
+        sample = msgspec.structs.replace(self._sample, goal=goal)
         finalists: list[tuple[LadderNeed, tuple[NeededTier, ...]]] = []
         for least, tier_specs in among:  # by the lower bound of the cost
             last = finalists[_FINALISTS - 1][0] if len(finalists) >= _FINALISTS else None
@@ -250,7 +250,8 @@ class _Search:
 
     def _need(self, goal: SizingGoal, tier_specs: tuple[NeededTier, ...]) -> LadderNeed | None:
         """Evaluate a ladder on all requests."""
-        return need(_with_goal(self._question, goal), tier_specs, self._all_held)
+        question = msgspec.structs.replace(self._question, goal=goal)
+        return need(question, tier_specs, self._all_held)
 
     def _evaluate(self, goal: SizingGoal, tier_specs: tuple[NeededTier, ...]) -> LadderNeed | None:
         """Evaluate a ladder on all requests, unless no tier speed lets its capacity suffice."""
@@ -337,7 +338,3 @@ def _idle_times(
 def _at_quantile(question: SizingQuestion, ttft_s: Floats) -> int:
     """Return the request at the quantile of the goal's share."""
     return int(np.argsort(ttft_s)[max(0, ceil(question.goal.share * len(ttft_s) - 1e-9) - 1)])
-
-
-def _with_goal(question: SizingQuestion, goal: SizingGoal) -> SizingQuestion:
-    return msgspec.structs.replace(question, goal=goal)
