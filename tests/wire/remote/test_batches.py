@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.limits import MIB
-from holdfast.wire.remote.batches import SPLIT_BYTES, is_one_message, parts_of_batch
+from holdfast.wire.remote.batches import SPLIT_BYTES, parts_of_batch
 
 SIZES = st.lists(st.integers(1, 3 * MIB), max_size=40)
 
@@ -30,6 +30,6 @@ def test_lanes_differ_by_two_records_at_most(sizes, ways):
 
 
 def test_what_is_small_is_one_message_and_nothing_is_none():
-    assert is_one_message(parts_of_batch([MIB] * 3, 2, 66 * MIB))
-    assert not is_one_message(parts_of_batch([MIB] * 8, 2, 66 * MIB))
-    assert not is_one_message(parts_of_batch([], 2, 66 * MIB))
+    assert parts_of_batch([MIB] * 3, 2, 66 * MIB) == [[slice(0, 3)]]
+    assert len(parts_of_batch([MIB] * 8, 2, 66 * MIB)) == 2
+    assert parts_of_batch([], 2, 66 * MIB) == []

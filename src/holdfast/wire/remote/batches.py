@@ -36,11 +36,6 @@ def parts_of_batch(sizes: Sequence[int], ways: int, message_bytes: int) -> list[
     return [batch_part for batch_part in batch_parts if batch_part] if sizes else []
 
 
-def is_one_message(batch_parts: Sequence[Lane]) -> bool:
-    """Return whether all of a batch is one message."""
-    return len(batch_parts) == 1 and len(batch_parts[0]) == 1
-
-
 def parallel(
     work: Callable[[Lane], R], batch_parts: Sequence[Lane], beside: ThreadPoolExecutor | None
 ) -> list[R]:

@@ -25,7 +25,7 @@ from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.frame import plain
 from holdfast.wire.local.messages import Refused, ReportRequest, Status
 from holdfast.wire.remote import messages as m
-from holdfast.wire.remote.batches import Lane, is_one_message, parallel, parts_of_batch
+from holdfast.wire.remote.batches import Lane, parallel, parts_of_batch
 from holdfast.wire.remote.buffer_pool import BufferFallback, TransferBuffers
 from holdfast.wire.remote.connection import TargetAnswer, TargetConnection, connect
 from holdfast.wire.remote.credentials import Credentials
@@ -141,11 +141,7 @@ class TargetClient:
         at the end of a wait for a connection. A send that never blocks may not call it.
         """
         deadline = Deadline.within(deadline_s, on_progress)
-        if len(records) == 1:
-            return self._put(records, deadline)
         batch_parts = parts_of_batch([*map(len, records)], self._ways, PUT_BYTES)
-        if is_one_message(batch_parts):
-            return self._put(records, deadline)
 
         def put_part(batch_part: Sequence[slice]) -> list[Outcome]:
             return [one for span in batch_part for one in self._put(records[span], deadline)]
@@ -171,11 +167,7 @@ class TargetClient:
         from any thread, and with 0 at the end of a wait for a connection.
         """
         deadline = Deadline.within(deadline_s, on_progress)
-        if len(into) == 1:
-            return self._get(namespace, keys, into, deadline)
         batch_parts = parts_of_batch([*map(len, into)], self._ways, FRAME_PAYLOAD_BYTES_MAX)
-        if is_one_message(batch_parts):
-            return self._get(namespace, keys, into, deadline)
 
         def get_part(batch_part: Sequence[slice]) -> ReceivedRecords:
             return _joined(
@@ -190,7 +182,7 @@ class TargetClient:
 
     def exist(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> HeldCount:
         """Ask which of these blocks the target holds; they need not be a leading run."""
-        request = m.ExistBlocks(**m.named(namespace, keys), epoch=self.epoch)
+        request = self._named(m.ExistBlocks, namespace, keys)
         reply, outcome, _ = self._ask(request, m.Existing, Deadline.within(deadline_s))
         if reply is None or len(reply.held) != len(keys):
             return HeldCount(bytes(len(keys)), outcome if reply is None else Outcome.GONE)
@@ -199,7 +191,7 @@ class TargetClient:
 
     def delete(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> FoundBlocks:
         """Delete blocks; the next put writes them again."""
-        return self._count(m.DeleteBlocks(**m.named(namespace, keys), epoch=self.epoch), deadline_s)
+        return self._count(self._named(m.DeleteBlocks, namespace, keys), deadline_s)
 
     def suspect(
         self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float
@@ -208,20 +200,17 @@ class TargetClient:
 
         A target of an earlier version does not know this request and deletes nothing.
         """
-        return self._count(
-            m.SuspectBlocks(**m.named(namespace, keys), epoch=self.epoch), deadline_s
-        )
+        return self._count(self._named(m.SuspectBlocks, namespace, keys), deadline_s)
 
     def stage(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> FoundBlocks:
         """Start promoting the leading run to the target's memory; returns before it is done."""
-        return self._count(m.StageBlocks(**m.named(namespace, keys), epoch=self.epoch), deadline_s)
+        return self._count(self._named(m.StageBlocks, namespace, keys), deadline_s)
 
     def lease(
         self, namespace: Namespace, keys: Sequence[bytes], ttl_s: float, deadline_s: float
     ) -> FoundBlocks:
         """Promote the leading run to the target's memory and lease it there for `ttl_s`."""
-        request = m.RemoteLeased(**m.named(namespace, keys), ttl_s=ttl_s, epoch=self.epoch)
-        return self._count(request, deadline_s)
+        return self._count(self._named(m.RemoteLeased, namespace, keys, ttl_s=ttl_s), deadline_s)
 
     def stats(self, deadline_s: float) -> tuple[dict[str, Any], Outcome]:
         """Return the target's status."""
@@ -256,17 +245,23 @@ class TargetClient:
         deadline: Deadline,
     ) -> ReceivedRecords:
         share_s = max(0.0, _FETCH_SHARE * (deadline.at - time.monotonic()))
-        request = m.GetRecords(**m.named(namespace, keys), deadline_s=share_s, epoch=self.epoch)
+        request = self._named(m.GetRecords, namespace, keys, deadline_s=share_s)
         reply, outcome, nbytes = self._ask(request, m.RecordsFollow, deadline, into=into)
         if reply is None:
             return ReceivedRecords(0, outcome)
         self.seen_epoch = reply.epoch
         self.received_bytes += nbytes
-        outcome_of_get = _OUTCOMES.get(reply.outcome)
-        empty = outcome_of_get is Outcome.OK and not reply.blocks
-        if outcome_of_get is None or empty or reply.blocks * namespace.record_bytes != nbytes:
+        announced = _OUTCOMES.get(reply.outcome)
+        empty = announced is Outcome.OK and not reply.blocks
+        if announced is None or empty or reply.blocks * namespace.record_bytes != nbytes:
             return ReceivedRecords(0, Outcome.GONE, f"the target announced {reply!r:.200}")
-        return ReceivedRecords(reply.blocks, outcome_of_get, reply.reason)
+        return ReceivedRecords(reply.blocks, announced, reply.reason)
+
+    def _named(
+        self, kind: type[T], namespace: Namespace, keys: Sequence[bytes], **more: float
+    ) -> T:
+        """Return a request about these blocks."""
+        return kind(**namespace._asdict(), keys=b"".join(keys), epoch=self.epoch, **more)
 
     def _count(self, request: msgspec.Struct, deadline_s: float) -> FoundBlocks:
         reply, outcome, _ = self._ask(request, m.Counted, Deadline.within(deadline_s))
@@ -325,7 +320,9 @@ class TargetClient:
                 try:
                     answer = connection.ask(request, payload, into, deadline)
                 except BaseException as error:
-                    self._drop(connection)
+                    if connection.buffer_pool is not None:
+                        self._fallback.begin()
+                    connection.close()
                     gone = isinstance(error, OSError) and not isinstance(error, TimeoutError)
                     if gone and was_used:
                         continue
@@ -362,30 +359,24 @@ class TargetClient:
             connection = self._idle.pop() if self._idle else None
         if waits:
             deadline.note(0)
-        if connection is None or not (connection.spent or self._outdated(connection)):
-            return connection
-        connection.close()
-        return None
-
-    def _outdated(self, connection: TargetConnection) -> bool:
-        return connection.buffer_pool is None and self._fallback.is_over(connection.made_s)
+        if connection is None:
+            return None
+        without_nixl = connection.buffer_pool is None and self._fallback.is_over(connection.made_s)
+        if connection.spent or without_nixl:
+            connection.close()
+            return None
+        return connection
 
     def _give_back(self, connection: TargetConnection | None) -> None:
         """End a claim, and keep the connection if it is usable."""
         with self._lock:
             self._free += 1
             self._freed.notify_all()  # waiters differ in how many spare connections they leave
-            keep = connection is not None and len(self._idle) < self._keep and not self._closed
-            if keep and connection is not None:
+            if connection is not None and len(self._idle) < self._keep and not self._closed:
                 self._idle.append(connection)
-        if connection is not None and not keep:
+                return
+        if connection is not None:
             connection.close()
-
-    def _drop(self, connection: TargetConnection) -> None:
-        """Close a failed connection; if it used NIXL, records go over TCP for `FALLBACK_S`."""
-        if connection.buffer_pool is not None:
-            self._fallback.begin()
-        connection.close()
 
     def _dial(self, deadline: Deadline) -> TargetConnection:
         buffer_pool = self._fallback.buffer_pool()

@@ -214,21 +214,14 @@ def connect(
     token = credentials.token()
     context = client_context(credentials.tls) if credentials.tls else None
     connected = dial(endpoint, deadline)
-    stream: Stream
+    opened: Stream | socket.socket = connected
     try:
         tune(connected, endpoint)
         if context is None:
-            stream = PlainStream(connected)
+            opened = PlainStream(connected)
         else:
-            stream = start_tls(connected, context, deadline, endpoint.host)
-    except ssl.SSLError as error:
-        connected.close()
-        raise _tls_error(address, error) from error
-    except BaseException:
-        connected.close()
-        raise
-    connection = TargetConnection(stream, buffer_pool)
-    try:
+            opened = start_tls(connected, context, deadline, endpoint.host)
+        connection = TargetConnection(opened, buffer_pool)
         challenge = connection.challenged(deadline)
         if credentials.proves_nothing and not credentials.any_user and is_loopback(connected):
             # After the first message, because the kernel knows the user of a socket only once the
@@ -240,14 +233,14 @@ def connect(
                 _REMEDY,
             )
         connection.join(challenge, token, deadline)
-    except ssl.SSLError as error:  # in TLS 1.3 the target's verdict on our certificate comes here
-        connection.close()
-        raise _tls_error(address, error) from error
-    except RefusedError as error:
-        connection.close()
-        raise RefusedError(f"target {address}: {error}") from error
-    except BaseException:
-        connection.close()
+    except BaseException as error:
+        opened.close()
+        if isinstance(
+            error, ssl.SSLError
+        ):  # in TLS 1.3 also the target's verdict on our certificate
+            raise _tls_error(address, error) from error
+        if isinstance(error, RefusedError):
+            raise RefusedError(f"target {address}: {error}") from error
         raise
     return connection
 

@@ -8,20 +8,13 @@ an answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
-from holdfast.blocks.namespace import Namespace
 from holdfast.wire.local.messages import List, Refused, ReportRequest, Status
 
 TARGET_PROTOCOL = 1
-
-
-def named(namespace: Namespace, keys: Sequence[bytes]) -> dict[str, Any]:
-    """Return the fields that name blocks in a request."""
-    return {**namespace._asdict(), "keys": b"".join(keys)}
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="type"):

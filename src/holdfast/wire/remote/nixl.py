@@ -170,22 +170,21 @@ class NixlAgent:
             raise ProtocolError(f"nixl: a {way.lower()} of {len(ours)} records failed: {state}")
 
     def _wait(self, handle: object) -> str:
-        """Wait until a transfer has ended, because until then it may write to the memory."""
+        """Wait until a transfer has ended, because until then it may write to the memory.
+
+        Cancels it after `MOVE_S_MAX`; raises MoveLostError if that fails.
+        """
         end_s, pause_s = time.monotonic() + MOVE_S_MAX, _POLL_MIN_S
         while (state := self._agent.check_xfer_state(handle)) == "PROC":
             if time.monotonic() > end_s:
-                self._cancel(handle)
+                try:
+                    self._agent.release_xfer_handle(handle)
+                except Exception as error:  # NIXL's exceptions have no common base class
+                    raise MoveLostError(f"nixl: a transfer cannot be cancelled: {error}") from error
                 raise ProtocolError(f"nixl: cancelled after {MOVE_S_MAX:.0f} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_MAX_S)
         return str(state)
-
-    def _cancel(self, handle: object) -> None:
-        """Cancel a transfer that does not progress; raise MoveLostError if that fails."""
-        try:
-            self._agent.release_xfer_handle(handle)
-        except Exception as error:  # NIXL's exceptions have no common base class
-            raise MoveLostError(f"nixl: a transfer cannot be cancelled: {error}") from error
 
 
 def _bind_system_netlink() -> None:

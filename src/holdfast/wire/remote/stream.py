@@ -159,12 +159,40 @@ class Stream(Protocol):
         ...
 
 
-class PlainStream:
+class _SocketStream:
+    """What plain TCP and TLS share."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+
+    def arrives(self, wait_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | select.POLLHUP | select.POLLERR)
+        if poll.poll(0):
+            return True
+        time.sleep(wait_s)  # poll has a resolution of 1 ms
+        return bool(poll.poll(0))
+
+    def drains(self, wait_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT | select.POLLHUP | select.POLLERR)
+        return bool(poll.poll(1e3 * wait_s))
+
+    def cut(self) -> None:
+        # Not SSLSocket.shutdown, which drops the TLS state that another thread may be using.
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class PlainStream(_SocketStream):
     """Plain TCP, with scatter and gather by the kernel."""
 
     def __init__(self, connected: socket.socket) -> None:
+        super().__init__(connected)
         connected.settimeout(None)
-        self._socket = connected
         self._limits_s: dict[int, float] = {}
 
     def send(self, parts: Sequence[Buffer], pace: MinimumRate) -> None:
@@ -188,23 +216,6 @@ class PlainStream:
                 moved = self._receive(left)
                 left = _rest_of(left, moved)
 
-    def arrives(self, wait_s: float) -> bool:
-        """Ask the kernel."""
-        return _readable(self._socket, wait_s)
-
-    def drains(self, wait_s: float) -> bool:
-        """Ask the kernel."""
-        return _writable(self._socket, wait_s)
-
-    def cut(self) -> None:
-        """Shut both directions down."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
-
     def _receive(self, parts: list[memoryview]) -> int:
         try:
             if len(parts) == 1:
@@ -227,11 +238,13 @@ class PlainStream:
         self._socket.setsockopt(socket.SOL_SOCKET, option, timeval)
 
 
-class TlsStream:
+class TlsStream(_SocketStream):
     """TLS; the library moves 16 KiB a call. Call `shake_hands` first."""
 
+    _socket: ssl.SSLSocket
+
     def __init__(self, connected: ssl.SSLSocket) -> None:
-        self._socket = connected
+        super().__init__(connected)
         self._limit_s = -1.0
         self._piece_bytes = SLOW_PIECE_BYTES
 
@@ -259,7 +272,10 @@ class TlsStream:
                         sent = True
                     took_s += time.monotonic() - begun
                 left = left[moved:]
-                self._adapt(took_s)
+                if took_s > _SLOW_S:
+                    self._piece_bytes = SLOW_PIECE_BYTES
+                elif self._piece_bytes < TLS_PIECE_BYTES:
+                    self._piece_bytes *= 2
 
     def receive(self, parts: Sequence[memoryview], pace: MinimumRate) -> None:
         """Fill all parts. A piece takes many calls, so each does little."""
@@ -284,50 +300,14 @@ class TlsStream:
                     moved += nbytes
 
     def arrives(self, wait_s: float) -> bool:
-        """Look into the library's own buffer, then ask the kernel."""
-        return self._socket.pending() > 0 or _readable(self._socket, wait_s)
-
-    def drains(self, wait_s: float) -> bool:
-        """Ask the kernel."""
-        return _writable(self._socket, wait_s)
-
-    def cut(self) -> None:
-        """Shut both directions down; a call in another thread then ends with an error."""
-        # Not SSLSocket.shutdown, which drops the TLS state that another thread may be using.
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
-
-    def _adapt(self, took_s: float) -> None:
-        """Reduce the size of calls after a slow one, and double it after a quick one."""
-        if took_s > _SLOW_S:
-            self._piece_bytes = SLOW_PIECE_BYTES
-        elif self._piece_bytes < TLS_PIECE_BYTES:
-            self._piece_bytes *= 2
+        # The library may hold decrypted bytes that the kernel no longer has.
+        return self._socket.pending() > 0 or super().arrives(wait_s)
 
     def _limit(self, wait_s: float) -> None:
         """Set the timeout if it differs by more than 1 ms: setting it costs a system call."""
         if abs(wait_s - self._limit_s) > _SHORTEST_WAIT_S:
             self._limit_s = max(wait_s, _SHORTEST_WAIT_S)
             self._socket.settimeout(self._limit_s)
-
-
-def _readable(connected: socket.socket, wait_s: float) -> bool:
-    poll = select.poll()
-    poll.register(connected, select.POLLIN | select.POLLHUP | select.POLLERR)
-    if poll.poll(0):
-        return True
-    time.sleep(wait_s)  # poll has a resolution of 1 ms
-    return bool(poll.poll(0))
-
-
-def _writable(connected: socket.socket, wait_s: float) -> bool:
-    poll = select.poll()
-    poll.register(connected, select.POLLOUT | select.POLLHUP | select.POLLERR)
-    return bool(poll.poll(1e3 * wait_s))
 
 
 def tune(connected: socket.socket, endpoint: HostPort) -> None:
