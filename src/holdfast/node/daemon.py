@@ -14,8 +14,8 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from holdfast.assemble import open_store
 from holdfast.assemble.keys import check_descriptors, read_key
@@ -28,19 +28,16 @@ from holdfast.node.http.pages import NodePages
 from holdfast.node.http.server import HttpServer
 from holdfast.node.local.recorder import RequestRecorder
 from holdfast.node.local.sessions import NodeContext, NodeSession
-from holdfast.node.local.socket_setup import listen, socket_setup
+from holdfast.node.local.socket_setup import socket_setup
 from holdfast.node.local.threads import NodeThreads
-from holdfast.node.local.users import PermittedUsers, group_of, users_of
+from holdfast.node.local.users import group_of, users_of
 from holdfast.node.registration import RegisteredTarget
 from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
 from holdfast.node.remote.service import TargetService
-from holdfast.node.traces import RequestTraces, open_traces
-from holdfast.store.store import Store
+from holdfast.node.traces import open_traces
 from holdfast.version import __version__
 from holdfast.wire.address import is_tcp
-from holdfast.wire.local.messages import Hello
-from holdfast.wire.local.peer_check import ConnectedPeer
-from holdfast.wire.local.server import MessageHandler, NodeServer
+from holdfast.wire.local.server import NodeServer
 from holdfast.wire.remote import nixl
 from holdfast.wire.remote.credentials import TlsFiles, server_context
 
@@ -48,21 +45,15 @@ NO_PARENT = -1
 _SWITCH_S = 0.0005
 """The interpreter's switch interval: short, so that threads returning from I/O get the GIL soon."""
 
+ENGINE_BACKLOG = 128
+"""Connections of engines that the kernel keeps until they are accepted."""
+
 HTTP_TOKEN_BYTES_MIN = 16
 
 _CLOSE_WRITE_S = 60.0
 """Time for the last writes at close; the terminal or service manager can end the node sooner."""
 
 _log = logging.getLogger(__name__)
-
-
-class EngineListener(NamedTuple):
-    """The socket for engines, the users that may connect; recorder and traces, if configured."""
-
-    listening: socket.socket
-    users: PermittedUsers
-    recorder: RequestRecorder | None
-    traces: RequestTraces | None
 
 
 def serve(
@@ -113,8 +104,8 @@ def serve(
             undo.callback(entry_in_pool.close)
             registered = RegisteredTarget(store, entry_in_pool, config.register.drain_s)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            engines = EngineListener(listener, users, recorder, traces) if listener else None
-            runner.run(_run(store, engines, lambda: ready(addresses), parent_fd, registered))
+            context = NodeContext(store, NodeThreads(), users, recorder, traces)
+            runner.run(_run(listener, context, lambda: ready(addresses), parent_fd, registered))
     _log.info("closed")
 
 
@@ -181,44 +172,32 @@ def _entry(config: Config) -> EntryRules:
 
 
 async def _run(
-    store: Store,
-    engines: EngineListener | None,
+    listener: socket.socket | None,
+    context: NodeContext,
     ready: Callable[[], None],
     parent_fd: int,
     registered: RegisteredTarget | None,
 ) -> None:
-    over = asyncio.Event()
-    _end_with(over, parent_fd)
+    """Serve engines on `listener`, if there is one, until a signal or the parent's end."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, over.set)
+    if parent_fd != NO_PARENT:
+        _watch(parent_fd, over)
     ended = registered.until(over) if registered else over.wait()
-    if engines is None:
+    if listener is None:
         ready()
         await ended
         return
-    loop = asyncio.get_running_loop()
-    threads = NodeThreads()
-    context = NodeContext(store, threads, engines.users, engines.recorder, engines.traces)
-
-    def welcome(hello: Hello, peer: ConnectedPeer) -> MessageHandler:
-        return NodeSession(context, hello, peer)
-
-    server = NodeServer(engines.listening, welcome)
-    listen(engines.listening)
+    server = NodeServer(listener, partial(NodeSession, context))
+    listener.listen(ENGINE_BACKLOG)
     serving = loop.create_task(server.serve())
     ready()
     await ended
     _log.info("closing connections=%d", server.counters.connections)
     serving.cancel()
     server.close()
-    await loop.run_in_executor(None, threads.close)
-
-
-def _end_with(over: asyncio.Event, parent_fd: int) -> None:
-    """Set `over` on SIGTERM, SIGINT, or when the parent's pipe closes."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, over.set)
-    if parent_fd != NO_PARENT:
-        _watch(parent_fd, over)
+    await loop.run_in_executor(None, context.threads.close)
 
 
 def _watch(parent_fd: int, over: asyncio.Event) -> None:

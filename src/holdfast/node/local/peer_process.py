@@ -22,19 +22,15 @@ class PeerProcess:
             return False
         loop = asyncio.get_running_loop()
         end_s = loop.time() + within_s
-        while not self._ended():
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        while not poll.poll(0):
             if loop.time() >= end_s:
                 return False
             await asyncio.sleep(0.02)
         return True
 
-    def _ended(self) -> bool:
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        return bool(poll.poll(0))
-
     def close(self) -> None:
-        """Close the descriptor."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -28,7 +28,6 @@ from holdfast.limits import (
     RESERVE_BLOCKS_MAX,
     RESERVED_BLOCKS_MAX,
 )
-from holdfast.node.local import hints
 from holdfast.node.local.peer_process import PeerProcess
 from holdfast.node.local.recorder import RequestRecorder, recorded
 from holdfast.node.local.threads import OPERATOR, NodeThreads, run, run_fair
@@ -46,8 +45,9 @@ from holdfast.node.local.validation import (
     why_not_followed,
 )
 from holdfast.node.traces import RequestTraces
+from holdfast.policy.retention import Retention
 from holdfast.store.estimates import PLANS_KEPT, EngineCosts, EngineStep, PlanEnding
-from holdfast.store.lookup import PlannedFetch, PromptTokens
+from holdfast.store.lookup import PromptTokens
 from holdfast.store.store import Store
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.peer_check import ConnectedPeer
@@ -72,12 +72,8 @@ class NodeSession:
 
     def __init__(self, context: NodeContext, hello: m.Hello, peer: ConnectedPeer) -> None:
         check_hello(hello)
-        store = context.store
-        self._store = store
-        self._threads = context.threads
-        self._recorder = context.recorder
-        self._traces = context.traces
-        self._users = context.users
+        self._context = context
+        self._store = context.store
         self._user = peer.uid
         self._check_user(hello)
         self._leases: set[int] = set()
@@ -87,7 +83,7 @@ class NodeSession:
         self._namespace: Namespace | None = None
         self._engine = EngineCosts(hello.peer.partition(" ")[0][:80], hello.fingerprint.hex())
         self.arena_fd: int | None = None
-        self.welcome = m.Welcome(m.PROTOCOL, store.incarnation, b"", 0)
+        self.welcome = m.Welcome(m.PROTOCOL, self._store.incarnation, b"", 0)
         if hello.fingerprint or hello.payload_bytes:
             self._enter(hello)
         self._process = PeerProcess(peer.pid)
@@ -95,12 +91,13 @@ class NodeSession:
 
     def _check_user(self, hello: m.Hello) -> None:
         """Raise RefusedError if the peer's user may not open this session."""
+        users = self._context.users
         try:
-            self._users.check_known(self._user)
+            users.check_known(self._user)
             if hello.fingerprint or hello.payload_bytes:
-                self._users.check_domain(self._user, hello.domain)
+                users.check_domain(self._user, hello.domain)
             else:
-                self._users.check_operator(self._user)
+                users.check_operator(self._user)
         except RefusedError as error:
             self._store.audit.deny(f"user {self._user}", str(error))
             raise
@@ -168,31 +165,23 @@ class NodeSession:
                 return self._commit(request)
             case m.Prestage() | m.Pin() | m.Returns():
                 return self._take_chain_hint(request)
-            case (
-                m.Status()
-                | m.Members()
-                | m.List()
-                | m.Plans()
-                | m.Verify()
-                | m.Drop()
-                | m.Domains()
-            ):
-                return self._report(request)
-            case _:
+            case m.Release() | m.Reserve() | m.Observed() | m.Closed() | m.Abort() | m.Hello():
                 return self._change(request)
+            case _:
+                return self._report(request)
 
     def _cover(self, request: m.Cover) -> m.Reply | Awaitable[m.Reply]:
-        if self._traces is None:
+        if self._context.traces is None:
             return self._look_up(request)
-        return self._look_up_traced(request, self._traces)
+        return self._look_up_traced(request, self._context.traces)
 
     def _look_up(self, request: m.Cover) -> m.Reply | Awaitable[m.Reply]:
         """Answer from the index; in a thread if the chain is long or shared tiers must be asked."""
         namespace, keys = self._entered(), unpack_chain(request.keys)
         prompt = prompt_tokens(self._engine, request)
         self._store.follow(namespace, request.session, keys)
-        if self._recorder is not None and not request.plan:
-            self._recorder.note(recorded(request, namespace, keys, time.time()))
+        if self._context.recorder is not None and not request.plan:
+            self._context.recorder.note(recorded(request, namespace, keys, time.time()))
         common = unpack_chain(request.common)
         if (
             common
@@ -217,7 +206,7 @@ class NodeSession:
     ) -> m.Reply:
         """Copy the blocks that the public domain holds of the chain, then plan."""
         copy = partial(self._store.copy_public, namespace, keys, common)
-        await run_fair(self._threads.saving, self._work_item(len(common)), copy)
+        await run_fair(self._context.threads.saving, self._work_item(len(common)), copy)
         return self._plan(namespace, keys, prompt)
 
     async def _ask_shared(
@@ -228,31 +217,43 @@ class NodeSession:
         A lookup that is late goes on: its answer serves later requests.
         """
         work_item, look = self._work_item(len(keys)), partial(self._store.look, namespace, keys)
-        lookup = self._threads.lookup.submit(work_item, look)
+        lookup = self._context.threads.lookup.submit(work_item, look)
         await asyncio.wait([asyncio.wrap_future(lookup)], timeout=timeout_s or None)
         if not lookup.cancel() and lookup.done():
             lookup.result()
         plan = partial(self._plan, namespace, keys, prompt)
         if len(keys) > MAX_INLINE_BLOCKS:
-            return await run_fair(self._threads.lookup, work_item, plan)
+            return await run_fair(self._context.threads.lookup, work_item, plan)
         return plan()
 
     def _plan(self, namespace: Namespace, keys: list[bytes], prompt: PromptTokens) -> m.Covered:
         planned = self._store.plan_fetch(namespace, keys, prompt)
         if planned.number:
             self._plans.append(planned.number)
-        return _covered(planned)
+        plan = planned.plan
+        return m.Covered(
+            planned.held,
+            plan.blocks,
+            planned.sources,
+            planned.number,
+            plan.deadline_s,
+            plan.expected_s,
+            plan.recompute_s,
+            plan.reason,
+        )
 
     def _change(self, request: m.Request) -> m.Reply:
         match request:
             case m.Release():
-                return m.Released(self._release(request.lease))
+                valid = request.lease in self._leases
+                self._leases.discard(request.lease)
+                return m.Released(valid and self._store.release(request.lease))
             case m.Reserve():
                 return self._reserve(request)
             case m.Observed():
                 return self._learn(request)
             case m.Closed():
-                return hints.take(self._store, self._entered(), [], request)
+                return m.Hinted(self._store.closed(self._entered().domain, request.session))
             case m.Abort():
                 if request.ticket in self._reservations:
                     del self._reservations[request.ticket]
@@ -295,13 +296,13 @@ class NodeSession:
         store, asked_at = self._store, self._store.clock.now()
         began_ns = time.time_ns()
         fetch = partial(store.fetch, namespace, keys, request.deadline_s)
-        fetched = await run_fair(self._threads.fetching, self._work_item(len(keys)), fetch)
+        fetched = await run_fair(self._context.threads.fetching, self._work_item(len(keys)), fetch)
         lease, took_s = fetched.lease, store.clock.now() - asked_at
         store.estimates.fetched(
             self._engine, request.plan, len(fetched.places), took_s, str(fetched.outcome)
         )
-        if self._traces is not None:
-            self._traces.fetch(request, fetched, began_ns, time.time_ns())
+        if self._context.traces is not None:
+            self._context.traces.fetch(request, fetched, began_ns, time.time_ns())
         if self._ended or not fetched.places:
             store.release(lease)
             lease = 0
@@ -324,12 +325,6 @@ class NodeSession:
             [prompt_counts(self._store.tier_names(), prompt) for prompt in request.prompts],
         )
         return m.Done()
-
-    def _release(self, lease: int) -> bool:
-        if lease not in self._leases:
-            return False
-        self._leases.remove(lease)
-        return self._store.release(lease)
 
     def _reserve(self, request: m.Reserve) -> m.Reserved:
         namespace, keys = self._entered(), unpack_chain(request.keys)
@@ -362,24 +357,38 @@ class NodeSession:
         return m.Reserved(reserved.ticket, reserved.places, str(reserved.outcome))
 
     async def _commit(self, request: m.Commit) -> m.Committed:
-        retention, ticket = hints.retention(request.retention), request.ticket
-        if ticket not in self._reservations:
+        try:
+            retention = Retention(request.retention)
+        except ValueError as error:
+            raise BlockError(
+                f"commit.retention: {request.retention[:80]!r} is not one of {', '.join(Retention)}"
+            ) from error
+        if request.ticket not in self._reservations:
             return m.Committed(0)
-        blocks, commit = (
-            self._reservations.pop(ticket),
-            partial(self._store.commit, ticket, retention),
+        blocks = self._reservations.pop(request.ticket)
+        commit = partial(self._store.commit, request.ticket, retention)
+        return m.Committed(
+            await run_fair(self._context.threads.saving, self._work_item(blocks), commit)
         )
-        return m.Committed(await run_fair(self._threads.saving, self._work_item(blocks), commit))
 
     def _take_chain_hint(
         self, request: m.Prestage | m.Pin | m.Returns
     ) -> m.Hinted | Awaitable[m.Hinted]:
         """Answer a hint about a chain; in a thread if it may ask shared tiers, or read."""
-        namespace, keys = self._entered(), unpack_chain(request.keys)
-        if isinstance(request, m.Returns) and not self._store.has_shared_tiers:
-            return hints.take(self._store, namespace, keys, request)
-        hint = partial(hints.take_chain, self._store, namespace, keys, request)
-        return run_fair(self._threads.hinting, self._work_item(len(keys)), hint)
+        store, namespace, keys = self._store, self._entered(), unpack_chain(request.keys)
+
+        def take() -> m.Hinted:
+            if isinstance(request, m.Prestage):
+                return m.Hinted(store.prestage(namespace, keys, request.in_s))
+            if isinstance(request, m.Pin):
+                return m.Hinted(store.pin(namespace, keys, request.ttl_s))
+            if keys:
+                store.follow(namespace, request.session, keys)
+            return m.Hinted(store.returns(namespace.domain, request.session, request.in_s))
+
+        if isinstance(request, m.Returns) and not store.has_shared_tiers:
+            return take()
+        return run_fair(self._context.threads.hinting, self._work_item(len(keys)), take)
 
     def _work_item(self, blocks: int) -> WorkItem:
         """Return a work item of this session's domain for this many blocks."""
@@ -390,9 +399,9 @@ class NodeSession:
 
     async def _report(self, request: m.Request) -> m.ReportRequest:
         """Answer an operator's request about the node as a whole."""
-        self._users.check_operator(self._user)
+        self._context.users.check_operator(self._user)
         store, data = self._store, dict[str, object]()
-        reporting = self._threads.reporting
+        reporting = self._context.threads.reporting
         match request:
             case m.List():
                 data["blocks"] = await run(reporting, store.listing)
@@ -404,7 +413,9 @@ class NodeSession:
                 data |= await run(reporting, store.verify, scrub_request(request))
             case m.Domains():  # another pool, because an erasure must not wait for a long report
                 data |= await run_fair(
-                    self._threads.lookup, WorkItem(OPERATOR), partial(_domains, store, request)
+                    self._context.threads.lookup,
+                    WorkItem(OPERATOR),
+                    partial(_domains, store, request),
                 )
             case m.Drop():
                 drop = store.would_drop if request.step else store.drop
@@ -429,17 +440,3 @@ def _domains(store: Store, request: m.Domains) -> dict[str, Any]:
             return store.erase(name)
         case _:
             return store.domains()
-
-
-def _covered(planned: PlannedFetch) -> m.Covered:
-    plan = planned.plan
-    return m.Covered(
-        planned.held,
-        plan.blocks,
-        planned.sources,
-        planned.number,
-        plan.deadline_s,
-        plan.expected_s,
-        plan.recompute_s,
-        plan.reason,
-    )

@@ -13,7 +13,6 @@ from pathlib import Path
 from holdfast.errors import BusyError, ConfigError
 from holdfast.wire.address import socket_path
 
-_BACKLOG = 128
 _PROBE_S = 1.0
 
 
@@ -40,11 +39,6 @@ def socket_setup(address: str, group: int | None = None) -> Iterator[socket.sock
             with contextlib.suppress(OSError):
                 if path.stat().st_ino == inode:
                     path.unlink()
-
-
-def listen(listener: socket.socket) -> None:
-    """Let peers connect."""
-    listener.listen(_BACKLOG)
 
 
 def _set_access(path: Path, group: int | None) -> None:
