@@ -15,6 +15,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, cast
 
@@ -52,15 +53,15 @@ Welcoming = Callable[[Hello, ConnectedPeer], MessageHandler]
 """Opens a session, or raises HoldfastError, whose message is sent to the peer."""
 
 
+@dataclass
 class ServerCounters:
     """Counters of the server since its start."""
 
-    def __init__(self) -> None:
-        self.connections = 0
-        self.accepted = 0
-        self.refused = 0
-        self.protocol_errors = 0
-        self.requests = 0
+    connections: int = 0
+    accepted: int = 0
+    refused: int = 0
+    protocol_errors: int = 0
+    requests: int = 0
 
 
 class NodeServer:
@@ -102,7 +103,9 @@ class NodeServer:
                 continue
             self.counters.accepted += 1
             if full := self._full(peer):
-                self._refuse(connected, full)
+                self.counters.refused += 1
+                with connected, contextlib.suppress(OSError, ProtocolError):
+                    _send_now(connected, CONNECTION_ID, Refused(full))
                 continue
             self.counters.connections += 1
             self._users[peer.uid] += 1
@@ -127,11 +130,6 @@ class NodeServer:
             return f"{most} connections of user {peer.uid} are open, the limit; close some, or wait"
         return ""
 
-    def _refuse(self, connected: socket.socket, message: str) -> None:
-        self.counters.refused += 1
-        with connected, contextlib.suppress(OSError, ProtocolError):
-            _send_now(connected, CONNECTION_ID, Refused(message))
-
     async def _shake_hands(self, connected: socket.socket, peer: ConnectedPeer) -> None:
         try:
             async with asyncio.timeout(self._handshake_s):
@@ -143,7 +141,12 @@ class NodeServer:
             self._drop(connected, peer, str(error))
             return
         try:
-            session = self._open(hello, peer)
+            if hello.protocol != PROTOCOL:
+                raise RefusedError(
+                    f"protocol version {hello.protocol} is not supported, only {PROTOCOL}; install "
+                    "the same version of holdfast on both sides"
+                )
+            session = self._welcoming(hello, peer)
         except Exception as error:  # noqa: BLE001  # the connection must be uncounted whatever fails
             refused = _refusal(error)
             self.counters.refused += 1
@@ -190,14 +193,6 @@ class NodeServer:
         if not isinstance(frame.message, Hello):
             raise ProtocolError(f"the first message is {type(frame.message).__name__}, not Hello")
         return reader, frame.request_id, frame.message
-
-    def _open(self, hello: Hello, peer: ConnectedPeer) -> MessageHandler:
-        if hello.protocol != PROTOCOL:
-            raise RefusedError(
-                f"protocol version {hello.protocol} is not supported, only {PROTOCOL}; install "
-                "the same version of holdfast on both sides"
-            )
-        return self._welcoming(hello, peer)
 
 
 class ServerConnection(asyncio.BufferedProtocol):
@@ -250,7 +245,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._serve_received()
 
     def _serve_received(self) -> None:
-        """Serve every complete message, until too many requests or replies are under way."""
+        """Serve every complete message, until too many requests or replies are under way.
+
+        Reading from the peer is paused while they are.
+        """
         try:
             while self._transport is not None and not self._full():
                 frame = self._reader.next()
@@ -262,13 +260,6 @@ class ServerConnection(asyncio.BufferedProtocol):
             _log.warning("connection closed: %s", error)
             self.end()
             return
-        self._update_reading()
-
-    def _full(self) -> bool:
-        return self._write_paused or self._in_flight >= IN_FLIGHT_MAX
-
-    def _update_reading(self) -> None:
-        """Pause reading from the peer while too many requests or replies are under way."""
         if self._transport is None or self._transport.is_closing():
             return
         if self._full() and not self._paused:
@@ -276,6 +267,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         elif self._paused and not self._full():
             self._transport.resume_reading()
         self._paused = self._full()
+
+    def _full(self) -> bool:
+        return self._write_paused or self._in_flight >= IN_FLIGHT_MAX
 
     def _serve(self, request_id: int, request: Request) -> None:
         self._counters.requests += 1
