@@ -197,19 +197,16 @@ class HttpServer:
             writer.write(answer.body if with_body else b"")
             await self._drain(writer)
         elif with_body:
-            await self._stream(writer, answer.body)
+            self._streams += 1
+            try:
+                async for part in answer.body:
+                    writer.write(part)
+                    await self._drain(writer)
+            finally:
+                self._streams -= 1
         writer.close()
         async with asyncio.timeout(self._limits.write_s):
             await writer.wait_closed()
-
-    async def _stream(self, writer: asyncio.StreamWriter, parts: AsyncIterator[bytes]) -> None:
-        self._streams += 1
-        try:
-            async for part in parts:
-                writer.write(part)
-                await self._drain(writer)
-        finally:
-            self._streams -= 1
 
     async def _drain(self, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(self._limits.write_s):

@@ -13,7 +13,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 
 from holdfast.fairness.fair_queue import FairQueue
 from holdfast.fairness.work_slots import WorkItem, WorkSlots
@@ -42,9 +42,8 @@ class SendBudget:
     A domain without any bytes here may always add one message.
     """
 
-    def __init__(self, most: int, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
-        self._now = now
         self._lock = threading.Lock()
         self._queue: FairQueue[tuple[WorkItem, threading.Event]] = FairQueue()
         self._shares: dict[bytes, float] = {}
@@ -65,7 +64,7 @@ class SendBudget:
                 self._count(work_item)
                 return True
             admitted = threading.Event()
-            self._queue.advance(self._now())
+            self._queue.advance(time.monotonic())
             entry = work_item, admitted
             self._queue.put(work_item.domain, work_item.cost, entry, work_item.terms)
             self._admit_waiting()
@@ -91,8 +90,10 @@ class SendBudget:
     def _admit_waiting(self) -> None:
         if not self._queue:
             return
-        self._queue.advance(self._now())
-        while (taken := self._queue.take(self._next_fits)) is not None:
+        self._queue.advance(time.monotonic())
+        while (
+            taken := self._queue.take(lambda domain: self._fits(self._queue.head(domain)[0]))
+        ) is not None:
             work_item, admitted = taken[1]
             self._count(work_item)
             admitted.set()
@@ -100,9 +101,6 @@ class SendBudget:
     def _count(self, work_item: WorkItem) -> None:
         self._held[work_item.domain] = self._held.get(work_item.domain, 0) + int(work_item.cost)
         self._shares[work_item.domain] = work_item.share
-
-    def _next_fits(self, domain: Hashable) -> bool:
-        return self._fits(self._queue.head(domain)[0])
 
     def _fits(self, work_item: WorkItem) -> bool:
         """Whether the item's bytes fit its domain's part and the whole budget."""
@@ -119,12 +117,11 @@ class SendBudget:
 class SendScheduler:
     """Sends pieces of a few connections at once, scheduled fairly between domains."""
 
-    def __init__(self, at_once: int = 0, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, at_once: int = 0) -> None:
         self._at_once = at_once or max(2, (os.cpu_count() or 2) // 2)
         self._work_slots: WorkSlots[threading.Event] = WorkSlots(self._at_once, SPARE_SLOTS)
         self._bypassing = 0
         """Small messages being sent without a slot."""
-        self._now = now
         self._lock = threading.Lock()
 
     def send(
@@ -140,7 +137,7 @@ class SendScheduler:
             with self._lock:  # beside other domains, only a few small messages bypass the queue
                 bypass = not self._work_slots.waited_for and (
                     self._bypassing < self._at_once
-                    or not self._work_slots.shared(work_item.domain, self._now())
+                    or not self._work_slots.shared(work_item.domain, time.monotonic())
                 )
                 self._bypassing += bypass
             if bypass:
@@ -149,21 +146,21 @@ class SendScheduler:
                 finally:
                     with self._lock:  # charged after the send, so that the peer does not wait
                         self._bypassing -= 1
-                        self._work_slots.charge(_costing(work_item, nbytes), self._now())
+                        self._work_slots.charge(_costing(work_item, nbytes), time.monotonic())
                 return
+        with self._lock:
+            piece_bytes = LARGE_PIECE_BYTES if self._work_slots.empty else PIECE_BYTES
         with contextlib.closing(_MessageLimit(self, stream, work_item, limit)) as slots:
-            for piece in pieces([memoryview(part) for part in parts], self._piece_bytes()):
-                slots.begin_piece(sum(map(len, piece)))
-                stream.send(piece, slots)
-                slots.end_piece()
+            for piece in pieces([memoryview(part) for part in parts], piece_bytes):
+                slots.send(piece)
 
     def enter(self, work_item: WorkItem) -> None:
         """Wait for a slot; the caller must `leave` it. Raises TimeoutError if none is free."""
         with self._lock:
-            if self._work_slots.begin(work_item, self._now()):
+            if self._work_slots.begin(work_item, time.monotonic()):
                 return
             admitted = threading.Event()
-            self._work_slots.put(work_item, admitted, self._now())
+            self._work_slots.put(work_item, admitted, time.monotonic())
             self._admit_waiting()
         if admitted.wait(_SLOT_TIMEOUT_S):
             return
@@ -178,12 +175,10 @@ class SendScheduler:
             self._work_slots.done(work_item, undone)
             self._admit_waiting()
 
-    def _piece_bytes(self) -> int:
-        with self._lock:
-            return LARGE_PIECE_BYTES if self._work_slots.empty else PIECE_BYTES
-
     def _admit_waiting(self) -> None:
-        while len(self._work_slots) and (taken := self._work_slots.take(self._now())) is not None:
+        while (
+            len(self._work_slots) and (taken := self._work_slots.take(time.monotonic())) is not None
+        ):
             taken[1].set()
 
 
@@ -204,12 +199,10 @@ class _MessageLimit:
         self._until: float | None = None
         self._slow = False
 
-    def begin_piece(self, nbytes: int) -> None:
-        """Begin a piece of `nbytes`."""
-        self._left = nbytes
-
-    def end_piece(self) -> None:
-        """End a piece of which all bytes were sent."""
+    def send(self, piece: Sequence[Buffer]) -> None:
+        """Send a piece, in as many slots as its peer needs."""
+        self._left = sum(map(len, piece))
+        self._stream.send(piece, self)
         self._unreported, self._left, self._slow = self._left, 0, False
         self.close()
 
@@ -225,23 +218,19 @@ class _MessageLimit:
         if self._until is None:
             while self._slow and not self._stream.drains(min(left_s, SLOT_S)):
                 left_s = self._limit.seconds(0)
-            self._enter()
+            self._work_item = _costing(self._work_item, self._left)
+            begun = time.monotonic()
+            self._scheduler.enter(self._work_item)
             now = time.monotonic()
-        return min(left_s, max(0.0, (self._until or now) - now))
+            self._limit.rest(now - begun)
+            self._until = now + SLOT_S
+        return min(left_s, max(0.0, self._until - now))
 
     def close(self) -> None:
         """Free the slot, if one is held."""
         if self._until is not None:
             self._until = None
             self._scheduler.leave(self._work_item, float(self._left))
-
-    def _enter(self) -> None:
-        self._work_item = _costing(self._work_item, self._left)
-        begun = time.monotonic()
-        self._scheduler.enter(self._work_item)
-        entered = time.monotonic()
-        self._limit.rest(entered - begun)
-        self._until = entered + SLOT_S
 
 
 def _costing(work_item: WorkItem, nbytes: int) -> WorkItem:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from holdfast.errors import BusyError, ConfigError, ProtocolError, RefusedError
 from holdfast.node.remote.peer_memory import PeerMemory
 from holdfast.node.remote.service import TargetService
-from holdfast.node.remote.session import ReceiveBuffer, TargetSession
+from holdfast.node.remote.session import HANDSHAKE_BYTES_MAX, ReceiveBuffer, TargetSession
 from holdfast.wire.address import TCP, HostPort, tcp_endpoint
 from holdfast.wire.frame import CONNECTION_ID, encode
 from holdfast.wire.local.messages import Refused
@@ -142,6 +142,7 @@ class TargetServer:
                 connected.close()
 
     def _admit(self, connected: socket.socket, peer: HostPort) -> bool:
+        """Start a connection's thread; return False if a limit or the system does not allow it."""
         with self._lock:
             too_many = (
                 len(self._peers) >= self._limits.connections
@@ -157,10 +158,6 @@ class TargetServer:
                 target=self._serve, args=(connected, peer), name="holdfast-peer", daemon=True
             )
             self._threads.add(thread)
-        return self._begin(thread, connected, peer)
-
-    def _begin(self, thread: threading.Thread, connected: socket.socket, peer: HostPort) -> bool:
-        """Start a connection's thread; return False if the system has no more threads."""
         try:
             thread.start()
         except RuntimeError as error:  # the limit of processes, or of memory for stacks
@@ -176,7 +173,8 @@ class TargetServer:
         try:
             tune(connected, peer)
             deadline = Deadline.within(self._limits.handshake_s)
-            stream = self._open(connected)
+            tls = self._entry.tls
+            stream = PlainStream(connected) if tls is None else wrap(connected, tls)
             with self._lock:
                 self._peers[connected] = stream
                 if self._closing:  # `close` may have seen only the socket, not this stream
@@ -217,11 +215,6 @@ class TargetServer:
             self._threads.discard(thread)
             self._service.counters.connections = len(self._peers)
 
-    def _open(self, connected: socket.socket) -> Stream:
-        if self._entry.tls is None:
-            return PlainStream(connected)
-        return wrap(connected, self._entry.tls)
-
     def _join(self, connected: socket.socket, stream: Stream, deadline: Deadline) -> TargetSession:
         """Challenge the peer; return its session, or send the refusal and raise RefusedError."""
         ours = nonce()
@@ -229,7 +222,7 @@ class TargetServer:
         challenge = Challenge(TARGET_PROTOCOL, ours, nixl=agent is not None)
         stream.send([encode(CONNECTION_ID, challenge)], deadline)
         inbox = ReceiveBuffer(stream)
-        joining = inbox.next(deadline.seconds(), self._limits.body_s)
+        joining = inbox.next(deadline.seconds(), self._limits.body_s, HANDSHAKE_BYTES_MAX)
         if not isinstance(joining.message, Join):
             raise ProtocolError(f"the first message is {type(joining.message).__name__}, not Join")
         try:

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import NamedTuple
@@ -66,27 +67,27 @@ class TargetLimits(NamedTuple):
     pace_bytes: int = PACE_BYTES
 
 
+@dataclass
 class TargetCounters:
     """Counters of a target since its start."""
 
-    def __init__(self) -> None:
-        self.connections = 0
-        self.accepted = 0
-        self.turned_away = 0
-        self.protocol_errors = 0
-        self.requests = 0
-        self.refused = 0
-        self.corrupt = 0
-        self.received_bytes = 0
-        self.sent_bytes = 0
+    connections: int = 0
+    accepted: int = 0
+    turned_away: int = 0
+    protocol_errors: int = 0
+    requests: int = 0
+    refused: int = 0
+    corrupt: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
 
 
+@dataclass
 class RemoteLease:
     """The bytes `granted` to a lease, and the bytes `taken` by it."""
 
-    def __init__(self, granted: int) -> None:
-        self.granted = granted
-        self.taken = 0
+    granted: int
+    taken: int = 0
 
 
 class TargetService:

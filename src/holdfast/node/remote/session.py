@@ -34,7 +34,7 @@ from holdfast.node.remote.service import TargetService
 from holdfast.store.fetch import FetchResult
 from holdfast.store.receive import ReceiveSlot
 from holdfast.store.store import Store
-from holdfast.wire.frame import HEADER_BYTES, FrameHead, encode, plain, read_head
+from holdfast.wire.frame import HEADER_BYTES, encode, plain, read_head
 from holdfast.wire.local.messages import List, Refused, ReportRequest, Status
 from holdfast.wire.remote import messages as m
 from holdfast.wire.remote.nixl import MoveLostError
@@ -77,16 +77,17 @@ class ReceiveBuffer:
     """Receives requests. Their ids must count up from 1, so that no request can be replayed."""
 
     def __init__(self, stream: Stream) -> None:
-        self.body_bytes_max = HANDSHAKE_BYTES_MAX
-        """Limit of a message body; the session raises it after authentication."""
         self._stream = stream
         self._last_id = 0
         self._head = memoryview(bytearray(HEADER_BYTES))
         self._body = memoryview(bytearray(_BODY_BUFFER_BYTES))
 
-    def next(self, idle_s: float, body_s: float) -> ReadRequest:
+    def next(
+        self, idle_s: float, body_s: float, bytes_max: int = FRAME_BODY_BYTES_MAX
+    ) -> ReadRequest:
         """Wait up to `idle_s` for a request to begin, then up to `body_s` for the rest of it.
 
+        The message has at most `bytes_max`, its payload not included.
         Raises OSError on timeout and ProtocolError for an invalid request.
         """
         self._stream.receive([self._head], IdleLimit(idle_s, body_s))
@@ -94,30 +95,26 @@ class ReceiveBuffer:
         if head.request_id != self._last_id + 1:
             raise ProtocolError(f"request {head.request_id} follows request {self._last_id}")
         self._last_id = head.request_id
-        if head.body_bytes > self.body_bytes_max:
+        if head.body_bytes > bytes_max:
             raise ProtocolError(
                 f"request {head.request_id} announces {head.body_bytes} bytes, the limit is "
-                f"{self.body_bytes_max}"
+                f"{bytes_max}"
             )
         if head.body_bytes > len(self._body):
             self._body = memoryview(bytearray(head.body_bytes))
         body = self._body[: head.body_bytes]
         self._stream.receive([body], Deadline.within(body_s))
-        message = self._decode(head, body)
-        if head.payload_bytes and not isinstance(message, m.PutRecords):
-            raise ProtocolError(
-                f"{type(message).__name__} has a payload of {head.payload_bytes} bytes, not 0"
-            )
-        return ReadRequest(message, head.request_id, head.payload_bytes)
-
-    def _decode(self, head: FrameHead, body: memoryview) -> m.TargetRequest:
         try:
             message: m.TargetRequest = _DECODER.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ProtocolError(
                 f"request {head.request_id} cannot be decoded: {plain(error)}"
             ) from error
-        return message
+        if head.payload_bytes and not isinstance(message, m.PutRecords):
+            raise ProtocolError(
+                f"{type(message).__name__} has a payload of {head.payload_bytes} bytes, not 0"
+            )
+        return ReadRequest(message, head.request_id, head.payload_bytes)
 
 
 class TargetSession:
@@ -135,7 +132,6 @@ class TargetSession:
         self._store: Store = service.store
         self._stream = stream
         self._inbox = inbox
-        inbox.body_bytes_max = FRAME_BODY_BYTES_MAX
         self._claims = claims
         self._peer_memory = peer_memory
 
@@ -216,6 +212,7 @@ class TargetSession:
         return blocks
 
     def _get(self, asked: ReadRequest, request: m.GetRecords) -> None:
+        """Fetch the named records and send those that are in memory in time."""
         budget = self._service.send_budget
         try:
             self._check_may(request)
@@ -232,7 +229,15 @@ class TargetSession:
             self._reply(asked, m.RecordsFollow(0, Outcome.LATE, _BUDGET_FULL, self._service.epoch))
             return
         try:
-            self._fetch_unverified(order, max(0.0, late_at - time.monotonic()))
+            left_s = max(0.0, late_at - time.monotonic())
+            fetched = self._store.fetch_unverified(order.namespace, order.keys, left_s)
+        except Exception as error:  # noqa: BLE001  # one bad request never ends a target
+            self._reply(asked, self._refusal(error))
+        else:
+            try:
+                self._send(order, fetched)
+            finally:
+                self._store.release(fetched.lease)
         finally:
             budget.release(order.work_item)
 
@@ -244,18 +249,6 @@ class TargetSession:
             blocks = min(blocks, self._store.cover(namespace, keys[:blocks]).blocks)
         work_item = WorkItem(namespace.domain, blocks * size, self._store.share(namespace.domain))
         return _Order(asked, request.spans, namespace, keys[:blocks], work_item)
-
-    def _fetch_unverified(self, order: _Order, timeout_s: float) -> None:
-        """Fetch the ordered records and send those that are in memory in time."""
-        try:
-            fetched = self._store.fetch_unverified(order.namespace, order.keys, timeout_s)
-        except Exception as error:  # noqa: BLE001  # one bad request never ends a target
-            self._reply(order.asked, self._refusal(error))
-            return
-        try:
-            self._send(order, fetched)
-        finally:
-            self._store.release(fetched.lease)
 
     def _send(self, order: _Order, fetched: FetchResult) -> None:
         """Send fetched records; their lease keeps them in place, however slow the peer is."""
@@ -383,14 +376,7 @@ def _headers(data: bytes) -> list[Header]:
     return headers
 
 
-def _named(
-    request: m.GetRecords
-    | m.ExistBlocks
-    | m.DeleteBlocks
-    | m.SuspectBlocks
-    | m.StageBlocks
-    | m.RemoteLeased,
-) -> tuple[Namespace, list[bytes]]:
+def _named(request: m.NamedBlocks) -> tuple[Namespace, list[bytes]]:
     """Return the namespace and keys of a request; raise ProtocolError if they are invalid."""
     for name, value in (("fingerprint", request.fingerprint), ("domain", request.domain)):
         if len(value) != KEY_BYTES:

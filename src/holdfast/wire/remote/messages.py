@@ -21,7 +21,7 @@ class _Message(msgspec.Struct, frozen=True, tag_field="type"):
     pass
 
 
-class _Named(_Message, frozen=True, kw_only=True):
+class NamedBlocks(_Message, frozen=True, kw_only=True):
     """Blocks of one namespace; `keys` are 16 bytes each."""
 
     fingerprint: bytes
@@ -80,7 +80,7 @@ class Stored(_Message, frozen=True, tag="stored"):
     epoch: int = 0
 
 
-class GetRecords(_Named, frozen=True, tag="get"):
+class GetRecords(NamedBlocks, frozen=True, tag="get"):
     """Ask for the records of the leading run of these blocks that are in memory in time."""
 
     deadline_s: float
@@ -97,7 +97,7 @@ class RecordsFollow(_Message, frozen=True, tag="records"):
     epoch: int = 0
 
 
-class ExistBlocks(_Named, frozen=True, tag="exist"):
+class ExistBlocks(NamedBlocks, frozen=True, tag="exist"):
     """Ask which of these blocks are held."""
 
 
@@ -108,19 +108,19 @@ class Existing(_Message, frozen=True, tag="existing"):
     epoch: int = 0
 
 
-class DeleteBlocks(_Named, frozen=True, tag="delete"):
+class DeleteBlocks(NamedBlocks, frozen=True, tag="delete"):
     """Delete these blocks, without a check of their records."""
 
 
-class SuspectBlocks(_Named, frozen=True, tag="suspect"):
+class SuspectBlocks(NamedBlocks, frozen=True, tag="suspect"):
     """Report blocks that failed a reader's check; the target deletes those that fail its own."""
 
 
-class StageBlocks(_Named, frozen=True, tag="stage"):
+class StageBlocks(NamedBlocks, frozen=True, tag="stage"):
     """Promote the leading run of these blocks to memory in the background."""
 
 
-class RemoteLeased(_Named, frozen=True, tag="lease"):
+class RemoteLeased(NamedBlocks, frozen=True, tag="lease"):
     """Promote the leading run of these blocks to memory and lease it there for `ttl_s`."""
 
     ttl_s: float
