@@ -59,7 +59,7 @@ def test_records_land_in_the_callers_buffers_and_nowhere_else(target):
     assert got == (3, Outcome.GONE, "the disk failed")
     assert [is_right(into[i], NAMESPACE, KEYS[i]) for i in range(3)] == [True] * 3
     assert all(bytes(buffer) == bytes([MARK]) * len(buffer) for buffer in into[3:])
-    assert (node.seen_epoch, node.incarnation) == (9, "fake")
+    assert node.incarnation == "fake"
 
 
 def test_a_put_carries_headers_ahead_and_whole_records_behind(target):
@@ -87,7 +87,6 @@ def test_an_answer_that_does_not_come_is_late_and_the_connection_is_dropped(targ
     assert standstills.since(start_s) < LATE_S + SLACK_S
     assert (got.blocks, got.outcome) == (0, Outcome.LATE)
     assert node.exist(NAMESPACE, KEYS[:1], 5) == (b"\1", Outcome.OK)
-    assert (node.late, node.gone) == (1, 0)
 
 
 def test_nothing_is_written_after_a_late_return(target):
@@ -229,7 +228,6 @@ def test_who_finds_no_connection_of_ours_free_has_sent_nothing_and_questions_fin
     assert node.get(NAMESPACE, KEYS, marked(), 0.1) == (0, Outcome.UNSENT, "")
     assert node.put(RECORDS[:2], 0.1) == [Outcome.UNSENT] * 2
     assert node.exist(NAMESPACE, KEYS[:1], 10) == (b"\1", Outcome.OK)
-    assert (node.late, node.gone) == (0, 0)
     on_progress = []
     last = threading.Thread(
         target=node.get, args=(NAMESPACE, KEYS, marked(), 30, on_progress.append)

@@ -18,14 +18,12 @@ _log = logging.getLogger(__name__)
 class ReconnectingClient:
     """Keeps one client of the node at `address` connected; only `wait` blocks.
 
-    `incarnations`: number of sessions so far; leases and reservations of earlier sessions are
-    invalid. `failure`: why the last attempt failed. The delay between attempts doubles up to
-    `retry_s`.
+    Leases and reservations of an earlier client are invalid. `failure`: why the last attempt
+    failed. The delay between attempts doubles up to `retry_s`.
     """
 
     def __init__(self, address: str, hello: Hello, timeout_s: float, retry_s: float = 1.0) -> None:
         self.address = address
-        self.incarnations = 0
         self.failure = "not connected yet"
         self._hello = hello
         self._timeout_s = timeout_s
@@ -72,7 +70,6 @@ class ReconnectingClient:
         """Offer the client until its connection ends."""
         with self._tried:
             self._client = client
-            self.incarnations += 1
             self.failure = ""
             self._logged.clear()
             self._tried.notify_all()

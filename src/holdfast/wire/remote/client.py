@@ -33,6 +33,8 @@ from holdfast.wire.remote.stream import Deadline, OnProgress
 from holdfast.workers import workers
 
 CONNECTIONS = 2
+"""Number of idle connections that are kept."""
+
 CONNECTIONS_MAX = 16
 EXTRA_CONNECTIONS = 4
 """Additional connections for calls without records, so that they do not wait for bulk transfers."""
@@ -94,7 +96,6 @@ class TargetClient:
         address: str,
         credentials: Credentials | None = None,
         *,
-        connections: int = CONNECTIONS,
         connections_max: int = CONNECTIONS_MAX,
         batch_parts: int = 0,
         transfer_buffers: TransferBuffers | None = None,
@@ -103,23 +104,16 @@ class TargetClient:
         self.address = address
         self.epoch = 0
         """Epoch of this node's view of the pool, sent with every request."""
-        self.seen_epoch = 0
-        """The target's epoch in its last answer."""
         self.incarnation = ""
         self.refusal = ""
         """The message of the last call if the target refused it, empty otherwise."""
         self.trouble = ""
         """Why the last call failed; empty if it was answered."""
-        self.sent_bytes = 0
-        self.received_bytes = 0
-        self.late = 0
-        self.gone = 0
         self.over = ""
         """Transport of records on the last connection: nixl or tcp."""
         self._credentials = credentials or Credentials()
         self.transfer_buffers = transfer_buffers
         self._fallback = BufferFallback(transfer_buffers)
-        self._keep = connections
         self._ways = batch_parts or min(BATCH_PARTS_MAX, max(1, len(os.sched_getaffinity(0)) // 2))
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
@@ -186,7 +180,6 @@ class TargetClient:
         reply, outcome, _ = self._ask(request, m.Existing, Deadline.within(deadline_s))
         if reply is None or len(reply.held) != len(keys):
             return HeldCount(bytes(len(keys)), outcome if reply is None else Outcome.GONE)
-        self.seen_epoch = reply.epoch
         return HeldCount(reply.held, outcome)
 
     def delete(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> FoundBlocks:
@@ -233,8 +226,6 @@ class TargetClient:
         reply, outcome, _ = self._ask(request, m.Stored, deadline, payload=records)
         if reply is None or len(reply.held) != len(records):
             return [outcome if reply is None else Outcome.GONE] * len(records)
-        self.seen_epoch = reply.epoch
-        self.sent_bytes += sum(len(record) for record in records)
         return [Outcome.OK if held else Outcome.FULL for held in reply.held]
 
     def _get(
@@ -249,8 +240,6 @@ class TargetClient:
         reply, outcome, nbytes = self._ask(request, m.RecordsFollow, deadline, into=into)
         if reply is None:
             return ReceivedRecords(0, outcome)
-        self.seen_epoch = reply.epoch
-        self.received_bytes += nbytes
         announced = _OUTCOMES.get(reply.outcome)
         empty = announced is Outcome.OK and not reply.blocks
         if announced is None or empty or reply.blocks * namespace.record_bytes != nbytes:
@@ -282,19 +271,16 @@ class TargetClient:
         except _NoneFreeError:
             return None, Outcome.UNSENT, 0
         except TimeoutError as error:
-            self.late += 1
             self.trouble = f"late: {error}"
             _log.debug("late target=%s request=%s: %s", self.address, type(request).__name__, error)
             return None, Outcome.LATE, 0
         except (OSError, ProtocolError) as error:
-            self.gone += 1
             self.trouble = plain(str(error) or type(error).__name__)
             _log.debug("gone target=%s request=%s: %s", self.address, type(request).__name__, error)
             return None, Outcome.GONE, 0
         if isinstance(answer.message, kind):
             self.trouble = self.refusal = ""
             return answer.message, Outcome.OK, answer.payload_bytes
-        self.gone += 1
         refusal = answer.message.message if isinstance(answer.message, Refused) else "nonsense"
         words = plain(refusal)
         if words != self.refusal:
@@ -372,7 +358,7 @@ class TargetClient:
         with self._lock:
             self._free += 1
             self._freed.notify_all()  # waiters differ in how many spare connections they leave
-            if connection is not None and len(self._idle) < self._keep and not self._closed:
+            if connection is not None and len(self._idle) < CONNECTIONS and not self._closed:
                 self._idle.append(connection)
                 return
         if connection is not None:
@@ -381,7 +367,7 @@ class TargetClient:
     def _dial(self, deadline: Deadline) -> TargetConnection:
         buffer_pool = self._fallback.buffer_pool()
         connection = connect(self.address, self._credentials, deadline, buffer_pool)
-        self.incarnation, self.seen_epoch = connection.incarnation, connection.epoch
+        self.incarnation = connection.incarnation
         over = "tcp" if connection.buffer_pool is None else "nixl"
         if buffer_pool is not None and over != self.over:
             reason = "" if over == "nixl" else ", because the target has no NIXL"

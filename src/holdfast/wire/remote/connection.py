@@ -61,7 +61,6 @@ class TargetConnection:
 
     def __init__(self, stream: Stream, buffer_pool: BufferPool | None = None) -> None:
         self.incarnation = ""
-        self.epoch = 0
         self.buffer_pool = buffer_pool
         """The NIXL buffers for records; None: records go over this connection."""
         self.made_s = time.monotonic()
@@ -160,7 +159,7 @@ class TargetConnection:
             self.good_until = token.claims.expires - _EXPIRY_MARGIN_S
         if not joined.nixl:
             self.buffer_pool = None
-        self.incarnation, self.epoch, self.used = joined.incarnation, joined.epoch, False
+        self.incarnation, self.used = joined.incarnation, False
 
     @property
     def spent(self) -> bool:
@@ -168,10 +167,6 @@ class TargetConnection:
         return time.time() >= self.good_until or (
             self.buffer_pool is not None and self.buffer_pool.spoiled
         )
-
-    def cut(self) -> None:
-        """End the connection and wake the thread that uses it; any thread."""
-        self._stream.cut()
 
     def close(self) -> None:
         """Close it; no byte arrives in any buffer afterwards."""
