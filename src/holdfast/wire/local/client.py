@@ -153,7 +153,11 @@ class Client:
                     until_s += now_s - due_s
                 left_s = until_s - now_s
                 if left_s <= 0 and (left_s < -STARVED_S or not self.node_is_runnable()):
-                    return self._reply_or_end(request_id, timeout_s)
+                    if not self._receiving:
+                        self._drain()  # the reply may have arrived while this thread did not run
+                    if request_id not in self._replies:
+                        self._end(f"no answer within {timeout_s:g} s")
+                    continue
                 slice_s = min(left_s, _SLICE_S) if left_s > 0 else _STARVED_SLICE_S
                 due_s = now_s + slice_s
                 if self._receiving:
@@ -200,15 +204,6 @@ class Client:
 
     # The methods below are called with `_lock` held.
 
-    def _reply_or_end(self, request_id: int, timeout_s: float) -> Reply:
-        """Return a reply that arrived while this thread did not run; end the client if none did."""
-        if not self._receiving:
-            self._drain()
-        reply = self._take(request_id)
-        if reply is None:
-            self._end(f"no answer within {timeout_s:g} s")
-        return reply
-
     def _check_open(self) -> None:
         if self._closed_for:
             raise NodeGoneError(f"node {self.address}: {self._closed_for}")
@@ -235,21 +230,19 @@ class Client:
             except OSError as error:
                 self._end(f"send failed: {error}")
             frame = frame[sent:]
-            if frame:
-                self._wait_writable(deadline)
+            if not frame:
+                break
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                self._end(f"accepted no request for {min(SEND_S, self._timeout_s):g} s")
+            # Receive replies while waiting, because the node may not read until it has sent them.
+            poll = select.poll()
+            poll.register(self._socket, select.POLLOUT | (0 if self._receiving else select.POLLIN))
+            poll.poll(1000 * left_s)
+            if not self._receiving:
+                self._drain()
         self._sending = False
         return request_id
-
-    def _wait_writable(self, deadline: float) -> None:
-        """Wait until the socket takes bytes; receive replies meanwhile, to avoid a deadlock."""
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            self._end(f"accepted no request for {min(SEND_S, self._timeout_s):g} s")
-        poll = select.poll()
-        poll.register(self._socket, select.POLLOUT | (0 if self._receiving else select.POLLIN))
-        poll.poll(1000 * left_s)
-        if not self._receiving:
-            self._drain()
 
     def _receive_briefly(self, within_ms: int) -> None:
         """Receive replies that arrive within a few milliseconds, with the GIL held."""
