@@ -256,24 +256,21 @@ def _as_array(blocks: Blocks) -> npt.NDArray[np.generic]:
 
     torch = sys.modules.get("torch")  # a caller with a tensor has imported it
     if torch is not None and isinstance(blocks, torch.Tensor):
-        return _tensor_bytes(blocks, torch.uint8)
+        tensor: Any = blocks
+        try:
+            if not tensor.is_contiguous():
+                raise BlockError("blocks must be contiguous; pass blocks.contiguous()")
+            # As bytes, because numpy has no bfloat16.
+            array: npt.NDArray[np.generic] = tensor.detach().view(torch.uint8).numpy()
+        except (RuntimeError, TypeError, NotImplementedError, AttributeError) as error:
+            raise BlockError(
+                f"blocks are a torch tensor on {tensor.device}, {tensor.layout}, {tensor.dtype}, "
+                f"whose memory cannot be used: {error}; pass a dense tensor on the CPU"
+            ) from error
+        return array
     if isinstance(blocks, np.ndarray):
         return np.asarray(blocks)  # a subclass may redefine indexing
     raise BlockError(
         f"blocks are of type {type(blocks).__name__}; pass a numpy array or a torch tensor on the "
         "CPU with one row for each block, for example numpy.stack(blocks)"
     )
-
-
-def _tensor_bytes(tensor: Any, uint8: Any) -> npt.NDArray[np.generic]:  # noqa: ANN401  # torch is not imported here
-    """Return the bytes of a torch tensor as an array; numpy has no bfloat16."""
-    try:
-        if not tensor.is_contiguous():
-            raise BlockError("blocks must be contiguous; pass blocks.contiguous()")
-        array: npt.NDArray[np.generic] = tensor.detach().view(uint8).numpy()
-    except (RuntimeError, TypeError, NotImplementedError, AttributeError) as error:
-        raise BlockError(
-            f"blocks are a torch tensor on {tensor.device}, {tensor.layout}, {tensor.dtype}, whose "
-            f"memory cannot be used: {error}; pass a dense tensor on the CPU"
-        ) from error
-    return array

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, overload
 from holdfast.assemble import open_here
 from holdfast.client.session import NodeStore
 from holdfast.errors import ConfigError
+from holdfast.wire.address import UNIX, is_tcp
 
 if TYPE_CHECKING:
     from holdfast.store.store import Store
-
-_NODE = "unix://"
-_TARGET = "tcp://"
 
 
 @overload
@@ -45,12 +43,12 @@ def open_store(
     Raises ConfigError for arguments that cannot be combined, BusyError for a folder in use, and
     NodeGoneError if no node answers.
     """
-    if file.startswith(_TARGET):
+    if is_tcp(file):
         raise ConfigError(
             f"open: {file} is the address of a target, which serves other nodes; name the "
-            f"{_NODE} socket of a node on this machine"
+            f"{UNIX} socket of a node on this machine"
         )
-    if file.startswith(_NODE):
+    if file.startswith(UNIX):
         if not host is disk is path is None:
             raise ConfigError(
                 f"open: {file} is a node, which has its own tiers; omit host, disk and path"

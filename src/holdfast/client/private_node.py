@@ -131,16 +131,15 @@ def _make_private(folder: Path) -> None:
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[TextIO]:
     """Open and lock an address file, creating it if it is missing; yield it."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     while True:
         try:
-            descriptor = open_regular(file, flags)
+            unlocked = _opened(file, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise HoldfastError(
                 f'"{file}", the file with the address of this engine\'s node, cannot be used: '
                 f"{error.strerror}; remove it"
             ) from error
-        with os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace") as opened:
+        with unlocked as opened:
             fcntl.flock(opened, fcntl.LOCK_EX)
             # If the file was removed while this process waited for the lock, open the new one.
             if _is_at(opened, file):
@@ -159,20 +158,23 @@ def _is_at(opened: TextIO, path: Path) -> bool:
 def _remove_stale_files(folder: Path) -> None:
     """Remove the address files of killed engines, whose nodes are gone."""
     for file in folder.glob("engine-*"):
-        with contextlib.suppress(OSError, ValueError, ConfigError):
-            _remove_if_stale(file)
+        with (
+            contextlib.suppress(OSError, ValueError, ConfigError),
+            _opened(file, os.O_RDWR) as opened,
+        ):
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found = os.fstat(opened.fileno())
+            if found.st_uid != os.geteuid() or time.time() - found.st_mtime < STALE_S:
+                continue
+            # The lock prevents that another process writes an address before the file is removed.
+            if _is_at(opened, file) and not _listens(opened.read(ADDRESS_CHARS_MAX).strip()):
+                file.unlink()
 
 
-def _remove_if_stale(file: Path) -> None:
-    descriptor = open_regular(file, os.O_RDWR | os.O_NOFOLLOW)
-    with os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace") as opened:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        found = os.fstat(opened.fileno())
-        if found.st_uid != os.geteuid() or time.time() - found.st_mtime < STALE_S:
-            return
-        # The lock prevents that another process writes an address before the file is removed.
-        if _is_at(opened, file) and not _listens(opened.read(ADDRESS_CHARS_MAX).strip()):
-            file.unlink()
+def _opened(file: Path, flags: int) -> TextIO:
+    """Open an address file, which must not be a symbolic link."""
+    descriptor = open_regular(file, flags | os.O_NOFOLLOW)
+    return os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace")
 
 
 def _listens(address: str) -> bool:
@@ -186,7 +188,7 @@ def _listens(address: str) -> bool:
         except (FileNotFoundError, ConnectionRefusedError):
             return False
         except BlockingIOError:
-            return True
+            pass
     return True
 
 

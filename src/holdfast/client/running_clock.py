@@ -26,16 +26,14 @@ class RunningClock:
 
     def __call__(self) -> float:
         """Return the time; only differences have a meaning."""
-        return time.monotonic() - self._waited_s()
-
-    def _waited_s(self) -> float:
         if self._file < 0:
             try:
                 self._file = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
-                return 0.0
+                return time.monotonic()
+        now = time.monotonic()
         # Fields: nanoseconds on a processor, nanoseconds in a run queue, time slices.
-        return int(os.pread(self._file, _READ_BYTES, 0).split()[1]) / 1e9
+        return now - int(os.pread(self._file, _READ_BYTES, 0).split()[1]) / 1e9
 
     def __del__(self) -> None:
         if self._file >= 0:

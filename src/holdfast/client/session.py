@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -48,6 +47,7 @@ RETRY_S = 1.0
 """Minimum interval between attempts to connect."""
 LOOKUP_SHARE = 0.5
 """Maximum share of a fetch's deadline for lookups on shared tiers."""
+_PEER = f"python {__version__}"
 _SHORTEST_DEADLINE_S = 0.001
 """Smallest lookup deadline that is sent; 0 selects the tiers' own timeouts."""
 
@@ -62,7 +62,7 @@ class NodeStore:
     def __init__(self, address: str, domain: str = "default") -> None:
         self.address = address
         self.domain = domain
-        self._node = _Connection(address, m.Hello(m.PROTOCOL, _peer()))
+        self._node = _Connection(address, m.Hello(m.PROTOCOL, _PEER))
         self._sessions: list[RemoteSession] = []
 
     def session(self, fingerprint: Fingerprint, domain: str | None = None) -> Session:
@@ -95,12 +95,7 @@ class NodeStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -118,7 +113,7 @@ class RemoteSession:
             address,
             m.Hello(
                 protocol=m.PROTOCOL,
-                peer=_peer(),
+                peer=_PEER,
                 fingerprint=digest,
                 payload_bytes=layout.payload_bytes,
                 block_tokens=layout.block_tokens,
@@ -138,10 +133,21 @@ class RemoteSession:
 
     def save(self, chain: Chain, rows: Sequence[memoryview], retention: Retention) -> int:
         chain.segment_blocks = self._segment_blocks
-        return sum(
-            self._save(chain, first, rows[first : first + RESERVE_BLOCKS_MAX], retention)
-            for first in range(0, len(chain), RESERVE_BLOCKS_MAX)
-        )
+        saved = 0
+        for first in range(0, len(chain), RESERVE_BLOCKS_MAX):
+            part = rows[first : first + RESERVE_BLOCKS_MAX]
+            keys = chain.packed(first, first + len(part))
+            reserve = m.Reserve(keys, chain.parent(first), first, chain.segment(first))
+            with self._connection.held() as client:
+                reserved = _expect(client.call(reserve, ANSWER_S), m.Reserved)
+                arena = _arena(client)
+                for place, row in zip(reserved.places, part, strict=True):
+                    if place >= 0:
+                        start = place + HEADER_BYTES
+                        arena.view[start : start + len(row)] = row
+                commit = m.Commit(reserved.ticket, str(retention))
+                saved += _expect(client.call(commit, ANSWER_S), m.Committed).blocks
+        return saved
 
     def fetch(self, chain: Chain, rows: Sequence[memoryview], deadline_s: float) -> Landed:
         landed = self._look_and_fetch(chain, rows, deadline_s)
@@ -197,22 +203,6 @@ class RemoteSession:
     def _cover(self, keys: Sequence[bytes], lookup_s: float) -> m.Covered:
         cover = m.Cover(b"".join(keys), deadline_s=max(lookup_s, _SHORTEST_DEADLINE_S))
         return _expect(self._connection.call(cover, lookup_s + LATE_S), m.Covered)
-
-    def _save(
-        self, chain: Chain, first: int, rows: Sequence[memoryview], retention: Retention
-    ) -> int:
-        """Save consecutive blocks of a chain in one reservation."""
-        keys = chain.packed(first, first + len(rows))
-        reserve = m.Reserve(keys, chain.parent(first), first, chain.segment(first))
-        with self._connection.held() as client:
-            reserved = _expect(client.call(reserve, ANSWER_S), m.Reserved)
-            arena = _arena(client)
-            for place, row in zip(reserved.places, rows, strict=True):
-                if place >= 0:
-                    start = place + HEADER_BYTES
-                    arena.view[start : start + len(row)] = row
-            commit = m.Commit(reserved.ticket, str(retention))
-            return _expect(client.call(commit, ANSWER_S), m.Committed).blocks
 
     def _fetch(
         self, chain: Chain, rows: Sequence[memoryview], blocks: int, deadline_s: float
@@ -303,7 +293,3 @@ def _expect(reply: m.Reply, kind: type[T]) -> T:
     if not isinstance(reply, kind):
         raise ProtocolError(f"the node answered {reply!r:.200}, not {kind.__name__}")
     return reply
-
-
-def _peer() -> str:
-    return f"python {__version__}"

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from holdfast.client.tracked_request import PlanEnd
 from holdfast.wire.local.messages import Observed
 
@@ -98,12 +100,9 @@ class StepTimer:
 
     def report(self, *, idle: bool) -> Observed | None:
         """Return and clear the observations if a report is due; None otherwise."""
-        number = len(self._steps) + len(self._endings) + len(self._not_followed)
-        number += len(self._prompts)
+        observed = Observed(self._steps, self._endings, self._not_followed, self._prompts)
+        number = sum(map(len, msgspec.structs.astuple(observed)))
         if not number or (number < REPORT_AT and not idle):
             return None
-        steps, self._steps = self._steps, []
-        endings, self._endings = self._endings, []
-        not_followed, self._not_followed = self._not_followed, []
-        prompts, self._prompts = self._prompts, []
-        return Observed(steps, endings, not_followed, prompts)
+        self._steps, self._endings, self._not_followed, self._prompts = [], [], [], []
+        return observed

@@ -11,12 +11,12 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from holdfast.errors import NodeGoneError
 from holdfast.wire.local.messages import Observed
+from holdfast.wire.local.reconnecting_client import ReconnectingClient
 
 REPORT_DELAY_S = 0.02
 """Delay before a report is sent, so that it does not compete with the step's own output."""
@@ -27,7 +27,9 @@ _log = logging.getLogger("vllm.holdfast")
 class TimingReporter:
     """Sends each report over all `connections`, without waiting for replies."""
 
-    def __init__(self, connections: Sequence[Any], delay_s: float = REPORT_DELAY_S) -> None:
+    def __init__(
+        self, connections: Sequence[ReconnectingClient], delay_s: float = REPORT_DELAY_S
+    ) -> None:
         self._connections = connections
         self._delay_s = delay_s
         self._reports: queue.SimpleQueue[Observed | None] = queue.SimpleQueue()
@@ -57,7 +59,7 @@ class TimingReporter:
                 for rank, connection in enumerate(self._connections):
                     self._send(connection, others if rank else report)
 
-    def _send(self, connection: Any, report: Observed) -> None:
+    def _send(self, connection: ReconnectingClient, report: Observed) -> None:
         try:
             client = connection.client()
             if client is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import io
 import logging
 import os
@@ -208,10 +209,7 @@ def _is_valid(entry: _CachedDigest, path: str, asked_ns: int) -> bool:
 def _read(source: io.FileIO) -> str:
     import xxhash
 
-    digest = xxhash.xxh3_128()
-    while chunk := source.read(8 * MIB):
-        digest.update(chunk)
-    return digest.hexdigest()
+    return hashlib.file_digest(source, xxhash.xxh3_128).hexdigest()
 
 
 def _keeps_change_time(path: str) -> bool:
