@@ -29,7 +29,6 @@ from holdfast.devices.host import HostDevice
 from holdfast.engines.vllm.counters import ConnectorCounts, ConnectorMetrics
 from holdfast.engines.vllm.describe import (
     CacheGeometry,
-    KvGroup,
     UnsupportedError,
     fingerprint_of,
     geometry_of,
@@ -103,13 +102,31 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     # Worker
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
+        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
         if self._worker is not None:
             self._worker.close()
             self._worker = None
         with self._passive_on_error():
             group = only_group(self._vllm_config, self._kv_cache_config)
             geometry = geometry_of(group, kv_caches, self._kv_cache_config.num_blocks)
-            self._open_worker(group, geometry, [kv_caches[name] for name in group.layers])
+            rank = get_tensor_model_parallel_rank()
+            fingerprint = fingerprint_of(self._vllm_config, group, geometry, self._setting, rank)
+            layout = fingerprint.layout
+            tensors = [kv_caches[name] for name in group.layers]
+            device = _device(tensors, geometry, layout.pages_per_block)
+            handshake = Handshake(
+                fingerprint=fingerprint.digest(),
+                payload_bytes=layout.payload_bytes,
+                block_tokens=layout.block_tokens,
+                page_tokens=layout.page_tokens,
+            )
+            node = self._connect(handshake, fingerprint)
+            self._worker = WorkerSide(node, device, rank, self._setting, running=RunningClock())
+            self._handshake = handshake
+            _log.info("Holdfast at %s: blocks of %d tokens, %.2f MiB; namespace %s", node.address,
+                      layout.block_tokens, layout.payload_bytes / 2**20,
+                      handshake.fingerprint.hex())  # fmt: skip
 
     def get_handshake_metadata(self) -> Handshake | None:
         return self._handshake
@@ -240,26 +257,6 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     # Private methods
-
-    def _open_worker(self, group: KvGroup, geometry: CacheGeometry, tensors: list[Any]) -> None:
-        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-
-        rank = get_tensor_model_parallel_rank()
-        fingerprint = fingerprint_of(self._vllm_config, group, geometry, self._setting, rank)
-        layout = fingerprint.layout
-        device = _device(tensors, geometry, layout.pages_per_block)
-        handshake = Handshake(
-            fingerprint=fingerprint.digest(),
-            payload_bytes=layout.payload_bytes,
-            block_tokens=layout.block_tokens,
-            page_tokens=layout.page_tokens,
-        )
-        connection = self._connect(handshake, fingerprint)
-        self._worker = WorkerSide(connection, device, rank, self._setting, running=RunningClock())
-        self._handshake = handshake
-        _log.info("Holdfast at %s: blocks of %d tokens, %.2f MiB; namespace %s", connection.address,
-                  layout.block_tokens, layout.payload_bytes / 2**20,
-                  handshake.fingerprint.hex())  # fmt: skip
 
     def _connect(
         self, namespace: Handshake, fingerprint: Fingerprint | None = None

@@ -219,12 +219,15 @@ def _backends(vllm_config: Any, group: KvGroup) -> str:
 
 
 def model_digest(vllm_config: Any, setting: ConnectorSettings) -> str:
-    """Return a digest of weights and settings; raise NoDigestError if the files are unknown."""
+    """Return a digest of weights and settings; raise NoDigestError if unknown."""
     model = vllm_config.model_config
     if setting.model_digest:
         weights = f"pinned:{setting.model_digest}"
     else:
-        weights = _weights_digest(vllm_config)
+        checkpoint = checkpoint_of(vllm_config)
+        weights = files_digest(*checkpoint)
+        # Checked last: a later change affects neither the loaded weights nor the digest.
+        check_unchanged(checkpoint.folder, checkpoint.files, process_start_ns() + START_NS)
     settings = {
         key: value for key, value in model.hf_config.to_dict().items() if key not in _VOLATILE
     }
@@ -239,15 +242,6 @@ def model_digest(vllm_config: Any, setting: ConnectorSettings) -> str:
         str(getattr(model, "code_revision", None)),
     )
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
-
-
-def _weights_digest(vllm_config: Any) -> str:
-    """Return a digest of the files the engine loaded; raise NoDigestError if they may differ."""
-    checkpoint = checkpoint_of(vllm_config)
-    digest = files_digest(*checkpoint)
-    # Checked last: a later change affects neither the loaded weights nor the digest.
-    check_unchanged(checkpoint.folder, checkpoint.files, process_start_ns() + START_NS)
-    return digest
 
 
 def _kv_quantisation(cache: Any, spec: Any) -> str:

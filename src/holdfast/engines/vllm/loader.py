@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES
@@ -21,6 +21,7 @@ from holdfast.engines.vllm.work import LoadTask
 from holdfast.errors import BlockError, NodeGoneError, Outcome, ProtocolError, RefusedError
 from holdfast.wire.local.client import Client
 from holdfast.wire.local.messages import Fetch, Fetched, Release, Released
+from holdfast.wire.local.reconnecting_client import ReconnectingClient
 
 GRACE_S = 0.25
 """Time after a fetch's deadline at which a node without an answer counts as gone."""
@@ -50,7 +51,7 @@ class EndedLoad(NamedTuple):
 class Loader:
     """Runs loads one after the other on its own thread; `connection` provides the client."""
 
-    def __init__(self, device: Device, connection: Any) -> None:
+    def __init__(self, device: Device, connection: ReconnectingClient) -> None:
         self._device = device
         self._connection = connection
         self._jobs: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
@@ -62,11 +63,10 @@ class Loader:
         self._thread = threading.Thread(target=self._run, name="holdfast-load", daemon=True)
         self._thread.start()
 
-    def put(self, jobs: Iterable[LoadJob]) -> None:
-        """Queue loads."""
-        for job in jobs:
-            self._under_way += 1
-            self._jobs.put(job)
+    def put(self, job: LoadJob) -> None:
+        """Queue a load."""
+        self._under_way += 1
+        self._jobs.put(job)
 
     def rest(self, seconds: float) -> bool:
         """Yield the GIL until a load ends or the time is over; return False if no load runs."""

@@ -86,6 +86,11 @@ def read_options(extra: Mapping[str, Any]) -> ConnectorSettings:
             raise error.__cause__ from None
         raise ConfigError(f"{_AT}: {error}") from error
     address, engine = _node(options.holdfast)
+    publish = b""
+    if options.publish_file:
+        from holdfast.assemble.keys import read_key
+
+        publish = read_key(Path(options.publish_file).expanduser(), f"{_AT}.publish_file")
     return ConnectorSettings(
         address=address,
         domain=options.domain,
@@ -94,14 +99,8 @@ def read_options(extra: Mapping[str, Any]) -> ConnectorSettings:
         cover_deadline_s=ms / 1000 if (ms := options.cover_deadline_ms) else None,
         fetch_deadline_s=engine.deadline_s,
         saves=engine.save,
-        publish=_secret(options.publish_file) if options.publish_file else b"",
+        publish=publish,
     )
-
-
-def _secret(file: str) -> bytes:
-    from holdfast.assemble.keys import read_key
-
-    return read_key(Path(file).expanduser(), f"{_AT}.publish_file")
 
 
 def _node(holdfast: str) -> tuple[str, EngineOptions]:

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast.blocks.key import Chain
 from holdfast.client.backoff import Backoff
@@ -26,6 +26,7 @@ from holdfast.errors import NodeGoneError, NotFollowed, ProtocolError, RefusedEr
 from holdfast.limits import CHAIN_BLOCKS_MAX
 from holdfast.wire.local.client import Client
 from holdfast.wire.local.messages import Cover
+from holdfast.wire.local.reconnecting_client import ReconnectingClient
 
 COVER_MIN_S = 0.05
 COVER_MAX_S = 1.0
@@ -43,18 +44,6 @@ COVER_SHARE = 0.05
 _log = logging.getLogger("vllm.holdfast")
 
 
-class NodeConnection(Protocol):
-    """A connection that provides a client while it lasts, such as `ReconnectingClient`."""
-
-    def client(self) -> Client | None:
-        """Return the connected client; None if there is none."""
-        ...
-
-    def close(self) -> None:
-        """End the session."""
-        ...
-
-
 class SchedulerSide:
     """Tracks every request.
 
@@ -63,7 +52,7 @@ class SchedulerSide:
 
     def __init__(
         self,
-        connections: Sequence[NodeConnection],
+        connections: Sequence[ReconnectingClient],
         namespaces: Sequence[Handshake],
         setting: ConnectorSettings,
         reporter: TimingReporter,
@@ -261,11 +250,7 @@ class SchedulerSide:
             connection.close()
 
     def _clients(self) -> list[Client] | None:
-        clients = [
-            client
-            for connection in self._connections
-            if (client := connection.client()) is not None
-        ]
+        clients = [client for each in self._connections if (client := each.client()) is not None]
         return clients if len(clients) == len(self._connections) else None
 
     def _ask(
@@ -347,22 +332,18 @@ class SchedulerSide:
                 self._token_s = answer.recompute_s / max(1, computed)
             return True
         limit_s, waited_s = self._limit_s(tracked), self._running() - question.at_s
-        if waited_s < limit_s or self._is_starved(question, waited_s):
+        if waited_s < limit_s or (
+            # A node that may lack a processor has longer, unless the user set the timeout.
+            self._setting.cover_deadline_s is None
+            and waited_s < self._backoff.timeout_s(COVER_MAX_S)
+            and question.node_is_runnable()
+        ):
             return False
         _log.info("late: the node did not say within %.3g s what is held; computed", limit_s)
         self._backoff.late()
         self.counts.add("calls", "lookup", "late")
         self._compute(tracked, NotFollowed.LATE)
         return True
-
-    def _is_starved(self, question: PlanRequest, waited_s: float) -> bool:
-        """Return whether to wait longer because the node may lack a processor.
-
-        The wait ends at `COVER_MAX_S`. A timeout that the user set is not extended.
-        """
-        if self._setting.cover_deadline_s is not None:
-            return False
-        return waited_s < self._backoff.timeout_s(COVER_MAX_S) and question.node_is_runnable()
 
     def _compute(self, tracked: TrackedRequest, why: NotFollowed) -> None:
         """Compute the request: no answer arrived, and an earlier answer is outdated."""
@@ -383,22 +364,19 @@ class SchedulerSide:
         self, tracked: TrackedRequest, full: int, pages: Sequence[int]
     ) -> Iterator[SaveTask]:
         """Yield save tasks of at most `SAVE_BLOCKS`: a longer one would delay other engines."""
+        per_block = self._block_tokens // self._page_tokens
         while tracked.saved < full:
-            stop = min(full, tracked.saved + SAVE_BLOCKS)
-            yield self._save(tracked, stop, pages)
+            start, stop = tracked.saved, min(full, tracked.saved + SAVE_BLOCKS)
+            yield SaveTask(
+                tracked.request.request_id,
+                tracked.keys(start, stop),
+                tuple(chain.parent(start) for chain in tracked.chains),
+                tuple(chain.segment(start) for chain in tracked.chains),
+                start,
+                list(pages[start * per_block : stop * per_block]),
+                tracked.hint.retention,
+            )
             tracked.saved = stop
-
-    def _save(self, tracked: TrackedRequest, full: int, pages: Sequence[int]) -> SaveTask:
-        start, per_block = tracked.saved, self._block_tokens // self._page_tokens
-        return SaveTask(
-            tracked.request.request_id,
-            tracked.keys(start, full),
-            tuple(chain.parent(start) for chain in tracked.chains),
-            tuple(chain.segment(start) for chain in tracked.chains),
-            start,
-            list(pages[start * per_block : full * per_block]),
-            tracked.hint.retention,
-        )
 
 
 def why_declined(request: Any) -> str | None:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES
@@ -14,12 +15,12 @@ from holdfast.devices.base import Device, Move, Transfer
 from holdfast.engines.vllm.counters import ConnectorCounts
 from holdfast.engines.vllm.loader import EndedLoad, Loader, LoadJob
 from holdfast.engines.vllm.options import ConnectorSettings
-from holdfast.engines.vllm.scheduler import NodeConnection
-from holdfast.engines.vllm.work import LoadTask, SaveTask, StepWork, WorkerReport
+from holdfast.engines.vllm.work import SaveTask, StepWork, WorkerReport
 from holdfast.errors import NodeGoneError, Outcome, ProtocolError, RefusedError
 from holdfast.limits import RECLAIM_S
 from holdfast.wire.local.client import Client
 from holdfast.wire.local.messages import Abort, Commit, Committed, Reserve, Reserved
+from holdfast.wire.local.reconnecting_client import ReconnectingClient
 
 RESERVE_S = 0.1
 """Timeout of slots at the end of a step; they were requested at its beginning."""
@@ -61,7 +62,7 @@ class WorkerSide:
 
     def __init__(
         self,
-        connection: NodeConnection,
+        connection: ReconnectingClient,
         device: Device,
         rank: int,
         setting: ConnectorSettings,
@@ -102,10 +103,11 @@ class WorkerSide:
         """Hand this step's loads to the loading thread."""
         if work.loads:
             after = self._device.mark()
-            self._loader.put(
-                LoadJob(load, load.keys[self._rank], self._deadline_s(load), after)
-                for load in work.loads
-            )
+            for load in work.loads:
+                deadline_s = self._deadline_max_s
+                if load.deadline_s:
+                    deadline_s = min(max(load.deadline_s, DEADLINE_MIN_S), deadline_s)
+                self._loader.put(LoadJob(load, load.keys[self._rank], deadline_s, after))
 
     def save(self, work: StepWork) -> None:
         """After the forward: copy full blocks into their slots."""
@@ -116,7 +118,9 @@ class WorkerSide:
             self._commit_done()
             return
         reserves, self._reserves = self._reserves, []
-        for client, group in _by_client(reserves):
+        # The client may have reconnected between two requests of a step.
+        for client, pending in groupby(reserves, lambda each: each.client):
+            group = list(pending)
             try:
                 self._copy_saves(client, group)
             except (NodeGoneError, ProtocolError):
@@ -165,6 +169,7 @@ class WorkerSide:
         """Wait for the slots of these saves, and start copying their pages into them."""
         moves: list[Move] = []
         commits: list[Commit] = []
+        size = self._device.pages.pages_per_block
         until_s = self._running() + self._backoff.timeout_s(RESERVE_S)
         try:
             for each in reserves:
@@ -175,7 +180,11 @@ class WorkerSide:
                     self.counts.add("calls", "save", "full")
                 if reserved.ticket:
                     commits.append(Commit(reserved.ticket, each.save.retention))
-                    moves += self._moves(each.save, reserved.places)
+                    moves += [
+                        Move(place + HEADER_BYTES, each.save.pages[at * size : (at + 1) * size])
+                        for at, place in enumerate(reserved.places)
+                        if place >= 0
+                    ]
             if commits and client.arena is not None:
                 transfer = self._device.gather(client.arena, moves)
                 self._inflight.append(InflightSave(transfer, client, commits))
@@ -220,14 +229,6 @@ class WorkerSide:
             raise ProtocolError(f"Reserve was answered with {type(reply).__name__}")
         return reply
 
-    def _moves(self, save: SaveTask, places: Sequence[int]) -> list[Move]:
-        size = self._device.pages.pages_per_block
-        return [
-            Move(place + HEADER_BYTES, save.pages[at * size : (at + 1) * size])
-            for at, place in enumerate(places)
-            if place >= 0
-        ]
-
     def _commit_done(self) -> None:
         """Commit the saves whose copies are done."""
         still = []
@@ -270,16 +271,3 @@ class WorkerSide:
                 self.counts.add("calls", "save", "ok")
                 self.counts.add("saved_blocks", number=reply.blocks)
         self._committing = still
-
-    def _deadline_s(self, load: LoadTask) -> float:
-        if not load.deadline_s:
-            return self._deadline_max_s
-        return min(max(load.deadline_s, DEADLINE_MIN_S), self._deadline_max_s)
-
-
-def _by_client(reserves: Sequence[PendingReserve]) -> list[tuple[Client, list[PendingReserve]]]:
-    """Group by connection: the client may have reconnected between two requests of a step."""
-    groups: dict[int, tuple[Client, list[PendingReserve]]] = {}
-    for each in reserves:
-        groups.setdefault(id(each.client), (each.client, []))[1].append(each)
-    return list(groups.values())
