@@ -18,6 +18,7 @@ from holdfast.tiers.pool.connection_checks import TargetCondition, check_member
 from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.remote.client import TargetClient
 from holdfast.wire.remote.credentials import Credentials, server_context
+from holdfast.wire.remote.stream import wrap
 
 PEERS = StoreOptions(serves_peers=True)
 
@@ -83,15 +84,14 @@ def test_closing_ends_who_is_in_the_middle_of_a_handshake(behind):
 def test_who_shakes_hands_while_it_closes_is_not_served(behind, monkeypatch):
     """The handshake begins after whoever closes has counted its peers."""
     opened, closing = threading.Event(), threading.Event()
-    plainly = behind.server._open
 
-    def held(connected):
-        stream = plainly(connected)
+    def held(connected, context):
+        stream = wrap(connected, context)
         opened.set()
         assert closing.wait(10)
         return stream
 
-    monkeypatch.setattr(behind.server, "_open", held)
+    monkeypatch.setattr("holdfast.node.remote.server.wrap", held)
     with socket.create_connection(tcp_endpoint(behind.address), 10) as raw:
         assert opened.wait(10)
         thread = threading.Thread(target=behind.server.close)
