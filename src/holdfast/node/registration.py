@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Protocol
 
+from holdfast.membership.etcd_source import EtcdRegistration
 from holdfast.membership.members import MemberState
 from holdfast.store.store import Store
 
 _POLL_S = 0.2
 
 
-class Registration(Protocol):
-    """This target's entry in the list of members."""
-
-    def announce(self, state: MemberState) -> None:
-        """Publish a state soon."""
-        ...
-
-
 class RegisteredTarget:
-    """Keeps the entry's state current while the target runs. The caller owns the entry."""
+    """Keeps the state of a list entry current while its target runs. The caller owns the entry."""
 
-    def __init__(self, store: Store, entry: Registration, drain_s: float) -> None:
+    def __init__(self, store: Store, entry: EtcdRegistration, drain_s: float) -> None:
         self._store = store
         self._entry = entry
         self._drain_s = drain_s

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -138,13 +139,10 @@ class TargetClient:
         batch_parts = parts_of_batch([*map(len, records)], self._ways, PUT_BYTES)
 
         def put_part(batch_part: Sequence[slice]) -> list[Outcome]:
-            return [one for span in batch_part for one in self._put(records[span], deadline)]
+            return [*chain.from_iterable(self._put(records[span], deadline) for span in batch_part)]
 
-        return [
-            one
-            for done in parallel(put_part, batch_parts, self._workers(batch_parts))
-            for one in done
-        ]
+        done = parallel(put_part, batch_parts, self._workers(batch_parts))
+        return [*chain.from_iterable(done)]
 
     def get(
         self,
