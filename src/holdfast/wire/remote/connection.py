@@ -230,9 +230,8 @@ def connect(
         connection.join(challenge, token, deadline)
     except BaseException as error:
         opened.close()
-        if isinstance(
-            error, ssl.SSLError
-        ):  # in TLS 1.3 also the target's verdict on our certificate
+        # In TLS 1.3 the target's verdict on our certificate comes after the handshake.
+        if isinstance(error, ssl.SSLError):
             raise _tls_error(address, error) from error
         if isinstance(error, RefusedError):
             raise RefusedError(f"target {address}: {error}") from error
