@@ -167,24 +167,26 @@ def target_samples(status: Mapping[str, int]) -> Iterator[Sample]:
         yield Sample(f"target_{name}_total", (), status[name])
 
 
+def tier_totals(tiers: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]:
+    """Return the usage of each tier, by name; the host tiers of all domains share one memory."""
+    totals: dict[str, Counter[str]] = {}
+    for usage in tiers:
+        total = totals.setdefault(usage["tier"], Counter())
+        capacity_bytes = max(total["capacity_bytes"], usage["capacity_bytes"])
+        total.update({name: usage[name] for name in usage if name != "tier"})
+        total["capacity_bytes"] = capacity_bytes
+    return totals
+
+
 def _tier_samples(status: Mapping[str, Any]) -> Iterator[Sample]:
-    """Yield the samples of tiers; the host tiers of all domains are one tier."""
-    capacity_bytes = dict[str, int]()
-    sums: dict[str, Counter[str]] = {}
-    for usage in status["tiers"]:
-        tier = usage["tier"]
-        capacity_bytes[tier] = max(capacity_bytes.get(tier, 0), usage["capacity_bytes"])
-        sums.setdefault(tier, Counter()).update(
-            {name: usage[name] for name in usage if name not in ("tier", "capacity_bytes")}
-        )
-    for tier, counted in sums.items():
-        if capacity_bytes[tier]:
-            yield Sample("tier_capacity_bytes", (tier,), capacity_bytes[tier])
-            yield Sample("tier_used_bytes", (tier,), counted["used_bytes"])
-            yield Sample("tier_records", (tier,), counted["records"])
-        yield Sample("tier_read_bytes_total", (tier,), counted["read_bytes"])
-        yield Sample("tier_written_bytes_total", (tier,), counted["written_bytes"])
-        yield Sample("tier_failures_total", (tier,), counted["failures"])
+    for tier, usage in tier_totals(status["tiers"]).items():
+        if usage["capacity_bytes"]:
+            yield Sample("tier_capacity_bytes", (tier,), usage["capacity_bytes"])
+            yield Sample("tier_used_bytes", (tier,), usage["used_bytes"])
+            yield Sample("tier_records", (tier,), usage["records"])
+        yield Sample("tier_read_bytes_total", (tier,), usage["read_bytes"])
+        yield Sample("tier_written_bytes_total", (tier,), usage["written_bytes"])
+        yield Sample("tier_failures_total", (tier,), usage["failures"])
     for tier, reachable in status["shared"].items():
         yield Sample("tier_reachable", (tier,), int(reachable["reachable"]))
         for member in reachable["members"]:

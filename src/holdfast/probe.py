@@ -1,4 +1,4 @@
-"""Resources that this machine gives a process: its memory limit, and free TCP ports."""
+"""Resources of this machine: kernel files, the memory limit of a process, and free TCP ports."""
 
 from __future__ import annotations
 
@@ -23,6 +23,18 @@ class MemoryInfo(NamedTuple):
 
     nbytes: int
     source: str
+
+
+def kernel_text(path: str, field: str = "") -> str:
+    """Return the text of a kernel file, or of its line `field: value`; empty if it is missing."""
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+    if not field:
+        return text
+    values = (line.partition(":")[2] for line in text.splitlines() if line.startswith(field))
+    return next(values, "").strip()
 
 
 def memory() -> MemoryInfo:

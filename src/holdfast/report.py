@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.errors import ConfigError
+from holdfast.probe import kernel_text
 from holdfast.version import __version__
 
 if TYPE_CHECKING:
@@ -85,9 +86,9 @@ def with_more(row: Row, more: dict[str, object]) -> Row:
 def machine() -> dict[str, object]:
     """Return this machine's processor, cores, memory, kernel and Python, and the date."""
     return {
-        "cpu": _field("/proc/cpuinfo", "model name") or platform.machine(),
+        "cpu": kernel_text("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": 1024 * int((_field("/proc/meminfo", "MemTotal") or "0").split()[0]),
+        "memory_bytes": 1024 * int((kernel_text("/proc/meminfo", "MemTotal") or "0").split()[0]),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -222,13 +223,3 @@ def cell(value: object) -> str:
 def mark(ok: bool | None) -> str:  # noqa: FBT001  # a value to show, not a switch
     """Return `yes` or `no` in colour; empty for None."""
     return "" if ok is None else "[green]yes[/]" if ok else "[red]no[/]"
-
-
-def _field(path: str, name: str) -> str:
-    """Return the first value of a `name: value` file of the kernel; empty if there is none."""
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return ""
-    values = (line.partition(":")[2].strip() for line in lines if line.startswith(name))
-    return next(values, "")

@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
 import socket
 
 import pytest
 
+from holdfast.cli import doctor, main
+from holdfast.errors import NodeGoneError
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.kind import direct_io, nearest
 from holdfast.tiers.disk.tier import DiskTier
@@ -77,6 +80,15 @@ def test_a_running_node_is_found(holdfast, node, save, tmp_path):
     assert code == 0
     assert checks["node"]["found"] == f"answers at {node}"
     assert checks["node"]["why"] == "3 blocks"
+
+
+def test_a_node_that_ends_before_it_answers_is_a_finding(node, tmp_path, monkeypatch, capsys):
+    def ended(*_):
+        raise NodeGoneError("the connection broke")
+
+    monkeypatch.setattr(doctor, "request_report", ended)
+    assert main(["doctor", "--config", str(tmp_path / "node.yaml")]) == 0
+    assert re.search("- +node +no answer .the connection broke", capsys.readouterr().out)
 
 
 def test_versions_are_read_without_importing(holdfast, config):

@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from holdfast.cli.inspect import _admission, _merged, _usage
+from holdfast.cli.inspect import _admission, _usage
 from holdfast.cli.inspect_plans import plans_text
+from holdfast.metrics import tier_totals
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
 
@@ -117,16 +118,19 @@ def test_a_node_for_other_nodes_only_is_named(holdfast, verb, tmp_path):
 
 
 def test_memory_is_one_line_however_many_domains_share_it():
-    host = {"tier": "host", "used_bytes": 5, "capacity_bytes": 9, "records": 1, "failures": 0}
-    disk = {**host, "tier": "disk", "failures": 2}
-    assert _merged([host, host, disk]) == [{**host, "used_bytes": 10, "records": 2}, disk]
+    used = {"used_bytes": 5, "capacity_bytes": 9, "records": 1, "failures": 0}
+    host, disk = {"tier": "host", **used}, {"tier": "disk", **used, "failures": 2}
+    assert tier_totals([host, host, disk]) == {
+        "host": {**used, "used_bytes": 10, "records": 2},
+        "disk": {**used, "failures": 2},
+    }
 
 
 def test_a_tier_without_a_capacity_of_its_own_is_not_called_empty():
-    tier = {"tier": "pool", "used_bytes": 0, "capacity_bytes": 0, "records": 0, "failures": 1}
-    assert "0 B" not in _usage(tier)
-    assert "`holdfast inspect pool` shows its members; 1 failure" in _usage(tier)
-    filled = _usage({**tier, "tier": "host", "capacity_bytes": 4096, "records": 1, "failures": 0})
+    used = {"used_bytes": 0, "capacity_bytes": 0, "records": 0, "failures": 1}
+    assert "0 B" not in _usage("pool", used)
+    assert "`holdfast inspect pool` shows its members; 1 failure" in _usage("pool", used)
+    filled = _usage("host", {**used, "capacity_bytes": 4096, "records": 1, "failures": 0})
     assert filled == "  host     0 B of 4 KiB used, 1 record, 0 failures"
 
 

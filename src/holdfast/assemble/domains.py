@@ -79,13 +79,7 @@ def open_ring(config: Config, keys: dict[str, bytes], audit: AuditLog) -> KeyRin
     sealed = sealed_domains(config)
     if not sealed:
         return None
-    derives = config.shares and not config.keyring
-    try:
-        ring = KeyRing(Path(config.keyring_file) if config.keyring_file else None, derives=derives)
-    except OSError as error:
-        raise ConfigError(
-            f"keyring: {config.keyring_file!r} cannot be read: {error.strerror}; correct it"
-        ) from error
+    ring = read_ring(config)
     for name in sealed:
         try:
             changed = ring.enrol(name, keys[name])
@@ -94,6 +88,17 @@ def open_ring(config: Config, keys: dict[str, bytes], audit: AuditLog) -> KeyRin
         if changed:
             audit.record("key", domain=name, change=changed)
     return ring
+
+
+def read_ring(config: Config) -> KeyRing:
+    """Read the configured key ring; raise ConfigError or FormatError if it cannot be used."""
+    path = Path(config.keyring_file) if config.keyring_file else None
+    try:
+        return KeyRing(path, derives=config.shares and not config.keyring)
+    except OSError as error:
+        raise ConfigError(
+            f"keyring: {config.keyring_file!r} cannot be read: {error.strerror}; correct it"
+        ) from error
 
 
 def _key_in_file(file: Path) -> bytes:

@@ -104,9 +104,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] not in verbs:
         _explain(arguments, verbs)
     name = arguments[0]
+    verb = verbs[name]
     try:
-        with _terminated_as_interrupted(verbs[name]):
-            return _run(name, verbs[name], arguments[1:])
+        with _terminated_as_interrupted(verb):
+            parser = parser_of(name, verb)  # here, because Ctrl-C may interrupt the import
+            status: int = import_module(verb.module).run(parser.parse(arguments[1:]))
+            return status
     except HoldfastError as error:
         print(f"holdfast {name}: {error}", file=sys.stderr)
         return _exit_code(error)
@@ -129,13 +132,6 @@ def all_verbs() -> dict[str, Verb]:
     for point in metadata.entry_points(group=ENTRY_POINTS):
         offered |= point.load()
     return VERBS | offered
-
-
-def _run(name: str, verb: Verb, options: Sequence[str]) -> int:
-    """Import a verb, parse its options, and run it; return its exit code."""
-    parser = parser_of(name, verb)  # here, because Ctrl-C may interrupt the import
-    status: int = import_module(verb.module).run(parser.parse(options))
-    return status
 
 
 def parser_of(name: str, verb: Verb) -> OptionParser:
@@ -163,24 +159,20 @@ def _terminated_as_interrupted(verb: Verb) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _parser(verbs: Mapping[str, Verb]) -> argparse.ArgumentParser:
-    lines = "\n".join(f"  {name:<9}{verb.about}" for name, verb in verbs.items())
-    parser = argparse.ArgumentParser(
-        prog="holdfast",
-        usage="holdfast VERB [OPTIONS]",
-        description="A shared, tiered memory for the KV caches of LLM inference.",
-        epilog=f"verbs:\n{lines}\n\n`holdfast VERB --help` lists its options.\n\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
-    parser.add_argument("verb", help=argparse.SUPPRESS)
-    return parser
-
-
 def _explain(arguments: Sequence[str], verbs: Mapping[str, Verb]) -> NoReturn:
     """Show the help, the version, or which verb was meant; exit."""
     if not arguments or arguments[0].startswith("-"):
-        _parser(verbs).parse_args(arguments or ["--help"])
+        lines = "\n".join(f"  {name:<9}{verb.about}" for name, verb in verbs.items())
+        parser = argparse.ArgumentParser(
+            prog="holdfast",
+            usage="holdfast VERB [OPTIONS]",
+            description="A shared, tiered memory for the KV caches of LLM inference.",
+            epilog=f"verbs:\n{lines}\n\n`holdfast VERB --help` lists its options.\n\n{EXIT_CODES}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
+        parser.add_argument("verb", help=argparse.SUPPRESS)
+        parser.parse_args(arguments or ["--help"])
         raise SystemExit(USAGE)
     from difflib import get_close_matches  # takes longer to import than most verbs
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
@@ -14,9 +13,11 @@ from holdfast.cli.machine import examine
 from holdfast.cli.options import (
     add_config_arguments,
     add_json_argument,
+    connected,
     load_config,
     many,
-    write_json,
+    request_report,
+    show,
 )
 from holdfast.cli.rehearsal import rehearse
 from holdfast.codec.seal import missing
@@ -24,14 +25,11 @@ from holdfast.config import Config, HostOptions, Size, as_data
 from holdfast.errors import ConfigError, HoldfastError, NodeGoneError
 from holdfast.finding import Finding, problem
 from holdfast.probe import memory
-from holdfast.report import check_target
 from holdfast.version import __version__
-from holdfast.wire.local.client import Client
-from holdfast.wire.local.messages import PROTOCOL, Hello, ReportRequest, Status
+from holdfast.wire.local.messages import Status
 
 ANSWER_S = 5.0
 """Timeout of the node's answers."""
-
 
 _MARKS = {True: "ok", False: "PROBLEM", None: "-"}
 
@@ -44,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print all findings; return 1 if one of them is a problem."""
-    check_target(args.json)
     findings = list(examine())
     data: dict[str, object] = {}
     try:
@@ -56,18 +53,13 @@ def run(args: argparse.Namespace) -> int:
         findings += _configuration(args, config)
         findings += rehearse(config)
         findings += _node(config)
-    if args.json:
-        checks = [msgspec.to_builtins(finding) for finding in findings]
-        write_json({"version": __version__, "checks": checks, "config": data}, args.json)
-    if args.json != "-":
-        print(f"holdfast {__version__}")
-        print("\n".join(_line(finding) for finding in findings))
+    lines = [f"holdfast {__version__}"]
+    for finding in findings:
+        why = f" ({finding.why})" if finding.why else ""
+        lines.append(f"{_MARKS[finding.ok]:<8} {finding.what:<16} {finding.found}{why}")
+    checks = msgspec.to_builtins(findings)
+    show("\n".join(lines), {"version": __version__, "checks": checks, "config": data}, args.json)
     return FAILED if any(finding.ok is False for finding in findings) else OK
-
-
-def _line(finding: Finding) -> str:
-    why = f" ({finding.why})" if finding.why else ""
-    return f"{_MARKS[finding.ok]:<8} {finding.what:<16} {finding.found}{why}"
 
 
 def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding]:
@@ -88,16 +80,15 @@ def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding
 def _sealing(config: Config) -> Finding:
     """Return which domains' blocks are sealed below the host, and their key ring."""
     wanted = [name for name, domain in config.domains.items() if domain.seal is not False]
-    lack = missing() if wanted else ""
-    if lack:
-        return problem("sealing", f"not {', '.join(wanted)}", lack)
     if not wanted:
         return Finding("sealing", "no domain", "no domain has a key of its own and `seal`")
-    ring = config.keyring_file or "in memory"
-    if config.shares and not config.keyring:
-        why = f"data keys are derived, because nodes share no keyring; {ring}"
-        return Finding("sealing", ", ".join(wanted), why, ok=True)
-    return Finding("sealing", ", ".join(wanted), f"key ring {ring}", ok=True)
+    if lack := missing():
+        return problem("sealing", f"not {', '.join(wanted)}", lack)
+    derives = config.shares and not config.keyring
+    why = "data keys are derived, because nodes share no keyring;" if derives else "key ring"
+    return Finding(
+        "sealing", ", ".join(wanted), f"{why} {config.keyring_file or 'in memory'}", ok=True
+    )
 
 
 def _host(capacity: Size) -> Finding:
@@ -115,25 +106,18 @@ def _node(config: Config) -> Iterator[Finding]:
         yield Finding("node", "serves other nodes only", "see `holdfast inspect pool` on those")
         return
     try:
-        client = Client(config.node_address, Hello(PROTOCOL, "holdfast doctor"), ANSWER_S)
+        with connected(config.node_address, "doctor") as client:
+            status = request_report(client, Status(), ANSWER_S)
     except NodeGoneError as error:
         yield Finding("node", "no answer", str(error))
         return
     except HoldfastError as error:
         yield problem("node", "refuses", str(error))
         return
-    try:
-        reply = client.call(Status(), ANSWER_S)
-    finally:
-        client.close()
-    status: dict[str, Any] = reply.data if isinstance(reply, ReportRequest) else {}
-    yield Finding(
-        "node", f"answers at {config.node_address}", many(status.get("blocks", 0), "block"), ok=True
-    )
-    recovery = status.get("recovery_s")
-    words = "still reading the disk" if recovery is None else f"took {recovery:.3f} s"
-    yield Finding("recovery", f"{many(status.get('recovered_blocks', 0), 'block')} found", words)
-    faults = status.get("faults")
-    count = len(faults) if isinstance(faults, list) else 0
-    if count:
-        yield problem("faults", f"{many(count, 'block')} failed", "`holdfast inspect` lists them")
+    blocks, faults, recovery_s = status["blocks"], status["faults"], status["recovery_s"]
+    yield Finding("node", f"answers at {config.node_address}", many(blocks, "block"), ok=True)
+    words = "still reading the disk" if recovery_s is None else f"took {recovery_s:.3f} s"
+    yield Finding("recovery", f"{many(status['recovered_blocks'], 'block')} found", words)
+    if faults:
+        failed = f"{many(len(faults), 'block')} failed"
+        yield problem("faults", failed, "`holdfast inspect` lists them")

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.cli import FAILED, OK
 from holdfast.cli.confirm import add_yes_argument, confirm, copies, not_counted
 from holdfast.cli.options import (
-    add_config_arguments,
     add_json_argument,
+    add_node_arguments,
+    connected,
     many,
     node_address,
     request_report,
-    write_json,
+    show,
 )
 from holdfast.errors import ConfigError
-from holdfast.report import check_target
-from holdfast.wire.local.client import Client
-from holdfast.wire.local.messages import PROTOCOL, Domains, Hello
+from holdfast.wire.local.messages import Domains
 
-CONNECT_S = 5.0
+if TYPE_CHECKING:
+    from holdfast.wire.local.client import Client
 
 _ABOUT = """\
 actions:
@@ -46,28 +46,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = ("list", "rotate", "retire", "erase")
     parser.add_argument("action", nargs="?", default="list", choices=actions, help="default list")
     parser.add_argument("name", nargs="?", default="", help="a domain, as listed by `list`")
-    parser.add_argument("--node", metavar="ADDRESS", help="unix:///path of the node")
     add_yes_argument(parser)
-    add_config_arguments(parser)
+    add_node_arguments(parser)
     add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the node's answer; return 1 if keys of an erased domain may exist elsewhere."""
-    check_target(args.json)
     if (args.action == "list") == bool(args.name):
         words = "shows all domains; name none" if args.name else "name one domain"
         raise ConfigError(f"{args.action}: {words}")
     address = node_address(args)
-    client = Client(address, Hello(PROTOCOL, "holdfast domain"), CONNECT_S)
-    try:
+    with connected(address, "domain") as client:
         answer = request_report(client, _request(client, args))
-    finally:
-        client.close()
-    if args.json:
-        write_json({"node": address, **answer}, args.json)
-    if args.json != "-":
-        print(_text(args.action, answer))
+    show(_text(args.action, answer), {"node": address, **answer}, args.json)
     return OK if answer.get("everywhere", True) else FAILED
 
 

@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.cli import FAILED, OK
 from holdfast.cli.confirm import add_yes_argument, confirm, copies, not_counted
 from holdfast.cli.inspect_plans import plans_text
 from holdfast.cli.options import (
-    add_config_arguments,
     add_json_argument,
+    add_node_arguments,
+    connected,
     load_config,
     many,
     node_address,
     read_fingerprint,
     request_report,
-    write_json,
+    show,
 )
 from holdfast.cli.stats import summary
 from holdfast.config import Size
 from holdfast.errors import ConfigError
 from holdfast.keys.audit import check
-from holdfast.report import check_target
-from holdfast.wire.local.client import Client
-from holdfast.wire.local.messages import (
-    PROTOCOL,
-    Drop,
-    Hello,
-    List,
-    Members,
-    Plans,
-    Request,
-    Status,
-)
+from holdfast.metrics import tier_totals
+from holdfast.wire.local.messages import Drop, List, Members, Plans, Request, Status
 
-CONNECT_S = 5.0
+if TYPE_CHECKING:
+    from holdfast.wire.local.client import Client
 
 EVERYTHING = "*"
 
@@ -57,31 +49,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--all", action="store_true", help="drop all blocks")
     add_yes_argument(parser)
-    parser.add_argument("--node", metavar="ADDRESS", help="unix:///path of the node")
-    add_config_arguments(parser)
+    add_node_arguments(parser)
     add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the node's answer; return 1 if the audit log was changed after it was written."""
-    check_target(args.json)
     if args.action == "audit":
         return _audit(args)
     request = _request(args)
     address = node_address(args)
-    client = Client(address, Hello(PROTOCOL, "holdfast inspect"), CONNECT_S)
-    try:
+    with connected(address, "inspect") as client:
         if isinstance(request, Drop) and not args.yes:
             _confirm_drop(client, request)
         answer = request_report(client, request)
         if isinstance(request, List):
             answer = {"blocks": answer["blocks"], "status": request_report(client, Status())}
-    finally:
-        client.close()
-    if args.json:
-        write_json({"node": address, **answer}, args.json)
-    if args.json != "-":
-        print(_text(request, answer))
+    show(_text(request, answer), {"node": address, **answer}, args.json)
     return OK
 
 
@@ -99,14 +83,10 @@ def _audit(args: argparse.Namespace) -> int:
             f"audit: {config.audit_file!r} cannot be read: {error.strerror}; it is created when "
             "the first domain gets a data key, or a peer is refused"
         ) from error
-    if args.json:
-        write_json({"file": config.audit_file, **found._asdict()}, args.json)
-    if args.json != "-":
-        verdict = "the chain is broken:" if found.faults else "the chain is whole"
-        first = (
-            f"{config.audit_file}: {many(found.lines, 'line')}, last hash {found.head}; {verdict}"
-        )
-        print("\n".join([first, *(f"  {fault}" for fault in found.faults)]))
+    verdict = "the chain is broken:" if found.faults else "the chain is whole"
+    lines = [f"{config.audit_file}: {many(found.lines, 'line')}, last hash {found.head}; {verdict}"]
+    lines += [f"  {fault}" for fault in found.faults]
+    show("\n".join(lines), {"file": config.audit_file, **found._asdict()}, args.json)
     return FAILED if found.faults else OK
 
 
@@ -154,18 +134,6 @@ def _pool(pool: Mapping[str, Any]) -> list[str]:
     return lines + [line for member in members for line in _member(member)]
 
 
-def _merged(tiers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one entry per tier: the domains' host tiers share one memory."""
-    merged: dict[str, dict[str, Any]] = {}
-    for tier in tiers:
-        known = merged.setdefault(tier["tier"], {**tier, "used_bytes": 0, "records": 0})
-        known["used_bytes"] += tier["used_bytes"]
-        known["records"] += tier["records"]
-        known["failures"] = max(known["failures"], tier["failures"])
-        known["capacity_bytes"] = max(known["capacity_bytes"], tier["capacity_bytes"])
-    return list(merged.values())
-
-
 def _member(member: Mapping[str, Any]) -> list[str]:
     answers = {"answers in": "latency_s", "reads in": "first_byte_s"}
     known = {words: member.get(name) for words, name in answers.items()}
@@ -176,8 +144,8 @@ def _member(member: Mapping[str, Any]) -> list[str]:
         f"{100 * member['share']:.1f} % of keys, {health}{took}"
     )
     usage = [
-        f"    {tier['tier']:<8} {Size(tier['used_bytes'])} of {Size(tier['capacity_bytes'])} used"
-        for tier in _merged(member["tiers"])
+        f"    {tier:<8} {Size(used['used_bytes'])} of {Size(used['capacity_bytes'])} used"
+        for tier, used in tier_totals(member["tiers"]).items()
     ]
     condition, why = member.get("condition"), member.get("why")
     if condition is not None:
@@ -189,7 +157,7 @@ def _member(member: Mapping[str, Any]) -> list[str]:
 def _tiers(status: Mapping[str, Any]) -> list[str]:
     lines = summary(status)
     lines.append(f"node {status['incarnation']}: {many(status['blocks'], 'block')}")
-    lines += [_usage(tier) for tier in _merged(status["tiers"])]
+    lines += [_usage(tier, used) for tier, used in tier_totals(status["tiers"]).items()]
     lines += [_admission(rule) for rule in status["admission"]]
     lines += [_domain(domain) for domain in status["domains"]]
     hints, scrub = status["hints"], status["scrub"]
@@ -208,14 +176,14 @@ def _tiers(status: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _usage(tier: Mapping[str, Any]) -> str:
+def _usage(tier: str, used: Mapping[str, int]) -> str:
     """Return the line of a tier's usage; a shared tier has no capacity of its own."""
-    failures = many(tier["failures"], "failure")
-    if not tier["capacity_bytes"]:
-        return f"  {tier['tier']:<8} shared: `holdfast inspect pool` shows its members; {failures}"
+    failures = many(used["failures"], "failure")
+    if not used["capacity_bytes"]:
+        return f"  {tier:<8} shared: `holdfast inspect pool` shows its members; {failures}"
     return (
-        f"  {tier['tier']:<8} {Size(tier['used_bytes'])} of {Size(tier['capacity_bytes'])} used, "
-        f"{many(tier['records'], 'record')}, {failures}"
+        f"  {tier:<8} {Size(used['used_bytes'])} of {Size(used['capacity_bytes'])} used, "
+        f"{many(used['records'], 'record')}, {failures}"
     )
 
 
@@ -245,10 +213,10 @@ def _domain(domain: Mapping[str, Any]) -> str:
 
 
 def _namespace(namespace: Mapping[str, Any]) -> list[str]:
-    size = Size(namespace["payload_bytes"])
     first = (
         f"{namespace['fingerprint']}  domain {namespace['domain']}: "
-        f"{many(namespace['blocks'], 'block')} of {namespace['block_tokens']} tokens, {size}"
+        f"{many(namespace['blocks'], 'block')} of {namespace['block_tokens']} tokens, "
+        f"{Size(namespace['payload_bytes'])}"
     )
     tiers = [
         f"  {name:<8}{many(tier['blocks'], 'block')}, {Size(tier['bytes'])}"

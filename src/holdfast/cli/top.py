@@ -6,38 +6,29 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from holdfast.byte_size import Size
 from holdfast.cli import OK
-from holdfast.cli.options import add_config_arguments, node_address, request_report
-from holdfast.cli.stats import CONNECT_S, summary
+from holdfast.cli.options import add_node_arguments, connected, node_address, request_report
+from holdfast.cli.stats import summary
 from holdfast.errors import ConfigError
-from holdfast.wire.local.client import Client
-from holdfast.wire.local.messages import PROTOCOL, Hello, Status
+from holdfast.metrics import tier_totals
+from holdfast.wire.local.messages import Status
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from holdfast.wire.local.client import Client
 
 EVERY_S = 1.0
 EVERY_S_MIN = 0.1
 EVERY_S_MAX = 3_600.0
 
 
-class TierTotals(NamedTuple):
-    """A tier's usage and transferred bytes; the host tiers of all domains are one tier."""
-
-    capacity_bytes: int
-    used_bytes: int
-    records: int
-    read_bytes: int
-    written_bytes: int
-    failures: int
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--node", metavar="ADDRESS", help="unix:///path of the node")
+    add_node_arguments(parser)
     parser.add_argument(
         "--every",
         type=float,
@@ -48,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--views", type=int, default=0, metavar="N", help="end after N views (default: at Ctrl-C)"
     )
-    add_config_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,11 +55,9 @@ def run(args: argparse.Namespace) -> int:
             "top needs a package that is not installed: pip install 'holdfast-kv[demo]'; "
             "`holdfast stats` and `holdfast inspect` need none"
         ) from error
-    address = node_address(args)
-    client = Client(address, Hello(PROTOCOL, "holdfast top"), CONNECT_S)
     console = Console()
-    views = (Group(*view) for view in _views(client, args.every, args.views))
-    try:
+    with connected(node_address(args), "top") as client:
+        views = (Group(*view) for view in _views(client, args.every, args.views))
         if not sys.stdout.isatty():
             for view in views:
                 console.print(view)
@@ -77,23 +65,7 @@ def run(args: argparse.Namespace) -> int:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             for view in views:
                 live.update(view, refresh=True)
-    finally:
-        client.close()
     return OK
-
-
-def totals(status: Mapping[str, Any]) -> dict[str, TierTotals]:
-    """Return the totals of each tier, fastest first."""
-    found = dict[str, TierTotals]()
-    for usage in status["tiers"]:
-        here = TierTotals(*(usage[name] for name in TierTotals._fields))
-        known = found.get(usage["tier"])
-        if known is not None:
-            sums = (one + other for one, other in zip(known, here, strict=True))
-            capacity_bytes = max(known.capacity_bytes, here.capacity_bytes)
-            here = TierTotals(*sums)._replace(capacity_bytes=capacity_bytes)
-        found[usage["tier"]] = here
-    return found
 
 
 def _views(client: Client, every_s: float, number: int) -> Iterator[list[str | Table]]:
@@ -104,44 +76,37 @@ def _views(client: Client, every_s: float, number: int) -> Iterator[list[str | T
         if shown:
             time.sleep(every_s)
         status = request_report(client, Status())
-        yield _view(status, before)
+        tables = [_tiers(status, before), _queues(status)]
+        if any(shared["members"] for shared in status["shared"].values()):
+            tables.append(_members(status))
+        yield [*summary(status), *tables]
         before, shown = status, shown + 1
-
-
-def _view(status: Mapping[str, Any], before: Mapping[str, Any] | None) -> list[str | Table]:
-    tables = [_tiers(status, before), _queues(status)]
-    if any(shared["members"] for shared in status["shared"].values()):
-        tables.append(_members(status))
-    return [*summary(status), *tables]
 
 
 def _tiers(status: Mapping[str, Any], before: Mapping[str, Any] | None) -> Table:
     table = _table("tier", "used", "of", "records", "read", "written", "evicted", "failures")
-    past = totals(before) if before else {}
+    past = tier_totals(before["tiers"]) if before else {}
     elapsed_s = status["uptime_s"] - before["uptime_s"] if before else 0.0
-    for tier, now in totals(status).items():
-        then = past.get(tier)
+    for tier, now in tier_totals(status["tiers"]).items():
         rates = ["", ""]
-        if then is not None and elapsed_s > 0:
-            moved = (now.read_bytes - then.read_bytes, now.written_bytes - then.written_bytes)
+        if tier in past and elapsed_s > 0:
+            moved = [now[name] - past[tier][name] for name in ("read_bytes", "written_bytes")]
             rates = [f"{Size(int(nbytes / elapsed_s))}/s" for nbytes in moved]
-        share = f"{100 * now.used_bytes / now.capacity_bytes:.0f} %" if now.capacity_bytes else ""
-        capacity = str(Size(now.capacity_bytes)) if now.capacity_bytes else "shared"
+        capacity_bytes = now["capacity_bytes"]
+        share = f"{100 * now['used_bytes'] / capacity_bytes:.0f} %" if capacity_bytes else ""
+        capacity = str(Size(capacity_bytes)) if capacity_bytes else "shared"
         evicted = status["evictions"].get(tier, 0)
         table.add_row(
-            *(tier, share, capacity, f"{now.records:,}", *rates),
-            *(f"{evicted:,}", f"{now.failures:,}"),
+            *(tier, share, capacity, f"{now['records']:,}", *rates),
+            *(f"{evicted:,}", f"{now['failures']:,}"),
         )
     return table
 
 
 def _queues(status: Mapping[str, Any]) -> Table:
     table = _table("waiting writes", "leases", "reservations", "sessions", "to prestage")
-    hints = status["hints"]
-    values = (
-        *(status["waiting_to_write"], status["leases"], status["tickets"]),
-        *(hints["sessions"], hints["prestaging"]),
-    )
+    values = [status[name] for name in ("waiting_to_write", "leases", "tickets")]
+    values += [status["hints"][name] for name in ("sessions", "prestaging")]
     table.add_row(*(f"{value:,}" for value in values))
     return table
 

@@ -12,25 +12,23 @@ from typing import Any, TypeAlias
 from holdfast.assemble import open_store
 from holdfast.cli import FAILED, OK
 from holdfast.cli.options import (
-    add_config_arguments,
     add_json_argument,
+    add_node_arguments,
+    connected,
     load_config,
     many,
     node_address,
     read_fingerprint,
     request_report,
-    write_json,
+    show,
 )
 from holdfast.cli.progress import work_progress
 from holdfast.config import Config, DiskOptions, Size
 from holdfast.errors import ConfigError
-from holdfast.report import check_target
 from holdfast.store.scrub import ScrubRequest
 from holdfast.tiers.disk.file import FILE_NAME
-from holdfast.wire.local.client import Client
-from holdfast.wire.local.messages import PROTOCOL, Hello, Status, Verify
+from holdfast.wire.local.messages import Status, Verify
 
-CONNECT_S = 5.0
 ANSWER_S = 120.0
 SLICE_S = 1.0
 """Duration of one verify request, so that the node answers other requests in between."""
@@ -47,20 +45,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="verify only this one, as listed by `holdfast inspect`",
     )
-    parser.add_argument("--node", metavar="ADDRESS", help="unix:///path of the node")
+    add_node_arguments(parser)
     parser.add_argument(
         "--offline",
         action="store_true",
         help="open and verify the tiers of the configuration; no node may be running",
     )
     parser.add_argument("--rate", metavar="RATE", help="maximum read rate, such as '200 MB/s'")
-    add_config_arguments(parser)
     add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Verify slice by slice; return 1 if a copy failed."""
-    check_target(args.json)
     request = ScrubRequest(read_fingerprint(args.fingerprint), 0, SLICE_S, _rate(args.rate))
     if args.offline and args.node:
         raise ConfigError("--offline and --node exclude each other; omit one")
@@ -69,10 +65,7 @@ def run(args: argparse.Namespace) -> int:
     with opened as verify:
         answer = _verify_all(verify, request)
     answer["seconds"] = time.monotonic() - begun
-    if args.json:
-        write_json(answer, args.json)
-    if args.json != "-":
-        print(_text(answer))
+    show(_text(answer), answer, args.json)
     return FAILED if answer["bad"] else OK
 
 
@@ -91,19 +84,15 @@ def _rate(text: str | None) -> int:
 @contextlib.contextmanager
 def _online(args: argparse.Namespace) -> Iterator[Verifier]:
     """Connect to a running node; yield a function that requests slices."""
-    address = node_address(args)
-    client = Client(address, Hello(PROTOCOL, "holdfast verify"), CONNECT_S)
+    with connected(node_address(args), "verify") as client:
 
-    def verify(request: ScrubRequest) -> dict[str, Any]:
-        message = Verify(request.fingerprint, request.start, request.seconds, request.rate)
-        return request_report(client, message, ANSWER_S)
+        def verify(request: ScrubRequest) -> dict[str, Any]:
+            message = Verify(request.fingerprint, request.start, request.seconds, request.rate)
+            return request_report(client, message, ANSWER_S)
 
-    try:
         while request_report(client, Status(), ANSWER_S)["recovery_s"] is None:
             time.sleep(SLICE_S / 10)
         yield verify
-    finally:
-        client.close()
 
 
 @contextlib.contextmanager
