@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.blocks.namespace import domain_id
 from holdfast.errors import ConfigError, FormatError, RefusedError
-from holdfast.keys import keyring_file, keyring_lock
+from holdfast.keys import keyring_file
 from holdfast.keys.keyring import EPOCHS_AHEAD, KeyRing
 
 SECRET, OTHER = b"a" * 32, b"b" * 32
@@ -258,7 +258,7 @@ def test_a_ring_that_can_not_be_written_changes_nothing(path):
 
 def test_a_lock_that_is_held_for_long_is_refused(path, monkeypatch):
     made = ring(path)
-    monkeypatch.setattr(keyring_lock, "LOCK_S", 0.1)
+    monkeypatch.setattr(keyring_file, "LOCK_S", 0.1)
     with path.with_name("keyring.json.lock").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(RefusedError, match=r"another process has held .*; nothing was changed"):

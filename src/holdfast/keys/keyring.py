@@ -13,6 +13,7 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,6 @@ from holdfast.codec.seal import DATA_KEY_BYTES, DataKey, derive, unwrap
 from holdfast.errors import ConfigError, FormatError, RefusedError
 from holdfast.keys import keyring_file
 from holdfast.keys.keyring_file import DataKeyEpoch, RingDomain
-from holdfast.keys.keyring_lock import held_for_change
 
 EPOCHS_AHEAD = 64
 """Epochs beyond its own newest that a node accepts from other nodes, if keys are derived."""
@@ -43,7 +43,7 @@ class _Owner(NamedTuple):
     secret: bytes
 
 
-Change = Callable[[RingDomain, "_Owner", bytes], RingDomain]
+Change = Callable[[RingDomain], RingDomain]
 
 
 class KeyRing:
@@ -96,9 +96,14 @@ class KeyRing:
                         f"key (domain id {other}); give that key, or choose another keyring file"
                     )
             self._owners[domain] = _Owner(name, secret)
+
+            def renamed(known: RingDomain) -> RingDomain:
+                known = msgspec.structs.replace(known, name=name)
+                return known if known.epochs else self._with_new_epoch(domain, known)
+
             known = self._domains.get(domain.hex())
             if known is None or not known.epochs or known.name != name:
-                epoch = self._change(domain, _renamed_with_epoch).last
+                epoch = self._change(domain, renamed).last
                 if known is not None and known.name != name:
                     return f"renamed from {known.name!r}"
                 return f"epoch {epoch}"
@@ -135,7 +140,8 @@ class KeyRing:
 
     def rotate(self, name: str) -> int:
         """Begin another epoch, whose key seals from now on; return its number."""
-        return self._change(self._domain(name), _with_new_epoch).last
+        domain = self._domain(name)
+        return self._change(domain, partial(self._with_new_epoch, domain)).last
 
     def epochs(self, name: str) -> list[int]:
         """Return the epochs of a domain that have a data key, oldest first."""
@@ -159,8 +165,7 @@ class KeyRing:
         """
         dropped: list[DataKeyEpoch] = []
 
-        def retired(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
-            del owner, domain
+        def retired(known: RingDomain) -> RingDomain:
             dropped[:] = known.epochs[:-1]
             _check_random(name, dropped)
             if newest is not None and known.last != newest:
@@ -175,17 +180,16 @@ class KeyRing:
 
     def erase(self, name: str) -> DestroyedKeys:
         """Drop every data key of a domain and begin another epoch; return the keys dropped."""
-        dropped: list[DataKeyEpoch] = []
+        domain, dropped = self._domain(name), list[DataKeyEpoch]()
 
-        def erased(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
+        def erased(known: RingDomain) -> RingDomain:
             dropped[:] = known.epochs
             gone = msgspec.structs.replace(known, epochs=[], erasures=known.erasures + 1)
-            return _with_new_epoch(gone, owner, domain)
+            return self._with_new_epoch(domain, gone)
 
-        self._change(self._domain(name), erased)
-        return DestroyedKeys(
-            len(dropped), self.derives or not all(each.wrapped for each in dropped)
-        )
+        self._change(domain, erased)
+        derived = self.derives or not all(each.wrapped for each in dropped)
+        return DestroyedKeys(len(dropped), derived)
 
     def look(self) -> None:
         """Read the file again if another node changed it.
@@ -281,23 +285,36 @@ class KeyRing:
         """Change one domain, on the medium first. Raises RefusedError if that fails."""
         # Replace a link's target, not the link: other nodes may use other paths to it.
         path = Path(os.path.realpath(self.path)) if self.path is not None else None
-        with self._changing, held_for_change(path):
+        with self._changing, keyring_file.held_for_change(path):
             suspensions = self._suspensions
             if path is not None and (self._domains or path.exists()):
-                self._refresh_for_change(path)
-            owner = self._owners[domain]
-            known = self._domains.get(domain.hex(), RingDomain(owner.name))
-            changed = change(known, owner, b"" if self.derives else domain)
+                try:  # so that a ring that is unreachable is not replaced
+                    self.look()
+                except OSError as error:
+                    raise RefusedError(
+                        f"keyring: {str(path)!r} cannot be read: {error.strerror}; nothing was "
+                        "changed; restore the file, or restart the node to begin another ring"
+                    ) from error
+            known = self._domains.get(domain.hex(), RingDomain(self._owners[domain].name))
+            changed = change(known)
             domains = {**self._domains, domain.hex(): changed}
             seen = keyring_file.write(path, domains) if path is not None else None
             self._install(domains, seen, suspensions)
             return changed
 
+    def _with_new_epoch(self, domain: bytes, known: RingDomain) -> RingDomain:
+        """Add an epoch, with a random or a derived key."""
+        epoch, wrapped = known.last + 1, ""
+        if not self.derives:
+            key = DataKey(secrets.token_bytes(DATA_KEY_BYTES), epoch)
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            wrapped = key.wrapped(self._owners[domain].secret, domain, nonce).hex()
+        made = datetime.now(UTC).isoformat(timespec="seconds")
+        epochs = [*known.epochs, DataKeyEpoch(epoch, made, wrapped)]
+        return msgspec.structs.replace(known, epochs=epochs, last=epoch)
+
     def _install(
-        self,
-        domains: dict[str, RingDomain],
-        seen: keyring_file.Stamp | None,
-        suspensions: int,
+        self, domains: dict[str, RingDomain], seen: keyring_file.Stamp | None, suspensions: int
     ) -> None:
         """Install the file's contents, unless `suspend` was called since its read began.
 
@@ -320,16 +337,6 @@ class KeyRing:
                 self._seen, self.suspended = seen, False
         if damaged is not None:
             raise damaged
-
-    def _refresh_for_change(self, path: Path) -> None:
-        """Read the file before a change, so that a ring that is unreachable is not replaced."""
-        try:
-            self.look()
-        except OSError as error:
-            raise RefusedError(
-                f"keyring: {str(path)!r} cannot be read: {error.strerror}; nothing was changed; "
-                "restore the file, or restart the node to begin another ring"
-            ) from error
 
     def _note_erasures(self, before: dict[str, RingDomain]) -> None:
         """Mark the domains that were erased, before their new keys are loaded.
@@ -366,12 +373,10 @@ class KeyRing:
                 )
             except (FormatError, ValueError) as error:
                 raise FormatError(f"{self._where()}: {owner.name!r}: {error}") from error
-            key = DataKey(secret, each.epoch)
             before = held.get(each.epoch)
-            same = before is not None and before.key_id == key.key_id
-            keys[each.epoch] = (
-                before if before and same else DataKey(secret_memory(secret), each.epoch)
-            )
+            if before is None or before.key_id != DataKey(secret, each.epoch).key_id:
+                before = DataKey(secret_memory(secret), each.epoch)
+            keys[each.epoch] = before
         self._erasures.setdefault(domain, 0)
         self._keys[domain] = keys
 
@@ -385,21 +390,3 @@ def _check_random(name: str, epochs: Sequence[DataKeyEpoch]) -> None:
             f"{', '.join(derived)}, so they cannot be destroyed; nothing was changed; "
             "erase the domain, and destroy that key on every node"
         )
-
-
-def _with_new_epoch(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
-    """Add an epoch: with a random key, or a derived one if no `domain` is given."""
-    epoch, wrapped = known.last + 1, ""
-    if domain:
-        secret = secrets.token_bytes(DATA_KEY_BYTES)
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        wrapped = DataKey(secret, epoch).wrapped(owner.secret, domain, nonce).hex()
-    made = datetime.now(UTC).isoformat(timespec="seconds")
-    epochs = [*known.epochs, DataKeyEpoch(epoch, made, wrapped)]
-    return msgspec.structs.replace(known, epochs=epochs, last=epoch)
-
-
-def _renamed_with_epoch(known: RingDomain, owner: _Owner, domain: bytes) -> RingDomain:
-    """Set the configured name; begin an epoch if there is none."""
-    known = msgspec.structs.replace(known, name=owner.name)
-    return known if known.epochs else _with_new_epoch(known, owner, domain)

@@ -1,22 +1,29 @@
-"""Read and replace the file of a key ring, which has the wrapped data keys of every domain."""
+"""The file of a key ring: the wrapped data keys of every domain; read, locked and replaced."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import hashlib
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
 from holdfast.errors import FormatError, RefusedError
-from holdfast.keys.keyring_lock import unwritable
 from holdfast.prepared import prepared
 from holdfast.regular_file import read_regular
 
 RING_FORMAT = 1
 RING_BYTES_MAX = 4 << 20
+
+LOCK_S = 10.0
+"""Longest wait for the lock."""
+_LOCK_REST_S = 0.02
 
 Stamp: TypeAlias = tuple[int, int, int]
 """Inode, modification time in ns and size of a file, which differ after it is replaced."""
@@ -102,8 +109,55 @@ def write(path: Path, domains: dict[str, RingDomain]) -> Stamp:
         finally:
             os.close(folder)
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise _unwritable(path, error) from error
     return stamp(path)
+
+
+@contextlib.contextmanager
+def held_for_change(path: Path | None) -> Iterator[None]:
+    """Hold the lock on the file, so that no other process changes it; without a path, do nothing.
+
+    Raises RefusedError if another process holds the lock for LOCK_S, or it cannot be created.
+    """
+    if path is None:
+        yield
+        return
+    lock = path.with_name(path.name + ".lock")
+    try:
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    until = time.monotonic() + LOCK_S
+    try:
+        while not _try_lock(fd):
+            if time.monotonic() > until:
+                raise RefusedError(
+                    f"keyring: another process has held {str(lock)!r} for {LOCK_S:g} s; nothing "
+                    "was changed; find out why it waits"
+                )
+            time.sleep(_LOCK_REST_S)
+        yield
+    finally:
+        # Unlock explicitly, because a child that was forked meanwhile has a copy of the descriptor.
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    """Lock a file without blocking; return whether this succeeded."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _unwritable(path: Path, error: OSError) -> RefusedError:
+    """Return the error for a ring's file, or its lock, that cannot be written."""
+    return RefusedError(
+        f"keyring: {str(path)!r} cannot be written: {error.strerror}; nothing was changed; make "
+        "its folder writable for this user"
+    )
 
 
 def check(domains: dict[str, RingDomain]) -> str:
