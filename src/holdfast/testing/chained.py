@@ -21,16 +21,15 @@ class ChainedBlocks:
     No two objects have a block in common, so that tests may share the remote side of a tier.
     """
 
-    def __init__(self, payload_bytes: int) -> None:
-        self._seed = next(_SEEDS)
-        self.namespace = namespace_of(payload_bytes)
+    def __init__(
+        self, payload_bytes: int, seed: int | None = None, namespace_seed: int = 0
+    ) -> None:
+        self._seed = next(_SEEDS) if seed is None else seed
+        self.namespace = namespace_of(payload_bytes, namespace_seed)
 
     def twin(self) -> ChainedBlocks:
         """Return blocks with the same keys in another namespace."""
-        other = ChainedBlocks(self.namespace.payload_bytes)
-        other._seed = self._seed
-        other.namespace = namespace_of(self.namespace.payload_bytes, seed=1)
-        return other
+        return ChainedBlocks(self.namespace.payload_bytes, self._seed, namespace_seed=1)
 
     def key(self, number: int) -> bytes:
         """Return the key of block `number`."""

@@ -14,9 +14,10 @@ pseudo-random function of the key, so that every byte that is read is checked.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -117,12 +118,9 @@ class SharedTierContract:
     def test_what_one_wrote_another_reads(self, tier: SharedTier, remote_side: RemoteSide) -> None:
         blocks = ChainedBlocks(65_000)
         blocks.save(tier, range(6))
-        other = self.make_tier(remote_side)
-        try:
+        with closing(self.make_tier(remote_side)) as other:
             assert other.held(blocks.namespace, blocks.keys(8), 0) == 6  # noqa: PLR2004  # as saved
             assert blocks.load(other, range(6)) == [Outcome.OK] * 6
-        finally:
-            other.close()
 
     def test_a_block_may_be_written_again(self, tier: SharedTier) -> None:
         blocks = ChainedBlocks(65_000)
@@ -281,26 +279,18 @@ class SharedTierContract:
     def test_many_use_it_at_once(self, tier: SharedTier) -> None:
         blocks = ChainedBlocks(65_000)
         blocks.save(tier, range(16))
-        wrong: list[object] = []
 
         def churn(seed: int) -> None:
             chosen = random.Random(seed)  # noqa: S311  # a test replays
-            try:
-                for turn in range(10):
-                    own = [SEGMENT_BLOCKS * seed + 4 * turn + n for n in range(4)]
-                    assert blocks.save(tier, own) == [Outcome.OK] * 4
-                    assert blocks.load(tier, own) == [Outcome.OK] * 4
-                    assert blocks.load(tier, [chosen.randrange(16)]) == [Outcome.OK]
-                    assert tier.held(blocks.namespace, blocks.keys(17), 4) == 12  # noqa: PLR2004
-            except BaseException as error:  # noqa: BLE001  # shown by the assertion below
-                wrong.append(error)
+            for turn in range(10):
+                own = [SEGMENT_BLOCKS * seed + 4 * turn + n for n in range(4)]
+                assert blocks.save(tier, own) == [Outcome.OK] * 4
+                assert blocks.load(tier, own) == [Outcome.OK] * 4
+                assert blocks.load(tier, [chosen.randrange(16)]) == [Outcome.OK]
+                assert tier.held(blocks.namespace, blocks.keys(17), 4) == 12  # noqa: PLR2004
 
-        threads = [threading.Thread(target=churn, args=(seed,)) for seed in range(1, 5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert wrong == []
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(churn, range(1, 5)))  # raises what a thread raised
 
     # Trouble.
 
@@ -392,11 +382,8 @@ class SharedTierContract:
     def test_it_opens_while_its_remote_side_is_dead(self, remote_side: RemoteSide) -> None:
         blocks = ChainedBlocks(65_000)
         remote_side.kill()
-        tier = self.make_tier(remote_side)
-        try:
+        with closing(self.make_tier(remote_side)) as tier:
             self._expect_failure(tier, blocks, {Outcome.GONE, Outcome.LATE})
-        finally:
-            tier.close()
 
     def test_usage_counts_bytes_and_failures(
         self, tier: SharedTier, remote_side: RemoteSide

@@ -68,10 +68,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(domain=_domains, number=_chains, stop=_counts)
     def save(self, domain: int, number: int, stop: int) -> None:
         """Save a prefix of a context; every domain uses the same keys."""
-        namespace, keys = (
-            self.namespaces[domain % len(self.namespaces)],
-            self.chains[number].keys[:stop],
-        )
+        namespace, keys = self._prefix(domain, number, stop)
         with self.store.table.lock:
             reserved = self.store.reserve(namespace, keys, FINGERPRINT, 0)
             held = self.store.held(namespace, keys)
@@ -87,10 +84,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(domain=_domains, number=_chains, stop=_counts, filled=st.integers(0, CHAIN_BLOCKS))
     def save_and_fail(self, domain: int, number: int, stop: int, filled: int) -> None:
         """Reserve slots, fill some, and abort."""
-        namespace, keys = (
-            self.namespaces[domain % len(self.namespaces)],
-            self.chains[number].keys[:stop],
-        )
+        namespace, keys = self._prefix(domain, number, stop)
         reserved = self.store.reserve(namespace, keys, FINGERPRINT, 0)
         self._fill(namespace, keys[:filled], reserved.places[:filled])
         self.store.abort(reserved.ticket)
@@ -98,10 +92,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(domain=_domains, number=_chains, stop=_counts)
     def fetch(self, domain: int, number: int, stop: int) -> None:
         """Fetch a prefix of a context, check every byte, and keep the lease."""
-        namespace, keys = (
-            self.namespaces[domain % len(self.namespaces)],
-            self.chains[number].keys[:stop],
-        )
+        namespace, keys = self._prefix(domain, number, stop)
         fetched = self.store.fetch(namespace, keys, LONG_S)
         self._check(namespace, keys, fetched.places)
         self.leases.append(Leased(fetched.lease, namespace, keys, fetched.places))
@@ -134,10 +125,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(domain=_domains, number=_chains, stop=_counts)
     def forget(self, domain: int, number: int, stop: int) -> None:
         """Forget blocks of one domain; other domains keep theirs."""
-        namespace, keys = (
-            self.namespaces[domain % len(self.namespaces)],
-            self.chains[number].keys[:stop],
-        )
+        namespace, keys = self._prefix(domain, number, stop)
         others = [other for other in self.namespaces if other != namespace]
         before = [self.store.held(other, keys) for other in others]
         self.store.forget(namespace, keys)
@@ -209,6 +197,10 @@ class StoreMachine(RuleBasedStateMachine):
         ]
         self.store.start()
         self.store.recovery.wait()
+
+    def _prefix(self, domain: int, number: int, stop: int) -> tuple[Namespace, list[bytes]]:
+        """Return a domain's namespace and the first keys of a chain."""
+        return self.namespaces[domain % len(self.namespaces)], self.chains[number].keys[:stop]
 
     def _fill(self, namespace: Namespace, keys: list[bytes], places: list[int]) -> None:
         arena = self.store.arena(namespace.domain).view

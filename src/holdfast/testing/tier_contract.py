@@ -15,6 +15,8 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import ClassVar
 
@@ -174,10 +176,8 @@ class TierContract:
         assert theirs.load(tier, range(4), there) == [Outcome.OK] * 4
 
     def test_what_is_dropped_is_named_with_its_namespace(self, tier: LocalTier) -> None:
-        blocks, held = (
-            [Blocks(300_000), Blocks(300_000, seed=1)],
-            dict[Place, tuple[Namespace, bytes]](),
-        )
+        blocks = [Blocks(300_000), Blocks(300_000, seed=1)]
+        held: dict[Place, tuple[Namespace, bytes]] = {}
         for number in range(3 * self.capacity_bytes // 300_000):
             one = blocks[number % 2]
             found = one.reserve(tier)
@@ -205,50 +205,39 @@ class TierContract:
     def test_readers_and_writers_do_not_disturb_one_another(self, tier: LocalTier) -> None:
         blocks = Blocks(65_000)
         kept = blocks.save(tier, range(16))
-        wrong: list[object] = []
 
         def churn(seed: int) -> None:
             chosen = random.Random(seed)  # noqa: S311 - a test replays
-            try:
-                for turn in range(12):
-                    numbers = [1_000 * seed + 4 * turn + n for n in range(4)]
-                    places = blocks.save(tier, numbers)
-                    assert blocks.load(tier, numbers, places) == [Outcome.OK] * 4
-                    tier.free(places)
-                    number = chosen.randrange(16)
-                    assert blocks.load(tier, [number], [kept[number]]) == [Outcome.OK]
-            except BaseException as error:  # noqa: BLE001 - shown by the assertion below
-                wrong.append(error)
+            for turn in range(12):
+                numbers = [1_000 * seed + 4 * turn + n for n in range(4)]
+                places = blocks.save(tier, numbers)
+                assert blocks.load(tier, numbers, places) == [Outcome.OK] * 4
+                tier.free(places)
+                number = chosen.randrange(16)
+                assert blocks.load(tier, [number], [kept[number]]) == [Outcome.OK]
 
-        threads = [threading.Thread(target=churn, args=(seed,)) for seed in range(1, 5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert wrong == []
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(churn, range(1, 5)))  # raises what a thread raised
 
     def test_a_reader_during_reuse_never_sees_wrong_bytes(self, tier: LocalTier) -> None:
         blocks = Blocks(65_000)
         places = blocks.save(tier, range(8))
         stop = threading.Event()
-        wrong: list[object] = []
 
         def read() -> None:
-            try:
-                while not stop.is_set():
-                    blocks.load(tier, range(8), places)
-            except BaseException as error:  # noqa: BLE001 - shown by the assertion below
-                wrong.append(error)
+            while not stop.is_set():
+                blocks.load(tier, range(8), places)
 
-        reader = threading.Thread(target=read)
-        reader.start()
-        tier.free(places)
-        for turn in range(20):
-            numbers = range(100 + 8 * turn, 108 + 8 * turn)
-            tier.free(blocks.save(tier, numbers))
-        stop.set()
-        reader.join()
-        assert wrong == []
+        with ThreadPoolExecutor(1) as pool:
+            reader = pool.submit(read)
+            try:
+                tier.free(places)
+                for turn in range(20):
+                    numbers = range(100 + 8 * turn, 108 + 8 * turn)
+                    tier.free(blocks.save(tier, numbers))
+            finally:
+                stop.set()
+            reader.result()  # raises what it raised
 
     # The end, and after.
 
@@ -271,8 +260,7 @@ class TierContract:
         places = blocks.save(first, range(20))
         first.free(places[:2])
         first.close()
-        second = self.make_tier(tmp_path, self.capacity_bytes)
-        try:
+        with closing(self.make_tier(tmp_path, self.capacity_bytes)) as second:
             found = list(second.survivors())
             expected = [blocks.key(n) for n in range(2, 20)] if self.durable else []
             assert [survivor.header.key for survivor in found] == expected
@@ -280,8 +268,6 @@ class TierContract:
                 again = [survivor.place for survivor in found]
                 assert blocks.load(second, range(2, 20), again) == [Outcome.OK] * 18
                 assert second.usage().records == 18  # noqa: PLR2004 - as saved
-        finally:
-            second.close()
 
     def test_records_of_one_key_in_two_namespaces_survive_both(self, tmp_path: Path) -> None:
         mine, theirs = Blocks(65_000), Blocks(65_000, seed=1)
@@ -290,8 +276,7 @@ class TierContract:
             mine.save(first, [number])
             theirs.save(first, [number])
         first.close()
-        second = self.make_tier(tmp_path, self.capacity_bytes)
-        try:
+        with closing(self.make_tier(tmp_path, self.capacity_bytes)) as second:
             found = list(second.survivors())
             names = [(namespace_of_header(each.header), each.header.key) for each in found]
             both = [(one.namespace, one.key(n)) for n in range(4) for one in (mine, theirs)]
@@ -299,16 +284,13 @@ class TierContract:
             for blocks in (mine, theirs) if self.durable else ():
                 places = [e.place for e in found if e.header.domain == blocks.namespace.domain]
                 assert blocks.load(second, range(4), places) == [Outcome.OK] * 4
-        finally:
-            second.close()
 
     def test_it_serves_while_survivors_come_in(self, tmp_path: Path) -> None:
         blocks = Blocks(65_000)
         first = self.make_tier(tmp_path, self.capacity_bytes)
         blocks.save(first, range(20))
         first.close()
-        second = self.make_tier(tmp_path, self.capacity_bytes)
-        try:
+        with closing(self.make_tier(tmp_path, self.capacity_bytes)) as second:
             fresh = blocks.save(second, range(100, 104))
             assert blocks.load(second, range(100, 104), fresh) == [Outcome.OK] * 4
             for survivor in second.survivors():
@@ -316,8 +298,6 @@ class TierContract:
                 assert blocks.load(second, [number], [survivor.place]) == [Outcome.OK]
                 places = blocks.save(second, [200 + number])
                 assert blocks.load(second, [200 + number], places) == [Outcome.OK]
-        finally:
-            second.close()
 
 
 class Blocks:
