@@ -52,7 +52,9 @@ def test_the_process_ends_at_the_pass_that_was_armed():
         ("snapshot:x", "HOLDFAST_FAILPOINT: invalid literal"),
     ],
 )
-def test_a_point_that_is_not_there_is_refused(text, words):
+def test_a_point_that_is_not_there_is_refused(text, words, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_FAILPOINT", text)
     with pytest.raises(ConfigError, match=re.escape(words)):
-        config.arm_failpoint({"HOLDFAST_FAILPOINT": text})
-    config.arm_failpoint({})
+        config.arm_failpoint()
+    monkeypatch.delenv("HOLDFAST_FAILPOINT")
+    config.arm_failpoint()

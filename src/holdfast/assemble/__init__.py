@@ -55,10 +55,11 @@ def open_store(config: Config, calls: CallThreads | None = None) -> Store:
                 kind, options, context = configured_tier(config, number)
                 lower.append(kind.open(options, context))
                 undo.callback(lower[-1].close)
-        host_bytes = next(tier.capacity for tier in config.tiers if isinstance(tier, HostOptions))
         if DEFAULT_DOMAIN not in keys:
             keys[DEFAULT_DOMAIN] = default_key(config)
-        store = Store(host_bytes, lower, keys, _options(config, keys, calls or DirectCalls()))
+        store = Store(
+            config.host_bytes, lower, keys, _options(config, keys, calls or DirectCalls())
+        )
         store.start()
         undo.pop_all()
     return store
@@ -72,7 +73,7 @@ def _options(config: Config, keys: dict[str, bytes], calls: CallThreads) -> Stor
         if domain.public:
             public_domain = name
             publish_token = read_key(Path(domain.publish_file), f"domains.{name}.publish_file")
-    folder = next((t.path for t in config.tiers if isinstance(t, DiskOptions)), None)
+    folder = config.disk_folder
     return StoreOptions(
         planner=BestCut() if config.plan == "best" else FetchHeld(),
         make_eviction=POLICIES[config.policy],
@@ -88,7 +89,7 @@ def _options(config: Config, keys: dict[str, bytes], calls: CallThreads) -> Stor
         segment_blocks=config.segment_blocks,
         scrub_every_s=config.scrub.every_s,
         scrub_bytes_per_s=config.scrub.rate,
-        estimates_file=None if folder is None else Path(folder, ESTIMATES_FILE),
+        estimates_file=Path(folder, ESTIMATES_FILE) if folder else None,
         calls=calls,
     )
 
@@ -143,11 +144,10 @@ def _report_defaults(config: Config) -> None:
     disks = [tier for tier in config.tiers if isinstance(tier, DiskOptions)]
     if not disks or any(Path(disk.path, FILE_NAME).exists() for disk in disks):
         return
-    host = next(tier for tier in config.tiers if isinstance(tier, HostOptions))
     _log.warning(
         "no capacity given: taking %s of memory, and %s of disk in %s; give others as "
         'holdfast.open(host="8 GiB", disk="64 GiB", path="/var/lib/holdfast")',
-        *(host.capacity, disks[0].capacity, disks[0].path),
+        *(config.host_bytes, disks[0].capacity, disks[0].path),
     )
 
 

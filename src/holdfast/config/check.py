@@ -7,7 +7,6 @@ from urllib.parse import urlsplit
 
 from holdfast.byte_size import Size
 from holdfast.config.check_quotas import check_quotas
-from holdfast.config.check_users import check_users
 from holdfast.config.installed import kind_and_options
 from holdfast.config.options import (
     Config,
@@ -15,7 +14,6 @@ from holdfast.config.options import (
     HostOptions,
     HttpOptions,
     RegisterOptions,
-    TierOptions,
     TracesOptions,
     kind_of,
 )
@@ -35,6 +33,9 @@ SCRUB_S_MAX = 365 * 86_400.0
 FIRST_FD = 3
 """First descriptor after stdin, stdout and stderr."""
 FD_MAX = (1 << 31) - 1
+ID_MAX = (1 << 32) - 2
+NOBODY = 65_534
+"""The kernel's overflow id: it stands for every user that this user namespace does not map."""
 
 _DOMAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
@@ -48,7 +49,7 @@ def check(config: Config) -> None:
     for name, domain in config.domains.items():
         _check_domain(name, domain)
     _check_public(config)
-    check_users(config)
+    _check_users(config)
     check_quotas(config)
     check_above_zero("lease_s", config.lease_s, LEASE_S_MAX)
     _check_scrub(config)
@@ -174,6 +175,38 @@ def _check_shared_public(at: str, domain: DomainOptions, keyring: str) -> None:
         )
 
 
+def _check_users(config: Config) -> None:
+    """Check the users and groups that may open the socket, and sessions in the domains."""
+    for name, domain in config.domains.items():
+        at = f"domains.{name}.users"
+        for i, user in enumerate(domain.users):
+            _check_id(f"{at}.{i}", user)
+        if domain.users and not config.node_address:
+            raise ConfigError(
+                f"{at}: this node has no Unix socket for them to open; remove it, or also listen "
+                "on unix:///PATH"
+            )
+    if config.socket_group != "":
+        _check_id("socket_group", config.socket_group)
+        if not any(domain.users for domain in config.domains.values()):
+            raise ConfigError(
+                f"socket_group: {config.socket_group!r} could open the socket, but no domain; "
+                "list its users in domains.NAME.users, or remove it"
+            )
+
+
+def _check_id(at: str, value: str | int) -> None:
+    if isinstance(value, str):
+        if not value or value == "nobody":
+            raise ConfigError(f"{at}: {value!r} does not name a user; give a name or a number")
+        return
+    if not 0 <= value <= ID_MAX or value == NOBODY:
+        raise ConfigError(
+            f"{at}: {value} is not from 0 to {ID_MAX}, or is {NOBODY}, which stands for any "
+            "unknown user; give another"
+        )
+
+
 def _check_listen(config: Config) -> None:
     try:
         exposed = exposed_addresses(config.addresses)
@@ -225,25 +258,25 @@ def _check_tiers(config: Config) -> None:
         )
     paths: dict[str, int] = {}
     for number, tier in enumerate(tiers):
-        _check_tier(config, tier, number)
+        at = f"tiers.{number}"
+        if isinstance(tier, HostOptions):
+            _check_host(tier, f"{at}.capacity")
+            continue
+        kind, options = kind_and_options(tier, at)
+        kind.check(options, at)
+        if isinstance(tier, CxlOptions):
+            _check_cxl_place(config, tier, number)
+        if kind.shared and "default" not in config.domains:
+            store = "pool" if isinstance(tier, PoolOptions) else "store"
+            raise ConfigError(
+                f"{at}: nodes find each other's blocks in a {store} only if they have the same "
+                "key; set domains.default.key_file to that key on all nodes"
+            )
         if isinstance(tier, DiskOptions) and paths.setdefault(tier.path, number) != number:
             raise ConfigError(
-                f"tiers.{number}.path: {tier.path!r} is also the folder of "
+                f"{at}.path: {tier.path!r} is also the folder of "
                 f"tiers.{paths[tier.path]}; give each disk tier its own"
             )
-
-
-def _check_tier(config: Config, tier: TierOptions, number: int) -> None:
-    at = f"tiers.{number}"
-    if isinstance(tier, HostOptions):
-        _check_host(tier, f"{at}.capacity")
-        return
-    kind, options = kind_and_options(tier, at)
-    kind.check(options, at)
-    if isinstance(tier, CxlOptions):
-        _check_cxl_place(config, tier, number)
-    if kind.shared:
-        _check_key(config, at, "pool" if isinstance(tier, PoolOptions) else "store")
 
 
 def _check_host(tier: HostOptions, at: str) -> None:
@@ -274,17 +307,9 @@ def _check_cxl_place(config: Config, tier: CxlOptions, number: int) -> None:
             )
     if tier.node == "any":
         limit = memory()
-        asked = Size(tier.capacity + sum(t.capacity for t in tiers if isinstance(t, HostOptions)))
+        asked = Size(tier.capacity + config.host_bytes)
         if asked > limit.nbytes:
             raise ConfigError(
                 f"{at}.capacity: {asked} given together with the host tier, {limit.source} is "
                 f"{Size(limit.nbytes)}; lower it, or name a node of CXL memory"
             )
-
-
-def _check_key(config: Config, at: str, kind: str) -> None:
-    if "default" not in config.domains:
-        raise ConfigError(
-            f"{at}: nodes find each other's blocks in a {kind} only if they have the same key; "
-            "set domains.default.key_file to that key on all nodes"
-        )

@@ -15,14 +15,16 @@ SHARE_MAX = 1_000.0
 
 def check_quotas(config: Config) -> None:
     """Raise ConfigError for the first invalid limit."""
-    memory = next(tier.capacity for tier in config.tiers if isinstance(tier, HostOptions))
-    reserved = 0
+    memory, reserved = config.host_bytes, 0
     for name, domain in config.domains.items():
         at = f"domains.{name}"
         for tier, most in domain.quota_bytes.items():
             _check_quota(config, f"{at}.quota_bytes.{tier}", tier, most)
         _check_reserved(domain, at)
-        _check_share(domain, at)
+        if domain.share is not None and not 0 < domain.share <= SHARE_MAX:
+            raise ConfigError(
+                f"{at}.share: {domain.share:g} is not above 0 and at most {SHARE_MAX:g}; 1 is usual"
+            )
         _check_budget(config, domain, at)
         reserved += domain.reserved_bytes.get("host", 0)
         if reserved > memory:
@@ -65,13 +67,6 @@ def _check_reserved(domain: DomainOptions, at: str) -> None:
                 f"{at}.reserved_bytes.{tier}: {nbytes} is more than the quota of {most}; lower it, "
                 f"or raise {at}.quota_bytes.{tier}"
             )
-
-
-def _check_share(domain: DomainOptions, at: str) -> None:
-    if domain.share is not None and not 0 < domain.share <= SHARE_MAX:
-        raise ConfigError(
-            f"{at}.share: {domain.share:g} is not above 0 and at most {SHARE_MAX:g}; 1 is usual"
-        )
 
 
 def _check_budget(config: Config, domain: DomainOptions, at: str) -> None:

@@ -66,11 +66,10 @@ def notify_address() -> str:
     return os.environ.get("NOTIFY_SOCKET", "")
 
 
-def arm_failpoint(environment: Mapping[str, str] | None = None) -> None:
+def arm_failpoint() -> None:
     """Arm the failpoint named by HOLDFAST_FAILPOINT, for crash tests. Raises ConfigError."""
-    environment = os.environ if environment is None else environment
     try:
-        arm(environment.get("HOLDFAST_FAILPOINT", ""))
+        arm(os.environ.get("HOLDFAST_FAILPOINT", ""))
     except ValueError as error:
         raise ConfigError(f"HOLDFAST_FAILPOINT: {error}") from error
 

@@ -67,13 +67,6 @@ def changed_options(tier: TierOptions) -> list[tuple[str, object]]:
     ]
 
 
-def is_shared(tier: TierOptions) -> bool:
-    """Return whether other nodes write to a tier, too."""
-    if isinstance(tier, InstalledOptions):
-        return tier.shared
-    return not isinstance(tier, HostOptions) and built_in_kind(kind_of(tier)).shared
-
-
 class DomainOptions(_Section, frozen=True):
     """A trust domain and the source of its key: a file, a descriptor or a command.
 
@@ -262,9 +255,20 @@ class Config(_Section, frozen=True):
         return self.audit or (f"{folder}/{AUDIT_NAME}" if folder else "")
 
     @property
+    def host_bytes(self) -> Size:
+        """The capacity of the host tier."""
+        return next(tier.capacity for tier in self.tiers if isinstance(tier, HostOptions))
+
+    @property
     def shares(self) -> bool:
-        """Whether a tier is shared with other nodes."""
-        return any(map(is_shared, self.tiers))
+        """Whether other nodes also write to a tier."""
+        return any(
+            tier.shared
+            if isinstance(tier, InstalledOptions)
+            else built_in_kind(kind_of(tier)).shared
+            for tier in self.tiers
+            if not isinstance(tier, HostOptions)
+        )
 
     @property
     def node_address(self) -> str:

@@ -10,7 +10,7 @@ import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -22,20 +22,12 @@ from holdfast.config.defaults import (
     environment_options,
 )
 from holdfast.config.installed import convert_size, unwrapped, wrapped
-from holdfast.config.options import (
-    Config,
-    HostOptions,
-    InstalledOptions,
-    TierOptions,
-    kind_of,
-)
+from holdfast.config.options import Config, HostOptions, InstalledOptions, TierOptions, kind_of
 from holdfast.errors import ConfigError
 from holdfast.tiers.disk.kind import DiskOptions
 from holdfast.tiers.kind import BUILT_IN, built_in_kind, find_kind, installed_kinds
 from holdfast.wire.address import UNIX
 from holdfast.yaml_file import read_mapping
-
-S = TypeVar("S", bound=msgspec.Struct)
 
 _AT = re.compile(r" - at (`key` in )?`\$?(.*)`$")
 _LONE = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
@@ -230,28 +222,33 @@ def _keys(section: type[msgspec.Struct]) -> tuple[str, ...]:
 
 
 def _absolute(config: Config, folder: Path) -> Config:
+    """Return a configuration with the paths of files made absolute; empty ones stay."""
+
     def resolved(path: str) -> str:
+        if not path:
+            return path
         if "\0" in path or _LONE.search(path):
             raise ConfigError(f"configuration: {path!a:.60} cannot name a file; correct it")
         return str((folder / Path(path).expanduser()).absolute())
 
-    replace = msgspec.structs.replace
+    replace, tls, tokens = msgspec.structs.replace, config.tls, config.tokens
     return replace(
         config,
         tiers=[_absolute_tier(tier, resolved) for tier in config.tiers],
         domains={
             name: replace(
                 domain,
-                key_file=domain.key_file and resolved(domain.key_file),
-                publish_file=domain.publish_file and resolved(domain.publish_file),
+                key_file=resolved(domain.key_file),
+                publish_file=resolved(domain.publish_file),
             )
             for name, domain in config.domains.items()
         },
-        keyring=config.keyring and resolved(config.keyring),
-        audit=config.audit and resolved(config.audit),
-        record=config.record and resolved(config.record),
-        tls=config.tls and _resolved(config.tls, resolved),
-        tokens=_resolved(config.tokens, resolved),
+        keyring=resolved(config.keyring),
+        audit=resolved(config.audit),
+        record=resolved(config.record),
+        tls=tls
+        and replace(tls, cert=resolved(tls.cert), key=resolved(tls.key), ca=resolved(tls.ca)),
+        tokens=replace(tokens, key_file=resolved(tokens.key_file), file=resolved(tokens.file)),
     )
 
 
@@ -270,10 +267,4 @@ def _absolute_tier(tier: TierOptions, resolved: Callable[[str], str]) -> TierOpt
 
 
 def _file(path: Any, resolved: Callable[[str], str]) -> Any:  # noqa: ANN401  # not converted yet
-    return resolved(path) if isinstance(path, str) and path and "://" not in path else path
-
-
-def _resolved(section: S, resolved: Callable[[str], str]) -> S:
-    """Return a section that has only paths, with those that are given made absolute."""
-    paths = {name: path for name, path in msgspec.structs.asdict(section).items() if path}
-    return msgspec.structs.replace(section, **{k: resolved(v) for k, v in paths.items()})
+    return resolved(path) if isinstance(path, str) and "://" not in path else path
