@@ -55,7 +55,7 @@ SHAPES = [
 @pytest.fixture(params=["batched", "each"])
 def copies(request, monkeypatch):
     if request.param == "each":
-        monkeypatch.setattr(host, "_batched_works", lambda: False)
+        monkeypatch.setattr(host, "batched_copy_works", lambda: False)
     return request.param
 
 
@@ -211,7 +211,7 @@ def test_a_plan_whose_own_half_fails_leaves_nothing_moving(monkeypatch):
 
 
 def test_where_the_call_is_refused_a_warning_says_what_to_do(monkeypatch, caplog):
-    monkeypatch.setattr(host, "_batched_works", lambda: False)
+    monkeypatch.setattr(host, "batched_copy_works", lambda: False)
     HostDevice(Engine(1, 1, 64, 1).pages).close()
     assert "process_vm_readv is refused" in caplog.text
 

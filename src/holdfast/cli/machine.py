@@ -14,6 +14,7 @@ from pathlib import Path
 from holdfast.buffers import HUGE_PAGE, SharedMapping, populate, prefer_huge_pages
 from holdfast.byte_size import Size
 from holdfast.cli.options import many
+from holdfast.devices.host import batched_copy_works
 from holdfast.finding import Finding, problem
 from holdfast.probe import kernel_text, memory
 
@@ -84,12 +85,7 @@ def _numa() -> Finding:
 
 def _copying() -> Finding:
     """Call `process_vm_readv`, with which engines on the CPU copy pages."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    source, target = ctypes.create_string_buffer(b"holdfast"), ctypes.create_string_buffer(9)
-    here = (ctypes.c_void_p * 2)(ctypes.addressof(target), 8)
-    there = (ctypes.c_void_p * 2)(ctypes.addressof(source), 8)
-    copied = libc.process_vm_readv(os.getpid(), here, 1, there, 1, 0)
-    if copied == 8 and target.value == b"holdfast":  # noqa: PLR2004  # its length
+    if batched_copy_works():
         return Finding("process_vm_readv", "permitted", "one call copies all pages", ok=True)
     return Finding(
         "process_vm_readv",

@@ -108,7 +108,19 @@ def rows(pages: Pages, arena: DeviceMemory, moves: Sequence[Move]) -> Iterator[t
     page or payload out of bounds, before anything is yielded.
     """
     for move in moves:
-        _check(pages, arena, move)
+        last = move.first + len(move.pages)
+        if move.first < 0 or not move.pages or last > pages.pages_per_block:
+            raise BlockError(
+                f"pages {move.first} to {last} of a block requested, which has "
+                f"{pages.pages_per_block}"
+            )
+        if min(move.pages) < 0 or max(move.pages) >= pages.pages:
+            raise BlockError(f"pages {list(move.pages)} requested, the engine has {pages.pages}")
+        if move.payload < 0 or move.payload + pages.payload_bytes > arena.nbytes:
+            raise BlockError(
+                f"a payload of {pages.payload_bytes} bytes at {move.payload} requested, "
+                f"the arena has {arena.nbytes} bytes"
+            )
     return _rows(pages, arena.address, moves)
 
 
@@ -125,18 +137,3 @@ def _rows(pages: Pages, start: int, moves: Sequence[Move]) -> Iterator[tuple[int
                 yield base + page * stride, arena_page
                 arena_page += size
             layer += layer_bytes
-
-
-def _check(pages: Pages, arena: DeviceMemory, move: Move) -> None:
-    last = move.first + len(move.pages)
-    if move.first < 0 or not move.pages or last > pages.pages_per_block:
-        raise BlockError(
-            f"pages {move.first} to {last} of a block requested, which has {pages.pages_per_block}"
-        )
-    if min(move.pages) < 0 or max(move.pages) >= pages.pages:
-        raise BlockError(f"pages {list(move.pages)} requested, the engine has {pages.pages}")
-    if move.payload < 0 or move.payload + pages.payload_bytes > arena.nbytes:
-        raise BlockError(
-            f"a payload of {pages.payload_bytes} bytes at {move.payload} requested, "
-            f"the arena has {arena.nbytes} bytes"
-        )

@@ -95,7 +95,6 @@ class CudaDevice:
             return CudaTransfer(self._stream.record_event(), stage)
 
     def close(self) -> None:
-        self._stream.synchronize()
         with self._lock:
             self._unpin()
 

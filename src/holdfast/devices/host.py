@@ -91,7 +91,7 @@ class HostDevice:
         self._keep = keep
         self._helper = workers(THREADS - 1, "holdfast-copy", run_anywhere)
         self._copy = _copy_batched
-        if not _batched_works():
+        if not batched_copy_works():
             self._copy = _copy_each
             _log.warning(
                 "process_vm_readv is refused here (seccomp?): pages are copied one by one, "
@@ -226,8 +226,8 @@ def _ranges(flat: array[int]) -> Iterator[tuple[int, int]]:
     return zip(flat[-2::-2], flat[::-2], strict=True)
 
 
-def _batched_works() -> bool:
-    """Return whether a test copy of a few bytes succeeds."""
+def batched_copy_works() -> bool:
+    """Return whether a test copy of a few bytes succeeds; if not, `ctypes.get_errno` says why."""
     try:
         _libc.process_vm_readv.restype = ctypes.c_ssize_t
     except AttributeError:
