@@ -18,7 +18,6 @@ class SystemClock:
     """The machine's monotonic clock."""
 
     def now(self) -> float:
-        """Return `time.monotonic()`."""
         return time.monotonic()
 
 
@@ -33,5 +32,4 @@ class ManualClock:
         return self._now_s
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward."""
         self._now_s += seconds

@@ -32,7 +32,6 @@ class ChainedBlocks:
         return ChainedBlocks(self.namespace.payload_bytes, self._seed, namespace_seed=1)
 
     def key(self, number: int) -> bytes:
-        """Return the key of block `number`."""
         return key_of(number, self._seed)
 
     def keys(self, count: int) -> list[bytes]:
@@ -40,11 +39,9 @@ class ChainedBlocks:
         return [self.key(number) for number in range(count)]
 
     def segment(self, number: int) -> bytes:
-        """Return the segment of block `number`."""
         return self.key(number - number % SEGMENT_BLOCKS)[:SEGMENT_BYTES]
 
     def place(self, number: int) -> Place:
-        """Return the place of block `number`."""
         return segment_place(self.segment(number))
 
     def puts(self, numbers: Sequence[int]) -> list[TierPut]:
@@ -66,7 +63,6 @@ class ChainedBlocks:
         ]
 
     def save(self, tier: SharedTier, numbers: Sequence[int]) -> list[Outcome]:
-        """Write blocks; return the outcomes."""
         return tier.write(self.puts(numbers))
 
     def load(self, tier: SharedTier, numbers: Sequence[int]) -> list[Outcome]:

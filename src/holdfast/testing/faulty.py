@@ -7,20 +7,12 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
-from holdfast.tiers.base import (
-    LocalTier,
-    Place,
-    ReservedPlaces,
-    SurvivingRecord,
-    TierGet,
-    TierPut,
-    TierUsage,
-)
+from holdfast.tiers.base import LocalTier, TierGet, TierPut
 
 _SECTOR = 4096
 
@@ -69,9 +61,9 @@ class FaultyTier:
         self._delay_s = delay_s
         self._lock = threading.Lock()
         self._seen: list[bytes] = []
-
-    def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
-        return self.inner.reserve(sizes)
+        # What has no fault of its own.
+        self.reserve, self.free = inner.reserve, inner.free
+        self.survivors, self.usage, self.close = inner.survivors, inner.usage, inner.close
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         outcomes = [Outcome.GONE] * len(batch)
@@ -103,18 +95,6 @@ class FaultyTier:
             elif fault is not None:
                 self._damage(get.into, fault)
         return outcomes
-
-    def free(self, places: Sequence[Place]) -> None:
-        self.inner.free(places)
-
-    def survivors(self) -> Iterator[SurvivingRecord]:
-        return self.inner.survivors()
-
-    def usage(self) -> TierUsage:
-        return self.inner.usage()
-
-    def close(self) -> None:
-        self.inner.close()
 
     def _draw(self, kind: str) -> InjectedFault | None:
         with self._lock:

@@ -64,7 +64,6 @@ class MemoryTier:
             return ReservedPlaces(places, dropped)
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
-        """Store a copy of each record."""
         with self._lock:
             outcomes = []
             for put in batch:
@@ -80,7 +79,6 @@ class MemoryTier:
             return [self._read(get) for get in batch]
 
     def free(self, places: Sequence[Place]) -> None:
-        """Delete records."""
         with self._lock:
             for place in places:
                 self._sizes.pop(place, None)
@@ -95,7 +93,6 @@ class MemoryTier:
                 continue
 
     def usage(self) -> TierUsage:
-        """Return the usage."""
         used = sum(self._sizes.values())
         return TierUsage(self._capacity_bytes, used, len(self._records))
 
@@ -150,7 +147,6 @@ class SharedMemoryTier:
         return [self._write(put) for put in batch]
 
     def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
-        """Copy records out."""
         return [self._read(get) for get in batch]
 
     def held(
@@ -169,12 +165,10 @@ class SharedMemoryTier:
         self.delete(check_again(self.read, batch, self._unverified))
 
     def delete(self, batch: Sequence[TierGet]) -> None:
-        """Delete records."""
         for get in batch if self._is_reachable() else ():
             self.records.pop((required_namespace(get), get.key), None)
 
     def describe(self) -> dict[str, Any]:
-        """Return the number of records."""
         return {"tier": self.name, "members": [], "records": len(self.records)}
 
     def usage(self) -> TierUsage:

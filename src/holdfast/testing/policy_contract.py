@@ -96,7 +96,6 @@ class EvictionMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.5, 10.0, 100.0]))
     def wait(self, seconds: float) -> None:
-        """Advance the time."""
         self.now_s += seconds
 
     @rule(evicted=st.lists(st.booleans(), max_size=12))

@@ -99,7 +99,6 @@ class StallWatch:
         self.close()
 
     def close(self) -> None:
-        """End all processes."""
         for process in self._processes:
             process.kill()
             process.wait()

@@ -135,12 +135,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 1 << 32))
     def harm(self, seed: int) -> None:
-        """Damage the media of lower tiers."""
         self.disturb(seed)
 
     @rule()
     def drop(self) -> None:
-        """Forget everything."""
         self.store.drop("*")
 
     @rule()

@@ -307,7 +307,6 @@ class Blocks:
         self.namespace = namespace_of(payload_bytes, seed)
 
     def key(self, number: int) -> bytes:
-        """Return the key of block `number`."""
         return key_of(number, self.namespace.payload_bytes)
 
     def record(self, number: int) -> memoryview:
@@ -315,7 +314,6 @@ class Blocks:
         return record_of(self.namespace, self.key(number))
 
     def reserve(self, tier: LocalTier) -> ReservedPlaces:
-        """Reserve one place."""
         return tier.reserve([self.namespace.record_bytes])
 
     def save(self, tier: LocalTier, numbers: Sequence[int]) -> list[Place]:
