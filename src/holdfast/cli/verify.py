@@ -51,13 +51,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="open and verify the tiers of the configuration; no node may be running",
     )
-    parser.add_argument("--rate", metavar="RATE", help="maximum read rate, such as '200 MB/s'")
+    parser.add_argument(
+        "--rate",
+        type=_rate,
+        default=0,
+        metavar="RATE",
+        help="maximum read rate, such as '200 MB/s' (default: no limit)",
+    )
     add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Verify slice by slice; return 1 if a copy failed."""
-    request = ScrubRequest(read_fingerprint(args.fingerprint), 0, SLICE_S, _rate(args.rate))
+    request = ScrubRequest(read_fingerprint(args.fingerprint), 0, SLICE_S, args.rate)
     if args.offline and args.node:
         raise ConfigError("--offline and --node exclude each other; omit one")
     opened = _offline(load_config(args)) if args.offline else _online(args)
@@ -69,9 +75,7 @@ def run(args: argparse.Namespace) -> int:
     return FAILED if answer["bad"] else OK
 
 
-def _rate(text: str | None) -> int:
-    if text is None:
-        return 0
+def _rate(text: str) -> int:
     try:
         rate = Size.of(text.removesuffix("/s"))
     except ValueError as error:
