@@ -143,16 +143,13 @@ def populate(memory: Advisable, start: int, nbytes: int) -> bool:
     return huge
 
 
-def prefer_huge_pages(memory: Advisable, *span: int) -> bool:
-    """Ask for transparent huge pages; return False if the kernel refuses.
+def prefer_huge_pages(memory: Advisable, *span: int) -> None:
+    """Ask for transparent huge pages, which the kernel may refuse.
 
     `span`: start and length in bytes of the range; by default all of the memory.
     """
-    try:
+    with contextlib.suppress(OSError, ValueError):
         memory.madvise(mmap.MADV_HUGEPAGE, *span)
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def secret_memory(secret: bytes) -> memoryview:

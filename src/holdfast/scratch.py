@@ -51,18 +51,14 @@ def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def _sweep(parent: Path, prefix: str, age_s: float) -> None:
+    """Remove this user's folders of a prefix and an age whose owners are gone."""
     for folder in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # it is in use, or another process removes it
-            _remove_if_left(folder, age_s)
-
-
-def _remove_if_left(folder: Path, age_s: float) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        found = os.fstat(fd)
-        if found.st_uid != os.geteuid() or time.time() - found.st_mtime < age_s:
-            return
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder)
-    finally:
-        os.close(fd)
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                found = os.fstat(fd)
+                if found.st_uid == os.geteuid() and time.time() - found.st_mtime >= age_s:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder)
+            finally:
+                os.close(fd)

@@ -50,19 +50,15 @@ class KeyRingWatch:
             look = self._look
             if look is None:
                 look = self._look = _Look()
-                self._begin(look)
+                work = threading.Thread(
+                    target=self._read, args=(look,), name="holdfast-keyring", daemon=True
+                )
+                try:
+                    work.start()
+                except RuntimeError as error:  # the limit of threads, or of memory for stacks
+                    self.why, self._look = f"{error}; raise the limit of threads", None
+                    look.over.set()
         look.over.wait(max(0.0, until - time.monotonic()))
-
-    def _begin(self, look: _Look) -> None:
-        """Start a reading thread; call it with the lock held. A failed start is a failed read."""
-        work = threading.Thread(
-            target=self._read, args=(look,), name="holdfast-keyring", daemon=True
-        )
-        try:
-            work.start()
-        except RuntimeError as error:  # the limit of threads, or of memory for stacks
-            self.why, self._look = f"{error}; raise the limit of threads", None
-            look.over.set()
 
     def _read(self, look: _Look) -> None:
         at, why = self._clock.now(), ""
