@@ -40,13 +40,29 @@ def configured_keys(config: Config) -> dict[str, bytes]:
 def default_key(config: Config) -> bytes:
     """Return the key of the default domain if none is configured.
 
-    With a disk tier the key is kept in a file in the tier's folder, otherwise it is new. Call it
-    with the tiers open, because an open tier has locked its folder.
+    With a disk tier the key is kept in a file in the tier's folder, because blocks are found only
+    with the key that they were saved with; otherwise it is new. Call it with the tiers open,
+    because an open tier has locked its folder.
     """
-    folder = config.disk_folder
-    if folder:
-        return _key_in_file(Path(folder, DEFAULT_KEY_FILE))
-    return secrets.token_bytes(DOMAIN_KEY_BYTES)
+    if not config.disk_folder:
+        return secrets.token_bytes(DOMAIN_KEY_BYTES)
+    file = Path(config.disk_folder, DEFAULT_KEY_FILE)
+    if not os.path.lexists(file):
+        made = file.with_name(file.name + ".new")
+        made.unlink(missing_ok=True)
+        fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(fd, secrets.token_bytes(DOMAIN_KEY_BYTES))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        made.rename(file)
+    if file.exists() and not file.is_file():  # reading a FIFO would block
+        raise ConfigError(
+            f"domains.default: {str(file)!r} is not a regular file; restore the key, or move it "
+            "away: stored blocks are then not found, and are recomputed"
+        )
+    return read_key(file, "domains.default")
 
 
 def sealed_domains(config: Config) -> list[str]:
@@ -99,26 +115,3 @@ def read_ring(config: Config) -> KeyRing:
         raise ConfigError(
             f"keyring: {config.keyring_file!r} cannot be read: {error.strerror}; correct it"
         ) from error
-
-
-def _key_in_file(file: Path) -> bytes:
-    """Return the default domain's key, generated at the first start.
-
-    Blocks are found only with the key that they were saved with.
-    """
-    if not os.path.lexists(file):
-        made = file.with_name(file.name + ".new")
-        made.unlink(missing_ok=True)
-        fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.write(fd, secrets.token_bytes(DOMAIN_KEY_BYTES))
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        made.rename(file)
-    if file.exists() and not file.is_file():  # reading a FIFO would block
-        raise ConfigError(
-            f"domains.default: {str(file)!r} is not a regular file; restore the key, or move it "
-            "away: stored blocks are then not found, and are recomputed"
-        )
-    return read_key(file, "domains.default")
