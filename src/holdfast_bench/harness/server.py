@@ -7,7 +7,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -76,8 +77,23 @@ class VllmServer:
         self.name = name
         self.options = options
         self.port = free_port()
-        env = ENGINE_ENVIRONMENT | _core_environment()
-        self.process = ChildProcess(name, _argv(options, self.port), log, env)
+        argv = [
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+            *("--host", HOST, "--port", str(self.port)),
+            *("--model", str(options.model), "--served-model-name", "model"),
+            *("--dtype", options.dtype),
+            *("--max-model-len", str(options.model_tokens_max)),
+            *("--max-num-batched-tokens", str(options.batch_tokens_max)),
+            *("--kv-cache-memory-bytes", str(options.kv_bytes)),
+            "--enforce-eager",
+            "--enable-prompt-tokens-details",
+        ]
+        if options.kv_transfer:
+            argv += ["--kv-transfer-config", json.dumps(options.kv_transfer)]
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        # Bind the engine to all cores; by default vLLM reserves one for its front end.
+        env = ENGINE_ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": cores}
+        self.process = ChildProcess(name, argv, log, env)
 
     def ready(self) -> bool:
         """Whether the server answers requests."""
@@ -106,13 +122,10 @@ class VllmServer:
 
     def call(self, method: str, path: str) -> tuple[int, bytes]:
         """Send one request without a body; return status and body."""
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=30.0)
-        try:
+        with closing(http.client.HTTPConnection(HOST, self.port, timeout=30.0)) as connection:
             connection.request(method, path)
             response = connection.getresponse()
             return response.status, response.read()
-        finally:
-            connection.close()
 
 
 class EngineCooldown:
@@ -146,24 +159,20 @@ def wait_all_ready(engines: Sequence[VllmServer]) -> None:
         wait_until(engine.process, partial(ready, engine), READY_S)
 
 
-def _argv(options: VllmServerOptions, port: int) -> list[str]:
-    argv = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-        *("--host", HOST, "--port", str(port)),
-        *("--model", str(options.model), "--served-model-name", "model"),
-        *("--dtype", options.dtype),
-        *("--max-model-len", str(options.model_tokens_max)),
-        *("--max-num-batched-tokens", str(options.batch_tokens_max)),
-        *("--kv-cache-memory-bytes", str(options.kv_bytes)),
-        "--enforce-eager",
-        "--enable-prompt-tokens-details",
-    ]
-    if options.kv_transfer:
-        argv += ["--kv-transfer-config", json.dumps(options.kv_transfer)]
-    return argv
+def start_servers(
+    stack: ExitStack,
+    folder: Path,
+    options: VllmServerOptions,
+    kv_transfers: Mapping[str, dict[str, object]],
+) -> list[VllmServer]:
+    """Start a server for each name, with its `kv_transfer`; return them once all answer.
 
-
-def _core_environment() -> dict[str, str]:
-    """Bind the engine to all cores; by default vLLM reserves one for its front end."""
-    cores = sorted(os.sched_getaffinity(0))
-    return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))}
+    They end with `stack`; `folder` is for their logs.
+    """
+    servers = []
+    for name, kv_transfer in kv_transfers.items():
+        own = msgspec.structs.replace(options, kv_transfer=kv_transfer)
+        servers.append(VllmServer(name, own, folder / f"{name}.log"))
+        stack.enter_context(servers[-1].process)
+    wait_all_ready(servers)
+    return servers

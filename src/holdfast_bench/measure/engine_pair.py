@@ -26,7 +26,7 @@ from holdfast_bench.harness.server import (
     VllmServer,
     VllmServerOptions,
     holdfast_kv_transfer,
-    wait_all_ready,
+    start_servers,
 )
 
 NODE = "node"
@@ -216,16 +216,10 @@ class EnginePair:
             self.ttft_s(self.behind, prompt)
 
     def _start_engines(self) -> tuple[VllmServer, VllmServer]:
-        tokens_max = max(self._plan_of_runs.lengths) + 1024
-        engines = []
-        for name, flag in (("alone", {}), ("behind", holdfast_kv_transfer(self.node.address))):
-            options = VllmServerOptions(
-                model=self._plan_of_runs.made, kv_transfer=flag, model_tokens_max=tokens_max
-            )
-            engines.append(VllmServer(name, options, self._folder / f"{name}.log"))
-            self._stack.enter_context(engines[-1].process)
-        wait_all_ready(engines)
-        alone, behind = engines
+        plan = self._plan_of_runs
+        options = VllmServerOptions(model=plan.made, model_tokens_max=max(plan.lengths) + 1024)
+        flags = {"alone": {}, "behind": holdfast_kv_transfer(self.node.address)}
+        alone, behind = start_servers(self._stack, self._folder, options, flags)
         return alone, behind
 
     def _stop(self) -> None:

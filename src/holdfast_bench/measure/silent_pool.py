@@ -37,7 +37,7 @@ from holdfast_bench.harness.server import (
     VllmServer,
     VllmServerOptions,
     holdfast_kv_transfer,
-    wait_all_ready,
+    start_servers,
 )
 
 TARGETS = 4
@@ -119,7 +119,10 @@ class SilentPoolBench:
     def _fall(self, silence: SilentTargets, number: int) -> SilenceResult:
         """Measure one silence of all targets."""
         plan_of_runs, name = self._plan_of_runs, f"all targets {silence}, {number + 1} of {FALLS}"
-        wait_until(self._node.process, self._all_closed, RECOVERED_S, "sure of its pool")
+        process, members = self._node.process, self._node.members
+        wait_until(
+            process, lambda: self._asked() == len(members()), RECOVERED_S, "sure of its pool"
+        )
         rounds = plan_of_runs.rounds // FALLS + (number < plan_of_runs.rounds % FALLS)
         with self._pool.silent(silence):
             plan_of_runs.tell(f"{name}: the first request that meets them")
@@ -127,7 +130,7 @@ class SilentPoolBench:
             before_s = self._ttft_s(self._engines.alone, prompt)
             first_s = self._ttft_s(self._engines.behind, prompt)
             after_s = self._ttft_s(self._engines.alone, self._prompt())
-            wait_until(self._node.process, self._all_open, OPEN_S, "sure that its pool is silent")
+            wait_until(process, self._all_open, OPEN_S, "sure that its pool is silent")
             pairs = self._pairs(name, number, rounds)
         late_s = first_s - (before_s + after_s) / 2
         kept = least_disturbed(pairs, rounds)
@@ -167,9 +170,6 @@ class SilentPoolBench:
             complete(self._engines.behind, self._prompt(SHORT_TOKENS), 1)
         return not self._asked()
 
-    def _all_closed(self) -> bool:
-        return self._asked() == len(self._node.members())
-
 
 def mute_rows(folder: Path, plan_of_runs: SilentPoolPlan) -> Iterator[Row]:
     """Start network, pool and engines, and measure; all of them end with the iteration."""
@@ -179,23 +179,12 @@ def mute_rows(folder: Path, plan_of_runs: SilentPoolPlan) -> Iterator[Row]:
         plan_of_runs.tell(f"{TARGETS} targets, a host and two engines start, on {network.kind}")
         pool.start_targets(TARGETS)
         node = pool.start_host("host")
-        engines = SilentPoolEngines(
-            _start(stack, folder, plan_of_runs, "alone", {}),
-            _start(stack, folder, plan_of_runs, "behind", holdfast_kv_transfer(node.address)),
+        options = VllmServerOptions(
+            model=plan_of_runs.made, model_tokens_max=PROMPT_TOKENS + BLOCK_TOKENS
         )
-        wait_all_ready(engines)
+        flags = {"alone": {}, "behind": holdfast_kv_transfer(node.address)}
+        engines = SilentPoolEngines(*start_servers(stack, folder, options, flags))
         yield from SilentPoolBench(engines, node, pool, plan_of_runs).rows()
-
-
-def _start(
-    stack: ExitStack, folder: Path, plan_of_runs: SilentPoolPlan, name: str, flag: dict[str, object]
-) -> VllmServer:
-    options = VllmServerOptions(
-        model=plan_of_runs.made, kv_transfer=flag, model_tokens_max=PROMPT_TOKENS + BLOCK_TOKENS
-    )
-    engine = VllmServer(name, options, folder / f"{name}.log")
-    stack.enter_context(engine.process)
-    return engine
 
 
 def _first_row(silence: SilentTargets, falls: Sequence[SilenceResult]) -> Row:

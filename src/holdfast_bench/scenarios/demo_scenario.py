@@ -18,7 +18,7 @@ from holdfast_bench.harness.server import (
     VllmServer,
     VllmServerOptions,
     holdfast_kv_transfer,
-    wait_all_ready,
+    start_servers,
 )
 from holdfast_bench.scenarios import document
 from holdfast_bench.scenarios.miss_causes import MissWatch
@@ -31,7 +31,6 @@ FOLLOW_UP = "\n\n# Question: and what should a reader look at next, and why?\n# 
 QUESTION_TOKENS_MAX = 40
 FOLLOW_UP_TOKENS_MAX = 48
 ANSWER_TOKENS = 16
-
 
 COVER_DEADLINE_MS = 10_000
 """Longest wait for the node's answer, long enough that a busy or stalled machine does not make the
@@ -113,13 +112,6 @@ class DemoStep(msgspec.Struct, frozen=True):
         return nbytes / self.asked.answer.ttft_s / 1e9 if nbytes else None
 
 
-class _References(msgspec.Struct, frozen=True):
-    """The right outputs, from KV state that the engine computed and still had in its own cache."""
-
-    first: CompletionAnswer
-    next: CompletionAnswer
-
-
 def prompts_of(model: Path, source: Path | None, tokens: int) -> Prompts:
     """Tokenize the document and the questions. Raises ConfigError if they make no valid prompt."""
     if tokens < BATCH_TOKENS or tokens % BATCH_TOKENS:
@@ -139,37 +131,51 @@ def prompts_of(model: Path, source: Path | None, tokens: int) -> Prompts:
 def walk(setting: DemoSettings) -> Generator[DemoStep]:
     """Run the demo and yield each step when it is done; all processes end with the iteration."""
     prompts, tell = setting.prompts, setting.tell
+    context_tokens = len(prompts.context)
     with ExitStack() as stack:
         tell("the node starts, then an engine")
         node = stack.enter_context(
             NodeUnderTest(setting.folder / "node", settings={"plan": setting.plan})
         )
-        engine = _start(stack, setting, node, "engine-a")
-        wait_all_ready([engine])
+        [engine] = _start(stack, setting, node, "engine-a")
         # An engine's first long prompt is slower than its later ones: do not measure it.
         _ask(engine, prompts.unrelated)
 
         tell("the engine reads the document for the first time")
         cold = _ask(engine, prompts.first)
-        right = _references(engine, prompts)
-        expected = _ExpectedHit(len(prompts.context), node.token_bytes(), node)
-        yield DemoStep("cold", cold, cold.answer.equals(right.first), fetched=0)
-        blocks = 2 * len(prompts.context) // BLOCK_TOKENS
+        right, right_next = _references(engine, prompts)
+        token_bytes = node.token_bytes()
+        yield DemoStep("cold", cold, cold.answer.equals(right), fetched=0)
+        blocks = 2 * context_tokens // BLOCK_TOKENS
         node.wait_on_disk(blocks)
+
+        def hit(
+            name: str,
+            engine: VllmServer,
+            prompt: list[int] = prompts.first,
+            right: CompletionAnswer = right,
+            tier: str = "",
+        ) -> DemoStep:
+            """Send a prompt whose context must be fetched whole."""
+            watch = MissWatch(node, engine.process.log)
+            asked = _ask(engine, prompt)
+            plan = watch.plan()
+            reason = str(plan["reason"]) if plan else ""
+            equal = asked.answer.equals(right)
+            step = DemoStep(name, asked, equal, context_tokens, tier, token_bytes, reason)
+            return step if step.ok else msgspec.structs.replace(step, cause=watch.why())
 
         tell("the engine has forgotten it and is asked again")
         engine.reset_prefix_cache()
-        yield expected.step("warm", engine, prompts.first, right.first)
+        yield hit("warm", engine)
 
         tell("the engine was stopped; it starts again, and a second one beside it")
         engine.process.stop()
-        engine = _start(stack, setting, node, "engine-a-again")
-        second = _start(stack, setting, node, "engine-b")
-        wait_all_ready([engine, second])
+        engine, second = _start(stack, setting, node, "engine-a-again", "engine-b")
         for fresh in (engine, second):
             _ask(fresh, prompts.question)
         time.sleep(SPIN_S)
-        yield expected.step("engine_restart", engine, prompts.first, right.first)
+        yield hit("engine_restart", engine)
 
         tell("the node was killed with -9 and starts again")
         node.restart()
@@ -177,61 +183,39 @@ def walk(setting: DemoSettings) -> Generator[DemoStep]:
         for waiting in (engine, second):
             wait_asking(waiting, node.last_plan, prompts.probe)
         time.sleep(SPIN_S)
-        yield expected.step("node_restart", engine, prompts.first, right.first, tier="disk")
+        yield hit("node_restart", engine, tier="disk")
 
         tell("the second engine is asked, while the first is alive")
         time.sleep(SPIN_S)
-        yield expected.step("second_engine", second, prompts.first, right.first)
+        yield hit("second_engine", second)
 
         tell("the second engine has forgotten it and is asked a follow-up")
         second.reset_prefix_cache()
-        yield expected.step("follow_up", second, prompts.next(right.first), right.next)
+        yield hit("follow_up", second, prompts.next(right), right_next)
 
 
-class _ExpectedHit(msgspec.Struct, frozen=True):
-    """The values common to all steps that must hit; `context_tokens` must be fetched."""
-
-    context_tokens: int
-    token_bytes: float
-    node: NodeUnderTest
-
-    def step(
-        self,
-        name: str,
-        engine: VllmServer,
-        prompt: list[int],
-        right: CompletionAnswer,
-        tier: str = "",
-    ) -> DemoStep:
-        """Send a prompt whose context must be fetched whole; return the step."""
-        watch = MissWatch(self.node, engine.process.log)
-        asked = _ask(engine, prompt)
-        plan = watch.plan()
-        reason = str(plan["reason"]) if plan else ""
-        equal = asked.answer.equals(right)
-        step = DemoStep(name, asked, equal, self.context_tokens, tier, self.token_bytes, reason)
-        return step if step.ok else msgspec.structs.replace(step, cause=watch.why())
-
-
-def _start(stack: ExitStack, setting: DemoSettings, node: NodeUnderTest, name: str) -> VllmServer:
+def _start(
+    stack: ExitStack, setting: DemoSettings, node: NodeUnderTest, *names: str
+) -> list[VllmServer]:
     options = VllmServerOptions(
         model=setting.model,
-        kv_transfer=holdfast_kv_transfer(node.address, COVER_DEADLINE_MS),
         model_tokens_max=len(setting.prompts.context) + BATCH_TOKENS,
         batch_tokens_max=BATCH_TOKENS,
         dtype=setting.dtype,
     )
-    engine = VllmServer(name, options, setting.folder / f"{name}.log")
-    stack.enter_context(engine.process)
-    return engine
+    kv_transfer = holdfast_kv_transfer(node.address, COVER_DEADLINE_MS)
+    return start_servers(stack, setting.folder, options, dict.fromkeys(names, kv_transfer))
 
 
 def _ask(engine: VllmServer, prompt: list[int]) -> MeasuredCompletion:
     return ask(engine, prompt, ANSWER_TOKENS)
 
 
-def _references(engine: VllmServer, prompts: Prompts) -> _References:
-    """Return the outputs from the engine's own cache. Raises HoldfastError if it was evicted."""
+def _references(engine: VllmServer, prompts: Prompts) -> list[CompletionAnswer]:
+    """Return the right outputs of `first` and of `next`, from the engine's own cache.
+
+    Raises HoldfastError if the context was evicted from that cache.
+    """
     first = _ask(engine, prompts.first)
     follow_up = _ask(engine, prompts.next(first.answer))
     for asked in (first, follow_up):
@@ -240,4 +224,4 @@ def _references(engine: VllmServer, prompts: Prompts) -> _References:
                 f"no reference: the engine had {asked.tokens.local} tokens of its own instead of "
                 f"{len(prompts.context)}; is its cache too small for this model?"
             )
-    return _References(first.answer, follow_up.answer)
+    return [first.answer, follow_up.answer]

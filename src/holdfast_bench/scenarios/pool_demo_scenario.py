@@ -162,10 +162,12 @@ class _PoolDemo:
         self._tell("host B is asked about them")
         yield self._served("served_on_b", self._first, 0)
 
-        lost = self._victim()
+        held = Counter(self._owners)
+        lost = min(held, key=lambda name: held[name])
         self._tell(f"{lost} was killed with -9; host B has forgotten everything and is asked again")
-        self._forget_on_b()
-        self._pool.kill_target(lost)
+        self._pool.hosts["host-b"].drop_all()
+        self._b.reset_prefix_cache()
+        self._pool.targets.pop(lost).kill()  # it stays in the members file
         yield self._served("target_killed", self._first, 0)
 
         self._tell(f"another target takes the place of {lost}")
@@ -180,14 +182,14 @@ class _PoolDemo:
         self._tell("both engines warm up")
         for shift, engine in enumerate((self._a, self._b), 1):
             context, question = self._first[0].context, self._first[0].question
-            _ask(engine, [*context[shift:], *context[:shift], *question])
+            ask(engine, [*context[shift:], *context[:shift], *question], ANSWER_TOKENS)
         self._pool.wait_holding(2 * self._tokens // BLOCK_TOKENS)
 
     def _read_on_a(self, prompts: Prompts) -> MeasuredCompletion:
         """Let A compute a context; record the right output, and the target that now holds it."""
         before = self._pool.blocks()
-        asked = _ask(self._a, prompts.first)
-        again = _ask(self._a, prompts.first)
+        asked = ask(self._a, prompts.first, ANSWER_TOKENS)
+        again = ask(self._a, prompts.first, ANSWER_TOKENS)
         if asked.tokens.fetched_total or again.tokens.local != self._tokens:
             raise HoldfastError(
                 f"no reference: of {self._tokens} tokens the engine fetched "
@@ -205,7 +207,7 @@ class _PoolDemo:
         asked, causes = [], []
         for number, each in enumerate(prompts, start):
             watch = MissWatch(self._pool.hosts["host-b"], self._b.process.log)
-            asked.append(_ask(self._b, each.first))
+            asked.append(ask(self._b, each.first, ANSWER_TOKENS))
             owner = self._owners[number]
             if owner in self._pool.targets and set(asked[-1].tokens.fetched) != {"pool"}:
                 causes.append(watch.why())
@@ -224,15 +226,6 @@ class _PoolDemo:
     def _spread(self, start: int) -> dict[str, int]:
         counted = Counter(self._owners[start:])
         return {name: counted[name] for name in self._pool.targets}
-
-    def _victim(self) -> str:
-        """Return the target that holds the fewest contexts, at least one."""
-        held = Counter(self._owners)
-        return min(held, key=lambda name: held[name])
-
-    def _forget_on_b(self) -> None:
-        self._pool.hosts["host-b"].drop_all()
-        self._b.reset_prefix_cache()
 
     def _read_until_on(self, joined: str) -> list[Prompts]:
         """Let A compute `CONTEXTS` new contexts, and more until each target holds one of them."""
@@ -261,10 +254,6 @@ def _start(stack: ExitStack, setting: PoolSetting, pool: PoolUnderTest, name: st
     engine = VllmServer(f"the engine of {name}", options, setting.folder / f"{name}-engine.log")
     stack.enter_context(engine.process)
     return engine
-
-
-def _ask(engine: VllmServer, prompt: list[int]) -> MeasuredCompletion:
-    return ask(engine, prompt, ANSWER_TOKENS)
 
 
 def _equals(asked: MeasuredCompletion, right: CompletionAnswer) -> bool:

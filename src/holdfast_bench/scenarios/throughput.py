@@ -12,7 +12,6 @@ import msgspec
 
 from holdfast_bench.harness.completion import complete
 from holdfast_bench.harness.server import VllmServer
-from holdfast_bench.harness.standard_error import of_median
 from holdfast_bench.scenarios.ttft_race import RaceTrack
 
 REQUESTS = 16
@@ -29,16 +28,14 @@ class ThroughputPairs(msgspec.Struct, frozen=True):
     behind: list[float]
 
     @property
-    def overhead(self) -> float:
-        """The additional time with Holdfast, as a fraction: the median over the pairs."""
-        pairs = zip(self.alone, self.behind, strict=True)
-        return median(behind / alone for alone, behind in pairs) - 1.0
+    def ratios(self) -> list[float]:
+        """The time with Holdfast divided by that without, for each pair."""
+        return [behind / alone for alone, behind in zip(self.alone, self.behind, strict=True)]
 
     @property
-    def standard_error(self) -> float:
-        """The standard error of `overhead`."""
-        pairs = zip(self.alone, self.behind, strict=True)
-        return of_median([behind / alone for alone, behind in pairs])
+    def overhead(self) -> float:
+        """The additional time with Holdfast, as a fraction: the median over the pairs."""
+        return median(self.ratios) - 1.0
 
     def tokens_per_s(self, seconds: list[float]) -> float:
         """Prompt and answer tokens per second at the median time."""

@@ -18,7 +18,7 @@ from holdfast_bench.harness.server import (
     VllmServer,
     VllmServerOptions,
     holdfast_kv_transfer,
-    wait_all_ready,
+    start_servers,
 )
 from holdfast_bench.peers import lmcache_engine, lmcache_server
 
@@ -69,13 +69,8 @@ def lay_track(stack: ExitStack, folder: Path, model: Path, tokens_max: int) -> R
     flags = {"vllm-alone": {}, "vllm-holdfast": holdfast_kv_transfer(node.address)}
     if lmcache_server.installed():
         flags["vllm-lmcache"] = lmcache_engine.start(stack, folder)
-    engines = []
-    for name, flag in flags.items():
-        options = VllmServerOptions(model=model, kv_transfer=flag, model_tokens_max=tokens_max)
-        engines.append(VllmServer(name, options, folder / f"{name}.log"))
-        stack.enter_context(engines[-1].process)
-    wait_all_ready(engines)
-    alone, behind, *peer = engines
+    options = VllmServerOptions(model=model, model_tokens_max=tokens_max)
+    alone, behind, *peer = start_servers(stack, folder, options, flags)
     return RaceTrack(alone, behind, peer[0] if peer else None, node, EngineCooldown())
 
 

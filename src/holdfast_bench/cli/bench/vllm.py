@@ -13,6 +13,7 @@ from holdfast import report
 from holdfast.report import Row
 from holdfast_bench.cli import measuring
 from holdfast_bench.harness import model
+from holdfast_bench.harness.standard_error import of_median
 from holdfast_bench.scenarios import document, throughput, ttft_race
 from holdfast_bench.scenarios.ttft_race import RaceTimes, RaceTrack
 
@@ -76,7 +77,7 @@ def _rows(
         "alone_tokens_per_s": pairs.tokens_per_s(pairs.alone),
         "holdfast_tokens_per_s": pairs.tokens_per_s(pairs.behind),
         "rounds": len(pairs.alone),
-        "doubt": 100 * pairs.standard_error,
+        "doubt": 100 * of_median(pairs.ratios),
     }
     yield report.with_more(row, more)
 
