@@ -16,6 +16,7 @@ from holdfast.tiers.pool.hedged_read import HEDGE_PERCENT, HEDGES_SAVED_MAX
 from holdfast_bench.campaigns.campaign import CampaignBudget, CampaignResult
 from holdfast_bench.campaigns.chaos_pool import SLACK_S, ChaosPool, ChaosUsers
 from holdfast_bench.campaigns.chaos_proxy import Mood
+from holdfast_bench.harness.pause import pause, resume
 
 TARGETS = 4
 BREAKER_S = 2.0
@@ -85,9 +86,12 @@ def _mend(pool: ChaosPool, _: str) -> None:
 
 
 FAULTS = (
-    ChaosFault("kill", lambda p, n: p.targets[n].kill(), _restart, silent=True),
+    ChaosFault("kill", lambda p, n: p.targets[n].process.kill(), _restart, silent=True),
     ChaosFault(
-        "stop", lambda p, n: p.targets[n].pause(), lambda p, n: p.targets[n].resume(), silent=True
+        "stop",
+        lambda p, n: pause(p.targets[n].process.pid),
+        lambda p, n: resume(p.targets[n].process.pid),
+        silent=True,
     ),
     _moody("late"),
     _moody("slow"),

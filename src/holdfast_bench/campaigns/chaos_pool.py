@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from holdfast.errors import HoldfastError, Outcome, ProtocolError
+from holdfast.errors import Outcome, ProtocolError
 from holdfast.limits import MIB, TOKEN_S_MAX
 from holdfast.membership.members import Member, MemberState
 from holdfast.membership.membership import MembershipOptions
@@ -34,8 +33,8 @@ from holdfast.wire.remote.stream import Deadline
 from holdfast.wire.remote.token import VERBS, issue
 from holdfast_bench.campaigns.campaign import CampaignResult
 from holdfast_bench.campaigns.chaos_proxy import ANEW, ChaosProxy, Mood
-from holdfast_bench.harness.pause import pause, resume
-from holdfast_bench.harness.spawn import start_owned
+from holdfast_bench.harness.pool import ManualMembers
+from holdfast_bench.harness.process import ChildProcess, listens, wait_until
 
 PAYLOAD_BYTES = 60_000
 CHAIN_BLOCKS = 6
@@ -61,45 +60,31 @@ _OPTIONS = PoolTierOptions(
 
 
 class ChaosTarget:
-    """A `holdfast serve` process with a host tier only, behind a proxy; peers need a token."""
+    """A `holdfast serve` process with a host tier only, behind a proxy; peers need a token.
+
+    The constructor starts the process; `wait` returns when it serves.
+    """
 
     def __init__(self, folder: Path, key_file: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._port = (
-            free_port()
-        )  # not an ephemeral port: no client gets it while the target is dead
+        # Not an ephemeral port: no client gets it while the target is dead.
+        self._port = free_port()
         self._file, self._log = folder / "target.yaml", folder / "target.log"
         tiers = [{"kind": "host", "capacity": 64 * MIB}]
         listen = f"tcp://127.0.0.1:{self._port}"
         tokens = {"key_file": str(key_file)}
         self._file.write_text(yaml.safe_dump({"listen": listen, "tiers": tiers, "tokens": tokens}))
         self.proxy = ChaosProxy(self._port)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pipe = os.pipe()
-        """The child ends when the write end closes: at the latest when this process ends."""
+        self.start()
 
     def start(self) -> None:
-        """Start the process; `wait` returns when it serves."""
+        """Start the process, also after a kill."""
         argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(self._file)]
-        read_end = self._pipe[0]
-        with self._log.open("ab") as log:
-            self._process = start_owned(
-                [*argv, "--with-parent", str(read_end)],
-                pass_fds=[read_end],
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                process_group=0,  # Ctrl-C must not reach the targets
-            )
+        self.process = ChildProcess("a target", argv, self._log, {})
 
     def wait(self) -> None:
         """Wait until the target accepts connections."""
-        end = time.monotonic() + _READY_S
-        while time.monotonic() < end:
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", self._port), 1.0).close()
-                return
-            time.sleep(0.05)
-        raise HoldfastError(f"a target did not start within {_READY_S:.0f} s; see {self._log}")
+        wait_until(self.process, lambda: listens(self._port), _READY_S)
 
     def send_invalid(self, token: Credentials) -> list[socket.socket]:
         """Open connections with invalid greetings, and send one batch over the limits as a peer.
@@ -120,28 +105,10 @@ class ChaosTarget:
                 )
         return strangers
 
-    def pause(self) -> None:
-        """Stop the process (SIGSTOP)."""
-        if self._process is not None:
-            pause(self._process.pid)
-
-    def resume(self) -> None:
-        """Continue the process (SIGCONT)."""
-        if self._process is not None:
-            resume(self._process.pid)
-
-    def kill(self) -> None:
-        """End the process as a crash would (SIGKILL), and wait for its end."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
     def close(self) -> None:
         """Close the proxy and end the process."""
         self.proxy.close()
-        self.kill()
-        for end in self._pipe:
-            os.close(end)
+        self.process.kill()
 
 
 class ChaosPool:
@@ -160,29 +127,19 @@ class ChaosPool:
             f"t{number}": ChaosTarget(folder / f"t{number}", key_file) for number in range(count)
         }
         for target in self.targets.values():
-            target.start()
-        for target in self.targets.values():
             target.wait()
-        self._on_members: Callable[[Sequence[Member]], None] = lambda _: None
+        self._members = ManualMembers()
         self.tier = PoolTier(
-            self, lambda member: TargetClient(member.address, self.credentials), _OPTIONS
+            self._members, lambda member: TargetClient(member.address, self.credentials), _OPTIONS
         )
         self.flapped = 0
         self.stalls = StallWatch()
         self._strangers: list[socket.socket] = []
         self.list_all()
 
-    def watch(self, on_members: Callable[[Sequence[Member]], None]) -> None:
-        """Register the callback for member lists: this object is the tier's membership source."""
-        self._on_members = on_members
-
-    def trouble(self) -> str:
-        """Return "": this member list has no errors."""
-        return ""
-
     def list_all(self, draining: str = "", without: str = "") -> None:
         """Announce the members, except `without`; `draining` is announced in that state."""
-        self._on_members(
+        self._members.publish(
             [
                 Member(
                     id=name,
@@ -222,9 +179,6 @@ class ChaosPool:
     def trusted(self) -> set[str]:
         """Return the members that receive users' requests."""
         return {name for name in self.targets if self.tier.health.trusted(name)}
-
-    def close(self) -> None:
-        """Do nothing; the tier calls this when it closes its membership source."""
 
     def end(self) -> None:
         """Close the tier and end the targets."""

@@ -136,18 +136,15 @@ class NodeProcess:
         self._file.write_text(yaml.safe_dump({"listen": self.address, "tiers": [host, disk]}))
         self._process: subprocess.Popen[bytes] | None = None
         self._ending: ProcessEnding | None = None
-        self._pipe = os.pipe()
-        """The child ends when the write end closes: at the latest when this process ends."""
 
     def start(self, failpoint: str = "") -> None:
         """Start the process; `serving` waits until it serves."""
         setting = [f"HOLDFAST_FAILPOINT={failpoint}"] if failpoint else []
         argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(self._file)]
-        self._ending, read_end = None, self._pipe[0]
+        self._ending = None
         with self._log.open("ab") as log:
             self._process = start_owned(
-                ["/usr/bin/env", *setting, *argv, "--with-parent", str(read_end)],
-                pass_fds=[read_end],
+                ["/usr/bin/env", *setting, *argv],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 process_group=0,  # Ctrl-C must not reach the node
@@ -178,18 +175,28 @@ class NodeProcess:
                 self._process.stdout.close()
         return self._ending
 
-    def close(self) -> None:
-        """Kill the node and close the pipe."""
-        self.kill()
-        for end in self._pipe:
-            os.close(end)
-
 
 def kill_nodes(budget: CampaignBudget) -> CampaignResult:
     """Start a node, read all kept chains, write until it is killed, and repeat."""
-    result = CampaignResult("crash.node", "kills")
-    with contextlib.closing(NodeProcess(budget.folder / "crash-node")) as node:
-        cycles = _cycles(budget, result, node)
+    result, node = CampaignResult("crash.node", "kills"), NodeProcess(budget.folder / "crash-node")
+    kept: list[list[bytes]] = []
+    cycles = 0
+    try:
+        for cycle, rng in enumerate(budget.rounds(result)):
+            group, at = divmod(cycle, 8)
+            point = POINTS[(3 * group + at // 2) % len(POINTS)] if at in {1, 3, 5} else ""
+            node.start(f"{point}:{rng.randint(1, PASSES_MAX)}" if point else "")
+            moment = "at any moment"
+            if at == 7:  # noqa: PLR2004 - one in eight is killed during start
+                time.sleep(rng.uniform(0, _STARTING_S))
+                moment = "while starting"
+            else:
+                after_s = _POINT_S if point else rng.uniform(0, _MOMENT_S)
+                _one_life(result, node, kept, cycle, after_s)
+            _count(result, f"cycle {cycle}", point, moment, node.kill())
+            cycles += 1
+    finally:
+        node.kill()
     read = result.counts["blocks read and right"]
     read_most = read >= result.tried * CHAIN_BLOCKS
     budget.expect_enough(result, read_most, f"{read} blocks read: too few for a verdict")
@@ -198,26 +205,6 @@ def kill_nodes(budget: CampaignBudget) -> CampaignResult:
             killed = result.counts[f"at {point}"]
             budget.expect_enough(result, killed, f"failpoint {point} never killed")
     return result
-
-
-def _cycles(budget: CampaignBudget, result: CampaignResult, node: NodeProcess) -> int:
-    """Start and kill the node once a round; return the number of rounds."""
-    kept: list[list[bytes]] = []
-    cycles = 0
-    for cycle, rng in enumerate(budget.rounds(result)):
-        group, at = divmod(cycle, 8)
-        point = POINTS[(3 * group + at // 2) % len(POINTS)] if at in {1, 3, 5} else ""
-        node.start(f"{point}:{rng.randint(1, PASSES_MAX)}" if point else "")
-        moment = "at any moment"
-        if at == 7:  # noqa: PLR2004 - one in eight is killed during start
-            time.sleep(rng.uniform(0, _STARTING_S))
-            moment = "while starting"
-        else:
-            after_s = _POINT_S if point else rng.uniform(0, _MOMENT_S)
-            _one_life(result, node, kept, cycle, after_s)
-        _count(result, f"cycle {cycle}", point, moment, node.kill())
-        cycles += 1
-    return cycles
 
 
 def _count(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from holdfast.clock import ManualClock
 from holdfast.keys.keyring import KeyRing
@@ -18,6 +19,7 @@ from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
 from holdfast.wire.remote.client import TargetClient
 from holdfast_bench.campaigns.campaign import OpenTarget
 from holdfast_bench.campaigns.contexts import Contexts
+from holdfast_bench.harness.pool import ManualMembers
 
 HOST_BYTES = 8 * MIB
 DEADLINE_S = 20.0
@@ -33,30 +35,11 @@ _NO_BREAKER = HealthOptions(
 receive requests in the next. The pool's clock stands still, so an open breaker would stay open."""
 
 
-class OneMember:
-    """A membership source with one target."""
-
-    def __init__(self, address: str) -> None:
-        self._member = Member(id="remote", address=address)
-
-    def watch(self, on_members: Callable[[Sequence[Member]], None]) -> None:
-        """Call `on_members` once; the list never changes."""
-        on_members([self._member])
-
-    def trouble(self) -> str:
-        """Return "": this member list has no errors."""
-        return ""
-
-    def close(self) -> None:
-        """Do nothing: no thread runs."""
-
-
-class LocalAndRemote:
+class LocalAndRemote(NamedTuple):
     """The contexts of the store with the pool tier, and the store of its target."""
 
-    def __init__(self, local: Store, remote: Store, payload_bytes: int) -> None:
-        self.local = Contexts(local, payload_bytes)
-        self.remote = remote
+    local: Contexts
+    remote: Store
 
 
 @contextlib.contextmanager
@@ -72,20 +55,15 @@ def local_and_remote(
     `reroute` maps the target's address to the one that the pool uses, such as a proxy's. The local
     store seals with `ring` if given; the remote store has none of its keys.
     """
+    options = PoolTierOptions(
+        deadline_s=deadline_s, health=_NO_BREAKER, membership=MembershipOptions(ramp_s=0.0)
+    )
     remote = Store(HOST_BYTES, [], REMOTE_SECRET, StoreOptions(serves_peers=True))
     with contextlib.ExitStack() as undo:
-        undo.callback(remote.close)
-        remote.start()
+        undo.enter_context(remote).start()
         address = reroute(undo.enter_context(target(remote)))
-        options = PoolTierOptions(
-            deadline_s=deadline_s,
-            health=_NO_BREAKER,
-            membership=MembershipOptions(ramp_s=0.0),
-        )
-        pool = PoolTier(
-            OneMember(address), lambda m: TargetClient(m.address), options, ManualClock()
-        )
-        local = Store(HOST_BYTES, [pool], SECRET, StoreOptions(ring=ring))
-        undo.callback(local.close)
+        members = ManualMembers([Member(id="remote", address=address)])
+        pool = PoolTier(members, lambda m: TargetClient(m.address), options, ManualClock())
+        local = undo.enter_context(Store(HOST_BYTES, [pool], SECRET, StoreOptions(ring=ring)))
         local.start()
-        yield LocalAndRemote(local, remote, payload_bytes)
+        yield LocalAndRemote(Contexts(local, payload_bytes), remote)

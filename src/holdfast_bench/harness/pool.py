@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import yaml
 
 from holdfast.errors import HoldfastError
 from holdfast.limits import MIB, TOKEN_S_MAX
+from holdfast.membership.members import Member
 from holdfast.wire.remote.token import VERBS, issue
 from holdfast_bench.harness.network import Network
 from holdfast_bench.harness.node import NodeUnderTest
@@ -37,6 +38,27 @@ WAIT_TIMEOUT_S = 60.0
 _MEMBERS = "members.yaml"
 _OWNER_ONLY = 0o600
 _KEY_BYTES = 32
+
+
+class ManualMembers:
+    """A membership source whose members the caller sets, at the start or with `publish`."""
+
+    def __init__(self, members: Sequence[Member] = ()) -> None:
+        self._members = members
+        self.publish: Callable[[Sequence[Member]], None] = lambda _: None
+
+    def watch(self, told: Callable[[Sequence[Member]], None]) -> None:
+        """Set the receiver of `publish`, and give it the members of the start."""
+        self.publish = told
+        if self._members:
+            told(self._members)
+
+    def trouble(self) -> str:
+        """Return the current fault: always none."""
+        return ""
+
+    def close(self) -> None:
+        """Do nothing: no thread runs."""
 
 
 class SilentTargets(enum.StrEnum):
@@ -100,10 +122,6 @@ class PoolUnderTest:
         self.hosts[name] = self._stack.enter_context(node)
         self.wait_agreed()
         return node
-
-    def kill_target(self, name: str) -> None:
-        """Kill a target, as a crash does; it stays in the members file."""
-        self.targets.pop(name).kill()
 
     def silences(self) -> list[SilentTargets]:
         """Return the ways in which targets can become silent on this network."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from holdfast.errors import HoldfastError, NodeGoneError
@@ -83,12 +83,7 @@ class ChildProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.stop()
         else:
@@ -120,9 +115,7 @@ class ServerProcesses:
         for process in self.processes:
             resume(process.pid)
 
-    def close(self) -> None:
-        """Kill all."""
-        self.kill()
+    close = kill
 
 
 def wait_until(
@@ -150,3 +143,11 @@ def wait_until(
                 f"the end of {process.log}:\n{process.tail()}"
             )
         time.sleep(POLL_S)
+
+
+def listens(port: int) -> bool:
+    """Whether a program listens on this port of the loopback interface."""
+    with contextlib.suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+        return True
+    return False

@@ -17,7 +17,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.blocks.envelope import Header
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import aligned_buffer
@@ -27,6 +26,7 @@ from holdfast.limits import KIB
 from holdfast.membership.members import Member
 from holdfast.membership.membership import MembershipOptions
 from holdfast.report import Row, at_most, with_more
+from holdfast.testing.payloads import header_of
 from holdfast.tiers.base import Place, TierGet, TierPut, segment_place
 from holdfast.tiers.pool.health import HealthOptions
 from holdfast.tiers.pool.segment_batch import segment_of
@@ -34,6 +34,7 @@ from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
 from holdfast.wire.remote.client import HeldCount, ReceivedRecords, TargetClient
 from holdfast_bench.harness.hardware_limits import SEED
 from holdfast_bench.harness.pause import pause, resume
+from holdfast_bench.harness.pool import ManualMembers
 from holdfast_bench.harness.standard_error import of_median
 from holdfast_bench.measure.pool import TargetProcess
 
@@ -60,24 +61,6 @@ MUTE_ASK_GOAL_MS = 50.0
 
 _NUMBERS = itertools.count()
 _NO_EJECTION = HealthOptions(slow_factor=1e9, failure_share_max=1.0)
-
-
-class ManualMembers:
-    """A membership source whose member list the caller sets, with `publish`."""
-
-    def __init__(self) -> None:
-        self.publish: Callable[[Sequence[Member]], None] = lambda _: None
-
-    def watch(self, told: Callable[[Sequence[Member]], None]) -> None:
-        """Set the receiver of `publish`."""
-        self.publish = told
-
-    def trouble(self) -> str:
-        """Return the current fault: always none."""
-        return ""
-
-    def close(self) -> None:
-        """Do nothing: no thread runs."""
 
 
 class LateTarget(TargetClient):
@@ -285,11 +268,5 @@ def _place(key: bytes) -> Place:
 
 def _record(key: bytes) -> memoryview:
     record = aligned_buffer(NAMESPACE.record_bytes)
-    size = NAMESPACE.payload_bytes
-    header = Header(
-        *(key, NAMESPACE.fingerprint, NAMESPACE.fingerprint, NAMESPACE.domain, 0),
-        *(NAMESPACE.block_tokens, size, size),
-        segment=key[:SEGMENT_BYTES],
-    )
-    pack(record, header)
+    pack(record, header_of(NAMESPACE, key)._replace(segment=key[:SEGMENT_BYTES]))
     return record

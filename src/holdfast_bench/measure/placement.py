@@ -28,7 +28,7 @@ from holdfast.report import Row, at_least, at_most, with_more
 from holdfast.store.store import Store
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
 from holdfast.wire.remote.client import HeldCount, ReceivedRecords, TargetClient
-from holdfast_bench.measure.degraded_pool import ManualMembers
+from holdfast_bench.harness.pool import ManualMembers
 from holdfast_bench.measure.pool import TargetProcess
 
 MEMBERS = (4, 8, 16)
@@ -129,11 +129,9 @@ def _crowd_row(folder: Path) -> Row:
 
 
 def _store(target: TargetClient, secret: bytes) -> Store:
-    source = ManualMembers()
-    tier = PoolTier(
-        source, lambda _: target, PoolTierOptions(deadline_s=DEADLINE_S, ask_s=DEADLINE_S)
-    )
-    source.publish([Member(id="t0", address=target.address)])
+    members = ManualMembers([Member(id="t0", address=target.address)])
+    options = PoolTierOptions(deadline_s=DEADLINE_S, ask_s=DEADLINE_S)
+    tier = PoolTier(members, lambda _: target, options)
     store = Store(_HOST_BYTES, [tier], {"default": secret})
     store.start()
     return store

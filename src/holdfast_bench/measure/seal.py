@@ -30,7 +30,7 @@ from holdfast.tiers.pool.tier import PoolTier
 from holdfast.wire.remote.client import TargetClient
 from holdfast_bench.harness.hardware_limits import GB
 from holdfast_bench.harness.paired_runs import Speed, paired, speed_row, timed
-from holdfast_bench.measure.degraded_pool import ManualMembers
+from holdfast_bench.harness.pool import ManualMembers
 from holdfast_bench.measure.disk import (
     BATCH,
     FINGERPRINT,
@@ -198,10 +198,8 @@ def pool_rows(folder: Path, rounds: int, what: str = "seal.pool") -> list[Row]:
     with TargetProcess(folder) as target:
 
         def pool() -> PoolTier:
-            source = ManualMembers()
-            tier = PoolTier(source, lambda member: TargetClient(member.address))
-            source.publish([Member(id="target", address=target.address)])
-            return tier
+            members = ManualMembers([Member(id="target", address=target.address)])
+            return PoolTier(members, lambda member: TargetClient(member.address))
 
         with _store(pool(), KeyRing(None)) as sealed, _store(pool(), None) as plain:
             sides = _BenchedStore(sealed), _BenchedStore(plain, SEED_OFFSET)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 from holdfast.probe import free_port
-from holdfast_bench.harness.process import ChildProcess, wait_until
+from holdfast_bench.harness.process import ChildProcess, listens, wait_until
 from holdfast_bench.harness.server import HOST
 
 READY_S = 60.0
@@ -33,20 +32,9 @@ def start(stack: ExitStack, folder: Path) -> dict[str, object]:
     ]
     env = {"LMCACHE_TRACK_USAGE": "false"}
     process = stack.enter_context(ChildProcess("lmcache", argv, folder / "lmcache.log", env))
-    wait_until(process, lambda: _listens(port), READY_S)
+    wait_until(process, lambda: listens(port), READY_S)
     return {
         "kv_connector": "LMCacheMPConnector",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "lmcache.mp.host": f"tcp://{HOST}",
-            "lmcache.mp.port": port,
-        },
+        "kv_connector_extra_config": {"lmcache.mp.host": f"tcp://{HOST}", "lmcache.mp.port": port},
     }
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection((HOST, port), timeout=1.0).close()
-    except OSError:
-        return False
-    return True

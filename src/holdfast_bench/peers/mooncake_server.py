@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from holdfast.probe import free_port
 from holdfast.wire.address import TCP
-from holdfast_bench.harness.process import ChildProcess, ServerProcesses, wait_until
+from holdfast_bench.harness.process import ChildProcess, ServerProcesses, listens, wait_until
 
 HOST = "127.0.0.1"
 READY_S = 60.0
@@ -75,19 +74,10 @@ class MooncakeServers(ServerProcesses):
         master += ["-metrics_port", str(free_port())]
         log = self._folder / f"master-{start}.log"
         self.processes = [ChildProcess("mooncake master", master, log, _QUIET)]
-        wait_until(self.processes[0], self._listens, READY_S)
+        wait_until(self.processes[0], lambda: listens(self._port), READY_S)
         memory = [sys.executable, "-c", _CONTRIBUTE, self.master, str(self._segment_bytes)]
         log = self._folder / f"memory-{start}.log"
         self.processes.append(ChildProcess("mooncake memory", memory, log, _QUIET))
         wait_until(self.processes[1], lambda: _READY_LINE in log.read_text(), READY_S)
 
-    def restart(self) -> None:
-        """Start both again, empty."""
-        self.start()
-
-    def _listens(self) -> bool:
-        try:
-            socket.create_connection((HOST, self._port), timeout=1.0).close()
-        except OSError:
-            return False
-        return True
+    restart = start

@@ -13,7 +13,6 @@ import ssl
 import struct
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from holdfast.buffers import aligned_buffer
@@ -96,12 +95,7 @@ class PlainPeer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
         self.process.stop()
 
