@@ -6,8 +6,9 @@ import http.client
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -31,7 +32,8 @@ RECONNECT_TIMEOUT_S = 20.0
 
 NO_HINT: Mapping[str, object] = {}
 
-Counts: TypeAlias = dict[tuple[str, str], int]
+Counts: TypeAlias = Counter[tuple[str, str]]
+"""Prompt tokens by metric and source."""
 
 _SAMPLE = re.compile(r"^vllm:(\w+?)(?:_total)?\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -90,8 +92,7 @@ def ask(
     """
     before = _prompt_counts(engine.metrics())
     answer = complete(engine, prompt, max_tokens, hint)
-    after = _wait_counted(engine, before, len(prompt))
-    return MeasuredCompletion(answer, _token_sources(before, after))
+    return MeasuredCompletion(answer, _token_sources(_wait_counted(engine, before, len(prompt))))
 
 
 def wait_fetching(engine: VllmServer, probe: Sequence[int]) -> None:
@@ -170,21 +171,10 @@ def complete(
 
 
 def _collect(response: http.client.HTTPResponse, start_s: float) -> CompletionAnswer:
+    """Read the server-sent events; each has one choice, because `n` is 1."""
     tokens: list[int] = []
     logprobs: list[tuple[tuple[str, float], ...]] = []
     first_s = 0.0
-    for choice in _choices(response):
-        if choice.get("token_ids"):
-            first_s = first_s or time.perf_counter() - start_s
-            tokens += choice["token_ids"]
-        if choice.get("logprobs"):
-            steps = choice["logprobs"]["top_logprobs"]
-            logprobs += (tuple(sorted(step.items())) for step in steps)
-    return CompletionAnswer(tuple(tokens), tuple(logprobs), first_s, time.perf_counter() - start_s)
-
-
-def _choices(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """Yield the choices of each server-sent event; one per event, because `n` is 1."""
     for line in response:
         data = line.removeprefix(b"data: ").strip()
         if not data or data == b"[DONE]":
@@ -192,27 +182,33 @@ def _choices(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
         event = json.loads(data)
         if "error" in event:
             raise HoldfastError(f"the engine failed a request: {event['error']}")
-        yield from event["choices"]
+        for choice in event["choices"]:
+            if choice.get("token_ids"):
+                first_s = first_s or time.perf_counter() - start_s
+                tokens += choice["token_ids"]
+            if choice.get("logprobs"):
+                steps = choice["logprobs"]["top_logprobs"]
+                logprobs += (tuple(sorted(step.items())) for step in steps)
+    return CompletionAnswer(tuple(tokens), tuple(logprobs), first_s, time.perf_counter() - start_s)
 
 
 def _prompt_counts(page: str) -> Counts:
-    """Parse the engine's counters of prompt tokens, by (metric, source), from its metrics page."""
-    counted: Counts = {}
+    """Parse the engine's counters of prompt tokens from its metrics page."""
+    counted: Counts = Counter()
     for name, labels, value in _SAMPLE.findall(page):
         if name in (BY_SOURCE, CACHED_BY_TIER):
-            key = name, dict(_LABEL.findall(labels))["source"]
-            counted[key] = counted.get(key, 0) + int(float(value))
+            counted[name, dict(_LABEL.findall(labels))["source"]] += int(float(value))
     return counted
 
 
 def _wait_counted(engine: VllmServer, before: Counts, prompt_tokens: int) -> Counts:
-    """Return the counters once they account for every token of the prompt."""
+    """Return how much the counters grew, once that accounts for every token of the prompt."""
     end_s = time.monotonic() + METRICS_TIMEOUT_S
     while True:
-        after = _prompt_counts(engine.metrics())
-        seen = sum(after[key] - before.get(key, 0) for key in after if key[0] == BY_SOURCE)
+        grown = _prompt_counts(engine.metrics()) - before
+        seen = sum(count for (name, _), count in grown.items() if name == BY_SOURCE)
         if seen == prompt_tokens:
-            return after
+            return grown
         if time.monotonic() > end_s:
             raise HoldfastError(
                 f"{engine.name} accounts for {seen} prompt tokens of {prompt_tokens}; "
@@ -221,13 +217,12 @@ def _wait_counted(engine: VllmServer, before: Counts, prompt_tokens: int) -> Cou
         time.sleep(POLL_S)
 
 
-def _token_sources(before: Counts, after: Counts) -> TokenSources:
-    grown = {key: count - before.get(key, 0) for key, count in after.items()}
+def _token_sources(grown: Counts) -> TokenSources:
     external = grown[BY_SOURCE, "external_kv_transfer"]
     fetched = {
         TIERS.get(tier, tier): count
         for (name, tier), count in grown.items()
-        if name == CACHED_BY_TIER and tier != "device" and count
+        if name == CACHED_BY_TIER and tier != "device"
     }
     # The engine counts tokens that failed to load as computed, but does not subtract them from the
     # tier's count; the tiers are then unknown.

@@ -39,11 +39,6 @@ class SmallModelShape(msgspec.Struct, frozen=True):
         """Elements per head."""
         return self.hidden // self.heads
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of KV state per token in bfloat16."""
-        return 2 * self.layers * self.kv_heads * self.head_size * 2
-
 
 SHAPES = {
     shape.name: shape
@@ -193,7 +188,12 @@ def _write_weights(folder: Path, shape: SmallModelShape) -> None:
     for name, rows, columns, scale in _matrices(shape):
         drawn = torch.randn(rows, columns, generator=generator)
         tensors[name] = (drawn * scale).to(torch.bfloat16)
-    for name in _norms(shape):
+    norms = ["model.norm.weight"]
+    for layer in range(shape.layers):
+        norms += [
+            f"model.layers.{layer}.{at}_layernorm.weight" for at in ("input", "post_attention")
+        ]
+    for name in norms:
         tensors[name] = torch.ones(shape.hidden, dtype=torch.bfloat16)
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
@@ -218,10 +218,3 @@ def _matrices(shape: SmallModelShape) -> Iterator[tuple[str, int, int, float]]:
         yield f"{prefix}.mlp.up_proj.weight", inner, hidden, unit
         yield f"{prefix}.mlp.down_proj.weight", hidden, inner, inner**-0.5
     yield "lm_head.weight", shape.vocabulary, hidden, 3.0 * unit
-
-
-def _norms(shape: SmallModelShape) -> Iterator[str]:
-    yield "model.norm.weight"
-    for layer in range(shape.layers):
-        yield f"model.layers.{layer}.input_layernorm.weight"
-        yield f"model.layers.{layer}.post_attention_layernorm.weight"

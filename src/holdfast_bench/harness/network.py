@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 from holdfast.errors import HoldfastError
 from holdfast.probe import free_port
@@ -36,46 +36,29 @@ class Host(NamedTuple):
     inside: Sequence[str] = ()
 
 
-class Network(Protocol):
-    """Creates hosts that reach one another."""
-
-    kind: str
-    """Description of the hosts, for messages."""
-
-    cuts: bool
-    """Whether hosts can be disconnected."""
-
-    def host(self) -> Host:
-        """Return a new host; it exists as long as the network."""
-        ...
-
-    def cut(self, address: str) -> None:
-        """Drop every packet to and from a host; raise HoldfastError if `cuts` is false."""
-        ...
-
-    def mend(self, address: str) -> None:
-        """Undo `cut`."""
-        ...
-
-
 class LoopbackNetwork:
     """Hosts that are ports of the loopback interface."""
 
     kind = "loopback ports"
+    """Description of the hosts, for messages."""
+
     cuts = False
+    """Whether hosts can be disconnected."""
 
     def host(self) -> Host:
+        """Return a new host; it exists as long as the network."""
         return Host(f"tcp://{LOOPBACK}:{free_port()}")
 
     def cut(self, address: str) -> None:
+        """Drop every packet to and from a host; raise HoldfastError if `cuts` is false."""
         raise HoldfastError(f"{address} is a loopback port and cannot be cut off; run as root")
 
     def mend(self, address: str) -> None:
-        pass
+        """Undo `cut`."""
 
 
 class NamespaceNetwork:
-    """Hosts in network namespaces; needs root."""
+    """Hosts in network namespaces, with the methods of `LoopbackNetwork`; needs root."""
 
     kind = "network namespaces"
     cuts = True
@@ -133,24 +116,23 @@ class NamespaceNetwork:
             raise HoldfastError(f"ip {' '.join(words)}: {done.stderr.strip() or done.returncode}")
 
 
+Network: TypeAlias = LoopbackNetwork | NamespaceNetwork
+"""Creates hosts that reach one another."""
+
+
 @contextmanager
 def open_network(log: Path) -> Iterator[Network]:
     """Open a network of namespaces if this machine allows it, else one of loopback ports."""
     with ExitStack() as stack:
-        yield _namespaces(stack, log) or LoopbackNetwork()
-
-
-def _namespaces(stack: ExitStack, log: Path) -> Network | None:
-    if os.geteuid() != 0 or not all(map(shutil.which, _PROGRAMS)):
-        return None
-    own = stack.enter_context(ExitStack())
-    try:
-        network = NamespaceNetwork(own, log)
-        network.host()  # a kernel may allow a bridge and refuse a veth pair
-    except (HoldfastError, OSError):
-        own.close()
-        return None
-    return network
+        network: Network = LoopbackNetwork()
+        if os.geteuid() == 0 and all(map(shutil.which, _PROGRAMS)):
+            try:
+                spaces = NamespaceNetwork(stack, log)
+                spaces.host()  # a kernel may allow a bridge and refuse a veth pair
+                network = spaces
+            except (HoldfastError, OSError):
+                stack.close()
+        yield network
 
 
 def _inside(held: ChildProcess) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import yaml
@@ -107,10 +107,6 @@ class NodeUnderTest:
             return None
         return newest_first[0]
 
-    def records(self) -> int:
-        """Return the number of records on all tiers; a block on two tiers counts twice."""
-        return sum(int(tier["records"]) for tier in self.status()["tiers"])
-
     def drop_all(self) -> None:
         """Drop every block from the node; copies in a pool stay."""
         self._query(Drop("*"))
@@ -142,11 +138,8 @@ class NodeUnderTest:
         return sum(int(tier["records"]) for tier in tiers if tier["tier"] == "disk")
 
     def _query(self, request: Status | List | Members | Plans | Drop) -> dict[str, Any]:
-        client = Client(self.address, Hello(PROTOCOL, "bench"), ANSWER_S)
-        try:
+        with closing(Client(self.address, Hello(PROTOCOL, "bench"), ANSWER_S)) as client:
             reply = client.call(request, ANSWER_S)
-        finally:
-            client.close()
         if not isinstance(reply, ReportRequest):
             raise HoldfastError(f"the node answered {reply!r} to {request!r}")
         return reply.data
@@ -161,10 +154,5 @@ class NodeUnderTest:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.process.stop()

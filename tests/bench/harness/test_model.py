@@ -42,8 +42,9 @@ def test_shapes_have_the_sizes_they_are_known_by(name, millions):
 
 
 def test_the_demo_model_keeps_20_kib_per_token():
-    assert model.SHAPES["demo"].kv_bytes_per_token == 20 * 1024
-    assert model.SHAPES["demo"].head_size == 64
+    shape = model.SHAPES["demo"]
+    assert shape.head_size == 64
+    assert 2 * shape.layers * shape.kv_heads * shape.head_size * 2 == 20 * 1024  # bfloat16
 
 
 def test_any_text_survives_the_tokenizer(folder):
