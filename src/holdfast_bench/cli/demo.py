@@ -14,7 +14,7 @@ from holdfast.report import Report, Row
 from holdfast_bench.cli import demo_pool, demo_steps, measuring
 from holdfast_bench.cli.progress import progress
 from holdfast_bench.harness import model
-from holdfast_bench.scenarios import demo_scenario
+from holdfast_bench.scenarios import demo_scenario, pool_demo_scenario
 from holdfast_bench.scenarios.demo_scenario import DemoSettings, DemoStep
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _run(args: argparse.Namespace, console: Console, folder: Path) -> Report:
 
 
 def _run_pool(args: argparse.Namespace, console: Console, folder: Path) -> Report:
-    demo_pool.check(args)
+    pool_demo_scenario.check_targets(args.pool)
     with progress(console, "set-up: the model is made"):
         path = _model(args.model or demo_pool.MODEL_DEFAULT)
     return demo_pool.run(args, console, folder, path)

@@ -34,11 +34,6 @@ ALL_EQUAL = (
 )
 
 
-def check(args: argparse.Namespace) -> None:
-    """Raise ConfigError for an unsupported number of targets, before anything is started."""
-    pool_demo_scenario.check_targets(args.pool)
-
-
 def run(args: argparse.Namespace, console: Console, folder: Path, model: Path) -> Report:
     """Run the steps and print them; all processes have ended when this returns."""
     tokens = TOKENS_DEFAULT if args.tokens is None else args.tokens

@@ -8,35 +8,18 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from holdfast_bench.cli.progress import Steps
+from holdfast_bench.scenarios.demo_scenario import DemoStep
+from holdfast_bench.scenarios.pool_demo_scenario import PoolStep
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from holdfast_bench.cli.progress import Steps
 
-
-class CheckedStep(Protocol):
-    """A finished step.
-
-    `equal`: its output equals the engine's own. `ok`: it also came from the expected tier; `cause`:
-    the recorded reason if it did not.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def equal(self) -> bool: ...
-
-    @property
-    def ok(self) -> bool: ...
-
-    @property
-    def cause(self) -> str: ...
-
-
-Step = TypeVar("Step", bound=CheckedStep)
+CheckedStep: TypeAlias = DemoStep | PoolStep
+Step = TypeVar("Step", DemoStep, PoolStep)
 
 
 def follow(

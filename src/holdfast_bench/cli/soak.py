@@ -73,13 +73,11 @@ def run(args: argparse.Namespace) -> int:
             stopped=lambda: stop.wanted,
         )
         budgets = [(campaign, _budget_of(campaign, part, every)) for campaign, part in chosen]
-        for campaign, budget in budgets:
-            _check_part(campaign, budget)
         for number, (campaign, budget) in enumerate(budgets):
             if not stop.wanted:
                 step = f"campaign {number + 1} of {len(budgets)}"
                 with work_progress(f"{campaign.unit} ({step}, {campaign.name})") as show:
-                    rows += _rows(campaign, budget._replace(on_progress=_shown(show, budget)))
+                    rows += _rows(campaign, budget, show)
     found = Report("soak", rows, broken_off=stop.wanted)
     report.show(console, found, also=("tried", "of"))
     for row in rows:
@@ -93,14 +91,11 @@ def run(args: argparse.Namespace) -> int:
 def open_target(store: Store) -> Iterator[str]:
     """Serve a store to other nodes on a loopback address, within this process."""
     listener = bind("tcp://127.0.0.1:0")
-    service = TargetService(store)
-    server = TargetServer(listener, service, EntryRules())
-    server.start()
-    try:
-        yield address_of(listener)
-    finally:
-        server.close()
-        service.close()
+    with contextlib.closing(TargetService(store)) as service:
+        server = TargetServer(listener, service, EntryRules())
+        server.start()
+        with contextlib.closing(server):
+            yield address_of(listener)
 
 
 def row_of(result: CampaignResult, seed: int, seconds: float) -> Row:
@@ -146,41 +141,40 @@ def _chosen(args: argparse.Namespace) -> Sequence[tuple[Campaign, str]]:
 
 
 def _budget_of(campaign: Campaign, part: str, every: CampaignBudget) -> CampaignBudget:
-    """Return the budget of one campaign or part; its own number of tries if none was given."""
+    """Return the budget of one campaign or part; its own number of tries if none was given.
+
+    Raises ConfigError if the campaign has no such part.
+    """
     given = every.tries < sys.maxsize or every.seconds < float("inf")
     tries = every.tries if given else campaign.tries
-    return every._replace(tries=tries, part=part, whole=bool(part and given))
+    budget = every._replace(tries=tries, part=part, whole=bool(part and given))
+    if part:
+        # Refuse an unknown part now, before other campaigns run for hours.
+        parts = [each.what for each in _run(campaign, budget._replace(part=f"{campaign.name}."))]
+        if not any(map(budget.wants, parts)):
+            raise ConfigError(
+                f"campaign {part!r} is unknown; choose a part from: {', '.join(parts)}"
+            )
+    return budget
 
 
-def _check_part(campaign: Campaign, budget: CampaignBudget) -> None:
-    """Raise ConfigError if a campaign has no such part, before other campaigns run for hours."""
-    if not budget.part:
-        return
+def _run(campaign: Campaign, budget: CampaignBudget) -> Iterator[CampaignResult]:
     module = import_module(f"holdfast_bench.campaigns.{campaign.name}")
-    no_part = budget._replace(part=f"{campaign.name}.", on_progress=lambda _: None)
-    parts = [result.what for result in module.run(no_part)]
-    if not any(map(budget.wants, parts)):
-        raise ConfigError(
-            f"campaign {budget.part!r} is unknown; choose a part from: {', '.join(parts)}"
-        )
+    results: Iterator[CampaignResult] = module.run(budget)
+    return results
 
 
-def _shown(
-    show: Callable[[float, float, str], None], budget: CampaignBudget
-) -> Callable[[CampaignResult], None]:
-    """Return a function that shows a result; the total is the tries, where they are limited."""
+def _rows(
+    campaign: Campaign, budget: CampaignBudget, show: Callable[[float, float, str], None]
+) -> Iterator[Row]:
+    """Run a campaign, show its progress, and yield the row of each result."""
     total = budget.tries if budget.tries < sys.maxsize else 0
 
-    def show_result(result: CampaignResult) -> None:
+    def on_progress(result: CampaignResult) -> None:
         show(result.tried, total, f"{result.what}, {result.failed} wrong")
 
-    return show_result
-
-
-def _rows(campaign: Campaign, budget: CampaignBudget) -> Iterator[Row]:
-    module = import_module(f"holdfast_bench.campaigns.{campaign.name}")
     start = time.monotonic()
-    for result in module.run(budget):
+    for result in _run(campaign, budget._replace(on_progress=on_progress)):
         seconds, start = time.monotonic() - start, time.monotonic()
         if budget.wants(result.what) and (result.tried or not budget.stopped()):
             yield row_of(result, budget.seed, seconds)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from holdfast import report
 from holdfast.cli import EXIT_CODES
@@ -13,9 +12,6 @@ from holdfast.cli.parser import OptionParser
 from holdfast.report import Report, Row
 from holdfast_bench.cli.measuring import finish
 from holdfast_bench.cli.progress import progress
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SUBJECTS = {
     "quota": "a domain's fetches from a disk, with and without a flood by another domain",
@@ -68,16 +64,11 @@ def run(args: argparse.Namespace) -> int:
         if rows:
             found = Report(name, rows, broken_off=True)
             report.show(console, found, also=subject.ALSO)
-            _keep(console, found, options.json)
+            if options.json:
+                part = options.json if options.json == "-" else f"{options.json}.part"
+                report.write(found, part)
+                console.print(f"broken off; written until then: {part}", soft_wrap=True)
         raise
     found = Report(name, rows)
     report.show(console, found, also=subject.ALSO)
     return finish(found, options.json)
-
-
-def _keep(console: Console, found: Report, target: str | None) -> None:
-    """Write the rows of an interrupted run, if the user named a file."""
-    if target:
-        part = target if target == "-" else f"{target}.part"
-        report.write(found, part)
-        console.print(f"broken off; written until then: {part}", soft_wrap=True)

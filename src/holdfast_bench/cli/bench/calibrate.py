@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast import report
 from holdfast.errors import ConfigError
@@ -14,13 +14,11 @@ from holdfast.limits import BLOCK_TOKENS
 from holdfast.report import Row
 from holdfast.sim import calibration
 from holdfast_bench.cli import measuring
+from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness import model
 from holdfast_bench.measure import engine
 from holdfast_bench.measure.engine import EngineMeasurement
 from holdfast_bench.measure.engine_pair import DISK_BYTES, HOST_BYTES, EnginePair, EnginePairPlan
-
-if TYPE_CHECKING:
-    from holdfast_bench.cli.progress import Steps
 
 ALSO = ("tokens", "predicted_s", "measured_s")
 
@@ -118,9 +116,5 @@ def _predictions(data: dict[str, Any], measured: EngineMeasurement, tokens: int)
 def _row(what: str, predicted_s: float, measured_s: float, tokens: int) -> Row:
     off = abs(predicted_s / measured_s - 1)
     row = report.at_most(f"calibrate.{what}", 100 * off, "%", 100 * WITHIN)
-    more: dict[str, object] = {
-        "tokens": tokens,
-        "predicted_s": predicted_s,
-        "measured_s": measured_s,
-    }
-    return report.with_more(row, more)
+    seconds = {"predicted_s": predicted_s, "measured_s": measured_s}
+    return report.with_more(row, {"tokens": tokens, **seconds})

@@ -5,16 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from holdfast.report import Row
 from holdfast_bench.cli import measuring
+from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness import model
 from holdfast_bench.measure import plan
 from holdfast_bench.measure.engine_pair import EnginePairPlan
-
-if TYPE_CHECKING:
-    from holdfast_bench.cli.progress import Steps
 
 ALSO = ("source", "tokens", "planned_s", "recompute_s", "best_s")
 

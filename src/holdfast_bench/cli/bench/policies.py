@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from holdfast import report
 from holdfast.errors import ConfigError
@@ -17,9 +17,7 @@ from holdfast.sim.formats.rows import Reading
 from holdfast.sim.replay import RUN_BLOCKS, replay, returns
 from holdfast.sim.trace import Trace
 from holdfast_bench.cli import measuring
-
-if TYPE_CHECKING:
-    from holdfast_bench.cli.progress import Steps
+from holdfast_bench.cli.progress import Steps
 
 ALSO = ("gap_closed",)
 
@@ -149,14 +147,9 @@ def _known(what: str, value: float, known: float) -> Row:
 def _hinted(at: str, hit: float, baseline: float, bound: float) -> Row:
     """Make the row of the default policy with hints: how much of the gap to the bound it closes."""
     gap = bound - baseline
-    if gap <= TOLERANCE:
-        row = report.at_least(f"{at}.{DEFAULT}.hinted", hit, UNIT, baseline - TOLERANCE)
-        return report.with_more(row, {"bound": bound, "leaf_lru": baseline})
-    return Row(
-        what=f"{at}.{DEFAULT}.hinted",
-        value=hit,
-        unit=UNIT,
-        goal=baseline + GAP_GOAL * gap,
-        ok=hit >= baseline + GAP_GOAL * gap,
-        more={"bound": bound, "leaf_lru": baseline, "gap_closed": (hit - baseline) / gap},
-    )
+    more: dict[str, object] = {"bound": bound, "leaf_lru": baseline}
+    goal = baseline - TOLERANCE
+    if gap > TOLERANCE:
+        goal = baseline + GAP_GOAL * gap
+        more["gap_closed"] = (hit - baseline) / gap
+    return report.with_more(report.at_least(f"{at}.{DEFAULT}.hinted", hit, UNIT, goal), more)

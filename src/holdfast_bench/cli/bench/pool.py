@@ -5,16 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from holdfast.report import Row
 from holdfast_bench.cli import measuring
+from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness import model
 from holdfast_bench.measure import degraded_pool, peers, placement, pool, silent_pool
 from holdfast_bench.measure.silent_pool import SilentPoolPlan
-
-if TYPE_CHECKING:
-    from holdfast_bench.cli.progress import Steps
 
 ALSO = ("near_s_per_gb", "far_s_per_gb", "plain_us", "alone_s", "why")
 

@@ -19,7 +19,8 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from statistics import median_high
+from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.cli.frozen_heap import gc_frozen
@@ -37,9 +38,7 @@ from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
 from holdfast.tiers.throttle import ThrottledTier
 from holdfast_bench.cli import measuring
-
-if TYPE_CHECKING:
-    from holdfast_bench.cli.progress import Steps
+from holdfast_bench.cli.progress import Steps
 
 ALSO = ("median_ratio", "onset_ms", "flood_disk", "fetches")
 
@@ -96,7 +95,6 @@ class _Bench:
         self.contexts = {name: self._save(name) for name in keys}
 
     def close(self) -> None:
-        """End threads, then the store."""
         self.threads.close()
         self.store.close()
 
@@ -141,11 +139,9 @@ class _Bench:
                 each.join()
 
     def namespace(self, name: str) -> Namespace:
-        """Return the namespace of a domain's blocks."""
         return Namespace(b"bench quota 16 B", self.store.domain(name)[1], BLOCK_BYTES - 4096, 128)
 
     def _save(self, name: str) -> list[list[bytes]]:
-        """Save a domain's contexts to the disk, and remove them from memory."""
         namespace, contexts = self.namespace(name), []
         for number in range(CONTEXTS):
             keys = [f"{name:<8}{number:>4}{block:>4}".encode() for block in range(BLOCKS)]
@@ -216,7 +212,7 @@ def _row(bench: _Bench, load: QuotaLoad, rounds: int) -> Row:
         goal=load.goal,
         ok=None if load.goal is None else ratio <= load.goal,
         more={
-            "median_ratio": _middle(flood) / _middle(peace),
+            "median_ratio": median_high(flood) / median_high(peace),
             "onset_ms": 1e3 * max(onset),
             "flood_disk": flood_bytes / flood_s / RATE,
             "fetches": len(flood),
@@ -230,7 +226,3 @@ def _row(bench: _Bench, load: QuotaLoad, rounds: int) -> Row:
 def _p99(seconds: Sequence[float]) -> float:
     """Return the 99th percentile."""
     return sorted(seconds)[math.ceil(0.99 * len(seconds)) - 1]
-
-
-def _middle(seconds: Sequence[float]) -> float:
-    return sorted(seconds)[len(seconds) // 2]

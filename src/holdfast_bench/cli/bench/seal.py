@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from holdfast.report import Row
 from holdfast_bench.cli import measuring
+from holdfast_bench.cli.progress import Steps
 from holdfast_bench.measure import seal
 from holdfast_bench.measure.seal_link import GBIT_PER_S, link_rows
-
-if TYPE_CHECKING:
-    from holdfast_bench.cli.progress import Steps
 
 ALSO = ("cpu_s_per_gb", "plain_cpu_s_per_gb")
 

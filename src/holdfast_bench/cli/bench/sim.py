@@ -6,7 +6,7 @@ import argparse
 import resource
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from statistics import median_high
 
 import msgspec
 import numpy as np
@@ -38,9 +38,7 @@ from holdfast.sim.run import Simulation, SimulationSettings
 from holdfast.sim.shipped import LONGEST, find_trace
 from holdfast.sim.trace import Trace
 from holdfast_bench.cli import measuring
-
-if TYPE_CHECKING:
-    from holdfast_bench.cli.progress import Steps
+from holdfast_bench.cli.progress import Steps
 
 ALSO = ("published",)
 TRACES = ("conversation", "synthetic")
@@ -97,7 +95,7 @@ def _speed(trace: Trace, name: str, rounds: int) -> Iterator[Row]:
         fleet = Fleet(hardware, 1, rules_of(hardware))
         Simulation(trace, fleet, SimulationSettings(BestCut(), ROUTERS["least_queue"])).run()
         taken.append(time.process_time() - began_s)
-    spent_s = sorted(taken)[rounds // 2]
+    spent_s = median_high(taken)
     yield report.at_least(f"{name}.speed", trace.blocks / spent_s, "blocks/s", SPEED_GOAL)
     if name == "conversation":
         yield report.at_most(f"{name}.cpu", spent_s, "s", CONVERSATION_GOAL_S)

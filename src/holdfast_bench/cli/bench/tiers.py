@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from holdfast.limits import GIB
 from holdfast.report import Row
 from holdfast_bench.cli import measuring
+from holdfast_bench.cli.progress import Steps
 from holdfast_bench.measure import disk, index, node
-
-if TYPE_CHECKING:
-    from holdfast_bench.cli.progress import Steps
 
 ALSO = ("cpu_s_per_gb", "mixed_us")
 
-SCRATCH_BYTES = 5 * GIB
+SCRATCH_BYTES = 4 * GIB
 RECOVERY_BYTES = 9 * GIB
 QUICK_RECOVERY_BYTES = 2 * GIB
 INDEX_BLOCKS = 1_000_000
@@ -42,13 +38,9 @@ def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     yield index.plan_row(rounds)
     with measuring.scratch(args.folder) as scratch:
         steps.begin("disk beside plain direct I/O")
-        yield from _disk(scratch / "disk", rounds)
+        (scratch / "disk").mkdir()
+        yield from disk.disk_rows(scratch / "disk", SCRATCH_BYTES, rounds)
         steps.begin("a node: coverage, pages, kill -9")
         yield from node.node_rows(scratch / "node", rounds, disk_bytes)
     steps.begin(f"the index at {blocks:,} blocks")
     yield index.index_row(blocks)
-
-
-def _disk(folder: Path, rounds: int) -> list[Row]:
-    folder.mkdir()
-    return disk.disk_rows(folder, SCRATCH_BYTES - GIB, rounds)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from statistics import median_high
+from typing import TypeVar
 
 from holdfast import report
 from holdfast.report import Row
@@ -18,9 +19,7 @@ from holdfast.sim.shipped import LONGEST, SHIPPED, find_trace
 from holdfast.sim.statistics import statistics
 from holdfast.sim.trace import Trace
 from holdfast_bench.cli import measuring
-
-if TYPE_CHECKING:
-    from holdfast_bench.cli.progress import Steps
+from holdfast_bench.cli.progress import Steps
 
 ALSO = ("published",)
 TOLERANCE = 0.005
@@ -74,19 +73,19 @@ def _rows(trace: Trace, name: str, rounds: int) -> Iterator[Row]:
         speed = trace.blocks / (curve_s + count_s) / 1e6
         yield report.at_least(f"{name}.curve", speed, "M/s", SPEED_GOAL)
     taken = statistics(trace, runs)
-    yield _hit(f"{name}.infinite", taken.infinite_token_hit)
+    yield Row(what=f"{name}.infinite", value=taken.infinite_token_hit, unit="tokens")
     if not taken.infinite_token_hit:
         return
     yield from _survey(trace, name, found)
     yield from _bounds(trace, name, runs, found)
     ttls_s = [ttl_s for ttl_s in TTLS_S if ttl_s < trace.span_s]
     for kept in retention(trace, ttls_s, runs):
-        row = _hit(f"{name}.ttl_{kept.ttl_s:g}_s", kept.token_hit)
-        more: dict[str, object] = {
-            "mean_blocks": round(kept.mean_blocks),
-            "peak_blocks": kept.peak_blocks,
-        }
-        yield report.with_more(row, more)
+        yield Row(
+            what=f"{name}.ttl_{kept.ttl_s:g}_s",
+            value=kept.token_hit,
+            unit="tokens",
+            more={"mean_blocks": round(kept.mean_blocks), "peak_blocks": kept.peak_blocks},
+        )
 
 
 def _survey(trace: Trace, name: str, found: HitCurve) -> Iterator[Row]:
@@ -112,10 +111,6 @@ def _bounds(trace: Trace, name: str, runs: Reuse, found: HitCurve) -> Iterator[R
         yield report.with_more(row, {"blocks": blocks})
 
 
-def _hit(what: str, share: float) -> Row:
-    return Row(what=what, value=share, unit="tokens")
-
-
 def _timed(work: Callable[[], Result], rounds: int) -> tuple[Result, float]:
     """The result, and the median seconds of this process's CPU over a few rounds."""
     taken = []
@@ -123,4 +118,4 @@ def _timed(work: Callable[[], Result], rounds: int) -> tuple[Result, float]:
         begin = time.process_time()
         result = work()
         taken.append(time.process_time() - begin)
-    return result, sorted(taken)[rounds // 2]
+    return result, median_high(taken)

@@ -7,18 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from holdfast import report
 from holdfast.report import Row
 from holdfast_bench.cli import measuring
+from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness import model
 from holdfast_bench.harness.standard_error import of_median
 from holdfast_bench.scenarios import document, throughput, ttft_race
 from holdfast_bench.scenarios.ttft_race import RaceTimes, RaceTrack
-
-if TYPE_CHECKING:
-    from holdfast_bench.cli.progress import Steps
 
 ALSO = ("source", "cold_s", "warm_s", "missed")
 
