@@ -49,15 +49,18 @@ class CampaignResult:
         self.failures: list[str] = []
 
     def fail(self, message: str) -> None:
-        """Count a failure."""
         self.failed += 1
         if len(self.failures) < FAILURES_KEPT:
             self.failures.append(message)
 
     def expect(self, condition: object, message: str) -> None:
-        """Count a failure unless `condition` is true."""
         if not condition:
             self.fail(message)
+
+    def longest(self, name: str, seconds: float) -> None:
+        """Record the longest of some times as a figure, `NAME_longest_s`."""
+        key = f"{name}_longest_s"
+        self.figures[key] = max(self.figures.get(key, 0.0), seconds)
 
 
 class CampaignBudget(NamedTuple):
@@ -107,7 +110,6 @@ class CampaignBudget(NamedTuple):
             result.expect(condition, message)
 
     def rng(self, what: str, number: int) -> random.Random:
-        """Return the random generator of one round."""
         return random.Random(f"{self.seed}/{what}/{number}")  # noqa: S311 - rounds must replay
 
     def share(self, parts: float) -> CampaignBudget:

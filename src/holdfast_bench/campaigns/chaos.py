@@ -137,10 +137,8 @@ def run(budget: CampaignBudget) -> Iterator[CampaignResult]:
     budget.expect_enough(blocks, blocks.tried, "nothing was read")
     wrong_answers = sum(faults.counts[fault.name] for fault in FAULTS if fault.answers_wrongly)
     if wrong_answers >= WRONG_ANSWERS_PROVEN_AT:
-        refused = blocks.counts["refused"]
-        budget.expect_enough(
-            blocks, refused, "no wrong answer was refused: the faults are too mild"
-        )
+        message = "no wrong answer was refused: the faults are too mild"
+        budget.expect_enough(blocks, blocks.counts["refused"], message)
     yield from (faults, calls, blocks)
 
 
@@ -163,15 +161,11 @@ def _one_fault(
     begun_s = time.monotonic()
     while (share := users.share()) < RECOVERED:
         if time.monotonic() > begun_s + RECOVERY_S:
-            result.fail(
-                f"{share:.0%} of the saved blocks read back {RECOVERY_S:.0f} s after {fault.name}"
-            )
+            what = f"{share:.0%} of the saved blocks read back"
+            result.fail(f"{what} {RECOVERY_S:.0f} s after {fault.name}")
             break
-    took_s = time.monotonic() - begun_s
+    result.longest("recovery", time.monotonic() - begun_s)
     result.counts[fault.name] += 1
-    result.figures["recovery_longest_s"] = max(
-        result.figures.get("recovery_longest_s", 0.0), took_s
-    )
 
 
 def _await_open(pool: ChaosPool, name: str, fault: ChaosFault, result: CampaignResult) -> None:
@@ -183,9 +177,6 @@ def _await_open(pool: ChaosPool, name: str, fault: ChaosFault, result: CampaignR
     took_s = ended_s - begun_s
     if took_s > BREAKER_S + SLACK_S:
         took_s -= pool.stalls.within(begun_s, ended_s)
-    key = "breaker_longest_s"
-    result.figures[key] = max(result.figures.get(key, 0.0), took_s)
-    result.expect(
-        took_s <= BREAKER_S + SLACK_S,
-        f"{took_s:.1f} s until requests to {name} ended: {fault.name}",
-    )
+    result.longest("breaker", took_s)
+    message = f"{took_s:.1f} s until requests to {name} ended: {fault.name}"
+    result.expect(took_s <= BREAKER_S + SLACK_S, message)

@@ -83,7 +83,6 @@ class ChaosTarget:
         self.process = ChildProcess("a target", argv, self._log, {})
 
     def wait(self) -> None:
-        """Wait until the target accepts connections."""
         wait_until(self.process, lambda: listens(self._port), _READY_S)
 
     def send_invalid(self, token: Credentials) -> list[socket.socket]:
@@ -106,7 +105,6 @@ class ChaosTarget:
         return strangers
 
     def close(self) -> None:
-        """Close the proxy and end the process."""
         self.proxy.close()
         self.process.kill()
 
@@ -152,7 +150,6 @@ class ChaosPool:
         )
 
     def mood(self, names: Sequence[str], mood: Mood) -> None:
-        """Put the proxies of some targets into a mood."""
         for name in names:
             self.targets[name].proxy.mood = mood
             if mood in ANEW:
@@ -181,7 +178,6 @@ class ChaosPool:
         return {name for name in self.targets if self.tier.health.trusted(name)}
 
     def end(self) -> None:
-        """Close the tier and end the targets."""
         self.close_strangers()
         self.stalls.close()
         self.tier.close()
@@ -270,8 +266,7 @@ class ChaosUsers:
             stalled_s = self._pool.stalls.within(begun_s, begun_s + took_s)
         with self._lock:
             self._calls.tried += 1
-            longest = f"{verb}_longest_s"
-            self._calls.figures[longest] = max(self._calls.figures.get(longest, 0.0), took_s)
+            self._calls.longest(verb, took_s)
             if took_s - stalled_s > most_s + SLACK_S:
                 self._calls.fail(f"a {verb} took {took_s:.2f} s; its deadline is {most_s:g} s")
             elif stalled_s:

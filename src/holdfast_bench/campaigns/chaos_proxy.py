@@ -57,7 +57,6 @@ class ChaosProxy:
         threading.Thread(target=self._accept, name="chaos-accept", daemon=True).start()
 
     def cut(self) -> None:
-        """End every connection now."""
         with self._lock:
             ends, self._open = self._open, set()
         for end in ends:
@@ -65,7 +64,6 @@ class ChaosProxy:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Stop listening and end every connection."""
         self._closing = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

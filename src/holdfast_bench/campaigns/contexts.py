@@ -53,7 +53,6 @@ class Contexts:
             raise AssertionError(f"recovery did not end within {WAIT_S:g} s")
 
     def save(self, keys: Sequence[bytes]) -> int:
-        """Save a chain; return the number of new blocks."""
         reserved = self.store.reserve(self.namespace, keys, self.namespace.fingerprint, 0)
         for key, place in zip(keys, reserved.places, strict=True):
             if place != NOWHERE:
@@ -90,7 +89,6 @@ class Contexts:
                     table.remove_copy(row, 0)
 
     def settle(self) -> None:
-        """Wait until every saved block is written to the lower tiers."""
         end = time.monotonic() + WAIT_S
         while self.store.table.unwritten():
             if time.monotonic() > end:

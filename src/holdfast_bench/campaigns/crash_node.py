@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import yaml
 
@@ -31,13 +31,13 @@ from holdfast.wire.local.messages import (
     Hello,
     Release,
     ReportRequest,
-    Request,
     Reserve,
     Reserved,
     Status,
 )
 from holdfast_bench.campaigns.campaign import CampaignBudget, CampaignResult
 from holdfast_bench.campaigns.contexts import BLOCK_TOKENS, FINGERPRINT, chain_of, check_payload
+from holdfast_bench.harness.node import call
 from holdfast_bench.harness.spawn import start_owned
 
 PAYLOAD_BYTES = 20_000
@@ -60,9 +60,6 @@ _POINT_S = 20.0
 _STARTING_S = 0.5
 
 
-R = TypeVar("R")
-
-
 class WritingEngine:
     """A client of a node that saves and reads chains, and checks every byte read."""
 
@@ -71,8 +68,7 @@ class WritingEngine:
         self._client = Client(address, hello, _ANSWER_S)
 
     def save(self, keys: Sequence[bytes]) -> None:
-        """Save a chain."""
-        reserved = self._ask(Reserve(b"".join(keys), FINGERPRINT, 0), Reserved)
+        reserved = call(self._client, Reserve(b"".join(keys), FINGERPRINT, 0), Reserved)
         for key, place in zip(keys, reserved.places, strict=True):
             if place != NOWHERE:
                 self._slot(place)[:] = payload_of(key, PAYLOAD_BYTES)
@@ -80,7 +76,7 @@ class WritingEngine:
 
     def read(self, keys: Sequence[bytes]) -> int:
         """Fetch a chain, check every byte and release; return the number of blocks fetched."""
-        fetched = self._ask(Fetch(b"".join(keys), 10.0), Fetched)
+        fetched = call(self._client, Fetch(b"".join(keys), 10.0), Fetched)
         for key, place in zip(keys, fetched.places, strict=False):
             check_payload(key, self._slot(place))
         if fetched.lease:
@@ -90,20 +86,13 @@ class WritingEngine:
     def await_recovery(self) -> None:
         """Wait until the node has recovered the records of earlier processes."""
         end = time.monotonic() + _READY_S
-        while self._ask(Status(), ReportRequest).data["recovery_s"] is None:
+        while call(self._client, Status(), ReportRequest).data["recovery_s"] is None:
             if time.monotonic() > end:
                 raise AssertionError(f"recovery did not end within {_READY_S:g} s")
             time.sleep(0.01)
 
     def close(self) -> None:
-        """End the session."""
         self._client.close()
-
-    def _ask(self, request: Request, kind: type[R]) -> R:
-        reply = self._client.call(request, _ANSWER_S)
-        if not isinstance(reply, kind):
-            raise ProtocolError(f"the node answered {reply!r}")
-        return reply
 
     def _slot(self, place: int) -> memoryview:
         arena = self._client.arena
@@ -158,7 +147,6 @@ class NodeProcess:
         return bool(ready) and os.read(self._process.stdout.fileno(), 5) == b"READY"
 
     def await_end(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds until the node ends by itself."""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout_s)

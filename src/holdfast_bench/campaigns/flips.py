@@ -18,7 +18,6 @@ import itertools
 import random
 import time
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 from holdfast.blocks.envelope import Header, read_header
 from holdfast.codec import seal
@@ -53,94 +52,78 @@ _WIRE_DEADLINE_S = 0.25
 """Deadline of a call on the damaged wire: a damaged length makes the reader wait for more bytes."""
 
 
-class DamagedPlace(Protocol):
+class DamagedPlace:
     """A place where records are damaged, and the contexts that use it."""
 
-    contexts: Contexts
-
-    @property
-    def damages(self) -> Sequence[Damage]:
-        """The kinds of damage that are possible here."""
-        ...
-
-    def copy(self, key: bytes) -> memoryview:
-        """Return a writable view of the copy of a block that `expose` lets a fetch read."""
-        ...
-
-    def expose(self, keys: Sequence[bytes]) -> None:
-        """Make the next fetch of these blocks read the copy at this place."""
-        ...
-
-
-class InMemory:
-    """The host tier's arena."""
-
-    damages = WITHOUT_GENERATION
+    damages: Sequence[Damage] = WITHOUT_GENERATION
+    """The kinds of damage that are possible here."""
 
     def __init__(self, store: Store) -> None:
         self.contexts = Contexts(store, PAYLOAD_BYTES)
 
     def copy(self, key: bytes) -> memoryview:
-        """Return the slot."""
+        """Return a writable view of the copy of a block that `expose` lets a fetch read."""
+        raise NotImplementedError
+
+    def expose(self, keys: Sequence[bytes]) -> None:
+        """Make the next fetch of these blocks read the copy at this place, which is below memory.
+
+        Wait until the blocks are written there, and remove them from the host tier.
+        """
+        self.contexts.settle()
+        self.contexts.leave_host(keys)
+
+
+class InMemory(DamagedPlace):
+    """The host tier's arena, which is read first."""
+
+    def copy(self, key: bytes) -> memoryview:
         return self.contexts.record(key)
 
     def expose(self, keys: Sequence[bytes]) -> None:
-        """Do nothing: the host tier is read first."""
+        pass
 
 
-class OnDisk:
+class OnDisk(DamagedPlace):
     """The regions of a disk tier on a medium in memory."""
 
     damages = EVERY_DAMAGE
 
     def __init__(self, store: Store, medium: MemoryExtents) -> None:
-        self.contexts = Contexts(store, PAYLOAD_BYTES)
+        super().__init__(store)
         self._medium = medium
         self._regions_at = RegionGeometry.of(REGION_BYTES, REGIONS).regions_at
 
     def copy(self, key: bytes) -> memoryview:
-        """Return the bytes on the medium."""
-        table = self.contexts.store.table
+        table, namespace = self.contexts.store.table, self.contexts.namespace
         with table.lock:
-            at = (
-                self._regions_at
-                + table.index.places[1][table.index.find(self.contexts.namespace, key)] * SECTOR
-            )
-        return memoryview(self._medium.image)[at : at + self.contexts.namespace.record_bytes]
+            place = table.index.places[1][table.index.find(namespace, key)]
+        at = self._regions_at + place * SECTOR
+        return memoryview(self._medium.image)[at : at + namespace.record_bytes]
 
     def expose(self, keys: Sequence[bytes]) -> None:
-        """Wait until the blocks are written, and remove them from the host tier."""
-        self.contexts.settle()
-        self.contexts.leave_host(keys)
+        super().expose(keys)
         self._medium.log.clear()
 
 
-class AtTarget:
+class AtTarget(DamagedPlace):
     """The host tier of another node."""
 
-    damages = WITHOUT_GENERATION
-
-    def __init__(self, local: Contexts, remote: Store) -> None:
-        self.contexts = local
+    def __init__(self, local: Store, remote: Store) -> None:
+        super().__init__(local)
         self._remote = remote
 
     def copy(self, key: bytes) -> memoryview:
-        """Return the slot at the target."""
-        table = self._remote.table
+        table, namespace = self._remote.table, self.contexts.namespace
         with table.lock:
-            place = table.index.places[0][table.index.find(self.contexts.namespace, key)]
-        return self._remote.record(self.contexts.namespace, place)
-
-    def expose(self, keys: Sequence[bytes]) -> None:
-        """Wait until the blocks are sent, and remove them from the local host tier."""
-        self.contexts.settle()
-        self.contexts.leave_host(keys)
+            place = table.index.places[0][table.index.find(namespace, key)]
+        return self._remote.record(namespace, place)
 
 
 def run(budget: CampaignBudget) -> Iterator[CampaignResult]:
     """Damage records in memory, on disk, at a target, and on the wire in both directions."""
     part = budget.share(5.5)
-    with contextlib.closing(Store(HOST_BYTES, [], SECRET)) as store:
+    with Store(HOST_BYTES, [], SECRET) as store:
         store.start()
         yield _strike("flips.host", InMemory(store), part)
     with on_disk() as disk:
@@ -173,7 +156,7 @@ def on_disk(ring: KeyRing | None = None) -> Iterator[OnDisk]:
     medium = MemoryExtents.formatted(REGION_BYTES, REGIONS)
     config = DiskConfig(path="memory", capacity_bytes=medium.size, region_bytes=REGION_BYTES)
     disk = DiskTier(config, None, lambda _: medium)
-    with contextlib.closing(Store(HOST_BYTES, [disk], SECRET, StoreOptions(ring=ring))) as store:
+    with Store(HOST_BYTES, [disk], SECRET, StoreOptions(ring=ring)) as store:
         store.start()
         yield OnDisk(store, medium)
 
@@ -182,7 +165,7 @@ def on_disk(ring: KeyRing | None = None) -> Iterator[OnDisk]:
 def at_target(target: OpenTarget, ring: KeyRing | None = None) -> Iterator[AtTarget]:
     """Open a store with one target, which has no keys of it; it seals with `ring` if given."""
     with local_and_remote(target, PAYLOAD_BYTES, ring=ring) as both:
-        yield AtTarget(both.local, both.remote)
+        yield AtTarget(both.local.store, both.remote)
 
 
 def _strike(what: str, place: DamagedPlace, budget: CampaignBudget) -> CampaignResult:
@@ -278,13 +261,14 @@ def _attempts() -> Iterator[None]:
 def _strike_the_wire(budget: CampaignBudget) -> CampaignResult:
     """Damage bytes between a node and a target, one burst a round, in one direction."""
     result = CampaignResult("flips.wire", "faults")
-    with contextlib.ExitStack() as undo:
-        line = NoisyLine()
-        undo.callback(line.close)
-        both = undo.enter_context(
-            local_and_remote(budget.target, PAYLOAD_BYTES, line.to, deadline_s=_WIRE_DEADLINE_S)
-        )
-        place = AtTarget(both.local, both.remote)
+    line = NoisyLine()
+    with (
+        contextlib.closing(line),
+        local_and_remote(
+            budget.target, PAYLOAD_BYTES, line.to, deadline_s=_WIRE_DEADLINE_S
+        ) as both,
+    ):
+        place = AtTarget(both.local.store, both.remote)
         for number, rng in enumerate(budget.rounds(result)):
             chain = chain_of(f"wire/{number % CHAINS}", CHAIN_BLOCKS)
             try:
@@ -303,15 +287,15 @@ def _one_burst(
     if sending:
         contexts.store.drop("*")
     line.arm(sending, rng)
-    with contextlib.ExitStack() as undo:
-        undo.callback(line.disarm)
+    try:
         contexts.save(chain)
         place.expose(chain)
-        try:
-            fetched = contexts.read(chain)
-        except WrongByteError:
-            result.fail(f"round {result.tried}: bytes damaged on the wire were served")
-            return
+        fetched = contexts.read(chain)
+    except WrongByteError:
+        result.fail(f"round {result.tried}: bytes damaged on the wire were served")
+        return
+    finally:
+        line.disarm()
     if line.struck:
         result.counts["harmless" if fetched == CHAIN_BLOCKS else "detected"] += 1
     else:

@@ -67,7 +67,7 @@ def run(budget: CampaignBudget) -> Iterator[CampaignResult]:
 def _attacked(budget: CampaignBudget) -> Iterator[_Attacked]:
     secrets = {name: hashlib.blake2b(name.encode(), digest_size=32).digest() for name in DOMAINS}
     options = StoreOptions(serves_peers=True)
-    with contextlib.closing(Store(HOST_BYTES, [], secrets, options)) as store:
+    with Store(HOST_BYTES, [], secrets, options) as store:
         store.start()
         contexts = {name: Contexts(store, PAYLOAD_BYTES, name) for name in DOMAINS}
         chains: dict[str, list[list[bytes]]] = {}
@@ -116,8 +116,7 @@ def _key(attacked: _Attacked, theirs: str, rng: random.Random) -> bytes:
     key = rng.choice(rng.choice(attacked.chains[theirs]))
     match rng.randrange(4):
         case 0:
-            at = rng.randrange(len(key))
-            return key[:at] + bytes([key[at] ^ 1 << rng.randrange(8)]) + key[at + 1 :]
+            return _bits(key, rng)
         case 1:
             return rng.randbytes(len(key))
         case _:

@@ -15,6 +15,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,28 +83,22 @@ def every_subject(folder: Path) -> dict[str, FuzzSubject]:
     record = bytes(record_of(_NAMESPACE, key_of(0)))
     image = bytes(live(1).medium.image)
     sectors = [image[at : at + region.SECTOR] for at in range(0, len(image), region.SECTOR)]
+    wire = (ProtocolError,)
+    members, config = folder / "fuzzed-members.yaml", folder / "fuzzed.yaml"
+    issued = token.issue(bytes(32), "n", ("read",), 60, 0).encode()
     return {
-        "requests": FuzzSubject(_requests(), lambda data: _read(request_reader(), data),
-                            (ProtocolError,)),
-        "replies": FuzzSubject(_replies(), lambda data: _read(reply_reader(), data),
-                               (ProtocolError,)),
-        "target.requests": FuzzSubject(_to_target(), lambda data: _decode(_TARGET_REQUEST, data),
-                                   (ProtocolError,)),
-        "target.replies": FuzzSubject(_from_target(), lambda data: _decode(_TARGET_REPLY, data),
-                                  (ProtocolError,)),
+        "requests": FuzzSubject(_REQUESTS, partial(_read, request_reader), wire),
+        "replies": FuzzSubject(_REPLIES, partial(_read, reply_reader), wire),
+        "target.requests": FuzzSubject(_TO_TARGET, partial(_decode, _TARGET_REQUEST), wire),
+        "target.replies": FuzzSubject(_FROM_TARGET, partial(_decode, _TARGET_REPLY), wire),
         "envelope": FuzzSubject([record, record[:128]], _read_record, (FormatError,)),
-        "region": FuzzSubject([each for each in sectors if _crc_of(each)], _read_region,
-                          (FormatError,), _with_crc),
-        "token": FuzzSubject([token.issue(bytes(32), "n", ("read",), 60, 0).encode()], _read_token,
-                         (HoldfastError,)),
-        "members": FuzzSubject(
-            [_MEMBERS],
-            lambda data: _read_members(folder / "fuzzed-members.yaml", data),
-            (MembershipError,),
+        "region": FuzzSubject(
+            [each for each in sectors if _crc_of(each)], _read_region, (FormatError,), _with_crc
         ),
-        "config": FuzzSubject(_CONFIGS, lambda data: _load(folder / "fuzzed.yaml", data),
-                          (ConfigError,)),
-    }  # fmt: skip
+        "token": FuzzSubject([issued], _read_token, (HoldfastError,)),
+        "members": FuzzSubject([_MEMBERS], partial(_read_members, members), (MembershipError,)),
+        "config": FuzzSubject(_CONFIGS, partial(_load, config), (ConfigError,)),
+    }
 
 
 def _feed(what: str, subject: FuzzSubject, budget: CampaignBudget) -> CampaignResult:
@@ -167,59 +162,52 @@ def _peak_bytes() -> int:
     return KIB * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _requests() -> list[bytes]:
-    messages: list[m.Request] = [
-        m.Hello(m.PROTOCOL, "engine", b"f" * 16, 4096, 128, "default", "a model"),
-        m.Cover(_KEYS),
-        m.Fetch(_KEYS, 1.0),
-        m.Reserve(_KEYS, b"p" * 16, 3, b"s" * 8),
-        m.Commit(7),
-        m.Verify("ab", 1, 1.0, 10),
-        m.Drop("*"),
-    ]
-    return [bytes(encode(number, each)) for number, each in enumerate(messages)]
+def _encoded(*messages: msgspec.Struct, payload_bytes: int = 0) -> list[bytes]:
+    return [bytes(encode(number, each, payload_bytes)) for number, each in enumerate(messages)]
 
 
-def _replies() -> list[bytes]:
-    messages: list[m.Reply] = [
-        m.Welcome(m.PROTOCOL, "abc", b"k" * 32, 1 << 20),
-        m.Fetched(3, [0, 4096], {"host": 2}, "ok", "why"),
-        m.Reserved(3, [0, -1], "full"),
-        m.Refused("no"),
-        m.ReportRequest({"blocks": 3, "tiers": [{"tier": "host"}]}),
-    ]
-    return [bytes(encode(number, each)) for number, each in enumerate(messages)]
+_REQUESTS = _encoded(
+    m.Hello(m.PROTOCOL, "engine", b"f" * 16, 4096, 128, "default", "a model"),
+    m.Cover(_KEYS),
+    m.Fetch(_KEYS, 1.0),
+    m.Reserve(_KEYS, b"p" * 16, 3, b"s" * 8),
+    m.Commit(7),
+    m.Verify("ab", 1, 1.0, 10),
+    m.Drop("*"),
+)
+_REPLIES = _encoded(
+    m.Welcome(m.PROTOCOL, "abc", b"k" * 32, 1 << 20),
+    m.Fetched(3, [0, 4096], {"host": 2}, "ok", "why"),
+    m.Reserved(3, [0, -1], "full"),
+    m.Refused("no"),
+    m.ReportRequest({"blocks": 3, "tiers": [{"tier": "host"}]}),
+)
+_TO_TARGET = _encoded(
+    t.Join(t.TARGET_PROTOCOL, "peer", b"n" * 32, "claims", b"proof"),
+    t.PutRecords(bytes(record_of(_NAMESPACE, key_of(0))[:128]) * 2),
+    t.GetRecords(**_NAMES, deadline_s=1.0),
+    t.ExistBlocks(**_NAMES),
+    t.DeleteBlocks(**_NAMES),
+    t.RemoteLeased(**_NAMES, ttl_s=5.0),
+    t.StageBlocks(**_NAMES),
+    payload_bytes=8192,
+)
+_FROM_TARGET = _encoded(
+    t.RecordsFollow(2, "ok", "", 5),
+    t.Stored(b"\1\0"),
+    t.Challenge(t.TARGET_PROTOCOL, b"n" * 32),
+    t.Joined(t.TARGET_PROTOCOL, "abc", b"proof", 3),
+    t.Existing(b"\1\0\1"),
+    t.Counted(2),
+    payload_bytes=8192,
+)
 
 
-def _to_target() -> list[bytes]:
-    headers = bytes(record_of(_NAMESPACE, key_of(0))[:128])
-    messages: list[t.TargetRequest] = [
-        t.Join(t.TARGET_PROTOCOL, "peer", b"n" * 32, "claims", b"proof"),
-        t.PutRecords(headers * 2),
-        t.GetRecords(**_NAMES, deadline_s=1.0),
-        t.ExistBlocks(**_NAMES),
-        t.DeleteBlocks(**_NAMES),
-        t.RemoteLeased(**_NAMES, ttl_s=5.0),
-        t.StageBlocks(**_NAMES),
-    ]
-    return [bytes(encode(number, each, 8192)) for number, each in enumerate(messages)]
-
-
-def _from_target() -> list[bytes]:
-    messages: list[t.TargetReply] = [
-        t.RecordsFollow(2, "ok", "", 5),
-        t.Stored(b"\1\0"),
-        t.Challenge(t.TARGET_PROTOCOL, b"n" * 32),
-        t.Joined(t.TARGET_PROTOCOL, "abc", b"proof", 3),
-        t.Existing(b"\1\0\1"),
-        t.Counted(2),
-    ]
-    return [bytes(encode(number, each, 8192)) for number, each in enumerate(messages)]
-
-
-def _read(reader: FrameReader[m.Request] | FrameReader[m.Reply], data: bytes) -> bool:
+def _read(
+    open_reader: Callable[[], FrameReader[m.Request] | FrameReader[m.Reply]], data: bytes
+) -> bool:
     """Feed a reader in two parts, as a socket does; return whether a message was complete."""
-    complete = False
+    reader, complete = open_reader(), False
     for part in (data[: len(data) // 3], data[len(data) // 3 :]):
         left = memoryview(part)
         while left:

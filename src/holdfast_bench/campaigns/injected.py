@@ -87,7 +87,7 @@ def _in_a_tier(budget: CampaignBudget) -> CampaignResult:
     }
     for number, rng in enumerate(budget.rounds(result)):
         faulty = FaultyTier(MemoryTier(HOST_BYTES), rng.randrange(1 << 30), chance)
-        with contextlib.closing(Store(HOST_BYTES, [faulty], SECRET)) as store:
+        with Store(HOST_BYTES, [faulty], SECRET) as store:
             store.start()
             _live(result, store, rng, f"round {number}")
         result.tried += faulty.injected.total()
@@ -105,7 +105,6 @@ class FailingMedium(MemoryExtents):
         self._rng = rng
 
     def read(self, offset: int, views: Sequence[memoryview]) -> None:
-        """Read, or read a part and raise EIO."""
         if self._rng.random() < self.chance:
             self.injected += 1
             super().read(offset, [view[: len(view) // 2] for view in views])
@@ -113,7 +112,6 @@ class FailingMedium(MemoryExtents):
         super().read(offset, views)
 
     def write(self, offset: int, views: Sequence[memoryview]) -> None:
-        """Write, or write a part or nothing and raise EIO or ENOSPC."""
         if self._rng.random() < self.chance:
             self.injected += 1
             whole = b"".join(views)
@@ -151,24 +149,19 @@ def _on_a_medium(budget: CampaignBudget) -> CampaignResult:
 def _disk_store(medium: FailingMedium) -> Iterator[Store]:
     """Open a store on a medium; the clock jumps, so that write failures are never too frequent."""
     config = DiskConfig(path="memory", capacity_bytes=medium.size, region_bytes=REGION_BYTES)
-    clock = ManualClock()
-    tier = DiskTier(config, _JumpingClock(clock), lambda _: medium)
-    with contextlib.closing(Store(HOST_BYTES, [tier], SECRET)) as store:
+    tier = DiskTier(config, _JumpingClock(), lambda _: medium)
+    with Store(HOST_BYTES, [tier], SECRET) as store:
         store.start()
         store.recovery.wait()
         yield store
 
 
-class _JumpingClock:
+class _JumpingClock(ManualClock):
     """A clock that advances by one hour at each reading."""
 
-    def __init__(self, clock: ManualClock) -> None:
-        self._clock = clock
-
     def now(self) -> float:
-        """Advance by one hour and return the time."""
-        self._clock.advance(3600.0)
-        return self._clock.now()
+        self.advance(3600.0)
+        return super().now()
 
 
 def _live(
@@ -206,7 +199,6 @@ class Strike(NamedTuple):
         return cls(kind, calls, inject)
 
     def argv(self, strace: str, log: Path) -> list[str]:
-        """Return the strace command that runs a program with this failure."""
         return [strace, "-f", "-qq", "-o", str(log), "-e", f"trace={self.calls}", "-e", self.inject]
 
 
@@ -279,7 +271,7 @@ def main(folder: str, seed: str) -> int:
             print(f"opening {opening}: ConfigError: {error}", file=sys.stderr)
             refused = True
             continue
-        with contextlib.closing(Store(HOST_BYTES, [tier], SECRET)) as store:
+        with Store(HOST_BYTES, [tier], SECRET) as store:
             store.start()
             store.recovery.wait()
             _live(result, store, rng, f"opening {opening}", opening * CHAINS // 2)

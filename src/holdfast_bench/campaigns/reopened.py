@@ -59,12 +59,15 @@ def run(budget: CampaignBudget) -> Iterator[CampaignResult]:
         name, (kind, strike) = rng.choice(CLASSES), rng.choice(list(STRIKES.items()))
         result.tried += _damage(image, name, strike, rng)
         result.counts[f"{kind} {name}"] += 1
-        required = _required(image, life, before)
+        required = {}
+        if _uuids(image) == {life.start[16:32]}:  # the superblocks identify the file
+            found = whole(image, life).items()
+            required = {written: key for written, key in found if before.get(written) == key}
         result.counts["records required"] += len(required)
         try:
-            found, verified = check(image, life.records, required)
+            count, verified = check(image, life.records, required)
             result.counts["records right"] += verified
-            result.counts["records detected"] += found - verified
+            result.counts["records detected"] += count - verified
         except FormatError:
             # Only a file without a good superblock may be refused.
             result.counts["files refused"] += 1
@@ -75,17 +78,6 @@ def run(budget: CampaignBudget) -> Iterator[CampaignResult]:
     required_most = result.counts["records required"] > result.tried
     budget.expect_enough(result, required_most, "too few records were required for a verdict")
     yield result
-
-
-def _required(
-    image: bytearray, life: DiskLife, before: dict[WrittenRecord, bytes]
-) -> dict[WrittenRecord, bytes]:
-    """Return the undamaged records, none if the superblocks no longer identify the file."""
-    if _uuids(image) != {life.start[16:32]}:
-        return {}
-    return {
-        written: key for written, key in whole(image, life).items() if before.get(written) == key
-    }
 
 
 def _uuids(image: bytearray) -> set[bytes]:

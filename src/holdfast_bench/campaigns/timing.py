@@ -49,7 +49,7 @@ Ask: TypeAlias = Callable[[Tokens], int]
 
 def run(budget: CampaignBudget) -> Iterator[CampaignResult]:
     """Measure CPU time in this process, and elapsed time over TCP."""
-    with contextlib.closing(Store(HOST_BYTES, [], SECRETS)) as store:
+    with Store(HOST_BYTES, [], SECRETS) as store:
         store.start()
         victim, curious = (Contexts(store, PAYLOAD_BYTES, name) for name in SECRETS)
         theirs, unsaved, own, missing = (_pool(seed) for seed in range(4))
@@ -58,10 +58,17 @@ def run(budget: CampaignBudget) -> Iterator[CampaignResult]:
                 contexts.save(_keys(contexts, tokens))
         with budget.target(store) as address, contextlib.closing(TargetClient(address)) as target:
             ways = {"store": _by_cpu(curious), "target": _by_clock(curious, target)}
+            part = budget.share(len(ways))
+            fewer = part._replace(tries=max(SAMPLES_MIN, part.tries // 10))
             for way, ask in ways.items():
-                part = budget.share(len(ways))
-                yield _compared(f"timing.{way}", part, ask, (theirs, unsaved))
-                yield _control(f"timing.{way}.control", part, ask, (own, missing))
+                result = _samples(f"timing.{way}", part, ask, (theirs, unsaved))
+                _expect_chance(result)
+                yield result
+                result = _samples(f"timing.{way}.control", fewer, ask, (own, missing))
+                found = result.figures["auc"]
+                message = f"AUC {found:.3f}: own hits are not detected"
+                budget.expect_enough(result, found >= CONTROL_AUC_MIN, message)
+                yield result
 
 
 def auc(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> float:
@@ -111,16 +118,16 @@ def _by_clock(contexts: Contexts, target: TargetClient) -> Ask:
 
 
 def _samples(
-    result: CampaignResult,
-    budget: CampaignBudget,
-    ask: Ask,
-    pools: tuple[list[Tokens], list[Tokens]],
-) -> float:
-    """Request a context of each pool, in pairs of random order; return the AUC, NaN if no sample.
+    what: str, budget: CampaignBudget, ask: Ask, pools: tuple[list[Tokens], list[Tokens]]
+) -> CampaignResult:
+    """Request a context of each pool, in pairs of random order, and record the AUC.
 
-    An unsaved context is requested before each sample, so that deferred work of the last sample,
-    such as updated estimates, is not measured with the next.
+    It is NaN if there is no sample. All samples have one verdict together. An unsaved context is
+    requested before each sample, so that deferred work of the last sample, such as updated
+    estimates, is not measured with the next.
     """
+    result = CampaignResult(what, "samples")
+    result.each_may_fail = False
     times: tuple[list[int], list[int]] = ([], [])
     before = _pool(len(SECRETS) * POOL_CONTEXTS)[0]
     for tokens in pools[0] + pools[1]:
@@ -131,41 +138,21 @@ def _samples(
             times[which].append(ask(rng.choice(pools[which])))
         result.tried += 2
     if not result.tried:
-        return math.nan
-    one, other = (np.array(arm, np.float64) for arm in times)
-    result.figures |= {"median_us": float(np.median(one)) / 1e3}
-    result.figures |= {"median_other_us": float(np.median(other)) / 1e3}
-    return auc(one, other)
-
-
-def _result(what: str) -> CampaignResult:
-    """Return a result whose samples have one verdict together."""
-    result = CampaignResult(what, "samples")
-    result.each_may_fail = False
+        result.figures["auc"] = math.nan
+    else:
+        one, other = (np.array(arm, np.float64) for arm in times)
+        result.figures |= {
+            "median_us": float(np.median(one)) / 1e3,
+            "median_other_us": float(np.median(other)) / 1e3,
+            "auc": auc(one, other),
+        }
     return result
 
 
-def _compared(
-    what: str, budget: CampaignBudget, ask: Ask, pools: tuple[list[Tokens], list[Tokens]]
-) -> CampaignResult:
-    result = _result(what)
-    found = _samples(result, budget, ask, pools)
+def _expect_chance(result: CampaignResult) -> None:
+    """Count a failure unless the AUC is that of chance."""
+    found = result.figures["auc"]
     chance = math.sqrt((result.tried + 1) / (12 * (result.tried / 2) ** 2)) if result.tried else 1.0
     within = max(AUC_WITHIN, _SIGMAS * chance)
-    result.figures |= {"auc": found, "within": within}
+    result.figures["within"] = within
     result.expect(abs(found - 0.5) <= within, f"AUC {found:.4f} is not 0.50 within {within:.3f}")
-    return result
-
-
-def _control(
-    what: str, budget: CampaignBudget, ask: Ask, pools: tuple[list[Tokens], list[Tokens]]
-) -> CampaignResult:
-    result = _result(what)
-    found = _samples(
-        result, budget._replace(tries=max(SAMPLES_MIN, budget.tries // 10)), ask, pools
-    )
-    result.figures["auc"] = found
-    budget.expect_enough(
-        result, found >= CONTROL_AUC_MIN, f"AUC {found:.3f}: own hits are not detected"
-    )
-    return result
