@@ -42,7 +42,6 @@ class CopyLimit:
         self._random = random.Random(SEED)  # noqa: S311  # an order, not a secret
 
     def gb_per_s(self, blocks: int) -> float:
-        """Copy this number of blocks; return GB/s."""
         sources = self._offsets(len(self._pool), blocks)
         targets = self._offsets(len(self._pages), blocks)
         moves = list(zip(targets, sources, strict=True))
@@ -94,15 +93,12 @@ class DirectIoLimit:
             raise HoldfastError(f"{str(folder)!r}: {why}; name a folder on a disk") from error
 
     def read_gb_per_s(self, blocks: int) -> float:
-        """Read this number of blocks; return GB/s."""
         return self._run(os.preadv, self._order(blocks))
 
     def write_gb_per_s(self, blocks: int) -> float:
-        """Overwrite this number of blocks; return GB/s."""
         return self._run(os.pwritev, self._order(blocks))
 
     def close(self) -> None:
-        """Stop the threads and remove the file."""
         self._pool.shutdown()
         os.close(self._file)
         self._path.unlink(missing_ok=True)

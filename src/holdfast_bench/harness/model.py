@@ -36,7 +36,6 @@ class SmallModelShape(msgspec.Struct, frozen=True):
 
     @property
     def head_size(self) -> int:
-        """Elements per head."""
         return self.hidden // self.heads
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import yaml
 
@@ -21,6 +21,7 @@ from holdfast.wire.local.messages import (
     Members,
     Plans,
     ReportRequest,
+    Request,
     Status,
 )
 from holdfast_bench.harness.process import ChildProcess, wait_until
@@ -30,6 +31,16 @@ DISK_BYTES = 4 * GIB
 READY_S = 60.0
 DURABLE_S = 60.0
 ANSWER_S = 60.0
+
+T = TypeVar("T")
+
+
+def call(client: Client, request: Request, kind: type[T]) -> T:
+    """Send a request and return the reply; raise HoldfastError if it is of another kind."""
+    reply = client.call(request, ANSWER_S)
+    if not isinstance(reply, kind):
+        raise HoldfastError(f"the node answered {reply!r:.200}, not {kind.__name__}")
+    return reply
 
 
 class NodeUnderTest:
@@ -92,7 +103,6 @@ class NodeUnderTest:
         return [member for pool in pools for member in pool["members"]]
 
     def plans(self) -> dict[str, Any]:
-        """Return the node's latest plans and their inputs."""
         return self._query(Plans())
 
     def last_plan(self) -> int:
@@ -133,16 +143,12 @@ class NodeUnderTest:
         wait_until(self.process, lambda: self.blocks_on_disk() >= blocks, within_s, state)
 
     def blocks_on_disk(self) -> int:
-        """Return the number of blocks on the disk tier."""
         tiers = self.status()["tiers"]
         return sum(int(tier["records"]) for tier in tiers if tier["tier"] == "disk")
 
     def _query(self, request: Status | List | Members | Plans | Drop) -> dict[str, Any]:
         with closing(Client(self.address, Hello(PROTOCOL, "bench"), ANSWER_S)) as client:
-            reply = client.call(request, ANSWER_S)
-        if not isinstance(reply, ReportRequest):
-            raise HoldfastError(f"the node answered {reply!r} to {request!r}")
-        return reply.data
+            return call(client, request, ReportRequest).data
 
     def _ready(self) -> bool:
         try:

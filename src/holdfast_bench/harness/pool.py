@@ -178,7 +178,6 @@ class PoolUnderTest:
             time.sleep(POLL_S)
 
     def blocks(self) -> dict[str, int]:
-        """Return the number of blocks on each running target."""
         return {name: int(node.status()["blocks"]) for name, node in self.targets.items()}
 
     def renew_token(self) -> str:

@@ -45,7 +45,6 @@ class ChildProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the program runs."""
         return self._popen.poll() is None
 
     def check(self) -> None:
@@ -57,7 +56,6 @@ class ChildProcess:
             )
 
     def tail(self) -> str:
-        """Return the last lines of the log."""
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-TAIL_LINES:])
 
@@ -106,12 +104,10 @@ class ServerProcesses:
             process.kill()
 
     def stall(self) -> None:
-        """Pause all."""
         for process in self.processes:
             pause(process.pid)
 
     def wake(self) -> None:
-        """Resume all."""
         for process in self.processes:
             resume(process.pid)
 

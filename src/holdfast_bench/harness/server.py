@@ -96,7 +96,6 @@ class VllmServer:
         self.process = ChildProcess(name, argv, log, env)
 
     def ready(self) -> bool:
-        """Whether the server answers requests."""
         try:
             return self.call("GET", "/health")[0] == http.client.OK
         except OSError:
@@ -114,7 +113,6 @@ class VllmServer:
         wait_until(self.process, reset, RESET_TIMEOUT_S, "without pages in use")
 
     def metrics(self) -> str:
-        """Return the server's metrics page."""
         status, body = self.call("GET", "/metrics")
         if status != http.client.OK:
             raise HoldfastError(f"{self.name} shows no metrics: HTTP {status}")

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 from holdfast_bench.harness.lifetime import owned
@@ -38,16 +37,12 @@ def _interrupts_deferred() -> Iterator[None]:
     Only the main thread runs such handlers; in other threads this has no effect.
     """
     received: list[int] = []
-
-    def receive(number: int, _: FrameType | None) -> None:
-        received.append(number)
-
     handlers = {}
     if threading.current_thread() is threading.main_thread():
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
     for number in handlers:
-        signal.signal(number, receive)
+        signal.signal(number, lambda received_number, _: received.append(received_number))
     try:
         yield
     finally:

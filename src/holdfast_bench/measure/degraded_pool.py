@@ -76,12 +76,10 @@ class LateTarget(TargetClient):
         deadline_s: float,
         on_progress: Callable[[int], None] | None = None,
     ) -> ReceivedRecords:
-        """Get records, after the delay."""
         time.sleep(self.late_s)
         return super().get(namespace, keys, into, deadline_s, on_progress)
 
     def exist(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> HeldCount:
-        """Query which blocks are held, after the delay."""
         time.sleep(self.late_s)
         return super().exist(namespace, keys, deadline_s)
 
@@ -99,12 +97,16 @@ class DegradedPool:
         self.list(listed)
 
     def list(self, count: int) -> None:
-        """Make the first `count` targets the members of the pool."""
         self._source.publish(self._members[:count])
 
     def save(self, keys: Sequence[bytes]) -> None:
         """Write one block per segment; raise HoldfastError if one is not accepted."""
-        outcomes = self.tier.write([TierPut(_place(key), _record(key)) for key in keys])
+        puts = []
+        for key in keys:
+            record = aligned_buffer(NAMESPACE.record_bytes)
+            pack(record, header_of(NAMESPACE, key)._replace(segment=key[:SEGMENT_BYTES]))
+            puts.append(TierPut(_place(key), record))
+        outcomes = self.tier.write(puts)
         if set(outcomes) != {Outcome.OK}:
             raise HoldfastError(f"the pool did not accept {len(keys)} records: {set(outcomes)}")
 
@@ -128,7 +130,6 @@ class DegradedPool:
         return self.targets[self.tier.lookup.route(segment_of(_place(key))).write[0].id]
 
     def measure_reads(self, keys: Sequence[bytes], rng: random.Random, reads: int) -> ReadLatency:
-        """Read random blocks of `keys`, one after the other."""
         hedges, times_ms, hits = self.tier.races.hedging.hedges, list[float](), 0
         for _ in range(reads):
             key, start_s = rng.choice(keys), time.perf_counter()
@@ -139,7 +140,6 @@ class DegradedPool:
         return ReadLatency(p99_ms, hits / reads, hedged / reads)
 
     def close(self) -> None:
-        """Close the tier and its connections."""
         self.tier.close()
 
     def _connect(self, member: Member) -> LateTarget:
@@ -264,9 +264,3 @@ def _keys(count: int) -> list[bytes]:
 
 def _place(key: bytes) -> Place:
     return segment_place(key[:SEGMENT_BYTES])
-
-
-def _record(key: bytes) -> memoryview:
-    record = aligned_buffer(NAMESPACE.record_bytes)
-    pack(record, header_of(NAMESPACE, key)._replace(segment=key[:SEGMENT_BYTES]))
-    return record

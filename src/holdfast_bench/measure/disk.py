@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
-from holdfast.blocks.envelope import Header
 from holdfast.blocks.key import DOMAIN_KEY_BYTES, Chain
 from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.buffers import aligned_buffer
@@ -15,6 +15,7 @@ from holdfast.codec.pack import pack, payload
 from holdfast.limits import GIB, MIB
 from holdfast.report import Row
 from holdfast.store.store import Store
+from holdfast.testing.payloads import header_of
 from holdfast.tiers.base import Place, TierGet, TierPut
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
@@ -46,12 +47,12 @@ def chain_of(seed: int, blocks: int, domain_key: bytes = SECRET) -> Chain:
 def disk_rows(folder: Path, capacity_bytes: int, rounds: int) -> list[Row]:
     """Measure the disk tier alone, then a store's verified fetches from it."""
     scratch_bytes = min(capacity_bytes, 2 * GIB)
-    with DirectIoLimit(folder, scratch_bytes, PAYLOAD_BYTES, BATCH) as limit:
-        tier = DiskTier(DiskConfig(path=str(folder / "tier"), capacity_bytes=capacity_bytes))
-        try:
-            return _disk_rows(tier, limit, rounds) + _fetch_rows(tier, limit, rounds)
-        finally:
-            tier.close()
+    config = DiskConfig(path=str(folder / "tier"), capacity_bytes=capacity_bytes)
+    with (
+        DirectIoLimit(folder, scratch_bytes, PAYLOAD_BYTES, BATCH) as limit,
+        closing(DiskTier(config)) as tier,
+    ):
+        return _disk_rows(tier, limit, rounds) + _fetch_rows(tier, limit, rounds)
 
 
 def _disk_rows(tier: DiskTier, limit: DirectIoLimit, rounds: int) -> list[Row]:
@@ -63,7 +64,8 @@ def _disk_rows(tier: DiskTier, limit: DirectIoLimit, rounds: int) -> list[Row]:
 
     def write() -> Speed:
         keys = chain_of(next(seeds), BATCH).keys
-        _pack_all(records, keys)
+        for record, key in zip(records, keys, strict=True):
+            pack(record, header_of(NAMESPACE, key))
         places = tier.reserve([size] * BATCH).places
         puts = [TierPut(place, record) for place, record in zip(places, records, strict=True)]
         written.append((keys, places))
@@ -134,11 +136,3 @@ def fill(store: Store, keys: Sequence[bytes], places: Sequence[int]) -> None:
             payload(arena[place:], PAYLOAD_BYTES)[:] = (key * (4096 // len(key))) * (
                 PAYLOAD_BYTES // 4096
             )
-
-
-def _pack_all(records: Sequence[memoryview], keys: Sequence[bytes]) -> None:
-    for record, key in zip(records, keys, strict=True):
-        pack(
-            record,
-            Header(key, FINGERPRINT, FINGERPRINT, NAMESPACE.domain, 0, 128, PAYLOAD_BYTES, 0),
-        )

@@ -122,7 +122,6 @@ class EnginePair:
         return asked.answer.ttft_s, asked.tokens.fetched_total
 
     def wait_idle(self) -> None:
-        """Return when neither engine busy-waits after its last request."""
         self._cooldown.wait_all()
 
     def save(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -163,7 +162,14 @@ class EnginePair:
     def place_contexts(self, place: str, plan: str, prompts: Sequence[Sequence[int]]) -> None:
         """Start the node with this planner, and place contexts on the tier `place` and below."""
         if place == POOL:
-            self._place_in_pool(plan, prompts)
+            # A node without a disk does not save its estimates, so after each start it measures
+            # the engine and the target again, with prompts of their own.
+            self.restart_node(POOL, plan)
+            probes = [self.text(tokens) for tokens in PROBE_TOKENS]
+            self.save([*probes, *prompts])
+            self.node.drop_all()  # the target keeps its copies
+            for prompt in probes:
+                self.ttft_s(self.behind, prompt)
             return
         if place == "host" or self.disk_node is not self.node:
             self.restart_node("disk", plan)  # blocks saved after a restart stay in memory
@@ -191,7 +197,11 @@ class EnginePair:
         """Restart the node with this tier and planner: it keeps only the blocks on disk."""
         self._stop()
         if place == POOL:
-            self.node, self.disk_node = self._start_in_pool(plan)
+            if self._pool is None:
+                self._pool = PoolUnderTest(self._stack, self._folder, LoopbackNetwork())
+                self._pool.start_targets(1, DISK_BYTES)
+            [self.disk_node] = self._pool.targets.values()
+            self.node = self._pool.start_host(NODE, plan)
         else:
             self.node = self.disk_node = self._start(place, plan)
         self.node.wait_recovered()
@@ -201,19 +211,6 @@ class EnginePair:
             return bool(self.node.plans()["plans"])
 
         wait_until(self.behind.process, node_has_planned, CONNECT_TIMEOUT_S, "asking its node")
-
-    def _place_in_pool(self, plan: str, prompts: Sequence[Sequence[int]]) -> None:
-        """Place contexts on the target only.
-
-        A node without a disk does not save its estimates, so after each start it measures the
-        engine and the target again, with prompts of their own.
-        """
-        self.restart_node(POOL, plan)
-        probes = [self.text(tokens) for tokens in PROBE_TOKENS]
-        self.save([*probes, *prompts])
-        self.node.drop_all()
-        for prompt in probes:
-            self.ttft_s(self.behind, prompt)
 
     def _start_engines(self) -> tuple[VllmServer, VllmServer]:
         plan = self._plan_of_runs
@@ -235,11 +232,3 @@ class EnginePair:
             disk["read_limit"] = max(MIB, self._slow_bytes_per_s)
         tiers = [{"kind": "host", "capacity": HOST_BYTES}, disk]
         return NodeUnderTest(self._folder / NODE, settings={"plan": plan, "tiers": tiers})
-
-    def _start_in_pool(self, plan: str) -> tuple[NodeUnderTest, NodeUnderTest]:
-        """Start a node without a disk; return it and the target that it writes to."""
-        if self._pool is None:
-            self._pool = PoolUnderTest(self._stack, self._folder, LoopbackNetwork())
-            self._pool.start_targets(1, DISK_BYTES)
-        [target] = self._pool.targets.values()
-        return self._pool.start_host(NODE, plan), target

@@ -11,10 +11,10 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES, TAG_BYTES
 from holdfast.blocks.key import KEY_BYTES, Chain
@@ -39,7 +39,7 @@ from holdfast.wire.local.messages import (
     Reserved,
 )
 from holdfast_bench.harness.hardware_limits import SEED, CopyLimit
-from holdfast_bench.harness.node import NodeUnderTest
+from holdfast_bench.harness.node import NodeUnderTest, call
 from holdfast_bench.harness.paired_runs import (
     Speed,
     busy_thread,
@@ -48,8 +48,6 @@ from holdfast_bench.harness.paired_runs import (
     speed_row,
     timed,
 )
-
-T = TypeVar("T")
 
 PAYLOAD_BYTES = 2 * MIB
 LAYERS = 16
@@ -104,7 +102,6 @@ class BenchSession:
         self._turn = itertools.count()
 
     def chain(self, seed: int, blocks: int) -> Chain:
-        """Return the chain of a synthetic context."""
         chain = Chain(self.client.welcome.domain_key, FINGERPRINT, BLOCK_TOKENS)
         chain.extend([seed] * (blocks * BLOCK_TOKENS))
         return chain
@@ -112,7 +109,7 @@ class BenchSession:
     def save(self, chain: Chain) -> None:
         """Save every block of a context; the payload is the block's key, repeated."""
         reserve = Reserve(chain.packed(), FINGERPRINT, 0)
-        reserved = _expect(self.client.call(reserve, ANSWER_S), Reserved)
+        reserved = call(self.client, reserve, Reserved)
         for key, place in zip(chain.keys, reserved.places, strict=True):
             if place >= 0:
                 start = place + HEADER_BYTES
@@ -122,42 +119,32 @@ class BenchSession:
 
     def fetch(self, chain: Chain) -> Fetched:
         """Fetch a context into the next pages; raise HoldfastError if a block is missing."""
-        fetched = _expect(self.client.call(Fetch(chain.packed(), ANSWER_S), ANSWER_S), Fetched)
+        fetched = call(self.client, Fetch(chain.packed(), ANSWER_S), Fetched)
         first = next(self._turn) * BATCH % (self.pool.blocks - BATCH)
         moves = [Move(place + HEADER_BYTES, [first + i]) for i, place in enumerate(fetched.places)]
         moved = self.device.scatter(self.arena, moves).wait()
-        released = _expect(self.client.call(Release(fetched.lease), ANSWER_S), Released)
+        released = call(self.client, Release(fetched.lease), Released)
         if not moved or not released.valid or len(fetched.places) != len(chain):
             raise HoldfastError(f"fetched {len(fetched.places)} of {len(chain)}: {fetched.reason}")
-        self._check(chain, first)
-        return fetched
-
-    def scatter(self, moves: Sequence[Move]) -> None:
-        """Copy leased blocks to pages."""
-        if not self.device.scatter(self.arena, moves).wait():
-            raise HoldfastError("the copy was incomplete")
-
-    def close(self) -> None:
-        """Close the session."""
-        self.device.close()
-        self.client.close()
-
-    def _check(self, chain: Chain, first: int) -> None:
         page_bytes = self.pool.pages.page_bytes
         for i, key in enumerate(chain.keys):
             last_page = ((LAYERS - 1) * self.pool.blocks + first + i) * page_bytes
             if self.pool.memory[last_page : last_page + KEY_BYTES] != key:
                 raise HoldfastError("a page differs from the saved payload")
+        return fetched
+
+    def scatter(self, moves: Sequence[Move]) -> None:
+        if not self.device.scatter(self.arena, moves).wait():
+            raise HoldfastError("the copy was incomplete")
+
+    def close(self) -> None:
+        self.device.close()
+        self.client.close()
 
 
-@contextmanager
-def attached(node: NodeUnderTest) -> Iterator[BenchSession]:
+def attached(node: NodeUnderTest) -> AbstractContextManager[BenchSession]:
     """Open a session for the duration of a `with` block."""
-    engine = BenchSession(node.address, BenchPages.make(8 * BATCH))
-    try:
-        yield engine
-    finally:
-        engine.close()
+    return closing(BenchSession(node.address, BenchPages.make(8 * BATCH)))
 
 
 def node_rows(folder: Path, rounds: int, disk_bytes: int) -> list[Row]:
@@ -178,21 +165,18 @@ def _cover_row(address: str, rounds: int) -> Row:
     """Time the coverage of a long context that is held, in a namespace of small blocks."""
     fingerprint, payload_bytes = b"holdfast-bench-2", 4096 - HEADER_BYTES - TAG_BYTES
     hello = Hello(PROTOCOL, "bench", fingerprint, payload_bytes, BLOCK_TOKENS)
-    client = Client(address, hello, ANSWER_S)
-    try:
+    with closing(Client(address, hello, ANSWER_S)) as client:
         chain = Chain(client.welcome.domain_key, fingerprint, BLOCK_TOKENS)
         chain.extend([7] * (COVERED_BLOCKS * BLOCK_TOKENS))
         reserve = Reserve(chain.packed(), fingerprint, 0)
-        client.call(Commit(_expect(client.call(reserve, ANSWER_S), Reserved).ticket), ANSWER_S)
+        client.call(Commit(call(client, reserve, Reserved).ticket), ANSWER_S)
         times_ms = []
         for _ in range(20 * rounds):
             start_s = time.perf_counter()
-            covered = _expect(client.call(Cover(chain.packed()), ANSWER_S), Covered)
+            covered = call(client, Cover(chain.packed()), Covered)
             times_ms.append(1e3 * (time.perf_counter() - start_s))
             if covered.blocks != COVERED_BLOCKS:
                 raise HoldfastError(f"{covered.blocks} of {COVERED_BLOCKS} blocks covered")
-    finally:
-        client.close()
     return at_most("node.cover", statistics.median(times_ms), "ms", COVER_GOAL_MS)
 
 
@@ -205,7 +189,7 @@ def _host_rows(engine: BenchSession, copy: CopyLimit, rounds: int) -> list[Row]:
     engine.save(chain)
     time.sleep(SETTLE_S)
     request = Fetch(chain.packed(), ANSWER_S)
-    leased = _expect(engine.client.call(request, ANSWER_S), Fetched)
+    leased = call(engine.client, request, Fetched)
     if len(leased.places) != LEASED:
         raise HoldfastError(f"{len(leased.places)} of {LEASED} blocks leased")
     rng = random.Random(SEED)  # noqa: S311  # an order, not a secret
@@ -277,15 +261,9 @@ def recovery_rows(node: NodeUnderTest, disk_bytes: int) -> list[Row]:
 
 
 def _covered(engine: BenchSession, chain: Chain) -> int:
-    return _expect(engine.client.call(Cover(chain.packed()), ANSWER_S), Covered).blocks
+    return call(engine.client, Cover(chain.packed()), Covered).blocks
 
 
 def _busy_row(what: str, busy: Speed, idle_gb_per_s: float) -> Row:
     row = share(what, busy.gb_per_s, "GB/s", idle_gb_per_s, BUSY_GOAL)
     return with_more(row, {"cpu_s_per_gb": busy.cpu_s_per_gb, "limit_is": "ours, idle"})
-
-
-def _expect(reply: object, kind: type[T]) -> T:
-    if not isinstance(reply, kind):
-        raise HoldfastError(f"the node answered {reply!r:.200}, not {kind.__name__}")
-    return reply

@@ -15,19 +15,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from holdfast.blocks.envelope import Header
 from holdfast.blocks.key import KEY_BYTES, SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import aligned_buffer
-from holdfast.codec.pack import pack, verify
-from holdfast.errors import HoldfastError, Outcome
+from holdfast.codec.pack import pack
+from holdfast.errors import HoldfastError
 from holdfast.limits import GIB, KIB, MIB
 from holdfast.report import Row, at_least, with_more
+from holdfast.testing.payloads import header_of
 from holdfast.tiers.mooncake.kind import MooncakeOptions
 from holdfast.tiers.mooncake.tier import MooncakeTier
 from holdfast.tiers.valkey.kind import ValkeyOptions
 from holdfast.tiers.valkey.tier import ValkeyTier
-from holdfast_bench.harness.hardware_limits import GB
+from holdfast_bench.harness.hardware_limits import GB, SEED
+from holdfast_bench.measure.pool import check_record, label
 from holdfast_bench.peers import lmcache_server, mooncake_server, valkey_server
 from holdfast_bench.peers.mooncake_server import MooncakeServers
 from holdfast_bench.peers.peers import MeasuredPeer, MooncakePeer, RedisPeer, TierPeer
@@ -40,7 +41,6 @@ LEASED_BYTES = 2 * GIB
 EXIST_KEYS = 1_000
 SINGLES = 20
 CALL_S = 30.0
-SEED = 20_26
 
 BESIDE_BYTES = 2 * MIB
 BESIDE_GOALS = {"mooncake": 3.0, "redis": 6.0}
@@ -74,34 +74,20 @@ class RecordRing:
             segment + n.to_bytes(KEY_BYTES - SEGMENT_BYTES, "little") for n in range(count)
         ]
         for number, key in enumerate(self.keys):
-            namespace = self.namespace
-            header = Header(
-                *(key, namespace.fingerprint, namespace.fingerprint, namespace.domain, 0),
-                *(namespace.block_tokens, nbytes, nbytes),
-                segment=segment,
-            )
+            header = header_of(self.namespace, key)._replace(segment=segment)
             pack(self.record(number), header)
 
     def record(self, number: int) -> memoryview:
-        """Return a record's memory."""
         size = self.namespace.record_bytes
         return self.records[number * size : (number + 1) * size]
 
     def place(self, number: int) -> memoryview:
-        """Return memory to receive a record."""
         size = self.namespace.record_bytes
         return self.into[number * size : (number + 1) * size]
 
     def draw(self, count: int) -> list[int]:
         """Return `count` different random record numbers."""
         return self._random.sample(range(len(self.keys)), count)
-
-    def verify(self, key: bytes, record: memoryview) -> None:
-        """Raise HoldfastError if a received record is not the one that was stored."""
-        namespace = self.namespace
-        outcome = verify(record, key, namespace.fingerprint, namespace.payload_bytes)
-        if outcome is not Outcome.OK:
-            raise HoldfastError(f"a received record is {outcome}")
 
 
 Opener: TypeAlias = Callable[[Path, RecordRing, ExitStack], dict[str, MeasuredPeer]]
@@ -114,14 +100,13 @@ def peer_rows(folder: Path, rounds: int, tell: Callable[[str], None]) -> list[Ro
     A peer that is not installed or does not start has one row, `peer.NAME`, without a value; its
     field `why` gives the reason. A wrong or lost record ends the measurement.
     """
-    rows: list[Row] = []
+    rows, missing = list[Row](), list[Row]()
     ring = RecordRing()
     stores: list[tuple[str, Opener, str]] = [
         ("redis", _redis, _why_no_redis()),
         ("mooncake", _mooncake, mooncake_server.why_not()),
         ("lmcache", _lmcache, "" if lmcache_server.installed() else lmcache_server.WHY_NOT),
     ]
-    missing: list[Row] = []
     for name, opener, why_not in stores:
         if why_not:
             missing.append(_row_without_value(f"peer.{name}", why_not))
@@ -133,7 +118,7 @@ def peer_rows(folder: Path, rounds: int, tell: Callable[[str], None]) -> list[Ro
                 missing.append(_row_without_value(f"peer.{name}", str(error) or repr(error)))
                 continue
             for nbytes in SIZES:
-                tell(f"{', '.join(peers)}: {_label(nbytes)}")
+                tell(f"{', '.join(peers)}: {label(nbytes)}")
                 ring.fill(nbytes)
                 rows += _size_rows(peers, ring, nbytes, rounds)
     return rows + missing
@@ -151,7 +136,7 @@ def beside_rows(rows: Sequence[Row]) -> Iterator[Row]:
         return
     for peer, goal in BESIDE_GOALS.items():
         for verb in ("get", "put"):
-            way = f"{verb}.{_label(BESIDE_BYTES)}x{BATCH}"
+            way = f"{verb}.{label(BESIDE_BYTES)}x{BATCH}"
             what = f"pool.{way}.over_{peer}"
             ours, theirs = found.get(f"pool.{way}"), found.get(f"peer.{peer}.{way}")
             if ours is None or not ours.value or not ours.limit:
@@ -220,7 +205,7 @@ def _size_rows(
         if nbytes == SIZES[0]:
             rows.append(_exist_row(name, peer, ring, rounds))
         for verb, trip in (("get", _get), ("put", _put)):
-            what = f"{name}.{verb}.{_label(nbytes)}"
+            what = f"{name}.{verb}.{label(nbytes)}"
             trip(peer, ring, BATCH)
             batches = [trip(peer, ring, BATCH) for _ in range(rounds)]
             singles = [trip(peer, ring, 1) for _ in range(rounds * SINGLES)]
@@ -236,7 +221,7 @@ def _get(peer: MeasuredPeer, ring: RecordRing, count: int) -> PeerCost:
     into = [ring.place(number) for number in ring.draw(count)]
     cost = _timed(lambda: peer.get(keys, into))
     for key, record in zip(keys, into, strict=True):
-        ring.verify(key, record)
+        check_record(ring.namespace, key, record)
     return cost
 
 
@@ -275,7 +260,3 @@ def _timed(work: Callable[[], None]) -> PeerCost:
 
 def _namespace(nbytes: int) -> Namespace:
     return Namespace(b"holdfast-bench-p", b"holdfast-bench-d", nbytes, 128)
-
-
-def _label(nbytes: int) -> str:
-    return f"{nbytes // MIB}MiB" if nbytes >= MIB else f"{nbytes // KIB}KiB"

@@ -88,7 +88,17 @@ def _against_recompute(
     """Measure contexts held on a tier, or on none, as planned and with Holdfast bypassed."""
     found: list[Round] = []
     for time in range(TIMES_MAX):
-        found += _behind_a_node(bench, f"{place}, time {time + 1}", place, length, plan_of_runs)
+        what = f"{place}, time {time + 1}: contexts of {length} tokens"
+        prompts = [bench.text(length) for _ in range(plan_of_runs.rounds_at(length))]
+        plan_of_runs.tell(f"{what} are saved")
+        bench.drop_contexts()
+        if place == NOWHERE:
+            bench.place_contexts("disk", "best", [])
+        else:
+            bench.place_contexts(place, "best", prompts)
+        plan_of_runs.tell(f"{what} are asked for")
+        way, without = PrefillWay(bench.behind), PrefillWay(bench.behind, BYPASS)
+        found += _asked(bench, prompts, way, without)
         pairs = least_disturbed(found, len(found) // 2)
         ratios = [pair.ratio for pair in pairs]
         ratio, standard_error = median(ratios), of_median(ratios)
@@ -105,21 +115,6 @@ def _against_recompute(
         "doubt": standard_error,
     }
     return with_more(at_most("plan.recompute", ratio, "x", GOAL), more)
-
-
-def _behind_a_node(
-    bench: EnginePair, what: str, place: str, length: int, plan_of_runs: EnginePairPlan
-) -> list[Round]:
-    """Place contexts, behind a node just started, and measure them."""
-    prompts = [bench.text(length) for _ in range(plan_of_runs.rounds_at(length))]
-    plan_of_runs.tell(f"{what}: contexts of {length} tokens are saved")
-    bench.drop_contexts()
-    if place == NOWHERE:
-        bench.place_contexts("disk", "best", [])
-    else:
-        bench.place_contexts(place, "best", prompts)
-    plan_of_runs.tell(f"{what}: contexts of {length} tokens are asked for")
-    return _asked(bench, prompts, PrefillWay(bench.behind), PrefillWay(bench.behind, BYPASS))
 
 
 def _connector_row(bench: EnginePair, plan_of_runs: EnginePairPlan) -> Row:
@@ -144,32 +139,26 @@ def _connector_row(bench: EnginePair, plan_of_runs: EnginePairPlan) -> Row:
 def _asked(
     bench: EnginePair, prompts: Sequence[Sequence[int]], way: PrefillWay, without: PrefillWay
 ) -> list[Round]:
-    """Measure each context both ways; the number of contexts is even."""
+    """Measure each context both ways; the number of contexts is even.
+
+    Of two contexts, one pair is measured on busy-waiting engines, and one on idle engines. The last
+    request before the call went to the engine of `way`.
+    """
+
+    def ttft_s(chosen: PrefillWay, prompt: Sequence[int]) -> tuple[float, int]:
+        return bench.ttft_s(chosen.engine, prompt, chosen.hint)
+
     others = OtherProcesses()
     rounds: list[Round] = []
     for one, other in zip(prompts[::2], prompts[1::2], strict=True):
         others.share()
-        pairs = _like_with_like(bench, one, other, way, without)
+        again, tokens = ttft_s(way, one)
+        bench.wait_idle()
+        rested_without, _ = ttft_s(without, one)
+        again_without, _ = ttft_s(without, other)
+        bench.wait_idle()
+        rested, other_tokens = ttft_s(way, other)
         share = others.share()
-        rounds += [(pair, share) for pair in pairs]
+        rounds.append((PlanPair(again, again_without, tokens), share))
+        rounds.append((PlanPair(rested, rested_without, other_tokens), share))
     return rounds
-
-
-def _like_with_like(
-    bench: EnginePair,
-    one: Sequence[int],
-    other: Sequence[int],
-    way: PrefillWay,
-    without: PrefillWay,
-) -> tuple[PlanPair, PlanPair]:
-    """Measure two contexts both ways: one pair on busy-waiting engines, and one on idle engines.
-
-    The last request before the call went to the engine of `way`.
-    """
-    again, tokens = bench.ttft_s(way.engine, one, way.hint)
-    bench.wait_idle()
-    rested_without, _ = bench.ttft_s(without.engine, one, without.hint)
-    again_without, _ = bench.ttft_s(without.engine, other, without.hint)
-    bench.wait_idle()
-    rested, other_tokens = bench.ttft_s(way.engine, other, way.hint)
-    return PlanPair(again, again_without, tokens), PlanPair(rested, rested_without, other_tokens)

@@ -12,7 +12,7 @@ everything that is held.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import hypot
 from statistics import mean, median
 from typing import NamedTuple, TypeAlias
@@ -120,10 +120,16 @@ def _behind_the_same(
     bench: EnginePair, place: str, length: int, best: int, plan_of_runs: EnginePairPlan
 ) -> CutComparison | None:
     """Compare complete and cut contexts behind one node; None if plans fetch few cut ones whole."""
+    order = ORDER * (plan_of_runs.rounds_at(length) // 2)
+    held = {"whole": length // BLOCK_TOKENS, "cut": best}
     found: list[tuple[CutTimes, float]] = []
     for node in range(1, NODES_MAX + 1):
-        asked = _pairs(bench, place, length, best, plan_of_runs)
-        found += [pair for pair in asked if pair[0].cut[1] == best * BLOCK_TOKENS]
+        contexts = [HeldContext(bench.text(length), held[kind]) for kind in order]
+        asked = list(zip(order, _asked(bench, place, "best", contexts), strict=True))
+        for two in zip(asked[::2], asked[1::2], strict=True):
+            times = CutTimes(**{kind: answer for kind, (answer, _) in two})
+            if times.cut[1] == best * BLOCK_TOKENS:
+                found.append((times, max(share for _, (_, share) in two)))
         if len(found) <= node * plan_of_runs.rounds_at(length) // 2:
             return None
         pairs = least_disturbed(found, len(found) // 2)
@@ -137,28 +143,21 @@ def _behind_the_same(
     )
 
 
-def _pairs(
-    bench: EnginePair, place: str, length: int, best: int, plan_of_runs: EnginePairPlan
-) -> Iterator[tuple[CutTimes, float]]:
-    """Yield pairs of complete and cut contexts behind one node, and shares of other processes."""
-    order = ORDER * (plan_of_runs.rounds_at(length) // 2)
-    held = {"whole": length // BLOCK_TOKENS, "cut": best}
-    contexts = [HeldContext(bench.text(length), held[kind]) for kind in order]
-    asked = list(zip(order, _asked(bench, place, "best", contexts), strict=True))
-    for two in zip(asked[::2], asked[1::2], strict=True):
-        taken = {kind: answer for kind, (answer, _) in two}
-        yield CutTimes(**taken), max(share for _, (_, share) in two)
-
-
 def _behind_their_own(
     bench: EnginePair, place: str, length: int, best: int, plan_of_runs: EnginePairPlan
 ) -> CutComparison:
-    """Compare the plan's own cut with the best cut, behind different nodes."""
+    """Compare the plan's own cut with the best cut, behind different nodes.
+
+    Contexts are held completely for the plan, and up to the best cut for that.
+    """
+    each = max(plan_of_runs.rounds_at(length) // 4, TURN_ROUNDS_MIN)
+    held = {"held": best, "best": length // BLOCK_TOKENS}
     turns: dict[str, list[list[Sample]]] = {"held": [], "best": []}
     for _ in range(TIMES_MAX):
-        for plan, samples in _turns(bench, place, length, best, plan_of_runs):
-            turns[plan].append(samples)
-        best_s, planned_s = ([_median_s(each) for each in turns[plan]] for plan in turns)
+        for plan in TURNS:
+            contexts = [HeldContext(bench.text(length), held[plan]) for _ in range(each)]
+            turns[plan].append(_asked(bench, place, plan, contexts))
+        best_s, planned_s = ([_median_s(turn) for turn in turns[plan]] for plan in turns)
         ratio = mean(planned_s) / mean(best_s)
         standard_error = ratio * hypot(
             of_mean(best_s) / mean(best_s), of_mean(planned_s) / mean(planned_s)
@@ -167,17 +166,6 @@ def _behind_their_own(
             break
     tokens = [taken for samples in turns["best"] for (_, taken), _ in samples]
     return CutComparison(mean(planned_s), mean(best_s), ratio, standard_error, tokens)
-
-
-def _turns(
-    bench: EnginePair, place: str, length: int, best: int, plan_of_runs: EnginePairPlan
-) -> Iterator[tuple[str, list[Sample]]]:
-    """Yield, per turn, its planner and the samples: held up to the best cut, or completely."""
-    each = max(plan_of_runs.rounds_at(length) // 4, TURN_ROUNDS_MIN)
-    for plan in TURNS:
-        blocks = best if plan == "held" else length // BLOCK_TOKENS
-        contexts = [HeldContext(bench.text(length), blocks) for _ in range(each)]
-        yield plan, _asked(bench, place, plan, contexts)
 
 
 def _median_s(samples: Sequence[Sample]) -> float:

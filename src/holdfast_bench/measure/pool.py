@@ -17,7 +17,6 @@ from typing import NamedTuple, Self
 
 import yaml
 
-from holdfast.blocks.envelope import Header
 from holdfast.blocks.key import KEY_BYTES
 from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import aligned_buffer
@@ -26,6 +25,7 @@ from holdfast.errors import HoldfastError, Outcome
 from holdfast.limits import GIB, KIB, MIB
 from holdfast.probe import free_port
 from holdfast.report import Row, at_most, share, with_more
+from holdfast.testing.payloads import header_of
 from holdfast.wire.remote.buffer_pool import TransferBuffers
 from holdfast.wire.remote.client import TargetClient
 from holdfast.wire.remote.credentials import Credentials, TlsFiles
@@ -160,11 +160,8 @@ class RecordBatch:
                 raise HoldfastError(f"got {got.blocks} of {count}: {got.outcome} {got.reason}")
 
         def check() -> None:
-            namespace = self.namespace
             for key, record in zip(keys, into, strict=True):
-                outcome = verify(record, key, namespace.fingerprint, namespace.payload_bytes)
-                if outcome is not Outcome.OK:
-                    raise HoldfastError(f"a received record is {outcome}")
+                check_record(self.namespace, key, record)
 
         return RoundTrip(get, check)
 
@@ -178,17 +175,7 @@ class RecordBatch:
         self._keys = [number.to_bytes(KEY_BYTES, "little") for number in numbers]
         self._next = 0
         for view, key in zip(self._views, self._keys, strict=True):
-            header = Header(
-                key=key,
-                parent=self.namespace.fingerprint,
-                fingerprint=self.namespace.fingerprint,
-                domain=self.namespace.domain,
-                depth=0,
-                tokens=self.namespace.block_tokens,
-                payload_bytes=size,
-                raw_bytes=size,
-            )
-            pack(view, header)
+            pack(view, header_of(self.namespace, key))
 
 
 class TransferPairs:
@@ -247,7 +234,6 @@ class PoolBench(NamedTuple):
         return rows
 
     def batches(self, records: RecordBatch, nbytes: int) -> list[Row]:
-        """Measure get and put of 32 blocks per call."""
         rows = []
         goal = self.goal if nbytes == MAIN_BYTES else None
         for verb, trip, plain in self._ways(records, nbytes, BATCH):
@@ -256,14 +242,13 @@ class PoolBench(NamedTuple):
             pairs = TransferPairs(self.target, self.plain)
             for _ in range(self.rounds):
                 pairs.turn(trip(), plain)
-            what = f"pool.{verb}.{_label(nbytes)}x{BATCH}{self.suffix}"
+            what = f"pool.{verb}.{label(nbytes)}x{BATCH}{self.suffix}"
             rows.append(pairs.speed_row(what, BATCH * nbytes, goal))
             if goal and not self.suffix:
                 rows.append(pairs.cpu_row(what))
         return rows
 
     def singles(self, records: RecordBatch, nbytes: int) -> list[Row]:
-        """Measure get and put of one block per call."""
         rows = []
         for verb, trip, plain in self._ways(records, nbytes, 1):
             ours_us: list[float] = []
@@ -275,7 +260,7 @@ class PoolBench(NamedTuple):
                 for each in trips[-1:]:
                     each.check()
             goal = SMALL_GOAL_US if self.goal and (verb, nbytes) == ("get", SIZES[0]) else None
-            what = f"pool.{verb}.{_label(nbytes)}{self.suffix}"
+            what = f"pool.{verb}.{label(nbytes)}{self.suffix}"
             row = at_most(what, statistics.median(ours_us), "us", goal)
             rows.append(with_more(row, {"plain_us": statistics.median(plain_us)}))
         return rows
@@ -339,7 +324,15 @@ def nixl_rows(folder: Path, rounds: int) -> list[Row]:
         return PoolBench(target, plain, pool, rounds, ".nixl", None).every_size()
 
 
-def _label(nbytes: int) -> str:
+def check_record(namespace: Namespace, key: bytes, record: memoryview) -> None:
+    """Raise HoldfastError if a received record is not the one that was stored."""
+    outcome = verify(record, key, namespace.fingerprint, namespace.payload_bytes)
+    if outcome is not Outcome.OK:
+        raise HoldfastError(f"a received record is {outcome}")
+
+
+def label(nbytes: int) -> str:
+    """Return a size as it stands in the names of rows."""
     return f"{nbytes // MIB}MiB" if nbytes >= MIB else f"{nbytes // KIB}KiB"
 
 

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from holdfast.blocks.envelope import NONCE_BYTES, TAG_BYTES, Header
+from holdfast.blocks.envelope import NONCE_BYTES, TAG_BYTES
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import pack
-from holdfast.codec.seal import DATA_KEY_BYTES, DataKey, missing
+from holdfast.codec.seal import DATA_KEY_BYTES, missing
 from holdfast.errors import ConfigError, Outcome
 from holdfast.keys.keyring import KeyRing
 from holdfast.limits import GIB
@@ -23,6 +23,7 @@ from holdfast.store.options import StoreOptions
 from holdfast.store.sealing import Sealing
 from holdfast.store.store import Store
 from holdfast.store.write_behind import LOCAL_SEAL
+from holdfast.testing.payloads import header_of
 from holdfast.tiers.base import Tier
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
@@ -80,12 +81,14 @@ def core_rows(rounds: int) -> list[Row]:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     size = NAMESPACE.record_bytes
-    header = Header(FINGERPRINT, FINGERPRINT, FINGERPRINT, NAMESPACE.domain, 0, 1, PAYLOAD_BYTES, 0)
     plain = [aligned_buffer(size) for _ in range(BLOCKS)]
     sealed = [aligned_buffer(size) for _ in range(BLOCKS)]
     for record in plain:
-        pack(record, header)
-    sealing, key = _keys()
+        pack(record, header_of(NAMESPACE, FINGERPRINT))
+    ring = KeyRing(None)
+    ring.enrol("bench", SECRET)
+    sealing, key = Sealing({NAMESPACE.domain}, ring), ring.current(NAMESPACE.domain)
+    assert key is not None, "a new key ring has no data key"
     cipher, nonce, about = AESGCM(os.urandom(DATA_KEY_BYTES)), os.urandom(NONCE_BYTES), bytes(112)
     texts = [aligned_buffer(size)[:PAYLOAD_BYTES] for _ in range(BLOCKS)]
     ciphered = [aligned_buffer(size)[: PAYLOAD_BYTES + TAG_BYTES] for _ in range(BLOCKS)]
@@ -121,17 +124,6 @@ def core_rows(rounds: int) -> list[Row]:
     rows = [_core_row(what, speeds) for what, speeds in pairs.items()]
     slowest = min(row.value or 0.0 for row in rows)
     return [*rows, at_least("seal.core", slowest, "GB/s", CORE_GOAL)]
-
-
-def _keys() -> tuple[Sealing, DataKey]:
-    """Return a store's sealing for the bench's domain, and its data key."""
-    ring = KeyRing(None)
-    ring.enrol("bench", SECRET)
-    sealing = Sealing({NAMESPACE.domain}, ring)
-    key = ring.current(NAMESPACE.domain)
-    if key is None:
-        raise RuntimeError("a new key ring has no data key")
-    return sealing, key
 
 
 def _core_row(what: str, speeds: list[tuple[float, float]]) -> Row:

@@ -26,6 +26,7 @@ from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
 from holdfast.report import Row, at_most, with_more
 from holdfast_bench.harness.completion import complete
+from holdfast_bench.harness.hardware_limits import SEED
 from holdfast_bench.harness.network import open_network
 from holdfast_bench.harness.node import NodeUnderTest
 from holdfast_bench.harness.noise_filter import DISTURBED, OtherProcesses, least_disturbed
@@ -51,7 +52,6 @@ AGAIN = 2
 """Largest number of measured pairs, as a multiple of the requested rounds."""
 
 QUARTERS = 4
-SEED = 20_26
 
 
 class SilentPoolPlan(NamedTuple):
@@ -117,7 +117,6 @@ class SilentPoolBench:
             yield _ttft_row(silence, falls)
 
     def _fall(self, silence: SilentTargets, number: int) -> SilenceResult:
-        """Measure one silence of all targets."""
         plan_of_runs, name = self._plan_of_runs, f"all targets {silence}, {number + 1} of {FALLS}"
         process, members = self._node.process, self._node.members
         wait_until(

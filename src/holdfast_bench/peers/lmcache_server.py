@@ -63,14 +63,12 @@ class LMCachePeer:
             raise HoldfastError("LMCache's server did not store a record")
 
     def get(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> None:
-        """Request one record after the other."""
         for key, place in zip(keys, into, strict=True):
             self._send(self._command.GET, key, 0)
             if not self._receive_code() or not self._fill(place):
                 raise HoldfastError("LMCache's server did not return a record")
 
     def exist(self, keys: Sequence[bytes]) -> int:
-        """Query one key after the other."""
         found = 0
         for key in keys:
             self._send(self._command.EXIST, key, 0)
@@ -91,7 +89,6 @@ class LMCachePeer:
         wait_until(process, lambda: self._dial(port), READY_S)
 
     def close(self) -> None:
-        """Close the connection and end the server."""
         if self._socket is not None:
             self._socket.close()
         self._process.close()

@@ -67,7 +67,6 @@ class MooncakeServers(ServerProcesses):
         return f"{HOST}:{self._port}"
 
     def start(self) -> None:
-        """Start both processes and wait until they are ready."""
         start = next(self._starts)
         master = [str(Path(sys.executable).parent / "mooncake_master")]
         master += ["-rpc_address", HOST, "-rpc_port", str(self._port)]

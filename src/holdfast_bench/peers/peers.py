@@ -63,14 +63,12 @@ class RedisPeer:
         self._redis: Any = redis.Redis(host=valkey_server.HOST, port=port)
 
     def put(self, keys: Sequence[bytes], records: Sequence[memoryview]) -> None:
-        """Set all records in one pipeline."""
         pipeline = self._redis.pipeline(transaction=False)
         for name, record in zip(_redis_names(self._namespace(), keys), records, strict=True):
             pipeline.set(name, record)
         _expect(all(pipeline.execute()), "Redis did not store a record")
 
     def get(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> None:
-        """Get all records in one pipeline, then copy each into its buffer."""
         pipeline = self._redis.pipeline(transaction=False)
         for name in _redis_names(self._namespace(), keys):
             pipeline.get(name)
@@ -89,11 +87,9 @@ class RedisPeer:
         self._redis.unlink(*_redis_names(self._namespace(), keys))
 
     def clear(self) -> None:
-        """Empty the server."""
         self._redis.flushall()
 
     def close(self) -> None:
-        """Close the connections."""
         self._redis.close()
 
 
@@ -115,12 +111,10 @@ class MooncakePeer:
         _expect(not done, f"Mooncake's client cannot set up: {done}")
 
     def put(self, keys: Sequence[bytes], records: Sequence[memoryview]) -> None:
-        """Put all records in one call."""
         codes = self._store.batch_put_from(*_batch(self._namespace(), keys, records))
         _expect(not any(codes), f"Mooncake did not store a record: {codes}")
 
     def get(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> None:
-        """Get all records in one call."""
         codes = self._store.batch_get_into(*_batch(self._namespace(), keys, into))
         _expect(
             codes == [len(place) for place in into],
@@ -128,7 +122,6 @@ class MooncakePeer:
         )
 
     def exist(self, keys: Sequence[bytes]) -> int:
-        """Query all keys in one call."""
         return sum(self._store.batch_is_exist(_mooncake_names(self._namespace(), keys)))
 
     def forget(self, keys: Sequence[bytes]) -> None:
@@ -136,11 +129,9 @@ class MooncakePeer:
         self._store.batch_remove(_mooncake_names(self._namespace(), keys), force=True)
 
     def clear(self) -> None:
-        """Remove everything."""
         self._store.remove_all(force=True)
 
     def close(self) -> None:
-        """Close the client."""
         with _stderr_discarded():
             self._store.close()
 
@@ -156,7 +147,6 @@ class TierPeer:
         self._peer = peer
 
     def put(self, keys: Sequence[bytes], records: Sequence[memoryview]) -> None:
-        """Write a batch."""
         puts = [
             TierPut(segment_place(key[:SEGMENT_BYTES]), record)
             for key, record in zip(keys, records, strict=True)
@@ -165,7 +155,6 @@ class TierPeer:
         _expect(outcomes == {Outcome.OK}, f"{self._tier.name} did not store a record: {outcomes}")
 
     def get(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> None:
-        """Read a batch."""
         gets = [
             TierGet(segment_place(key[:SEGMENT_BYTES]), key, place, self._namespace())
             for key, place in zip(keys, into, strict=True)
@@ -180,15 +169,12 @@ class TierPeer:
         return self._tier.held(self._namespace(), keys, 0)
 
     def forget(self, keys: Sequence[bytes]) -> None:
-        """Delete the keys with the peer's client."""
         self._peer.forget(keys)
 
     def clear(self) -> None:
-        """Empty the store with the peer's client."""
         self._peer.clear()
 
     def close(self) -> None:
-        """Close the tier."""
         self._tier.close()
 
 
@@ -225,8 +211,7 @@ def _redis_names(namespace: Namespace, keys: Sequence[bytes]) -> list[str]:
 
 
 def _address(memory: memoryview) -> int:
-    address: int = np.frombuffer(memory, np.uint8).ctypes.data
-    return address
+    return np.frombuffer(memory, np.uint8).ctypes.data
 
 
 def _expect(ok: object, message: str) -> None:

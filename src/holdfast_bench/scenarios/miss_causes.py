@@ -40,12 +40,7 @@ class MissWatch:
     def why(self) -> str:
         """Return the recorded cause why the context was not fetched as planned."""
         new_lines = self._log.read_bytes()[self._logged :].decode(errors="replace")
-        return why_missed(self.plan(), connector_lines(new_lines))
-
-
-def connector_lines(log: str) -> list[str]:
-    """Return the connector's messages in a part of an engine's log, in order."""
-    return CONNECTOR.findall(log)
+        return why_missed(self.plan(), CONNECTOR.findall(new_lines))
 
 
 def why_missed(plan: Mapping[str, Any] | None, connector: Sequence[str]) -> str:

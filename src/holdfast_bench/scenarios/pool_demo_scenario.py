@@ -78,7 +78,6 @@ class PoolStep(msgspec.Struct, frozen=True):
 
     @property
     def ttft_s(self) -> float:
-        """Mean time to the first token."""
         return sum(each.answer.ttft_s for each in self.asked) / len(self.asked)
 
     @property
@@ -93,7 +92,6 @@ class PoolStep(msgspec.Struct, frozen=True):
 
     @property
     def tiers(self) -> list[str]:
-        """The tiers that the tokens were fetched from."""
         return sorted({tier for each in self.asked for tier in each.tokens.fetched})
 
     @property

@@ -11,6 +11,7 @@ from statistics import median
 import msgspec
 
 from holdfast_bench.harness.completion import complete
+from holdfast_bench.harness.hardware_limits import SEED
 from holdfast_bench.harness.server import VllmServer
 from holdfast_bench.scenarios.ttft_race import RaceTrack
 
@@ -18,7 +19,6 @@ REQUESTS = 16
 CONCURRENT = 8
 PROMPT_TOKENS = 512
 ANSWER_TOKENS = 16
-SEED = 20_26
 
 
 class ThroughputPairs(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast_bench.scenarios.miss_causes import COMPUTED_SOONER, connector_lines, why_missed
+from holdfast_bench.scenarios.miss_causes import COMPUTED_SOONER, CONNECTOR, why_missed
 
 LATE = "late: the node did not say within 1 s what is held; computed"
 
@@ -45,4 +45,4 @@ def test_only_a_plan_to_compute_is_explained_by_the_model():
 def test_the_connectors_lines_are_found_in_an_engines_log():
     log = f"(EngineCore pid=7) INFO 11-23 [scheduler.py:311] {LATE}\nINFO other\n"
     log += "INFO [loader.py:9] 4 of 32 pages not loaded (late): they are computed\n"
-    assert connector_lines(log) == [LATE, "4 of 32 pages not loaded (late): they are computed"]
+    assert CONNECTOR.findall(log) == [LATE, "4 of 32 pages not loaded (late): they are computed"]
