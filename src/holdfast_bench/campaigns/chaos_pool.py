@@ -6,13 +6,10 @@ import contextlib
 import os
 import random
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import yaml
 
 from holdfast.errors import Outcome, ProtocolError
 from holdfast.limits import MIB, TOKEN_S_MAX
@@ -33,7 +30,8 @@ from holdfast.wire.remote.stream import Deadline
 from holdfast.wire.remote.token import VERBS, issue
 from holdfast_bench.campaigns.campaign import CampaignResult
 from holdfast_bench.campaigns.chaos_proxy import ANEW, ChaosProxy, Mood
-from holdfast_bench.harness.pool import ManualMembers
+from holdfast_bench.harness.node import serve_argv
+from holdfast_bench.harness.pool import ManualMembers, replace_file
 from holdfast_bench.harness.process import ChildProcess, listens, wait_until
 
 PAYLOAD_BYTES = 60_000
@@ -46,7 +44,6 @@ SLACK_S = 1.0
 USERS = 3
 KEPT = 60
 _READY_S = 60.0
-_OWNER_ONLY = 0o600
 _INVALID_GREETINGS = (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, bytes(64), b"\x10")
 """First bytes of connections that are no peer's; the first sends nothing."""
 
@@ -69,18 +66,18 @@ class ChaosTarget:
         folder.mkdir(parents=True, exist_ok=True)
         # Not an ephemeral port: no client gets it while the target is dead.
         self._port = free_port()
-        self._file, self._log = folder / "target.yaml", folder / "target.log"
+        self._log = folder / "target.log"
         tiers = [{"kind": "host", "capacity": 64 * MIB}]
         listen = f"tcp://127.0.0.1:{self._port}"
         tokens = {"key_file": str(key_file)}
-        self._file.write_text(yaml.safe_dump({"listen": listen, "tiers": tiers, "tokens": tokens}))
+        settings = {"listen": listen, "tiers": tiers, "tokens": tokens}
+        self._argv = serve_argv(folder / "target.yaml", settings)
         self.proxy = ChaosProxy(self._port)
         self.start()
 
     def start(self) -> None:
         """Start the process, also after a kill."""
-        argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(self._file)]
-        self.process = ChildProcess("a target", argv, self._log, {})
+        self.process = ChildProcess("a target", self._argv, self._log, {})
 
     def wait(self) -> None:
         wait_until(self.process, lambda: listens(self._port), _READY_S)
@@ -116,9 +113,7 @@ class ChaosPool:
         folder.mkdir(parents=True, exist_ok=True)
         key_file, token = folder / "token.key", folder / "token"
         self._signing = os.urandom(32)
-        for file in (key_file, token):
-            file.touch(_OWNER_ONLY)
-        key_file.write_bytes(self._signing)
+        replace_file(key_file, self._signing)
         self.credentials = Credentials(token_file=str(token))
         self.renew_token()
         self.targets = {
@@ -158,11 +153,7 @@ class ChaosPool:
     def renew_token(self, age_s: float = 0.0) -> None:
         """Write a token issued `age_s` seconds ago; new connections use it."""
         line = issue(self._signing, "chaos", VERBS, TOKEN_S_MAX, time.time() - age_s)
-        file = Path(self.credentials.token_file)
-        fresh = file.with_suffix(".new")
-        fresh.touch(_OWNER_ONLY)
-        fresh.write_text(f"{line}\n")
-        fresh.rename(file)
+        replace_file(Path(self.credentials.token_file), f"{line}\n".encode())
 
     def send_invalid(self, name: str) -> None:
         """Send invalid data to a target, past its proxy, and keep the connections open."""

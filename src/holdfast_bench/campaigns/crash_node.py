@@ -7,14 +7,11 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-import yaml
 
 from holdfast.codec.pack import payload
 from holdfast.errors import NodeGoneError, ProtocolError, RefusedError
@@ -22,22 +19,11 @@ from holdfast.limits import MIB
 from holdfast.testing.payloads import payload_of
 from holdfast.tiers.base import NOWHERE
 from holdfast.wire.address import socket_path
+from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
-from holdfast.wire.local.messages import (
-    PROTOCOL,
-    Commit,
-    Fetch,
-    Fetched,
-    Hello,
-    Release,
-    ReportRequest,
-    Reserve,
-    Reserved,
-    Status,
-)
 from holdfast_bench.campaigns.campaign import CampaignBudget, CampaignResult
 from holdfast_bench.campaigns.contexts import BLOCK_TOKENS, FINGERPRINT, chain_of, check_payload
-from holdfast_bench.harness.node import call
+from holdfast_bench.harness.node import call, serve_argv
 from holdfast_bench.harness.spawn import start_owned
 
 PAYLOAD_BYTES = 20_000
@@ -64,29 +50,29 @@ class WritingEngine:
     """A client of a node that saves and reads chains, and checks every byte read."""
 
     def __init__(self, address: str) -> None:
-        hello = Hello(PROTOCOL, "campaign", FINGERPRINT, PAYLOAD_BYTES, BLOCK_TOKENS)
+        hello = m.Hello(m.PROTOCOL, "campaign", FINGERPRINT, PAYLOAD_BYTES, BLOCK_TOKENS)
         self._client = Client(address, hello, _ANSWER_S)
 
     def save(self, keys: Sequence[bytes]) -> None:
-        reserved = call(self._client, Reserve(b"".join(keys), FINGERPRINT, 0), Reserved)
+        reserved = call(self._client, m.Reserve(b"".join(keys), FINGERPRINT, 0), m.Reserved)
         for key, place in zip(keys, reserved.places, strict=True):
             if place != NOWHERE:
                 self._slot(place)[:] = payload_of(key, PAYLOAD_BYTES)
-        self._client.call(Commit(reserved.ticket), _ANSWER_S)
+        self._client.call(m.Commit(reserved.ticket), _ANSWER_S)
 
     def read(self, keys: Sequence[bytes]) -> int:
         """Fetch a chain, check every byte and release; return the number of blocks fetched."""
-        fetched = call(self._client, Fetch(b"".join(keys), 10.0), Fetched)
+        fetched = call(self._client, m.Fetch(b"".join(keys), 10.0), m.Fetched)
         for key, place in zip(keys, fetched.places, strict=False):
             check_payload(key, self._slot(place))
         if fetched.lease:
-            self._client.call(Release(fetched.lease), _ANSWER_S)
+            self._client.call(m.Release(fetched.lease), _ANSWER_S)
         return len(fetched.places)
 
     def await_recovery(self) -> None:
         """Wait until the node has recovered the records of earlier processes."""
         end = time.monotonic() + _READY_S
-        while call(self._client, Status(), ReportRequest).data["recovery_s"] is None:
+        while call(self._client, m.Status(), m.ReportRequest).data["recovery_s"] is None:
             if time.monotonic() > end:
                 raise AssertionError(f"recovery did not end within {_READY_S:g} s")
             time.sleep(0.01)
@@ -118,22 +104,21 @@ class NodeProcess:
         self.address = f"unix://{folder}/node.sock"
         socket_path(self.address)  # raises ConfigError here, not in each node
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = folder / "node.yaml"
         self._log = folder / "node.log"
         host = {"kind": "host", "capacity": 32 * MIB}
         disk = {"kind": "disk", "path": f"{folder}/disk", "capacity": 16 * MIB, "region": MIB}
-        self._file.write_text(yaml.safe_dump({"listen": self.address, "tiers": [host, disk]}))
+        config = {"listen": self.address, "tiers": [host, disk]}
+        self._argv = serve_argv(folder / "node.yaml", config)
         self._process: subprocess.Popen[bytes] | None = None
         self._ending: ProcessEnding | None = None
 
     def start(self, failpoint: str = "") -> None:
         """Start the process; `serving` waits until it serves."""
         setting = [f"HOLDFAST_FAILPOINT={failpoint}"] if failpoint else []
-        argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(self._file)]
         self._ending = None
         with self._log.open("ab") as log:
             self._process = start_owned(
-                ["/usr/bin/env", *setting, *argv],
+                ["/usr/bin/env", *setting, *self._argv],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 process_group=0,  # Ctrl-C must not reach the node

@@ -198,9 +198,6 @@ class Strike(NamedTuple):
         inject = f"inject={calls}:{rng.choice(hows)}:when={rng.randint(1, most)}"
         return cls(kind, calls, inject)
 
-    def argv(self, strace: str, log: Path) -> list[str]:
-        return [strace, "-f", "-qq", "-o", str(log), "-e", f"trace={self.calls}", "-e", self.inject]
-
 
 def _in_system_calls(budget: CampaignBudget) -> CampaignResult:
     """Make one system call of a process fail; then let another process read the disk."""
@@ -214,7 +211,8 @@ def _in_system_calls(budget: CampaignBudget) -> CampaignResult:
         strike, seed = Strike.drawn(rng, number), f"{budget.seed}/{number}"
         folder = budget.folder / f"injected-{number}"
         log = folder.with_suffix(".trace")
-        status, stderr = _life(strike.argv(strace, log), folder, seed)
+        traced = [strace, "-f", "-qq", "-o", str(log), "-e", f"trace={strike.calls}"]
+        status, stderr = _life([*traced, "-e", strike.inject], folder, seed)
         struck, rejected = "(INJECTED)" in log.read_text(), status == _REJECTED
         where = f"round {number}, {strike.inject}"
         result.expect(status == 0 or (struck and rejected), f"{where}: {stderr[-300:]}")

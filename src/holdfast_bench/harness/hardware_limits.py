@@ -9,8 +9,8 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class CopyLimit:
         return [slot * self._block_bytes for slot in self._random.choices(slots, k=blocks)]
 
 
-class DirectIoLimit:
+class DirectIoLimit(AbstractContextManager["DirectIoLimit"]):
     """Direct I/O speed: `preadv` and `pwritev` of whole blocks, in random order, by a few threads.
 
     Passes rotate through `blocks_at_once` buffers, because a store also reads each block into
@@ -119,9 +119,6 @@ class DirectIoLimit:
         start_s = time.perf_counter()
         list(self._pool.map(work, range(THREADS)))
         return len(order) * self._block_bytes / (time.perf_counter() - start_s) / GB
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

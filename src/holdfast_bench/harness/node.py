@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
 from holdfast.errors import HoldfastError, NodeGoneError
 from holdfast.limits import GIB
+from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
-from holdfast.wire.local.messages import (
-    PROTOCOL,
-    Drop,
-    Hello,
-    List,
-    Members,
-    Plans,
-    ReportRequest,
-    Request,
-    Status,
-)
 from holdfast_bench.harness.process import ChildProcess, wait_until
 
 HOST_BYTES = 2 * GIB
@@ -35,7 +25,7 @@ ANSWER_S = 60.0
 T = TypeVar("T")
 
 
-def call(client: Client, request: Request, kind: type[T]) -> T:
+def call(client: Client, request: m.Request, kind: type[T]) -> T:
     """Send a request and return the reply; raise HoldfastError if it is of another kind."""
     reply = client.call(request, ANSWER_S)
     if not isinstance(reply, kind):
@@ -43,7 +33,13 @@ def call(client: Client, request: Request, kind: type[T]) -> T:
     return reply
 
 
-class NodeUnderTest:
+def serve_argv(file: Path, settings: Mapping[str, object]) -> list[str]:
+    """Write a node's configuration to a file; return the command that serves it."""
+    file.write_text(yaml.safe_dump(dict(settings)))
+    return [sys.executable, "-m", "holdfast", "serve", "--config", str(file)]
+
+
+class NodeUnderTest(AbstractContextManager["NodeUnderTest"]):
     """A node with a host tier and a disk tier in `folder`; the constructor returns when it serves.
 
     `settings` override its configuration. `also` is a further address to listen on, for other
@@ -62,7 +58,6 @@ class NodeUnderTest:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.address = f"unix://{folder}/node.sock"
-        self._config = folder / "node.yaml"
         self._log = folder / "node.log"
         tiers = [
             {"kind": "host", "capacity": host_bytes},
@@ -70,14 +65,12 @@ class NodeUnderTest:
         ]
         listen = [self.address, also] if also else self.address
         config = {"listen": listen, "tiers": tiers, **(settings or {})}
-        self._config.write_text(yaml.safe_dump(config))
-        self._inside = list(inside)
+        self._argv = [*inside, *serve_argv(folder / "node.yaml", config)]
         self.start()
 
     def start(self) -> None:
         """Start the process; return when it serves."""
-        serve = [sys.executable, "-m", "holdfast", "serve", "--config", str(self._config)]
-        self.process = ChildProcess("the node", [*self._inside, *serve], self._log, {})
+        self.process = ChildProcess("the node", self._argv, self._log, {})
         try:
             wait_until(self.process, self._ready, READY_S)
         except BaseException:
@@ -95,15 +88,15 @@ class NodeUnderTest:
 
     def status(self) -> dict[str, Any]:
         """Return the node's status. Raises NodeGoneError if the node does not answer."""
-        return self._query(Status())
+        return self._query(m.Status())
 
     def members(self) -> list[dict[str, Any]]:
         """Return the members of the node's pools, in its view; empty without a pool."""
-        pools: list[dict[str, Any]] = self._query(Members())["shared"]
+        pools: list[dict[str, Any]] = self._query(m.Members())["shared"]
         return [member for pool in pools for member in pool["members"]]
 
     def plans(self) -> dict[str, Any]:
-        return self._query(Plans())
+        return self._query(m.Plans())
 
     def last_plan(self) -> int:
         """Return the number of the node's newest plan, 0 if it has none. Numbers are random."""
@@ -119,11 +112,11 @@ class NodeUnderTest:
 
     def drop_all(self) -> None:
         """Drop every block from the node; copies in a pool stay."""
-        self._query(Drop("*"))
+        self._query(m.Drop("*"))
 
     def token_bytes(self) -> float:
         """Return the payload bytes per token in the namespace with the most blocks."""
-        namespaces: list[dict[str, Any]] = self._query(List())["blocks"]
+        namespaces: list[dict[str, Any]] = self._query(m.List())["blocks"]
         if not namespaces:
             raise HoldfastError("the node holds nothing: the engine saved no block to it")
         largest = max(namespaces, key=lambda namespace: namespace["blocks"])
@@ -146,9 +139,9 @@ class NodeUnderTest:
         tiers = self.status()["tiers"]
         return sum(int(tier["records"]) for tier in tiers if tier["tier"] == "disk")
 
-    def _query(self, request: Status | List | Members | Plans | Drop) -> dict[str, Any]:
-        with closing(Client(self.address, Hello(PROTOCOL, "bench"), ANSWER_S)) as client:
-            return call(client, request, ReportRequest).data
+    def _query(self, request: m.Request) -> dict[str, Any]:
+        with closing(Client(self.address, m.Hello(m.PROTOCOL, "bench"), ANSWER_S)) as client:
+            return call(client, request, m.ReportRequest).data
 
     def _ready(self) -> bool:
         try:
@@ -156,9 +149,6 @@ class NodeUnderTest:
         except NodeGoneError:
             return False
         return True
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.process.stop()

@@ -36,7 +36,6 @@ FULL_SHARE_MIN = 0.99
 
 WAIT_TIMEOUT_S = 60.0
 _MEMBERS = "members.yaml"
-_OWNER_ONLY = 0o600
 _KEY_BYTES = 32
 
 
@@ -186,10 +185,13 @@ class PoolUnderTest:
         return self._replace("token", f"{line}\n".encode())
 
     def _replace(self, name: str, content: bytes) -> str:
-        """Write a file atomically, because nodes read it at any time; return its path."""
-        file = self._folder / name
-        fresh = file.with_suffix(".new")
-        fresh.touch(_OWNER_ONLY)
-        fresh.write_bytes(content)
-        fresh.rename(file)
-        return str(file)
+        replace_file(self._folder / name, content)
+        return str(self._folder / name)
+
+
+def replace_file(file: Path, content: bytes) -> None:
+    """Write a file for its owner only, and atomically, because nodes read it at any time."""
+    fresh = file.with_suffix(".new")
+    fresh.touch(0o600)
+    fresh.write_bytes(content)
+    fresh.rename(file)

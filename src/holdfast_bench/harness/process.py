@@ -9,8 +9,8 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
 
 from holdfast.errors import HoldfastError, NodeGoneError
 from holdfast_bench.harness.pause import pause, resume
@@ -20,7 +20,7 @@ TAIL_LINES = 25
 POLL_S = 0.05
 
 
-class ChildProcess:
+class ChildProcess(AbstractContextManager["ChildProcess"]):
     """A program that runs until `stop`, `kill`, the end of a `with` block or of this process."""
 
     def __init__(self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
@@ -77,9 +77,6 @@ class ChildProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._popen.wait()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:

@@ -24,20 +24,8 @@ from holdfast.devices.host import THREADS, HostDevice
 from holdfast.errors import HoldfastError
 from holdfast.limits import GIB, MIB
 from holdfast.report import Row, at_least, at_most, share, with_more
+from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
-from holdfast.wire.local.messages import (
-    PROTOCOL,
-    Commit,
-    Cover,
-    Covered,
-    Fetch,
-    Fetched,
-    Hello,
-    Release,
-    Released,
-    Reserve,
-    Reserved,
-)
 from holdfast_bench.harness.hardware_limits import SEED, CopyLimit
 from holdfast_bench.harness.node import NodeUnderTest, call
 from holdfast_bench.harness.paired_runs import (
@@ -92,7 +80,7 @@ class BenchSession:
     """The engine's side of one session: saves synthetic contexts and fetches them into pages."""
 
     def __init__(self, address: str, pool: BenchPages) -> None:
-        hello = Hello(PROTOCOL, "bench", FINGERPRINT, PAYLOAD_BYTES, BLOCK_TOKENS)
+        hello = m.Hello(m.PROTOCOL, "bench", FINGERPRINT, PAYLOAD_BYTES, BLOCK_TOKENS)
         self.client = Client(address, hello, ANSWER_S)
         self.pool = pool
         self.device = HostDevice(pool.pages, pool.memory)
@@ -108,22 +96,22 @@ class BenchSession:
 
     def save(self, chain: Chain) -> None:
         """Save every block of a context; the payload is the block's key, repeated."""
-        reserve = Reserve(chain.packed(), FINGERPRINT, 0)
-        reserved = call(self.client, reserve, Reserved)
+        reserve = m.Reserve(chain.packed(), FINGERPRINT, 0)
+        reserved = call(self.client, reserve, m.Reserved)
         for key, place in zip(chain.keys, reserved.places, strict=True):
             if place >= 0:
                 start = place + HEADER_BYTES
                 repeated = key * (PAYLOAD_BYTES // KEY_BYTES)
                 self.arena.view[start : start + PAYLOAD_BYTES] = repeated
-        self.client.call(Commit(reserved.ticket), ANSWER_S)
+        self.client.call(m.Commit(reserved.ticket), ANSWER_S)
 
-    def fetch(self, chain: Chain) -> Fetched:
+    def fetch(self, chain: Chain) -> m.Fetched:
         """Fetch a context into the next pages; raise HoldfastError if a block is missing."""
-        fetched = call(self.client, Fetch(chain.packed(), ANSWER_S), Fetched)
+        fetched = call(self.client, m.Fetch(chain.packed(), ANSWER_S), m.Fetched)
         first = next(self._turn) * BATCH % (self.pool.blocks - BATCH)
         moves = [Move(place + HEADER_BYTES, [first + i]) for i, place in enumerate(fetched.places)]
         moved = self.device.scatter(self.arena, moves).wait()
-        released = call(self.client, Release(fetched.lease), Released)
+        released = call(self.client, m.Release(fetched.lease), m.Released)
         if not moved or not released.valid or len(fetched.places) != len(chain):
             raise HoldfastError(f"fetched {len(fetched.places)} of {len(chain)}: {fetched.reason}")
         page_bytes = self.pool.pages.page_bytes
@@ -164,16 +152,16 @@ def node_rows(folder: Path, rounds: int, disk_bytes: int) -> list[Row]:
 def _cover_row(address: str, rounds: int) -> Row:
     """Time the coverage of a long context that is held, in a namespace of small blocks."""
     fingerprint, payload_bytes = b"holdfast-bench-2", 4096 - HEADER_BYTES - TAG_BYTES
-    hello = Hello(PROTOCOL, "bench", fingerprint, payload_bytes, BLOCK_TOKENS)
+    hello = m.Hello(m.PROTOCOL, "bench", fingerprint, payload_bytes, BLOCK_TOKENS)
     with closing(Client(address, hello, ANSWER_S)) as client:
         chain = Chain(client.welcome.domain_key, fingerprint, BLOCK_TOKENS)
         chain.extend([7] * (COVERED_BLOCKS * BLOCK_TOKENS))
-        reserve = Reserve(chain.packed(), fingerprint, 0)
-        client.call(Commit(call(client, reserve, Reserved).ticket), ANSWER_S)
+        reserve = m.Reserve(chain.packed(), fingerprint, 0)
+        client.call(m.Commit(call(client, reserve, m.Reserved).ticket), ANSWER_S)
         times_ms = []
         for _ in range(20 * rounds):
             start_s = time.perf_counter()
-            covered = call(client, Cover(chain.packed()), Covered)
+            covered = call(client, m.Cover(chain.packed()), m.Covered)
             times_ms.append(1e3 * (time.perf_counter() - start_s))
             if covered.blocks != COVERED_BLOCKS:
                 raise HoldfastError(f"{covered.blocks} of {COVERED_BLOCKS} blocks covered")
@@ -188,8 +176,8 @@ def _host_rows(engine: BenchSession, copy: CopyLimit, rounds: int) -> list[Row]:
     chain = engine.chain(2 << 20, LEASED)
     engine.save(chain)
     time.sleep(SETTLE_S)
-    request = Fetch(chain.packed(), ANSWER_S)
-    leased = call(engine.client, request, Fetched)
+    request = m.Fetch(chain.packed(), ANSWER_S)
+    leased = call(engine.client, request, m.Fetched)
     if len(leased.places) != LEASED:
         raise HoldfastError(f"{len(leased.places)} of {LEASED} blocks leased")
     rng = random.Random(SEED)  # noqa: S311  # an order, not a secret
@@ -205,7 +193,7 @@ def _host_rows(engine: BenchSession, copy: CopyLimit, rounds: int) -> list[Row]:
     idle = paired(rounds, scatter, lambda: copy.gb_per_s(BATCH))
     with busy_thread():
         busy = median_speed([scatter() for _ in range(rounds)])
-    engine.client.call(Release(leased.lease), ANSWER_S)
+    engine.client.call(m.Release(leased.lease), ANSWER_S)
     return [
         speed_row("host.fetch", idle, HOST_GOAL),
         _busy_row("host.fetch.busy", busy, idle.ours.gb_per_s),
@@ -218,7 +206,7 @@ def _promotion_rows(engine: BenchSession, contexts: Sequence[Chain], rounds: int
 
     def fetch() -> Speed:
         chain = contexts[next(turn) % len(contexts)]
-        found: list[Fetched] = []
+        found: list[m.Fetched] = []
         speed = timed(BATCH * PAYLOAD_BYTES, lambda: found.append(engine.fetch(chain)))
         if found[0].sources != {"disk": BATCH}:
             raise HoldfastError(f"expected {BATCH} blocks from disk, got {found[0].sources}")
@@ -261,7 +249,7 @@ def recovery_rows(node: NodeUnderTest, disk_bytes: int) -> list[Row]:
 
 
 def _covered(engine: BenchSession, chain: Chain) -> int:
-    return call(engine.client, Cover(chain.packed()), Covered).blocks
+    return call(engine.client, m.Cover(chain.packed()), m.Covered).blocks
 
 
 def _busy_row(what: str, busy: Speed, idle_gb_per_s: float) -> Row:

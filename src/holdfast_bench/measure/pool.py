@@ -9,13 +9,11 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple, Self
-
-import yaml
+from typing import NamedTuple
 
 from holdfast.blocks.key import KEY_BYTES
 from holdfast.blocks.namespace import Namespace
@@ -30,6 +28,7 @@ from holdfast.wire.remote.buffer_pool import TransferBuffers
 from holdfast.wire.remote.client import TargetClient
 from holdfast.wire.remote.credentials import Credentials, TlsFiles
 from holdfast_bench.harness.hardware_limits import GB
+from holdfast_bench.harness.node import serve_argv
 from holdfast_bench.harness.process import ChildProcess, wait_until
 from holdfast_bench.peers.plain_sockets import HOST, PlainPeer, PlainPool
 
@@ -67,7 +66,7 @@ class RoundTrip(NamedTuple):
     check: Callable[[], None]
 
 
-class TargetProcess:
+class TargetProcess(AbstractContextManager["TargetProcess"]):
     """`holdfast serve` with memory only, on a loopback port; use it in a `with` block."""
 
     def __init__(
@@ -77,14 +76,14 @@ class TargetProcess:
         transfer_buffers: TransferBuffers | None = None,
     ) -> None:
         self.address = f"tcp://{HOST}:{free_port()}"
-        config = folder / "target.yaml"
         settings: dict[str, object] = {
             "listen": self.address,
             "transport": "nixl" if transfer_buffers else "tcp",
             "tiers": [{"kind": "host", "capacity": HOST_BYTES}],
         }
-        config.write_text(yaml.safe_dump(settings | ({"tls": tls._asdict()} if tls else {})))
-        argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(config)]
+        if tls:
+            settings["tls"] = tls._asdict()
+        argv = serve_argv(folder / "target.yaml", settings)
         self.process = ChildProcess("the target", argv, folder / "target.log", {})
         self.client = TargetClient(
             self.address, Credentials(tls), transfer_buffers=transfer_buffers
@@ -102,9 +101,6 @@ class TargetProcess:
         self.client = TargetClient(self.address, transfer_buffers=transfer_buffers)
         self.client.stats(ANSWER_S)
         return self.client.over == "nixl"
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.client.close()

@@ -30,27 +30,21 @@ class MeasuredPeer(Protocol):
 
     def put(self, keys: Sequence[bytes], records: Sequence[memoryview]) -> None:
         """Store records."""
-        ...
 
     def get(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> None:
         """Read records into the buffers `into`."""
-        ...
 
     def exist(self, keys: Sequence[bytes]) -> int:
         """Return how many of the keys are held."""
-        ...
 
     def forget(self, keys: Sequence[bytes]) -> None:
         """Make sure that the next put of the keys transfers data; not measured."""
-        ...
 
     def clear(self) -> None:
         """Empty the store."""
-        ...
 
     def close(self) -> None:
         """Close the connections."""
-        ...
 
 
 class RedisPeer:

@@ -12,8 +12,8 @@ import socket
 import ssl
 import struct
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
 
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import HoldfastError
@@ -51,7 +51,7 @@ class PlainPool:
         return [self.memory[start : start + nbytes] for start in starts]
 
 
-class PlainPeer:
+class PlainPeer(AbstractContextManager["PlainPeer"]):
     """The local end, and the process of the remote end; use it in a `with` block."""
 
     def __init__(self, folder: Path, pool: PlainPool, tls: TlsFiles | None = None) -> None:
@@ -91,9 +91,6 @@ class PlainPeer:
             connected = client_context(tls).wrap_socket(connected, server_hostname=HOST)
         self._connected.append(connected)
         return True
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
