@@ -1,12 +1,13 @@
-"""Measure LMCache's remote server (`lm://`) with a client of ours that uses LMCache's messages.
+"""LMCache's servers: one for a vLLM engine, and the remote one (`lm://`) with a client of ours.
 
-LMCache's own client receives a record into a buffer that it allocates; the client here receives it
-into the caller's buffer, which favours LMCache. The server does not answer a put, so a batch of
-puts ends with a query for its last key.
+The client uses LMCache's messages. LMCache's own client receives a record into a buffer that it
+allocates; the client here receives it into the caller's buffer, which favours LMCache. The server
+does not answer a put, so a batch of puts ends with a query for its last key.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -17,10 +18,15 @@ from typing import Any
 
 from holdfast.errors import HoldfastError
 from holdfast.probe import free_port
-from holdfast_bench.harness.process import ChildProcess, wait_until
+from holdfast_bench.harness.process import ChildProcess, listens, wait_until
 from holdfast_bench.harness.server import HOST
 
 READY_S = 60.0
+MEMORY_GB = 2
+CHUNK_TOKENS = 256
+"""LMCache's default."""
+
+ENVIRONMENT = {"LMCACHE_TRACK_USAGE": "false"}
 WHY_NOT = (
     "lmcache is not installed; its packages require CUDA: without CUDA, install it with --no-deps "
     "and add the packages that it imports"
@@ -30,6 +36,29 @@ WHY_NOT = (
 def installed() -> bool:
     """Whether this Python has LMCache's server."""
     return find_spec("lmcache") is not None
+
+
+def start_for_engine(stack: ExitStack, folder: Path) -> dict[str, object]:
+    """Start a multi-process server that ends with `stack`; return its `--kv-transfer-config`.
+
+    Transfers use shared memory, LMCache's fastest transport on a CPU.
+    """
+    port = free_port()
+    argv = [
+        *(sys.executable, "-m", "lmcache.cli.main", "server"),
+        *("--host", HOST, "--port", str(port), "--http-port", str(free_port())),
+        *("--l1-size-gb", str(MEMORY_GB), "--chunk-size", str(CHUNK_TOKENS)),
+        *("--eviction-policy", "LRU", "--supported-transfer-mode", "auto"),
+        *("--shm-name", f"holdfast-bench-{os.getpid()}"),
+    ]
+    process = ChildProcess("lmcache", argv, folder / "lmcache.log", ENVIRONMENT)
+    stack.enter_context(process)
+    wait_until(process, lambda: listens(port), READY_S)
+    return {
+        "kv_connector": "LMCacheMPConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"lmcache.mp.host": f"tcp://{HOST}", "lmcache.mp.port": port},
+    }
 
 
 class LMCachePeer:
@@ -83,8 +112,7 @@ class LMCachePeer:
         self.close()
         port = free_port()
         argv = [sys.executable, "-m", "lmcache.v1.server", HOST, str(port), "cpu"]
-        env = {"LMCACHE_TRACK_USAGE": "false"}
-        process = ChildProcess("lmcache", argv, self._folder / "lmcache.log", env)
+        process = ChildProcess("lmcache", argv, self._folder / "lmcache.log", ENVIRONMENT)
         self._process.enter_context(process)
         wait_until(process, lambda: self._dial(port), READY_S)
 

@@ -60,13 +60,11 @@ class PlainPeer(AbstractContextManager["PlainPeer"]):
         argv = [sys.executable, "-m", "holdfast_bench.peers.plain_sockets", str(endpoint.port)]
         argv += list(tls) if tls else []
         self.process = ChildProcess("the plain peer", argv, folder / "plain.log", {})
-        self._connected: list[socket.socket] = []
         try:
             wait_until(self.process, lambda: self._dial(endpoint, tls), READY_S)
         except BaseException:
             self.process.kill()
             raise
-        self._socket = self._connected[0]
 
     def get(self, nbytes: int, count: int) -> None:
         """Receive `count` blocks of `nbytes` bytes each into random slots."""
@@ -89,7 +87,7 @@ class PlainPeer(AbstractContextManager["PlainPeer"]):
         connected.settimeout(None)
         if tls is not None:
             connected = client_context(tls).wrap_socket(connected, server_hostname=HOST)
-        self._connected.append(connected)
+        self._socket = connected
         return True
 
     def __exit__(self, *_: object) -> None:

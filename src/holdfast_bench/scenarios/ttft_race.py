@@ -20,7 +20,7 @@ from holdfast_bench.harness.server import (
     holdfast_kv_transfer,
     start_servers,
 )
-from holdfast_bench.peers import lmcache_engine, lmcache_server
+from holdfast_bench.peers import lmcache_server
 
 ANSWER_TOKENS = 4
 PROBE_TOKENS = BLOCK_TOKENS + 32
@@ -68,7 +68,7 @@ def lay_track(stack: ExitStack, folder: Path, model: Path, tokens_max: int) -> R
     node = stack.enter_context(NodeUnderTest(folder / "node"))
     flags = {"vllm-alone": {}, "vllm-holdfast": holdfast_kv_transfer(node.address)}
     if lmcache_server.installed():
-        flags["vllm-lmcache"] = lmcache_engine.start(stack, folder)
+        flags["vllm-lmcache"] = lmcache_server.start_for_engine(stack, folder)
     options = VllmServerOptions(model=model, model_tokens_max=tokens_max)
     alone, behind, *peer = start_servers(stack, folder, options, flags)
     return RaceTrack(alone, behind, peer[0] if peer else None, node, EngineCooldown())
