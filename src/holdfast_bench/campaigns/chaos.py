@@ -155,7 +155,17 @@ def _one_fault(
     users.answers_altered = fault.answers_wrongly
     fault.begin(pool, name)
     if fault.silent:
-        _await_open(pool, name, fault, result)
+        # Wait until users send no more requests to the member.
+        begun_s = time.monotonic()
+        while name in pool.trusted() and time.monotonic() < begun_s + 2 * BREAKER_S + SLACK_S:
+            time.sleep(_POLL_S)
+        ended_s = time.monotonic()
+        took_s = ended_s - begun_s
+        if took_s > BREAKER_S + SLACK_S:
+            took_s -= pool.stalls.within(begun_s, ended_s)
+        result.longest("breaker", took_s)
+        message = f"{took_s:.1f} s until requests to {name} ended: {fault.name}"
+        result.expect(took_s <= BREAKER_S + SLACK_S, message)
     time.sleep(max(0.0, until_s - time.monotonic()))
     fault.heal(pool, name)
     begun_s = time.monotonic()
@@ -166,17 +176,3 @@ def _one_fault(
             break
     result.longest("recovery", time.monotonic() - begun_s)
     result.counts[fault.name] += 1
-
-
-def _await_open(pool: ChaosPool, name: str, fault: ChaosFault, result: CampaignResult) -> None:
-    """Wait until users send no more requests to a silent member."""
-    begun_s = time.monotonic()
-    while name in pool.trusted() and time.monotonic() < begun_s + 2 * BREAKER_S + SLACK_S:
-        time.sleep(_POLL_S)
-    ended_s = time.monotonic()
-    took_s = ended_s - begun_s
-    if took_s > BREAKER_S + SLACK_S:
-        took_s -= pool.stalls.within(begun_s, ended_s)
-    result.longest("breaker", took_s)
-    message = f"{took_s:.1f} s until requests to {name} ended: {fault.name}"
-    result.expect(took_s <= BREAKER_S + SLACK_S, message)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES, TAG_BYTES
 from holdfast.blocks.key import KEY_BYTES, Chain
@@ -39,7 +38,9 @@ from holdfast_bench.harness.paired_runs import (
 
 PAYLOAD_BYTES = 2 * MIB
 LAYERS = 16
+PAGE_BYTES = PAYLOAD_BYTES // LAYERS
 BATCH = 32
+PAGE_BLOCKS = 8 * BATCH
 BLOCK_TOKENS = 128
 FINGERPRINT = b"holdfast-bench-1"
 CONTEXTS = 24
@@ -58,32 +59,22 @@ SETTLE_S = 2.0
 """How long the node may take to fault in a new arena's memory before a measurement starts."""
 
 
-class BenchPages(NamedTuple):
-    """Pages as in an engine: `LAYERS` layers, one page of `PAYLOAD_BYTES / LAYERS` per block."""
-
-    memory: memoryview
-    pages: Pages
-    blocks: int
-
-    @classmethod
-    def make(cls, blocks: int) -> BenchPages:
-        """Allocate memory for this number of blocks and write all of it once."""
-        memory = aligned_buffer(blocks * PAYLOAD_BYTES)
-        memory[:] = b"\1" * len(memory)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        page_bytes = PAYLOAD_BYTES // LAYERS
-        bases = tuple(start + layer * blocks * page_bytes for layer in range(LAYERS))
-        return cls(memory, Pages(bases, page_bytes, page_bytes, blocks, 1), blocks)
-
-
 class BenchSession:
-    """The engine's side of one session: saves synthetic contexts and fetches them into pages."""
+    """The engine's side of one session: saves synthetic contexts and fetches them into pages.
 
-    def __init__(self, address: str, pool: BenchPages) -> None:
+    The pages are as in an engine, `PAGE_BLOCKS` of `PAGE_BYTES` in each of `LAYERS` layers; all of
+    their memory has been written once.
+    """
+
+    def __init__(self, address: str) -> None:
         hello = m.Hello(m.PROTOCOL, "bench", FINGERPRINT, PAYLOAD_BYTES, BLOCK_TOKENS)
         self.client = Client(address, hello, ANSWER_S)
-        self.pool = pool
-        self.device = HostDevice(pool.pages, pool.memory)
+        self._memory = aligned_buffer(PAGE_BLOCKS * PAYLOAD_BYTES)
+        self._memory[:] = b"\1" * len(self._memory)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        bases = tuple(start + layer * PAGE_BLOCKS * PAGE_BYTES for layer in range(LAYERS))
+        pages = Pages(bases, PAGE_BYTES, PAGE_BYTES, PAGE_BLOCKS, 1)
+        self.device = HostDevice(pages, self._memory)
         if self.client.arena is None:
             raise HoldfastError("the node opened no arena for the benchmark's session")
         self.arena = self.client.arena
@@ -108,16 +99,15 @@ class BenchSession:
     def fetch(self, chain: Chain) -> m.Fetched:
         """Fetch a context into the next pages; raise HoldfastError if a block is missing."""
         fetched = call(self.client, m.Fetch(chain.packed(), ANSWER_S), m.Fetched)
-        first = next(self._turn) * BATCH % (self.pool.blocks - BATCH)
+        first = next(self._turn) * BATCH % (PAGE_BLOCKS - BATCH)
         moves = [Move(place + HEADER_BYTES, [first + i]) for i, place in enumerate(fetched.places)]
         moved = self.device.scatter(self.arena, moves).wait()
         released = call(self.client, m.Release(fetched.lease), m.Released)
         if not moved or not released.valid or len(fetched.places) != len(chain):
             raise HoldfastError(f"fetched {len(fetched.places)} of {len(chain)}: {fetched.reason}")
-        page_bytes = self.pool.pages.page_bytes
         for i, key in enumerate(chain.keys):
-            last_page = ((LAYERS - 1) * self.pool.blocks + first + i) * page_bytes
-            if self.pool.memory[last_page : last_page + KEY_BYTES] != key:
+            last_page = ((LAYERS - 1) * PAGE_BLOCKS + first + i) * PAGE_BYTES
+            if self._memory[last_page : last_page + KEY_BYTES] != key:
                 raise HoldfastError("a page differs from the saved payload")
         return fetched
 
@@ -132,12 +122,12 @@ class BenchSession:
 
 def attached(node: NodeUnderTest) -> AbstractContextManager[BenchSession]:
     """Open a session for the duration of a `with` block."""
-    return closing(BenchSession(node.address, BenchPages.make(8 * BATCH)))
+    return closing(BenchSession(node.address))
 
 
 def node_rows(folder: Path, rounds: int, disk_bytes: int) -> list[Row]:
     """Measure coverage, fetches from host and disk, and recovery after kill -9."""
-    copy = CopyLimit(LEASED * PAYLOAD_BYTES, PAYLOAD_BYTES, 8 * BATCH * PAYLOAD_BYTES, THREADS)
+    copy = CopyLimit(LEASED * PAYLOAD_BYTES, PAYLOAD_BYTES, PAGE_BLOCKS * PAYLOAD_BYTES, THREADS)
     with NodeUnderTest(folder, HOST_BYTES, disk_bytes) as node:
         with attached(node) as engine:
             rows = [_cover_row(node.address, rounds), *_host_rows(engine, copy, rounds)]
@@ -184,7 +174,7 @@ def _host_rows(engine: BenchSession, copy: CopyLimit, rounds: int) -> list[Row]:
 
     def scatter() -> Speed:
         places = rng.choices(leased.places, k=BATCH)
-        pages = rng.sample(range(engine.pool.blocks), BATCH)
+        pages = rng.sample(range(PAGE_BLOCKS), BATCH)
         moves = [
             Move(place + HEADER_BYTES, [page]) for place, page in zip(places, pages, strict=True)
         ]
