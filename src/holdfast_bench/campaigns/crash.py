@@ -48,38 +48,35 @@ _MOMENT_S = 0.06
 
 
 class CrashPlan(NamedTuple):
-    """How one process is killed: at a pass of a failpoint, or `after_s` seconds (`point` empty)."""
+    """How one process is killed: at a failpoint, or after `after_s` seconds (`point` empty).
 
-    point: str
-    passes: int
-    after_s: float
+    `text` arms the failpoint.
+    """
 
-    @property
-    def text(self) -> str:
-        """The text that arms the failpoint, "" for none."""
-        return f"{self.point}:{self.passes}" if self.point else ""
+    point: str = ""
+    text: str = ""
+    after_s: float = 0.0
 
     @classmethod
     def drawn(cls, rng: random.Random, cycle: int) -> CrashPlan:
         """Draw a plan: each failpoint in turn; every third process is killed at a random time."""
         if cycle % 3 == 2:  # noqa: PLR2004 - one in three
-            return cls("", 0, rng.uniform(0, _MOMENT_S))
+            return cls(after_s=rng.uniform(0, _MOMENT_S))
         point = failpoints.POINTS[(cycle - cycle // 3) % len(failpoints.POINTS)]
-        return cls(point, rng.choice((1, 1, 2, 3, 5)), 0.0)
+        return cls(point, f"{point}:{rng.choice((1, 1, 2, 3, 5))}")
 
 
 class History:
     """The chains whose save has begun; each process reads the last of them."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self) -> None:
         self.kept: list[list[bytes]] = []
         self.read = 0
 
     def fresh(self, cycle: int) -> Iterator[list[bytes]]:
         """Yield new chains to save; each is recorded in `kept` before it is yielded."""
         for number in range(CHAINS_A_LIFE):
-            chain = chain_of(f"{self._what}/{cycle}/{number}", CHAIN_BLOCKS)
+            chain = chain_of(f"store/{cycle}/{number}", CHAIN_BLOCKS)
             self.kept = [*self.kept[1 - CHAINS_KEPT :], chain]
             yield chain
 
@@ -94,7 +91,7 @@ def run(budget: CampaignBudget) -> Iterator[CampaignResult]:
 
 def kill_stores(budget: CampaignBudget) -> CampaignResult:
     """Fork a process that reads and writes, kill it, and repeat."""
-    result, history = CampaignResult("crash.store", "kills"), History("store")
+    result, history = CampaignResult("crash.store", "kills"), History()
     folder = budget.folder / "crash-store"
     for cycle, rng in enumerate(budget.rounds(result)):
         plan = CrashPlan.drawn(rng, cycle)

@@ -72,7 +72,7 @@ def open_tier(
     return DiskTier(config, clock, lambda _: medium)
 
 
-def live(seed: int, lives: int = 3, batches: tuple[int, int] = (4, 14)) -> DiskLife:
+def live(seed: int) -> DiskLife:
     """Run a random workload with restarts, and return it.
 
     It reuses every region and writes both superblocks and both snapshots.
@@ -80,10 +80,10 @@ def live(seed: int, lives: int = 3, batches: tuple[int, int] = (4, 14)) -> DiskL
     rng = random.Random(seed)  # noqa: S311 - lives must replay
     medium, clock = MemoryExtents.formatted(REGION_BYTES, REGIONS, seed), ManualClock()
     life, number = DiskLife(medium, bytes(medium.image), {}, {}), 0
-    for _ in range(lives):
+    for _ in range(3):
         tier = open_tier(medium, clock, snapshot_s=5.0)
         held = [survivor.place for survivor in tier.survivors()]
-        for _ in range(rng.randrange(*batches)):
+        for _ in range(rng.randrange(4, 14)):
             number = _batch(tier, life, held, number, rng)
             clock.advance(rng.random() * 3)
         if rng.random() < 0.5:  # noqa: PLR2004 - a coin

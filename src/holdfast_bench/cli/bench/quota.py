@@ -118,13 +118,13 @@ class _Bench:
         return took_s
 
     @contextlib.contextmanager
-    def flooded(self, name: str) -> Iterator[None]:
-        """Run a domain's clients, which fetch without a pause, during the block."""
+    def flooded(self) -> Iterator[None]:
+        """Run the flood's clients, which fetch without a pause, during the block."""
         over = threading.Event()
 
         def client(number: int) -> None:
             while not over.is_set():
-                self.fetch(name, number)
+                self.fetch("flood", number)
                 self.flood_bytes += BLOCKS * BLOCK_BYTES
                 number += CLIENTS
 
@@ -193,7 +193,7 @@ def _row(bench: _Bench, load: QuotaLoad, rounds: int) -> Row:
 
     for _ in range(rounds):
         peace += [fetch() for _ in range(FETCHES_A_PHASE)]
-        with bench.flooded("flood"):
+        with bench.flooded():
             settled_s = time.perf_counter() + WINDOW_S
             onset.append(fetch())
             while time.perf_counter() < settled_s:
