@@ -79,10 +79,7 @@ class MeasuredCompletion(msgspec.Struct, frozen=True):
 
 
 def ask(
-    engine: VllmServer,
-    prompt: Sequence[int],
-    max_tokens: int,
-    hint: Mapping[str, object] = NO_HINT,
+    engine: VllmServer, prompt: Sequence[int], max_tokens: int, hint: Mapping[str, object] = NO_HINT
 ) -> MeasuredCompletion:
     """Request a greedy completion and count the sources of its prompt tokens.
 
@@ -126,10 +123,7 @@ def wait_asking(engine: VllmServer, last_plan: Callable[[], int], probe: Sequenc
 
 
 def complete(
-    engine: VllmServer,
-    prompt: Sequence[int],
-    max_tokens: int,
-    hint: Mapping[str, object] = NO_HINT,
+    engine: VllmServer, prompt: Sequence[int], max_tokens: int, hint: Mapping[str, object] = NO_HINT
 ) -> CompletionAnswer:
     """Send one streaming request with its hint, and measure the time to its first token."""
     body = {

@@ -53,10 +53,7 @@ def scraped_row(folder: Path, rounds: int) -> Row:
     """Measure fetches from a node's memory, with a scrape every second and without, in turns."""
     listen = f"127.0.0.1:{free_port()}"
     settings = {"http": {"listen": f"tcp://{listen}"}}
-    with (
-        NodeUnderTest(folder, HOST_BYTES, settings=settings) as node,
-        attached(node) as engine,
-    ):
+    with NodeUnderTest(folder, HOST_BYTES, settings=settings) as node, attached(node) as engine:
         engine.save(engine.chain(1, BATCH))
 
         def scraped() -> Speed:

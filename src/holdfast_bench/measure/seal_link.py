@@ -40,11 +40,7 @@ def link_rows(folder: Path, rounds: int) -> list[Row]:
         return []
     ours = [sys.executable, "-m", "holdfast_bench.measure.seal_link", str(folder), str(rounds)]
     done = subprocess.run(
-        owned(behind_link(ours)),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_LIMIT_S,
+        owned(behind_link(ours)), capture_output=True, text=True, check=False, timeout=_LIMIT_S
     )
     if done.returncode:
         raise HoldfastError(f"a paced link: {done.stderr.strip()[-500:] or done.returncode}")

@@ -36,11 +36,7 @@ class ValkeyServers(ServerProcesses):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        nodes: int = 1,
-        flags: Sequence[str] = (),
-        tls: TlsFiles | None = None,
+        self, folder: Path, nodes: int = 1, flags: Sequence[str] = (), tls: TlsFiles | None = None
     ) -> None:
         super().__init__()
         found = program()

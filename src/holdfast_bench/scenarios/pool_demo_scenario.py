@@ -25,12 +25,7 @@ from holdfast_bench.harness.server import (
     wait_all_ready,
 )
 from holdfast_bench.scenarios import document
-from holdfast_bench.scenarios.demo_scenario import (
-    ANSWER_TOKENS,
-    BATCH_TOKENS,
-    Prompts,
-    prompts_of,
-)
+from holdfast_bench.scenarios.demo_scenario import ANSWER_TOKENS, BATCH_TOKENS, Prompts, prompts_of
 from holdfast_bench.scenarios.miss_causes import MissWatch
 
 CONTEXTS = 6

@@ -46,9 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """
     subject = import_module(f"holdfast_bench.cli.bench.{args.subject}")
     parser = OptionParser(
-        prog=f"holdfast bench {args.subject}",
-        description=SUBJECTS[args.subject],
-        epilog=EXIT_CODES,
+        prog=f"holdfast bench {args.subject}", description=SUBJECTS[args.subject], epilog=EXIT_CODES
     )
     subject.add_arguments(parser)
     add_json_argument(parser)
