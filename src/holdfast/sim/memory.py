@@ -286,10 +286,7 @@ class SimulatedMemory:
             fit = int(free_bytes / size)
             tier_state.refused += needed - fit
         if fit > tier_state.capacity - tier_state.held:
-            kept: Container[int] = self._saving
-            if tier_state.evicts_by_itself:
-                kept = {row for row, _ in missing}
-            fit = self._evict_for(now_s, number, fit, kept)
+            fit = self._evict_for(now_s, number, fit, missing)
         if fit < needed:
             missing, new = _leading_fit(column, missing, fit)
         for row, upto in missing:
@@ -332,14 +329,19 @@ class SimulatedMemory:
         nbytes, uses = blocks * self._block_bytes, self._uses[row]
         return AdmissionCandidate(self._key(row), (0, uses), nbytes, uses=uses)
 
-    def _evict_for(self, now_s: float, number: int, blocks: int, kept: Container[int]) -> int:
-        """Evict until `blocks` blocks fit; return how many fit.
+    def _evict_for(
+        self, now_s: float, number: int, blocks: int, incoming: Sequence[tuple[int, int]]
+    ) -> int:
+        """Evict until `blocks` blocks of the `incoming` rows fit; return how many fit.
 
-        `blocks` exceeds the free capacity. Rows in `kept` are not evicted, and pinned rows only
-        from tiers that evict by themselves.
+        `blocks` exceeds the free capacity. Pinned rows and rows being saved are not evicted; from
+        tiers that evict by themselves, all rows but the incoming ones are.
         """
         tier_state, column = self.tier_states[number], self.index.places[number]
-        leases = () if tier_state.evicts_by_itself else self.index.leases
+        leases: Sequence[int] = self.index.leases
+        kept: Container[int] = self._saving
+        if tier_state.evicts_by_itself:
+            leases, kept = (), {row for row, _ in incoming}
         remove, demotes = tier_state.eviction.remove, bool(self._demotion_targets[number])
         admission, short = tier_state.admission, blocks - (tier_state.capacity - tier_state.held)
         left, demoted = short, []

@@ -388,7 +388,9 @@ class BlockTable:
 
     def promoted_to_host(self, row: int, tier: int) -> bool:
         """Offer a block promoted from `tier` to lower tiers; return whether a write is queued."""
-        missing = [number for number in self._promotion_targets[tier] if not self.is_on(row, number)]
+        missing = [
+            number for number in self._promotion_targets[tier] if not self.is_on(row, number)
+        ]
         return bool(missing) and self.queues.enqueue(row, missing)
 
     def is_on(self, row: int, tier: int) -> bool:
