@@ -31,6 +31,11 @@ def pod(name, address, **conditions):
     }
 
 
+def stateful_pod(name, address, **conditions):
+    """A pod of a StatefulSet whose service is headless has a host name."""
+    return {**pod(name, address, **conditions), "hostname": name}
+
+
 def slice_of(name, *pods, version="0", port=7070, kind="IPv4"):
     return {
         "metadata": {"name": name, "resourceVersion": version},
@@ -229,6 +234,18 @@ def test_a_pod_becomes_a_member():
     assert found == (
         Member(id="p-0", address="tcp://10.1.0.1:7070", zone="zone-a", incarnation="uid-p-0"),
     )
+
+
+def test_the_certificate_of_a_pod_with_a_host_name_has_its_dns_name(api, account):
+    api.put("a", stateful_pod("flash-0", "10.1.0.1"), pod("p-1", "10.1.0.2"))
+    source, views = source_of(api, account), ReportedViews()
+    source.watch(views)
+    members = views.until(lambda members: len(members) == 2)
+    source.close()
+    assert {member.id: member.tls_name for member in members} == {
+        "flash-0": "flash-0.flash.kv.svc",
+        "p-1": "",
+    }
 
 
 @pytest.mark.parametrize(

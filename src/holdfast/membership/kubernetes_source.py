@@ -2,8 +2,9 @@
 
 A ready pod is `serving`, a terminating one `draining`, and one that is not ready is left out, so
 `Membership` removes it after `dead_after_s`. Pods of a StatefulSet keep their names over restarts,
-and therefore their segments. The service account needs `list` and `watch` on `endpointslices`
-(discovery.k8s.io).
+and therefore their segments; their addresses change, so with TLS their certificates have the DNS
+names that Kubernetes gives them, HOSTNAME.SERVICE.NAMESPACE.svc. The service account needs `list`
+and `watch` on `endpointslices` (discovery.k8s.io).
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class _Endpoint(msgspec.Struct, rename="camel"):
     conditions: _Conditions = msgspec.field(default_factory=_Conditions)
     target_ref: _Target | None = None
     zone: str | None = None
+    hostname: str | None = None
 
 
 class _Port(msgspec.Struct):
@@ -155,7 +157,9 @@ class KubernetesSource(PolledSource):
                 self._tell()
 
     def _tell(self) -> None:
-        members = members_of(self._slices.values(), self._options.port)
+        options = self._options
+        domain = f"{options.service}.{self._namespace()}.svc"
+        members = members_of(self._slices.values(), options.port, domain)
         self._poller.report("")
         self._on_members(members)
 
@@ -165,16 +169,19 @@ class KubernetesSource(PolledSource):
         return {"Authorization": f"Bearer {token}"}
 
     def _target(self, query: Mapping[str, str]) -> str:
-        options = self._options
-        namespace = quote(options.namespace or _read(options.namespace_file), safe="")
-        query = {"labelSelector": f"kubernetes.io/service-name={options.service}", **query}
+        label = f"kubernetes.io/service-name={self._options.service}"
+        namespace = quote(self._namespace(), safe="")
         path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
-        return f"{path}?{urlencode(query)}"
+        return f"{path}?{urlencode({'labelSelector': label, **query})}"
+
+    def _namespace(self) -> str:
+        return self._options.namespace or _read(self._options.namespace_file)
 
 
-def members_of(slices: Iterable[_Slice], port: str) -> tuple[Member, ...]:
+def members_of(slices: Iterable[_Slice], port: str, domain: str = "") -> tuple[Member, ...]:
     """Return the members in these slices, one for each pod.
 
+    `domain` is the DNS name of the service: certificates of pods with a host name have both.
     A pod may be in several slices: with IPv4 and IPv6, or while the cluster moves it from one slice
     to another. Its first state in the order of `MemberState` counts, then IPv4.
     """
@@ -193,6 +200,7 @@ def members_of(slices: Iterable[_Slice], port: str) -> tuple[Member, ...]:
                 "zone": endpoint.zone or "",
                 "state": state,
                 "incarnation": target.uid,
+                "tls_name": f"{endpoint.hostname}.{domain}" if endpoint.hostname else "",
             }
             member = read_member(data, f"endpoint {address}")
             rank = list(MemberState).index(state)

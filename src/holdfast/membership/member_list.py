@@ -12,10 +12,10 @@ MEMBERS_MAX = 1024
 WEIGHT_MAX = 10_000.0
 PORT_MAX = 65_535
 WORD_CHARACTERS_MAX = 253
-"""Longest id, zone or incarnation: as long as a DNS name."""
+"""Longest id, zone, incarnation or TLS name: as long as a DNS name."""
 
 TCP = "tcp://"
-FIELDS = ("id", "address", "weight", "zone", "state", "incarnation")
+FIELDS = ("id", "address", "weight", "zone", "state", "incarnation", "tls_name")
 
 _WORD = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]*")
 _TCP = re.compile(r"tcp://(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):(\d{1,5})")
@@ -58,6 +58,7 @@ def read_member(data: object, at: str) -> Member:
         zone=_word(data.get("zone", ""), f"{at}.zone", least=0),
         state=_state(data.get("state", MemberState.SERVING), f"{at}.state"),
         incarnation=_word(data.get("incarnation", ""), f"{at}.incarnation", least=0),
+        tls_name=_word(data.get("tls_name", ""), f"{at}.tls_name", least=0),
     )
 
 

@@ -23,7 +23,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
     `id` decides which segments it gets, so it should survive restarts and changes of address.
     `weight` is its relative share (its capacity in TiB, for example). `incarnation` distinguishes
-    runs of its process and does not affect placement.
+    runs of its process, and `tls_name` is the name that its certificate must have (empty: the host
+    of its address); neither affects placement.
     """
 
     id: str
@@ -32,6 +33,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     zone: str = ""
     state: MemberState = MemberState.SERVING
     incarnation: str = ""
+    tls_name: str = ""
 
     @property
     def takes_segments(self) -> bool:

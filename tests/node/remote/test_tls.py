@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from holdfast.errors import Outcome, RefusedError
 from holdfast.limits import MIB
 from holdfast.membership.members import Member
 from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
@@ -102,6 +103,25 @@ def test_who_shakes_hands_while_it_closes_is_not_served(behind, monkeypatch):
         thread.join(30)
         assert raw.recv(1) == b""
     assert behind.service.counters.requests == 0
+
+
+def test_a_certificate_is_held_against_the_name_of_the_member(tmp_path):
+    pytest.importorskip("cryptography")
+    from holdfast_bench.harness.certificates import Authority
+
+    files = Authority(tmp_path).issue("target", "*.flash.kv.svc")
+    with contextlib.ExitStack() as undo:
+        address = Behind(files, undo).address
+
+        def held(tls_name):
+            client = TargetClient(address, Credentials(tls=files), tls_name=tls_name)
+            with contextlib.closing(client) as target:
+                return target.exist(NAMESPACE, KEYS, 5)
+
+        assert held("flash-0.flash.kv.svc").outcome is Outcome.OK
+        for name in ("", "flash-0.other.kv.svc"):
+            with pytest.raises(RefusedError, match="certificate"):
+                held(name)
 
 
 def test_a_check_of_a_member_names_a_wrong_authority_and_a_missing_certificate(

@@ -137,7 +137,8 @@ class TargetConnections:
     def _target_of(self, member: Member) -> RemoteTarget:
         with self._lock:
             known, target = self._targets.get(member.id, (None, None))
-            if target is None or known is None or known.address != member.address:
+            reached = (member.address, member.tls_name)
+            if target is None or known is None or (known.address, known.tls_name) != reached:
                 anew = self._connect(member)
                 self._refusals.pop(member.id, None)
                 self._left += [target] if target is not None else []

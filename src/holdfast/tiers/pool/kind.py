@@ -115,7 +115,7 @@ def _connector(context: TierContext) -> Callable[[Member], TargetClient]:
     credentials, transport = context.credentials, context.transport
     transfer_buffers = TransferBuffers() if wanted(transport) else None
     return lambda member: TargetClient(
-        member.address, credentials, transfer_buffers=transfer_buffers
+        member.address, credentials, transfer_buffers=transfer_buffers, tls_name=member.tls_name
     )
 
 

@@ -100,9 +100,12 @@ class TargetClient:
         connections_max: int = CONNECTIONS_MAX,
         batch_parts: int = 0,
         transfer_buffers: TransferBuffers | None = None,
+        tls_name: str = "",
     ) -> None:
+        """`tls_name`: the name that the target's certificate must have; default: the host."""
         tcp_endpoint(address)
         self.address = address
+        self._tls_name = tls_name
         self.epoch = 0
         """Epoch of this node's view of the pool, sent with every request."""
         self.incarnation = ""
@@ -364,7 +367,7 @@ class TargetClient:
 
     def _dial(self, deadline: Deadline) -> TargetConnection:
         buffer_pool = self._fallback.buffer_pool()
-        connection = connect(self.address, self._credentials, deadline, buffer_pool)
+        connection = connect(self.address, self._credentials, deadline, buffer_pool, self._tls_name)
         self.incarnation = connection.incarnation
         over = "tcp" if connection.buffer_pool is None else "nixl"
         if buffer_pool is not None and over != self.over:

@@ -197,9 +197,11 @@ def connect(
     credentials: Credentials,
     deadline: Deadline,
     buffer_pool: BufferPool | None = None,
+    tls_name: str = "",
 ) -> TargetConnection:
     """Connect and authenticate, within the deadline and `HANDSHAKE_S`.
 
+    With TLS, the target's certificate must have `tls_name`, by default the host of the address.
     Records go through `buffer_pool` if it is given and the target has NIXL. Raises OSError or
     ProtocolError if no target answers, ConfigError if the credentials cannot be read, RefusedError
     if either side does not accept the other.
@@ -215,7 +217,7 @@ def connect(
         if context is None:
             opened = PlainStream(connected)
         else:
-            opened = start_tls(connected, context, deadline, endpoint.host)
+            opened = start_tls(connected, context, deadline, tls_name or endpoint.host)
         connection = TargetConnection(opened, buffer_pool)
         challenge = connection.challenged(deadline)
         if credentials.proves_nothing and not credentials.any_user and is_loopback(connected):
