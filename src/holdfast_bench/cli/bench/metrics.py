@@ -26,6 +26,6 @@ def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     steps.plan(2)
     steps.begin("counting")
     yield metrics.counting_row(rounds)
-    steps.begin("fetches with and without scrapes")
+    steps.begin("fetches and saves with and without scrapes")
     with measuring.scratch(args.folder) as scratch:
-        yield metrics.scraped_row(scratch / "node", rounds)
+        yield from metrics.scraped_rows(scratch / "node", rounds)

@@ -213,5 +213,10 @@ def test_the_cost_of_metrics_is_measured_on_a_node_that_is_scraped(
     monkeypatch.setattr(metrics, "PASS_S", 0.2)
     folder = tmp_path_factory.mktemp("m")  # short: a socket is in it
     _, rows = reported("bench", "metrics", "--rounds", "1", "--folder", folder)
-    assert [row["what"] for row in rows] == ["metrics.counting", "metrics.scraped"]
+    assert [row["what"] for row in rows] == [
+        "metrics.counting",
+        "metrics.scraped",
+        "metrics.scraped.disk",
+        "metrics.scraped.save",
+    ]
     assert all(row["value"] > 0 for row in rows)
