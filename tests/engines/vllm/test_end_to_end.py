@@ -44,6 +44,14 @@ def transfer_to(address):
     }
 
 
+TIE = 2e-3
+"""Difference of log probabilities below which the shape of a batch may choose between two tokens.
+
+Measured: 1.4e-5 between shapes on AVX2. Of 256 tokens, the two likeliest differ by 4e-3 at least in
+half of all answers, so wrong KV state is hardly ever taken for a tie.
+"""
+
+
 def until(what, within_s=180.0):
     end_s = time.monotonic() + within_s
     while not what():
@@ -109,6 +117,19 @@ class Rig:
         for prompt, answer in zip(asked, answers, strict=True):
             self._right[tuple(prompt), tokens] = answer["tokens"]
         return [self._right[key] for key in keys]
+
+    def check(self, prompts, answers, tokens):
+        """Fail if an answer differs from the right one, other than at a tie of two tokens."""
+        rights = self.all_right(prompts, tokens)
+        for prompt, answer, right in zip(prompts, answers, rights, strict=True):
+            at = first_difference(answer["tokens"], right)
+            if at is None:
+                continue
+            start = [*prompt, *right[:at]]
+            (again,) = self["truth"].ask(prompts=[start], tokens=1, logprobs=2)
+            likeliest = dict(again["logprobs"][0])
+            found = [likeliest.get(right[at], 0.0), likeliest.get(answer["tokens"][at], -9e9)]
+            assert found[0] - found[1] < TIE, f"token {at}: {found}, cached {answer['cached']}"
 
     def ask(self, prompt, name="first", tokens=ANSWER):
         (answer,) = self[name].ask(prompts=[prompt], tokens=tokens)
@@ -181,6 +202,8 @@ def test_bytes_from_the_wrong_place_change_the_answer(rig):
     rig["first"].shift(by=0)
     assert wrong["cached"] == HELD
     assert wrong["tokens"] != rig.right(prompt)
+    with pytest.raises(AssertionError, match="token 0"):
+        rig.check([prompt], [wrong], ANSWER)
     rig["first"].reset()
     assert rig.ask(prompt)["tokens"] == rig.right(prompt)
 
@@ -256,7 +279,8 @@ def test_a_request_swallowed_on_its_way_costs_the_hit_only(rig):
         rig.save(prompt)
         rig.between.passes = lambda message, kind=kind: not isinstance(message, kind)
         answer = rig.ask(prompt, tokens=2 * BLOCK)
-        assert (answer["tokens"], answer["finish"]) == (rig.right(prompt, 2 * BLOCK), "length")
+        rig.check([prompt], [answer], 2 * BLOCK)
+        assert answer["finish"] == "length"
         rig.between.passes = None
         rig["first"].reset()
         until(rig["first"].connected)
@@ -278,12 +302,7 @@ def test_a_node_killed_under_a_request_costs_the_hit_only(rig, kind):
 
     rig.between.passes = passes
     answers = rig["first"].ask(prompts=[prompt, other], tokens=2 * BLOCK)
-    right = rig.all_right([prompt, other], 2 * BLOCK)
-    different = [
-        first_difference(answer["tokens"], tokens)
-        for answer, tokens in zip(answers, right, strict=True)
-    ]
-    assert different == [None, None], [answer["cached"] for answer in answers]
+    rig.check([prompt, other], answers, 2 * BLOCK)
     rig.between.passes = None
     rig.start_node()
     rig["first"].reset()
