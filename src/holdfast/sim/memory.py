@@ -1,6 +1,6 @@
 """Simulated tiers behind one index: which blocks each tier holds, and eviction.
 
-The index, the policies and the placement rules are those of the store (`index.Residency`,
+The index, the policies and the rules of promotion are those of the store (`index.Residency`,
 `policy`), without the bytes. A row is a run of blocks (`sim.runs`); its place on a tier is the
 number of its leading blocks held there. Each worker has a memory of its own tiers, and one more
 memory holds the shared tiers. A row belongs to its run until the simulation ends.
@@ -17,7 +17,7 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.index.residency import NOT_HERE, Residency
 from holdfast.policy.admit import USES_MAX, Admission, AdmissionCandidate
 from holdfast.policy.base import EvictionPolicy
-from holdfast.policy.placement import promotion_targets
+from holdfast.policy.promotion import promotion_targets
 from holdfast.sim.link import Writer
 from holdfast.sim.tier_order import FifoOrder
 

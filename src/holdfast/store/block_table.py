@@ -19,7 +19,7 @@ from holdfast.clock import Clock
 from holdfast.errors import Outcome, RefusedError
 from holdfast.index.residency import NOT_HERE, Residency
 from holdfast.policy.base import EvictionPolicy
-from holdfast.policy.placement import promotion_targets
+from holdfast.policy.promotion import promotion_targets
 from holdfast.store.admission_rules import AdmissionRules
 from holdfast.store.leases import LeaseTable
 from holdfast.store.remote_lookups import FailedRemote, InflightLookups, RemoteLookups

@@ -1,4 +1,4 @@
-"""Placement: which lower tiers are offered a block that is promoted to host memory.
+"""Promotion: which lower tiers are offered a block that is promoted to host memory.
 
 Pure. Tiers are numbered from the fastest; *volatile* tiers lose their contents with the process.
 The store and the simulator take the same answer.
