@@ -146,6 +146,30 @@ def test_a_bad_first_sector_does_not_disable_direct_io(tmp_path, monkeypatch):
     after.close()
 
 
+def test_a_closed_folder_is_free_although_a_child_still_has_the_descriptor(tmp_path):
+    path, lock = tmp_path / "data", extent_io.lock_folder(tmp_path)
+    path.write_bytes(bytes(MIB))
+    with os.fdopen(os.dup(lock)):  # what fork leaves, until the child closes it
+        FileExtents(path, lock).close()
+        os.close(extent_io.lock_folder(tmp_path))
+
+
+# Python 3.12 and later warn of a fork beside other threads, which a test runner may have.
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork")
+def test_a_child_that_closes_its_copy_leaves_the_lock(tmp_path):
+    path, lock = tmp_path / "data", extent_io.lock_folder(tmp_path)
+    path.write_bytes(bytes(MIB))
+    extents = FileExtents(path, lock)
+    child = os.fork()
+    if not child:
+        extents.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    with pytest.raises(BusyError):
+        extent_io.lock_folder(tmp_path)
+    extents.close()
+
+
 def test_a_folder_on_a_full_disk_can_be_locked(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -73,6 +73,7 @@ class FileExtents:
     def __init__(self, path: Path, lock_fd: int) -> None:
         self._fd, self.direct, self.why = _open(path)
         self._lock_fd = lock_fd
+        self._opened_in = os.getpid()
         self.size = os.fstat(self._fd).st_size
         if not self.direct:
             _log.warning("disk tier %s uses the page cache: %s", path, self.why)
@@ -89,6 +90,10 @@ class FileExtents:
 
     def close(self) -> None:
         os.close(self._fd)
+        # A child that was just forked still has the descriptor, and must not keep the folder. A
+        # child's own close must not end its parent's lock.
+        if os.getpid() == self._opened_in:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
         os.close(self._lock_fd)
 
     def _aligned(
