@@ -45,6 +45,9 @@ SIZES = (4_000, 65_000, 300_000, 2 * MIB)
 _RECOVERY_S = 30.0
 """Timeout of the recovery after the remote side restarts."""
 
+_GIVEN_UP_S = 3.0
+"""Time after which a tier may have given its remote side up; its answers stay the same."""
+
 
 class RemoteSide(Protocol):
     """The server of a shared tier; empty at first."""
@@ -384,6 +387,8 @@ class SharedTierContract:
         remote_side.kill()
         with closing(self.make_tier(remote_side)) as tier:
             self._expect_failure(tier, blocks, {Outcome.GONE, Outcome.LATE})
+            time.sleep(_GIVEN_UP_S)
+            assert set(blocks.load(tier, range(3))) <= {Outcome.GONE, Outcome.LATE}
 
     def test_usage_counts_bytes_and_failures(
         self, tier: SharedTier, remote_side: RemoteSide

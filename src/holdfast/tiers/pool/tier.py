@@ -341,6 +341,9 @@ class PoolTier(AnsweringTier):
         route = self.lookup.route(part.segment, copies)
         left = list(part.indices)
         members, asked = self._order(route), set[Member]()
+        if not members:  # none is reachable, so what they hold is not known
+            for index in left:
+                outcomes[index] = Outcome.GONE
         nbytes = sum(len(batch[index].into) for index in left)
         receive, missed = partial(self._receive, route.digest), False
         if copies > 1 and len(members) > 1 and nbytes <= RACED_BYTES:
