@@ -1,6 +1,14 @@
 """`holdfast top`: views of a running node."""
 
+import inspect
 import re
+
+import pytest
+
+from holdfast import metrics
+from holdfast.cli import stats, top
+from holdfast.node.http import pages
+from holdfast.store import activity
 
 
 def test_views_follow_each_other_in_a_pipe(holdfast, node, save):
@@ -18,3 +26,9 @@ def test_an_interval_out_of_bounds_is_refused(holdfast, node):
     done = holdfast("top", "--node", node, "--every", 0)
     assert done.returncode == 2
     assert "--every 0: is not from 0.1 to 3,600 seconds" in done.stderr
+
+
+@pytest.mark.parametrize("module", [activity, metrics, pages, stats, top])
+def test_a_jump_of_the_machines_clock_changes_no_rate(module):
+    """Rates and durations come from clocks that do not jump, such as the node's uptime."""
+    assert not re.search(r"\btime\.time(_ns)?\(|\bdatetime\b", inspect.getsource(module))
