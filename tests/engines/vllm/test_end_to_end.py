@@ -278,8 +278,8 @@ def test_a_request_swallowed_on_its_way_costs_the_hit_only(rig):
         prompt = prompt_of(f"swallowed {kind.__name__}")
         rig.save(prompt)
         rig.between.passes = lambda message, kind=kind: not isinstance(message, kind)
-        answer = rig.ask(prompt, tokens=2 * BLOCK)
-        rig.check([prompt], [answer], 2 * BLOCK)
+        answer = rig.ask(prompt, tokens=BLOCK)
+        rig.check([prompt], [answer], BLOCK)
         assert answer["finish"] == "length"
         rig.between.passes = None
         rig["first"].reset()
@@ -301,8 +301,8 @@ def test_a_node_killed_under_a_request_costs_the_hit_only(rig, kind):
         return True
 
     rig.between.passes = passes
-    answers = rig["first"].ask(prompts=[prompt, other], tokens=2 * BLOCK)
-    rig.check([prompt, other], answers, 2 * BLOCK)
+    answers = rig["first"].ask(prompts=[prompt, other], tokens=BLOCK)
+    rig.check([prompt, other], answers, BLOCK)
     rig.between.passes = None
     rig.start_node()
     rig["first"].reset()
