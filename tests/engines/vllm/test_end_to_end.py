@@ -202,7 +202,7 @@ def test_bytes_from_the_wrong_place_change_the_answer(rig):
     rig["first"].shift(by=0)
     assert wrong["cached"] == HELD
     assert wrong["tokens"] != rig.right(prompt)
-    with pytest.raises(AssertionError, match="token 0"):
+    with pytest.raises(AssertionError, match="token"):
         rig.check([prompt], [wrong], ANSWER)
     rig["first"].reset()
     assert rig.ask(prompt)["tokens"] == rig.right(prompt)
