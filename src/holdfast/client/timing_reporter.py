@@ -49,7 +49,7 @@ class TimingReporter:
         while True:
             reports = [self._reports.get()]
             time.sleep(self._delay_s)
-            # Reports queued meanwhile are sent too: steps may be shorter than the delay.
+            # Reports queued during the delay are sent too: steps may be shorter than the delay.
             reports += [self._reports.get() for _ in range(self._reports.qsize())]
             for report in reports:
                 if report is None:

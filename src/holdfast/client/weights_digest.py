@@ -83,9 +83,9 @@ def files_digest(
 ) -> str:
     """Return 32 hex digits over the `reader`, and the content and path in `folder` of `files`.
 
-    `cache_file` holds cached digests; by default `CACHE_FILE`. It is locked meanwhile, so that
-    other processes wait for the digests instead of reading the same files. Raises NoDigestError for
-    a file that changes while it is read, OSError for one that cannot be read.
+    `cache_file` holds cached digests; by default `CACHE_FILE`. It is locked during the call, so
+    that other processes wait for the digests and do not read the files too. Raises NoDigestError
+    for a file that changes while it is read, OSError for one that cannot be read.
     """
     import xxhash
 

@@ -233,7 +233,7 @@ class KeyRing:
                 del self._retired[domain]
 
     def suspend(self) -> None:
-        """Drop every data key until `look` can read the file again; no record opens meanwhile.
+        """Drop every data key until `look` can read the file again; until then no record opens.
 
         Does not wait for a thread that reads or changes the file, because its file system may hang.
         """
@@ -342,7 +342,7 @@ class KeyRing:
         """Mark the domains that were erased, before their new keys are loaded.
 
         A domain that disappeared from the ring, or reappeared, counts as erased, because an erasure
-        may have happened meanwhile.
+        may have happened since.
         """
         for domain in self._erasures:
             was, now = before.get(domain.hex()), self._domains.get(domain.hex())

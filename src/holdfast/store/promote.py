@@ -149,7 +149,7 @@ class BlockMover:
                 work = partial(self._promote, namespace, tier, read_batch)
                 try:
                     reading = readers.submit(item, work)
-                except RuntimeError:  # closed meanwhile: blocks on lower tiers are misses
+                except RuntimeError:  # the store was closed: blocks on lower tiers are misses
                     self._estimates.dropped(tier, nbytes, domain)
                     with self._table.lock:
                         self._take_back(namespace, read_batch)
@@ -177,7 +177,7 @@ class BlockMover:
         """Cancel batches that have not started and that no other fetch waits for."""
         for read_batch in read_batches:
             namespace, promotions = read_batch.namespace, read_batch.promotions
-            with self._table.lock:  # so that no fetch starts to wait for it meanwhile
+            with self._table.lock:  # so that no fetch starts to wait for it
                 # A batch that is done, or was cancelled before, does not own its slots any more.
                 reads = [self._table.reads.get(promotion.row) for promotion in promotions]
                 kept = read_batch.reading.done() or any(read and read.waiting for read in reads)

@@ -124,7 +124,7 @@ class Client:
     def expect(self, request_id: int) -> Reply | None:
         """Return the reply if it arrives within a few milliseconds, else None.
 
-        Holds the GIL meanwhile. Raises as `poll` does.
+        Holds the GIL while it waits. Raises as `poll` does.
         """
         with self._lock:
             self._check_open()
@@ -264,7 +264,7 @@ class Client:
                 return
 
     def _receive(self, left_s: float) -> None:
-        """Receive once, for all waiting threads, with the lock released meanwhile.
+        """Receive once, for all waiting threads, with the lock released while it waits.
 
         One blocking call with the kernel's timeout (SO_RCVTIMEO) costs one hand-over of the GIL.
         """
