@@ -188,7 +188,6 @@ class TargetHere:
         undo.callback(self.store.close)
         self.store.start()
         self.service = TargetService(self.store, limits)
-        undo.callback(self.service.close)
         listener = bind("tcp://127.0.0.1:0")
         self.address = address_of(listener)
         server = TargetServer(listener, self.service, EntryRules())

@@ -182,7 +182,7 @@ def test_a_full_store_takes_what_fits_and_says_so(store):
 def test_leased_blocks_outlive_what_comes_after(store):
     namespace = namespace_of(MIB - 4096)
     put(store, [header_of(namespace, key_of(0))])
-    assert store.lease(namespace, [key_of(0), key_of(1)], 60) == 1
+    assert store.pin(namespace, [key_of(0), key_of(1)], 60) == 1
     for i in range(1, 9):
         put(store, [header_of(namespace, key_of(i))])
     assert store.held(namespace, [key_of(0)]) == b"\1"
@@ -271,6 +271,5 @@ def test_a_record_that_is_in_a_message_twice_takes_one_slot(store):
 
 def test_a_lease_on_nothing_is_none(rig) -> None:
     one = rig()
-    assert one.store.lease(one.namespace, one.chain(1, 2).keys, 60.0) == 0
     assert one.store.pin(one.namespace, one.chain(1, 2).keys, 60.0) == 0
     assert not one.store.table.leases

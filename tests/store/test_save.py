@@ -169,7 +169,7 @@ def test_what_is_in_use_is_not_met_first_each_time(rig, monkeypatch) -> None:
     leased = [one.chain(seed, 1) for seed in range(20)]
     for each in leased:
         one.save(each)
-        one.store.lease(one.namespace, each.keys, 60.0)
+        one.store.fetch(one.namespace, each.keys, 5.0)
     slots = one.store.table.host(one.namespace).slots(one.namespace.record_bytes)
     saved = sum(one.save(one.chain(seed, 1)) for seed in range(100, 100 + 2 * slots))
     assert saved >= 2 * slots - 20 // 8, "each scan puts eight behind the others"

@@ -13,6 +13,7 @@ from holdfast.config import Config
 from holdfast.errors import ConfigError, RefusedError
 from holdfast.keys.audit import AuditLog
 from holdfast.keys.keyring import KeyRing
+from holdfast.regular_file import replace_file
 
 DEFAULT_DOMAIN = "default"
 DEFAULT_KEY_FILE = "default.key"
@@ -48,15 +49,7 @@ def default_key(config: Config) -> bytes:
         return secrets.token_bytes(DOMAIN_KEY_BYTES)
     file = Path(config.disk_folder, DEFAULT_KEY_FILE)
     if not os.path.lexists(file):
-        made = file.with_name(file.name + ".new")
-        made.unlink(missing_ok=True)
-        fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.write(fd, secrets.token_bytes(DOMAIN_KEY_BYTES))
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        made.rename(file)
+        replace_file(file, secrets.token_bytes(DOMAIN_KEY_BYTES))
     if file.exists() and not file.is_file():  # reading a FIFO would block
         raise ConfigError(
             f"domains.default: {str(file)!r} is not a regular file; restore the key, or move it "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import socket
 import time
@@ -14,9 +13,8 @@ from holdfast.cli.options import add_config_arguments, load_config
 from holdfast.errors import ConfigError
 from holdfast.keys.audit import AuditLog
 from holdfast.limits import TOKEN_S_MAX
+from holdfast.regular_file import replace_file
 from holdfast.wire.remote.token import CLOCK_SKEW_S, VERBS, issue
-
-_OWNER_ONLY = 0o600
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,20 +66,10 @@ def run(args: argparse.Namespace) -> int:
     may = ",".join(args.may or VERBS)
     AuditLog(Path(log) if log else None).record("token", peer=args.peer, may=may, user=os.geteuid())
     if args.out:
-        _replace(Path(args.out), f"{line}\n")
+        try:
+            replace_file(Path(args.out), f"{line}\n".encode())
+        except OSError as error:
+            raise ConfigError(f"--out: {args.out!r} cannot be written: {error.strerror}") from error
     else:
         print(line)
     return 0
-
-
-def _replace(file: Path, text: str) -> None:
-    made = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
-        with os.fdopen(fd, "w", encoding="ascii") as opened:
-            opened.write(text)
-        made.rename(file)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            made.unlink()  # leave no file with a token
-        raise ConfigError(f"--out: {str(file)!r} cannot be written: {error.strerror}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -16,7 +15,7 @@ import msgspec
 
 from holdfast.errors import FormatError, RefusedError
 from holdfast.prepared import prepared
-from holdfast.regular_file import read_regular
+from holdfast.regular_file import read_regular, replace_file
 
 RING_FORMAT = 1
 RING_BYTES_MAX = 4 << 20
@@ -92,22 +91,8 @@ def write(path: Path, domains: dict[str, RingDomain]) -> Stamp:
             f"keyring: {str(path)!r} would have {len(data)} bytes, the limit is "
             f"{RING_BYTES_MAX}; nothing was changed; `holdfast domain retire` drops old epochs"
         )
-    made = path.with_name(path.name + ".new")
     try:
-        made.unlink(missing_ok=True)
-        fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            if os.write(fd, data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        made.rename(path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        replace_file(path, data)
     except OSError as error:
         raise _unwritable(path, error) from error
     return stamp(path)

@@ -87,7 +87,6 @@ def serve(
         if recorder is not None:
             undo.callback(recorder.close)
         service = TargetService(store)
-        undo.callback(service.close)
         if listeners and nixl.wanted(config.transport):
             threading.Thread(target=service.offer_nixl, name="holdfast-nixl", daemon=True).start()
         for bound in listeners:

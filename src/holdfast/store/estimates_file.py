@@ -6,15 +6,13 @@ ignored: everything in it can be measured again.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from holdfast.regular_file import read_regular
+from holdfast.regular_file import read_regular, replace_file
 from holdfast.store.estimates import Estimates
 
 FILE_BYTES_MAX = 8 << 20
@@ -50,17 +48,9 @@ class EstimatesFile:
         changes = self._estimates.changes
         if self._file is None or changes == self._kept:
             return
-        made = self._file.with_name(self._file.name + ".new")
         data = msgspec.json.encode({"version": VERSION, **self._estimates.as_data()})
         try:
-            # That of a process that crashed goes, or what is no file: a FIFO would block.
-            made.unlink(missing_ok=True)
-            fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(fd, "wb") as opened:
-                opened.write(data)
-            made.replace(self._file)
+            replace_file(self._file, data)
         except OSError as error:
             _log.warning("%s: speeds not kept: %s", self._file, error)
-            with contextlib.suppress(OSError):
-                made.unlink(missing_ok=True)
         self._kept = changes

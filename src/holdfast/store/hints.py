@@ -7,6 +7,8 @@ late, wrong, or about blocks that are not held; then it changes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import takewhile
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import BlockError
@@ -21,7 +23,6 @@ from holdfast.store.evict import slots
 from holdfast.store.fetch import fetch_unverified
 from holdfast.store.lookup import ask_first, ask_in_time
 from holdfast.store.pending_hints import NamedChain, PendingPrestage, PinnedChain
-from holdfast.store.receive import hold
 
 NAME_CHARS_MAX = 256
 PIN_S_MAX = 3_600.0
@@ -128,14 +129,17 @@ def _pin(store: StoreParts, namespace: Namespace, keys: Sequence[bytes], ttl_s: 
     table, pending_hints = store.table, store.pending_hints
     before = pending_hints.pins_within(namespace, keys)
     until_s = max([store.clock.now() + ttl_s, *(pin.until_s for pin in before.values())])
-    number, blocks = hold(table, namespace, keys, until_s)
+    held = table.index.cover(namespace, keys).rows
+    rows = list(takewhile(partial(table.is_on, tier=HOST), held))
+    table.touch(rows)
+    lease = table.leases.lease(rows, until_s) if rows else 0
     for last, pin in before.items():
         pending_hints.unpin(namespace, last)
         table.leases.release(pin.lease)
-    if blocks:
-        pinned = PinnedChain(until_s, blocks * namespace.record_bytes, number)
-        pending_hints.pin(namespace, keys[blocks - 1], pinned)
-    return blocks
+    if rows:
+        pinned = PinnedChain(until_s, len(rows) * namespace.record_bytes, lease)
+        pending_hints.pin(namespace, keys[len(rows) - 1], pinned)
+    return len(rows)
 
 
 def bring_up(store: StoreParts) -> None:

@@ -10,8 +10,7 @@ docs/decisions gives the reasons.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from itertools import compress, groupby, takewhile
+from itertools import compress, groupby
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -115,23 +114,6 @@ def discard_received(store: StoreParts, receive_slots: Sequence[ReceiveSlot]) ->
         for each in receive_slots:
             if each.place != NOWHERE:
                 store.table.give_back(each.namespace, [each.place])
-
-
-def lease(store: StoreParts, namespace: Namespace, keys: Sequence[bytes], ttl_s: float) -> int:
-    """Lease the leading run in memory for `ttl_s` seconds; return its length in blocks."""
-    with store.table.lock:
-        return hold(store.table, namespace, keys, store.clock.now() + ttl_s)[1]
-
-
-def hold(
-    table: BlockTable, namespace: Namespace, keys: Sequence[bytes], until_s: float
-) -> tuple[int, int]:
-    """Lease the leading run in memory; return the lease and its length. Call under the lock."""
-    rows = list(takewhile(partial(table.is_on, tier=HOST), table.index.cover(namespace, keys).rows))
-    if not rows:
-        return 0, 0
-    table.touch(rows)
-    return table.leases.lease(rows, until_s), len(rows)
 
 
 def _drop_replaced(

@@ -228,7 +228,6 @@ class Store(StoreParts):
         if not self.gone:
             self.calls.run(partial(receiving.discard_received, self, slots))
 
-    lease = _while_open(receiving.lease)
     check_suspects = _while_open(reported_records.check_suspects)
 
     @_while_open

@@ -16,6 +16,7 @@ from holdfast.limits import MIB, TOKEN_S_MAX
 from holdfast.membership.members import Member, MemberState
 from holdfast.membership.membership import MembershipOptions
 from holdfast.probe import free_port
+from holdfast.regular_file import replace_file
 from holdfast.testing.chained import ChainedBlocks
 from holdfast.testing.payloads import is_right
 from holdfast.testing.stalls import StallWatch
@@ -31,7 +32,7 @@ from holdfast.wire.remote.token import VERBS, issue
 from holdfast_bench.campaigns.campaign import CampaignResult
 from holdfast_bench.campaigns.chaos_proxy import ANEW, ChaosProxy, Mood
 from holdfast_bench.harness.node import serve_argv
-from holdfast_bench.harness.pool import ManualMembers, replace_file
+from holdfast_bench.harness.pool import ManualMembers
 from holdfast_bench.harness.process import ChildProcess, listens, wait_until
 
 PAYLOAD_BYTES = 60_000

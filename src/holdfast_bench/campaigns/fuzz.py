@@ -188,8 +188,6 @@ _TO_TARGET = _encoded(
     t.GetRecords(**_NAMES, deadline_s=1.0),
     t.ExistBlocks(**_NAMES),
     t.DeleteBlocks(**_NAMES),
-    t.RemoteLeased(**_NAMES, ttl_s=5.0),
-    t.StageBlocks(**_NAMES),
     payload_bytes=8192,
 )
 _FROM_TARGET = _encoded(

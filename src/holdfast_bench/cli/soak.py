@@ -91,11 +91,10 @@ def run(args: argparse.Namespace) -> int:
 def open_target(store: Store) -> Iterator[str]:
     """Serve a store to other nodes on a loopback address, within this process."""
     listener = bind("tcp://127.0.0.1:0")
-    with contextlib.closing(TargetService(store)) as service:
-        server = TargetServer(listener, service, EntryRules())
-        server.start()
-        with contextlib.closing(server):
-            yield address_of(listener)
+    server = TargetServer(listener, TargetService(store), EntryRules())
+    server.start()
+    with contextlib.closing(server):
+        yield address_of(listener)
 
 
 def row_of(result: CampaignResult, seed: int, seconds: float) -> Row:

@@ -15,6 +15,7 @@ import yaml
 from holdfast.errors import HoldfastError
 from holdfast.limits import MIB, TOKEN_S_MAX
 from holdfast.membership.members import Member
+from holdfast.regular_file import replace_file
 from holdfast.wire.remote.token import VERBS, issue
 from holdfast_bench.harness.network import Network
 from holdfast_bench.harness.node import NodeUnderTest
@@ -187,11 +188,3 @@ class PoolUnderTest:
     def _replace(self, name: str, content: bytes) -> str:
         replace_file(self._folder / name, content)
         return str(self._folder / name)
-
-
-def replace_file(file: Path, content: bytes) -> None:
-    """Write a file for its owner only, and atomically, because nodes read it at any time."""
-    fresh = file.with_suffix(".new")
-    fresh.touch(0o600)
-    fresh.write_bytes(content)
-    fresh.rename(file)

@@ -7,19 +7,29 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from holdfast.buffers import aligned_buffer
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.limits import GIB, MIB
 from holdfast.probe import free_port
 from holdfast.report import Row, at_most
 from holdfast.store.activity import Activity, PromptCounts
 from holdfast_bench.harness.node import NodeUnderTest
-from holdfast_bench.harness.paired_runs import Speed, paired, speed_row, timed
-from holdfast_bench.measure.node import BATCH, PAYLOAD_BYTES, attached
+from holdfast_bench.harness.paired_runs import Speed, median_speed, paired, speed_row, timed
+from holdfast_bench.measure.disk import SECRET
+from holdfast_bench.measure.node import BATCH, PAYLOAD_BYTES, BenchSession, attached
+from holdfast_bench.measure.pool import (
+    MAIN_BYTES,
+    RECORDS_BYTES,
+    RecordBatch,
+    RoundTrip,
+    TargetProcess,
+)
+from holdfast_bench.peers.plain_sockets import PlainPool
 
 COUNTING_GOAL_US = 20.0
 SCRAPED_GOAL = 0.98
@@ -57,13 +67,56 @@ def counting_row(rounds: int) -> Row:
     return at_most("metrics.counting", statistics.median(times_us), "us", COUNTING_GOAL_US)
 
 
-def scraped_rows(folder: Path, rounds: int) -> Iterator[Row]:
+def node_rows(folder: Path, rounds: int) -> Iterator[Row]:
     """Measure a node with a scrape every second and without, in turns.
 
     Fetches from memory (`metrics.scraped`), fetches from disk, and saves of new contexts.
     """
+    with _scraped_node(folder, {}) as (url, engine, fetch_from_disk):
+        newest, saved = engine.chain(CONTEXTS - 1, BATCH), itertools.count(CONTEXTS)
+        for what, work in {
+            "metrics.scraped": lambda: engine.fetch(newest),
+            "metrics.scraped.disk": fetch_from_disk,
+            "metrics.scraped.save": lambda: engine.save(engine.chain(next(saved), BATCH)),
+        }.items():
+            yield _row(what, url, rounds, partial(_passes, work))
+
+
+def sealed_row(folder: Path, rounds: int) -> Row:
+    """Measure fetches of sealed blocks from a node's disk, with scrapes and without, in turns."""
+    folder.mkdir(parents=True)
+    key = folder / "key"
+    key.write_bytes(SECRET)
+    key.chmod(0o600)
+    settings = {"domains": {"bench": {"key_file": str(key)}}}
+    with _scraped_node(folder, settings) as (url, _, fetch_from_disk):
+        return _row("metrics.scraped.sealed", url, rounds, partial(_passes, fetch_from_disk))
+
+
+def target_rows(folder: Path, rounds: int) -> Iterator[Row]:
+    """Measure get and put of 32 blocks of 2 MiB at a target, with scrapes and without, in turns."""
+    folder.mkdir(parents=True)
+    listen, pool = f"127.0.0.1:{free_port()}", PlainPool()
+    records = RecordBatch(MAIN_BYTES, aligned_buffer(RECORDS_BYTES))
+    with TargetProcess(folder, http=f"tcp://{listen}") as target:
+        records.fill(target.client)
+        for what, trip in {
+            "metrics.scraped.get": lambda: records.get(target.client, pool, BATCH),
+            "metrics.scraped.put": lambda: records.put(target.client, BATCH),
+        }.items():
+            yield _row(what, f"http://{listen}/metrics", rounds, partial(_trips, trip))
+
+
+@contextmanager
+def _scraped_node(
+    folder: Path, settings: Mapping[str, object]
+) -> Iterator[tuple[str, BenchSession, Callable[[], None]]]:
+    """Run a node whose disk holds all contexts; return its metrics' URL and a session.
+
+    Also return a function that fetches the next context from disk.
+    """
     listen = f"127.0.0.1:{free_port()}"
-    settings = {"http": {"listen": f"tcp://{listen}"}}
+    settings = {"http": {"listen": f"tcp://{listen}"}, **settings}
     with (
         NodeUnderTest(folder, HOST_BYTES, DISK_BYTES, settings=settings) as node,
         attached(node) as engine,
@@ -72,31 +125,25 @@ def scraped_rows(folder: Path, rounds: int) -> Iterator[Row]:
         for chain in contexts:
             engine.save(chain)
             node.wait_idle()
-        turn = itertools.count(CONTEXTS)
+        turn = itertools.cycle(contexts)
 
         def fetch_from_disk() -> None:
-            sources = engine.fetch(contexts[next(turn) % CONTEXTS]).sources
+            sources = engine.fetch(next(turn)).sources
             if sources != {"disk": BATCH}:
                 raise HoldfastError(f"expected {BATCH} blocks from disk, got {sources}")
 
-        for what, work in {
-            "metrics.scraped": lambda: engine.fetch(contexts[-1]),
-            "metrics.scraped.disk": fetch_from_disk,
-            "metrics.scraped.save": lambda: engine.save(engine.chain(next(turn), BATCH)),
-        }.items():
-            _passes(work)  # the memory is faulted in
-            scraped = partial(_scraped, f"http://{listen}/metrics", work)
-            pairs = paired(rounds, scraped, partial(_speed, work))
-            yield speed_row(what, pairs, SCRAPED_GOAL)
+        yield f"http://{listen}/metrics", engine, fetch_from_disk
 
 
-def _scraped(url: str, work: Callable[[], object]) -> Speed:
-    with _scraping(url):
-        return _passes(work)
+def _row(what: str, url: str, rounds: int, measured: Callable[[], Speed]) -> Row:
+    """Compare the speed beside a process that scrapes every second with the speed alone."""
 
+    def scraped() -> Speed:
+        with _scraping(url):
+            return measured()
 
-def _speed(work: Callable[[], object]) -> float:
-    return _passes(work).gb_per_s
+    measured()  # the memory is faulted in
+    return speed_row(what, paired(rounds, scraped, lambda: measured().gb_per_s), SCRAPED_GOAL)
 
 
 @contextmanager
@@ -123,3 +170,13 @@ def _passes(work: Callable[[], object]) -> Speed:
 
     one = timed(BATCH * PAYLOAD_BYTES, move)
     return Speed(one.gb_per_s * moved, one.cpu_s_per_gb / moved)
+
+
+def _trips(trip: Callable[[], RoundTrip]) -> Speed:
+    """Transfer batches of a target again and again for `PASS_S`; their checks are not timed."""
+    end_s, speeds = time.perf_counter() + PASS_S, []
+    while time.perf_counter() < end_s:
+        each = trip()
+        speeds.append(timed(BATCH * MAIN_BYTES, each.run))
+        each.check()
+    return median_speed(speeds)

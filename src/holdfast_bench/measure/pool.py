@@ -67,19 +67,24 @@ class RoundTrip(NamedTuple):
 
 
 class TargetProcess(AbstractContextManager["TargetProcess"]):
-    """`holdfast serve` with memory only, on a loopback port; use it in a `with` block."""
+    """`holdfast serve` with memory only, on a loopback port; use it in a `with` block.
+
+    `http`: the address of its metrics, such as tcp://127.0.0.1:9400; empty for none.
+    """
 
     def __init__(
         self,
         folder: Path,
         tls: TlsFiles | None = None,
         transfer_buffers: TransferBuffers | None = None,
+        http: str = "",
     ) -> None:
         self.address = f"tcp://{HOST}:{free_port()}"
         settings: dict[str, object] = {
             "listen": self.address,
             "transport": "nixl" if transfer_buffers else "tcp",
             "tiers": [{"kind": "host", "capacity": HOST_BYTES}],
+            "http": {"listen": http},
         }
         if tls:
             settings["tls"] = tls._asdict()

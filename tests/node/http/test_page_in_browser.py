@@ -82,7 +82,6 @@ def test_the_page_fits_and_shows_the_node(browser, width, tmp_path):
             )
         finally:
             server.close()
-            service.close()
     title = re.search("<title>(.*?)</title>", done.stdout, re.DOTALL)
     assert title, done.stderr[-2000:]
     measured = msgspec.json.decode(html.unescape(title[1]))

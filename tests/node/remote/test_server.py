@@ -245,47 +245,6 @@ def test_a_domain_that_has_no_place_here_is_refused_by_name_and_the_next_request
     assert node.get(KEYS[:4]) == 4
 
 
-def test_staged_blocks_climb_while_nobody_waits(served):
-    tier = MemoryTier(64 * MIB)
-    node = served(tier=tier, host_bytes=MIB)
-    node.target.put(RECORDS[:8], 10)
-    node.until(lambda: node.store.status()["waiting_to_write"] == 0)
-    for row in list(node.store.table.index.rows()):
-        node.store.table.remove_copy(row, 0)
-    assert node.target.stage(NAMESPACE, KEYS[:8], 5) == (8, Outcome.OK)
-    node.until(
-        lambda: (
-            len(node.store.table.index)
-            and node.store.cover(NAMESPACE, KEYS[:8]).sources == {"host": 8}
-        )
-    )
-    assert node.target.stage(NAMESPACE, [key_of(99)], 5) == (0, Outcome.OK)
-
-
-def test_leased_blocks_stay_while_others_come_and_go(served):
-    node = served(host_bytes=MIB)
-    node.target.put(RECORDS[:4], 10)
-    assert node.target.lease(NAMESPACE, [*KEYS[:4], key_of(99)], 60, 5) == (4, Outcome.OK)
-    for record in RECORDS[8:]:
-        node.target.put([record], 10)
-    assert node.target.exist(NAMESPACE, KEYS[:4], 5).held == b"\1" * 4
-    assert node.target.lease(NAMESPACE, KEYS[:4], 1e9, 5).outcome is Outcome.GONE
-    assert "not above 0 and at most 300" in node.target.refusal
-
-
-def test_leases_leave_room_for_others_and_come_back_with_time(served):
-    node = served(host_bytes=MIB)
-    node.store.clock = ManualClock(100.0)
-    node.target.put(RECORDS[:20], 10)
-    assert (
-        node.target.lease(NAMESPACE, KEYS[:20], 60, 5).blocks == MIB // 4 // NAMESPACE.record_bytes
-    )
-    assert node.target.lease(NAMESPACE, KEYS[10:20], 60, 5).blocks == 0
-    node.store.clock.advance(61)
-    node.store.housekeep()
-    assert node.target.lease(NAMESPACE, KEYS[10:12], 60, 5).blocks == 2
-
-
 def test_a_get_that_outlasts_its_lease_is_sent_from_slots_that_are_still_its_own(served):
     node = served(TargetLimits(), host_bytes=MIB)
     node.store.clock, pace = ManualClock(), node.service.pace
@@ -357,7 +316,6 @@ def test_garbage_ends_the_connection_and_nothing_else(hasty, data, ended):
         m.ExistBlocks(**NAMESPACE._asdict(), keys=bytes(16 * 65_537)),
         m.GetRecords(**NAMESPACE._asdict(), keys=KEYS[0], deadline_s=float("nan")),
         m.GetRecords(**NAMESPACE._asdict(), keys=KEYS[0], deadline_s=1e9),
-        m.RemoteLeased(**NAMESPACE._asdict(), keys=KEYS[0], ttl_s=-1),
         m.Join(1, "again", b""),
     ],
 )  # fmt: skip

@@ -38,7 +38,6 @@ class Behind:
         self.service = TargetService(
             store, TargetLimits(idle_s=30, body_s=STEP_S, handshake_s=3_600)
         )
-        undo.callback(self.service.close)
         listener = bind("tcp://127.0.0.1:0")
         self.address = address_of(listener)
         self.server = TargetServer(listener, self.service, EntryRules(server_context(files)))

@@ -204,7 +204,6 @@ def test_no_target_is_gone_at_once(standstills):
     assert held == (bytes(8), Outcome.GONE)
     assert node.put(RECORDS, 5) == [Outcome.GONE] * 8
     assert node.stats(5) == ({}, Outcome.GONE)
-    assert node.stage(NAMESPACE, KEYS, 5) == (0, Outcome.GONE)
     node.close()
     assert node.exist(NAMESPACE, KEYS, 5).outcome is Outcome.GONE
 

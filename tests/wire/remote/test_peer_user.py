@@ -79,7 +79,6 @@ def serving():
             undo.callback(store.close)
             store.start()
             service = TargetService(store)
-            undo.callback(service.close)
             server = TargetServer(
                 listener := bind("tcp://127.0.0.1:0"), service, EntryRules(**entry)
             )

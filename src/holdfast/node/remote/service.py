@@ -1,21 +1,15 @@
-"""What all connections of a target share: store, limits, counters, send budget, staging threads."""
+"""What all connections of a target share: store, limits, counters, send budget."""
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from itertools import count
 from typing import NamedTuple
 
-from holdfast.blocks.namespace import Namespace
-from holdfast.fairness.fair_threads import FairThreads
-from holdfast.fairness.work_slots import Priority, WorkItem
 from holdfast.limits import (
     BODY_S,
     CONNECTIONS_MAX,
@@ -31,14 +25,6 @@ from holdfast.store.store import Store
 from holdfast.wire.remote.nixl import NixlAgent
 from holdfast.wire.remote.stream import ProgressLimit
 
-STAGE_THREADS = 2
-STAGED_MAX = 256
-"""Maximum of waiting stage requests per domain; more are dropped, because they are only hints."""
-
-LEASED_SHARE = 0.25
-"""Share of host memory that peers may lease in all; the rest stays available for puts."""
-
-_STAGE_S = 60.0
 _DISCARD_BYTES = 2 * MIB
 _RECEIVING_SHARE = 0.5
 _RECEIVING_BURST = 1.5
@@ -82,16 +68,8 @@ class TargetCounters:
     sent_bytes: int = 0
 
 
-@dataclass
-class RemoteLease:
-    """The bytes `granted` to a lease, and the bytes `taken` by it."""
-
-    granted: int
-    taken: int = 0
-
-
 class TargetService:
-    """One store, served to other nodes. Close it before the store."""
+    """One store, served to other nodes."""
 
     def __init__(self, store: Store, limits: TargetLimits | None = None) -> None:
         self.store = store
@@ -104,14 +82,9 @@ class TargetService:
         self._lock = threading.Lock()
         self._receiving_most = int(_RECEIVING_SHARE * store.host_bytes)
         self._receiving: Counter[bytes] = Counter()
-        self._leased_most = int(LEASED_SHARE * store.host_bytes)
-        self._leases: dict[int, tuple[float, int]] = {}
-        self._lease_numbers = count()
         self.send_budget = SendBudget(int(_SENDING_SHARE * store.host_bytes))
         self.scheduler = SendScheduler()
         self._discard = memoryview(bytearray(_DISCARD_BYTES))
-        self._stagers = FairThreads(STAGE_THREADS, 1, "holdfast-stage")
-        self._staged: Counter[bytes] = Counter()
 
     def offer_nixl(self) -> None:
         """Create a NIXL agent and register every arena; if that fails, records go over TCP.
@@ -165,66 +138,11 @@ class TargetService:
                     if not under_way[domain]:
                         del under_way[domain]
 
-    @contextmanager
-    def leasing(self, nbytes: int, ttl_s: float) -> Iterator[RemoteLease]:
-        """Reserve memory for a lease before promotion; the part not `taken` is released on exit.
-
-        Limits the bytes that peers may hold in memory by leases at once. Reads do not count.
-        """
-        with self._lock:
-            now = self.store.clock.now()
-            self._leases = {n: lease for n, lease in self._leases.items() if lease[0] > now}
-            left = self._leased_most - sum(leased for _, leased in self._leases.values())
-            leasing, number = RemoteLease(min(nbytes, left)), next(self._lease_numbers)
-            self._leases[number] = (math.inf, leasing.granted)
-        try:
-            yield leasing
-        finally:
-            with self._lock:
-                del self._leases[number]
-                if leasing.taken:
-                    self._leases[number] = (self.store.clock.now() + ttl_s, leasing.taken)
-
     def discarding(self, nbytes: int) -> list[memoryview]:
         """Return buffers for bytes to discard; all connections share the same memory."""
         whole, rest = divmod(nbytes, len(self._discard))
         return [self._discard] * whole + ([self._discard[:rest]] if rest else [])
 
-    def stage(self, namespace: Namespace, keys: Sequence[bytes]) -> int:
-        """Queue the promotion of the leading run of blocks; return its length, 0 if dropped."""
-        blocks, domain = self.store.cover(namespace, keys).blocks, namespace.domain
-        with self._lock:
-            if not blocks or self._staged[domain] >= STAGED_MAX:
-                return 0
-            self._staged[domain] += 1
-        work_item = WorkItem(
-            domain, blocks * namespace.record_bytes, self.store.share(domain), Priority.PREFETCH
-        )
-        try:
-            self._stagers.submit(work_item, partial(self._promote, namespace, keys[:blocks]))
-        except RuntimeError:  # no thread can be started, or shutdown: a hint may be dropped
-            self._stage_ended(domain)
-            return 0
-        return blocks
-
     def status(self) -> dict[str, int]:
         """Return the counters, and the bytes in memory that are being sent."""
         return {**vars(self.counters), "sending_bytes": self.send_budget.total()}
-
-    def close(self) -> None:
-        """Wait for running stage requests; drop the waiting ones."""
-        self._stagers.shutdown(cancel_futures=True)
-
-    def _promote(self, namespace: Namespace, keys: Sequence[bytes]) -> None:
-        try:
-            self.store.release(
-                self.store.fetch_unverified(namespace, keys, _STAGE_S, Priority.PREFETCH).lease
-            )
-        finally:
-            self._stage_ended(namespace.domain)
-
-    def _stage_ended(self, domain: bytes) -> None:
-        with self._lock:
-            self._staged[domain] -= 1
-            if not self._staged[domain]:
-                del self._staged[domain]

@@ -44,8 +44,6 @@ from holdfast.wire.remote.token import CLOCK_SKEW_S, TokenClaims, Verb
 HANDSHAKE_BYTES_MAX = 128 << 10
 """Maximum message size before authentication: a token and NIXL metadata fit."""
 
-LEASE_TTL_S_MAX = 300.0
-_PROMOTION_S = 5.0
 _BODY_BUFFER_BYTES = 64 << 10
 _BUDGET_FULL = "the send budget of this domain is used up; read what was sent, or ask later"
 
@@ -182,34 +180,12 @@ class TargetSession:
             case m.DeleteBlocks() | m.SuspectBlocks():
                 act = store.forget if isinstance(request, m.DeleteBlocks) else store.check_suspects
                 return m.Counted(act(*_named(request)), epoch)
-            case m.StageBlocks():
-                return m.Counted(self._service.stage(*_named(request)), epoch)
-            case m.RemoteLeased():
-                return m.Counted(self._lease(request), epoch)
             case Status():
                 return ReportRequest({**store.status(), "target": self._service.status()})
             case List():
                 return ReportRequest({"blocks": store.listing()})
             case _:
                 raise ProtocolError(f"{type(request).__name__} was already sent")
-
-    def _lease(self, request: m.RemoteLeased) -> int:
-        if not 0 < request.ttl_s <= LEASE_TTL_S_MAX:
-            raise ProtocolError(
-                f"lease.ttl_s: {request.ttl_s:g} is not above 0 and at most {LEASE_TTL_S_MAX:g}"
-            )
-        namespace, keys = _named(request)
-        wanted = self._store.cover(namespace, keys).blocks * namespace.record_bytes
-        with self._service.leasing(wanted, request.ttl_s) as leasing:
-            fetched = self._store.fetch_unverified(
-                namespace, keys[: leasing.granted // namespace.record_bytes], _PROMOTION_S
-            )
-            try:
-                blocks = self._store.lease(namespace, keys[: len(fetched.places)], request.ttl_s)
-            finally:
-                self._store.release(fetched.lease)
-            leasing.taken = blocks * namespace.record_bytes
-        return blocks
 
     def _get(self, asked: ReadRequest, request: m.GetRecords) -> None:
         """Fetch the named records and send those that are in memory in time."""

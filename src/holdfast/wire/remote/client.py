@@ -200,16 +200,6 @@ class TargetClient:
         """
         return self._count(self._named(m.SuspectBlocks, namespace, keys), deadline_s)
 
-    def stage(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> FoundBlocks:
-        """Start promoting the leading run to the target's memory; returns before it is done."""
-        return self._count(self._named(m.StageBlocks, namespace, keys), deadline_s)
-
-    def lease(
-        self, namespace: Namespace, keys: Sequence[bytes], ttl_s: float, deadline_s: float
-    ) -> FoundBlocks:
-        """Promote the leading run to the target's memory and lease it there for `ttl_s`."""
-        return self._count(self._named(m.RemoteLeased, namespace, keys, ttl_s=ttl_s), deadline_s)
-
     def stats(self, deadline_s: float) -> tuple[dict[str, Any], Outcome]:
         """Return the target's status."""
         reply, outcome, _ = self._ask(Status(), ReportRequest, Deadline.within(deadline_s))

@@ -116,34 +116,15 @@ class SuspectBlocks(NamedBlocks, frozen=True, tag="suspect"):
     """Report blocks that failed a reader's check; the target deletes those that fail its own."""
 
 
-class StageBlocks(NamedBlocks, frozen=True, tag="stage"):
-    """Promote the leading run of these blocks to memory in the background."""
-
-
-class RemoteLeased(NamedBlocks, frozen=True, tag="lease"):
-    """Promote the leading run of these blocks to memory and lease it there for `ttl_s`."""
-
-    ttl_s: float
-
-
 class Counted(_Message, frozen=True, tag="counted"):
-    """The number of blocks that a Delete, Stage or Lease found, or that a Suspect deleted."""
+    """The number of blocks that a DeleteBlocks found, or that a SuspectBlocks deleted."""
 
     blocks: int
     epoch: int = 0
 
 
 TargetRequest: TypeAlias = (
-    Join
-    | PutRecords
-    | GetRecords
-    | ExistBlocks
-    | DeleteBlocks
-    | SuspectBlocks
-    | StageBlocks
-    | RemoteLeased
-    | Status
-    | List
+    Join | PutRecords | GetRecords | ExistBlocks | DeleteBlocks | SuspectBlocks | Status | List
 )
 TargetReply: TypeAlias = (
     Challenge | Joined | Stored | RecordsFollow | Existing | Counted | ReportRequest | Refused

@@ -16,16 +16,20 @@ ALSO = ("cpu_s_per_gb",)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
     measuring.add_rounds_argument(parser, 15, "how often each is measured", least=1)
-    measuring.add_folder_argument(parser, "the node's files")
+    measuring.add_folder_argument(parser, "the files of the nodes")
     measuring.add_quick_argument(parser, "three rounds")
 
 
 def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Yield the figures."""
     rounds = min(3, args.rounds) if args.quick else args.rounds
-    steps.plan(2)
+    steps.plan(4)
     steps.begin("counting")
     yield metrics.counting_row(rounds)
-    steps.begin("fetches and saves with and without scrapes")
     with measuring.scratch(args.folder) as scratch:
-        yield from metrics.scraped_rows(scratch / "node", rounds)
+        steps.begin("fetches and saves with and without scrapes")
+        yield from metrics.node_rows(scratch / "node", rounds)
+        steps.begin("fetches of sealed blocks with and without scrapes")
+        yield metrics.sealed_row(scratch / "sealed", rounds)
+        steps.begin("a target with and without scrapes")
+        yield from metrics.target_rows(scratch / "target", rounds)

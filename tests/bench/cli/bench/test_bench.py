@@ -205,7 +205,7 @@ def test_the_help_of_each_subject_ends_with_the_exit_codes(capsys, subject):
     assert "exit codes: 0 all is well" in capsys.readouterr().out
 
 
-def test_the_cost_of_metrics_is_measured_on_a_node_that_is_scraped(
+def test_the_cost_of_metrics_is_measured_on_a_node_and_a_target_that_are_scraped(
     reported, monkeypatch, tmp_path_factory
 ):
     from holdfast_bench.measure import metrics
@@ -218,5 +218,8 @@ def test_the_cost_of_metrics_is_measured_on_a_node_that_is_scraped(
         "metrics.scraped",
         "metrics.scraped.disk",
         "metrics.scraped.save",
+        "metrics.scraped.sealed",
+        "metrics.scraped.get",
+        "metrics.scraped.put",
     ]
     assert all(row["value"] > 0 for row in rows)
