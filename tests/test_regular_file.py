@@ -1,0 +1,64 @@
+"""Small files are read whole or not at all, and replaced whole or not at all."""
+
+import errno
+import os
+import resource
+import stat
+
+import pytest
+
+from holdfast.regular_file import read_regular, replace_file
+
+
+def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", tmp_path):
+        with pytest.raises(OSError, match="not a regular file"):
+            read_regular(path, 10)
+
+
+def test_a_file_that_is_too_large_is_refused(tmp_path):
+    (tmp_path / "file").write_bytes(b"1234")
+    assert read_regular(tmp_path / "file", 4) == b"1234"
+    with pytest.raises(OSError, match="more than 3 bytes") as caught:
+        read_regular(tmp_path / "file", 3)
+    assert caught.value.errno == errno.EFBIG
+
+
+def test_a_replaced_file_is_its_owners_and_nothing_is_left_beside_it(tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(b"old")
+    file.chmod(0o644)
+    os.mkfifo(tmp_path / "file.new")  # a file of that name does not stop it
+    replace_file(file, b"new")
+    assert file.read_bytes() == b"new"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path):
+    file = tmp_path / "file"
+    replace_file(file, b"old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            replace_file(file, b"longer than the limit")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert file.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_cannot_be_flushed_leaves_the_old_one(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    replace_file(file, b"old")
+
+    def fail(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(file, b"new")
+    assert file.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [file]
