@@ -1,0 +1,208 @@
+"""The commands of the how-to pages, run on the files that the pages show, with smaller tiers."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from holdfast.probe import free_port
+
+pytest.importorskip("cryptography", reason="the pages seal the blocks of domains")
+
+HOW_TO = Path(__file__).resolve().parent.parent / "docs" / "how-to"
+READY_S = 60
+WITHIN_S = 120
+
+
+class Page:
+    """A page whose folders, addresses and sizes are replaced by those of a test."""
+
+    def __init__(self, name, folder):
+        self.folder = folder
+        for path in ("etc", "lib", "holdfast"):
+            (folder / path).mkdir(mode=0o700)
+        text = (HOW_TO / f"{name}.md").read_text()
+        for shown, here in {
+            "/etc/holdfast": f"{folder}/etc",
+            "/run/holdfast": f"{folder}/holdfast",
+            "/var/lib/holdfast": f"{folder}/lib",
+            "10.0.0.": "127.77.0.",  # addresses of the loopback device that no other test uses
+            "GiB": "MiB",
+            "TiB": "GiB",
+        }.items():
+            text = text.replace(shown, here)
+        self.text = text
+
+    def blocks(self, language):
+        found = re.findall(rf"^ *```{language}\n(.*?)^ *```", self.text, re.DOTALL | re.MULTILINE)
+        return [textwrap.dedent(block) for block in found]
+
+    def commands(self, start):
+        """Return the commands of the page that begin with `start`, as the page shows them."""
+        lines = [*self.text.splitlines(), *"\n".join(self.blocks("sh")).splitlines()]
+        found = [line.strip() for line in lines if line.strip().startswith(start)]
+        assert found, f"the page shows no {start!r}"
+        return list(dict.fromkeys(found))
+
+
+@pytest.fixture
+def shell(tmp_path_factory):
+    """Runs command lines in an empty folder, and ends what they started."""
+    folder = tmp_path_factory.mktemp("h")  # short: a socket is in it
+    with ExitStack() as undo:
+        yield Shell(folder, undo)
+
+
+class Shell:
+    def __init__(self, folder, undo):
+        self.folder = folder
+        self._undo = undo
+        self._environment = {
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+            "HOME": str(folder),
+            "XDG_RUNTIME_DIR": str(folder),
+        }
+
+    def page(self, name):
+        return Page(name, self.folder)
+
+    def run(self, line, answer="", status=0):
+        """Run a command line; return what it printed."""
+        done = subprocess.run(
+            ["bash", "-c", line],
+            cwd=self.folder,
+            env=self._environment,
+            input=answer,
+            capture_output=True,
+            text=True,
+            timeout=WITHIN_S,
+            check=False,
+        )
+        assert done.returncode == status, f"{line}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def serve(self, line):
+        """Start a node; return its process once it is ready."""
+        log = self.folder / "node.log"
+        with log.open("a") as errors:
+            node = subprocess.Popen(
+                ["bash", "-c", f"exec {line}"],
+                cwd=self.folder,
+                env=self._environment,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        self._undo.callback(stop, node)
+        assert node.stdout.readline().startswith("READY"), log.read_text()
+        return node
+
+
+def stop(node):
+    node.terminate()
+    node.wait(READY_S)
+    node.stdout.close()
+
+
+def new_key(path):
+    path.write_bytes(os.urandom(32))
+    path.chmod(0o600)
+
+
+def test_tenants_have_the_limits_that_the_page_configures(shell):
+    page = shell.page("tenants")
+    (shell.folder / "node.yaml").write_text(page.blocks("yaml")[0])
+    for name in ("acme", "trial"):
+        new_key(shell.folder / f"{name}.key")
+    [serve], [inspect] = page.commands("holdfast serve"), page.commands("holdfast inspect")
+    shell.serve(serve)
+    found = shell.run(inspect)
+    assert all(line in found for line in page.blocks("text")[0].splitlines())
+
+
+def test_a_node_shows_what_it_saved_and_its_metrics(shell):
+    page = shell.page("observe")
+    port = free_port()
+    http = page.blocks("yaml")[0].replace("9464", str(port))
+    (shell.folder / "node.yaml").write_text(f"tiers: [{{kind: host, capacity: 64 MiB}}]\n{http}")
+    shell.serve("holdfast serve --config node.yaml --log-format json")
+    [stats], [top] = page.commands("holdfast stats"), page.commands("holdfast top")
+    assert shell.run(stats).startswith("since start, ")
+    assert shell.run(f"{top} --views 1").startswith("since start, ")
+    paths = re.findall(r"^\| `(/[a-z.]*)` \|", page.text, re.MULTILINE)
+    assert len(paths) == 5
+    for path in paths:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as answer:
+            assert answer.status == 200
+    lines = (shell.folder / "node.log").read_text().splitlines()
+    assert {"time", "level", "logger", "message"} <= set(json.loads(lines[0]))
+
+
+def test_a_pool_is_served_inspected_drained_and_restored(shell):
+    page = shell.page("pool")
+    target, host, members, _ = page.blocks("yaml")
+    key, token = page.blocks("sh")[0].splitlines()
+    shell.run(key)
+    (shell.folder / "token.key").rename(shell.folder / "etc" / "token.key")
+    new_key(shell.folder / "etc" / "domain.key")
+    shell.run(token.replace("token.key", "etc/token.key"))
+    (shell.folder / "etc" / "members.yaml").write_text(members)
+    (shell.folder / "host.yaml").write_text(host)
+    serve_target, serve_host = page.commands("holdfast serve")
+    for number in (1, 2, 3):
+        own = target.replace("127.77.0.1", f"127.77.0.{number}")
+        own = own.replace(f"{shell.folder}/lib", f"{shell.folder}/lib/{number}")
+        (shell.folder / "target.yaml").write_text(own.replace("3 GiB", "128 MiB"))
+        shell.serve(serve_target.partition("#")[0])
+    shell.serve(serve_host.partition("#")[0])
+    [inspect] = {line.partition("#")[0].strip() for line in page.commands("holdfast inspect pool")}
+    assert "3 members" in shell.run(inspect)
+    for verb, state in {"drain": "draining", "serve": "serving"}.items():
+        [change] = page.commands(f"holdfast pool {verb}")
+        shell.run(change)
+        state_of = rf"flash-2 .*{state}"
+        wait_for(lambda wanted=state_of: re.search(wanted, shell.run(inspect)))
+
+
+def test_a_public_domain_is_configured_and_erased(shell):
+    page = shell.page("public-domain")
+    shell.run(page.blocks("sh")[0])
+    new_key(shell.folder / "acme.key")
+    tiers = "tiers: [{kind: host, capacity: 64 MiB}]\n"
+    (shell.folder / "node.yaml").write_text(tiers + page.blocks("yaml")[0])
+    shell.serve("holdfast serve --config node.yaml")
+    [erase] = page.commands("holdfast domain erase")
+    shell.run(f"{erase.partition('#')[0]} --yes")
+
+
+def test_a_store_is_verified_and_a_node_crashed_at_a_failpoint(shell):
+    page = shell.page("campaigns")
+    (shell.folder / "node.yaml").write_text(
+        "tiers:\n  - {kind: host, capacity: 64 MiB}\n"
+        f"  - {{kind: disk, path: {shell.folder}/lib, capacity: 256 MiB}}\n"
+    )
+    node = shell.serve("holdfast serve --config node.yaml")
+    running, limited, offline = page.commands("holdfast verify")
+    for line in (running, limited):
+        assert "all are intact" in shell.run(line)
+    stop(node)
+    assert "all are intact" in shell.run(offline)
+    [crash] = page.commands("HOLDFAST_FAILPOINT=")
+    unknown = crash.replace("region_seal:3", "nowhere:1")
+    shell.run(unknown, status=2)
+    stop(shell.serve(f"env {crash}"))
+
+
+def wait_for(condition):
+    until = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.2)
