@@ -7,7 +7,6 @@ with one of a few capacities. There are several hundred candidates; `size.need` 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
 from itertools import accumulate, pairwise, product
 from math import ceil, inf
 from typing import NamedTuple
@@ -107,7 +106,17 @@ class _Search:
         self._all_held = {tokens: question.demand.held(tokens) for tokens in capacities}
         self._least: dict[tuple[float, float], tuple[float, float]] = {}
         """(tokens of the largest tier, fastest link) to (lowest TTFT, engines needed)."""
-        candidates = list(_candidates(question))
+        # Every ladder of the grid whose tiers grow from top to bottom, the empty one first.
+        choices: list[list[NeededTier | None]] = []
+        for kinds in _TIER_CHOICES:
+            names = [n for n in question.media if question.profile.medium(n).tier in kinds]
+            fractions = (1.0,) if kinds == ("object",) else _FRACTIONS
+            choices.append([None, *(NeededTier(n, f * unique) for n in names for f in fractions)])
+        candidates: list[tuple[NeededTier, ...]] = []
+        for chosen in product(*choices):
+            tier_specs = tuple(tier_spec for tier_spec in chosen if tier_spec is not None)
+            if all(above.tokens < below.tokens for above, below in pairwise(tier_specs)):
+                candidates.append(tier_specs)
         self.tried = len(candidates)
         sample = msgspec.structs.replace(self._sample, goal=self.no_limit)
         evaluated = [
@@ -118,10 +127,8 @@ class _Search:
         self._ladders = sorted(known, key=lambda pair: _rank(pair[0]))
         self._failed = [tier_specs for one, tier_specs in evaluated if one is None]
         """Ladders that cannot serve the sample; they may still serve all requests."""
-        kinds = {self._lowest_kind(tier_specs) for tier_specs in candidates}
-        self.lowest_kinds = [
-            kind for kinds_at in _TIER_CHOICES for kind in kinds_at if kind in kinds
-        ]
+        lowest = {self._lowest_kind(tier_specs) for tier_specs in candidates}
+        self.lowest_kinds = [kind for kinds in _TIER_CHOICES for kind in kinds if kind in lowest]
 
     def unreachable(self) -> ConfigError:
         """Return the error that names the lowest possible TTFT and what limits it."""
@@ -274,20 +281,6 @@ class _Search:
 def _rank(one: LadderNeed) -> tuple[float, float]:
     """Return the sort key of proposals: by cost, then by TTFT."""
     return one.dollars_per_h, one.ttft_s[1]
-
-
-def _candidates(question: SizingQuestion) -> Iterator[tuple[NeededTier, ...]]:
-    """Yield every ladder of the grid whose tiers grow from top to bottom, the empty one first."""
-    unique = question.demand.unique_tokens
-    choices: list[list[NeededTier | None]] = []
-    for kinds in _TIER_CHOICES:
-        names = [n for n in question.media if question.profile.medium(n).tier in kinds]
-        fractions = (1.0,) if kinds == ("object",) else _FRACTIONS
-        choices.append([None, *(NeededTier(n, f * unique) for n in names for f in fractions)])
-    for chosen in product(*choices):
-        tier_specs = tuple(tier_spec for tier_spec in chosen if tier_spec is not None)
-        if all(above.tokens < below.tokens for above, below in pairwise(tier_specs)):
-            yield tier_specs
 
 
 def ttft_bound(question: SizingQuestion, held: dict[float, Floats]) -> tuple[float, str]:
