@@ -303,13 +303,15 @@ class SimulatedMemory:
             fit = self._evict_for(now_s, number, fit, missing)
         if fit < needed:
             # Put the leading rows that fit, the last one perhaps in part.
-            left, wanted, missing = fit, missing, []
-            for row, upto in wanted:
+            leading: list[tuple[int, int]] = []
+            left = fit
+            for row, upto in missing:
                 if left <= 0:
                     break
                 held = max(0, column[row])
-                missing.append((row, min(upto, held + left)))
+                leading.append((row, min(upto, held + left)))
                 left -= upto - held
+            missing = leading
             new = [row for row, _ in missing if column[row] < 0]
         for row, upto in missing:
             column[row] = upto

@@ -226,7 +226,7 @@ def _ordered(figure: dict[str, Any], given: Mapping[str, Any], file: str) -> dic
 
 
 def _convert(data: Mapping[str, Any], file: str) -> Profile:
-    """Convert section by section, so that an error can name the full path of the key, and check."""
+    """Convert section by section, so that errors can name the full path; check all figures."""
     sections: dict[str, Any] = dict(data)
     for section, kind in _NAMED.items():
         if not isinstance(data[section], Mapping):
