@@ -30,11 +30,11 @@ def retention(trace: Trace, ttls_s: list[float], runs: Reuse | None = None) -> l
     gaps = gaps_s(trace, runs)
     tokens = run_tokens(trace, runs)
     inputs = int(trace.input_tokens.sum())
+    used_last = np.diff(trace.starts) - trace.sum_by_request(runs.previous, runs.blocks)
     rows = []
     for ttl_s in ttls_s:
         hit = gaps <= ttl_s
         expired = ~hit
-        used_last = np.diff(trace.starts) - trace.sum_by_request(runs.previous, runs.blocks)
         unused_s = np.minimum(trace.span_s - trace.time_s, ttl_s)
         block_seconds = runs.blocks @ np.minimum(gaps, ttl_s) + used_last @ unused_s
         mean = float(block_seconds) / trace.span_s if trace.span_s else float(trace.unique)

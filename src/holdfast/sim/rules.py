@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from holdfast.assemble.rules import admission
@@ -41,19 +41,17 @@ def rules_of(hardware: SimulatedHardware, policy: str = DEFAULT) -> NewRules:
         else:
             given |= _given(tier, "writes_per_day")
             options = DiskOptions(path="", capacity=Size(tier_spec.nbytes), **given)
-        saved_s: Callable[[int], float] | None = None
         at = hardware.tier_specs.index(tier_spec)
-        if at + 1 < len(hardware.tier_specs):
-            here, there = (
-                TierEstimate(one.latency_s, one.read_bytes_per_s)
-                for one in hardware.tier_specs[at : at + 2]
-            )
+        speeds = [
+            TierEstimate(one.latency_s, one.read_bytes_per_s)
+            for one in hardware.tier_specs[at : at + 2]
+        ]
 
-            def saved_s(nbytes: int) -> float:
-                """Return the seconds saved by reading this tier, not the one below; both idle."""
-                return there.seconds(nbytes) - here.seconds(nbytes)
+        def saved_s(nbytes: int) -> float:
+            """Return the seconds saved by reading this tier, not the one below; both idle."""
+            return speeds[1].seconds(nbytes) - speeds[0].seconds(nbytes)
 
-        rule = admission(options, saved_s=saved_s)
+        rule = admission(options, saved_s=saved_s if len(speeds) > 1 else None)
         return SimulatedRules(eviction, None if isinstance(rule, AlwaysAdmit) else rule)
 
     return create

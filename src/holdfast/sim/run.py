@@ -203,17 +203,6 @@ class Simulation:
         inflight.compute_s = cost.seconds(tokens - reused, reused)
         inflight.worker.engine.expect(inflight.compute_s - before_s)
 
-    def _fetch(self, now_s: float, request: int, inflight: InflightRequest) -> None:
-        """Start the transfers of the planned blocks, and the deadline event."""
-        inflight.ready_s = now_s
-        if inflight.blocks:
-            counts = inflight.counts(len(self.fleet.names))
-            self._ledger.fetch(request, counts)
-            self._start_transfers(now_s, request, inflight, counts)
-            if inflight.moving and inflight.late_s < math.inf:
-                self._schedule(inflight.late_s, _DEADLINE, request)
-        self._complete_fetch(now_s, request, inflight)
-
     def _start_transfers(
         self, now_s: float, request: int, inflight: InflightRequest, counts: list[int]
     ) -> None:

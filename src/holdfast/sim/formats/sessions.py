@@ -116,7 +116,24 @@ def read(source: Source, reading: Reading) -> Trace:
                 f"block_size {block_tokens}, but {reading.block_tokens} was given: ids cannot be "
                 "converted to another block size; remove the option",
             )
-        _add(rows, chains, number, session, reading.window_s * rng.random())
+        start_s = reading.window_s * rng.random()
+        chains.session(session.hash_id_scope)
+        session_number = rows.session_of(number)
+        for at, (request, since_s) in enumerate(_flat(rows, number, session)):
+            blocks = chains.add(_runs(request))
+            full = request.tokens // block_tokens
+            if blocks not in (full, -(-request.tokens // block_tokens)):
+                raise source.error(
+                    number,
+                    f"request {at} at {request.t:g} s: {blocks} ids for {request.tokens} tokens, "
+                    f"but {full} full blocks of {block_tokens}: ids are missing or too many; "
+                    "correct or remove the request",
+                )
+            think = request.think_time if request.think is None else request.think
+            think_s = math.nan if think is None or not at else think
+            tokens = request.tokens, request.answer
+            rows.add(number, start_s + since_s, tokens, session_number, think_s)
+            rows.counts.append(blocks)
     times = np.array(rows.time_s)
     order = np.argsort(times, kind="stable")
     rows.time_s = array("d", np.sort(times))  # composed: no order to warn about
@@ -125,29 +142,6 @@ def read(source: Source, reading: Reading) -> Trace:
     counts, ids = chains.ids(order)
     trace = arrange(source.name, block_tokens, requests, counts, ids)
     return trace._replace(composed=True)
-
-
-def _add(
-    rows: Rows, chains: SessionChains, number: int, session: AgentSession, start_s: float
-) -> None:
-    """Add the requests of one session, in their order in the file."""
-    chains.session(session.hash_id_scope)
-    session_number = rows.session_of(number)
-    for at, (request, since_s) in enumerate(_flat(rows, number, session)):
-        blocks = chains.add(_runs(request))
-        full = request.tokens // session.block_size
-        if blocks not in (full, -(-request.tokens // session.block_size)):
-            raise rows.source.error(
-                number,
-                f"request {at} at {request.t:g} s: {blocks} ids for {request.tokens} tokens, but "
-                f"{full} full blocks of {session.block_size}: ids are missing or too many; "
-                "correct or remove the request",
-            )
-        think = request.think_time if request.think is None else request.think
-        think_s = math.nan if think is None or not at else think
-        tokens = request.tokens, request.answer
-        rows.add(number, start_s + since_s, tokens, session_number, think_s)
-        rows.counts.append(blocks)
 
 
 def _flat(rows: Rows, number: int, session: AgentSession) -> Iterator[tuple[AgentRequest, float]]:
