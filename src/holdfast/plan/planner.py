@@ -103,13 +103,12 @@ class BestCut:
     def __init__(self, share: float = SHARE, slack: float = SLACK) -> None:
         self._share = share
         self._slack = slack
-        self._unknown = FetchHeld()
 
     def plan(self, question: PlanQuestion) -> Plan:
         """Return the cut with the least time to the first token; the shortest if several tie."""
         cost = question.cost
         if cost is None or question.prompt_tokens <= 0:
-            return self._unknown.plan(question)
+            return FetchHeld().plan(question)
         if not isinstance(question.tiers, bytes):  # bytes are fast to count and slice
             question = question._replace(tiers=bytes(question.tiers))
         have, prompt = question.have_tokens, question.prompt_tokens

@@ -114,9 +114,21 @@ class _Scale:
         self.log = axis.log
         low, high = min(values), max(values)
         if self.log:
-            self.ticks = _log_ticks(low, high)
+            for marks in ((1,), (1, 3), (1, 2, 5)):
+                powers = range(floor(log10(low)) - 1, ceil(log10(high)) + 2)
+                every = [m * 10.0**p for p in powers for m in marks]
+                begin = max(i for i, value in enumerate(every) if value <= low)
+                end = min(i for i, value in enumerate(every) if value >= high)
+                self.ticks = every[begin : max(end, begin + 1) + 1]
+                if len(self.ticks) > _TICKS_LOG_MIN:
+                    break
         else:
-            self.ticks = _linear_ticks(min(low, 0.0), high)
+            low = min(low, 0.0)
+            raw = ((high - low) or abs(high) or 1.0) / _TICKS
+            power = 10.0 ** floor(log10(raw))
+            step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+            begin, end = floor(low / step), ceil((high or step) / step)
+            self.ticks = [i * step for i in range(begin, max(end, begin + 1) + 1)]
         self._low, self._high = self._place(self.ticks[0]), self._place(self.ticks[-1])
         self._first, self._last = first, last
 
@@ -127,27 +139,6 @@ class _Scale:
 
     def _place(self, value: float) -> float:
         return log10(value) if self.log else value
-
-
-def _linear_ticks(low: float, high: float) -> list[float]:
-    span = (high - low) or abs(high) or 1.0
-    raw = span / _TICKS
-    power = 10.0 ** floor(log10(raw))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
-    first, last = floor(low / step), ceil((high or step) / step)
-    return [i * step for i in range(first, max(last, first + 1) + 1)]
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    for marks in ((1,), (1, 3), (1, 2, 5)):
-        powers = range(floor(log10(low)) - 1, ceil(log10(high)) + 2)
-        every = [m * 10.0**p for p in powers for m in marks]
-        first = max(i for i, value in enumerate(every) if value <= low)
-        last = min(i for i, value in enumerate(every) if value >= high)
-        inside = every[first : max(last, first + 1) + 1]
-        if len(inside) > _TICKS_LOG_MIN:
-            break
-    return inside
 
 
 def _series_marks(one: Series, number: int, across: _Scale, up: _Scale) -> list[str]:

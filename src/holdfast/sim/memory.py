@@ -342,13 +342,18 @@ class SimulatedMemory:
         if tier_state.evicts_by_itself:
             leases, kept = (), {row for row, _ in incoming}
         remove, demotes = tier_state.eviction.remove, bool(self._demotion_targets[number])
+        lower = self.index.places[number + 1 :]
         admission, short = tier_state.admission, blocks - (tier_state.capacity - tier_state.held)
         left, demoted = short, []
         for row in tier_state.eviction.victims(now_s):
             if row in kept or (leases and leases[row]):
                 continue
             held = column[row]
-            demote = demotes and self._missing_below(number, row, held)
+            demote = (
+                demotes
+                and all(places[row] < held for places in lower)
+                and not (self._below and self._below.holds(self._key(row), held))
+            )
             if held > left and not demote and leases:  # evict the tail; the rest keeps its order
                 column[row] = held - left
                 left = 0
@@ -372,13 +377,6 @@ class SimulatedMemory:
                 elif self._below:
                     self._below.receive(now_s, target - own, self, demoted)
         return blocks - left if left > 0 else blocks
-
-    def _missing_below(self, number: int, row: int, blocks: int) -> bool:
-        places = self.index.places
-        for lower in range(number + 1, len(places)):
-            if places[lower][row] >= blocks:
-                return False
-        return self._below is None or not self._below.holds(self._key(row), blocks)
 
     def _put_pinned(self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]) -> None:
         rows = [row for row, _ in wanted]

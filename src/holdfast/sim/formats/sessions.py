@@ -76,8 +76,14 @@ class SessionChains:
         """Start a session; its ids get an offset unless their scope is global."""
         self._base = 0 if scope == "global" else self._end
 
-    def add(self, runs: list[tuple[int, int]]) -> int:
+    def add(self, request: AgentRequest) -> int:
         """Add the chain of one request; return its number of blocks."""
+        runs = request.runs
+        if runs is None:
+            ids = np.array(request.hash_ids or [], np.int64)
+            heads = np.flatnonzero(np.diff(ids, prepend=ids[0] - 2) != 1) if len(ids) else ids
+            lengths = np.diff(heads, append=len(ids))
+            runs = list(zip(ids[heads].tolist(), lengths.tolist(), strict=True))
         self.runs.append(len(runs))
         for first, length in runs:
             self.firsts.append(self._base + first)
@@ -120,7 +126,7 @@ def read(source: Source, reading: Reading) -> Trace:
         chains.session(session.hash_id_scope)
         session_number = rows.session_of(number)
         for at, (request, since_s) in enumerate(_flat(rows, number, session)):
-            blocks = chains.add(_runs(request))
+            blocks = chains.add(request)
             full = request.tokens // block_tokens
             if blocks not in (full, -(-request.tokens // block_tokens)):
                 raise source.error(
@@ -161,15 +167,3 @@ def _flat(rows: Rows, number: int, session: AgentSession) -> Iterator[tuple[Agen
                 )
             since_s = session.subagents[request.sub].t
         yield request, since_s + request.t
-
-
-def _runs(request: AgentRequest) -> list[tuple[int, int]]:
-    """Return a request's ids as runs (first id, number of ids)."""
-    if request.runs is not None:
-        return request.runs
-    ids = np.array(request.hash_ids or [], np.int64)
-    if not len(ids):
-        return []
-    heads = np.flatnonzero(np.diff(ids, prepend=ids[0] - 2) != 1)
-    lengths = np.diff(heads, append=len(ids))
-    return list(zip(ids[heads].tolist(), lengths.tolist(), strict=True))
