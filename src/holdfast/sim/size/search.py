@@ -267,10 +267,9 @@ class _Search:
         tiers = [question.profile.medium(tier_spec.name).tier for tier_spec in tier_specs]
         link = max((question.ingest_bytes_per_s(tier) for tier in tiers), default=inf)
         if (tokens, link) not in self._least:
-            compute_s, load_s = _idle_times(question, self._all_held[tokens], link)
-            ttft_s = question.overhead_s + compute_s + load_s
-            at = _at_quantile(question, ttft_s)
-            self._least[tokens, link] = float(ttft_s[at]), question.needed_engines(compute_s)
+            compute_s, load_s, at = _idle_times(question, self._all_held[tokens], link)
+            ttft_s = float(question.overhead_s + compute_s[at] + load_s[at])
+            self._least[tokens, link] = ttft_s, question.needed_engines(compute_s)
         least_s, engines = self._least[tokens, link]
         late = goal.ttft_s is not None and least_s > goal.ttft_s * (1 + 1e-9)
         if late or 0 < question.nodes < engines:
@@ -295,12 +294,11 @@ def ttft_bound(question: SizingQuestion, held: dict[float, Floats]) -> tuple[flo
     links = "the engine's network" if set(tiers) <= set(REMOTE) else "the GPUs' links"
     bound_s, why = inf, ""
     for tokens in sorted(held, reverse=True):
-        compute_s, load_s = _idle_times(question, held[tokens], link_bytes_per_s)
-        ttft_s = question.overhead_s + compute_s + load_s
-        at = _at_quantile(question, ttft_s)
-        if ttft_s[at] >= bound_s:
+        compute_s, load_s, at = _idle_times(question, held[tokens], link_bytes_per_s)
+        ttft_s = float(question.overhead_s + compute_s[at] + load_s[at])
+        if ttft_s >= bound_s:
             continue
-        bound_s = float(ttft_s[at])
+        bound_s = ttft_s
         if load_s[at] > compute_s[at]:
             why = (
                 f"loading {load_s[at] * link_bytes_per_s / GB:.1f} GB of context over {links} "
@@ -321,13 +319,14 @@ def ttft_bound(question: SizingQuestion, held: dict[float, Floats]) -> tuple[flo
 
 def _idle_times(
     question: SizingQuestion, held: Floats, link_bytes_per_s: float
-) -> tuple[Floats, Floats]:
-    """Return the seconds to compute and to load each request, if it has the link to itself."""
+) -> tuple[Floats, Floats, int]:
+    """Return the seconds to compute and to load each request, if it has the link to itself.
+
+    The third value is the request at the quantile of the goal's share, by time to first token.
+    """
     inputs = question.demand.input_tokens.astype(np.float64)
-    nbytes = held * question.token_bytes + question.fixed_bytes(held)
-    return question.prefill_s(held, inputs), nbytes / link_bytes_per_s
-
-
-def _at_quantile(question: SizingQuestion, ttft_s: Floats) -> int:
-    """Return the request at the quantile of the goal's share."""
-    return int(np.argsort(ttft_s)[max(0, ceil(question.goal.share * len(ttft_s) - 1e-9) - 1)])
+    compute_s = question.prefill_s(held, inputs)
+    load_s = (held * question.token_bytes + question.fixed_bytes(held)) / link_bytes_per_s
+    order = np.argsort(question.overhead_s + compute_s + load_s)
+    at = max(0, ceil(question.goal.share * len(order) - 1e-9) - 1)
+    return compute_s, load_s, int(order[at])
