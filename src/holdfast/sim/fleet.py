@@ -30,11 +30,6 @@ class FleetCoverage(NamedTuple):
     tiers: bytes
     whole: int
 
-    @property
-    def blocks(self) -> int:
-        """Number of leading blocks held."""
-        return len(self.tiers)
-
 
 UNKNOWN = FleetCoverage([], [], b"", 0)
 """The coverage of a request before its lookup."""

@@ -250,11 +250,7 @@ class SimulatedMemory:
     def holds(self, key: bytes, blocks: int) -> bool:
         """Return whether any tier holds the first `blocks` blocks of a run."""
         row = self.index.find(self._namespace, key)
-        if row >= 0:
-            for column in self.index.places:
-                if column[row] >= blocks:
-                    return True
-        return False
+        return row >= 0 and any(column[row] >= blocks for column in self.index.places)
 
     def _create(
         self, keys: Sequence[bytes], parent_run: int, depth: int, lengths: Sequence[int]

@@ -374,7 +374,7 @@ class Simulation:
         keys, lengths = self._chain(request)
         covered = self.fleet.cover(worker, keys)
         inflight = InflightPrestage(worker, keys, lengths, covered)
-        inflight.needed_s, inflight.blocks, inflight.ready_s = needed_s, covered.blocks, now_s
+        inflight.needed_s, inflight.blocks, inflight.ready_s = needed_s, len(covered.tiers), now_s
         counts = inflight.counts(len(self.fleet.names))
         host = self._host or 0
         if not any(counts[host + 1 :]):

@@ -33,7 +33,29 @@ def proposal_lines(question: SizingQuestion, found: SizingAnswer) -> Iterator[st
     best, without, share = found.best, found.without, question.goal.share
     yield from (question.shape.name, question.demand.about, "", advice(question, found), "")
     if best.tiers:
-        yield from (*_tier_table(best), "")
+        heads = ("tier", "medium", "holds", "bought", "bound by", "GB/s: one request", "busiest")
+        table = [(*heads, "all", "hits", "DWPD", "W", "$/h")]
+        for tier in best.tiers:
+            worn = "-"
+            if tier.rated_writes_per_day is not None:
+                worn = f"{tier.writes_per_day:.2f} of {tier.rated_writes_per_day:g}"
+            table.append(
+                (
+                    tier.tier,
+                    tier.medium,
+                    size_text(tier.capacity_bytes),
+                    _count(tier.units, tier.unit),
+                    tier.bound,
+                    f"{tier.request_bytes_per_s / GB:,.1f}",
+                    f"{tier.traffic_bytes_per_s / GB:,.1f}",
+                    f"{tier.bytes_per_s / GB:,.1f}",
+                    f"{tier.hit:.1%}",
+                    worn,
+                    f"{tier.watts:,.0f}",
+                    f"{tier.dollars_per_h:,.2f}",
+                )
+            )
+        yield from (*_columns(table), "")
     yield f"hits           {best.hit:.1%} of input tokens"
     yield (
         f"first token    {best.ttft_s[1]:.2f} s for {share:.0%} of requests, "
@@ -135,31 +157,6 @@ def _units_text(tier: TierNeed) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _tier_table(need: LadderNeed) -> list[str]:
-    heads = ("tier", "medium", "holds", "bought", "bound by", "GB/s: one request", "busiest", "all")
-    rows = [(*heads, "hits", "DWPD", "W", "$/h")]
-    rows += [
-        (
-            tier.tier,
-            tier.medium,
-            size_text(tier.capacity_bytes),
-            _count(tier.units, tier.unit),
-            tier.bound,
-            f"{tier.request_bytes_per_s / GB:,.1f}",
-            f"{tier.traffic_bytes_per_s / GB:,.1f}",
-            f"{tier.bytes_per_s / GB:,.1f}",
-            f"{tier.hit:.1%}",
-            "-"
-            if (rated := tier.rated_writes_per_day) is None
-            else f"{tier.writes_per_day:.2f} of {rated:g}",
-            f"{tier.watts:,.0f}",
-            f"{tier.dollars_per_h:,.2f}",
-        )
-        for tier in need.tiers
-    ]
-    return _columns(rows)
 
 
 def _purchase_lines(question: SizingQuestion, best: LadderNeed) -> Iterator[str]:
