@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from holdfast.errors import ConfigError
 from holdfast.sim.model.fields import Fields
-from holdfast.sim.model.layers import Layer, layers_of
+from holdfast.sim.model.layers import layers_of
 from holdfast.sim.model.parameters import count, heads, mamba_sizes, weights_bytes
 from holdfast.sim.model.shape import Attention, ModelShape
 
@@ -91,23 +91,6 @@ def shape_of(fields: Fields) -> ModelShape:
         )
     layers = layers_of(fields)
     counted = count(fields, layers)
-    shape = ModelShape(
-        name=fields.name,
-        attention=_attention(fields, layers),
-        active_parameters=counted.active,
-        parameters=counted.total,
-        weights_bytes=weights_bytes(fields, counted),
-        context_max=fields.number("max_position_embeddings", default=0),
-    )
-    if not shape.context_bytes(1) or not counted.active:
-        raise ConfigError(
-            f"{fields.name}: its layers keep nothing, or compute nothing, because a size is 0; "
-            "correct the config"
-        )
-    return shape
-
-
-def _attention(fields: Fields, layers: list[Layer]) -> tuple[Attention, ...]:
     shared = fields.number("num_kv_shared_layers", default=0)  # the last ones reuse others' KV
     if shared >= len(layers):
         raise ConfigError(
@@ -146,7 +129,20 @@ def _attention(fields: Fields, layers: list[Layer]) -> tuple[Attention, ...]:
         convolved = sizes.inner + 2 * sizes.groups * sizes.state
         elements = sizes.inner * sizes.state
         parts.append(_state(fields, mamba, elements, convolved * max(kernel - 1, 0)))
-    return tuple(parts)
+    shape = ModelShape(
+        name=fields.name,
+        attention=tuple(parts),
+        active_parameters=counted.active,
+        parameters=counted.total,
+        weights_bytes=weights_bytes(fields, counted),
+        context_max=fields.number("max_position_embeddings", default=0),
+    )
+    if not shape.context_bytes(1) or not counted.active:
+        raise ConfigError(
+            f"{fields.name}: its layers keep nothing, or compute nothing, because a size is 0; "
+            "correct the config"
+        )
+    return shape
 
 
 def _heads(
