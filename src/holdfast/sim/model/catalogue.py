@@ -91,7 +91,8 @@ def shape_of(fields: Fields) -> ModelShape:
         )
     layers = layers_of(fields)
     counted = count(fields, layers)
-    shared = fields.number("num_kv_shared_layers", default=0)  # the last ones reuse others' KV
+    # The KV state of each kind of layer; the last `shared` layers reuse that of others.
+    shared = fields.number("num_kv_shared_layers", default=0)
     if shared >= len(layers):
         raise ConfigError(
             f"{fields.name}: num_kv_shared_layers: {shared} of {len(layers)} layers; at "
