@@ -89,35 +89,10 @@ class OnlineFit:
         self._keep(Observation(tuple(map(float, features)), float(seconds), self.count))
 
     def coefficients(self) -> tuple[float, ...]:
-        """Return the fit, computed on the first call after an observation.
-
-        It is the better of two fits: one starts from all observations, one from the latest. If old
-        and new observations contradict each other, each group looks like outliers to a fit of the
-        other, so reweighting alone cannot choose between them.
-        """
-        if self._fitted is not None:
-            return self._fitted
-        kept = self.observations()
-        usual: dict[int, float] = {}
-        for size in self._sizes.values():
-            middle = median([one.seconds for one in size])
-            usual |= dict.fromkeys([one.number for one in size], middle)
-        features = list(zip(*(one.features for one in kept), strict=True))
-        seconds = [one.seconds for one in kept]
-        data = _Columns(features, seconds, [usual[one.number] for one in kept])
-        aged = [max(AGED_MIN, 0.5 ** ((self.count - one.number) / self._half_life)) for one in kept]
-        found = self._reweighted_fit(data, aged, aged)
-        count = len(kept)
-        if count > LATEST:
-            latest = _Columns(
-                [column[-LATEST:] for column in features], seconds[-LATEST:], data.usual[-LATEST:]
-            )
-            if _misfit(latest, found, [1.0] * LATEST) >= _CONTRADICTION:
-                start = [0.0] * (count - LATEST) + [1.0] * LATEST
-                other = self._reweighted_fit(data, aged, start)
-                found = min(found, other, key=lambda each: _misfit(data, each, aged))
-        self._fitted = found
-        return found
+        """Return the fit, computed on the first call after an observation."""
+        if self._fitted is None:
+            self._fitted = self._fit()
+        return self._fitted
 
     def observations(self) -> list[Observation]:
         """Return the observations kept, oldest first."""
@@ -159,6 +134,33 @@ class OnlineFit:
             if not self._sizes[oldest]:
                 del self._sizes[oldest]
         self._fitted = None
+
+    def _fit(self) -> tuple[float, ...]:
+        """Return the better of two fits: one starts from all observations, one from the latest.
+
+        If old and new observations contradict each other, each group looks like outliers to a fit
+        of the other, so reweighting alone cannot choose between them.
+        """
+        kept = self.observations()
+        usual: dict[int, float] = {}
+        for size in self._sizes.values():
+            middle = median([one.seconds for one in size])
+            usual |= dict.fromkeys([one.number for one in size], middle)
+        features = list(zip(*(one.features for one in kept), strict=True))
+        seconds = [one.seconds for one in kept]
+        data = _Columns(features, seconds, [usual[one.number] for one in kept])
+        aged = [max(AGED_MIN, 0.5 ** ((self.count - one.number) / self._half_life)) for one in kept]
+        found = self._reweighted_fit(data, aged, aged)
+        count = len(kept)
+        if count > LATEST:
+            latest = _Columns(
+                [column[-LATEST:] for column in features], seconds[-LATEST:], data.usual[-LATEST:]
+            )
+            if _misfit(latest, found, [1.0] * LATEST) >= _CONTRADICTION:
+                start = [0.0] * (count - LATEST) + [1.0] * LATEST
+                other = self._reweighted_fit(data, aged, start)
+                found = min(found, other, key=lambda each: _misfit(data, each, aged))
+        return found
 
     def _reweighted_fit(
         self, data: _Columns, aged: Sequence[float], start: Sequence[float]
