@@ -55,11 +55,6 @@ class _Columns(NamedTuple):
     seconds: Sequence[float]
     usual: Sequence[float]
 
-    def latest(self, count: int) -> _Columns:
-        """Return the last `count` observations."""
-        features = [column[-count:] for column in self.features]
-        return _Columns(features, self.seconds[-count:], self.usual[-count:])
-
 
 class Belief(NamedTuple):
     """The prior of a fit: coefficients, and the weight of each.
@@ -147,13 +142,25 @@ class OnlineFit:
         of the other, so reweighting alone cannot choose between them.
         """
         kept = self.observations()
-        data, count = self._columns(kept), len(kept)
+        usual: dict[int, float] = {}
+        for size in self._sizes.values():
+            middle = median([one.seconds for one in size])
+            usual |= dict.fromkeys([one.number for one in size], middle)
+        features = list(zip(*(one.features for one in kept), strict=True))
+        seconds = [one.seconds for one in kept]
+        data = _Columns(features, seconds, [usual[one.number] for one in kept])
         aged = [max(AGED_MIN, 0.5 ** ((self.count - one.number) / self._half_life)) for one in kept]
         found = self._reweighted_fit(data, aged, aged)
-        if count <= LATEST or _misfit(data.latest(LATEST), found, [1.0] * LATEST) < _CONTRADICTION:
-            return found
-        other = self._reweighted_fit(data, aged, [0.0] * (count - LATEST) + [1.0] * LATEST)
-        return min(found, other, key=lambda each: _misfit(data, each, aged))
+        count = len(kept)
+        if count > LATEST:
+            latest = _Columns(
+                [column[-LATEST:] for column in features], seconds[-LATEST:], data.usual[-LATEST:]
+            )
+            if _misfit(latest, found, [1.0] * LATEST) >= _CONTRADICTION:
+                start = [0.0] * (count - LATEST) + [1.0] * LATEST
+                other = self._reweighted_fit(data, aged, start)
+                found = min(found, other, key=lambda each: _misfit(data, each, aged))
+        return found
 
     def _reweighted_fit(
         self, data: _Columns, aged: Sequence[float], start: Sequence[float]
@@ -180,16 +187,6 @@ class OnlineFit:
                 for age, error in zip(aged, errors, strict=True)
             ]
         return found
-
-    def _columns(self, kept: Sequence[Observation]) -> _Columns:
-        """Return the observations by column, with the median time of each one's size."""
-        usual: dict[int, float] = {}
-        for size in self._sizes.values():
-            middle = median([one.seconds for one in size])
-            usual |= dict.fromkeys([one.number for one in size], middle)
-        features = list(zip(*(one.features for one in kept), strict=True))
-        seconds = [one.seconds for one in kept]
-        return _Columns(features, seconds, [usual[one.number] for one in kept])
 
 
 def _is_plausible(features: Sequence[float], seconds: float) -> bool:

@@ -71,7 +71,6 @@ class Planner(Protocol):
 
     def plan(self, question: PlanQuestion) -> Plan:
         """Return the plan for a question."""
-        ...
 
 
 class FetchHeld:
@@ -104,13 +103,12 @@ class BestCut:
     def __init__(self, share: float = SHARE, slack: float = SLACK) -> None:
         self._share = share
         self._slack = slack
-        self._unknown = FetchHeld()
 
     def plan(self, question: PlanQuestion) -> Plan:
         """Return the cut with the least time to the first token; the shortest if several tie."""
         cost = question.cost
         if cost is None or question.prompt_tokens <= 0:
-            return self._unknown.plan(question)
+            return FetchHeld().plan(question)
         if not isinstance(question.tiers, bytes):  # bytes are fast to count and slice
             question = question._replace(tiers=bytes(question.tiers))
         have, prompt = question.have_tokens, question.prompt_tokens
@@ -119,7 +117,21 @@ class BestCut:
         there_s, tokens = fetch_s(question, blocks), _ready(question, blocks)
         saved_s = recompute_s - cost.seconds(prompt - tokens, tokens)
         deadline_s = min(max(self._share * saved_s, self._slack * there_s), question.limit_s)
-        reason = _reason(question, blocks, least_s, recompute_s)
+        first, held = question.first, len(question.tiers)
+        if held <= first:
+            reason = f"recompute {_time(recompute_s)}: nothing that is missing is held"
+        elif blocks <= first:
+            reason = (
+                f"recompute {_time(recompute_s)}, fetch none of {held - first} blocks held: "
+                f"{_why(question, first)}"
+            )
+        else:
+            reason = (
+                f"fetch {blocks - first} of {held - first} blocks{_whence(question, blocks)}: "
+                f"{_time(least_s)} against {_time(recompute_s)}"
+            )
+            if blocks < held:
+                reason += f"; last {held - blocks} recomputed: {_why(question, blocks)}"
         return Plan(blocks, there_s, least_s, recompute_s, deadline_s, reason)
 
 
@@ -225,22 +237,6 @@ def _best(question: PlanQuestion, cost: PrefillCost) -> tuple[int, float]:
 def _time(seconds: float) -> str:
     rounded = float(f"{seconds:.2g}")  # round before choosing the unit: 99.9 ms is 0.10 s
     return f"{seconds:.2f} s" if rounded >= _SHORT_S else f"{1000 * rounded:.2g} ms"
-
-
-def _reason(question: PlanQuestion, blocks: int, expected: float, recompute: float) -> str:
-    first, held = question.first, len(question.tiers)
-    if held <= first:
-        return f"recompute {_time(recompute)}: nothing that is missing is held"
-    if blocks <= first:
-        why = _why(question, first)
-        return f"recompute {_time(recompute)}, fetch none of {held - first} blocks held: {why}"
-    words = (
-        f"fetch {blocks - first} of {held - first} blocks{_whence(question, blocks)}: "
-        f"{_time(expected)} against {_time(recompute)}"
-    )
-    if blocks == held:
-        return words
-    return f"{words}; last {held - blocks} recomputed: {_why(question, blocks)}"
 
 
 def _whence(question: PlanQuestion, blocks: int) -> str:

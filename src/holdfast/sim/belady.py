@@ -33,41 +33,35 @@ def belady(trace: Trace, capacities: list[int], runs: Reuse | None = None) -> li
     """
     runs = reuse(trace) if runs is None else runs
     inputs = int(trace.input_tokens.sum())
-    bounds = []
-    for capacity in capacities:
-        if capacity < 0:
-            raise ValueError(f"capacity of {capacity} blocks: give 0 or more")
-        kept = np.array(_kept(trace, runs, capacity), np.int64)
-        blocks = trace.sum_by_request(runs.request, kept)
-        tokens = np.minimum(blocks * trace.block_tokens, trace.input_tokens)
-        token_hit = share(int(tokens.sum()), inputs)
-        block_hit = share(int(blocks.sum()), trace.blocks)
-        bounds.append(OracleBound(capacity, token_hit, block_hit))
-    return bounds
-
-
-def _kept(trace: Trace, runs: Reuse, capacity: int) -> list[int]:
-    """Return the number of blocks of each run that are still held at their next use."""
     lengths = runs.blocks.tolist()
     by_request = np.searchsorted(runs.request, np.arange(trace.requests + 1)).tolist()
     order = np.argsort(runs.previous, kind="stable")
     written = order.tolist()
     by_previous = np.searchsorted(runs.previous[order], np.arange(trace.requests + 1)).tolist()
-    kept = [0] * len(lengths)
-    latest: list[int] = []  # heap of held runs, negated: the run with the latest next use first
-    free = capacity
-    for request in range(trace.requests):
-        for run in range(by_request[request], by_request[request + 1]):
-            free += kept[run]
-        for run in written[by_previous[request] : by_previous[request + 1]]:
-            kept[run] = lengths[run]
-            free -= lengths[run]
-            heapq.heappush(latest, -run)
-        while free < 0:
-            run = -latest[0]
-            gone = min(kept[run], -free)
-            kept[run] -= gone
-            free += gone
-            if not kept[run]:
-                heapq.heappop(latest)
-    return kept
+    bounds = []
+    for capacity in capacities:
+        if capacity < 0:
+            raise ValueError(f"capacity of {capacity} blocks: give 0 or more")
+        kept = [0] * len(lengths)  # held blocks of each run; in the end, those held at its next use
+        latest: list[int] = []  # heap of held runs, negated: the one with the latest next use first
+        free = capacity
+        for request in range(trace.requests):
+            for run in range(by_request[request], by_request[request + 1]):
+                free += kept[run]
+            for run in written[by_previous[request] : by_previous[request + 1]]:
+                kept[run] = lengths[run]
+                free -= lengths[run]
+                heapq.heappush(latest, -run)
+            while free < 0:
+                run = -latest[0]
+                gone = min(kept[run], -free)
+                kept[run] -= gone
+                free += gone
+                if not kept[run]:
+                    heapq.heappop(latest)
+        blocks = trace.sum_by_request(runs.request, np.array(kept, np.int64))
+        tokens = np.minimum(blocks * trace.block_tokens, trace.input_tokens)
+        token_hit = share(int(tokens.sum()), inputs)
+        block_hit = share(int(blocks.sum()), trace.blocks)
+        bounds.append(OracleBound(capacity, token_hit, block_hit))
+    return bounds

@@ -75,15 +75,16 @@ def tier_of(
     _check_enough(warm)
     prior = Belief((0.0, 1.0 / LOWER_DEFAULT.bytes_per_s), (1e-6, 0.05))
     fit = OnlineFit(prior, half_life=PREFILL_HALF_LIFE, most=PREFILL_KEPT)
-    for tokens, seconds in warm.items():
-        fit.observe((1.0, tokens * token_bytes), _fetch_s(tokens, seconds, prefill, tail))
+    # The time of a warm request less the prefill of its tail.
+    fetches = {n: max(1e-6, seconds - prefill.seconds(tail, n)) for n, seconds in warm.items()}
+    for tokens, fetch_s in fetches.items():
+        fit.observe((1.0, tokens * token_bytes), fetch_s)
     latency_s, per_byte = fit.coefficients()
     if per_byte:
         tier = TierEstimate(latency_s, 1.0 / per_byte)
     else:
         rests = [
-            _fetch_s(n, s, prefill, tail) - n * token_bytes / HOST_DEFAULT.bytes_per_s
-            for n, s in warm.items()
+            fetch_s - n * token_bytes / HOST_DEFAULT.bytes_per_s for n, fetch_s in fetches.items()
         ]
         tier = TierEstimate(max(0.0, median(rests)), HOST_DEFAULT.bytes_per_s)
     for tokens, seconds in warm.items():
@@ -97,11 +98,6 @@ def _check_enough(measured: Mapping[int, float]) -> None:
         raise ConfigError(
             f"{len(measured)} lengths are too few for a fit; measure at least {POINTS_MIN}"
         )
-
-
-def _fetch_s(tokens: int, seconds: float, prefill: PrefillCost, tail: int) -> float:
-    """Return the time of a warm request less the prefill of its tail."""
-    return max(1e-6, seconds - prefill.seconds(tail, tokens))
 
 
 def _check_fit(what: str, fitted_s: float, measured_s: float) -> None:

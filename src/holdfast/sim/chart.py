@@ -53,7 +53,15 @@ class Series(NamedTuple):
 
 def chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
     """Return an SVG document, without the points that a logarithmic axis cannot show."""
-    shown = [_visible(one, x, y) for one in series]
+    shown = []
+    for one in series:
+        kept = [
+            i
+            for i, (a, b) in enumerate(one.points)
+            if (a > 0 or not x.log) and (b > 0 or not y.log)
+        ]
+        notes = [one.notes[i] if i < len(one.notes) else "" for i in kept]
+        shown.append(one._replace(points=[one.points[i] for i in kept], notes=notes))
     points = [point for one in shown for point in one.points]
     if not points:
         points = [(1.0, 1.0)]
@@ -64,7 +72,30 @@ def chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
         f"<title>{escape(title)}</title><style>{_STYLE}</style>",
         f'<rect class="back" width="{WIDTH}" height="{HEIGHT}"/>',
         f'<text class="title" x="{_LEFT}" y="22">{escape(title)}</text>',
-        *_grid(x, y, across, up),
+    ]
+    bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
+    for value in across.ticks:
+        at, text = across(value), figure_text(value)
+        parts += [
+            f'<line class="grid" x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{bottom}"/>',
+            f'<text x="{at:.1f}" y="{bottom + 18}" text-anchor="middle">{text}</text>',
+        ]
+    for value in up.ticks:
+        at, text = up(value), figure_text(value)
+        parts += [
+            f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}"/>',
+            f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{text}</text>',
+        ]
+    middle = (_TOP + bottom) / 2
+    parts += [
+        (
+            f'<text x="{(_LEFT + right) / 2:.0f}" y="{HEIGHT - 14}" text-anchor="middle">'
+            f"{escape(x.title)}</text>"
+        ),
+        (
+            f'<text transform="translate(18 {middle:.0f}) rotate(-90)" text-anchor="middle">'
+            f"{escape(y.title)}</text>"
+        ),
     ]
     for i, one in enumerate(shown):
         parts += _series_marks(one, i, across, up)
@@ -83,9 +114,21 @@ class _Scale:
         self.log = axis.log
         low, high = min(values), max(values)
         if self.log:
-            self.ticks = _log_ticks(low, high)
+            for marks in ((1,), (1, 3), (1, 2, 5)):
+                powers = range(floor(log10(low)) - 1, ceil(log10(high)) + 2)
+                every = [m * 10.0**p for p in powers for m in marks]
+                begin = max(i for i, value in enumerate(every) if value <= low)
+                end = min(i for i, value in enumerate(every) if value >= high)
+                self.ticks = every[begin : max(end, begin + 1) + 1]
+                if len(self.ticks) > _TICKS_LOG_MIN:
+                    break
         else:
-            self.ticks = _linear_ticks(min(low, 0.0), high)
+            low = min(low, 0.0)
+            raw = ((high - low) or abs(high) or 1.0) / _TICKS
+            power = 10.0 ** floor(log10(raw))
+            step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+            begin, end = floor(low / step), ceil((high or step) / step)
+            self.ticks = [i * step for i in range(begin, max(end, begin + 1) + 1)]
         self._low, self._high = self._place(self.ticks[0]), self._place(self.ticks[-1])
         self._first, self._last = first, last
 
@@ -96,64 +139,6 @@ class _Scale:
 
     def _place(self, value: float) -> float:
         return log10(value) if self.log else value
-
-
-def _visible(one: Series, x: Axis, y: Axis) -> Series:
-    kept = [
-        i for i, (a, b) in enumerate(one.points) if (a > 0 or not x.log) and (b > 0 or not y.log)
-    ]
-    notes = [one.notes[i] if i < len(one.notes) else "" for i in kept]
-    return one._replace(points=[one.points[i] for i in kept], notes=notes)
-
-
-def _linear_ticks(low: float, high: float) -> list[float]:
-    span = (high - low) or abs(high) or 1.0
-    raw = span / _TICKS
-    power = 10.0 ** floor(log10(raw))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
-    first, last = floor(low / step), ceil((high or step) / step)
-    return [i * step for i in range(first, max(last, first + 1) + 1)]
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    for marks in ((1,), (1, 3), (1, 2, 5)):
-        powers = range(floor(log10(low)) - 1, ceil(log10(high)) + 2)
-        every = [m * 10.0**p for p in powers for m in marks]
-        first = max(i for i, value in enumerate(every) if value <= low)
-        last = min(i for i, value in enumerate(every) if value >= high)
-        inside = every[first : max(last, first + 1) + 1]
-        if len(inside) > _TICKS_LOG_MIN:
-            break
-    return inside
-
-
-def _grid(x: Axis, y: Axis, across: _Scale, up: _Scale) -> list[str]:
-    bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
-    parts = []
-    for value in across.ticks:
-        at, text = across(value), figure_text(value)
-        parts += [
-            f'<line class="grid" x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{bottom}"/>',
-            f'<text x="{at:.1f}" y="{bottom + 18}" text-anchor="middle">{text}</text>',
-        ]
-    for value in up.ticks:
-        at, text = up(value), figure_text(value)
-        parts += [
-            f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}"/>',
-            f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{text}</text>',
-        ]
-    middle = (_TOP + bottom) / 2
-    return [
-        *parts,
-        (
-            f'<text x="{(_LEFT + right) / 2:.0f}" y="{HEIGHT - 14}" text-anchor="middle">'
-            f"{escape(x.title)}</text>"
-        ),
-        (
-            f'<text transform="translate(18 {middle:.0f}) rotate(-90)" text-anchor="middle">'
-            f"{escape(y.title)}</text>"
-        ),
-    ]
 
 
 def _series_marks(one: Series, number: int, across: _Scale, up: _Scale) -> list[str]:

@@ -9,26 +9,14 @@ stored and by request.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from holdfast.sim.figures import Figure, SimulationFigures
 from holdfast.sim.formulas import HOURS_PER_YEAR, SECONDS_PER_DAY
-from holdfast.sim.hardware import TierSpec
-from holdfast.sim.profile import Medium
 from holdfast.sim.trace import share
 
 HOUR_S = 3_600.0
 YEAR_S = HOURS_PER_YEAR * HOUR_S
 MONTH_S = YEAR_S / 12
 JOULES_PER_KWH = 3.6e6
-
-
-class TierCost(NamedTuple):
-    """Dollars and joules of one tier over a run, for all workers."""
-
-    name: str
-    dollars: float
-    joules: float
 
 
 def economy_figures(run: SimulationFigures) -> list[Figure]:
@@ -40,18 +28,47 @@ def economy_figures(run: SimulationFigures) -> list[Figure]:
     per_s = gpus * hourly / HOUR_S
     worked_s = run.prefill_s + run.decode_s
     bare_s = worked_s + float(run.requests.saved_s.sum())
-    tiers = [
-        _cost(run, tier, tier_spec, tier_spec.medium)
-        for tier, tier_spec in enumerate(run.fleet.hardware.tier_specs)
-        if tier_spec.medium and tier_spec.kind != "device"
-    ]
-    tier_dollars = sum(tier.dollars for tier in tiers)
+    span_s, size = run.span_s, run.fleet.hardware.namespace.record_bytes
+    tier_dollars = tier_joules = 0.0  # of all workers
+    costs: dict[str, object] = {}
+    for tier, tier_spec in enumerate(run.fleet.hardware.tier_specs):
+        medium = tier_spec.medium
+        if medium is None or tier_spec.kind == "device":
+            continue
+        tier_states = run.fleet.tier_states(tier)
+        read, written = run.tier_bytes(tier)
+        gb = tier_spec.bytes_bought * len(tier_states) / 1e9
+        hardware = requests = joules = 0.0
+        if medium.dollars_per_gb:
+            hardware = gb * medium.dollars_per_gb.mid * span_s / (site.amortised_years.mid * YEAR_S)
+        if medium.dollars_per_gb_month:
+            stored_gb = sum(tier_state.peak for tier_state in tier_states) * size / 1e9
+            hardware += stored_gb * medium.dollars_per_gb_month.mid * span_s / MONTH_S
+        for price, blocks in (
+            (medium.dollars_per_million_gets, read / size),
+            (medium.dollars_per_million_puts, written / size),
+        ):
+            requests += price.mid * blocks / 1e6 if price else 0.0
+        for price, moved in (
+            (medium.dollars_per_gb_out, read),
+            (medium.dollars_per_gb_in, written),
+        ):
+            requests += price.mid * moved / 1e9 if price else 0.0
+        if medium.active_watts:
+            units = tier_spec.units_bought * len(tier_states)
+            idle = medium.idle_watts.mid if medium.idle_watts else 0.0
+            moving_s = share(read + written, medium.read_bytes_per_s.mid * units)
+            busy = min(1.0, share(moving_s, span_s))
+            drawn = units * (idle + busy * (medium.active_watts.mid - idle))
+            joules = drawn * span_s * site.power_overhead.mid
+        dollars = hardware + joules / JOULES_PER_KWH * site.dollars_per_kwh.mid + requests
+        costs[f"{tier_spec.kind}_dollars"] = dollars
+        tier_dollars += dollars
+        tier_joules += joules
     with_ladder = (worked_s * per_s + tier_dollars) / out * 1e6
     without = bare_s * per_s / out * 1e6
     watts = gpus * gpu.watts.mid * site.power_overhead.mid
     spared: dict[str, object] = {"spared_kwh": watts * (bare_s - worked_s) / JOULES_PER_KWH}
-    tier_joules = sum(tier.joules for tier in tiers)
-    costs: dict[str, object] = {f"{tier.name}_dollars": tier.dollars for tier in tiers}
     return [
         Figure(
             "sim.cost.per_million_out", with_ladder, "$", {"gpu_dollars": worked_s * per_s} | costs
@@ -106,34 +123,3 @@ def assumptions(run: SimulationFigures) -> list[str]:
 
 def _hours(hours: float) -> str:
     return f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
-
-
-def _cost(run: SimulationFigures, tier: int, tier_spec: TierSpec, medium: Medium) -> TierCost:
-    site, span_s = run.fleet.hardware.profile.site, run.span_s
-    tier_states = run.fleet.tier_states(tier)
-    size = run.fleet.hardware.namespace.record_bytes
-    read, written = run.tier_bytes(tier)
-    gb = tier_spec.bytes_bought * len(tier_states) / 1e9
-    hardware = requests = 0.0
-    if medium.dollars_per_gb:
-        hardware = gb * medium.dollars_per_gb.mid * span_s / (site.amortised_years.mid * YEAR_S)
-    if medium.dollars_per_gb_month:
-        stored_gb = sum(tier_state.peak for tier_state in tier_states) * size / 1e9
-        hardware += stored_gb * medium.dollars_per_gb_month.mid * span_s / MONTH_S
-    for price, blocks in (
-        (medium.dollars_per_million_gets, read / size),
-        (medium.dollars_per_million_puts, written / size),
-    ):
-        requests += price.mid * blocks / 1e6 if price else 0.0
-    for price, nbytes in ((medium.dollars_per_gb_out, read), (medium.dollars_per_gb_in, written)):
-        requests += price.mid * nbytes / 1e9 if price else 0.0
-    joules = 0.0
-    if medium.active_watts:
-        units = tier_spec.units_bought * len(tier_states)
-        idle = medium.idle_watts.mid if medium.idle_watts else 0.0
-        moving_s = share(read + written, medium.read_bytes_per_s.mid * units)
-        busy = min(1.0, share(moving_s, span_s))
-        watts = units * (idle + busy * (medium.active_watts.mid - idle))
-        joules = watts * span_s * site.power_overhead.mid
-    power = joules / JOULES_PER_KWH * site.dollars_per_kwh.mid
-    return TierCost(tier_spec.kind, hardware + power + requests, joules)

@@ -38,17 +38,13 @@ def describe(
     if "unknown field" in fault:
         remedy = f"remove it; known here: {', '.join(section_of(keys).__struct_fields__)}"
     elif "Invalid enum value" in fault:
-        remedy = f"use one of: {', '.join(_choices(section_of(keys[:-1]), keys[-1]))}"
+        hint = get_type_hints(section_of(keys[:-1]))[keys[-1]]  # a `Literal` may be in a union
+        literals = [each for each in (hint, *get_args(hint)) if get_origin(each) is Literal]
+        choices = [str(choice) for each in literals for choice in get_args(each)]
+        remedy = f"use one of: {', '.join(choices)}"
     elif "missing" in fault:
         remedy = "add it"
     elif ">= 0.0" in fault:
         remedy = "give 0 or more"
     where = ".".join(filter(None, [path, *keys])) or file_kind
     return f"{where}: {shown}{fault}; {remedy}"
-
-
-def _choices(section: type[msgspec.Struct], field: str) -> list[str]:
-    """Return the values of a field's `Literal`, which may be one part of a union."""
-    hint = get_type_hints(section)[field]
-    literals = [each for each in (hint, *get_args(hint)) if get_origin(each) is Literal]
-    return [str(choice) for each in literals for choice in get_args(each)]

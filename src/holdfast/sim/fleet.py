@@ -30,11 +30,6 @@ class FleetCoverage(NamedTuple):
     tiers: bytes
     whole: int
 
-    @property
-    def blocks(self) -> int:
-        """Number of leading blocks held."""
-        return len(self.tiers)
-
 
 UNKNOWN = FleetCoverage([], [], b"", 0)
 """The coverage of a request before its lookup."""
@@ -52,11 +47,22 @@ class Fleet:
         self._ladder_numbers = bytes((tier + self.own) % 256 for tier in range(256))
         """Translation table: number among the shared tiers to number on the ladder."""
         self._rules = rules
-        self._block_bytes = hardware.namespace.record_bytes
         common = [self._link(tier_spec) for tier_spec in hardware.tier_specs[self.own :]]
         tier_states = self._tier_states(hardware.tier_specs[self.own :])
         self.shared = SimulatedMemory(hardware.namespace, tier_states) if tier_states else None
-        self.workers = [self._worker(common) for _ in range(workers)]
+        hosts = [number for number, name in enumerate(self.names) if name == "host"]
+        self.workers: list[SimulatedWorker] = []
+        for _ in range(workers):
+            memory = SimulatedMemory(
+                hardware.namespace, self._tier_states(hardware.tier_specs[: self.own]), self.shared
+            )
+            links = [self._link(tier_spec) for tier_spec in hardware.tier_specs[: self.own]]
+            for tier_spec, shared in zip(hardware.tier_specs[self.own :], common, strict=True):
+                links.append([*shared, *self._add(SharedLink(tier_spec.model.worker_bytes_per_s))])
+            if hosts:  # blocks from lower tiers pass through host memory
+                for number in range(hosts[0] + 1, len(links)):
+                    links[number] = [*links[number], *links[hosts[0]]]
+            self.workers.append(SimulatedWorker(memory, SimulatedEngine(hardware.engine), links))
 
     def cover(self, worker: SimulatedWorker, keys: list[bytes]) -> FleetCoverage:
         """Look a chain of runs up in the worker's own tiers, then the rest in shared tiers."""
@@ -71,12 +77,21 @@ class Fleet:
         self, worker: SimulatedWorker, tiers: Sequence[int], now_s: float
     ) -> list[TierEstimate]:
         """Return the estimate of each tier in `tiers` now, by the slowest link on its path."""
-        return [
-            self._estimate(tier_spec.latency_s, worker.links[tier], now_s)
-            if tier in tiers
-            else AT_ONCE
-            for tier, tier_spec in enumerate(self.hardware.tier_specs)
-        ]
+        block = self.hardware.namespace.record_bytes
+        estimates = []
+        for tier, tier_spec in enumerate(self.hardware.tier_specs):
+            if tier not in tiers:
+                estimates.append(AT_ONCE)
+                continue
+            slowest = None
+            for number in worker.links[tier]:
+                link = self.links[number]
+                speed = min(link.bytes_per_s, link.each_bytes_per_s)
+                each = TierEstimate(tier_spec.latency_s, speed, link.queued_bytes(now_s))
+                if slowest is None or each.seconds(block) > slowest.seconds(block):
+                    slowest = each
+            estimates.append(slowest or TierEstimate(tier_spec.latency_s, math.inf))
+        return estimates
 
     def tier_states(self, tier: int) -> list[SimulatedTier]:
         """Return the simulated tiers at `tier`: one per worker, or the one they share."""
@@ -102,31 +117,6 @@ class Fleet:
         for memory in [*memories, self.shared] if self.shared else memories:
             if not len(memory.index):
                 memory.create_rows(keys, parent_runs, lengths)
-
-    def _estimate(self, latency_s: float, links: Sequence[int], now_s: float) -> TierEstimate:
-        slowest = None
-        block = self._block_bytes
-        for number in links:
-            link = self.links[number]
-            speed = min(link.bytes_per_s, link.each_bytes_per_s)
-            each = TierEstimate(latency_s, speed, link.queued_bytes(now_s))
-            if slowest is None or each.seconds(block) > slowest.seconds(block):
-                slowest = each
-        return slowest or TierEstimate(latency_s, math.inf)
-
-    def _worker(self, common: Sequence[Sequence[int]]) -> SimulatedWorker:
-        tier_specs = self.hardware.tier_specs
-        memory = SimulatedMemory(
-            self.hardware.namespace, self._tier_states(tier_specs[: self.own]), self.shared
-        )
-        links = [self._link(tier_spec) for tier_spec in tier_specs[: self.own]]
-        for tier_spec, shared in zip(tier_specs[self.own :], common, strict=True):
-            links.append([*shared, *self._add(SharedLink(tier_spec.model.worker_bytes_per_s))])
-        hosts = [number for number, tier_spec in enumerate(tier_specs) if tier_spec.kind == "host"]
-        if hosts:  # blocks from lower tiers pass through host memory
-            for number in range(hosts[0] + 1, len(links)):
-                links[number] = [*links[number], *links[hosts[0]]]
-        return SimulatedWorker(memory, SimulatedEngine(self.hardware.engine), links)
 
     def _tier_states(self, tier_specs: Sequence[TierSpec]) -> list[SimulatedTier]:
         tier_states = []

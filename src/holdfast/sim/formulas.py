@@ -14,19 +14,18 @@ GB = 1e9
 TB = 1e12
 
 
-def break_even_bytes_per_s(
-    shape: ModelShape, tokens: int, flop_per_s: float, dtype: str = "bf16"
-) -> float:
+def break_even_bytes_per_s(shape: ModelShape, tokens: int, flop_per_s: float) -> float:
     """Return the bandwidth above which fetching a context is faster than computing it.
 
-    This is its KV bytes divided by its prefill time at a sustained `flop_per_s`. Windows and
-    recurrent states do not grow with the context and are left out: the result is for long contexts.
+    This is its KV bytes in bf16 divided by its prefill time at a sustained `flop_per_s`. Windows
+    and recurrent states do not grow with the context and are left out: the result is for long
+    contexts.
     """
-    return tokens * shape.kv_bytes_per_token(dtype) / (shape.prefill_flop(tokens) / flop_per_s)
+    return tokens * shape.kv_bytes_per_token() / (shape.prefill_flop(tokens) / flop_per_s)
 
 
 def fetch_rule_bytes_per_s(
-    hidden: int, heads_per_kv_head: float, prefix: int, flop_per_s: float, dtype_bytes: float = 2
+    hidden: int, heads_per_kv_head: float, prefix: int, flop_per_s: float
 ) -> float:
     """Return the bandwidth above which a prefix is worth fetching, by Mooncake's rule.
 
@@ -34,9 +33,9 @@ def fetch_rule_bytes_per_s(
     attention over all pairs (causal attention has half of them) and b = 22 for the matrices of a
     Llama layer, at the GPUs' peak FLOP/s.
     """
-    attention, matrices = 4, 22
+    attention, matrices, element_bytes = 4, 22, 2
     flop = attention * prefix * hidden + matrices * hidden * hidden
-    return flop_per_s * 2 * hidden * dtype_bytes / (heads_per_kv_head * flop)
+    return flop_per_s * 2 * hidden * element_bytes / (heads_per_kv_head * flop)
 
 
 def tokens_per_dollar_gain(

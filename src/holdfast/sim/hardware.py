@@ -90,7 +90,22 @@ def resolve(
             f"weights of {model.name} take {weights / GB:,.1f} GB; use more GPUs, or "
             "name another model"
         )
-    namespace = _namespace(ladder, block_tokens, model)
+    if model is not None:
+        token_bytes = model.kv_bytes_per_token()
+        if not token_bytes:
+            raise ConfigError(
+                f"--model {model.name}: 0 bytes a token: all its layers have windows or states, so "
+                "no block of a context is kept; use `holdfast size`, or name another model"
+            )
+    elif ladder.token_bytes is not None:
+        token_bytes = ladder.token_bytes
+    elif all(tier.capacity_tokens is not None for tier in ladder.tiers):
+        token_bytes = 1.0
+    else:
+        raise ConfigError(f"{where}: token_bytes: is missing; add it, or name a model with --model")
+    payload = max(1, math.ceil(token_bytes * block_tokens))
+    # The sizes of this namespace are real, its fingerprint is made up.
+    namespace = Namespace(b"simulated blocks", b"simulated domain", payload, block_tokens)
     tier_specs = []
     for number, tier in enumerate(ladder.tiers):
         try:
@@ -142,27 +157,6 @@ def prefill_cost(model: ModelShape, flop_per_s: float, step_s: float) -> Prefill
     return PrefillCost(step_s, (short - slope * _SHORT / 2) / flop_per_s, slope / flop_per_s)
 
 
-def _namespace(ladder: LadderModel, block_tokens: int, model: ModelShape | None) -> Namespace:
-    """Return the namespace of all blocks; its sizes are real, its fingerprint is made up."""
-    if model is not None:
-        token_bytes = model.kv_bytes_per_token()
-        if not token_bytes:
-            raise ConfigError(
-                f"--model {model.name}: 0 bytes a token: all its layers have windows or states, so "
-                "no block of a context is kept; use `holdfast size`, or name another model"
-            )
-    elif ladder.token_bytes is not None:
-        token_bytes = ladder.token_bytes
-    elif all(tier.capacity_tokens is not None for tier in ladder.tiers):
-        token_bytes = 1.0
-    else:
-        raise ConfigError(
-            f"{ladder.name}: token_bytes: is missing; add it, or name a model with --model"
-        )
-    payload = max(1, math.ceil(token_bytes * block_tokens))
-    return Namespace(b"simulated blocks", b"simulated domain", payload, block_tokens)
-
-
 def _tier_spec(
     tier: TierModel, profile: Profile, namespace: Namespace, gpus: tuple[Gpu | None, int]
 ) -> TierSpec:
@@ -186,13 +180,6 @@ def _tier_spec(
         read, write = min(read, bus), min(write, bus)
     if tier.kind == "device":
         read, write, latency = math.inf, math.inf, 0.0
-    blocks = _blocks(tier, medium, namespace)
-    nbytes = float(blocks * namespace.record_bytes)
-    return TierSpec(tier, medium, blocks, nbytes, latency or 0.0, read, write)
-
-
-def _blocks(tier: TierModel, medium: Medium | None, namespace: Namespace) -> int:
-    """Return the capacity in blocks. Raises ConfigError for less than one."""
     key, shown = "capacity", str(tier.capacity)
     if tier.capacity_tokens is not None:
         key, shown = "capacity_tokens", f"{tier.capacity_tokens:g}"
@@ -203,7 +190,7 @@ def _blocks(tier: TierModel, medium: Medium | None, namespace: Namespace) -> int
         shown = str(Size(medium.unit_bytes.mid * tier.units))
         blocks = int(medium.unit_bytes.mid * tier.units) // namespace.record_bytes
     elif tier.kind == "object":
-        return UNBOUNDED
+        blocks = UNBOUNDED
     else:
         raise ConfigError("capacity: is missing; add it, such as 512 GiB, or name a medium")
     if blocks < 1:
@@ -211,4 +198,5 @@ def _blocks(tier: TierModel, medium: Medium | None, namespace: Namespace) -> int
             f"{key}: {shown} is less than one block of {namespace.block_tokens} tokens, "
             f"{Size(namespace.record_bytes)}; raise it"
         )
-    return blocks
+    nbytes = float(blocks * namespace.record_bytes)
+    return TierSpec(tier, medium, blocks, nbytes, latency or 0.0, read, write)

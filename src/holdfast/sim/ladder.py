@@ -156,7 +156,19 @@ def _faults(ladder: LadderModel) -> Iterator[str]:
         if order.count(order[number]) > 1 and tier.kind in ("device", *SHARED):
             yield f"tiers.{number}.kind: a second {tier.kind!r}; a ladder has one, remove it"
         yield from (f"tiers.{number}.{what}" for what in _tier_faults(tier))
-    yield from (f"engine.{what}" for what in _engine_faults(ladder.engine))
+    engine = ladder.engine
+    for key in ("a", "b", "c"):
+        value = getattr(engine.prefill, key, 0.0)
+        if not (0 <= value <= SECONDS_MAX):
+            yield f"engine.prefill.{key}: {value:g} must be 0 or more, at most {SECONDS_MAX:g}"
+    positive = ("prefills_at_once", "fetch_ahead", "decode_tokens_per_s", "decodes_at_once")
+    for key in (*positive, "fetch_limit_s"):
+        if not getattr(engine, key) > 0:
+            yield f"engine.{key}: {getattr(engine, key):g} must be above 0"
+    if engine.utilisation is not None and not (0 < engine.utilisation <= 1):
+        yield f"engine.utilisation: {engine.utilisation:g} must be above 0 and at most 1"
+    if not (0 <= engine.step_s <= SECONDS_MAX):
+        yield f"engine.step_s: {engine.step_s:g} must be 0 or more seconds, at most {SECONDS_MAX:g}"
     if ladder.token_bytes is not None and not 0 < ladder.token_bytes <= TOKEN_BYTES_MAX:
         yield (
             f"token_bytes: {ladder.token_bytes:g} must be above 0, at most {TOKEN_BYTES_MAX:g}, or "
@@ -184,18 +196,3 @@ def _tier_faults(tier: TierModel) -> Iterator[str]:
         yield f"writes_per_day: {tier.writes_per_day:g} must be above 0"
     if tier.worker_bytes_per_s < math.inf and not tier.shared:
         yield f"worker_bytes_per_s: a {tier.kind} belongs to one worker; remove it"
-
-
-def _engine_faults(engine: EngineModel) -> Iterator[str]:
-    for key in ("a", "b", "c"):
-        value = getattr(engine.prefill, key, 0.0)
-        if not (0 <= value <= SECONDS_MAX):
-            yield f"prefill.{key}: {value:g} must be 0 or more, at most {SECONDS_MAX:g}"
-    positive = ("prefills_at_once", "fetch_ahead", "decode_tokens_per_s", "decodes_at_once")
-    for key in (*positive, "fetch_limit_s"):
-        if not getattr(engine, key) > 0:
-            yield f"{key}: {getattr(engine, key):g} must be above 0"
-    if engine.utilisation is not None and not (0 < engine.utilisation <= 1):
-        yield f"utilisation: {engine.utilisation:g} must be above 0 and at most 1"
-    if not (0 <= engine.step_s <= SECONDS_MAX):
-        yield f"step_s: {engine.step_s:g} must be 0 or more seconds, at most {SECONDS_MAX:g}"

@@ -188,7 +188,12 @@ class SimulatedMemory:
         computed = chain[len(sources) :]
         self._saving = frozenset(rows)
         if self._rules:
-            self._count_uses(now_s, rows)
+            for row in rows:
+                self._uses[row] = min(self._uses[row] + 1, USES_MAX)
+                block = self._candidate(row, lengths[row])
+                found = self.index.fastest(row)
+                for number, rule in self._rules:
+                    rule.used(block, now_s, at_hand=NOT_HERE < found < number)
         for number, tier_state in enumerate(self.tier_states):
             if not tier_state.never_full:
                 used = rows
@@ -224,17 +229,28 @@ class SimulatedMemory:
         evicted: Sequence[tuple[int, int]],
     ) -> None:
         """Write (row, number of blocks) that a tier of `upper` evicted to tier `number`."""
-        mine = [(self._counterpart(upper, row), blocks) for row, blocks in evicted]
+        mine: list[tuple[int, int]] = []
+        for row, blocks in evicted:
+            # Find this memory's row; create it and its missing ancestors.
+            ancestor, found = row, NOT_HERE
+            unknown: list[int] = []
+            while ancestor >= 0 and found < 0:
+                found = self.index.find(self._namespace, upper._key(ancestor))
+                if found < 0:
+                    unknown.append(ancestor)
+                    ancestor = upper._parents[ancestor]
+            if unknown:
+                new = unknown[::-1]
+                keys = [upper._key(each) for each in new]
+                lengths = [upper._lengths[each] for each in new]
+                found = self._create(keys, found, upper.index.depths[new[0]], lengths)[-1]
+            mine.append((found, blocks))
         self._put_pinned(now_s, number, mine)
 
     def holds(self, key: bytes, blocks: int) -> bool:
         """Return whether any tier holds the first `blocks` blocks of a run."""
         row = self.index.find(self._namespace, key)
-        if row >= 0:
-            for column in self.index.places:
-                if column[row] >= blocks:
-                    return True
-        return False
+        return row >= 0 and any(column[row] >= blocks for column in self.index.places)
 
     def _create(
         self, keys: Sequence[bytes], parent_run: int, depth: int, lengths: Sequence[int]
@@ -248,26 +264,20 @@ class SimulatedMemory:
         self._uses += [0] * len(rows)
         return rows
 
-    def _counterpart(self, upper: SimulatedMemory, row: int) -> int:
-        """Return this memory's row for a row of `upper`, creating it and missing ancestors."""
-        unknown: list[int] = []
-        mine = NOT_HERE
-        while row >= 0 and mine < 0:
-            mine = self.index.find(self._namespace, upper._key(row))
-            if mine < 0:
-                unknown.append(row)
-                row = upper._parents[row]
-        if not unknown:
-            return mine
-        new = unknown[::-1]
-        keys, lengths = [upper._key(row) for row in new], [upper._lengths[row] for row in new]
-        return self._create(keys, mine, upper.index.depths[new[0]], lengths)[-1]
-
     def _put(self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]) -> None:
         """Put pinned (row, number of blocks), parents first, on a tier, as far as they fit."""
         tier_state, column = self.tier_states[number], self.index.places[number]
         if tier_state.admission:
-            wanted = self._admitted(now_s, number, wanted)
+            admitted = []
+            for row, upto in wanted:
+                blocks = upto - max(0, column[row])
+                if blocks <= 0:
+                    continue
+                if tier_state.admission.admit(self._candidate(row, blocks), now_s):
+                    admitted.append((row, upto))
+                else:
+                    tier_state.declined += blocks
+            wanted = admitted
         missing: list[tuple[int, int]] = []
         new: list[int] = []
         needed = 0
@@ -288,7 +298,17 @@ class SimulatedMemory:
         if fit > tier_state.capacity - tier_state.held:
             fit = self._evict_for(now_s, number, fit, missing)
         if fit < needed:
-            missing, new = _leading_fit(column, missing, fit)
+            # Put the leading rows that fit, the last one perhaps in part.
+            leading: list[tuple[int, int]] = []
+            left = fit
+            for row, upto in missing:
+                if left <= 0:
+                    break
+                held = max(0, column[row])
+                leading.append((row, min(upto, held + left)))
+                left -= upto - held
+            missing = leading
+            new = [row for row, _ in missing if column[row] < 0]
         for row, upto in missing:
             column[row] = upto
         if new and not tier_state.never_full:
@@ -299,31 +319,6 @@ class SimulatedMemory:
         tier_state.written += fit
         held = tier_state.held = tier_state.held + fit
         tier_state.peak = held if held > tier_state.peak else tier_state.peak  # noqa: FURB136  # a call takes longer
-
-    def _count_uses(self, now_s: float, rows: Sequence[int]) -> None:
-        for row in rows:
-            self._uses[row] = min(self._uses[row] + 1, USES_MAX)
-            block = self._candidate(row, self._lengths[row])
-            found = self.index.fastest(row)
-            for number, rule in self._rules:
-                rule.used(block, now_s, at_hand=NOT_HERE < found < number)
-
-    def _admitted(
-        self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]
-    ) -> list[tuple[int, int]]:
-        """Return the wanted runs that the tier lacks and its admission rule admits."""
-        tier_state, column = self.tier_states[number], self.index.places[number]
-        admitted = []
-        for row, upto in wanted:
-            blocks = upto - max(0, column[row])
-            block = self._candidate(row, blocks)
-            if blocks <= 0:
-                continue
-            if tier_state.admission is None or tier_state.admission.admit(block, now_s):
-                admitted.append((row, upto))
-            else:
-                tier_state.declined += blocks
-        return admitted
 
     def _candidate(self, row: int, blocks: int) -> AdmissionCandidate:
         nbytes, uses = blocks * self._block_bytes, self._uses[row]
@@ -343,13 +338,18 @@ class SimulatedMemory:
         if tier_state.evicts_by_itself:
             leases, kept = (), {row for row, _ in incoming}
         remove, demotes = tier_state.eviction.remove, bool(self._demotion_targets[number])
+        lower = self.index.places[number + 1 :]
         admission, short = tier_state.admission, blocks - (tier_state.capacity - tier_state.held)
         left, demoted = short, []
         for row in tier_state.eviction.victims(now_s):
             if row in kept or (leases and leases[row]):
                 continue
             held = column[row]
-            demote = demotes and self._missing_below(number, row, held)
+            demote = (
+                demotes
+                and all(places[row] < held for places in lower)
+                and not (self._below and self._below.holds(self._key(row), held))
+            )
             if held > left and not demote and leases:  # evict the tail; the rest keeps its order
                 column[row] = held - left
                 left = 0
@@ -364,25 +364,15 @@ class SimulatedMemory:
             if left <= 0:
                 break
         tier_state.held -= short - left
-        if demoted:
-            self._demote(now_s, number, demoted[::-1])
+        if demoted:  # offer them to lower tiers, parents first
+            demoted.reverse()
+            own = len(self.tier_states)
+            for target in self._demotion_targets[number]:
+                if target < own:
+                    self._put_pinned(now_s, target, demoted)
+                elif self._below:
+                    self._below.receive(now_s, target - own, self, demoted)
         return blocks - left if left > 0 else blocks
-
-    def _missing_below(self, number: int, row: int, blocks: int) -> bool:
-        places = self.index.places
-        for lower in range(number + 1, len(places)):
-            if places[lower][row] >= blocks:
-                return False
-        return self._below is None or not self._below.holds(self._key(row), blocks)
-
-    def _demote(self, now_s: float, number: int, demoted: Sequence[tuple[int, int]]) -> None:
-        """Offer rows that a tier evicted, parents first, to lower tiers."""
-        own = len(self.tier_states)
-        for target in self._demotion_targets[number]:
-            if target < own:
-                self._put_pinned(now_s, target, demoted)
-            elif self._below:
-                self._below.receive(now_s, target - own, self, demoted)
 
     def _put_pinned(self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]) -> None:
         rows = [row for row, _ in wanted]
@@ -427,20 +417,3 @@ def _demotion_targets(entries: Sequence[SimulatedEntry]) -> list[list[int]]:
         next_one = [n for n in lower[:1] if entries[n] is SimulatedEntry.ON_EVICTION]
         targets.append([*next_one, *every] if entry is SimulatedEntry.HOST else next_one)
     return targets
-
-
-def _leading_fit(
-    column: Sequence[int], missing: Sequence[tuple[int, int]], fit: int
-) -> tuple[list[tuple[int, int]], list[int]]:
-    """Return the leading rows that `fit` more blocks allow, the last one perhaps in part.
-
-    The second list has those of which `column` holds no block.
-    """
-    first: list[tuple[int, int]] = []
-    for row, upto in missing:
-        if fit <= 0:
-            break
-        held = max(0, column[row])
-        first.append((row, min(upto, held + fit)))
-        fit -= upto - held
-    return first, [row for row, _ in first if column[row] < 0]

@@ -49,6 +49,18 @@ _CARDS = {
     "sim.cost.without_ladder": ("without the ladder", "${:.2f}"),
 }
 
+_TIER_COLUMNS = (
+    "tier",
+    "input served",
+    "read, GB",
+    "written, GB",
+    "held at the peak",
+    "in blocks",
+    "capacity, blocks",
+    "writes refused",
+    "writes declined",
+)
+
 _BAR_EM = 8
 
 
@@ -65,17 +77,45 @@ def page(
         f"{workers} worker{'' if workers == 1 else 's'}"
     )
     conclusion, *warnings = verdict(figures)
+    cards, tiers, rows = [], [], []
+    for figure in figures:
+        if figure.what in _CARDS and figure.value is not None:
+            label, form = _CARDS[figure.what]
+            cards.append(f"<div><b>{escape(form.format(figure.value))}</b>{escape(label)}</div>")
+        if figure.what.startswith("sim.tier."):
+            more, share = figure.more, figure.value or 0.0
+            bar = f'<span class="bar" style="width:{share * _BAR_EM:.2f}em"></span>'
+            cells = (
+                f"{figure.what.rpartition('.')[2]} {bar}",
+                f"{share:.1%}",
+                _cell(more["read_gb"]),
+                _cell(more["written_gb"]),
+                size_text(float(str(more["peak_bytes"]))),
+                _cell(more["peak_blocks"]),
+                capacity_text(more["capacity_blocks"]),
+                _cell(more["refused_blocks"]),
+                _cell(more["declined_blocks"]),
+            )
+            tiers.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+        else:
+            plain = {k: v for k, v in figure.more.items() if isinstance(v, int | float | str)}
+            details = escape(", ".join(f"{k} {_cell(v)}" for k, v in plain.items()))
+            rows.append(
+                f"<tr><td><code>{escape(figure.what)}</code></td><td>{_cell(figure.value)}</td>"
+                f'<td class="pale">{escape(figure.unit)}</td><td class="pale">{details}</td></tr>'
+            )
+    heads = "".join(f"<th>{column}</th>" for column in _TIER_COLUMNS)
     body = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="pale">{escape(summary)}<br><code>{escape(command)}</code></p>',
         f'<div class="verdict"><b>{escape(conclusion)}</b>{_items(warnings)}</div>',
-        _cards(figures),
+        f'<div class="cards">{"".join(cards)}</div>',
         "<h2>Tiers</h2>",
-        _tiers(figures),
+        f'<div class="wide"><table><tr>{heads}</tr>{"".join(tiers)}</table></div>',
         "<h2>Charts</h2>",
         f'<div class="charts">{"".join(f"<figure>{one}</figure>" for one in charts)}</div>',
         "<h2>Figures</h2>",
-        _table(figures),
+        f'<div class="wide"><table>{"".join(rows)}</table></div>',
         "<h2>Assumptions</h2>",
         _items(assumptions(run)),
         f'<p class="pale">holdfast {escape(__version__)}</p>',
@@ -92,63 +132,6 @@ def page(
 
 def _items(lines: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
-
-
-def _cards(figures: Sequence[Figure]) -> str:
-    cards = []
-    for figure in figures:
-        if figure.what in _CARDS and figure.value is not None:
-            label, form = _CARDS[figure.what]
-            cards.append(f"<div><b>{escape(form.format(figure.value))}</b>{escape(label)}</div>")
-    return f'<div class="cards">{"".join(cards)}</div>'
-
-
-def _tiers(figures: Sequence[Figure]) -> str:
-    rows = []
-    for figure in figures:
-        if figure.what.startswith("sim.tier."):
-            more, share = figure.more, figure.value or 0.0
-            bar = f'<span class="bar" style="width:{share * _BAR_EM:.2f}em"></span>'
-            cells = (
-                f"{figure.what.rpartition('.')[2]} {bar}",
-                f"{share:.1%}",
-                _cell(more["read_gb"]),
-                _cell(more["written_gb"]),
-                size_text(float(str(more["peak_bytes"]))),
-                _cell(more["peak_blocks"]),
-                capacity_text(more["capacity_blocks"]),
-                _cell(more["refused_blocks"]),
-                _cell(more["declined_blocks"]),
-            )
-            rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    heads = "".join(f"<th>{title}</th>" for title in _TIER_COLUMNS)
-    return f'<div class="wide"><table><tr>{heads}</tr>{"".join(rows)}</table></div>'
-
-
-_TIER_COLUMNS = (
-    "tier",
-    "input served",
-    "read, GB",
-    "written, GB",
-    "held at the peak",
-    "in blocks",
-    "capacity, blocks",
-    "writes refused",
-    "writes declined",
-)
-
-
-def _table(figures: Sequence[Figure]) -> str:
-    rows = []
-    for figure in figures:
-        plain = {k: v for k, v in figure.more.items() if isinstance(v, int | float | str)}
-        if not figure.what.startswith("sim.tier."):
-            details = escape(", ".join(f"{k} {_cell(v)}" for k, v in plain.items()))
-            rows.append(
-                f"<tr><td><code>{escape(figure.what)}</code></td><td>{_cell(figure.value)}</td>"
-                f'<td class="pale">{escape(figure.unit)}</td><td class="pale">{details}</td></tr>'
-            )
-    return f'<div class="wide"><table>{"".join(rows)}</table></div>'
 
 
 def _cell(value: object) -> str:

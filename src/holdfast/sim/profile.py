@@ -226,7 +226,7 @@ def _ordered(figure: dict[str, Any], given: Mapping[str, Any], file: str) -> dic
 
 
 def _convert(data: Mapping[str, Any], file: str) -> Profile:
-    """Convert section by section, so that an error can name the full path of the key."""
+    """Convert section by section, so that errors can name the full path; check all figures."""
     sections: dict[str, Any] = dict(data)
     for section, kind in _NAMED.items():
         if not isinstance(data[section], Mapping):
@@ -235,27 +235,12 @@ def _convert(data: Mapping[str, Any], file: str) -> Profile:
         sections[section] = {k: _struct(v, kind, f"{section}.{k}", file) for k, v in named}
     sections["site"] = _struct(data["site"], Site, "site", file)
     profile = _struct(sections, Profile, "", file)
-    _check(profile, file)
-    return profile
-
-
-def _struct(data: object, kind: type[_S], path: str, file: str) -> _S:
-    try:
-        return msgspec.convert(data, kind)
-    except msgspec.ValidationError as error:
-        message = describe(
-            error, data, "profile", lambda keys: ProfileRange if keys else kind, path
-        )
-        raise ConfigError(f"{file}: {message}") from error
-
-
-def _check(profile: Profile, file: str) -> None:
-    sections: dict[str, msgspec.Struct] = {"site": profile.site}
-    sections |= {f"media.{name}": medium for name, medium in profile.media.items()}
-    sections |= {f"gpus.{name}": gpu for name, gpu in profile.gpus.items()}
-    for path, section in sections.items():
-        for name in section.__struct_fields__:
-            figure = getattr(section, name)
+    parts: dict[str, msgspec.Struct] = {"site": profile.site}
+    parts |= {f"media.{name}": medium for name, medium in profile.media.items()}
+    parts |= {f"gpus.{name}": gpu for name, gpu in profile.gpus.items()}
+    for path, part in parts.items():
+        for name in part.__struct_fields__:
+            figure = getattr(part, name)
             if not isinstance(figure, ProfileRange):
                 continue
             here = f"{file}: {path}.{name}"
@@ -277,3 +262,14 @@ def _check(profile: Profile, file: str) -> None:
             if figure.low < least or figure.high > most:
                 wrong = figure.low if figure.low < least else figure.high
                 raise ConfigError(f"{here}: {wrong:g}: {why}; correct it")
+    return profile
+
+
+def _struct(data: object, kind: type[_S], path: str, file: str) -> _S:
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        message = describe(
+            error, data, "profile", lambda keys: ProfileRange if keys else kind, path
+        )
+        raise ConfigError(f"{file}: {message}") from error

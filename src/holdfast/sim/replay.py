@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from holdfast.policy.base import NEVER, EvictionPolicy
-from holdfast.sim.runs import Runs, runs_of
-from holdfast.sim.trace import UNKNOWN, Floats, Ints, Trace, share
+from holdfast.sim.runs import runs_of
+from holdfast.sim.trace import UNKNOWN, Floats, Trace, share
 
 RUN_BLOCKS = 1 << 30
 """Default limit of blocks per run: no limit."""
@@ -62,15 +62,53 @@ def replay(
     if run_blocks < 1:
         raise ValueError(f"run_blocks: {run_blocks}: give 1 or more")
     runs = runs_of(trace, run_blocks)
-    store = _ReplayedStore(capacity_blocks, policy, runs)
+    parents: list[int] = runs.parents().tolist()
+    held_of = np.zeros(len(runs.lengths), np.int32)
+    serving = np.zeros(len(runs.lengths), bool)
+    free = capacity_blocks
     times = trace.time_s.tolist()
     expected = [float("nan")] * trace.requests if hints is None else hints.tolist()
     hit_tokens = hit_blocks = 0
     for request, tokens in enumerate(trace.input_tokens.tolist()):
+        now_s, again_s = times[request], expected[request]
         chain = runs.ids[runs.starts[request] : runs.starts[request + 1]]
-        held = store.serve(chain, times[request], expected[request])
-        hit_blocks += held
-        hit_tokens += min(held * trace.block_tokens, tokens)
+        held, lengths = held_of[chain], runs.lengths[chain]
+        short = held < lengths
+        whole = int(short.argmax()) if short.any() else len(chain)
+        used = whole + int(whole < len(chain) and held[whole] > 0)
+        hit = int(held[:used].sum())
+        hit_blocks += hit
+        hit_tokens += min(hit * trace.block_tokens, tokens)
+        if used:
+            policy.touch(chain[:used].tolist(), now_s)
+        ends = np.cumsum(lengths)
+        fits = int(np.searchsorted(ends - lengths, capacity_blocks))
+        chain, lengths = chain[:fits], lengths[:fits].copy()
+        if fits and ends[fits - 1] > capacity_blocks:
+            lengths[-1] -= ends[fits - 1] - capacity_blocks
+        wanted = int(lengths.sum()) - hit
+        missing = wanted - free
+        if wanted > 0 and missing > 0:  # evict, but not the chain that is being served
+            serving[chain] = True
+            for run in policy.victims(now_s):
+                if serving[run]:
+                    continue
+                gone = min(missing, int(held_of[run]))
+                held_of[run] -= gone
+                missing -= gone
+                free += gone
+                if not held_of[run]:
+                    policy.remove(run)
+                if not missing:
+                    break
+            serving[chain] = False
+        if wanted > 0:
+            new = chain[used:].tolist()
+            policy.insert(new, [parents[run] for run in new], new, now_s)
+            held_of[chain] = lengths
+            free -= wanted
+        if again_s == again_s:  # noqa: PLR0124  # not nan
+            policy.expect(chain.tolist(), again_s)
     return Hits(int(trace.input_tokens.sum()), hit_tokens, trace.blocks, hit_blocks)
 
 
@@ -89,61 +127,3 @@ def returns(trace: Trace) -> Floats:
         expected[request] = known.get(chain, NEVER)
         known[chain] = float(trace.time_s[request])
     return expected
-
-
-class _ReplayedStore:
-    """The held blocks of each run, with eviction."""
-
-    def __init__(self, capacity: int, policy: EvictionPolicy, runs: Runs) -> None:
-        self._free = capacity
-        self._capacity = capacity
-        self._policy = policy
-        self._lengths = runs.lengths
-        self._parents: list[int] = runs.parents().tolist()
-        self._held = np.zeros(len(runs.lengths), np.int32)
-        self._serving = np.zeros(len(runs.lengths), bool)
-
-    def serve(self, chain: Ints, now_s: float, again_s: float) -> int:
-        """Use and save the runs of one request; return the number of leading blocks held."""
-        policy, held, lengths = self._policy, self._held[chain], self._lengths[chain]
-        ends = np.cumsum(lengths)
-        short = held < lengths
-        whole = int(short.argmax()) if short.any() else len(chain)
-        used = whole + int(whole < len(chain) and held[whole] > 0)
-        hit = int(held[:used].sum())
-        if used:
-            policy.touch(chain[:used].tolist(), now_s)
-        fits = int(np.searchsorted(ends - lengths, self._capacity))
-        chain, lengths = chain[:fits], lengths[:fits].copy()
-        if fits and ends[fits - 1] > self._capacity:
-            lengths[-1] -= ends[fits - 1] - self._capacity
-        wanted = int(lengths.sum()) - hit
-        if wanted > 0:
-            self._evict(wanted, chain, now_s)
-            parents, new = self._parents, chain[used:].tolist()
-            policy.insert(new, [parents[run] for run in new], new, now_s)
-            self._held[chain] = lengths
-            self._free -= wanted
-        if again_s == again_s:  # noqa: PLR0124  # not nan
-            policy.expect(chain.tolist(), again_s)
-        return hit
-
-    def _evict(self, wanted: int, chain: Ints, now_s: float) -> None:
-        """Evict until `wanted` blocks are free, without evicting the chain that is being served."""
-        missing = wanted - self._free
-        if missing <= 0:
-            return
-        held, serving = self._held, self._serving
-        serving[chain] = True
-        for run in self._policy.victims(now_s):
-            if serving[run]:
-                continue
-            gone = min(missing, int(held[run]))
-            held[run] -= gone
-            missing -= gone
-            self._free += gone
-            if not held[run]:
-                self._policy.remove(run)
-            if not missing:
-                break
-        serving[chain] = False

@@ -30,10 +30,25 @@ def retention(trace: Trace, ttls_s: list[float], runs: Reuse | None = None) -> l
     gaps = gaps_s(trace, runs)
     tokens = run_tokens(trace, runs)
     inputs = int(trace.input_tokens.sum())
+    used_last = np.diff(trace.starts) - trace.sum_by_request(runs.previous, runs.blocks)
     rows = []
     for ttl_s in ttls_s:
         hit = gaps <= ttl_s
-        mean, peak = _space(trace, runs, ttl_s)
+        expired = ~hit
+        unused_s = np.minimum(trace.span_s - trace.time_s, ttl_s)
+        block_seconds = runs.blocks @ np.minimum(gaps, ttl_s) + used_last @ unused_s
+        mean = float(block_seconds) / trace.span_s if trace.span_s else float(trace.unique)
+        # Blocks enter with a request, unless they are held already, and leave `ttl_s` after their
+        # last use before the TTL expires.
+        held = trace.sum_by_request(runs.request[hit], runs.blocks[hit])
+        enters = np.diff(trace.starts) - held
+        leaves = np.concatenate((runs.blocks[expired], used_last))
+        ends_s = np.concatenate((trace.time_s[runs.previous[expired]], trace.time_s)) + ttl_s
+        ends_s = np.round(ends_s, MICROS)
+        order = np.argsort(ends_s, kind="stable")
+        left = np.concatenate(([0], np.cumsum(leaves[order])))
+        before = np.searchsorted(ends_s[order], trace.time_s)  # blocks that leave now still count
+        peak = int((np.cumsum(enters) - left[before]).max(initial=0))
         token_hit = share(float(tokens[hit].sum()), inputs)
         block_hit = share(float(runs.blocks[hit].sum()), trace.blocks)
         rows.append(RetentionCurve(ttl_s, token_hit, block_hit, mean, peak))
@@ -53,27 +68,3 @@ def run_tokens(trace: Trace, runs: Reuse) -> Longs:
     ends: Longs = np.minimum((runs.depth + runs.blocks) * size, limit)
     starts: Longs = np.minimum(runs.depth * size, limit)
     return ends - starts
-
-
-def _space(trace: Trace, runs: Reuse, ttl_s: float) -> tuple[float, int]:
-    """Return the mean and the maximum number of blocks held.
-
-    Blocks enter with a request, unless they are held already, and leave `ttl_s` after their last
-    use before the TTL expires.
-    """
-    gaps = gaps_s(trace, runs)
-    expired = gaps > ttl_s
-    used_last = np.diff(trace.starts) - trace.sum_by_request(runs.previous, runs.blocks)
-    unused_s = np.minimum(trace.span_s - trace.time_s, ttl_s)
-    block_seconds = runs.blocks @ np.minimum(gaps, ttl_s) + used_last @ unused_s
-    mean = float(block_seconds) / trace.span_s if trace.span_s else float(trace.unique)
-
-    held = trace.sum_by_request(runs.request[~expired], runs.blocks[~expired])
-    enters = np.diff(trace.starts) - held
-    leaves = np.concatenate((runs.blocks[expired], used_last))
-    ends_s = np.concatenate((trace.time_s[runs.previous[expired]], trace.time_s)) + ttl_s
-    ends_s = np.round(ends_s, MICROS)
-    order = np.argsort(ends_s, kind="stable")
-    left = np.concatenate(([0], np.cumsum(leaves[order])))
-    before = np.searchsorted(ends_s[order], trace.time_s)  # blocks that leave now still count
-    return mean, int((np.cumsum(enters) - left[before]).max(initial=0))

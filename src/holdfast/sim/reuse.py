@@ -57,37 +57,34 @@ def reuse(trace: Trace) -> Reuse:
     heads, lengths = heads[known], lengths[known]
     request_of = np.searchsorted(trace.starts, heads, side="right") - 1
     previous = users[heads].astype(np.int64)
-    distance, held = _recency(trace, request_of, previous, lengths)
-    return Reuse(request_of, previous, heads - trace.starts[request_of], lengths, distance, held)
-
-
-def _recency(
-    trace: Trace, request_of: Longs, previous: Longs, lengths: Longs
-) -> tuple[Longs, Longs]:
-    """Return `distance` and `held` of each run, computed with a Fenwick tree over the requests.
-
-    The tree holds, for each request, the number of blocks that it was the last to use. It starts
-    with all requests: a prefix sum up to `previous` does not include later ones.
-    """
+    # A Fenwick tree holds, for each request, the number of blocks that it was the last to use. It
+    # starts with all requests: a prefix sum up to `previous` does not include later ones.
     blocks = np.diff(trace.starts)
     held_by = blocks.tolist()
     sums = np.concatenate(([0], np.cumsum(blocks)))
-    at = np.arange(len(blocks) + 1)
-    tree: list[int] = (sums - sums[at - (at & -at)]).tolist()
+    nodes = np.arange(len(blocks) + 1)
+    tree: list[int] = (sums - sums[nodes - (nodes & -nodes)]).tolist()
     size = len(tree)
     new = blocks - trace.sum_by_request(request_of, lengths)
     seen = (np.cumsum(new) - new)[request_of]  # distinct blocks before the run's request
     distance, held = [], []
-    for user, run, known in zip(previous.tolist(), lengths.tolist(), seen.tolist(), strict=True):
+    for user, run, met in zip(previous.tolist(), lengths.tolist(), seen.tolist(), strict=True):
         older, node = 0, user + 1
         while node:
             older += tree[node]
             node &= node - 1
-        distance.append(known - older)
+        distance.append(met - older)
         held.append(held_by[user])
         held_by[user] -= run
         node = user + 1
         while node < size:
             tree[node] -= run
             node += node & -node
-    return np.array(distance, np.int64), np.array(held, np.int64)
+    return Reuse(
+        request=request_of,
+        previous=previous,
+        depth=heads - trace.starts[request_of],
+        blocks=lengths,
+        distance=np.array(distance, np.int64),
+        held=np.array(held, np.int64),
+    )

@@ -69,7 +69,7 @@ def soonest(fleet: Fleet, ask: RouteQuestion) -> Routed:
     best: tuple[float, int, FleetCoverage] | None = None
     for number, worker in enumerate(fleet.workers):
         covered = fleet.cover(worker, ask.keys)
-        held = min(covered.blocks * block, ask.tokens - 1)
+        held = min(len(covered.tiers) * block, ask.tokens - 1)
         done = worker.engine.queue_s + prefill.seconds(ask.tokens - held, held)
         if best is None or done < best[0]:
             best = done, number, covered

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from holdfast.assemble.rules import admission
@@ -41,7 +41,17 @@ def rules_of(hardware: SimulatedHardware, policy: str = DEFAULT) -> NewRules:
         else:
             given |= _given(tier, "writes_per_day")
             options = DiskOptions(path="", capacity=Size(tier_spec.nbytes), **given)
-        rule = admission(options, saved_s=_saved_s(hardware, tier_spec))
+        at = hardware.tier_specs.index(tier_spec)
+        speeds = [
+            TierEstimate(one.latency_s, one.read_bytes_per_s)
+            for one in hardware.tier_specs[at : at + 2]
+        ]
+
+        def saved_s(nbytes: int) -> float:
+            """Return the seconds saved by reading this tier, not the one below; both idle."""
+            return speeds[1].seconds(nbytes) - speeds[0].seconds(nbytes)
+
+        rule = admission(options, saved_s=saved_s if len(speeds) > 1 else None)
         return SimulatedRules(eviction, None if isinstance(rule, AlwaysAdmit) else rule)
 
     return create
@@ -51,18 +61,6 @@ def _given(tier: TierModel, *names: str) -> dict[str, Any]:
     """Return the named options that the ladder file gives; a node's defaults apply to the rest."""
     values = {name: getattr(tier, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _saved_s(hardware: SimulatedHardware, tier_spec: TierSpec) -> Callable[[int], float] | None:
-    """Return a function of bytes: seconds saved by reading a tier, not the one below; both idle."""
-    at = hardware.tier_specs.index(tier_spec)
-    if at + 1 == len(hardware.tier_specs):
-        return None
-    here, there = (
-        TierEstimate(one.latency_s, one.read_bytes_per_s)
-        for one in hardware.tier_specs[at : at + 2]
-    )
-    return lambda nbytes: there.seconds(nbytes) - here.seconds(nbytes)
 
 
 def _check(policy: str, where: str, known: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ from holdfast.plan.planner import Planner, PlanQuestion
 from holdfast.plan.prestage import begin_in_s
 from holdfast.policy.base import NEVER
 from holdfast.sim.closed_loop import followers
-from holdfast.sim.fleet import UNKNOWN, Fleet, FleetCoverage
+from holdfast.sim.fleet import UNKNOWN, Fleet
 from holdfast.sim.in_flight import InflightPrestage, InflightRequest
 from holdfast.sim.route import RouteQuestion, Router
 from holdfast.sim.runs import LONGEST, runs_of
@@ -143,49 +143,51 @@ class Simulation:
         self._look_up(now_s, worker)
 
     def _look_up(self, now_s: float, worker: SimulatedWorker) -> None:
-        """Look up and plan queued requests, at most `fetch_ahead` before their prefill."""
+        """Look up, plan and start to fetch queued requests, at most `fetch_ahead` of them."""
         while worker.queue and worker.ahead < self._engine.fetch_ahead:
             request = worker.queue.popleft()
             inflight = self._inflights[request]
             worker.ahead += 1
             if inflight.covered is UNKNOWN or now_s > self._ledger.arrived_s[request]:
                 inflight.covered = self.fleet.cover(worker, inflight.keys)
-            self._plan(now_s, inflight)
-            worker.memory.pin(inflight.covered.own)
-            if self.fleet.shared:
-                self.fleet.shared.pin(inflight.covered.shared)
-            self._ledger.looked_s[request] = now_s
-            self._ledger.held[request] = len(inflight.covered.tiers)
-            self._fetch(now_s, request, inflight)
-
-    def _plan(self, now_s: float, inflight: InflightRequest) -> None:
-        fleet, covered, tokens = self.fleet, inflight.covered, inflight.tokens
-        had = self._device_tokens(covered, tokens)
-        inflight.blocks = had // self._block_tokens
-        if len(covered.tiers) > inflight.blocks:  # otherwise there is nothing to fetch
-            plan = self._setting.planner.plan(
-                PlanQuestion(
-                    tiers=covered.tiers,
-                    block_bytes=self._block_bytes,
-                    block_tokens=self._block_tokens,
-                    estimates=fleet.estimates(inflight.worker, covered.tiers, now_s),
-                    names=fleet.names,
-                    limit_s=self._engine.fetch_limit_s,
-                    cost=self._prefill,
-                    prompt_tokens=tokens,
-                    have_tokens=had,
+            covered, tokens = inflight.covered, inflight.tokens
+            # Leading blocks in device memory need no fetch; at least one token is computed.
+            had = 0
+            if self._device:
+                size = self._block_tokens
+                had = (len(covered.tiers) - len(covered.tiers.lstrip(b"\0"))) * size
+                if had >= tokens:
+                    had = (tokens - 1) // size * size
+            inflight.blocks = had // self._block_tokens
+            if len(covered.tiers) > inflight.blocks:  # otherwise there is nothing to fetch
+                plan = self._setting.planner.plan(
+                    PlanQuestion(
+                        tiers=covered.tiers,
+                        block_bytes=self._block_bytes,
+                        block_tokens=self._block_tokens,
+                        estimates=self.fleet.estimates(worker, covered.tiers, now_s),
+                        names=self.fleet.names,
+                        limit_s=self._engine.fetch_limit_s,
+                        cost=self._prefill,
+                        prompt_tokens=tokens,
+                        have_tokens=had,
+                    )
                 )
-            )
-            inflight.blocks, inflight.late_s = plan.blocks, now_s + plan.deadline_s
-        self._update_prefill(inflight)
-
-    def _device_tokens(self, covered: FleetCoverage, tokens: int) -> int:
-        """Return the tokens of leading blocks in device memory, less than the whole prompt."""
-        if not self._device:
-            return 0
-        blocks = len(covered.tiers) - len(covered.tiers.lstrip(b"\0"))
-        size = self._block_tokens
-        return blocks * size if blocks * size < tokens else (tokens - 1) // size * size
+                inflight.blocks, inflight.late_s = plan.blocks, now_s + plan.deadline_s
+            self._update_prefill(inflight)
+            worker.memory.pin(covered.own)
+            if self.fleet.shared:
+                self.fleet.shared.pin(covered.shared)
+            self._ledger.looked_s[request] = now_s
+            self._ledger.held[request] = len(covered.tiers)
+            inflight.ready_s = now_s
+            if inflight.blocks:
+                counts = inflight.counts(len(self.fleet.names))
+                self._ledger.fetch(request, counts)
+                self._start_transfers(now_s, request, inflight, counts)
+                if inflight.moving and inflight.late_s < math.inf:
+                    self._schedule(inflight.late_s, _DEADLINE, request)
+            self._complete_fetch(now_s, request, inflight)
 
     def _update_prefill(self, inflight: InflightRequest) -> None:
         """Update the remaining prefill of a request and the engine's backlog.
@@ -200,17 +202,6 @@ class Simulation:
         inflight.computed_tokens = tokens - reused
         inflight.compute_s = cost.seconds(tokens - reused, reused)
         inflight.worker.engine.expect(inflight.compute_s - before_s)
-
-    def _fetch(self, now_s: float, request: int, inflight: InflightRequest) -> None:
-        """Start the transfers of the planned blocks, and the deadline event."""
-        inflight.ready_s = now_s
-        if inflight.blocks:
-            counts = inflight.counts(len(self.fleet.names))
-            self._ledger.fetch(request, counts)
-            self._start_transfers(now_s, request, inflight, counts)
-            if inflight.moving and inflight.late_s < math.inf:
-                self._schedule(inflight.late_s, _DEADLINE, request)
-        self._complete_fetch(now_s, request, inflight)
 
     def _start_transfers(
         self, now_s: float, request: int, inflight: InflightRequest, counts: list[int]
@@ -285,10 +276,20 @@ class Simulation:
 
     def _fetched(self, now_s: float, request: int) -> None:
         inflight = self._inflights[request]
-        if isinstance(inflight, InflightPrestage):
-            self._prestaged(now_s, request, inflight)
-            return
         worker = inflight.worker
+        if isinstance(inflight, InflightPrestage):
+            # Put the blocks in host memory; this is no use, so their hint stays.
+            del self._inflights[request]
+            covered, memory = inflight.covered, worker.memory
+            memory.unpin(covered.own)
+            if self.fleet.shared:
+                self.fleet.shared.unpin(covered.shared)
+            rows = memory.rows(inflight.keys, inflight.lengths, covered.own)
+            arrived = inflight.arrived(rows)
+            memory.promote(now_s, self._host or 0, arrived)
+            if inflight.needed_s > now_s:
+                memory.expect([row for row, _ in arrived], inflight.needed_s)
+            return
         self._ledger.fetched_s[request] = now_s
         self._start_prefills(now_s, worker, worker.engine.arrive(request, inflight.compute_s))
 
@@ -303,41 +304,44 @@ class Simulation:
             self._look_up(now_s, worker)
 
     def _computed(self, now_s: float, request: int) -> None:
-        """Emit the first token: save the chain and start the next prefill."""
-        inflight, ledger = self._inflights.pop(request), self._ledger
-        self._save(now_s, request, inflight)
-        inflight.worker.requests -= 1
+        """Emit the first token: save the chain and start the next prefill.
+
+        The whole chain is saved in the worker's tiers, and in shared tiers what those lacked.
+        """
+        inflight, ledger, fleet = self._inflights.pop(request), self._ledger, self.fleet
+        worker, covered, sources = inflight.worker, inflight.covered, inflight.sources()
+        memory = worker.memory
+        memory.unpin(covered.own)
+        rows = memory.rows(inflight.keys, inflight.lengths, covered.own)
+        memory.save(now_s, rows, sources)
+        again_s = math.nan
+        if self._setting.returns_s is not None:
+            # A hint moves later with the arrival of its request, and is never before now.
+            again_s = float(self._setting.returns_s[request])
+            again_s += ledger.arrived_s[request] - self._times_s[request]
+        hinted = not math.isnan(again_s)
+        if hinted:
+            again_s = max(again_s, now_s)
+            memory.expect(rows, again_s)
+            self._schedule_prestage(now_s, request, inflight, again_s)
+        if fleet.shared:
+            fleet.shared.unpin(covered.shared)
+            rows = fleet.shared.rows(inflight.keys, inflight.lengths, covered.shared, covered.whole)
+            below = [source - fleet.own for source in sources[covered.whole :]]
+            fleet.shared.save(now_s, rows, below)
+            if hinted:
+                fleet.shared.expect(rows, again_s)
+        worker.requests -= 1
         ledger.first_s[request] = now_s
         ledger.computed_tokens[request] = inflight.computed_tokens
         ledger.computed_s[request] = inflight.compute_s
         saved_s = self._prefill.seconds(inflight.tokens) - inflight.compute_s
         ledger.saved_s[request] = saved_s
-        worker = inflight.worker
         self._start_prefills(now_s, worker, worker.engine.leave(inflight.compute_s))
         for after in self._followers.get(request, ()):
             rate = self._engine.decode_tokens_per_s
             answered_s = now_s + float(self.trace.output_tokens[request]) / rate
             self._schedule(answered_s + float(self.trace.think_s[after]), _ARRIVED, after)
-
-    def _save(self, now_s: float, request: int, inflight: InflightRequest) -> None:
-        """Save the whole chain in the worker's tiers, and in shared tiers what those lacked."""
-        covered, keys, fleet = inflight.covered, inflight.keys, self.fleet
-        lengths, sources = inflight.lengths, inflight.sources()
-        memory = inflight.worker.memory
-        memory.unpin(covered.own)
-        rows = memory.rows(keys, lengths, covered.own)
-        memory.save(now_s, rows, sources)
-        again_s = self._needed_again_s(now_s, request)
-        if again_s is not None:
-            memory.expect(rows, again_s)
-            self._schedule_prestage(now_s, request, inflight, again_s)
-        if fleet.shared:
-            fleet.shared.unpin(covered.shared)
-            rows = fleet.shared.rows(keys, lengths, covered.shared, covered.whole)
-            below = [source - fleet.own for source in sources[covered.whole :]]
-            fleet.shared.save(now_s, rows, below)
-            if again_s is not None:
-                fleet.shared.expect(rows, again_s)
 
     def _schedule_prestage(
         self, now_s: float, request: int, inflight: InflightRequest, again_s: float
@@ -370,7 +374,7 @@ class Simulation:
         keys, lengths = self._chain(request)
         covered = self.fleet.cover(worker, keys)
         inflight = InflightPrestage(worker, keys, lengths, covered)
-        inflight.needed_s, inflight.blocks, inflight.ready_s = needed_s, covered.blocks, now_s
+        inflight.needed_s, inflight.blocks, inflight.ready_s = needed_s, len(covered.tiers), now_s
         counts = inflight.counts(len(self.fleet.names))
         host = self._host or 0
         if not any(counts[host + 1 :]):
@@ -382,31 +386,7 @@ class Simulation:
         self._start_transfers(now_s, number, inflight, [0] * (host + 1) + counts[host + 1 :])
         self._complete_fetch(now_s, number, inflight)
 
-    def _prestaged(self, now_s: float, number: int, inflight: InflightPrestage) -> None:
-        """Put prestaged blocks in host memory; this is no use, so their hint stays."""
-        del self._inflights[number]
-        covered, memory = inflight.covered, inflight.worker.memory
-        memory.unpin(covered.own)
-        if self.fleet.shared:
-            self.fleet.shared.unpin(covered.shared)
-        rows = memory.rows(inflight.keys, inflight.lengths, covered.own)
-        arrived = inflight.arrived(rows)
-        memory.promote(now_s, self._host or 0, arrived)
-        if inflight.needed_s > now_s:
-            memory.expect([row for row, _ in arrived], inflight.needed_s)
-
     def _chain(self, request: int) -> tuple[list[bytes], list[int]]:
         """Return the keys of a request's runs, and the number of blocks of each."""
         keys, lengths, chain = self._keys, self._lengths, self._runs.chain(request)
         return [keys[run] for run in chain], [lengths[run] for run in chain]
-
-    def _needed_again_s(self, now_s: float, request: int) -> float | None:
-        """Return when the chain is needed again, or None without a hint.
-
-        A hint moves later with the arrival of its request, and is never before `now_s`.
-        """
-        if self._setting.returns_s is None:
-            return None
-        again_s = float(self._setting.returns_s[request])
-        late_s = self._ledger.arrived_s[request] - self._times_s[request]
-        return None if math.isnan(again_s) else max(again_s + late_s, now_s)

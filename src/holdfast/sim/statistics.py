@@ -50,6 +50,13 @@ def statistics(trace: Trace, runs: Reuse | None = None) -> Statistics:
     filled = trace.input_tokens > 0
     unique = trace.unique
     uses = np.bincount(trace.ids, minlength=unique)
+    reuse_s: dict[str, float] = {}
+    if len(runs.blocks):  # weighted quantiles: the smallest gap that covers each share of blocks
+        gaps = gaps_s(trace, runs)
+        order = np.argsort(gaps, kind="stable")
+        sums = np.cumsum(runs.blocks[order])
+        at = np.searchsorted(sums, np.ceil(np.array(QUANTILES) * float(sums[-1])))
+        reuse_s = dict(zip(_NAMES, gaps[order][at].tolist(), strict=True))
     return Statistics(
         name=trace.name,
         requests=trace.requests,
@@ -68,7 +75,7 @@ def statistics(trace: Trace, runs: Reuse | None = None) -> Statistics:
         infinite_request_hit=mean(tokens[filled] / trace.input_tokens[filled]),
         requests_with_a_hit=mean((tokens > 0).astype(np.int64)),
         one_hit=mean((uses == 1).astype(np.int64)),
-        reuse_s=_weighted_quantiles(gaps_s(trace, runs), runs.blocks),
+        reuse_s=reuse_s,
     )
 
 
@@ -83,13 +90,3 @@ def _quantiles(values: Floats) -> dict[str, float]:
         return {}
     found = np.quantile(values, QUANTILES, method="higher")
     return dict(zip(_NAMES, found.tolist(), strict=True))
-
-
-def _weighted_quantiles(values: Floats, weights: Longs) -> dict[str, float]:
-    """Return the weighted quantiles by name: the smallest value that covers each share."""
-    if not len(values):
-        return {}
-    order = np.argsort(values, kind="stable")
-    sums = np.cumsum(weights[order])
-    at = np.searchsorted(sums, np.ceil(np.array(QUANTILES) * float(sums[-1])))
-    return dict(zip(_NAMES, values[order][at].tolist(), strict=True))

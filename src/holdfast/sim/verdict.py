@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from holdfast.sim.figures import Figure
 
@@ -40,7 +40,25 @@ def verdict(figures: Sequence[Figure]) -> list[str]:
     best = named["sim.best.tokens"].value
     if best and hit is not None:
         lines.append(f"Unlimited capacity would serve {best:.1%}; this is {hit / best:.0%} of it.")
-    return lines + list(_warnings(figures))
+    # What would fail in operation: too few engines, worn drives, late fetches.
+    for figure in figures:
+        value = figure.value or 0.0
+        if figure.what == "sim.gpu.busy" and value > 1:
+            lines.append(
+                f"Too few workers: prefill and decoding need {value:.2f} times the engines there "
+                "are, so real answers would be later."
+            )
+        rated = figure.more.get("rated")
+        if isinstance(rated, float | int) and value > rated:
+            name = figure.what.rpartition(".")[2]
+            lines.append(
+                f"The {name} tier wears out early: {value:.3g} drive writes a day at the rate "
+                f"of this trace, rated for {rated:g}. Limit it with `writes_per_day`, or buy more "
+                "or more durable drives."
+            )
+        if figure.what == "sim.late" and value:
+            lines.append(f"{value:,.0f} fetches missed their deadline and were computed instead.")
+    return lines
 
 
 def _change(ttft: Figure) -> str:
@@ -50,24 +68,3 @@ def _change(ttft: Figure) -> str:
 def _is_slower(ttft: Figure) -> bool:
     without = ttft.more["without_ladder_s"]
     return ttft.value is not None and isinstance(without, float) and ttft.value > without * _SLOWER
-
-
-def _warnings(figures: Sequence[Figure]) -> Iterator[str]:
-    """Yield what would fail in operation: too few engines, worn drives, late fetches."""
-    for figure in figures:
-        value = figure.value or 0.0
-        if figure.what == "sim.gpu.busy" and value > 1:
-            yield (
-                f"Too few workers: prefill and decoding need {value:.2f} times the engines there "
-                "are, so real answers would be later."
-            )
-        rated = figure.more.get("rated")
-        if isinstance(rated, float | int) and value > rated:
-            name = figure.what.rpartition(".")[2]
-            yield (
-                f"The {name} tier wears out early: {value:.3g} drive writes a day at the rate "
-                f"of this trace, rated for {rated:g}. Limit it with `writes_per_day`, or buy more "
-                "or more durable drives."
-            )
-        if figure.what == "sim.late" and value:
-            yield f"{value:,.0f} fetches missed their deadline and were computed instead."

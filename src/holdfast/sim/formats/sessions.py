@@ -76,8 +76,14 @@ class SessionChains:
         """Start a session; its ids get an offset unless their scope is global."""
         self._base = 0 if scope == "global" else self._end
 
-    def add(self, runs: list[tuple[int, int]]) -> int:
+    def add(self, request: AgentRequest) -> int:
         """Add the chain of one request; return its number of blocks."""
+        runs = request.runs
+        if runs is None:
+            ids = np.array(request.hash_ids or [], np.int64)
+            heads = np.flatnonzero(np.diff(ids, prepend=ids[0] - 2) != 1) if len(ids) else ids
+            lengths = np.diff(heads, append=len(ids))
+            runs = list(zip(ids[heads].tolist(), lengths.tolist(), strict=True))
         self.runs.append(len(runs))
         for first, length in runs:
             self.firsts.append(self._base + first)
@@ -116,7 +122,24 @@ def read(source: Source, reading: Reading) -> Trace:
                 f"block_size {block_tokens}, but {reading.block_tokens} was given: ids cannot be "
                 "converted to another block size; remove the option",
             )
-        _add(rows, chains, number, session, reading.window_s * rng.random())
+        start_s = reading.window_s * rng.random()
+        chains.session(session.hash_id_scope)
+        session_number = rows.session_of(number)
+        for at, (request, since_s) in enumerate(_flat(rows, number, session)):
+            blocks = chains.add(request)
+            full = request.tokens // block_tokens
+            if blocks not in (full, -(-request.tokens // block_tokens)):
+                raise source.error(
+                    number,
+                    f"request {at} at {request.t:g} s: {blocks} ids for {request.tokens} tokens, "
+                    f"but {full} full blocks of {block_tokens}: ids are missing or too many; "
+                    "correct or remove the request",
+                )
+            think = request.think_time if request.think is None else request.think
+            think_s = math.nan if think is None or not at else think
+            tokens = request.tokens, request.answer
+            rows.add(number, start_s + since_s, tokens, session_number, think_s)
+            rows.counts.append(blocks)
     times = np.array(rows.time_s)
     order = np.argsort(times, kind="stable")
     rows.time_s = array("d", np.sort(times))  # composed: no order to warn about
@@ -125,29 +148,6 @@ def read(source: Source, reading: Reading) -> Trace:
     counts, ids = chains.ids(order)
     trace = arrange(source.name, block_tokens, requests, counts, ids)
     return trace._replace(composed=True)
-
-
-def _add(
-    rows: Rows, chains: SessionChains, number: int, session: AgentSession, start_s: float
-) -> None:
-    """Add the requests of one session, in their order in the file."""
-    chains.session(session.hash_id_scope)
-    session_number = rows.session_of(number)
-    for at, (request, since_s) in enumerate(_flat(rows, number, session)):
-        blocks = chains.add(_runs(request))
-        full = request.tokens // session.block_size
-        if blocks not in (full, -(-request.tokens // session.block_size)):
-            raise rows.source.error(
-                number,
-                f"request {at} at {request.t:g} s: {blocks} ids for {request.tokens} tokens, but "
-                f"{full} full blocks of {session.block_size}: ids are missing or too many; "
-                "correct or remove the request",
-            )
-        think = request.think_time if request.think is None else request.think
-        think_s = math.nan if think is None or not at else think
-        tokens = request.tokens, request.answer
-        rows.add(number, start_s + since_s, tokens, session_number, think_s)
-        rows.counts.append(blocks)
 
 
 def _flat(rows: Rows, number: int, session: AgentSession) -> Iterator[tuple[AgentRequest, float]]:
@@ -167,15 +167,3 @@ def _flat(rows: Rows, number: int, session: AgentSession) -> Iterator[tuple[Agen
                 )
             since_s = session.subagents[request.sub].t
         yield request, since_s + request.t
-
-
-def _runs(request: AgentRequest) -> list[tuple[int, int]]:
-    """Return a request's ids as runs (first id, number of ids)."""
-    if request.runs is not None:
-        return request.runs
-    ids = np.array(request.hash_ids or [], np.int64)
-    if not len(ids):
-        return []
-    heads = np.flatnonzero(np.diff(ids, prepend=ids[0] - 2) != 1)
-    lengths = np.diff(heads, append=len(ids))
-    return list(zip(ids[heads].tolist(), lengths.tolist(), strict=True))

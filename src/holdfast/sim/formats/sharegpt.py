@@ -9,7 +9,7 @@ meaningful. The text is not kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from hashlib import blake2b
 
 import msgspec
@@ -43,32 +43,27 @@ def read(source: Source, reading: Reading) -> Trace:
     size = reading.block_tokens or BLOCK_TOKENS
     block_bytes = size * TOKEN_BYTES
     rows = Rows(source)
-    for session, (number, conversation) in enumerate(_conversations(source)):
-        text = bytearray()
+    number, first = next(source.lines(), (0, b""))
+    conversations: Iterable[tuple[int, Conversation]]
+    if first.lstrip()[:1] == b"[":  # a list has one line number for all
+        text = b"".join(line for _, line in source.lines())
+        whole = source.decode(msgspec.json.Decoder(list[Conversation]), text, number)
+        conversations = [(number, each) for each in whole]
+    else:
+        conversations = source.decoded(msgspec.json.Decoder(Conversation))
+    for session, (number, conversation) in enumerate(conversations):
+        prompt = bytearray()
         ids: list[int] = []
         for turn in conversation.conversations:
             message = f"{turn.role}: {turn.value}\n".encode(errors="replace")
-            if turn.role not in _PROMPT_ROLES and text:
-                for end in range((len(ids) + 1) * block_bytes, len(text) + 1, block_bytes):
+            if turn.role not in _PROMPT_ROLES and prompt:
+                for end in range((len(ids) + 1) * block_bytes, len(prompt) + 1, block_bytes):
                     before = ids[-1].to_bytes(8, "little", signed=True) if ids else b""
-                    block = text[end - block_bytes : end]
+                    block = prompt[end - block_bytes : end]
                     digest = blake2b(before + block, digest_size=8).digest()
                     ids.append(int.from_bytes(digest, "little", signed=True))
-                tokens = -(-len(text) // TOKEN_BYTES), -(-len(message) // TOKEN_BYTES)
+                tokens = -(-len(prompt) // TOKEN_BYTES), -(-len(message) // TOKEN_BYTES)
                 rows.add(number, float(len(rows.lines)), tokens, session)
                 rows.chain(ids)
-            text += message
+            prompt += message
     return rows.trace(size)
-
-
-def _conversations(source: Source) -> Iterator[tuple[int, Conversation]]:
-    """Yield (line number, conversation); a list has one line number for all."""
-    lines = source.lines()
-    number, first = next(lines, (0, b""))
-    if first.lstrip()[:1] == b"[":
-        text = b"".join(line for _, line in source.lines())
-        whole = source.decode(msgspec.json.Decoder(list[Conversation]), text, number)
-        for conversation in whole:
-            yield number, conversation
-    else:
-        yield from source.decoded(msgspec.json.Decoder(Conversation))

@@ -53,21 +53,18 @@ class Source:
         """Yield (number, line) of every line that is not blank; numbers continue across files."""
         number = 0
         self._files, self._begins = [], []
-        for file in self._listed():
+        files = [self.path]
+        if self.path.is_dir():
+            files = [file for file in sorted(self.path.iterdir()) if _TRACE.search(file.name)]
+            if not files:
+                raise self.error(0, "no .json, .jsonl or .csv file in this folder, plain or .gz")
+        for file in files:
             self._files.append(file)
             self._begins.append(number)
             for line in self._read(file, number):
                 number += 1
                 if not line.isspace():
                     yield number, line
-
-    def _listed(self) -> list[Path]:
-        if not self.path.is_dir():
-            return [self.path]
-        files = [file for file in sorted(self.path.iterdir()) if _TRACE.search(file.name)]
-        if not files:
-            raise self.error(0, "no .json, .jsonl or .csv file in this folder, plain or .gz")
-        return files
 
     def _read(self, file: Path, before: int) -> Iterator[bytes]:
         number = before

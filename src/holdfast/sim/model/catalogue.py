@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from holdfast.errors import ConfigError
 from holdfast.sim.model.fields import Fields
-from holdfast.sim.model.layers import Layer, layers_of
+from holdfast.sim.model.layers import layers_of
 from holdfast.sim.model.parameters import count, heads, mamba_sizes, weights_bytes
 from holdfast.sim.model.shape import Attention, ModelShape
 
@@ -42,8 +42,34 @@ def load_model(name: str) -> ModelShape:
     """
     path = Path(name)
     if name.endswith(".json") or path.exists():
-        return read_model(_read(path / "config.json" if path.is_dir() else path), name)
-    full = _find(name)
+        path = path / "config.json" if path.is_dir() else path
+        try:
+            if path.stat().st_size > CONFIG_BYTES_MAX:
+                raise ConfigError(
+                    f"{path}: over {CONFIG_BYTES_MAX:,} bytes, no config.json; give another path"
+                )
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{path}: cannot be read as JSON: {error}; give a model's config.json"
+            ) from error
+        if not isinstance(config, dict):
+            raise ConfigError(f"{path}: holds {type(config).__name__}, not a model's config.json")
+        return read_model(config, name)
+    wanted = _plain(name)
+    plain = {_plain(known): known for known in known_models()}
+    holding = [known for short, known in plain.items() if wanted and wanted in short]
+    if wanted in plain:
+        full = plain[wanted]
+    elif len(holding) == 1:
+        full = holding[0]
+    else:
+        close = holding or [plain[s] for s in difflib.get_close_matches(wanted, plain, 5, 0.5)]
+        hint = f"; close: {', '.join(close)}" if close else ""
+        raise ConfigError(
+            f"model {name!r}: not one of the {len(plain)} shipped models{hint}; "
+            "`holdfast size --models` lists all, or give the path of its config.json"
+        )
     file = resources.files("holdfast.sim") / "data" / "models" / f"{full.replace('/', '--')}.json"
     return read_model(json.loads(file.read_text(encoding="utf-8")), full)
 
@@ -65,24 +91,8 @@ def shape_of(fields: Fields) -> ModelShape:
         )
     layers = layers_of(fields)
     counted = count(fields, layers)
-    shape = ModelShape(
-        name=fields.name,
-        attention=_attention(fields, layers),
-        active_parameters=counted.active,
-        parameters=counted.total,
-        weights_bytes=weights_bytes(fields, counted),
-        context_max=fields.number("max_position_embeddings", default=0),
-    )
-    if not shape.context_bytes(1) or not counted.active:
-        raise ConfigError(
-            f"{fields.name}: its layers keep nothing, or compute nothing, because a size is 0; "
-            "correct the config"
-        )
-    return shape
-
-
-def _attention(fields: Fields, layers: list[Layer]) -> tuple[Attention, ...]:
-    shared = fields.number("num_kv_shared_layers", default=0)  # the last ones reuse others' KV
+    # The KV state of each kind of layer; the last `shared` layers reuse that of others.
+    shared = fields.number("num_kv_shared_layers", default=0)
     if shared >= len(layers):
         raise ConfigError(
             f"{fields.name}: num_kv_shared_layers: {shared} of {len(layers)} layers; at "
@@ -100,10 +110,40 @@ def _attention(fields: Fields, layers: list[Layer]) -> tuple[Attention, ...]:
     if kinds.count("compressed"):
         parts += _compressed(fields, len(kinds))
     if linear := kinds.count("linear"):
-        parts.append(_linear(fields, linear))
+        nested = fields.section("linear_attn_config")
+        if nested is not None:
+            size = nested.number("head_dim")
+            width = nested.number("num_heads") * size
+            kernel = nested.number("short_conv_kernel_size", default=1)
+            elements, convolved = width * size, 3 * width
+        else:
+            keys = fields.number("linear_num_key_heads")
+            size = fields.number("linear_key_head_dim")
+            values = fields.number("linear_num_value_heads")
+            values *= fields.number("linear_value_head_dim")
+            kernel = fields.number("linear_conv_kernel_dim", default=1)
+            elements, convolved = values * size, 2 * keys * size + values
+        parts.append(_state(fields, linear, elements, convolved * max(kernel - 1, 0)))
     if mamba := kinds.count("mamba"):
-        parts.append(_mamba(fields, mamba))
-    return tuple(parts)
+        kernel = fields.number("conv_kernel", "mamba_d_conv", default=1)
+        sizes = mamba_sizes(fields)
+        convolved = sizes.inner + 2 * sizes.groups * sizes.state
+        elements = sizes.inner * sizes.state
+        parts.append(_state(fields, mamba, elements, convolved * max(kernel - 1, 0)))
+    shape = ModelShape(
+        name=fields.name,
+        attention=tuple(parts),
+        active_parameters=counted.active,
+        parameters=counted.total,
+        weights_bytes=weights_bytes(fields, counted),
+        context_max=fields.number("max_position_embeddings", default=0),
+    )
+    if not shape.context_bytes(1) or not counted.active:
+        raise ConfigError(
+            f"{fields.name}: its layers keep nothing, or compute nothing, because a size is 0; "
+            "correct the config"
+        )
+    return shape
 
 
 def _heads(
@@ -167,27 +207,6 @@ def _compressed(fields: Fields, count_: int) -> list[Attention]:
     return parts
 
 
-def _linear(fields: Fields, layers: int) -> Attention:
-    nested = fields.section("linear_attn_config")
-    if nested is not None:
-        size = nested.number("head_dim")
-        width = nested.number("num_heads") * size
-        kernel = nested.number("short_conv_kernel_size", default=1)
-        return _state(fields, layers, width * size, 3 * width * max(kernel - 1, 0))
-    keys = fields.number("linear_num_key_heads") * fields.number("linear_key_head_dim")
-    values = fields.number("linear_num_value_heads") * fields.number("linear_value_head_dim")
-    kernel = fields.number("linear_conv_kernel_dim", default=1)
-    state = values * fields.number("linear_key_head_dim")
-    return _state(fields, layers, state, (2 * keys + values) * max(kernel - 1, 0))
-
-
-def _mamba(fields: Fields, layers: int) -> Attention:
-    kernel = fields.number("conv_kernel", "mamba_d_conv", default=1)
-    sizes = mamba_sizes(fields)
-    convolved = sizes.inner + 2 * sizes.groups * sizes.state
-    return _state(fields, layers, sizes.inner * sizes.state, convolved * max(kernel - 1, 0))
-
-
 def _state(fields: Fields, layers: int, elements: int, convolution: int) -> Attention:
     named = fields.value("mamba_ssm_dtype", "mamba_ssm_cache_dtype", "dtype", "torch_dtype")
     return Attention(
@@ -196,38 +215,6 @@ def _state(fields: Fields, layers: int, elements: int, convolution: int) -> Atte
         elements=elements,
         state_dtype=_DTYPES.get(str(named), "bf16"),
         convolution_elements=convolution,
-    )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > CONFIG_BYTES_MAX:
-            raise ConfigError(
-                f"{path}: over {CONFIG_BYTES_MAX:,} bytes, no config.json; give another path"
-            )
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: cannot be read as JSON: {error}; give a model's config.json"
-        ) from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path}: holds {type(config).__name__}, not a model's config.json")
-    return config
-
-
-def _find(name: str) -> str:
-    wanted = _plain(name)
-    plain = {_plain(known): known for known in known_models()}
-    if wanted in plain:
-        return plain[wanted]
-    holding = [known for short, known in plain.items() if wanted and wanted in short]
-    if len(holding) == 1:
-        return holding[0]
-    close = holding or [plain[s] for s in difflib.get_close_matches(wanted, plain, 5, 0.5)]
-    hint = f"; close: {', '.join(close)}" if close else ""
-    raise ConfigError(
-        f"model {name!r}: not one of the {len(plain)} shipped models{hint}; "
-        "`holdfast size --models` lists all, or give the path of its config.json"
     )
 
 

@@ -122,19 +122,15 @@ def _check_type(fields: Fields, field: str, known: str) -> None:
         raise _not_understood(fields, field, f"not known for model_type {kind!r:.40}")
 
 
-def _refuse_other_hybrids(fields: Fields) -> None:
-    """Raise ConfigError if a field that this module cannot interpret says that layers differ."""
+def _windowed(fields: Fields, count: int) -> Sequence[Mixer]:
+    """Return the mixers by `sliding_window`: for all layers, or those that a pattern selects."""
+    # Refuse a config if a field that this module cannot interpret says that layers differ.
     for field in (*_OTHER_HYBRIDS, *_STATE_FIELDS):
         if fields.value(field) is not None:
             raise _not_understood(fields, field, "says that layers differ, but not how")
     kinds = fields.listed("attn_type_list")
     if kinds is not None and any(kind != 1 for kind in kinds):  # 1: full, as in MiniMax-M2
         raise _not_understood(fields, "attn_type_list", "names layers without full attention")
-
-
-def _windowed(fields: Fields, count: int) -> Sequence[Mixer]:
-    """Return the mixers by `sliding_window`: for all layers, or those that a pattern selects."""
-    _refuse_other_hybrids(fields)
     used = fields.value("use_sliding_window")
     if used is None and str(fields.value("model_type")).startswith(("qwen2", "qwen3")):
         used = False  # the default of these types

@@ -44,7 +44,27 @@ def count(fields: Fields, layers: list[Layer]) -> ParameterCount:
 
 def weights_bytes(fields: Fields, counted: ParameterCount) -> float:
     """Return the bytes of all weights in their published precision."""
-    routed_bits, other_bits = _weight_bits(fields)
+    dtype = str(fields.value("torch_dtype", "dtype"))
+    plain = 32.0 if dtype == "float32" else 16.0
+    routed_bits = other_bits = plain  # bits per weight of routed experts, and of all others
+    quantization = fields.section("quantization_config") or Fields({}, fields.name)
+    method = str(quantization.value("quant_method"))
+    if "fp8" in method:
+        other_bits = 8.0
+        routed_bits = _EXPERT_BITS_MX if fields.value("expert_dtype") == "fp4" else other_bits
+    elif method == "mxfp4":
+        routed_bits = _EXPERT_BITS_MX
+    elif method == "compressed-tensors":
+        groups = quantization.section("config_groups")
+        group = groups and groups.section("group_0")
+        weights = group and group.section("weights")
+        if weights:
+            scale_bits = 8.0 if "mxfp4" in str(quantization.value("format")) else plain
+            size = weights.number("group_size", default=128) or 128
+            routed_bits = weights.number("num_bits", default=16) + scale_bits / size
+    elif method in ("gptq", "awq"):
+        size = quantization.number("group_size", default=128) or 128
+        routed_bits = other_bits = quantization.number("bits", default=16) + plain / size
     other = counted.total - counted.routed
     return (counted.routed * routed_bits + other * other_bits) / BITS_PER_BYTE
 
@@ -75,14 +95,44 @@ def heads(fields: Fields, *, windowed: bool) -> tuple[int, int, int, int]:
 def _mixer(fields: Fields, mixer: Mixer, hidden: int) -> float:
     if mixer == "none":
         return 0.0
-    if mixer == "linear":
-        return _linear(fields, hidden)
+    if mixer == "linear":  # gated delta rule
+        nested = fields.section("linear_attn_config")
+        if nested is not None:  # one head size, as in Kimi
+            number, size = nested.number("num_heads"), nested.number("head_dim")
+            width = number * size
+            return 5 * hidden * width + size * (hidden + width) + hidden * number
+        keys = fields.number("linear_num_key_heads") * fields.number("linear_key_head_dim")
+        value_heads = fields.number("linear_num_value_heads")
+        values = value_heads * fields.number("linear_value_head_dim")
+        return hidden * (2 * keys + 3 * values + 2 * value_heads)
     if mixer == "mamba":
-        return _mamba(fields, hidden)
-    if mixer == "compressed":
-        return _compressed(fields, hidden)
-    if fields.value("kv_lora_rank") is not None:
-        return _latent(fields, hidden)
+        sizes = mamba_sizes(fields)
+        if not sizes.heads:
+            auto = fields.value("mamba_dt_rank") in (None, "auto")
+            dt_rank = -(-hidden // 16) if auto else fields.number("mamba_dt_rank")
+            return 3 * hidden * sizes.inner + sizes.inner * (2 * dt_rank + 3 * sizes.state)
+        into = 2 * sizes.inner + 2 * sizes.groups * sizes.state + sizes.heads
+        return hidden * into + sizes.inner * hidden
+    if mixer == "compressed":  # DeepSeek-V4: one latent head, low-rank queries and outputs
+        query, size = fields.number("num_attention_heads"), fields.number("head_dim")
+        narrow, out = fields.number("q_lora_rank"), fields.number("o_lora_rank")
+        weights = (hidden + query * size) * narrow + hidden * size
+        weights += query * size * out + fields.number("o_groups") * out * hidden
+        return weights + 2 * hidden * size  # entries and gates of the compressor
+    if fields.value("kv_lora_rank") is not None:  # latent attention
+        query = fields.number("num_attention_heads")
+        nope, rope = fields.number("qk_nope_head_dim"), fields.number("qk_rope_head_dim")
+        value, rank = fields.number("v_head_dim"), fields.number("kv_lora_rank")
+        narrow = fields.number("q_lora_rank", default=0)
+        queries = query * (nope + rope)
+        weights = (hidden + queries) * narrow if narrow else hidden * queries
+        weights += hidden * (rank + rope) + rank * query * (nope + value) + query * value * hidden
+        gate = hidden * query * value if fields.value("mla_use_output_gate") else 0
+        index_heads = fields.number("index_n_heads", default=0)  # the indexer of DeepSeek-V3.2
+        index_size = fields.number("index_head_dim", default=0)
+        index_outputs = index_size + index_heads
+        indexer = (narrow or hidden) * index_heads * index_size + hidden * index_outputs
+        return weights + gate + indexer
     query, kv, key_size, value_size = heads(fields, windowed=mixer == "window")
     gate = 2 if fields.value("attn_output_gate") else 1
     projections = gate * query * key_size + kv * (key_size + value_size) + query * value_size
@@ -114,54 +164,6 @@ def mamba_sizes(fields: Fields) -> MambaSizes:
     return MambaSizes(number, inner, groups, fields.number("ssm_state_size", "mamba_d_state"))
 
 
-def _mamba(fields: Fields, hidden: int) -> float:
-    sizes = mamba_sizes(fields)
-    if not sizes.heads:
-        auto = fields.value("mamba_dt_rank") in (None, "auto")
-        dt_rank = -(-hidden // 16) if auto else fields.number("mamba_dt_rank")
-        return 3 * hidden * sizes.inner + sizes.inner * (2 * dt_rank + 3 * sizes.state)
-    into = 2 * sizes.inner + 2 * sizes.groups * sizes.state + sizes.heads
-    return hidden * into + sizes.inner * hidden
-
-
-def _latent(fields: Fields, hidden: int) -> float:
-    """Multi-head latent attention, with the indexer of DeepSeek-V3.2 if the config has one."""
-    query = fields.number("num_attention_heads")
-    nope, rope = fields.number("qk_nope_head_dim"), fields.number("qk_rope_head_dim")
-    value, rank = fields.number("v_head_dim"), fields.number("kv_lora_rank")
-    narrow = fields.number("q_lora_rank", default=0)
-    queries = query * (nope + rope)
-    weights = (hidden + queries) * narrow if narrow else hidden * queries
-    weights += hidden * (rank + rope) + rank * query * (nope + value) + query * value * hidden
-    gate = hidden * query * value if fields.value("mla_use_output_gate") else 0
-    index_heads = fields.number("index_n_heads", default=0)
-    index_size = fields.number("index_head_dim", default=0)
-    indexer = (narrow or hidden) * index_heads * index_size + hidden * (index_size + index_heads)
-    return weights + gate + indexer
-
-
-def _compressed(fields: Fields, hidden: int) -> float:
-    """DeepSeek-V4: one latent head, low-rank queries, grouped low-rank outputs."""
-    query, size = fields.number("num_attention_heads"), fields.number("head_dim")
-    narrow, out = fields.number("q_lora_rank"), fields.number("o_lora_rank")
-    weights = (hidden + query * size) * narrow + hidden * size
-    weights += query * size * out + fields.number("o_groups") * out * hidden
-    return weights + 2 * hidden * size  # entries and gates of the compressor
-
-
-def _linear(fields: Fields, hidden: int) -> float:
-    """Gated delta rule, with key and value heads (Qwen) or with one head size (Kimi)."""
-    nested = fields.section("linear_attn_config")
-    if nested is not None:
-        number, size = nested.number("num_heads"), nested.number("head_dim")
-        width = number * size
-        return 5 * hidden * width + size * (hidden + width) + hidden * number
-    keys = fields.number("linear_num_key_heads") * fields.number("linear_key_head_dim")
-    value_heads = fields.number("linear_num_value_heads")
-    values = value_heads * fields.number("linear_value_head_dim")
-    return hidden * (2 * keys + 3 * values + 2 * value_heads)
-
-
 def _feed(fields: Fields, feed: str, hidden: int) -> ParameterCount:
     if feed == "none":
         return ParameterCount()
@@ -169,11 +171,6 @@ def _feed(fields: Fields, feed: str, hidden: int) -> ParameterCount:
         inner = fields.number("intermediate_size_mlp", "intermediate_size")
         weights = _matrices(fields) * hidden * inner
         return ParameterCount(weights, weights)
-    sparse = _experts(fields, hidden)
-    return sparse.plus(_feed(fields, "dense", hidden)) if feed == "both" else sparse
-
-
-def _experts(fields: Fields, hidden: int) -> ParameterCount:
     number = experts_of(fields)
     chosen = fields.number(
         "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts"
@@ -193,41 +190,10 @@ def _experts(fields: Fields, hidden: int) -> ParameterCount:
         names = ("n_shared_experts", "num_shared_experts")
         shared = fields.number(*names, default=default) * inner
     always = router + _matrices(fields) * hidden * shared
-    return ParameterCount(chosen * each + always, number * each + always, number * each)
+    sparse = ParameterCount(chosen * each + always, number * each + always, number * each)
+    return sparse.plus(_feed(fields, "dense", hidden)) if feed == "both" else sparse
 
 
 def _matrices(fields: Fields) -> int:
     """Return the number of matrices of a feed-forward part: three if it is gated."""
     return 2 if fields.value("mlp_hidden_act") == "relu2" else 3
-
-
-def _weight_bits(fields: Fields) -> tuple[float, float]:
-    """Return the bits per weight of routed experts, and of all other weights."""
-    dtype = str(fields.value("torch_dtype", "dtype"))
-    plain = 32.0 if dtype == "float32" else 16.0
-    quantization = fields.section("quantization_config") or Fields({}, fields.name)
-    method = str(quantization.value("quant_method"))
-    if "fp8" in method:
-        other = 8.0
-        return (_EXPERT_BITS_MX if fields.value("expert_dtype") == "fp4" else other), other
-    if method == "mxfp4":
-        return _EXPERT_BITS_MX, plain
-    if method == "compressed-tensors":
-        return _group_bits(quantization, plain), plain
-    if method in ("gptq", "awq"):
-        size = quantization.number("group_size", default=128) or 128
-        bits = quantization.number("bits", default=16) + plain / size
-        return bits, bits
-    return plain, plain
-
-
-def _group_bits(quantization: Fields, plain: float) -> float:
-    """Return the bits per weight of compressed-tensors groups, scales included."""
-    groups = quantization.section("config_groups")
-    group = groups and groups.section("group_0")
-    weights = group and group.section("weights")
-    if not weights:
-        return plain
-    scale_bits = 8.0 if "mxfp4" in str(quantization.value("format")) else plain
-    size = weights.number("group_size", default=128) or 128
-    return weights.number("num_bits", default=16) + scale_bits / size

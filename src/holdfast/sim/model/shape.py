@@ -57,8 +57,12 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
             return 0.0
         if self.kind == "window":
             return _capped(new, context, self.span)
-        if self.kind == "chunk":
-            return _chunked(new, context, self.span)
+        if self.kind == "chunk":  # the sum of (p modulo span) over the positions p
+            sums = []
+            for tokens in (context, context + new):
+                whole, rest = divmod(tokens, self.span)
+                sums.append((whole * self.span * self.span + rest * rest) / 2)
+            return sums[1] - sums[0]
         cap = self.top_k * self.compression
         seen = _capped(new, context, cap) if cap else new * (context + new / 2)
         return seen / self.compression
@@ -154,13 +158,3 @@ def _capped(new: int, context: int, cap: int) -> float:
     """Return the sum of min(p, cap) over the positions p of `new` tokens after `context`."""
     rising = min(max(cap - context, 0), new)
     return rising * (context + rising / 2) + (new - rising) * cap
-
-
-def _chunked(new: int, context: int, chunk: int) -> float:
-    """Return the sum of (p modulo chunk) over the positions p of `new` tokens after `context`."""
-
-    def until(tokens: int) -> float:
-        whole, rest = divmod(tokens, chunk)
-        return (whole * chunk * chunk + rest * rest) / 2
-
-    return until(context + new) - until(context)

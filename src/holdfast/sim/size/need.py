@@ -156,8 +156,24 @@ def need(
     `held` maps each capacity in `tier_specs`, and 0, to `question.demand.held(capacity)`.
     """
     inputs = question.demand.input_tokens.astype(np.float64)
-    uses = _uses(question, tier_specs, held)
-    deepest = held[tier_specs[-1].tokens] if tier_specs else held[0.0]
+    # Each tier serves the held tokens that no faster tier holds.
+    above, deepest = held[0.0], held[tier_specs[-1].tokens] if tier_specs else held[0.0]
+    uses = []
+    for tier_spec in tier_specs:
+        here = held[tier_spec.tokens]
+        tokens = here - above
+        # Windows and states are read with the last held tokens: from the last tier read.
+        fixed = question.fixed_bytes(here) * ((tokens > 0) & (here == deepest))
+        uses.append(
+            _Use(
+                tier_spec,
+                question.profile.medium(tier_spec.name),
+                tokens * question.token_bytes + fixed,
+                float(tokens.sum()) / float(inputs.sum()),
+                float(question.prefill_s(above, here).mean()),
+            )
+        )
+        above = here
     compute_s = question.prefill_s(deepest, inputs)
     request_rates = _request_rates(question, uses, compute_s)
     if request_rates is None:
@@ -181,7 +197,13 @@ def need(
         if tier.tier not in REMOTE and tier.units_per_node is not None
     ):
         return None  # the machines have not enough slots
-    ttft_s = question.overhead_s + compute_s + _load_s(question, uses, tiers)
+    load_s = _link_s(question, uses)  # from the units that are bought
+    for use, tier in zip(uses, tiers, strict=True):
+        left = (tier.bytes_per_s - tier.traffic_bytes_per_s) / tier.spread
+        rate = max(left, tier.request_bytes_per_s)
+        tier_s = use.medium.latency_s.mid * (use.nbytes > 0) + use.nbytes / rate
+        load_s = np.maximum(load_s, tier_s)
+    ttft_s = question.overhead_s + compute_s + load_s
     goal = question.goal
     within = 1.0 if goal.ttft_s is None else float((ttft_s <= goal.ttft_s * (1 + 1e-9)).mean())
     quantiles = np.quantile(ttft_s, (0.5, goal.share), method="inverted_cdf")
@@ -199,36 +221,14 @@ def need(
     )
 
 
-def _uses(
-    question: SizingQuestion, tier_specs: tuple[NeededTier, ...], held: dict[float, Floats]
-) -> list[_Use]:
-    """Divide the held tokens among the tiers: each serves those that no faster tier holds."""
-    total = float(question.demand.input_tokens.sum())
-    above, deepest, uses = held[0.0], held[tier_specs[-1].tokens] if tier_specs else held[0.0], []
-    for tier_spec in tier_specs:
-        here = held[tier_spec.tokens]
-        tokens = here - above
-        # Windows and states are read with the last held tokens: from the last tier read.
-        fixed = question.fixed_bytes(here) * ((tokens > 0) & (here == deepest))
-        uses.append(
-            _Use(
-                tier_spec,
-                question.profile.medium(tier_spec.name),
-                tokens * question.token_bytes + fixed,
-                float(tokens.sum()) / total,
-                float(question.prefill_s(above, here).mean()),
-            )
-        )
-        above = here
-    return uses
-
-
 def _request_rates(
     question: SizingQuestion, uses: list[_Use], compute_s: Floats
 ) -> list[float] | None:
     """Return the bandwidth that one request needs from each tier; None if none suffices.
 
-    It meets the goal, and limits a fetch to `FETCH_SHARE` of the compute time that it saves.
+    It meets the goal, and limits a fetch to `FETCH_SHARE` of the compute time that it saves. The
+    requests that may miss the goal are divided among the tiers: each tier leaves out that many of
+    its most demanding requests.
     """
     goal = question.goal
     if not uses:
@@ -245,34 +245,19 @@ def _request_rates(
             return None  # the tier serves nothing, or its latency exceeds the time it saves
         rates[i] = float(use.nbytes.mean()) / allowed_s
     if goal.ttft_s is not None:
-        goal_rates = _goal_rates(question, goal.ttft_s, uses, compute_s)
-        if goal_rates is None:
-            return None
-        rates = [max(pair) for pair in zip(rates, goal_rates, strict=True)]
+        latency_s = sum((use.medium.latency_s.mid * (use.nbytes > 0) for use in uses), np.zeros(1))
+        left_s = goal.ttft_s - question.overhead_s - compute_s - latency_s
+        late = (left_s < 0) | (_link_s(question, uses) > np.maximum(left_s, 0))
+        misses_left = int((1 - goal.share) * len(compute_s) + 1e-9) - int(late.sum())
+        if misses_left < 0:
+            return None  # too many requests miss the goal at any bandwidth
+        # Late requests need no bandwidth.
+        left_s = np.where(late, np.inf, np.maximum(left_s, 1e-12))
+        for i, use in enumerate(uses):
+            needed = np.sort(use.nbytes / left_s)
+            rates[i] = max(rates[i], float(needed[len(needed) - 1 - misses_left // len(uses)]))
     links = [question.ingest_bytes_per_s(use.medium.tier) for use in uses]
     return rates if all(r <= link for r, link in zip(rates, links, strict=True)) else None
-
-
-def _goal_rates(
-    question: SizingQuestion, ttft_s: float, uses: list[_Use], compute_s: Floats
-) -> list[float] | None:
-    """Return the bandwidth from each tier with which the goal's share of requests meets `ttft_s`.
-
-    None if too many requests miss it at any bandwidth. The misses that the goal still allows are
-    divided among the tiers: each tier leaves out that many of its most demanding requests.
-    """
-    latency_s = sum((use.medium.latency_s.mid * (use.nbytes > 0) for use in uses), np.zeros(1))
-    left_s = ttft_s - question.overhead_s - compute_s - latency_s
-    late = (left_s < 0) | (_link_s(question, uses) > np.maximum(left_s, 0))
-    misses_left = int((1 - question.goal.share) * len(compute_s) + 1e-9) - int(late.sum())
-    if misses_left < 0:
-        return None
-    left_s = np.where(late, np.inf, np.maximum(left_s, 1e-12))  # late requests need no bandwidth
-    rates = []
-    for use in uses:
-        rate = np.sort(use.nbytes / left_s)
-        rates.append(float(rate[len(rate) - 1 - misses_left // len(uses)]))
-    return rates
 
 
 def _tier(
@@ -302,6 +287,14 @@ def _tier(
     bought = units * medium.unit_bytes.mid if medium.unit_bytes is not None else capacity
     purchase = bought / GB * question.price(medium.dollars_per_gb)
     read_mean = traffic / demand.peak  # energy and calls follow the mean, not the busiest minute
+    # A rented medium costs by its bytes, its requests, and the bytes moved.
+    price, read_per_h, written_per_h = question.price, read_mean * 3600, written * 3600
+    stored = bought / GB * price(medium.dollars_per_gb_month) / HOURS_PER_MONTH
+    calls = read_per_h * price(medium.dollars_per_million_gets)
+    calls += written_per_h * price(medium.dollars_per_million_puts)
+    moved = read_per_h * price(medium.dollars_per_gb_out)
+    moved += written_per_h * price(medium.dollars_per_gb_in)
+    rent_dollars_per_h = stored + calls / OBJECT_BYTES / 1e6 + moved / GB
     watts = 0.0
     if medium.active_watts is not None and medium.idle_watts is not None:
         idle, active = medium.idle_watts.mid, medium.active_watts.mid
@@ -326,37 +319,10 @@ def _tier(
         hit=use.hit,
         purchase_dollars=purchase,
         dollars_per_h=purchase / question.profile.site.amortised_years.mid / HOURS_PER_YEAR
-        + _rent_dollars_per_h(question, medium, bought, (read_mean, written))
-        + watts / 1000 * question.price(question.profile.site.dollars_per_kwh),
+        + rent_dollars_per_h
+        + watts / 1000 * price(question.profile.site.dollars_per_kwh),
         watts=watts,
     )
-
-
-def _rent_dollars_per_h(
-    question: SizingQuestion, medium: Medium, nbytes: float, flows: tuple[float, float]
-) -> float:
-    """Return the cost of a rented medium: its bytes, its requests, and the bytes moved.
-
-    `flows` are the bytes/s read and written.
-    """
-    read, written = (flow * 3600 for flow in flows)  # bytes an hour
-    price = question.price
-    stored = nbytes / GB * price(medium.dollars_per_gb_month) / HOURS_PER_MONTH
-    calls = read * price(medium.dollars_per_million_gets)
-    calls += written * price(medium.dollars_per_million_puts)
-    moved = read * price(medium.dollars_per_gb_out) + written * price(medium.dollars_per_gb_in)
-    return stored + calls / OBJECT_BYTES / 1e6 + moved / GB
-
-
-def _load_s(question: SizingQuestion, uses: list[_Use], tiers: tuple[TierNeed, ...]) -> Floats:
-    """Return the seconds to load each request's context from the units that are bought."""
-    longest = _link_s(question, uses)
-    for use, tier in zip(uses, tiers, strict=True):
-        left = (tier.bytes_per_s - tier.traffic_bytes_per_s) / tier.spread
-        rate = max(left, tier.request_bytes_per_s)
-        load_s = use.medium.latency_s.mid * (use.nbytes > 0) + use.nbytes / rate
-        longest = np.maximum(longest, load_s)
-    return longest
 
 
 def _link_s(question: SizingQuestion, uses: list[_Use]) -> Floats:

@@ -33,7 +33,29 @@ def proposal_lines(question: SizingQuestion, found: SizingAnswer) -> Iterator[st
     best, without, share = found.best, found.without, question.goal.share
     yield from (question.shape.name, question.demand.about, "", advice(question, found), "")
     if best.tiers:
-        yield from (*_tier_table(best), "")
+        heads = ("tier", "medium", "holds", "bought", "bound by", "GB/s: one request", "busiest")
+        table = [(*heads, "all", "hits", "DWPD", "W", "$/h")]
+        for tier in best.tiers:
+            worn = "-"
+            if tier.rated_writes_per_day is not None:
+                worn = f"{tier.writes_per_day:.2f} of {tier.rated_writes_per_day:g}"
+            table.append(
+                (
+                    tier.tier,
+                    tier.medium,
+                    size_text(tier.capacity_bytes),
+                    _count(tier.units, tier.unit),
+                    tier.bound,
+                    f"{tier.request_bytes_per_s / GB:,.1f}",
+                    f"{tier.traffic_bytes_per_s / GB:,.1f}",
+                    f"{tier.bytes_per_s / GB:,.1f}",
+                    f"{tier.hit:.1%}",
+                    worn,
+                    f"{tier.watts:,.0f}",
+                    f"{tier.dollars_per_h:,.2f}",
+                )
+            )
+        yield from (*_columns(table), "")
     yield f"hits           {best.hit:.1%} of input tokens"
     yield (
         f"first token    {best.ttft_s[1]:.2f} s for {share:.0%} of requests, "
@@ -60,11 +82,19 @@ def proposal_lines(question: SizingQuestion, found: SizingAnswer) -> Iterator[st
         f"storage, {best.gpu_watts / 1000:,.2f} of prefill; without memory "
         f"{kwh_a_day(without):,.0f} kWh"
     )
-    yield from (
-        "",
-        "alternatives, each the cheapest that meets the goal",
-        *_alternatives(question, found),
-    )
+    yield from ("", "alternatives, each the cheapest that meets the goal")
+    rows: list[Sequence[str]] = [
+        ("", "$/h", "to buy", "first token", "hits", "engines", "ladder"),
+        _alternative("compute everything", without),
+    ]
+    if question.goal.ttft_s is not None and without.ttft_s[1] > question.goal.ttft_s:
+        rows[-1] = (*rows[-1][:-1], "misses the goal")
+    for kind, lowest in found.by_lowest_tier.items():
+        if lowest is None:
+            rows.append((_LOWEST[kind], "-", "-", "-", "-", "-", "none meets the goal"))
+        else:
+            rows.append(_alternative(_LOWEST[kind], lowest))
+    yield from (f"  {line}" for line in _columns(rows))
     yield from ("", "the cheapest for other times to first token")
     for need in found.frontier:
         yield (
@@ -101,12 +131,7 @@ def advice(question: SizingQuestion, found: SizingAnswer) -> str:
     text += f" This saves ${saved_per_h:,.2f} an hour of engines"
     if best.purchase_dollars:
         text += f" and pays for itself in {duration_text(best.purchase_dollars / saved_per_h)}"
-    return f"{text}.{_smaller_purchase(found)}"
-
-
-def _smaller_purchase(found: SizingAnswer) -> str:
-    """Return a sentence about a ladder of nearly the same cost that is much cheaper to buy."""
-    best = found.best
+    # Name a ladder of nearly the same cost that is much cheaper to buy.
     near = [
         need
         for need in found.by_lowest_tier.values()
@@ -115,11 +140,11 @@ def _smaller_purchase(found: SizingAnswer) -> str:
         and need.purchase_dollars <= best.purchase_dollars * _MUCH_CHEAPER
     ]
     if not near:
-        return ""
+        return f"{text}."
     least = min(near, key=lambda need: need.purchase_dollars)
     more = least.dollars_per_h / best.dollars_per_h - 1
     return (
-        f" For ${least.purchase_dollars:,.0f}, {ladder_text(least)} is enough at "
+        f"{text}. For ${least.purchase_dollars:,.0f}, {ladder_text(least)} is enough at "
         f"${least.dollars_per_h:,.2f} an hour, {more:.0%} more."
     )
 
@@ -132,31 +157,6 @@ def _units_text(tier: TierNeed) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _tier_table(need: LadderNeed) -> list[str]:
-    heads = ("tier", "medium", "holds", "bought", "bound by", "GB/s: one request", "busiest", "all")
-    rows = [(*heads, "hits", "DWPD", "W", "$/h")]
-    rows += [
-        (
-            tier.tier,
-            tier.medium,
-            size_text(tier.capacity_bytes),
-            _count(tier.units, tier.unit),
-            tier.bound,
-            f"{tier.request_bytes_per_s / GB:,.1f}",
-            f"{tier.traffic_bytes_per_s / GB:,.1f}",
-            f"{tier.bytes_per_s / GB:,.1f}",
-            f"{tier.hit:.1%}",
-            "-"
-            if (rated := tier.rated_writes_per_day) is None
-            else f"{tier.writes_per_day:.2f} of {rated:g}",
-            f"{tier.watts:,.0f}",
-            f"{tier.dollars_per_h:,.2f}",
-        )
-        for tier in need.tiers
-    ]
-    return _columns(rows)
 
 
 def _purchase_lines(question: SizingQuestion, best: LadderNeed) -> Iterator[str]:
@@ -186,22 +186,6 @@ def _purchase_lines(question: SizingQuestion, best: LadderNeed) -> Iterator[str]
                 f"               {_count(tier.servers, 'storage server')} with up to "
                 f"{_count(tier.units_per_node or 0, tier.unit)} in each"
             )
-
-
-def _alternatives(question: SizingQuestion, found: SizingAnswer) -> list[str]:
-    """Return a table of the cheapest ladders by their lowest tier, and of computing everything."""
-    rows: list[Sequence[str]] = [
-        ("", "$/h", "to buy", "first token", "hits", "engines", "ladder"),
-        _alternative("compute everything", found.without),
-    ]
-    if question.goal.ttft_s is not None and found.without.ttft_s[1] > question.goal.ttft_s:
-        rows[-1] = (*rows[-1][:-1], "misses the goal")
-    for kind, need in found.by_lowest_tier.items():
-        if need is None:
-            rows.append((_LOWEST[kind], "-", "-", "-", "-", "-", "none meets the goal"))
-        else:
-            rows.append(_alternative(_LOWEST[kind], need))
-    return [f"  {line}" for line in _columns(rows)]
 
 
 def _alternative(name: str, need: LadderNeed) -> Sequence[str]:
@@ -249,7 +233,7 @@ def assumptions(question: SizingQuestion) -> list[str]:
     [fixed] = question.fixed_bytes(np.array([float(typical)]))
     compute_s = shape.prefill_flop(typical) / question.flop_per_s
     break_even = shape.context_bytes(typical, question.dtype) / compute_s / GB
-    return [
+    lines = [
         (
             f"KV state: {question.token_bytes:,.0f} bytes per token in {question.dtype}, plus "
             f"{fixed / 1e6:,.1f} MB per context; one copy of each context"
@@ -289,19 +273,13 @@ def assumptions(question: SizingQuestion) -> list[str]:
             f"${site.dollars_per_kwh.mid:g} per kWh, cooling and distribution add "
             f"{site.power_overhead.mid - 1:.0%}; the machines that hold the tiers are not counted"
         ),
-        *_conditions(question),
     ]
-
-
-def _conditions(question: SizingQuestion) -> list[str]:
-    """Return the assumptions that apply to some models and questions only."""
-    shape, inputs = question.shape, question.demand.input_tokens.astype(np.float64)
-    lines = []
     if any(part.kind in ("window", "chunk") for part in shape.attention):
         lines.append(
             "windowed layers keep only the last window of a context, so a context is reused only "
             "up to a point where an earlier request ended"
         )
+    inputs = demand.input_tokens.astype(np.float64)
     machines = ceil(question.needed_engines(question.prefill_s(0 * inputs, inputs)))
     if 0 < question.nodes < machines:
         lines.append(

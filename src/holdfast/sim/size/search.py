@@ -7,7 +7,6 @@ with one of a few capacities. There are several hundred candidates; `size.need` 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
 from itertools import accumulate, pairwise, product
 from math import ceil, inf
 from typing import NamedTuple
@@ -107,7 +106,17 @@ class _Search:
         self._all_held = {tokens: question.demand.held(tokens) for tokens in capacities}
         self._least: dict[tuple[float, float], tuple[float, float]] = {}
         """(tokens of the largest tier, fastest link) to (lowest TTFT, engines needed)."""
-        candidates = list(_candidates(question))
+        # Every ladder of the grid whose tiers grow from top to bottom, the empty one first.
+        choices: list[list[NeededTier | None]] = []
+        for kinds in _TIER_CHOICES:
+            names = [n for n in question.media if question.profile.medium(n).tier in kinds]
+            fractions = (1.0,) if kinds == ("object",) else _FRACTIONS
+            choices.append([None, *(NeededTier(n, f * unique) for n in names for f in fractions)])
+        candidates: list[tuple[NeededTier, ...]] = []
+        for chosen in product(*choices):
+            tier_specs = tuple(tier_spec for tier_spec in chosen if tier_spec is not None)
+            if all(above.tokens < below.tokens for above, below in pairwise(tier_specs)):
+                candidates.append(tier_specs)
         self.tried = len(candidates)
         sample = msgspec.structs.replace(self._sample, goal=self.no_limit)
         evaluated = [
@@ -118,10 +127,8 @@ class _Search:
         self._ladders = sorted(known, key=lambda pair: _rank(pair[0]))
         self._failed = [tier_specs for one, tier_specs in evaluated if one is None]
         """Ladders that cannot serve the sample; they may still serve all requests."""
-        kinds = {self._lowest_kind(tier_specs) for tier_specs in candidates}
-        self.lowest_kinds = [
-            kind for kinds_at in _TIER_CHOICES for kind in kinds_at if kind in kinds
-        ]
+        lowest = {self._lowest_kind(tier_specs) for tier_specs in candidates}
+        self.lowest_kinds = [kind for kinds in _TIER_CHOICES for kind in kinds if kind in lowest]
 
     def unreachable(self) -> ConfigError:
         """Return the error that names the lowest possible TTFT and what limits it."""
@@ -260,10 +267,9 @@ class _Search:
         tiers = [question.profile.medium(tier_spec.name).tier for tier_spec in tier_specs]
         link = max((question.ingest_bytes_per_s(tier) for tier in tiers), default=inf)
         if (tokens, link) not in self._least:
-            compute_s, load_s = _idle_times(question, self._all_held[tokens], link)
-            ttft_s = question.overhead_s + compute_s + load_s
-            at = _at_quantile(question, ttft_s)
-            self._least[tokens, link] = float(ttft_s[at]), question.needed_engines(compute_s)
+            compute_s, load_s, at = _idle_times(question, self._all_held[tokens], link)
+            ttft_s = float(question.overhead_s + compute_s[at] + load_s[at])
+            self._least[tokens, link] = ttft_s, question.needed_engines(compute_s)
         least_s, engines = self._least[tokens, link]
         late = goal.ttft_s is not None and least_s > goal.ttft_s * (1 + 1e-9)
         if late or 0 < question.nodes < engines:
@@ -274,20 +280,6 @@ class _Search:
 def _rank(one: LadderNeed) -> tuple[float, float]:
     """Return the sort key of proposals: by cost, then by TTFT."""
     return one.dollars_per_h, one.ttft_s[1]
-
-
-def _candidates(question: SizingQuestion) -> Iterator[tuple[NeededTier, ...]]:
-    """Yield every ladder of the grid whose tiers grow from top to bottom, the empty one first."""
-    unique = question.demand.unique_tokens
-    choices: list[list[NeededTier | None]] = []
-    for kinds in _TIER_CHOICES:
-        names = [n for n in question.media if question.profile.medium(n).tier in kinds]
-        fractions = (1.0,) if kinds == ("object",) else _FRACTIONS
-        choices.append([None, *(NeededTier(n, f * unique) for n in names for f in fractions)])
-    for chosen in product(*choices):
-        tier_specs = tuple(tier_spec for tier_spec in chosen if tier_spec is not None)
-        if all(above.tokens < below.tokens for above, below in pairwise(tier_specs)):
-            yield tier_specs
 
 
 def ttft_bound(question: SizingQuestion, held: dict[float, Floats]) -> tuple[float, str]:
@@ -302,12 +294,11 @@ def ttft_bound(question: SizingQuestion, held: dict[float, Floats]) -> tuple[flo
     links = "the engine's network" if set(tiers) <= set(REMOTE) else "the GPUs' links"
     bound_s, why = inf, ""
     for tokens in sorted(held, reverse=True):
-        compute_s, load_s = _idle_times(question, held[tokens], link_bytes_per_s)
-        ttft_s = question.overhead_s + compute_s + load_s
-        at = _at_quantile(question, ttft_s)
-        if ttft_s[at] >= bound_s:
+        compute_s, load_s, at = _idle_times(question, held[tokens], link_bytes_per_s)
+        ttft_s = float(question.overhead_s + compute_s[at] + load_s[at])
+        if ttft_s >= bound_s:
             continue
-        bound_s = float(ttft_s[at])
+        bound_s = ttft_s
         if load_s[at] > compute_s[at]:
             why = (
                 f"loading {load_s[at] * link_bytes_per_s / GB:.1f} GB of context over {links} "
@@ -328,13 +319,14 @@ def ttft_bound(question: SizingQuestion, held: dict[float, Floats]) -> tuple[flo
 
 def _idle_times(
     question: SizingQuestion, held: Floats, link_bytes_per_s: float
-) -> tuple[Floats, Floats]:
-    """Return the seconds to compute and to load each request, if it has the link to itself."""
+) -> tuple[Floats, Floats, int]:
+    """Return the seconds to compute and to load each request, if it has the link to itself.
+
+    The third value is the request at the quantile of the goal's share, by time to first token.
+    """
     inputs = question.demand.input_tokens.astype(np.float64)
-    nbytes = held * question.token_bytes + question.fixed_bytes(held)
-    return question.prefill_s(held, inputs), nbytes / link_bytes_per_s
-
-
-def _at_quantile(question: SizingQuestion, ttft_s: Floats) -> int:
-    """Return the request at the quantile of the goal's share."""
-    return int(np.argsort(ttft_s)[max(0, ceil(question.goal.share * len(ttft_s) - 1e-9) - 1)])
+    compute_s = question.prefill_s(held, inputs)
+    load_s = (held * question.token_bytes + question.fixed_bytes(held)) / link_bytes_per_s
+    order = np.argsort(question.overhead_s + compute_s + load_s)
+    at = max(0, ceil(question.goal.share * len(order) - 1e-9) - 1)
+    return compute_s, load_s, int(order[at])
