@@ -61,8 +61,10 @@ def _evict_one(table: BlockTable, namespace: Namespace) -> Place:
     If memory is divided, the victim domain is chosen first.
     """
     domain, size, place = namespace.domain, namespace.record_bytes, NOWHERE
-    if domain == table.public and _public_is_full(table, size):
-        return NOWHERE
+    if domain == table.public and (public_host := table.hosts.get(domain)) is not None:
+        usage = public_host.usage()  # the public domain evicts none of its own
+        if usage.used_bytes + size > PUBLIC_SHARE * usage.capacity_bytes:
+            return NOWHERE
     if table.usage.fits(HOST, domain, size):
         place = table.host(namespace).reserve([size]).places[0]
     victim_domains = (
@@ -108,15 +110,6 @@ def evict_below(table: BlockTable, namespace: Namespace, tier: int, nbytes: int)
                 # A rewrite would evict the blocks that replaced it.
                 table.queues.do_not_admit([row])
     return table.usage.fits(tier, namespace.domain, nbytes)
-
-
-def _public_is_full(table: BlockTable, nbytes: int) -> bool:
-    """Return whether `nbytes` more exceed the public domain's share; it evicts none of its own."""
-    host = table.hosts.get(table.public)
-    if host is None:
-        return False
-    usage = host.usage()
-    return usage.used_bytes + nbytes > PUBLIC_SHARE * usage.capacity_bytes
 
 
 def _evict_from(table: BlockTable, namespace: Namespace, victim_domain: bytes) -> bool:

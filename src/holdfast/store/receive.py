@@ -85,7 +85,11 @@ def publish_received(
             # The domain may have been erased since the slot was handed out.
             if erase_generations[namespace.domain] != each.erase_generation:
                 outcomes[i] = Outcome.CORRUPT
-            row = _drop_replaced(table, namespace, header, row, outcomes[i])
+            if outcomes[i] is Outcome.OK and _replaces(table, namespace, header, row):
+                # This one replaces a doubted record on every tier.
+                table.quarantine(row, HOST, Outcome.CORRUPT)
+                table.unverified_records.settle(namespace, header.key)
+                row = index.find(namespace, header.key)
             in_memory = row >= 0 and (index.places[HOST][row] >= 0 or row in table.reads)
             if outcomes[i] is not Outcome.OK or row in here or in_memory:
                 table.give_back(namespace, [each.place])
@@ -114,17 +118,6 @@ def discard_received(store: StoreParts, receive_slots: Sequence[ReceiveSlot]) ->
         for each in receive_slots:
             if each.place != NOWHERE:
                 store.table.give_back(each.namespace, [each.place])
-
-
-def _drop_replaced(
-    table: BlockTable, namespace: Namespace, header: Header, row: int, outcome: Outcome
-) -> int:
-    """Remove a doubted record from every tier if this one replaces it; return the row."""
-    if outcome is not Outcome.OK or not _replaces(table, namespace, header, row):
-        return row
-    table.quarantine(row, HOST, Outcome.CORRUPT)
-    table.unverified_records.settle(namespace, header.key)
-    return table.index.find(namespace, header.key)
 
 
 def _replaces(table: BlockTable, namespace: Namespace, header: Header, row: int) -> bool:

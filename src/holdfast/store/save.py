@@ -20,7 +20,7 @@ from holdfast.errors import Outcome
 from holdfast.failpoints import reach
 from holdfast.policy.base import NEVER
 from holdfast.policy.retention import Retention
-from holdfast.store.block_table import HOST, BlockTable
+from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.store.evict import reserve_slots
 from holdfast.store.leases import Reservation
@@ -92,6 +92,9 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
     parents = [reservation.parent, *reservation.keys[:-1]]
     for i, (key, place) in enumerate(zip(reservation.keys, reservation.places, strict=True)):
         if place != NOWHERE:
+            # The first block of the segment may be in the same reservation.
+            head = i - (reservation.depth + i) % table.segment_blocks
+            segment = reservation.keys[head] if head >= 0 else reservation.segment
             header = Header(
                 key=key,
                 parent=parents[i],
@@ -101,7 +104,7 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
                 tokens=namespace.block_tokens,
                 payload_bytes=namespace.payload_bytes,
                 raw_bytes=namespace.payload_bytes,
-                segment=_segment(reservation, i, table.segment_blocks),
+                segment=segment[:SEGMENT_BYTES].ljust(SEGMENT_BYTES, b"\0"),
             )
             pack(host.view(place, namespace.record_bytes), header)
     reach("commit_packed")
@@ -143,7 +146,10 @@ def _publish(
                 taken[row] = place
         table.publish_here(namespace, taken)
         entered = list(taken)
-        held = _held_before(table, reservation)
+        pairs = zip(reservation.keys, reservation.places, strict=True)
+        no_slot = [key for key, place in pairs if place == NOWHERE]
+        rows = table.index.find_all(namespace, no_slot)
+        held = [row for row in rows if row >= 0 and table.index.fastest(row) >= 0]
         table.touch(held)
         table.enter_new(entered)
         match retention:
@@ -156,18 +162,3 @@ def _publish(
                 for row in entered:
                     table.queues.enqueue(row)
     return len(entered)
-
-
-def _held_before(table: BlockTable, reservation: Reservation) -> list[int]:
-    """Return the rows of a reservation's blocks that needed no slot."""
-    pairs = zip(reservation.keys, reservation.places, strict=True)
-    keys = [key for key, place in pairs if place == NOWHERE]
-    rows = table.index.find_all(reservation.namespace, keys)
-    return [row for row in rows if row >= 0 and table.index.fastest(row) >= 0]
-
-
-def _segment(reservation: Reservation, index: int, segment_blocks: int) -> bytes:
-    """Return the segment of block `index`, whose first block may be in the same reservation."""
-    head = index - (reservation.depth + index) % segment_blocks
-    known = reservation.keys[head] if head >= 0 else reservation.segment
-    return known[:SEGMENT_BYTES].ljust(SEGMENT_BYTES, b"\0")
