@@ -149,31 +149,36 @@ def follow(store: StoreParts) -> None:
     watch.glance()
     stale = store.clock.now() - watch.read_at >= RING_STALE_S
     if stale and not store.ring_lost:
-        _go_without(store, ring, watch.why or "it was not read in time, the file system may hang")
+        why = watch.why or "it was not read in time, the file system may hang"
+        ring.suspend()
+        _log.error(
+            "keyring %s: %s; its domains are not served until it can be read", ring.path, why
+        )
+        store.ring_lost = True
+        store.audit.record("ring", state="lost", why=why)
+        for name in store.domain_names():
+            domain = store.domain(name)[1]
+            if store.table.sealing.seals(domain):
+                leave_memory(store, domain)
     elif store.ring_lost and not stale and not ring.suspended:
         store.audit.record("ring", state="back")
         store.ring_lost, store.cold = False, True
     pending = ring.erased() or ring.retired()
     if pending and store.erasing.acquire(blocking=False):  # else another thread does it now
         try:
-            _follow_changes(store, ring)
+            for domain in ring.erased():
+                blocks = _forget_erased(store, ring, domain).blocks
+                store.audit.record("erased elsewhere", domain=ring.name(domain), blocks=blocks)
+            for domain in ring.retired():
+                if ring.is_away(domain):
+                    continue
+                found = _swept(store, ring, domain).result.as_data()
+                if found["blocks"]:
+                    name = ring.name(domain)
+                    _log_unreadable(f"domain {name!r}: another node retired data keys", found)
+                    store.audit.record("retired elsewhere", domain=name, blocks=found["blocks"])
         finally:
             store.erasing.release()
-
-
-def _follow_changes(store: StoreParts, ring: KeyRing) -> None:
-    """Forget what other nodes erased or retired; call with `store.erasing` held."""
-    for domain in ring.erased():
-        blocks = _forget_erased(store, ring, domain).blocks
-        store.audit.record("erased elsewhere", domain=ring.name(domain), blocks=blocks)
-    for domain in ring.retired():
-        if ring.is_away(domain):
-            continue
-        found = _swept(store, ring, domain).result.as_data()
-        if found["blocks"]:
-            name = ring.name(domain)
-            _log_unreadable(f"domain {name!r}: another node retired data keys", found)
-            store.audit.record("retired elsewhere", domain=name, blocks=found["blocks"])
 
 
 def forget_domain(store: StoreParts, domain: bytes) -> UnreadableCount:
@@ -268,18 +273,6 @@ def _delete(store: StoreParts, elsewhere: Mapping[SharedTier, Sequence[TierGet]]
         for at in range(0, len(batch), _DELETES_AT_ONCE):
             if store.clock.now() < until:
                 tier.delete(batch[at : at + _DELETES_AT_ONCE])
-
-
-def _go_without(store: StoreParts, ring: KeyRing, why: str) -> None:
-    """Suspend the ring's domains."""
-    ring.suspend()
-    _log.error("keyring %s: %s; its domains are not served until it can be read", ring.path, why)
-    store.ring_lost = True
-    store.audit.record("ring", state="lost", why=why)
-    for name in store.domain_names():
-        domain = store.domain(name)[1]
-        if store.table.sealing.seals(domain):
-            leave_memory(store, domain)
 
 
 def _glance(store: StoreParts) -> None:

@@ -52,26 +52,22 @@ class Recovery:
         for number, tier in enumerate(self._table.lower, start=1):
             if not isinstance(tier, LocalTier):
                 continue
-            try:
-                self._scan(number, tier)
+            try:  # one by one: a tier keeps only the last one that it yielded from reuse
+                for survivor in tier.survivors():
+                    if self._stop.is_set():
+                        break
+                    if not self._table.sealing.disowns(survivor.header):
+                        self._index(number, survivor)
+                        continue
+                    if isinstance(tier, Erasable):
+                        tier.wipe(survivor)
+                    tier.free([survivor.place])
             except Exception:  # noqa: BLE001  # a tier that cannot be scanned has no survivors
                 _log.exception("recovery of tier=%s ended early", tier.name)
             self._indexed = _IndexedSurvivors()
         self.seconds = self._clock.now() - started
         if any(isinstance(tier, LocalTier) for tier in self._table.lower):
             _log.info("recovered: %d blocks in %.3f s", self.blocks, self.seconds)
-
-    def _scan(self, number: int, tier: LocalTier) -> None:
-        """Index survivors one by one: a tier keeps only the last one that it yielded from reuse."""
-        for survivor in tier.survivors():
-            if self._stop.is_set():
-                return
-            if not self._table.sealing.disowns(survivor.header):
-                self._index(number, survivor)
-                continue
-            if isinstance(tier, Erasable):
-                tier.wipe(survivor)
-            tier.free([survivor.place])
 
     def _index(self, number: int, survivor: SurvivingRecord) -> None:
         table, (header, place) = self._table, survivor
