@@ -228,7 +228,13 @@ class CostAware:
         return now_s
 
     def _push(self, row: int) -> None:
-        bucket = self._default if self._worth is None else self._bucket(self._worth(row))
+        bucket = self._default
+        if self._worth is not None:
+            worth = min(max(self._worth(row), _WORTH_MIN), _WORTH_MAX)
+            step = round(_STEPS * math.log2(worth))
+            if step not in self._buckets:
+                self._buckets[step] = _WorthBucket(2.0 ** (step / _STEPS))
+            bucket = self._buckets[step]
         when = self._hint[row]
         self._entries += 1
         if when == _UNHINTED:
@@ -238,13 +244,6 @@ class CostAware:
         if when > self._now_s:
             self._entries += 1
             heappush(bucket.future, (-when, row))
-
-    def _bucket(self, worth: float) -> _WorthBucket:
-        step = round(_STEPS * math.log2(min(max(worth, _WORTH_MIN), _WORTH_MAX)))
-        bucket = self._buckets.get(step)
-        if bucket is None:
-            bucket = self._buckets[step] = _WorthBucket(2.0 ** (step / _STEPS))
-        return bucket
 
     def _push_again(self, row: int) -> None:
         """Push a leaf whose time changed; its earlier entries become stale."""

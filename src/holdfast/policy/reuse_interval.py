@@ -108,7 +108,11 @@ class ReuseInterval(Admission):
 
     def used(self, block: AdmissionCandidate, now_s: float, *, at_hand: bool = False) -> None:
         """Record the interval since the last use of a sampled name, and watch for the next use."""
-        kind = self._class(block.group)
+        kind = self._classes.get(block.group)
+        if kind is None:
+            if len(self._classes) >= _CLASSES_MAX:
+                self._classes.popitem(last=False)
+            kind = self._classes[block.group] = _Class()
         kind.bytes += block.nbytes
         kind.nbytes += (block.nbytes - kind.nbytes) / (8.0 if kind.nbytes else 1.0)
         if block.name[-1] % self._sample:
@@ -140,27 +144,14 @@ class ReuseInterval(Admission):
         self._watch.age(now_s)
         for kind in self._classes.values():
             kind.keep_time(past_s)
-        curves = [
-            kind.served(group, self._worth(kind))
-            for group, kind in self._classes.items()
-            if kind.starts[0] >= _KNOWN
-        ]
+        curves: list[list[ServedInterval]] = []
+        for group, kind in self._classes.items():
+            if kind.starts[0] >= _KNOWN:
+                nbytes = max(kind.nbytes, 1.0)
+                worth = 1.0 if self._saved_s is None else self._saved_s(int(nbytes)) / nbytes
+                curves.append(kind.served(group, worth))
         if curves:
             self.setting = _best(self._capacity, list(zip(*curves, strict=True)))
-
-    def _worth(self, kind: _Class) -> float:
-        if self._saved_s is None:
-            return 1.0
-        nbytes = max(kind.nbytes, 1.0)
-        return self._saved_s(int(nbytes)) / nbytes
-
-    def _class(self, group: Hashable) -> _Class:
-        found = self._classes.get(group)
-        if found is None:
-            if len(self._classes) >= _CLASSES_MAX:
-                self._classes.popitem(last=False)
-            found = self._classes[group] = _Class()
-        return found
 
 
 def _best(
