@@ -111,10 +111,14 @@ class CostAware:
         here, holes, known = tree.here, tree.holes, len(tree.here)
         for row in reversed(rows):
             if 0 <= row < known and here[row]:
-                if self._hint[row] == _UNHINTED:
-                    self._used[row] = stamp
-                else:
-                    self._end_hint(row, stamp)
+                last, hint = self._used[row], self._hint[row]
+                self._used[row] = stamp
+                if hint != _UNHINTED:
+                    if stamp - last < _EARLY * (hint - last):
+                        self._shared[row] = 1
+                    self._hint[row] = _UNHINTED
+                    if not tree.children[row]:  # its entries may have the hint's time
+                        self._push_again(row)
                 if not holes:
                     return
 
@@ -144,7 +148,14 @@ class CostAware:
                 if used[row] > used[parent]:  # noqa: PLR1730  # calling max is slower
                     used[parent] = used[row]
             else:
-                self._inherit(parent, row)
+                times = hint[parent], hint[row]
+                future = [each for each in times if self._now_s < each < math.inf]
+                if used[row] >= used[parent]:
+                    used[parent] = used[row]
+                    closed = hint[row] == NEVER
+                    hint[parent] = _UNHINTED if closed and self._shared[parent] else hint[row]
+                if future:
+                    hint[parent] = min(future)
             if not tree.children[parent]:
                 if first and hint[parent] == _UNHINTED and self._worth is None:
                     heapreplace(past, (used[parent], parent))
@@ -210,16 +221,6 @@ class CostAware:
                 largest, least, row = distance, bucket.worth, furthest
         return row
 
-    def _end_hint(self, row: int, stamp: float) -> None:
-        """Record the use of a hinted row; mark it as shared if it came long before the hint."""
-        used, hint = self._used[row], self._hint[row]
-        self._used[row] = stamp
-        if stamp - used < _EARLY * (hint - used):
-            self._shared[row] = 1
-        self._hint[row] = _UNHINTED
-        if not self._tree.children[row]:  # its entries may have the hint's time
-            self._push_again(row)
-
     def _stamp(self, now_s: float) -> float:
         """Return `now_s`, or slightly more, so that no two uses have the same time."""
         if now_s <= self._now_s:
@@ -277,14 +278,3 @@ class CostAware:
                 return row
             heapreplace(heap, (sign * when, row))
         return -1
-
-    def _inherit(self, parent: int, child: int) -> None:
-        """Pass a removed child's last use and nearest future hint to its parent."""
-        used, hint, now_s = self._used, self._hint, self._now_s
-        future = [h for h in (hint[parent], hint[child]) if now_s < h < math.inf]
-        if used[child] >= used[parent]:
-            used[parent] = used[child]
-            closed = hint[child] == NEVER
-            hint[parent] = _UNHINTED if closed and self._shared[parent] else hint[child]
-        if future:
-            hint[parent] = min(future)

@@ -90,7 +90,22 @@ def retire(store: StoreParts, name: str, *, allow_loss: bool = False) -> dict[st
     if not allow_loss:
         _glance(store)
         newest = (ring.epochs(name) or [0])[-1]
-        _check_loses_nothing(would_retire(store, name))
+        lost, why = would_retire(store, name), ""
+        if lost["blocks"]:
+            where = ", ".join(
+                f"{tier} {held['blocks']} blocks, {held['bytes']} bytes"
+                for tier, held in lost["tiers"].items()
+            )
+            why = f"{lost['blocks']} blocks held here are sealed with them ({where})"
+        elif lost["uncounted"]:
+            why = f"what {', '.join(lost['uncounted'])} has sealed with them cannot be counted"
+        elif not lost["complete"]:
+            why = "this node still looks for the blocks that an earlier process left on its tiers"
+        if lost["retired"] and why:
+            raise RefusedError(
+                f"domain {name!r}: {lost['retired']} data keys would be destroyed, and {why}; "
+                f"nothing was changed; `holdfast domain retire {name} --yes` does it all the same"
+            )
     with store.erasing:
         retired = ring.retire(name, newest)
         sweep = _swept(store, ring, domain)
@@ -216,29 +231,6 @@ def _swept(store: StoreParts, ring: KeyRing, domain: bytes) -> UnreadableSweep:
         _delete(store, sweep.elsewhere)
         sweep.write_again()
     return sweep
-
-
-def _check_loses_nothing(found: Mapping[str, Any]) -> None:
-    """Raise RefusedError if retiring would destroy keys that copies are sealed with, or may be."""
-    name = found["domain"]
-    if not found["retired"]:
-        return
-    if found["blocks"]:
-        tiers = found["tiers"].items()
-        where = ", ".join(
-            f"{n} {tier['blocks']} blocks, {tier['bytes']} bytes" for n, tier in tiers
-        )
-        why = f"{found['blocks']} blocks held here are sealed with them ({where})"
-    elif found["uncounted"]:
-        why = f"what {', '.join(found['uncounted'])} has sealed with them cannot be counted"
-    elif not found["complete"]:
-        why = "this node still looks for the blocks that an earlier process left on its tiers"
-    else:
-        return
-    raise RefusedError(
-        f"domain {name!r}: {found['retired']} data keys would be destroyed, and {why}; nothing was "
-        f"changed; `holdfast domain retire {name} --yes` does it all the same"
-    )
 
 
 def _log_unreadable(what: str, found: Mapping[str, Any]) -> None:
