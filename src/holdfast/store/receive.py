@@ -70,7 +70,18 @@ def publish_received(
     table, index, began_s = store.table, store.table.index, store.clock.now()
     begun = b"".join(each.slot[:HEADER_BYTES] for each in receive_slots if each.slot is not None)
     headers_match = begun == announced
-    outcomes = [_outcome(table, each, headers_match=headers_match) for each in receive_slots]
+    outcomes: list[Outcome] = []
+    for each in receive_slots:
+        if each.slot is None:
+            outcome = Outcome.OK if each.held else Outcome.FULL
+        elif not (headers_match or is_announced(each.slot, each.header)):
+            outcome = Outcome.CORRUPT
+        elif table.sealing.checks(each.header):
+            landed = table.sealing.land(each.slot, each.header.key, each.namespace)
+            outcome = Outcome.OK if landed is Outcome.OK else Outcome.CORRUPT
+        else:
+            outcome = Outcome.OK
+        outcomes.append(outcome)
     taken: dict[Namespace, dict[int, Place]] = {}
     with table.lock:
         erase_generations = {
@@ -152,14 +163,3 @@ def _reserve(
         slot = None if place == NOWHERE else view(place, size)
         receive_slots.append(ReceiveSlot(header, namespace, place, erase_generation, slot, is_held))
     return receive_slots
-
-
-def _outcome(table: BlockTable, each: ReceiveSlot, *, headers_match: bool) -> Outcome:
-    if each.slot is None:
-        return Outcome.OK if each.held else Outcome.FULL
-    if not (headers_match or is_announced(each.slot, each.header)):
-        return Outcome.CORRUPT
-    if not table.sealing.checks(each.header):
-        return Outcome.OK
-    landed = table.sealing.land(each.slot, each.header.key, each.namespace)
-    return Outcome.OK if landed is Outcome.OK else Outcome.CORRUPT

@@ -28,7 +28,8 @@ class Recovery:
         self._clock = clock
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-recover", daemon=True)
-        self._indexed = _IndexedSurvivors()
+        self._indexed = array("q")
+        """By row, a hash of the key and place of its survivor on this tier; 0: none."""
         self.blocks = 0
         self.seconds: float | None = None
 
@@ -64,7 +65,7 @@ class Recovery:
                     tier.free([survivor.place])
             except Exception:  # noqa: BLE001  # a tier that cannot be scanned has no survivors
                 _log.exception("recovery of tier=%s ended early", tier.name)
-            self._indexed = _IndexedSurvivors()
+            self._indexed = array("q")
         self.seconds = self._clock.now() - started
         if any(isinstance(tier, LocalTier) for tier in self._table.lower):
             _log.info("recovered: %d blocks in %.3f s", self.blocks, self.seconds)
@@ -81,28 +82,15 @@ class Recovery:
             if known == place:
                 return  # the block was written since; the known place is not older
             if known != NOWHERE:
-                if not self._indexed.says(row, header.key, known):
+                # Rows and places are reused, so the mark names both the block and the place.
+                marked = row < len(self._indexed)
+                if not marked or self._indexed[row] != hash((header.key, known)):
                     table.free_place(number, place)  # the copy written since is newer
                     return
                 table.remove_copy(row, number)
                 row = table.index.add(namespace, header.key, header.parent, header.depth)
             table.publish_below(row, number, place, header.epoch)
-            self._indexed.note(row, header.key, place)
+            if row >= len(self._indexed):
+                self._indexed.extend([0] * (row + 1 - len(self._indexed)))
+            self._indexed[row] = hash((header.key, place))
             self.blocks += 1
-
-
-class _IndexedSurvivors:
-    """The rows whose place in the index is that of a survivor: 8 bytes a row."""
-
-    def __init__(self) -> None:
-        self._marks = array("q")
-
-    def note(self, row: int, key: bytes, place: Place) -> None:
-        """Note that a row has the place of a survivor."""
-        if row >= len(self._marks):
-            self._marks.extend([0] * (row + 1 - len(self._marks)))
-        self._marks[row] = hash((key, place))
-
-    def says(self, row: int, key: bytes, place: Place) -> bool:
-        """Return whether the place is still the survivor's; rows and places are reused."""
-        return row < len(self._marks) and self._marks[row] == hash((key, place))
