@@ -46,13 +46,37 @@ def receive_slots(store: StoreParts, headers: Sequence[Header]) -> list[ReceiveS
     of_namespace: dict[Namespace, list[int]] = {}
     for named, group in groupby(range(len(headers)), lambda i: _NAMESPACE_OF(headers[i])):
         of_namespace.setdefault(Namespace(*named), []).extend(group)
-    receive_slots: dict[int, ReceiveSlot] = {}
-    with store.table.lock:
+    table, receive_slots = store.table, dict[int, ReceiveSlot]()
+    with table.lock:
         for namespace in of_namespace:
-            store.table.host(namespace)  # raises before any slot is reserved
+            table.host(namespace)  # raises before any slot is reserved
         for namespace, numbers in of_namespace.items():
-            reserved = _reserve(store.table, namespace, [headers[i] for i in numbers])
-            receive_slots.update(zip(numbers, reserved, strict=True))
+            rows = table.index.find_all(namespace, [headers[i].key for i in numbers])
+            held = [
+                row >= 0
+                and table.index.fastest(row) >= 0
+                and not _replaces(table, namespace, headers[i], row)
+                for row, i in zip(rows, numbers, strict=True)
+            ]
+            for row in compress(rows, held):
+                table.touch([row])  # one by one, because the rows may be of different chains
+            possible = slots(table, namespace) > 0
+            wanted = [
+                # A public record must be sealed, because any peer may send it.
+                possible
+                and not is_held
+                and (namespace.domain != table.public or headers[i].seal != SEAL_NONE)
+                for is_held, i in zip(held, numbers, strict=True)
+            ]
+            places = iter(reserve_slots(table, namespace, wanted.count(True)))
+            size, view = namespace.record_bytes, table.host(namespace).view
+            erase_generation = table.erase_generation(namespace.domain)
+            for i, is_held, wants in zip(numbers, held, wanted, strict=True):
+                place = next(places, NOWHERE) if wants else NOWHERE
+                slot = None if place == NOWHERE else view(place, size)
+                receive_slots[i] = ReceiveSlot(
+                    headers[i], namespace, place, erase_generation, slot, is_held
+                )
     if any(each.slot is None and not each.held for each in receive_slots.values()):
         store.ladder.wake()  # write blocks below, so that they become evictable
     return [receive_slots[i] for i in range(len(headers))]
@@ -135,31 +159,3 @@ def _replaces(table: BlockTable, namespace: Namespace, header: Header, row: int)
     """Return whether a new record replaces a doubted one. Call under the lock."""
     held = row >= 0 and row not in table.reads
     return held and table.unverified_records.is_replaced_by(namespace, header)
-
-
-def _reserve(
-    table: BlockTable, namespace: Namespace, headers: Sequence[Header]
-) -> list[ReceiveSlot]:
-    """Reserve slots for records of one namespace. Call under the lock."""
-    rows = table.index.find_all(namespace, [header.key for header in headers])
-    held = [
-        row >= 0 and table.index.fastest(row) >= 0 and not _replaces(table, namespace, header, row)
-        for row, header in zip(rows, headers, strict=True)
-    ]
-    for row in compress(rows, held):
-        table.touch([row])  # one by one, because the rows may be of different chains
-    possible = slots(table, namespace) > 0
-    wanted = [
-        # A public record must be sealed, because any peer may send it.
-        possible and not is_held and (header.domain != table.public or header.seal != SEAL_NONE)
-        for is_held, header in zip(held, headers, strict=True)
-    ]
-    places = reserve_slots(table, namespace, wanted.count(True))
-    free_places, size = iter(places), namespace.record_bytes
-    erase_generation = table.erase_generation(namespace.domain)
-    view, receive_slots = table.host(namespace).view, list[ReceiveSlot]()
-    for header, is_held, wants in zip(headers, held, wanted, strict=True):
-        place = next(free_places, NOWHERE) if wants else NOWHERE
-        slot = None if place == NOWHERE else view(place, size)
-        receive_slots.append(ReceiveSlot(header, namespace, place, erase_generation, slot, is_held))
-    return receive_slots
