@@ -10,7 +10,7 @@ not seal what was erased.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -21,17 +21,15 @@ from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.store.unreadable import (
     UnreadableCount,
-    UnreadableSweep,
     count_domain,
     count_sealed,
+    delete_elsewhere,
     held_elsewhere,
+    sweep_retired,
     uncounted,
     visit_domain,
 )
-from holdfast.tiers.base import SharedTier, TierGet
 
-DELETE_S = 20.0
-_DELETES_AT_ONCE = 512
 _log = logging.getLogger("holdfast.store")
 
 
@@ -108,8 +106,8 @@ def retire(store: StoreParts, name: str, *, allow_loss: bool = False) -> dict[st
             )
     with store.erasing:
         retired = ring.retire(name, newest)
-        sweep = _swept(store, ring, domain)
-    found = {"retired": retired, **sweep.result.as_data(), "uncounted": uncounted(store.table)}
+        result = sweep_retired(store, ring, domain)
+    found = {"retired": retired, **result.as_data(), "uncounted": uncounted(store.table)}
     _log_unreadable(f"domain {name!r}: data keys were retired", found)
     store.audit.record("retire", domain=name, epochs=retired, blocks=found["blocks"])
     return {"domain": name, **found}
@@ -141,7 +139,7 @@ def erase(store: StoreParts, name: str) -> dict[str, Any]:
         dropped = ring.erase(name)
         result = _forget_erased(store, ring, domain)
     store.audit.record("erase", domain=name, epochs=dropped.keys, blocks=result.blocks)
-    _delete(store, elsewhere)
+    delete_elsewhere(store, elsewhere)
     return {
         "domain": name,
         "epochs": dropped.keys,
@@ -187,7 +185,7 @@ def follow(store: StoreParts) -> None:
             for domain in ring.retired():
                 if ring.is_away(domain):
                     continue
-                found = _swept(store, ring, domain).result.as_data()
+                found = sweep_retired(store, ring, domain).as_data()
                 if found["blocks"]:
                     name = ring.name(domain)
                     _log_unreadable(f"domain {name!r}: another node retired data keys", found)
@@ -219,20 +217,6 @@ def _forget_erased(store: StoreParts, ring: KeyRing, domain: bytes) -> Unreadabl
     return result
 
 
-def _swept(store: StoreParts, ring: KeyRing, domain: bytes) -> UnreadableSweep:
-    """Take copies whose data key was retired out of the index; write again what is in memory.
-
-    Shared tiers delete theirs in between: they would say that they hold the block already.
-    """
-    retirements, sweep = ring.retired().get(domain, 0), UnreadableSweep(store, domain)
-    if retirements:
-        sweep.forget()
-        ring.swept(domain, retirements)
-        _delete(store, sweep.elsewhere)
-        sweep.write_again()
-    return sweep
-
-
 def _log_unreadable(what: str, found: Mapping[str, Any]) -> None:
     if found["blocks"]:
         tiers = " ".join(f"{name}_blocks={tier['blocks']}" for name, tier in found["tiers"].items())
@@ -256,15 +240,6 @@ def _end(store: StoreParts, domain: bytes) -> None:
 def leave_memory(store: StoreParts, domain: bytes) -> None:
     """Remove a domain's blocks from memory; below the host they stay indexed, and sealed."""
     visit_domain(store, domain, partial(store.table.remove_copy, tier=HOST))
-
-
-def _delete(store: StoreParts, elsewhere: Mapping[SharedTier, Sequence[TierGet]]) -> None:
-    """Have shared tiers delete unreadable records, which they would keep; bounded in time."""
-    until = store.clock.now() + DELETE_S
-    for tier, batch in elsewhere.items():
-        for at in range(0, len(batch), _DELETES_AT_ONCE):
-            if store.clock.now() < until:
-                tier.delete(batch[at : at + _DELETES_AT_ONCE])
 
 
 def _glance(store: StoreParts) -> None:
