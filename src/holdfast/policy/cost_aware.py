@@ -167,7 +167,6 @@ class CostAware:
             self._entries -= 1
 
     def forget(self, row: int) -> None:
-        """Detach a row from its children."""
         self._tree.forget(row)
         if row < len(self._shared):
             self._shared[row] = 0

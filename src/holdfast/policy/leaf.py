@@ -80,7 +80,6 @@ class LeafLru:
                 heapq.heappush(self._leaves, used[parent] << 32 | parent)
 
     def forget(self, row: int) -> None:
-        """Detach a row from its children."""
         self._tree.forget(row)
 
     def victims(self, now_s: float) -> Generator[int, None, None]:
