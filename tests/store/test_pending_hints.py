@@ -13,7 +13,7 @@ def test_the_session_used_longest_ago_goes_first(monkeypatch) -> None:
     for name in ("a", "b", "a", "c"):
         known.follow(NAMESPACE, name, [b"k" * 16, b"l" * 16])
     assert known.chain(NAMESPACE.domain, "b") is None
-    assert known.chain(NAMESPACE.domain, "a").split() == [b"k" * 16, b"l" * 16]
+    assert known.chain(NAMESPACE.domain, "a").keys == b"k" * 16 + b"l" * 16
     known.forget(NAMESPACE.domain, "a")
     known.forget(NAMESPACE.domain, "a")
     assert known.status(0.0) == {"sessions": 1, "prestaging": 0, "pinned_bytes": 0}

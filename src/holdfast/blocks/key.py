@@ -89,13 +89,14 @@ class Chain:
         copy, extras = self._base.copy, self._extras
         for i in range(first, last):
             at = (i - first) * width
+            more = _NO_EXTRAS
+            if i in extras:
+                parts = [len(extras[i]).to_bytes(4, "little")]
+                for extra in extras[i]:
+                    parts += [len(extra).to_bytes(4, "little"), extra]
+                more = b"".join(parts)
             state = copy()
-            state.update(
-                parent
-                + count
-                + packed[at : at + width]
-                + (_encode_extras(extras[i]) if i in extras else _NO_EXTRAS)
-            )
+            state.update(parent + count + packed[at : at + width] + more)
             parent = state.digest()
             self.keys.append(parent)
 
@@ -119,13 +120,6 @@ def unpack_keys(packed: bytes) -> list[bytes]:
     return list(struct.unpack(f"{KEY_BYTES}s" * (len(packed) // KEY_BYTES), packed))
 
 
-def _encode_extras(extras: Sequence[bytes]) -> bytes:
-    parts = [len(extras).to_bytes(4, "little")]
-    for extra in extras:
-        parts += [len(extra).to_bytes(4, "little"), extra]
-    return b"".join(parts)
-
-
 def _checked(tokens: Tokens) -> Tokens:
     """Return tokens as a sequence or a one-dimensional integer array; raise BlockError otherwise.
 
@@ -145,7 +139,14 @@ def _checked(tokens: Tokens) -> Tokens:
     if not raw and isinstance(tokens, Sequence):
         return tokens
     if not raw and hasattr(tokens, "__array__"):
-        return _checked_array(_as_array(tokens))
+        import numpy as np
+
+        try:
+            found = np.asarray(tokens)
+        except (TypeError, ValueError, RuntimeError) as error:  # a tensor on a device, for example
+            name = type(tokens).__name__
+            raise BlockError(f"tokens of type {name} cannot be read: {error}; {_REMEDY}") from error
+        return _checked_array(found)
     raise BlockError(f"tokens are of type {type(tokens).__name__}; {_REMEDY}")
 
 
@@ -157,25 +158,25 @@ def _checked_array(tokens: npt.NDArray[np.generic]) -> npt.NDArray[np.integer]:
     return cast("npt.NDArray[np.integer]", tokens)
 
 
-def _as_array(tokens: object) -> npt.NDArray[np.generic]:
-    """Return another library's array (a torch tensor, for example) as a numpy array."""
-    import numpy as np
-
-    try:
-        return np.asarray(tokens)
-    except (TypeError, ValueError, RuntimeError) as error:  # a tensor on a device, for example
-        name = type(tokens).__name__
-        raise BlockError(f"tokens of type {name} cannot be read: {error}; {_REMEDY}") from error
-
-
 def _little_endian(tokens: Tokens, start: int, stop: int) -> memoryview:
     """Return tokens `start` to `stop` as little-endian 32-bit words."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(tokens, numpy.ndarray):
-        return _array_little_endian(cast("npt.NDArray[np.integer]", tokens[start:stop]))
+        wanted = cast("npt.NDArray[np.integer]", tokens[start:stop])
+        narrow = wanted.dtype.kind == "u" and wanted.dtype.itemsize <= _WORD_BYTES
+        if wanted.size and not narrow:
+            least, most = int(wanted.min()), int(wanted.max())
+            if least < 0 or most > TOKEN_ID_MAX:
+                raise BlockError(
+                    f"token ids must be integers from 0 to {TOKEN_ID_MAX}, not from {least} to "
+                    f"{most}"
+                )
+        return memoryview(wanted.astype("<u4").tobytes())
     try:
-        wanted = tokens if not start and stop == len(tokens) else tokens[start:stop]
-        packed = array(_UINT32, wanted)  # five times faster than numpy on a list of integers
+        whole = not start and stop == len(tokens)
+        packed = array(
+            _UINT32, tokens if whole else tokens[start:stop]
+        )  # five times faster than numpy on a list of integers
     except (OverflowError, TypeError, ValueError) as error:
         raise BlockError(f"token ids must be integers from 0 to {TOKEN_ID_MAX}: {error}") from error
     if len(packed) != stop - start:  # another library's sequence returned a slice of bytes
@@ -183,13 +184,3 @@ def _little_endian(tokens: Tokens, start: int, stop: int) -> memoryview:
     if sys.byteorder == "big":
         packed.byteswap()
     return memoryview(packed).cast("B")
-
-
-def _array_little_endian(tokens: npt.NDArray[np.integer]) -> memoryview:
-    narrow = tokens.dtype.kind == "u" and tokens.dtype.itemsize <= _WORD_BYTES
-    if tokens.size and not narrow and (int(tokens.min()) < 0 or int(tokens.max()) > TOKEN_ID_MAX):
-        raise BlockError(
-            f"token ids must be integers from 0 to {TOKEN_ID_MAX}, not from {tokens.min()} to "
-            f"{tokens.max()}"
-        )
-    return memoryview(tokens.astype("<u4").tobytes())

@@ -157,7 +157,7 @@ class DataKey:
         return nonce + sealed
 
     def _cipher(self, identity: bytes) -> AESGCM:
-        return _aes(
+        return _library().AESGCM(
             hashlib.blake2b(
                 identity, key=self._secret, digest_size=DATA_KEY_BYTES, person=b"holdfast-block"
             ).digest()
@@ -185,7 +185,7 @@ def unwrap(wrapped: bytes, domain_key: bytes, domain: bytes, epoch: int) -> byte
 
 
 def _wrapping(domain_key: bytes) -> AESGCM:
-    return _aes(
+    return _library().AESGCM(
         hashlib.blake2b(
             b"", key=domain_key, digest_size=DATA_KEY_BYTES, person=b"holdfast-wrap"
         ).digest()
@@ -194,10 +194,6 @@ def _wrapping(domain_key: bytes) -> AESGCM:
 
 def _wrap_context(domain: bytes, epoch: int) -> bytes:
     return _WRAP_CONTEXT + domain + _u32(epoch)
-
-
-def _aes(secret: bytes) -> AESGCM:
-    return _library().AESGCM(secret)
 
 
 class _Library(NamedTuple):

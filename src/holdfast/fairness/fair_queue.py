@@ -128,7 +128,16 @@ class FairQueue(Generic[T]):
             self._now = self._highest
         self._history.note(self._now, cost)
         if len(self._position) > 2 * len(self._waiting) + _MAX_IDLE_POSITIONS:
-            self._forget()
+            # Drop positions of idle flows that are too old to affect their next start.
+            then, _ = self._history.window()
+            self._position = {
+                flow: at
+                for flow, at in self._position.items()
+                if flow in self._waiting or at > then
+            }
+            self._last_served = {
+                flow: n for flow, n in self._last_served.items() if flow in self._position
+            }
 
     def head(self, flow: Hashable) -> T:
         """Return the next work of a waiting flow, without removing it."""
@@ -186,16 +195,6 @@ class FairQueue(Generic[T]):
             return other
         self._deficit += waiting[first][0].cost * MIN_SHARE / (1.0 - MIN_SHARE)
         return first
-
-    def _forget(self) -> None:
-        """Drop the positions of idle flows that are too old to affect their next start."""
-        then, _ = self._history.window()
-        self._position = {
-            flow: at for flow, at in self._position.items() if flow in self._waiting or at > then
-        }
-        self._last_served = {
-            flow: n for flow, n in self._last_served.items() if flow in self._position
-        }
 
 
 class _ServiceHistory:

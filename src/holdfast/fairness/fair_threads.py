@@ -22,12 +22,6 @@ class _Task(NamedTuple):
     future: Future[object]
     work: Callable[[], object]
 
-    def run(self) -> None:
-        try:
-            self.future.set_result(self.work())
-        except BaseException as error:  # noqa: BLE001  # the future's waiter gets it
-            self.future.set_exception(error)
-
 
 class FairThreads:
     """`threads` regular and `spare` reserved threads; see `work_slots` for which work runs next.
@@ -101,7 +95,10 @@ class FairThreads:
 
     def _run(self) -> None:
         while (task := self._next()) is not None:
-            task.run()
+            try:
+                task.future.set_result(task.work())
+            except BaseException as error:  # noqa: BLE001  # the future's waiter gets it
+                task.future.set_exception(error)
             with self._changed:
                 self._work_slots.done(task.work_item)
                 self._changed.notify()

@@ -35,10 +35,6 @@ class Coverage(NamedTuple):
         return len(self.rows)
 
 
-def _small() -> MutableSequence[int]:
-    return array("q")
-
-
 class Residency:
     """The index of one store over `tiers` tiers, fastest first.
 
@@ -46,7 +42,9 @@ class Residency:
     and written several times faster, and take no more memory if all places are small integers.
     """
 
-    def __init__(self, tiers: int, column: Callable[[], MutableSequence[int]] = _small) -> None:
+    def __init__(
+        self, tiers: int, column: Callable[[], MutableSequence[int]] = lambda: array("q")
+    ) -> None:
         self.keys: list[bytes | None] = []
         self.parents: list[bytes] = []
         self.depths = array("I")
@@ -176,7 +174,18 @@ class Residency:
         parent_row = rows.get(parent)
         if parent_row is not None:
             parent = self.keys[parent_row] or parent  # share the bytes object
-        row = rows[key] = self._free.pop() if self._free else self._append()
+        if self._free:
+            row = self._free.pop()
+        else:
+            row = len(self.keys)
+            self.keys.append(None)
+            self.parents.append(b"")
+            self.depths.append(0)
+            self.leases.append(0)
+            self._namespace_of.append(0)
+            for places in self.places:
+                places.append(NOT_HERE)
+        rows[key] = row
         self.keys[row], self.parents[row] = key, parent
         self.depths[row], self._namespace_of[row] = depth, namespace_id
         return row
@@ -242,13 +251,3 @@ class Residency:
             self._rows.append({})
         self._namespace_ids[namespace] = number
         return number
-
-    def _append(self) -> int:
-        self.keys.append(None)
-        self.parents.append(b"")
-        self.depths.append(0)
-        self.leases.append(0)
-        self._namespace_of.append(0)
-        for places in self.places:
-            places.append(NOT_HERE)
-        return len(self.keys) - 1

@@ -326,8 +326,19 @@ class KeyRing:
                 return
             before, self._domains = self._domains, domains
             self._seen = None  # until every key is unwrapped
-            self._note_erasures(before)
-            self._note_retirements(before)
+            # Mark what was erased before the new keys are loaded. A domain that disappeared from
+            # the ring, or reappeared, counts as erased: an erasure may have happened since.
+            for domain in self._erasures:
+                was, now = before.get(domain.hex()), domains.get(domain.hex())
+                if (was is None) != (now is None) or (was and now and now.erasures > was.erasures):
+                    self._erasures[domain] += 1
+                    self._erased[domain] = self._erasures[domain]
+            for domain in self._owners:
+                was, now = before.get(domain.hex()), domains.get(domain.hex())
+                kept = {each.epoch for each in now.epochs} if now else set()
+                if was and any(each.epoch not in kept for each in was.epochs):
+                    self._retirements[domain] = self._retirements.get(domain, 0) + 1
+                    self._retired[domain] = self._retirements[domain]
             for domain in self._owners:
                 try:
                     self._load(domain)
@@ -337,27 +348,6 @@ class KeyRing:
                 self._seen, self.suspended = seen, False
         if damaged is not None:
             raise damaged
-
-    def _note_erasures(self, before: dict[str, RingDomain]) -> None:
-        """Mark the domains that were erased, before their new keys are loaded.
-
-        A domain that disappeared from the ring, or reappeared, counts as erased, because an erasure
-        may have happened since.
-        """
-        for domain in self._erasures:
-            was, now = before.get(domain.hex()), self._domains.get(domain.hex())
-            if (was is None) != (now is None) or (was and now and now.erasures > was.erasures):
-                self._erasures[domain] += 1
-                self._erased[domain] = self._erasures[domain]
-
-    def _note_retirements(self, before: dict[str, RingDomain]) -> None:
-        """Mark the domains that have lost an epoch."""
-        for domain in self._owners:
-            was, now = before.get(domain.hex()), self._domains.get(domain.hex())
-            kept = {each.epoch for each in now.epochs} if now else set()
-            if was and any(each.epoch not in kept for each in was.epochs):
-                self._retirements[domain] = self._retirements.get(domain, 0) + 1
-                self._retired[domain] = self._retirements[domain]
 
     def _load(self, domain: bytes) -> None:
         """Unwrap the keys of an enrolled domain, and drop those that are not on the ring."""

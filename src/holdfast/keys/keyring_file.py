@@ -114,7 +114,10 @@ def held_for_change(path: Path | None) -> Iterator[None]:
         raise _unwritable(path, error) from error
     until = time.monotonic() + LOCK_S
     try:
-        while not _try_lock(fd):
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             if time.monotonic() > until:
                 raise RefusedError(
                     f"keyring: another process has held {str(lock)!r} for {LOCK_S:g} s; nothing "
@@ -126,15 +129,6 @@ def held_for_change(path: Path | None) -> Iterator[None]:
         # Unlock explicitly, because a child that was forked meanwhile has a copy of the descriptor.
         fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
-
-
-def _try_lock(fd: int) -> bool:
-    """Lock a file without blocking; return whether this succeeded."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _unwritable(path: Path, error: OSError) -> RefusedError:

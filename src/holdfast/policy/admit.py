@@ -77,15 +77,12 @@ class CountedAdmission(Admission):
         self._rule = rule
 
     def used(self, block: AdmissionCandidate, now_s: float, *, at_hand: bool = False) -> None:
-        """Pass it to the rule."""
         self._rule.used(block, now_s, at_hand=at_hand)
 
     def gave_up(self, name: bytes, now_s: float) -> None:
-        """Pass it to the rule."""
         self._rule.gave_up(name, now_s)
 
     def figures(self) -> dict[str, float]:
-        """Return the rule's figures."""
         return self._rule.figures()
 
     def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
@@ -104,7 +101,6 @@ class AlwaysAdmit(Admission):
     """Admits all blocks: for media without wear, or if most blocks are used again."""
 
     def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
-        """Return True."""
         del block, now_s
         return True
 

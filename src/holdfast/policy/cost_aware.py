@@ -111,10 +111,14 @@ class CostAware:
         here, holes, known = tree.here, tree.holes, len(tree.here)
         for row in reversed(rows):
             if 0 <= row < known and here[row]:
-                if self._hint[row] == _UNHINTED:
-                    self._used[row] = stamp
-                else:
-                    self._end_hint(row, stamp)
+                last, hint = self._used[row], self._hint[row]
+                self._used[row] = stamp
+                if hint != _UNHINTED:
+                    if stamp - last < _EARLY * (hint - last):
+                        self._shared[row] = 1
+                    self._hint[row] = _UNHINTED
+                    if not tree.children[row]:  # its entries may have the hint's time
+                        self._push_again(row)
                 if not holes:
                     return
 
@@ -144,7 +148,14 @@ class CostAware:
                 if used[row] > used[parent]:  # noqa: PLR1730  # calling max is slower
                     used[parent] = used[row]
             else:
-                self._inherit(parent, row)
+                times = hint[parent], hint[row]
+                future = [each for each in times if self._now_s < each < math.inf]
+                if used[row] >= used[parent]:
+                    used[parent] = used[row]
+                    closed = hint[row] == NEVER
+                    hint[parent] = _UNHINTED if closed and self._shared[parent] else hint[row]
+                if future:
+                    hint[parent] = min(future)
             if not tree.children[parent]:
                 if first and hint[parent] == _UNHINTED and self._worth is None:
                     heapreplace(past, (used[parent], parent))
@@ -156,7 +167,6 @@ class CostAware:
             self._entries -= 1
 
     def forget(self, row: int) -> None:
-        """Detach a row from its children."""
         self._tree.forget(row)
         if row < len(self._shared):
             self._shared[row] = 0
@@ -210,16 +220,6 @@ class CostAware:
                 largest, least, row = distance, bucket.worth, furthest
         return row
 
-    def _end_hint(self, row: int, stamp: float) -> None:
-        """Record the use of a hinted row; mark it as shared if it came long before the hint."""
-        used, hint = self._used[row], self._hint[row]
-        self._used[row] = stamp
-        if stamp - used < _EARLY * (hint - used):
-            self._shared[row] = 1
-        self._hint[row] = _UNHINTED
-        if not self._tree.children[row]:  # its entries may have the hint's time
-            self._push_again(row)
-
     def _stamp(self, now_s: float) -> float:
         """Return `now_s`, or slightly more, so that no two uses have the same time."""
         if now_s <= self._now_s:
@@ -228,7 +228,13 @@ class CostAware:
         return now_s
 
     def _push(self, row: int) -> None:
-        bucket = self._default if self._worth is None else self._bucket(self._worth(row))
+        bucket = self._default
+        if self._worth is not None:
+            worth = min(max(self._worth(row), _WORTH_MIN), _WORTH_MAX)
+            step = round(_STEPS * math.log2(worth))
+            if step not in self._buckets:
+                self._buckets[step] = _WorthBucket(2.0 ** (step / _STEPS))
+            bucket = self._buckets[step]
         when = self._hint[row]
         self._entries += 1
         if when == _UNHINTED:
@@ -238,13 +244,6 @@ class CostAware:
         if when > self._now_s:
             self._entries += 1
             heappush(bucket.future, (-when, row))
-
-    def _bucket(self, worth: float) -> _WorthBucket:
-        step = round(_STEPS * math.log2(min(max(worth, _WORTH_MIN), _WORTH_MAX)))
-        bucket = self._buckets.get(step)
-        if bucket is None:
-            bucket = self._buckets[step] = _WorthBucket(2.0 ** (step / _STEPS))
-        return bucket
 
     def _push_again(self, row: int) -> None:
         """Push a leaf whose time changed; its earlier entries become stale."""
@@ -278,14 +277,3 @@ class CostAware:
                 return row
             heapreplace(heap, (sign * when, row))
         return -1
-
-    def _inherit(self, parent: int, child: int) -> None:
-        """Pass a removed child's last use and nearest future hint to its parent."""
-        used, hint, now_s = self._used, self._hint, self._now_s
-        future = [h for h in (hint[parent], hint[child]) if now_s < h < math.inf]
-        if used[child] >= used[parent]:
-            used[parent] = used[child]
-            closed = hint[child] == NEVER
-            hint[parent] = _UNHINTED if closed and self._shared[parent] else hint[child]
-        if future:
-            hint[parent] = min(future)

@@ -81,9 +81,18 @@ class ThrashGuard(Admission):
         """Return whether the rule admits the block and admission is not paused."""
         if self._begun_s is None:
             self._begin(now_s)
-        if self.paused and not self._resumes(now_s):
-            self.kept_out += 1
-            return False
+        if self.paused:  # until the end of the pause, or until half of it served no more
+            past_s = now_s - (self._until_s - self._pause_s)
+            is_early = past_s < self._pause_s
+            serves_more = self._served_bytes > self._open_rate * past_s
+            if is_early and (past_s < self._pause_s / 2.0 or serves_more):
+                self.kept_out += 1
+                return False
+            if is_early:
+                self._no_pause_until_s = now_s + self._pause_s
+            self._doubled = min(self._doubled + 1, _DOUBLED_MAX)
+            self.paused = False
+            self._begin(now_s)
         if not self._rule.admit(block, now_s):
             return False
         if block.name[-2] % self._sample == 0:
@@ -101,8 +110,21 @@ class ThrashGuard(Admission):
         self._wasted += watched.unused
         self._wasted_bytes += watched.nbytes if watched.unused else 0
         enough = self._wasted_bytes * self._sample >= self._capacity
-        if enough and self._wasted >= _OUTCOMES_MIN:
-            self._end_window(now_s, self._begun_s)
+        if not enough or self._wasted < _OUTCOMES_MIN:
+            return
+        # The window ends. Pause if too much was wasted, and begin the next one.
+        share = self._wasted_bytes / (self._wasted_bytes + self._served_bytes)
+        self._sound = self._sound + 1 if share < _WASTED_SOUND else 0
+        if self._sound >= _SOUND_WINDOWS:
+            self._doubled = 0
+        if share > _WASTED_MOST and now_s >= self._no_pause_until_s:
+            past_s = max(now_s - self._begun_s, 1e-9)
+            self._open_rate = self._served_bytes / past_s
+            self._pause_s = min(_PAUSE_WINDOWS * past_s * 2.0**self._doubled, _PAUSE_S_MAX)
+            self._until_s = now_s + self._pause_s
+            self.paused = True
+            self.pauses += 1
+        self._begin(now_s)
 
     def figures(self) -> dict[str, float]:
         """Return the rule's figures and the guard's: state, pauses and refusals."""
@@ -112,33 +134,6 @@ class ThrashGuard(Admission):
             "pauses": float(self.pauses),
             "kept_out": float(self.kept_out),
         }
-
-    def _end_window(self, now_s: float, begun_s: float) -> None:
-        """Pause if too much was wasted, and begin the next window."""
-        share = self._wasted_bytes / (self._wasted_bytes + self._served_bytes)
-        self._sound = self._sound + 1 if share < _WASTED_SOUND else 0
-        if self._sound >= _SOUND_WINDOWS:
-            self._doubled = 0
-        if share > _WASTED_MOST and now_s >= self._no_pause_until_s:
-            past_s = max(now_s - begun_s, 1e-9)
-            self._open_rate = self._served_bytes / past_s
-            self._pause_s = min(_PAUSE_WINDOWS * past_s * 2.0**self._doubled, _PAUSE_S_MAX)
-            self._until_s = now_s + self._pause_s
-            self.paused = True
-            self.pauses += 1
-        self._begin(now_s)
-
-    def _resumes(self, now_s: float) -> bool:
-        """End the pause if it is over, or if half of it did not raise the served rate."""
-        past_s = now_s - (self._until_s - self._pause_s)
-        if past_s < self._pause_s:
-            if past_s < self._pause_s / 2.0 or self._served_bytes > self._open_rate * past_s:
-                return False
-            self._no_pause_until_s = now_s + self._pause_s
-        self._doubled = min(self._doubled + 1, _DOUBLED_MAX)
-        self.paused = False
-        self._begin(now_s)
-        return True
 
     def _begin(self, now_s: float) -> None:
         self._begun_s = now_s

@@ -47,8 +47,10 @@ class LeafLru:
             if not children[row]:
                 heapq.heappush(self._leaves, tick << 32 | row)
         self._tick = tick
-        if len(self._leaves) > 2 * tree.rows + _SPARE:
-            self._compact()
+        if len(self._leaves) > 2 * tree.rows + _SPARE:  # remove stale entries
+            known = {entry & _ROW_MASK for entry in self._leaves}
+            self._leaves = [used[row] << 32 | row for row in known if tree.is_leaf(row)]
+            heapq.heapify(self._leaves)
 
     def touch(self, rows: Sequence[int], now_s: float) -> None:
         """Record one use of a chain's leading rows."""
@@ -78,7 +80,6 @@ class LeafLru:
                 heapq.heappush(self._leaves, used[parent] << 32 | parent)
 
     def forget(self, row: int) -> None:
-        """Detach a row from its children."""
         self._tree.forget(row)
 
     def victims(self, now_s: float) -> Generator[int, None, None]:
@@ -105,10 +106,3 @@ class LeafLru:
                 kept.append(last)
             for entry in kept:
                 heapq.heappush(leaves, entry)
-
-    def _compact(self) -> None:
-        """Remove stale entries from the heap."""
-        tree, used = self._tree, self._used
-        rows = {entry & _ROW_MASK for entry in self._leaves}
-        self._leaves = [used[row] << 32 | row for row in rows if tree.is_leaf(row)]
-        heapq.heapify(self._leaves)

@@ -116,7 +116,6 @@ class QueuePolicy(ABC):
             self._queues.append(READY, parent)
 
     def forget(self, row: int) -> None:
-        """Detach a row from its children."""
         self._tree.forget(row)
 
     def victims(self, now_s: float) -> Generator[int, None, None]:

@@ -108,13 +108,16 @@ class ReuseInterval(Admission):
 
     def used(self, block: AdmissionCandidate, now_s: float, *, at_hand: bool = False) -> None:
         """Record the interval since the last use of a sampled name, and watch for the next use."""
-        kind = self._class(block.group)
+        kind = self._classes.get(block.group)
+        if kind is None:
+            if len(self._classes) >= _CLASSES_MAX:
+                self._classes.popitem(last=False)
+            kind = self._classes[block.group] = _Class()
         kind.bytes += block.nbytes
         kind.nbytes += (block.nbytes - kind.nbytes) / (8.0 if kind.nbytes else 1.0)
         if block.name[-1] % self._sample:
             return
-        self._watch.end(block.name, now_s, at_hand=at_hand)
-        self._watch.begin(block.name, kind, now_s)
+        self._watch.use(block.name, kind, now_s, at_hand=at_hand)
 
     def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
         """Return whether the block's name is in the admitted share of its class."""
@@ -140,27 +143,14 @@ class ReuseInterval(Admission):
         self._watch.age(now_s)
         for kind in self._classes.values():
             kind.keep_time(past_s)
-        curves = [
-            kind.served(group, self._worth(kind))
-            for group, kind in self._classes.items()
-            if kind.starts[0] >= _KNOWN
-        ]
+        curves: list[list[ServedInterval]] = []
+        for group, kind in self._classes.items():
+            if kind.starts[0] >= _KNOWN:
+                nbytes = max(kind.nbytes, 1.0)
+                worth = 1.0 if self._saved_s is None else self._saved_s(int(nbytes)) / nbytes
+                curves.append(kind.served(group, worth))
         if curves:
             self.setting = _best(self._capacity, list(zip(*curves, strict=True)))
-
-    def _worth(self, kind: _Class) -> float:
-        if self._saved_s is None:
-            return 1.0
-        nbytes = max(kind.nbytes, 1.0)
-        return self._saved_s(int(nbytes)) / nbytes
-
-    def _class(self, group: Hashable) -> _Class:
-        found = self._classes.get(group)
-        if found is None:
-            if len(self._classes) >= _CLASSES_MAX:
-                self._classes.popitem(last=False)
-            found = self._classes[group] = _Class()
-        return found
 
 
 def _best(
@@ -260,28 +250,23 @@ class _Watch:
         self._since: OrderedDict[bytes, tuple[float, _Class]] = OrderedDict()
         self._buckets: list[deque[tuple[bytes, float]]] = [deque() for _ in range(BUCKETS)]
 
-    def begin(self, name: bytes, kind: _Class, now_s: float) -> None:
-        """Watch a name, which must not be watched already."""
+    def use(self, name: bytes, kind: _Class, now_s: float, *, at_hand: bool) -> None:
+        """Record the use of a name, if it is watched, and watch it for the next one."""
+        known = self._since.get(name)
+        if known is not None:
+            self.age(now_s)
+            if self._since.pop(name, None) is not None:
+                since_s, before = known
+                number = next(n for n, end in enumerate(_ENDS) if now_s - since_s < end)
+                before.returns[number] += 1.0
+                before.left_s[number] += _ENDS[number] - (now_s - since_s)
+                before.gains[number] += not at_hand
         self._since[name] = (now_s, kind)
         self._buckets[0].append((name, now_s))
         kind.starts[0] += 1.0
         if len(self._since) > self._most:
             self._since.popitem(last=False)
             self.age(now_s)
-
-    def end(self, name: bytes, now_s: float, *, at_hand: bool) -> None:
-        """Record the next use of a name, and end its watch, if it is watched."""
-        known = self._since.get(name)
-        if known is None:
-            return
-        self.age(now_s)
-        if self._since.pop(name, None) is None:
-            return
-        since_s, kind = known
-        number = next(n for n, end in enumerate(_ENDS) if now_s - since_s < end)
-        kind.returns[number] += 1.0
-        kind.left_s[number] += _ENDS[number] - (now_s - since_s)
-        kind.gains[number] += not at_hand
 
     def age(self, now_s: float) -> None:
         """Move names that are older than their bucket to the next one; drop the oldest."""

@@ -49,7 +49,12 @@ class PrefixTree:
         for number, row in enumerate(rows):
             parent = parents[number]
             if row >= known or parent >= known:
-                known = self._grow(max(row, parent))
+                missing = max(row, parent) + 1 - known
+                missing += known >> 3
+                known += missing
+                own = (here, children, parent_of, generation, of_parent)
+                for column in (*own, *self._columns):
+                    column.extend(bytes(missing))
             if here[row]:
                 continue
             here[row] = 1
@@ -105,13 +110,3 @@ class PrefixTree:
     def is_leaf(self, row: int) -> bool:
         """Return whether a row is present and has no children that are."""
         return self.is_here(row) and not self.children[row]
-
-    def _grow(self, row: int) -> int:
-        """Extend the columns in place for a row beyond their end; return their length."""
-        missing = row + 1 - len(self.here)
-        missing += len(self.here) >> 3
-        self.here.extend(bytes(missing))
-        own = (self.children, self._parent, self._generation, self._parent_generation)
-        for column in (*own, *self._columns):
-            column.extend(bytes(missing))
-        return len(self.here)

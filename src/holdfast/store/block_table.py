@@ -318,9 +318,12 @@ class BlockTable:
             self.usage.subtract(tier, namespace.domain, namespace.record_bytes)
             self.index.places[tier][row] = NOWHERE
             self.evictions[tier] += 1
-            stays = self.is_on(row, HOST) and self._stays_on(tier, namespace)
-            if stays and self.rules.affords(row, tier):
-                self.queues.rewrite(row, tier)
+            public = namespace.domain == self.public and tier not in self._volatile
+            if public and self.is_on(row, HOST):
+                most = _PUBLIC_SHARE_BELOW * self.lower[tier - 1].usage().capacity_bytes
+                stays = self.usage.used[HOST][namespace.domain] <= most
+                if stays and self.rules.affords(row, tier):
+                    self.queues.rewrite(row, tier)
             self._drop_if_unused(row)
 
     def quarantine(self, row: int, tier: int, outcome: Outcome) -> None:
@@ -424,13 +427,6 @@ class BlockTable:
             if state.is_saved and HOST in state.tiers:
                 # Eviction does not offer a block saved on one tier to the other tiers.
                 self.queues.enqueue(row)
-
-    def _stays_on(self, tier: int, namespace: Namespace) -> bool:
-        """Return whether a block that the tier dropped must be written to it again."""
-        if namespace.domain != self.public or tier in self._volatile:
-            return False
-        capacity_bytes = self.lower[tier - 1].usage().capacity_bytes
-        return self.usage.used[HOST][namespace.domain] <= _PUBLIC_SHARE_BELOW * capacity_bytes
 
     def _left_memory(self, row: int) -> None:
         self.eviction.remove(row)

@@ -65,22 +65,18 @@ class CallThreads(Protocol):
 
     def run(self, work: Callable[[], T], handle: CallHandle[T] | None = None) -> T:
         """Return what `work` returns, or raise what it raises; note it in the handle first."""
-        ...
 
     def give_up(self, handle: CallHandle[T]) -> None:
         """Undo what a handle holds now, not only when the handle is deleted.
 
         Empty-handed while its call is under way: then the worker undoes it afterwards.
         """
-        ...
 
     def close(self, timeout_s: float) -> None:
         """Take no more calls and wait for those under way, at most `timeout_s`; 0: not at all."""
-        ...
 
     def give_up_copy(self) -> None:
         """Take no more calls, in a forked child, where there are no workers."""
-        ...
 
 
 class DirectCalls:
@@ -145,7 +141,11 @@ class OwnThreadCalls:
             return result
         if self._closed:
             raise StoreClosedError(_CLOSED)
-        guard = None if handle is None else self._guard(handle)
+        guard = None
+        if handle is not None:  # when it is deleted, the guard is queued: without Python code
+            guard = _Guard(handle, self._queue.put)
+            guard.given, guard.undo = handle.given, handle.undo
+            handle.guard = guard
         call = _Call(work, guard)
         self._queue.put(call)
         while not call.done.acquire(timeout=_CHECK_S):
@@ -173,13 +173,6 @@ class OwnThreadCalls:
     def give_up_copy(self) -> None:
         self._closed = True
         self._threads = 0
-
-    def _guard(self, handle: CallHandle[T]) -> _Guard:
-        """Have a handle's value given back when the handle is deleted: without Python code."""
-        guard = _Guard(handle, self._queue.put)
-        guard.given, guard.undo = handle.given, handle.undo
-        handle.guard = guard
-        return guard
 
     def _begin_thread(self) -> None:
         """Start a worker; call under the lock, or before there is another thread."""

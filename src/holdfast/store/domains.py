@@ -10,7 +10,7 @@ not seal what was erased.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -21,17 +21,15 @@ from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.store.unreadable import (
     UnreadableCount,
-    UnreadableSweep,
     count_domain,
     count_sealed,
+    delete_elsewhere,
     held_elsewhere,
+    sweep_retired,
     uncounted,
     visit_domain,
 )
-from holdfast.tiers.base import SharedTier, TierGet
 
-DELETE_S = 20.0
-_DELETES_AT_ONCE = 512
 _log = logging.getLogger("holdfast.store")
 
 
@@ -90,11 +88,26 @@ def retire(store: StoreParts, name: str, *, allow_loss: bool = False) -> dict[st
     if not allow_loss:
         _glance(store)
         newest = (ring.epochs(name) or [0])[-1]
-        _check_loses_nothing(would_retire(store, name))
+        lost, why = would_retire(store, name), ""
+        if lost["blocks"]:
+            where = ", ".join(
+                f"{tier} {held['blocks']} blocks, {held['bytes']} bytes"
+                for tier, held in lost["tiers"].items()
+            )
+            why = f"{lost['blocks']} blocks held here are sealed with them ({where})"
+        elif lost["uncounted"]:
+            why = f"what {', '.join(lost['uncounted'])} has sealed with them cannot be counted"
+        elif not lost["complete"]:
+            why = "this node still looks for the blocks that an earlier process left on its tiers"
+        if lost["retired"] and why:
+            raise RefusedError(
+                f"domain {name!r}: {lost['retired']} data keys would be destroyed, and {why}; "
+                f"nothing was changed; `holdfast domain retire {name} --yes` does it all the same"
+            )
     with store.erasing:
         retired = ring.retire(name, newest)
-        sweep = _swept(store, ring, domain)
-    found = {"retired": retired, **sweep.result.as_data(), "uncounted": uncounted(store.table)}
+        result = sweep_retired(store, ring, domain)
+    found = {"retired": retired, **result.as_data(), "uncounted": uncounted(store.table)}
     _log_unreadable(f"domain {name!r}: data keys were retired", found)
     store.audit.record("retire", domain=name, epochs=retired, blocks=found["blocks"])
     return {"domain": name, **found}
@@ -126,7 +139,7 @@ def erase(store: StoreParts, name: str) -> dict[str, Any]:
         dropped = ring.erase(name)
         result = _forget_erased(store, ring, domain)
     store.audit.record("erase", domain=name, epochs=dropped.keys, blocks=result.blocks)
-    _delete(store, elsewhere)
+    delete_elsewhere(store, elsewhere)
     return {
         "domain": name,
         "epochs": dropped.keys,
@@ -149,31 +162,36 @@ def follow(store: StoreParts) -> None:
     watch.glance()
     stale = store.clock.now() - watch.read_at >= RING_STALE_S
     if stale and not store.ring_lost:
-        _go_without(store, ring, watch.why or "it was not read in time, the file system may hang")
+        why = watch.why or "it was not read in time, the file system may hang"
+        ring.suspend()
+        _log.error(
+            "keyring %s: %s; its domains are not served until it can be read", ring.path, why
+        )
+        store.ring_lost = True
+        store.audit.record("ring", state="lost", why=why)
+        for name in store.domain_names():
+            domain = store.domain(name)[1]
+            if store.table.sealing.seals(domain):
+                leave_memory(store, domain)
     elif store.ring_lost and not stale and not ring.suspended:
         store.audit.record("ring", state="back")
         store.ring_lost, store.cold = False, True
     pending = ring.erased() or ring.retired()
     if pending and store.erasing.acquire(blocking=False):  # else another thread does it now
         try:
-            _follow_changes(store, ring)
+            for domain in ring.erased():
+                blocks = _forget_erased(store, ring, domain).blocks
+                store.audit.record("erased elsewhere", domain=ring.name(domain), blocks=blocks)
+            for domain in ring.retired():
+                if ring.is_away(domain):
+                    continue
+                found = sweep_retired(store, ring, domain).as_data()
+                if found["blocks"]:
+                    name = ring.name(domain)
+                    _log_unreadable(f"domain {name!r}: another node retired data keys", found)
+                    store.audit.record("retired elsewhere", domain=name, blocks=found["blocks"])
         finally:
             store.erasing.release()
-
-
-def _follow_changes(store: StoreParts, ring: KeyRing) -> None:
-    """Forget what other nodes erased or retired; call with `store.erasing` held."""
-    for domain in ring.erased():
-        blocks = _forget_erased(store, ring, domain).blocks
-        store.audit.record("erased elsewhere", domain=ring.name(domain), blocks=blocks)
-    for domain in ring.retired():
-        if ring.is_away(domain):
-            continue
-        found = _swept(store, ring, domain).result.as_data()
-        if found["blocks"]:
-            name = ring.name(domain)
-            _log_unreadable(f"domain {name!r}: another node retired data keys", found)
-            store.audit.record("retired elsewhere", domain=name, blocks=found["blocks"])
 
 
 def forget_domain(store: StoreParts, domain: bytes) -> UnreadableCount:
@@ -199,43 +217,6 @@ def _forget_erased(store: StoreParts, ring: KeyRing, domain: bytes) -> Unreadabl
     return result
 
 
-def _swept(store: StoreParts, ring: KeyRing, domain: bytes) -> UnreadableSweep:
-    """Take copies whose data key was retired out of the index; write again what is in memory.
-
-    Shared tiers delete theirs in between: they would say that they hold the block already.
-    """
-    retirements, sweep = ring.retired().get(domain, 0), UnreadableSweep(store, domain)
-    if retirements:
-        sweep.forget()
-        ring.swept(domain, retirements)
-        _delete(store, sweep.elsewhere)
-        sweep.write_again()
-    return sweep
-
-
-def _check_loses_nothing(found: Mapping[str, Any]) -> None:
-    """Raise RefusedError if retiring would destroy keys that copies are sealed with, or may be."""
-    name = found["domain"]
-    if not found["retired"]:
-        return
-    if found["blocks"]:
-        tiers = found["tiers"].items()
-        where = ", ".join(
-            f"{n} {tier['blocks']} blocks, {tier['bytes']} bytes" for n, tier in tiers
-        )
-        why = f"{found['blocks']} blocks held here are sealed with them ({where})"
-    elif found["uncounted"]:
-        why = f"what {', '.join(found['uncounted'])} has sealed with them cannot be counted"
-    elif not found["complete"]:
-        why = "this node still looks for the blocks that an earlier process left on its tiers"
-    else:
-        return
-    raise RefusedError(
-        f"domain {name!r}: {found['retired']} data keys would be destroyed, and {why}; nothing was "
-        f"changed; `holdfast domain retire {name} --yes` does it all the same"
-    )
-
-
 def _log_unreadable(what: str, found: Mapping[str, Any]) -> None:
     if found["blocks"]:
         tiers = " ".join(f"{name}_blocks={tier['blocks']}" for name, tier in found["tiers"].items())
@@ -259,27 +240,6 @@ def _end(store: StoreParts, domain: bytes) -> None:
 def leave_memory(store: StoreParts, domain: bytes) -> None:
     """Remove a domain's blocks from memory; below the host they stay indexed, and sealed."""
     visit_domain(store, domain, partial(store.table.remove_copy, tier=HOST))
-
-
-def _delete(store: StoreParts, elsewhere: Mapping[SharedTier, Sequence[TierGet]]) -> None:
-    """Have shared tiers delete unreadable records, which they would keep; bounded in time."""
-    until = store.clock.now() + DELETE_S
-    for tier, batch in elsewhere.items():
-        for at in range(0, len(batch), _DELETES_AT_ONCE):
-            if store.clock.now() < until:
-                tier.delete(batch[at : at + _DELETES_AT_ONCE])
-
-
-def _go_without(store: StoreParts, ring: KeyRing, why: str) -> None:
-    """Suspend the ring's domains."""
-    ring.suspend()
-    _log.error("keyring %s: %s; its domains are not served until it can be read", ring.path, why)
-    store.ring_lost = True
-    store.audit.record("ring", state="lost", why=why)
-    for name in store.domain_names():
-        domain = store.domain(name)[1]
-        if store.table.sealing.seals(domain):
-            leave_memory(store, domain)
 
 
 def _glance(store: StoreParts) -> None:

@@ -147,13 +147,25 @@ class Estimates:
         """Return each tier's current estimate for a domain, its queue included."""
         ahead_bytes = [self._credit(tier, domain) for tier in range(len(self._names))]
         with self._lock:
-            now = self._clock.now()
-            return [
-                self._for(domain, meter.estimate(now), queued, credit)
-                for meter, queued, credit in zip(
-                    self._meters, self._queued_bytes, ahead_bytes, strict=True
-                )
-            ]
+            now, found = self._clock.now(), list[TierEstimate]()
+            tiers = zip(self._meters, self._queued_bytes, ahead_bytes, strict=True)
+            for meter, queued, credit in tiers:
+                estimate = meter.estimate(now)
+                if queued and queued.keys() != {domain}:
+                    # The domain waits behind its own reads at its share of the speed, or behind
+                    # all reads, if that is sooner. With credit for one more fetch it has nearly all
+                    # of the speed.
+                    own = self._share(domain)
+                    others = sum(self._share(other) for other in queued if other != domain)
+                    part = own / (own + others)
+                    if credit >= queued[domain] + USUAL_BYTES:
+                        part = max(part, 1.0 - MIN_SHARE)
+                    alone = estimate._replace(
+                        bytes_per_s=estimate.bytes_per_s * part, queued_bytes=queued[domain]
+                    )
+                    estimate = min(estimate, alone, key=lambda each: each.seconds(USUAL_BYTES))
+                found.append(estimate)
+            return found
 
     def speed(self, tier: int) -> float:
         """Return a tier's bandwidth in bytes a second, without its queue."""
@@ -254,11 +266,15 @@ class Estimates:
         with self._lock:
             if self._own(instead_of, record.engine):
                 del self._plans[instead_of]
-            record.number, record.at = self._unused_number(), self._clock.now()
-            self._plans[record.number] = record
+            # A random number: a counter would reveal to a session how much others plan.
+            number = 0
+            while not number or number in self._plans:
+                number = secrets.randbits(PLAN_NUMBER_BITS)
+            record.number, record.at = number, self._clock.now()
+            self._plans[number] = record
             while len(self._plans) > PLANS_KEPT:
                 self._plans.popitem(last=False)
-            return record.number
+            return number
 
     def fetched(
         self, engine: EngineCosts, number: int, blocks: int, seconds: float, outcome: str
@@ -288,7 +304,12 @@ class Estimates:
             if record.landed is None and record.plan.blocks > record.first_block:
                 record.not_followed = record.not_followed or NotFollowed.NOT_FETCHED
             if is_first and record.first_token_s is not None:
-                self._count(record)
+                if record.not_followed is not None:
+                    self._activity.plan_not_followed(str(record.not_followed))
+                elif record.plan.blocks > record.first_block:
+                    self._activity.plan_ended(
+                        record.plan.expected_s, record.first_token_s, record.plan.recompute_s
+                    )
             if record.not_followed is not None:
                 return
             whole = record.landed is not None and record.landed * record.block_bytes
@@ -322,7 +343,33 @@ class Estimates:
         """Return the last plans, newest first, and the estimates behind them, as plain data."""
         with self._lock:
             now = self._clock.now()
-            records = [_told(record, now) for record in reversed(self._plans.values())]
+            records = [
+                {
+                    "plan": record.number,
+                    "age_s": now - record.at,
+                    "engine": record.engine.name,
+                    "fingerprint": record.engine.fingerprint,
+                    "prompt_tokens": record.prompt_tokens,
+                    "have_tokens": record.have_tokens,
+                    "held_blocks": record.held,
+                    "blocks": record.plan.blocks,
+                    "reason": record.plan.reason,
+                    "expected": {
+                        "fetched_s": record.plan.fetch_s,
+                        "first_token_s": record.plan.expected_s,
+                    },
+                    "recompute_s": record.plan.recompute_s,
+                    "deadline_s": record.plan.deadline_s,
+                    "actual": {
+                        "fetched_s": record.fetched_s,
+                        "first_token_s": record.first_token_s,
+                    },
+                    "landed_blocks": record.landed,
+                    "outcome": record.outcome,
+                    "not_followed": record.not_followed and str(record.not_followed),
+                }
+                for record in reversed(self._plans.values())
+            ]
             accuracy = plan_accuracy(self._plans.values())
             tiers = [
                 {"tier": name, "reads": meter.fit.reads, **meter.estimate(now)._asdict()}
@@ -385,38 +432,11 @@ class Estimates:
             for name, meter in zip(self._names, self._meters, strict=True):
                 meter.fit = tiers.get(name, meter.fit)
 
-    def _count(self, record: PlanRecord) -> None:
-        """Count a plan whose first token came."""
-        if record.not_followed is not None:
-            self._activity.plan_not_followed(str(record.not_followed))
-        elif record.plan.blocks > record.first_block and record.first_token_s is not None:
-            plan = record.plan
-            self._activity.plan_ended(plan.expected_s, record.first_token_s, plan.recompute_s)
-
     def _leave(self, tier: int, nbytes: int, domain: bytes) -> None:
         queued = self._queued_bytes[tier]
         queued[domain] -= nbytes
         if not queued[domain]:
             del queued[domain]
-
-    def _for(
-        self, domain: bytes, estimate: TierEstimate, queued: Counter[bytes], credit: float
-    ) -> TierEstimate:
-        """Return a tier's estimate for a domain that shares it with others.
-
-        The domain waits behind its own reads at its share of the speed, or behind all reads, if
-        that is sooner. With a deficit for one more fetch it has nearly all of the speed.
-        """
-        if not queued or queued.keys() == {domain}:
-            return estimate
-        own = self._share(domain)
-        part = own / (own + sum(self._share(other) for other in queued if other != domain))
-        if credit >= queued[domain] + USUAL_BYTES:
-            part = max(part, 1.0 - MIN_SHARE)
-        alone = estimate._replace(
-            bytes_per_s=estimate.bytes_per_s * part, queued_bytes=queued[domain]
-        )
-        return min(estimate, alone, key=lambda each: each.seconds(USUAL_BYTES))
 
     def _fits_of(self, engine: EngineCosts) -> _EngineFits:
         fits = self._engines.setdefault(engine, _EngineFits())
@@ -426,41 +446,12 @@ class Estimates:
             del self._engines[next(each for each in self._engines if each.domain == domain)]
         return fits
 
-    def _unused_number(self) -> int:
-        """Return a random number: a counter would reveal to a session how much others plan."""
-        number = 0
-        while not number or number in self._plans:
-            number = secrets.randbits(PLAN_NUMBER_BITS)
-        return number
-
     def _own(self, number: int, engine: EngineCosts) -> PlanRecord | None:
         """Return a plan if it is that engine's; a peer may send any number."""
         record = self._plans.get(number)
         if record is None or record.engine._replace(fingerprint=engine.fingerprint) != engine:
             return None  # each rank has a fingerprint of its own
         return record
-
-
-def _told(record: PlanRecord, now: float) -> dict[str, Any]:
-    plan = record.plan
-    return {
-        "plan": record.number,
-        "age_s": now - record.at,
-        "engine": record.engine.name,
-        "fingerprint": record.engine.fingerprint,
-        "prompt_tokens": record.prompt_tokens,
-        "have_tokens": record.have_tokens,
-        "held_blocks": record.held,
-        "blocks": plan.blocks,
-        "reason": plan.reason,
-        "expected": {"fetched_s": plan.fetch_s, "first_token_s": plan.expected_s},
-        "recompute_s": plan.recompute_s,
-        "deadline_s": plan.deadline_s,
-        "actual": {"fetched_s": record.fetched_s, "first_token_s": record.first_token_s},
-        "landed_blocks": record.landed,
-        "outcome": record.outcome,
-        "not_followed": record.not_followed and str(record.not_followed),
-    }
 
 
 def plan_accuracy(records: Iterable[PlanRecord]) -> dict[str, Any]:

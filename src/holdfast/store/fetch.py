@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import wait
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import Outcome
 from holdfast.fairness.work_slots import Priority
 from holdfast.index.residency import Coverage
 from holdfast.plan.planner import blocks_within
-from holdfast.store.block_table import HOST, BlockTable
+from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.store.evict import slots
 from holdfast.store.lookup import sources
-from holdfast.store.promote import ReadBatch, TierRead
+from holdfast.store.promote import TierRead
 from holdfast.store.verify import verify_in_memory
+from holdfast.tiers.base import Place
 from holdfast.tiers.host import HostTier
 
 _log = logging.getLogger("holdfast.store")
@@ -43,13 +44,6 @@ class FetchResult(NamedTuple):
     reads: tuple[TierRead, ...] = ()
 
 
-Check: TypeAlias = Callable[[StoreParts, Coverage, int], Mapping[int, int]]
-"""Returns, by row, the arena places of the trusted blocks among the first N of a coverage.
-
-Only the block at the returned place is trusted, not one that replaces it later.
-"""
-
-
 def fetch(
     store: StoreParts, namespace: Namespace, keys: Sequence[bytes], deadline_s: float
 ) -> FetchResult:
@@ -60,7 +54,7 @@ def fetch(
     another fetch waits for them.
     """
     began_s = store.clock.now()
-    fetched = _fetch(store, namespace, keys, deadline_s, Priority.DEMAND, _verify_held)
+    fetched = _fetch(store, namespace, keys, deadline_s, Priority.DEMAND, verifies=True)
     took_s = store.clock.now() - began_s
     store.activity.call("fetch", fetched.outcome, took_s, len(fetched.places))
     return fetched
@@ -78,34 +72,28 @@ def fetch_unverified(
     The reader of the records verifies them and reports corrupt ones. The lease does not expire,
     because a peer may read slowly: the caller must release it.
     """
-    began_s = store.clock.now()
-    fetched = _lease_if_in_memory(store, namespace, keys)
+    table, began_s = store.table, store.clock.now()
+    fetched: FetchResult | None = None
+    with table.lock:
+        _, rows, tiers = table.index.cover(namespace, keys)
+        if not any(tiers) and len(rows) in (0, len(keys)):
+            # All or none of it is in memory: there is nothing to plan.
+            column = table.index.places[HOST]
+            places = [column[row] for row in rows]
+            lease = table.leases.lease(rows, math.inf)
+            table.touch(rows)
+            fetched = FetchResult(lease, places, {}, Outcome.MISS, "nothing is held")
+            if rows:
+                at_hand = {HostTier.name: len(rows)}
+                fetched = FetchResult(lease, places, at_hand, Outcome.OK, "all is at hand")
     if fetched is None:
-        fetched = _fetch(store, namespace, keys, deadline_s, priority, _trust_held)
-        with store.table.lock:
-            if not store.table.leases.extend(fetched.lease, math.inf):
+        fetched = _fetch(store, namespace, keys, deadline_s, priority, verifies=False)
+        with table.lock:
+            if not table.leases.extend(fetched.lease, math.inf):
                 fetched = fetched._replace(places=[], outcome=Outcome.LATE)
     took_s = store.clock.now() - began_s
     store.activity.call("send", fetched.outcome, took_s, len(fetched.places))
     return fetched
-
-
-def _lease_if_in_memory(
-    store: StoreParts, namespace: Namespace, keys: Sequence[bytes]
-) -> FetchResult | None:
-    """Lease a chain if all or none of it is in memory; return None if it needs a plan."""
-    table = store.table
-    with table.lock:
-        _, rows, tiers = table.index.cover(namespace, keys)
-        if any(tiers) or 0 < len(rows) < len(keys):
-            return None
-        column = table.index.places[HOST]
-        places = [column[row] for row in rows]
-        lease = table.leases.lease(rows, math.inf)
-        table.touch(rows)
-    if not rows:
-        return FetchResult(lease, places, {}, Outcome.MISS, "nothing is held")
-    return FetchResult(lease, places, {HostTier.name: len(rows)}, Outcome.OK, "all is at hand")
 
 
 def _fetch(
@@ -114,9 +102,10 @@ def _fetch(
     keys: Sequence[bytes],
     deadline_s: float,
     priority: Priority,
-    check: Check,
+    *,
+    verifies: bool,
 ) -> FetchResult:
-    table, ladder = store.table, store.ladder
+    table, ladder, column = store.table, store.ladder, store.table.index.places[HOST]
     late_at = store.clock.now() + deadline_s
     estimates = store.estimates.estimates(namespace.domain)
     with table.lock:
@@ -133,59 +122,19 @@ def _fetch(
             each.waiting += 1
         promotions = ladder.reserve(namespace, rows)
     read_batches = ladder.start_reads(namespace, promotions, priority)
-    verified = check(store, coverage, len(rows))
-    reads = _await(store, read_batches, late_at)
-    for each in loading:
-        each.over.wait(max(0.0, late_at - store.clock.now()))
-    with table.lock:
-        for each in loading:
-            each.waiting -= 1
-        places = _landed(table, coverage, rows, verified)
-        outcome = _outcome(store, coverage, planned, len(places), late_at)
-        table.leases.shorten(lease, len(places))
-    reason = f"fetch all {planned} blocks held"
-    if planned < coverage.blocks:
-        reason = (
-            f"fetch {planned} of {coverage.blocks} blocks held; the rest would pass the deadline "
-            f"of {deadline_s:.3g} s"
-        )
-    return FetchResult(lease, places, sources(table, coverage, len(places)), outcome, reason, reads)
-
-
-def _verify_held(store: StoreParts, coverage: Coverage, blocks: int) -> Mapping[int, int]:
-    """Verify the leased blocks that already lie in the arena; quarantine those that fail."""
-    started = store.clock.now()
-    in_memory = (
-        row
-        for row, tier in zip(coverage.rows[:blocks], coverage.tiers, strict=False)
-        if tier == HOST
-    )
-    checked = {row: verify_in_memory(store.table, row) for row in in_memory}
-    good = {row: copy.place for row, copy in checked.items() if copy.outcome is Outcome.OK}
-    nbytes = len(good) * coverage.namespace.record_bytes
-    store.estimates.verified(nbytes, store.clock.now() - started)
-    return good
-
-
-def _trust_held(store: StoreParts, coverage: Coverage, blocks: int) -> Mapping[int, int]:
-    """Return the places of all leased blocks in the arena, unverified."""
-    column = store.table.index.places[HOST]
-    return {row: column[row] for row in coverage.rows[:blocks]}
-
-
-def _await(
-    store: StoreParts, read_batches: Sequence[ReadBatch], late_at: float
-) -> tuple[TierRead, ...]:
-    """Wait for the read batches until `late_at`, then cancel those that have not started.
-
-    Returns the reads that have ended.
-    """
-    if not read_batches:
-        return ()
+    if verifies:  # what is in the arena already; what is read now is verified by its reader
+        started = store.clock.now()
+        in_memory = [row for row, tier in zip(rows, coverage.tiers, strict=False) if tier == HOST]
+        checked = {row: verify_in_memory(table, row) for row in in_memory}
+        trusted = {row: copy.place for row, copy in checked.items() if copy.outcome is Outcome.OK}
+        nbytes = len(trusted) * namespace.record_bytes
+        store.estimates.verified(nbytes, store.clock.now() - started)
+    else:
+        trusted = {row: Place(column[row]) for row in rows}
     readings = [read_batch.reading for read_batch in read_batches]
     done, late = wait(readings, timeout=max(0.0, late_at - store.clock.now()))
     if late:
-        store.ladder.cancel(read_batches)
+        ladder.cancel(read_batches)
     reads: list[TierRead] = []
     for reading in done:
         if reading.cancelled():
@@ -194,25 +143,29 @@ def _await(
             _log.error("reading blocks failed; the engine recomputes them", exc_info=error)
         else:
             reads.append(reading.result())
-    return tuple(reads)
-
-
-def _landed(
-    table: BlockTable, coverage: Coverage, rows: Sequence[int], verified: Mapping[int, int]
-) -> list[int]:
-    """Return the places of the leading rows in the arena.
-
-    Blocks that arrived after the coverage was taken were packed or verified by this node, unless a
-    peer sent them: `table.unverified` has those.
-    """
+    for each in loading:
+        each.over.wait(max(0.0, late_at - store.clock.now()))
     places: list[int] = []
-    for row, tier in zip(rows, coverage.tiers, strict=False):
-        place = table.index.places[HOST][row]
-        to_verify = tier == HOST or row in table.unverified
-        if place < 0 or (to_verify and verified.get(row) != place):
-            break
-        places.append(place)
-    return places
+    with table.lock:
+        for each in loading:
+            each.waiting -= 1
+        for row, tier in zip(rows, coverage.tiers, strict=False):
+            # This node packed or verified what arrived after the coverage was taken, unless a peer
+            # sent it. Only the block at the trusted place counts, not one that replaced it.
+            to_verify = tier == HOST or row in table.unverified
+            if column[row] < 0 or (to_verify and trusted.get(row) != column[row]):
+                break
+            places.append(column[row])
+        outcome = _outcome(store, coverage, planned, len(places), late_at)
+        table.leases.shorten(lease, len(places))
+    reason = f"fetch all {planned} blocks held"
+    if planned < coverage.blocks:
+        reason = (
+            f"fetch {planned} of {coverage.blocks} blocks held; the rest would pass the deadline "
+            f"of {deadline_s:.3g} s"
+        )
+    taken = sources(table, coverage, len(places))
+    return FetchResult(lease, places, taken, outcome, reason, tuple(reads))
 
 
 def _outcome(

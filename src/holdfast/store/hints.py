@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import takewhile
 
+from holdfast.blocks.key import unpack_keys
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import BlockError
 from holdfast.fairness.work_slots import Priority
@@ -62,7 +63,7 @@ def returns(store: StoreParts, domain: bytes, session: str, in_s: float) -> int:
     if chain is None:
         return 0
     at_s = store.clock.now() + in_s
-    ask_in_time(store, chain.namespace, chain.split(), LOOK_S, Priority.PREFETCH)
+    ask_in_time(store, chain.namespace, unpack_keys(chain.keys), LOOK_S, Priority.PREFETCH)
     blocks = _expect(store, domain, session, at_s)
     _stage(store, chain, at_s)
     return blocks
@@ -116,30 +117,27 @@ def pin(
         leased = fetch_unverified(store, namespace, keys, left_s, Priority.PREFETCH)
         try:
             with table.lock:
-                return _pin(store, namespace, keys[: len(leased.places)], ttl_s)
+                keys = keys[: len(leased.places)]
+                before = pending_hints.pins_within(namespace, keys)
+                until_s = max(
+                    [store.clock.now() + ttl_s, *(pin.until_s for pin in before.values())]
+                )
+                held = table.index.cover(namespace, keys).rows
+                rows = list(takewhile(partial(table.is_on, tier=HOST), held))
+                table.touch(rows)
+                lease = table.leases.lease(rows, until_s) if rows else 0
+                for last, pin in before.items():
+                    pending_hints.unpin(namespace, last)
+                    table.leases.release(pin.lease)
+                if rows:
+                    pinned = PinnedChain(until_s, len(rows) * size, lease)
+                    pending_hints.pin(namespace, keys[len(rows) - 1], pinned)
+                return len(rows)
         finally:
             store.release(leased.lease)
     finally:
         with table.lock:
             pending_hints.end_claim(claimed_bytes)
-
-
-def _pin(store: StoreParts, namespace: Namespace, keys: Sequence[bytes], ttl_s: float) -> int:
-    """Pin what is in memory of a chain, replacing pins of its beginnings; under the lock."""
-    table, pending_hints = store.table, store.pending_hints
-    before = pending_hints.pins_within(namespace, keys)
-    until_s = max([store.clock.now() + ttl_s, *(pin.until_s for pin in before.values())])
-    held = table.index.cover(namespace, keys).rows
-    rows = list(takewhile(partial(table.is_on, tier=HOST), held))
-    table.touch(rows)
-    lease = table.leases.lease(rows, until_s) if rows else 0
-    for last, pin in before.items():
-        pending_hints.unpin(namespace, last)
-        table.leases.release(pin.lease)
-    if rows:
-        pinned = PinnedChain(until_s, len(rows) * namespace.record_bytes, lease)
-        pending_hints.pin(namespace, keys[len(rows) - 1], pinned)
-    return len(rows)
 
 
 def bring_up(store: StoreParts) -> None:
@@ -164,7 +162,7 @@ def _expect(store: StoreParts, domain: bytes, session: str, at_s: float) -> int:
         chain = store.pending_hints.chain(domain, session)
         if chain is None:
             return 0
-        rows = table.index.cover(chain.namespace, chain.split()).rows
+        rows = table.index.cover(chain.namespace, unpack_keys(chain.keys)).rows
         table.eviction.expect(rows, at_s)
     return len(rows)
 
@@ -177,7 +175,7 @@ def _stage(store: StoreParts, chain: NamedChain, at_s: float) -> int:
     """
     table, namespace = store.table, chain.namespace
     with table.lock:
-        tiers = table.index.cover(namespace, chain.split()).tiers
+        tiers = table.index.cover(namespace, unpack_keys(chain.keys)).tiers
         tiers = tiers[: slots(table, namespace)]
         names = table.tier_names()
         if not tiers or len(names) == 1:
@@ -203,7 +201,7 @@ def _promote(store: StoreParts, staging: PendingPrestage) -> None:
 
     A cached remote lookup may have been forgotten since the hint: the tier is asked again.
     """
-    namespace, keys = staging.chain.namespace, staging.chain.split()
+    namespace, keys = staging.chain.namespace, unpack_keys(staging.chain.keys)
     table = store.table
     try:
         ask_in_time(store, namespace, keys, LOOK_S, Priority.PREFETCH)

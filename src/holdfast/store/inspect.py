@@ -24,6 +24,22 @@ def status(store: StoreParts) -> dict[str, Any]:
     with table.lock:
         hosts = [("host", host.usage()) for host in table.all_hosts()]
         usages = [*hosts, *((tier.name, tier.usage()) for tier in table.lower)]
+        fill, names = table.usage, {store.domain(name)[1]: name for name in store.domain_names()}
+        seen = [domain for used in fill.used for domain in used]
+        domains = [
+            {
+                "domain": names.get(domain, domain.hex()),
+                "configured": domain in names,
+                "unreadable": table.sealing.unreadable[domain],
+                "share": fill.share(domain),
+                "reserved_bytes": fill.quota(HOST, domain).reserved_bytes,
+                "used_bytes": {
+                    table.tier_name(tier): used[domain] for tier, used in enumerate(fill.used)
+                },
+                "quota_bytes": store.quotas(domain),
+            }
+            for domain in dict.fromkeys([*names, *seen])
+        ]
         return {
             "incarnation": store.incarnation,
             "blocks": len(table.index),
@@ -33,7 +49,7 @@ def status(store: StoreParts) -> dict[str, Any]:
                 for tier, rule in enumerate(table.rules.of, start=1)
                 if (figures := rule.figures())
             ],
-            "domains": _domains(store),
+            "domains": domains,
             "evictions": {table.tier_name(tier): n for tier, n in table.evictions.items()},
             "failed_checks": [
                 {"tier": table.tier_name(tier), "outcome": str(outcome), "copies": n}
@@ -67,26 +83,6 @@ def status(store: StoreParts) -> dict[str, Any]:
                 for fault in table.faults
             ],
         }
-
-
-def _domains(store: StoreParts) -> list[dict[str, Any]]:
-    """Return what each domain holds on each tier, and may hold; call under the lock."""
-    fill, names = store.table.usage, {store.domain(name)[1]: name for name in store.domain_names()}
-    seen = [domain for used in fill.used for domain in used]
-    return [
-        {
-            "domain": names.get(domain, domain.hex()),
-            "configured": domain in names,
-            "unreadable": store.table.sealing.unreadable[domain],
-            "share": fill.share(domain),
-            "reserved_bytes": fill.quota(HOST, domain).reserved_bytes,
-            "used_bytes": {
-                store.table.tier_name(tier): used[domain] for tier, used in enumerate(fill.used)
-            },
-            "quota_bytes": store.quotas(domain),
-        }
-        for domain in dict.fromkeys([*names, *seen])
-    ]
 
 
 def listing(store: StoreParts) -> list[dict[str, Any]]:

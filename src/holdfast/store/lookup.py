@@ -26,7 +26,6 @@ from holdfast.store.estimates import EngineCosts, PlanRecord
 from holdfast.tiers.base import (
     AnsweringTier,
     HeldAnswer,
-    SharedTier,
     is_away,
     segment_place,
 )
@@ -200,25 +199,27 @@ def _ask(
     if other is not None:
         return other.outcome if other.wait(within_s) else Outcome.LATE
     try:
-        answer = _held(table.shared[number], namespace, keys[:readable], start, within_s)
-        _note(table, namespace, number, keys[: start + answer.blocks], start)
+        tier, asked = table.shared[number], keys[:readable]
+        try:
+            if isinstance(tier, AnsweringTier):
+                answer = tier.ask(namespace, asked, start, within_s)
+            else:
+                answer = HeldAnswer(tier.held(namespace, asked, start, within_s), Outcome.OK)
+        except Exception:  # noqa: BLE001  # a tier may be third-party code
+            _log.exception("asking failed tier=%s", tier.name)
+        held = keys[: start + answer.blocks]
+        with table.lock:
+            for depth in reversed(range(start, len(held))):  # the oldest goes first: the tail
+                head = keys[depth - depth % table.segment_blocks]
+                parent = keys[depth - 1] if depth else namespace.fingerprint
+                row = table.index.add(namespace, keys[depth], parent, depth)
+                table.publish_below(row, number, segment_place(head[:SEGMENT_BYTES]))
+                table.remote_lookups.note(row)
+        table.drop_oldest_lookups()
     finally:
         with table.lock:
             table.inflight_lookups.end(name, answer.blocks, table.clock.now(), answer.outcome)
     return answer.outcome
-
-
-def _held(
-    tier: SharedTier, namespace: Namespace, keys: Sequence[bytes], start: int, within_s: float
-) -> HeldAnswer:
-    """Ask the tier; an exception of the tier counts as no answer."""
-    try:
-        if isinstance(tier, AnsweringTier):
-            return tier.ask(namespace, keys, start, within_s)
-        return HeldAnswer(tier.held(namespace, keys, start, within_s), Outcome.OK)
-    except Exception:  # noqa: BLE001  # a tier may be third-party code
-        _log.exception("asking failed tier=%s", tier.name)
-        return HeldAnswer(0, Outcome.GONE)
 
 
 def plan_fetch(
@@ -227,7 +228,11 @@ def plan_fetch(
     """Plan which of the leading blocks that the index knows of are worth fetching."""
     table, estimates, began_s = store.table, store.estimates, store.clock.now()
     with table.lock:
-        coverage = _within_reach(table, table.index.cover(namespace, keys))
+        coverage = table.index.cover(namespace, keys)
+        away = {tier for tier, shared in table.shared.items() if is_away(shared)}
+        if not away.isdisjoint(coverage.tiers):  # cut at the first block that is out of reach
+            blocks = next(at for at, tier in enumerate(coverage.tiers) if tier in away)
+            coverage = coverage._replace(rows=coverage.rows[:blocks], tiers=coverage.tiers[:blocks])
     cost, delivery = estimates.cost(prompt.engine)
     question = PlanQuestion(
         tiers=coverage.tiers,
@@ -269,15 +274,6 @@ def plan_fetch(
     return PlannedFetch(coverage.blocks, taken, plan, number)
 
 
-def _within_reach(table: BlockTable, coverage: Coverage) -> Coverage:
-    """Cut a coverage at the first block that only an unreachable tier holds."""
-    away = {number for number, tier in table.shared.items() if is_away(tier)}
-    if away.isdisjoint(coverage.tiers):
-        return coverage
-    blocks = next(at for at, tier in enumerate(coverage.tiers) if tier in away)
-    return coverage._replace(rows=coverage.rows[:blocks], tiers=coverage.tiers[:blocks])
-
-
 def probe(store: StoreParts) -> None:
     """Promote the blocks to be probed, so that their tiers are measured again.
 
@@ -300,16 +296,3 @@ def sources(table: BlockTable, coverage: Coverage, blocks: int) -> dict[str, int
     """Count the first `blocks` of a coverage by tier."""
     tiers = coverage.tiers[:blocks]
     return {table.tier_name(tier): tiers.count(tier) for tier in sorted(set(tiers))}
-
-
-def _note(
-    table: BlockTable, namespace: Namespace, number: int, keys: Sequence[bytes], start: int
-) -> None:
-    with table.lock:
-        for depth in reversed(range(start, len(keys))):  # the oldest goes first: the tail
-            head = keys[depth - depth % table.segment_blocks]
-            parent = keys[depth - 1] if depth else namespace.fingerprint
-            row = table.index.add(namespace, keys[depth], parent, depth)
-            table.publish_below(row, number, segment_place(head[:SEGMENT_BYTES]))
-            table.remote_lookups.note(row)
-    table.drop_oldest_lookups()

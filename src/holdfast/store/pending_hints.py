@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from holdfast.blocks.key import KEY_BYTES
 from holdfast.blocks.namespace import Namespace
 from holdfast.limits import MIB
 
@@ -26,14 +25,10 @@ BEGUN_MAX = 64
 
 
 class NamedChain(NamedTuple):
-    """A chain by name: its namespace, and its keys, 16 bytes each."""
+    """A chain by name: its namespace, and its keys as one byte string; see `unpack_keys`."""
 
     namespace: Namespace
     keys: bytes
-
-    def split(self) -> list[bytes]:
-        """Return the keys one by one."""
-        return [self.keys[i : i + KEY_BYTES] for i in range(0, len(self.keys), KEY_BYTES)]
 
 
 class PendingPrestage(NamedTuple):

@@ -57,37 +57,30 @@ class ArenaPrefault:
     def _run(self) -> None:
         pause_s = 0.0
         while not self._closed.wait(pause_s):
-            most = AHEAD_CHUNKS if self._at_rest() else SCARCE_CHUNKS
-            self._reclaim()
+            before, self._seen = self._seen, self._look()
+            _, saving = self._seen
+            at_rest = self._seen == before and not saving
+            most = AHEAD_CHUNKS if at_rest else SCARCE_CHUNKS
+            try:
+                nbytes = sum(host.reclaim() for host in self._table.all_hosts())
+            except OSError:
+                _log.exception("memory behind free slots could not be given back; tried again")
+                nbytes = 0
+            self.reclaimed_bytes += nbytes
+            if nbytes and time.monotonic() >= self._warn_at:
+                self._warn_at = time.monotonic() + _WARN_AGAIN_S
+                _log.warning(
+                    "clients touched memory of the arena that no slot covers; given back bytes=%d "
+                    "since_start=%d",
+                    nbytes,
+                    self.reclaimed_bytes,
+                )
             try:
                 brought = [host.prefault(most) for host in self._table.all_hosts()]
             except OSError:
                 _log.exception("memory cannot be brought in; it comes page by page")
                 brought = []
             pause_s = 0.0 if any(brought) else _LOOK_AGAIN_S
-
-    def _reclaim(self) -> None:
-        """Give back the memory behind free slots that clients touched, and log it."""
-        try:
-            nbytes = sum(host.reclaim() for host in self._table.all_hosts())
-        except OSError:
-            _log.exception("memory behind free slots could not be given back; tried again")
-            return
-        self.reclaimed_bytes += nbytes
-        if nbytes and time.monotonic() >= self._warn_at:
-            self._warn_at = time.monotonic() + _WARN_AGAIN_S
-            _log.warning(
-                "clients touched memory of the arena that no slot covers; given back bytes=%d "
-                "since_start=%d",
-                nbytes,
-                self.reclaimed_bytes,
-            )
-
-    def _at_rest(self) -> bool:
-        """Return whether no save is in progress and nothing was read since the last call."""
-        before, self._seen = self._seen, self._look()
-        _, saving = self._seen
-        return self._seen == before and not saving
 
     def _look(self) -> tuple[int, bool]:
         """Return a number that every save and read changes, and whether a save is in progress."""

@@ -10,7 +10,6 @@ import itertools
 
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
-from holdfast.store.block_table import BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.tiers.base import Place, TierGet
 
@@ -35,11 +34,19 @@ def probe_tier(store: StoreParts, number: int) -> None:
     """Read a few blocks of one tier and record how long that took."""
     table = store.table
     with table.lock:
-        rows = _some(table, number)
+        column = table.index.places[number]
+        rows: list[int] = []  # of one namespace
+        for row in itertools.islice(table.index.rows(), _ROWS_LOOKED_AT):
+            if column[row] < 0:
+                continue
+            if not rows or table.index.namespace(row) == table.index.namespace(rows[0]):
+                rows.append(row)
+            if len(rows) == BLOCKS:
+                break
         if not rows or store.estimates.reads(number):
             return
         namespace = table.index.namespace(rows[0])
-        size, column = namespace.record_bytes, table.index.places[number]
+        size = namespace.record_bytes
         batch = [
             TierGet(
                 Place(column[row]), table.index.keys[row] or b"", aligned_buffer(size), namespace
@@ -56,16 +63,3 @@ def probe_tier(store: StoreParts, number: int) -> None:
         store.estimates.arrived(number, arrived, namespace.domain, of=len(batch) * size)
         with table.lock:
             table.unpin(rows)
-
-
-def _some(table: BlockTable, number: int) -> list[int]:
-    """Return a few rows of one namespace that lie on a tier."""
-    rows: list[int] = []
-    for row in itertools.islice(table.index.rows(), _ROWS_LOOKED_AT):
-        if table.index.places[number][row] < 0:
-            continue
-        if not rows or table.index.namespace(row) == table.index.namespace(rows[0]):
-            rows.append(row)
-        if len(rows) == BLOCKS:
-            break
-    return rows

@@ -46,13 +46,37 @@ def receive_slots(store: StoreParts, headers: Sequence[Header]) -> list[ReceiveS
     of_namespace: dict[Namespace, list[int]] = {}
     for named, group in groupby(range(len(headers)), lambda i: _NAMESPACE_OF(headers[i])):
         of_namespace.setdefault(Namespace(*named), []).extend(group)
-    receive_slots: dict[int, ReceiveSlot] = {}
-    with store.table.lock:
+    table, receive_slots = store.table, dict[int, ReceiveSlot]()
+    with table.lock:
         for namespace in of_namespace:
-            store.table.host(namespace)  # raises before any slot is reserved
+            table.host(namespace)  # raises before any slot is reserved
         for namespace, numbers in of_namespace.items():
-            reserved = _reserve(store.table, namespace, [headers[i] for i in numbers])
-            receive_slots.update(zip(numbers, reserved, strict=True))
+            rows = table.index.find_all(namespace, [headers[i].key for i in numbers])
+            held = [
+                row >= 0
+                and table.index.fastest(row) >= 0
+                and not _replaces(table, namespace, headers[i], row)
+                for row, i in zip(rows, numbers, strict=True)
+            ]
+            for row in compress(rows, held):
+                table.touch([row])  # one by one, because the rows may be of different chains
+            possible = slots(table, namespace) > 0
+            wanted = [
+                # A public record must be sealed, because any peer may send it.
+                possible
+                and not is_held
+                and (namespace.domain != table.public or headers[i].seal != SEAL_NONE)
+                for is_held, i in zip(held, numbers, strict=True)
+            ]
+            places = iter(reserve_slots(table, namespace, wanted.count(True)))
+            size, view = namespace.record_bytes, table.host(namespace).view
+            erase_generation = table.erase_generation(namespace.domain)
+            for i, is_held, wants in zip(numbers, held, wanted, strict=True):
+                place = next(places, NOWHERE) if wants else NOWHERE
+                slot = None if place == NOWHERE else view(place, size)
+                receive_slots[i] = ReceiveSlot(
+                    headers[i], namespace, place, erase_generation, slot, is_held
+                )
     if any(each.slot is None and not each.held for each in receive_slots.values()):
         store.ladder.wake()  # write blocks below, so that they become evictable
     return [receive_slots[i] for i in range(len(headers))]
@@ -70,7 +94,18 @@ def publish_received(
     table, index, began_s = store.table, store.table.index, store.clock.now()
     begun = b"".join(each.slot[:HEADER_BYTES] for each in receive_slots if each.slot is not None)
     headers_match = begun == announced
-    outcomes = [_outcome(table, each, headers_match=headers_match) for each in receive_slots]
+    outcomes: list[Outcome] = []
+    for each in receive_slots:
+        if each.slot is None:
+            outcome = Outcome.OK if each.held else Outcome.FULL
+        elif not (headers_match or is_announced(each.slot, each.header)):
+            outcome = Outcome.CORRUPT
+        elif table.sealing.checks(each.header):
+            landed = table.sealing.land(each.slot, each.header.key, each.namespace)
+            outcome = Outcome.OK if landed is Outcome.OK else Outcome.CORRUPT
+        else:
+            outcome = Outcome.OK
+        outcomes.append(outcome)
     taken: dict[Namespace, dict[int, Place]] = {}
     with table.lock:
         erase_generations = {
@@ -85,7 +120,11 @@ def publish_received(
             # The domain may have been erased since the slot was handed out.
             if erase_generations[namespace.domain] != each.erase_generation:
                 outcomes[i] = Outcome.CORRUPT
-            row = _drop_replaced(table, namespace, header, row, outcomes[i])
+            if outcomes[i] is Outcome.OK and _replaces(table, namespace, header, row):
+                # This one replaces a doubted record on every tier.
+                table.quarantine(row, HOST, Outcome.CORRUPT)
+                table.unverified_records.settle(namespace, header.key)
+                row = index.find(namespace, header.key)
             in_memory = row >= 0 and (index.places[HOST][row] >= 0 or row in table.reads)
             if outcomes[i] is not Outcome.OK or row in here or in_memory:
                 table.give_back(namespace, [each.place])
@@ -116,57 +155,7 @@ def discard_received(store: StoreParts, receive_slots: Sequence[ReceiveSlot]) ->
                 store.table.give_back(each.namespace, [each.place])
 
 
-def _drop_replaced(
-    table: BlockTable, namespace: Namespace, header: Header, row: int, outcome: Outcome
-) -> int:
-    """Remove a doubted record from every tier if this one replaces it; return the row."""
-    if outcome is not Outcome.OK or not _replaces(table, namespace, header, row):
-        return row
-    table.quarantine(row, HOST, Outcome.CORRUPT)
-    table.unverified_records.settle(namespace, header.key)
-    return table.index.find(namespace, header.key)
-
-
 def _replaces(table: BlockTable, namespace: Namespace, header: Header, row: int) -> bool:
     """Return whether a new record replaces a doubted one. Call under the lock."""
     held = row >= 0 and row not in table.reads
     return held and table.unverified_records.is_replaced_by(namespace, header)
-
-
-def _reserve(
-    table: BlockTable, namespace: Namespace, headers: Sequence[Header]
-) -> list[ReceiveSlot]:
-    """Reserve slots for records of one namespace. Call under the lock."""
-    rows = table.index.find_all(namespace, [header.key for header in headers])
-    held = [
-        row >= 0 and table.index.fastest(row) >= 0 and not _replaces(table, namespace, header, row)
-        for row, header in zip(rows, headers, strict=True)
-    ]
-    for row in compress(rows, held):
-        table.touch([row])  # one by one, because the rows may be of different chains
-    possible = slots(table, namespace) > 0
-    wanted = [
-        # A public record must be sealed, because any peer may send it.
-        possible and not is_held and (header.domain != table.public or header.seal != SEAL_NONE)
-        for is_held, header in zip(held, headers, strict=True)
-    ]
-    places = reserve_slots(table, namespace, wanted.count(True))
-    free_places, size = iter(places), namespace.record_bytes
-    erase_generation = table.erase_generation(namespace.domain)
-    view, receive_slots = table.host(namespace).view, list[ReceiveSlot]()
-    for header, is_held, wants in zip(headers, held, wanted, strict=True):
-        place = next(free_places, NOWHERE) if wants else NOWHERE
-        slot = None if place == NOWHERE else view(place, size)
-        receive_slots.append(ReceiveSlot(header, namespace, place, erase_generation, slot, is_held))
-    return receive_slots
-
-
-def _outcome(table: BlockTable, each: ReceiveSlot, *, headers_match: bool) -> Outcome:
-    if each.slot is None:
-        return Outcome.OK if each.held else Outcome.FULL
-    if not (headers_match or is_announced(each.slot, each.header)):
-        return Outcome.CORRUPT
-    if not table.sealing.checks(each.header):
-        return Outcome.OK
-    landed = table.sealing.land(each.slot, each.header.key, each.namespace)
-    return Outcome.OK if landed is Outcome.OK else Outcome.CORRUPT

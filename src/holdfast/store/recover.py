@@ -28,7 +28,8 @@ class Recovery:
         self._clock = clock
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-recover", daemon=True)
-        self._indexed = _IndexedSurvivors()
+        self._indexed = array("q")
+        """By row, a hash of the key and place of its survivor on this tier; 0: none."""
         self.blocks = 0
         self.seconds: float | None = None
 
@@ -52,26 +53,22 @@ class Recovery:
         for number, tier in enumerate(self._table.lower, start=1):
             if not isinstance(tier, LocalTier):
                 continue
-            try:
-                self._scan(number, tier)
+            try:  # one by one: a tier keeps only the last one that it yielded from reuse
+                for survivor in tier.survivors():
+                    if self._stop.is_set():
+                        break
+                    if not self._table.sealing.disowns(survivor.header):
+                        self._index(number, survivor)
+                        continue
+                    if isinstance(tier, Erasable):
+                        tier.wipe(survivor)
+                    tier.free([survivor.place])
             except Exception:  # noqa: BLE001  # a tier that cannot be scanned has no survivors
                 _log.exception("recovery of tier=%s ended early", tier.name)
-            self._indexed = _IndexedSurvivors()
+            self._indexed = array("q")
         self.seconds = self._clock.now() - started
         if any(isinstance(tier, LocalTier) for tier in self._table.lower):
             _log.info("recovered: %d blocks in %.3f s", self.blocks, self.seconds)
-
-    def _scan(self, number: int, tier: LocalTier) -> None:
-        """Index survivors one by one: a tier keeps only the last one that it yielded from reuse."""
-        for survivor in tier.survivors():
-            if self._stop.is_set():
-                return
-            if not self._table.sealing.disowns(survivor.header):
-                self._index(number, survivor)
-                continue
-            if isinstance(tier, Erasable):
-                tier.wipe(survivor)
-            tier.free([survivor.place])
 
     def _index(self, number: int, survivor: SurvivingRecord) -> None:
         table, (header, place) = self._table, survivor
@@ -85,28 +82,15 @@ class Recovery:
             if known == place:
                 return  # the block was written since; the known place is not older
             if known != NOWHERE:
-                if not self._indexed.says(row, header.key, known):
+                # Rows and places are reused, so the mark names both the block and the place.
+                marked = row < len(self._indexed)
+                if not marked or self._indexed[row] != hash((header.key, known)):
                     table.free_place(number, place)  # the copy written since is newer
                     return
                 table.remove_copy(row, number)
                 row = table.index.add(namespace, header.key, header.parent, header.depth)
             table.publish_below(row, number, place, header.epoch)
-            self._indexed.note(row, header.key, place)
+            if row >= len(self._indexed):
+                self._indexed.extend([0] * (row + 1 - len(self._indexed)))
+            self._indexed[row] = hash((header.key, place))
             self.blocks += 1
-
-
-class _IndexedSurvivors:
-    """The rows whose place in the index is that of a survivor: 8 bytes a row."""
-
-    def __init__(self) -> None:
-        self._marks = array("q")
-
-    def note(self, row: int, key: bytes, place: Place) -> None:
-        """Note that a row has the place of a survivor."""
-        if row >= len(self._marks):
-            self._marks.extend([0] * (row + 1 - len(self._marks)))
-        self._marks[row] = hash((key, place))
-
-    def says(self, row: int, key: bytes, place: Place) -> bool:
-        """Return whether the place is still the survivor's; rows and places are reused."""
-        return row < len(self._marks) and self._marks[row] == hash((key, place))

@@ -20,7 +20,7 @@ from holdfast.errors import Outcome
 from holdfast.failpoints import reach
 from holdfast.policy.base import NEVER
 from holdfast.policy.retention import Retention
-from holdfast.store.block_table import HOST, BlockTable
+from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.store.evict import reserve_slots
 from holdfast.store.leases import Reservation
@@ -90,8 +90,12 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
     namespace = reservation.namespace
     host = table.host(namespace)
     parents = [reservation.parent, *reservation.keys[:-1]]
-    for i, (key, place) in enumerate(zip(reservation.keys, reservation.places, strict=True)):
+    named = list(zip(reservation.keys, reservation.places, strict=True))
+    for i, (key, place) in enumerate(named):
         if place != NOWHERE:
+            # The first block of the segment may be in the same reservation.
+            head = i - (reservation.depth + i) % table.segment_blocks
+            segment = reservation.keys[head] if head >= 0 else reservation.segment
             header = Header(
                 key=key,
                 parent=parents[i],
@@ -101,11 +105,42 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
                 tokens=namespace.block_tokens,
                 payload_bytes=namespace.payload_bytes,
                 raw_bytes=namespace.payload_bytes,
-                segment=_segment(reservation, i, table.segment_blocks),
+                segment=segment[:SEGMENT_BYTES].ljust(SEGMENT_BYTES, b"\0"),
             )
             pack(host.view(place, namespace.record_bytes), header)
     reach("commit_packed")
-    published = _publish(store, reservation, parents, retention)
+    taken: dict[int, Place] = {}
+    with table.lock:
+        table.usage.subtract_reserved(namespace.domain, reservation.nbytes)
+        erased = table.erase_generation(namespace.domain) != reservation.erase_generation
+        if erased or table.sealing.is_away(namespace.domain):
+            table.give_back(namespace, reservation.slots)
+        else:
+            for i, (key, place) in enumerate(named):
+                if place == NOWHERE:
+                    continue
+                row = table.index.add(namespace, key, parents[i], reservation.depth + i)
+                here = row in taken or table.index.places[HOST][row] >= 0
+                if here or row in table.reads:
+                    table.give_back(namespace, [place])
+                else:
+                    taken[row] = place
+            table.publish_here(namespace, taken)
+            entered = list(taken)
+            rows = table.index.find_all(namespace, [key for key, at in named if at == NOWHERE])
+            held = [row for row in rows if row >= 0 and table.index.fastest(row) >= 0]
+            table.touch(held)
+            table.enter_new(entered)
+            match retention:
+                case Retention.EPHEMERAL:
+                    table.queues.do_not_admit(entered)
+                    table.eviction.expect(entered, NEVER)
+                case Retention.DURABLE:
+                    table.queues.write_through([*held, *entered])
+                case Retention.SESSION if store.options.writes_behind:
+                    for row in entered:
+                        table.queues.enqueue(row)
+    published = len(taken)
     reach("commit_published")
     if table.lower and (published or retention is Retention.DURABLE):
         store.ladder.wake()
@@ -119,55 +154,3 @@ def abort(store: StoreParts, number: int, *, rest_s: float = 0.0) -> None:
         reservation = store.table.leases.take_reservation(number)
         if reservation is not None:
             store.rest(reservation, store.clock.now() + rest_s)
-
-
-def _publish(
-    store: StoreParts, reservation: Reservation, parents: Sequence[bytes], retention: Retention
-) -> int:
-    table, namespace = store.table, reservation.namespace
-    taken: dict[int, Place] = {}
-    with table.lock:
-        table.usage.subtract_reserved(namespace.domain, reservation.nbytes)
-        erased = table.erase_generation(namespace.domain) != reservation.erase_generation
-        if erased or table.sealing.is_away(namespace.domain):
-            table.give_back(namespace, reservation.slots)
-            return 0
-        for i, (key, place) in enumerate(zip(reservation.keys, reservation.places, strict=True)):
-            if place == NOWHERE:
-                continue
-            row = table.index.add(namespace, key, parents[i], reservation.depth + i)
-            here = row in taken or table.index.places[HOST][row] >= 0
-            if here or row in table.reads:
-                table.give_back(namespace, [place])
-            else:
-                taken[row] = place
-        table.publish_here(namespace, taken)
-        entered = list(taken)
-        held = _held_before(table, reservation)
-        table.touch(held)
-        table.enter_new(entered)
-        match retention:
-            case Retention.EPHEMERAL:
-                table.queues.do_not_admit(entered)
-                table.eviction.expect(entered, NEVER)
-            case Retention.DURABLE:
-                table.queues.write_through([*held, *entered])
-            case Retention.SESSION if store.options.writes_behind:
-                for row in entered:
-                    table.queues.enqueue(row)
-    return len(entered)
-
-
-def _held_before(table: BlockTable, reservation: Reservation) -> list[int]:
-    """Return the rows of a reservation's blocks that needed no slot."""
-    pairs = zip(reservation.keys, reservation.places, strict=True)
-    keys = [key for key, place in pairs if place == NOWHERE]
-    rows = table.index.find_all(reservation.namespace, keys)
-    return [row for row in rows if row >= 0 and table.index.fastest(row) >= 0]
-
-
-def _segment(reservation: Reservation, index: int, segment_blocks: int) -> bytes:
-    """Return the segment of block `index`, whose first block may be in the same reservation."""
-    head = index - (reservation.depth + index) % segment_blocks
-    known = reservation.keys[head] if head >= 0 else reservation.segment
-    return known[:SEGMENT_BYTES].ljust(SEGMENT_BYTES, b"\0")

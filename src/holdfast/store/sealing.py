@@ -98,30 +98,30 @@ class Sealing:
             header, _ = read_header(record)
         except FormatError:
             return Outcome.CORRUPT
-        named = _named(header, key, namespace)
-        if named is not Outcome.OK:
-            return named
+        wanted = (key, namespace.fingerprint, namespace.domain)
+        if (header.key, header.fingerprint, header.domain) != wanted:
+            return Outcome.MISS
+        if header.payload_bytes != namespace.payload_bytes or header.codec != CODEC_NONE:
+            return Outcome.CORRUPT
         if header.seal == SEAL_NONE and not self.seals(namespace.domain):
             return verify(record, key, namespace.fingerprint, namespace.payload_bytes)
         if header.seal == SEAL_NONE and matches(record, header):
             return self._note_unreadable(header, "not sealed")
         if header.seal != SEAL_AES_GCM or len(record) < namespace.record_bytes:
             return Outcome.CORRUPT
-        return self._open(record, header) if namespace.domain in self._ours else Outcome.OK
-
-    def _open(self, record: memoryview, header: Header) -> Outcome:
+        if namespace.domain not in self._ours:
+            return Outcome.OK
         if self.ring is None or self.watch is None:
             return self._note_unreadable(header, "sealed, and this host has no key ring")
-        key = self.ring.find(header.domain, header.epoch, header.key_id)
-        if key is None:
+        data_key = self.ring.find(header.domain, header.epoch, header.key_id)
+        if data_key is None:
             self.watch.glance()  # another node may just have begun this epoch
-            key = self.ring.find(header.domain, header.epoch, header.key_id)
-        if key is None:
+            data_key = self.ring.find(header.domain, header.epoch, header.key_id)
+        if data_key is None:
             named = f"epoch {header.epoch}, key id {header.key_id.hex()}"
-            return self._note_unreadable(
-                header, f"sealed with a data key ({named}) that is not on this host's key ring"
-            )
-        return key.open(record)
+            why = f"sealed with a data key ({named}) that is not on this host's key ring"
+            return self._note_unreadable(header, why)
+        return data_key.open(record)
 
     def _note_unreadable(self, header: Header, why: str) -> Outcome:
         """Count a whole record that cannot be used here, and log it at most once in a while."""
@@ -170,15 +170,6 @@ class Sealing:
             return not self.seals(header.domain)
         key = self.ring and self.ring.find(header.domain, header.epoch, header.key_id)
         return key is not None
-
-
-def _named(header: Header, key: bytes, namespace: Namespace) -> Outcome:
-    """Return whether a header is that of the requested block."""
-    wanted = (key, namespace.fingerprint, namespace.domain)
-    if (header.key, header.fingerprint, header.domain) != wanted:
-        return Outcome.MISS
-    readable = header.payload_bytes == namespace.payload_bytes and header.codec == CODEC_NONE
-    return Outcome.OK if readable else Outcome.CORRUPT
 
 
 class CopyEpochs:

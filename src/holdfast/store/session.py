@@ -47,13 +47,19 @@ class EmbeddedSession:
         return self._run(partial(self._ask, keys, deadline_s)).covered.blocks
 
     def save(self, chain: Chain, rows: Sequence[memoryview], retention: Retention) -> int:
-        handle = CallHandle(self._abort)
+        store, namespace = self._store, self.namespace
+        handle: CallHandle[SaveSlots] = CallHandle(
+            lambda reserved: save.abort(store, reserved.ticket)
+        )
+        reserve = partial(
+            save.reserve, store, namespace, chain.keys, chain.fingerprint, depth=0, segment=b""
+        )
         try:
-            reserved = self._run(partial(self._reserve, chain), handle)
-            arena = self._store.arena(self.namespace.domain).view
+            reserved = self._run(reserve, handle)
+            arena = store.arena(namespace.domain).view
             for place, row in zip(reserved.places, rows, strict=True):
                 if place >= 0:
-                    payload(arena[place:], self.namespace.payload_bytes)[:] = row
+                    payload(arena[place:], namespace.payload_bytes)[:] = row
             return self._run(partial(self._commit, handle, retention))
         except BaseException:
             self._store.calls.give_up(handle)
@@ -112,15 +118,9 @@ class EmbeddedSession:
         outcome = Outcome.OK if blocks else Outcome.MISS
         self._store.activity.call("lookup", outcome, took_s, blocks)
 
-    def _reserve(self, chain: Chain) -> SaveSlots:
-        return save.reserve(self._store, self.namespace, chain.keys, chain.fingerprint, 0, b"")
-
     def _commit(self, handle: CallHandle[SaveSlots], retention: Retention) -> int:
         """Commit what a handle holds, if it was not given back."""
         return sum(save.commit(self._store, one.ticket, retention) for one in handle.take())
-
-    def _abort(self, reserved: SaveSlots) -> None:
-        save.abort(self._store, reserved.ticket)
 
     def _fetch(self, chain: Chain, deadline_s: float) -> _Fetched:
         """Ask shared tiers, then fetch; the lease is the caller's."""

@@ -179,7 +179,9 @@ class Store(StoreParts):
         """Reserve slots to fill; see `holdfast.store.save`."""
         if self.gone:
             return SaveSlots(0, [int(NOWHERE)] * len(keys), Outcome.GONE)
-        handle = CallHandle(self._abort)
+        handle: CallHandle[SaveSlots] = CallHandle(
+            lambda reserved: save_path.abort(self, reserved.ticket)
+        )
         work = partial(save_path.reserve, self, namespace, keys, parent, depth, segment)
         self.calls.run(work, handle)
         return handle.given.pop()
@@ -306,18 +308,14 @@ class Store(StoreParts):
         if self.gone:
             raise StoreClosedError(self.gone)
 
-    def _abort(self, reserved: SaveSlots) -> None:
-        save_path.abort(self, reserved.ticket)
-
     def _fetch(self, work: Callable[[], FetchResult]) -> FetchResult:
         if self.gone:
             return FetchResult(0, [], {}, Outcome.GONE, self.gone)
-        handle = CallHandle(self._end_lease)
+        handle: CallHandle[FetchResult] = CallHandle(
+            lambda fetched: StoreParts.release(self, fetched.lease)
+        )
         self.calls.run(work, handle)
         return handle.given.pop()
-
-    def _end_lease(self, fetched: FetchResult) -> bool:
-        return super().release(fetched.lease)
 
     def _tear_down(self, write_s: float) -> None:
         """Close every part, even if another part fails to close."""

@@ -8,11 +8,12 @@ newest key.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from holdfast.blocks.namespace import Namespace
+from holdfast.keys.keyring import KeyRing
 from holdfast.store.block_table import HOST, ROWS_AT_ONCE, BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.store.sealing import UNKNOWN
@@ -20,6 +21,11 @@ from holdfast.tiers.base import Place, SharedTier, TierGet
 
 DELETES_MAX = 1 << 17
 """Most blocks that a shared tier is asked to delete; what is left there is a miss when read."""
+
+DELETE_S = 20.0
+"""Longest time for which shared tiers are asked to delete, in seconds."""
+
+_DELETES_AT_ONCE = 512
 
 
 class UnreadableCount:
@@ -106,53 +112,61 @@ def count_sealed(store: StoreParts, domain: bytes, epochs: Collection[int]) -> U
     return result
 
 
-class UnreadableSweep:
-    """Removes copies that cannot be opened any more from the index, and frees their places."""
+def sweep_retired(store: StoreParts, ring: KeyRing, domain: bytes) -> UnreadableCount:
+    """Take copies whose data key was retired out of the index, and free their places.
 
-    def __init__(self, store: StoreParts, domain: bytes) -> None:
-        self._store = store
-        self._domain = domain
-        self._again: list[tuple[Namespace, bytes, list[int]]] = []
-        self.result = UnreadableCount(store.table)
-        self.elsewhere: dict[SharedTier, list[TierGet]] = {}
-        """What shared tiers have of it, if this node wrote it: they can delete that."""
+    What is in memory is written again. Shared tiers delete before that what this node wrote to
+    them: they would say that they hold the block already. What other nodes wrote is looked up
+    again. Returns the count of this store's own copies.
+    """
+    table, result = store.table, UnreadableCount(store.table)
+    again: list[tuple[Namespace, bytes, list[int]]] = []
+    elsewhere: dict[SharedTier, list[TierGet]] = {}
+    retired = partial(table.sealing.is_retired, domain)
 
-    def forget(self) -> None:
-        """Forget the copies. What other nodes wrote to a shared tier is looked up again."""
-        visit_domain(self._store, self._domain, self._forget)
-
-    def write_again(self) -> None:
-        """Queue the blocks in memory for the tiers that lost their copies."""
-        table = self._store.table
-        for at in range(0, len(self._again), ROWS_AT_ONCE):
-            with table.lock:
-                for namespace, key, tiers in self._again[at : at + ROWS_AT_ONCE]:
-                    row = table.index.find(namespace, key)
-                    if row >= 0 and table.is_on(row, HOST):
-                        table.queues.enqueue(row, tiers)
-        if self._again:
-            self._store.ladder.wake()
-
-    def _forget(self, row: int) -> None:
-        table = self._store.table
-        retired = partial(table.sealing.is_retired, self._domain)
+    def forget(row: int) -> None:
         local = _sealed_with(table, row, retired)
         if local:
-            self.result.add(row, local)
+            result.add(row, local)
         shared = [number for number in table.shared if table.is_on(row, number)]
         epochs = {number: table.epochs.of(row, number) for number in shared}
         tiers = [*local, *(n for n, epoch in epochs.items() if epoch == UNKNOWN or retired(epoch))]
         if tiers and table.is_on(row, HOST):
-            self._again.append((table.index.namespace(row), table.index.keys[row] or b"", tiers))
+            again.append((table.index.namespace(row), table.index.keys[row] or b"", tiers))
         for number in tiers:
             if (tier := table.shared.get(number)) is not None:
                 if epochs[number] != UNKNOWN:
-                    names = self.elsewhere.setdefault(tier, [])
+                    names = elsewhere.setdefault(tier, [])
                     if len(names) < DELETES_MAX:
                         names.append(_named(table, row, number))
                 table.remote_lookups.forget(row)
         for number in tiers:
             table.remove_copy(row, number)
+
+    retirements = ring.retired().get(domain, 0)
+    if not retirements:
+        return result
+    visit_domain(store, domain, forget)
+    ring.swept(domain, retirements)
+    delete_elsewhere(store, elsewhere)
+    for at in range(0, len(again), ROWS_AT_ONCE):
+        with table.lock:
+            for namespace, key, tiers in again[at : at + ROWS_AT_ONCE]:
+                row = table.index.find(namespace, key)
+                if row >= 0 and table.is_on(row, HOST):
+                    table.queues.enqueue(row, tiers)
+    if again:
+        store.ladder.wake()
+    return result
+
+
+def delete_elsewhere(store: StoreParts, elsewhere: Mapping[SharedTier, Sequence[TierGet]]) -> None:
+    """Have shared tiers delete unreadable records, which they would keep; bounded in time."""
+    until = store.clock.now() + DELETE_S
+    for tier, batch in elsewhere.items():
+        for at in range(0, len(batch), _DELETES_AT_ONCE):
+            if store.clock.now() < until:
+                tier.delete(batch[at : at + _DELETES_AT_ONCE])
 
 
 def _sealed_with(table: BlockTable, row: int, gone: Callable[[int], bool]) -> list[int]:

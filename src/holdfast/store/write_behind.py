@@ -87,17 +87,6 @@ class _Load(NamedTuple):
     erase_generation: int
 
 
-class _Sent(NamedTuple):
-    """Result of writing one block.
-
-    `epoch` is the epoch of the data key that sealed it; `UNKNOWN` if it is not sealed, or if
-    another node sealed it.
-    """
-
-    outcome: Outcome
-    epoch: int = UNKNOWN
-
-
 class _Sealed(NamedTuple):
     """A block to write and its sealer; OK if it needs no seal, else why it cannot be sealed."""
 
@@ -181,104 +170,85 @@ class WriteBehind:
             sent = self._send(batch)
         except Exception:  # noqa: BLE001  # a tier may be third-party code
             _log.exception("writing failed tier=%s", self._tier.name)
-            sent = [_Sent(Outcome.GONE)] * len(batch)
+            sent = [(Outcome.GONE, UNKNOWN)] * len(batch)
             self._free([load.put.place for load in batch])
         reach("descent_written")
-        damaged, away = self._quarantine_damaged(batch, sent), is_away(self._tier)
-        with table.lock:
-            table.queues.set_writing(number, 0)
-            for load, (outcome, epoch) in zip(batch, sent, strict=True):
-                if load.row in damaged:
-                    continue
-                if not self._is_unchanged(load):
-                    self._free([load.put.place])
-                elif outcome is Outcome.OK and table.sealing.is_retired(load.domain, epoch):
-                    self._free([load.put.place])
-                    table.queues.enqueue(load.row, [number])
-                elif outcome is Outcome.OK and self._is_unreadable(load):
-                    table.queues.do_not_admit([load.row])
-                elif outcome is Outcome.OK:
-                    table.publish_below(load.row, number, load.put.place, epoch)
-                elif away:
-                    table.queues.defer(load.row, number)
-                else:
-                    table.queues.do_not_admit([load.row])
-            table.unpin(rows)
-
-    def _is_unreadable(self, load: _Load) -> bool:
-        """Return whether the tier keeps a record of this block that this host cannot open.
-
-        In that case the write did not replace it; a CORRUPT record is replaced. Call under the
-        lock.
-        """
-        table, number = self._table, self._number
-        namespace, key = table.index.namespace(load.row), table.index.keys[load.row]
-        if key is None:
-            return False
-        why = table.failed_remote.why(number, namespace, key, table.clock.now())
-        if why is not Outcome.UNREADABLE:
-            table.failed_remote.written(number, namespace, key)
-        return why is Outcome.UNREADABLE
-
-    def _quarantine_damaged(self, batch: Sequence[_Load], sent: Sequence[_Sent]) -> set[int]:
-        """Quarantine blocks whose write was refused because their copy in memory is corrupt.
-
-        If kept, such a block counts as held until it is read, and cannot be saved again. Returns
-        the rows.
-        """
-        refused = [
+        # If kept, a block that is corrupt in memory counts as held and cannot be saved again.
+        damaged = {
             load.row
             for load, (outcome, _) in zip(batch, sent, strict=True)
             if outcome is Outcome.CORRUPT
-        ]
-        return {
-            row for row in refused if verify_in_memory(self._table, row).outcome is not Outcome.OK
+            and verify_in_memory(table, load.row).outcome is not Outcome.OK
         }
+        away = is_away(self._tier)
+        with table.lock:
+            table.queues.set_writing(number, 0)
+            for load, (outcome, epoch) in zip(batch, sent, strict=True):
+                row, place = load.row, load.put.place
+                if row in damaged:
+                    continue
+                here = table.index.places[HOST][row] == load.slot
+                if not here or load.erase_generation != table.erase_generation(load.domain):
+                    self._free([place])  # dropped, erased or quarantined during the write
+                elif outcome is Outcome.OK and table.sealing.is_retired(load.domain, epoch):
+                    self._free([place])
+                    table.queues.enqueue(row, [number])
+                elif outcome is Outcome.OK:
+                    name = number, table.index.namespace(row), table.index.keys[row] or b""
+                    if table.failed_remote.why(*name, table.clock.now()) is Outcome.UNREADABLE:
+                        # The tier kept a record that this host cannot open; a corrupt one it
+                        # would have replaced.
+                        table.queues.do_not_admit([row])
+                    else:
+                        table.failed_remote.written(*name)
+                        table.publish_below(row, number, place, epoch)
+                elif away:
+                    table.queues.defer(row, number)
+                else:
+                    table.queues.do_not_admit([row])
+            table.unpin(rows)
 
-    def _is_unchanged(self, load: _Load) -> bool:
-        """Return whether a block was not dropped, erased or quarantined during the write."""
-        table = self._table
-        here = table.index.places[HOST][load.row] == load.slot
-        return here and load.erase_generation == table.erase_generation(load.domain)
+    def _send(self, batch: Sequence[_Load]) -> list[tuple[Outcome, int]]:
+        """Write what the tier lacks: directly if no block is sealed, else in parallel groups.
 
-    def _send(self, batch: Sequence[_Load]) -> list[_Sent]:
-        """Write the blocks of a batch that the tier does not have yet."""
+        Returns for each block the outcome and the epoch of the data key that sealed it; `UNKNOWN`
+        if it is not sealed, or if another node sealed it.
+        """
         known = [False] * len(batch)
         if batch and isinstance(self._tier, Queryable):
             known = self._tier.known([load.put for load in batch])
         new = [load for load, there in zip(batch, known, strict=True) if not there]
-        written = iter(self._send_new(new) if new else ())
-        return [_Sent(Outcome.OK) if there else next(written) for there in known]
-
-    def _send_new(self, batch: Sequence[_Load]) -> list[_Sent]:
-        """Write a batch: directly if no block is sealed, else in parallel groups."""
-        sealing = self._table.sealing
-        if not any(sealing.seals(load.domain) for load in batch):
-            return [_Sent(outcome) for outcome in self._tier.write([load.put for load in batch])]
-        if self._sealers is None:
-            try:
-                self._sealers = workers(self._parallel.groups, f"{self._thread.name}-sealed")
-            except ConfigError:
-                if not self._closing:  # no new threads at interpreter exit: seal in this one
-                    raise
-        nbytes = sum(len(load.put.record) for load in batch)
-        sealed = [
-            _Sealed(
-                load,
-                sealing.sealer(load.put.record, load.domain)
-                if sealing.seals(load.domain)
-                else Outcome.OK,
-            )
-            for load in batch
-        ]
-        groups = _groups(sealed, self._parallel.group_bytes(nbytes))
-        sent = [submit_or_run(self._sealers, self._send_sealed, group) for group in groups]
-        wait(sent)  # a slot must not be reused while it is read
-        outcomes = [outcome for each in sent for outcome in each.result()]
-        return [
-            _Sent(outcome, one.sealer.epoch if isinstance(one.sealer, Sealer) else UNKNOWN)
-            for outcome, one in zip(outcomes, sealed, strict=True)
-        ]
+        sealing, written = self._table.sealing, list[tuple[Outcome, int]]()
+        if any(sealing.seals(load.domain) for load in new):
+            if self._sealers is None:
+                try:
+                    self._sealers = workers(self._parallel.groups, f"{self._thread.name}-sealed")
+                except ConfigError:
+                    if not self._closing:  # no new threads at interpreter exit: seal in this one
+                        raise
+            nbytes = sum(len(load.put.record) for load in new)
+            sealed = [
+                _Sealed(
+                    load,
+                    sealing.sealer(load.put.record, load.domain)
+                    if sealing.seals(load.domain)
+                    else Outcome.OK,
+                )
+                for load in new
+            ]
+            groups = _groups(sealed, self._parallel.group_bytes(nbytes))
+            sent = [submit_or_run(self._sealers, self._send_sealed, group) for group in groups]
+            wait(sent)  # a slot must not be reused while it is read
+            outcomes = [outcome for each in sent for outcome in each.result()]
+            written = [
+                (outcome, one.sealer.epoch if isinstance(one.sealer, Sealer) else UNKNOWN)
+                for outcome, one in zip(outcomes, sealed, strict=True)
+            ]
+        elif new:
+            outcomes = self._tier.write([load.put for load in new])
+            written = [(outcome, UNKNOWN) for outcome in outcomes]
+        rest = iter(written)
+        return [(Outcome.OK, UNKNOWN) if there else next(rest) for there in known]
 
     def _send_sealed(self, group: Sequence[_Sealed]) -> list[Outcome]:
         """Seal a group into this thread's staging buffer, then write it.
@@ -290,47 +260,58 @@ class WriteBehind:
         try:
             if len(stage) < size:
                 stage = aligned_buffer(size)
+            memory, pairs = stage, list[tuple[TierPut, Outcome]]()
             with self._work_slots:
-                puts, sealed = self._seal(group, stage)
-            pairs = list(zip(puts, sealed, strict=True))
+                for load, sealer in group:
+                    put = load.put
+                    if isinstance(sealer, Outcome):
+                        pairs.append((put, sealer))
+                        continue
+                    into, memory = memory[: len(put.record)], memory[len(put.record) :]
+                    outcome = sealer.seal(put.record, into)
+                    if load.erase_generation != self._table.erase_generation(load.domain):
+                        outcome = Outcome.GONE
+                    pairs.append((TierPut(put.place, into), outcome))
             self._free([put.place for put, outcome in pairs if outcome is not Outcome.OK])
             puts = [put for put, outcome in pairs if outcome is Outcome.OK]
             written = iter(self._tier.write(puts))
-            return [next(written) if outcome is Outcome.OK else outcome for outcome in sealed]
+            return [next(written) if outcome is Outcome.OK else outcome for _, outcome in pairs]
         finally:
             self._stages.append(stage)
-
-    def _seal(
-        self, group: Sequence[_Sealed], memory: memoryview
-    ) -> tuple[list[TierPut], list[Outcome]]:
-        """Seal a group into `memory`; return a write and a sealing outcome for each block."""
-        puts, outcomes = [], []
-        for load, sealer in group:
-            put = load.put
-            if isinstance(sealer, Outcome):
-                outcome = sealer
-            else:
-                sealed_record, memory = memory[: len(put.record)], memory[len(put.record) :]
-                outcome = sealer.seal(put.record, sealed_record)
-                if load.erase_generation != self._table.erase_generation(load.domain):
-                    outcome = Outcome.GONE
-                put = TierPut(put.place, sealed_record)
-            puts.append(put)
-            outcomes.append(outcome)
-        return puts, outcomes
 
     def _pick(self) -> list[_Load]:
         """Dequeue a batch and reserve places for it. Call under the lock."""
         table, number = self._table, self._number
         rows: list[int] = []
         while len(rows) < BATCH_BLOCKS and (row := table.queues.pop(number)) >= 0:
-            missing = table.is_on(row, HOST) and not table.is_on(row, number)
-            if missing and self._is_record(row):
+            if not table.is_on(row, HOST) or table.is_on(row, number):
+                continue
+            try:
+                read_header(self._record(row))
+            except FormatError:
+                table.quarantine(row, HOST, Outcome.CORRUPT)
+            else:
                 rows.append(row)
-        rows = self._within_quotas(rows)
-        records = [self._record(row) for row in rows]
+        # Evict within the domains' quotas on this tier.
+        incoming, within = Counter[bytes](), list[int]()
+        for row in rows:
+            namespace = table.index.namespace(row)
+            nbytes = incoming[namespace.domain] + namespace.record_bytes
+            if evict_below(table, namespace, number, nbytes):
+                incoming[namespace.domain] = nbytes
+                within.append(row)
+            else:
+                table.queues.do_not_admit([row])
+        records = [self._record(row) for row in within]
+        if self._local is None:
+            places = [segment_place(read_header(record)[0].segment) for record in records]
+        else:
+            reserved = self._local.reserve([len(record) for record in records])
+            for dropped in reserved.dropped:
+                table.forget(dropped, number)
+            places = reserved.places
         batch: list[_Load] = []
-        for row, record, place in zip(rows, records, self._places(records), strict=True):
+        for row, record, place in zip(within, records, places, strict=True):
             if place == NOWHERE:
                 table.queues.do_not_admit([row])
                 continue
@@ -339,28 +320,6 @@ class WriteBehind:
                 _Load(row, slot, TierPut(place, record), domain, table.erase_generation(domain))
             )
         return batch
-
-    def _is_record(self, row: int) -> bool:
-        """Return whether a slot holds a valid header; quarantine the block if not."""
-        try:
-            read_header(self._record(row))
-        except FormatError:
-            self._table.quarantine(row, HOST, Outcome.CORRUPT)
-            return False
-        return True
-
-    def _within_quotas(self, rows: Sequence[int]) -> list[int]:
-        """Evict within the domains' quotas on this tier; return the rows that then fit."""
-        table, incoming, within = self._table, Counter[bytes](), list[int]()
-        for row in rows:
-            namespace = table.index.namespace(row)
-            nbytes = incoming[namespace.domain] + namespace.record_bytes
-            if evict_below(table, namespace, self._number, nbytes):
-                incoming[namespace.domain] = nbytes
-                within.append(row)
-            else:
-                table.queues.do_not_admit([row])
-        return within
 
     def _record(self, row: int) -> memoryview:
         namespace = self._table.index.namespace(row)
@@ -371,14 +330,6 @@ class WriteBehind:
         """Free places that were not written; nothing is reserved on a shared tier."""
         if self._local is not None:
             self._local.free(places)
-
-    def _places(self, records: list[memoryview]) -> list[Place]:
-        if self._local is None:
-            return [segment_place(read_header(record)[0].segment) for record in records]
-        reserved = self._local.reserve([len(record) for record in records])
-        for dropped in reserved.dropped:
-            self._table.forget(dropped, self._number)
-        return reserved.places
 
 
 def _groups(batch: Sequence[_Sealed], group_bytes: int) -> Iterator[list[_Sealed]]:
