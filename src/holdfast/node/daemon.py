@@ -67,17 +67,33 @@ def serve(
     keep_memory_from_dumps()
     check_descriptors(config)
     sys.setswitchinterval(_SWITCH_S)
-    _allow_descriptors()
-    entry, users = _entry(config), users_of(config)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # a connection needs two descriptors
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    tls, tokens = config.tls, config.tokens
+    token_key = read_key(Path(tokens.key_file), "tokens.key_file") if tokens.key_file else b""
+    context = server_context(TlsFiles(tls.cert, tls.key, tls.ca)) if tls else None
+    entry, users = EntryRules(context, token_key, any_user=config.open), users_of(config)
     with contextlib.ExitStack() as undo:
         listeners = [undo.enter_context(bind(address)) for address in config.target_addresses]
         local = config.node_address
         listener = undo.enter_context(socket_setup(local, group_of(config))) if local else None
         addresses = [*([local] if local else []), *map(address_of, listeners)]
-        http = _http_socket(config.http.listen, undo) if config.http.listen else None
+        http = None
+        if config.http.listen:
+            try:
+                over_tcp = is_tcp(config.http.listen)
+                setup = bind(config.http.listen) if over_tcp else socket_setup(config.http.listen)
+                http = undo.enter_context(setup)
+            except (ConfigError, BusyError) as error:  # they begin with "listen: "
+                raise type(error)(f"http.{error}") from error
         http_token = _http_token(config)
         traces = open_traces(config.traces)
-        _log_start(config, addresses)
+        _log.info("holdfast %s, process %d, at %s", __version__, os.getpid(), " ".join(addresses))
+        for name, tier in zip(config.tier_names, config.tiers, strict=True):
+            options = [] if isinstance(tier, InstalledOptions) else changed_options(tier)
+            values = ", ".join(f"{option} {value}" for option, value in options)
+            _log.info("tier %s: %s", name, values or f"of the installed kind {kind_of(tier)}")
         if traces is not None:
             undo.callback(traces.close)
             _log.info("traces to %s", config.traces.endpoint)
@@ -102,9 +118,12 @@ def serve(
             entry_in_pool = register(config.register, list(map(address_of, listeners)))
             undo.callback(entry_in_pool.close)
             registered = RegisteredTarget(store, entry_in_pool, config.register.drain_s)
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            context = NodeContext(store, NodeThreads(), users, recorder, traces)
-            runner.run(_run(listener, context, lambda: ready(addresses), parent_fd, registered))
+        new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+        with contextlib.suppress(ImportError):
+            new_loop = importlib.import_module("uvloop").new_event_loop
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            shared = NodeContext(store, NodeThreads(), users, recorder, traces)
+            runner.run(_run(listener, shared, lambda: ready(addresses), parent_fd, registered))
     _log.info("closed")
 
 
@@ -118,24 +137,6 @@ def notify(address: str, state: str) -> None:
         contextlib.suppress(OSError),
     ):
         sender.sendto(state.encode(), address)
-
-
-def _log_start(config: Config, addresses: Sequence[str]) -> None:
-    """Log the version, the addresses, and the options of every tier that are set."""
-    _log.info("holdfast %s, process %d, at %s", __version__, os.getpid(), " ".join(addresses))
-    for name, tier in zip(config.tier_names, config.tiers, strict=True):
-        options = [] if isinstance(tier, InstalledOptions) else changed_options(tier)
-        values = ", ".join(f"{option} {value}" for option, value in options)
-        _log.info("tier %s: %s", name, values or f"of the installed kind {kind_of(tier)}")
-
-
-def _http_socket(address: str, undo: contextlib.ExitStack) -> socket.socket:
-    """Return the bound socket for metrics and status; `undo` closes it."""
-    try:
-        setup = bind(address) if is_tcp(address) else socket_setup(address)
-        return undo.enter_context(setup)
-    except (ConfigError, BusyError) as error:  # they begin with "listen: "
-        raise type(error)(f"http.{error}") from error
 
 
 def _http_token(config: Config) -> bytes:
@@ -162,14 +163,6 @@ def _http_token(config: Config) -> bytes:
     return token
 
 
-def _entry(config: Config) -> EntryRules:
-    """Return what other nodes must present to join."""
-    tls, tokens = config.tls, config.tokens
-    key = read_key(Path(tokens.key_file), "tokens.key_file") if tokens.key_file else b""
-    context = server_context(TlsFiles(tls.cert, tls.key, tls.ca)) if tls else None
-    return EntryRules(context, key, any_user=config.open)
-
-
 async def _run(
     listener: socket.socket | None,
     context: NodeContext,
@@ -181,8 +174,16 @@ async def _run(
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
+
+    def look_for_parent() -> None:
+        with contextlib.suppress(BlockingIOError):
+            if not os.read(parent_fd, 64):
+                loop.remove_reader(parent_fd)
+                over.set()
+
     if parent_fd != NO_PARENT:
-        _watch(parent_fd, over)
+        os.set_blocking(parent_fd, False)
+        loop.add_reader(parent_fd, look_for_parent)
     ended = registered.until(over) if registered else over.wait()
     if listener is None:
         ready()
@@ -197,34 +198,3 @@ async def _run(
     serving.cancel()
     server.close()
     await loop.run_in_executor(None, context.threads.close)
-
-
-def _watch(parent_fd: int, over: asyncio.Event) -> None:
-    """Set `over` when the process that holds the other end of this pipe ends."""
-    loop = asyncio.get_running_loop()
-    os.set_blocking(parent_fd, False)
-
-    def look() -> None:
-        with contextlib.suppress(BlockingIOError):
-            if not os.read(parent_fd, 64):
-                loop.remove_reader(parent_fd)
-                over.set()
-
-    loop.add_reader(parent_fd, look)
-
-
-def _allow_descriptors() -> None:
-    """Raise the limit of open files to the system's hard limit: a connection needs two."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return uvloop's event loop if it is installed, asyncio's otherwise."""
-    try:
-        factory: Callable[[], asyncio.AbstractEventLoop]
-        factory = importlib.import_module("uvloop").new_event_loop
-    except ImportError:
-        return asyncio.new_event_loop
-    return factory

@@ -25,16 +25,16 @@ class RegisteredTarget:
 
         While it drains, the target still serves, and clients place no new segments on it.
         """
-        joining = asyncio.get_running_loop().create_task(self._join())
+
+        async def join() -> None:
+            while not self._store.recovery.wait(0):  # noqa: ASYNC110  # a thread's end sets no event
+                await asyncio.sleep(_POLL_S)
+            self._entry.announce(MemberState.SERVING)
+
+        joining = asyncio.get_running_loop().create_task(join())
         await over.wait()
         joining.cancel()
         self._entry.announce(MemberState.DRAINING)
         over.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(over.wait(), self._drain_s)
-
-    async def _join(self) -> None:
-        """Announce serving when recovery of the disk tiers has ended."""
-        while not self._store.recovery.wait(0):  # noqa: ASYNC110  # a thread's end sets no event
-            await asyncio.sleep(_POLL_S)
-        self._entry.announce(MemberState.SERVING)

@@ -223,39 +223,38 @@ class TargetServer:
         stream.send([encode(CONNECTION_ID, challenge)], deadline)
         inbox = ReceiveBuffer(stream)
         joining = inbox.next(deadline.seconds(), self._limits.body_s, HANDSHAKE_BYTES_MAX)
-        if not isinstance(joining.message, Join):
-            raise ProtocolError(f"the first message is {type(joining.message).__name__}, not Join")
+        join = joining.message
+        if not isinstance(join, Join):
+            raise ProtocolError(f"the first message is {type(join).__name__}, not Join")
+        claims: TokenClaims | None = None
+        proof = b""
         try:
             self._entry.check_user(connected)
-            claims, proof = self._authenticate(joining.message, ours + joining.message.nonce)
+            if join.protocol != TARGET_PROTOCOL:
+                raise RefusedError(
+                    f"protocol version {join.protocol} is not spoken here, {TARGET_PROTOCOL} is; "
+                    "install the same version of holdfast on both sides"
+                )
+            if self._entry.token_key:
+                if not join.claims:
+                    raise RefusedError("token: this target requires one; name it in tokens.file")
+                token = check(self._entry.token_key, join.claims, time.time())
+                nonces = ours + join.nonce
+                if not proves(token, "peer", nonces, join.proof):
+                    raise RefusedError(
+                        "token: not made with this target's key; make one with `holdfast token`"
+                    )
+                claims, proof = token.claims, prove(token, "target", nonces)
         except RefusedError as error:
             self._service.counters.refused += 1
             stream.send([encode(joining.request_id, Refused(str(error)))], deadline)
             raise
         service = self._service
-        peer_memory = PeerMemory.over(agent, joining.message.nixl)
+        peer_memory = PeerMemory.over(agent, join.nixl)
         joined = Joined(
             *(TARGET_PROTOCOL, service.store.incarnation, proof, service.epoch),
             nixl=peer_memory is not None,
         )
         stream.send([encode(joining.request_id, joined)], deadline)
-        _log.info("session peer=%r claims=%s", joining.message.peer[:80], claims)
+        _log.info("session peer=%r claims=%s", join.peer[:80], claims)
         return TargetSession(service, stream, inbox, claims, peer_memory)
-
-    def _authenticate(self, join: Join, nonces: bytes) -> tuple[TokenClaims | None, bytes]:
-        """Return the peer's claims and this target's proof; raise RefusedError if refused."""
-        if join.protocol != TARGET_PROTOCOL:
-            raise RefusedError(
-                f"protocol version {join.protocol} is not spoken here, {TARGET_PROTOCOL} is; "
-                "install the same version of holdfast on both sides"
-            )
-        if not self._entry.token_key:
-            return None, b""
-        if not join.claims:
-            raise RefusedError("token: this target requires one; name it in tokens.file")
-        token = check(self._entry.token_key, join.claims, time.time())
-        if not proves(token, "peer", nonces, join.proof):
-            raise RefusedError(
-                "token: not made with this target's key; make one with `holdfast token`"
-            )
-        return token.claims, prove(token, "target", nonces)
