@@ -272,19 +272,17 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             description=msgspec.json.encode(fingerprint).decode() if fingerprint else "",
             publish=self._setting.publish,
         )
-        connection = ReconnectingClient(self._address(), hello, ANSWER_S)
+        address = self._setting.address
+        if not address:
+            if self._private is None:
+                self._private = PrivateNode(self._vllm_config.kv_transfer_config.engine_id)
+            address = self._private.address
+        connection = ReconnectingClient(address, hello, ANSWER_S)
         if connection.wait(START_S) is None:
             _log.warning(
                 "no node yet (%s): requests are computed until it answers", connection.failure
             )
         return connection
-
-    def _address(self) -> str:
-        if self._setting.address:
-            return self._setting.address
-        if self._private is None:
-            self._private = PrivateNode(self._vllm_config.kv_transfer_config.engine_id)
-        return self._private.address
 
     @contextmanager
     def _passive_on_error(self) -> Iterator[None]:

@@ -77,8 +77,13 @@ def owners_of(path: str) -> frozenset[int]:
 
 def check_listener(user: int, path: str, owners: frozenset[int]) -> None:
     """Raise UntrustedPeerError unless the listener's user is an owner, root or this user."""
-    if user in owners or user in (os.geteuid(), ROOT) or (user == UNKNOWN and _is_inside()):
+    if user in owners or user in (os.geteuid(), ROOT):
         return
+    if user == UNKNOWN:
+        # In a user namespace that maps only some of the machine's users, others have this id.
+        mapped = int(Path("/proc/self/uid_map").read_text("ascii").split()[-1])
+        if mapped < _IDS - 1:
+            return
     raise UntrustedPeerError(
         f'socket "{path}" belongs to user {min(owners)}, and a process of user {user} answers; '
         "find out whose process it is, and start the node as the owner of the folder"
@@ -107,8 +112,3 @@ def _check_entry(
             f'"{path}" belongs to user {found.st_uid}, and {writers} may create it in '
             f'"{path.parent}"; remove it if it is not your node\'s, or {_REMEDY}'
         )
-
-
-def _is_inside() -> bool:
-    """Whether this process is in a user namespace that maps only some of the machine's users."""
-    return int(Path("/proc/self/uid_map").read_text("ascii").split()[-1]) < _IDS - 1
