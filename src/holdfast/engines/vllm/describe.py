@@ -163,7 +163,16 @@ def fingerprint_of(
             group=0,
         ),
     )
-    weights, positions = model_digest(vllm_config, setting), _canonical(positions_of(model))
+    weights = model_digest(vllm_config, setting)
+    positions = {
+        key: value
+        for key, value in model.hf_text_config.to_dict().items()
+        if any(word in key for word in _POSITION_WORDS)
+    }
+    # With LongRoPE vLLM uses the long factors for every token if `max_model_len` exceeds the
+    # original training length (`phi3_long_rope_scaled_rope.py`).
+    if _LONG_ROPE in _canonical(positions):
+        positions["max_model_len"] = model.max_model_len
     cache = vllm_config.cache_config
     mode = getattr(getattr(spec, "kv_quant_mode", None), "name", "NONE")
     kv_quantisation = "none"
@@ -173,26 +182,10 @@ def fingerprint_of(
     return Fingerprint(
         model=weights,
         layout=layout,
-        positions=positions,
+        positions=_canonical(positions),
         adapter="none",
         kv_quantisation=kv_quantisation,
     )
-
-
-def positions_of(model: Any) -> dict[str, Any]:
-    """Return the settings that the model's position encoding depends on.
-
-    With LongRoPE vLLM uses the long factors for every token if `max_model_len` exceeds the original
-    training length (`phi3_long_rope_scaled_rope.py`), so `max_model_len` is included.
-    """
-    found = {
-        key: value
-        for key, value in model.hf_text_config.to_dict().items()
-        if any(word in key for word in _POSITION_WORDS)
-    }
-    if _LONG_ROPE in _canonical(found):
-        found["max_model_len"] = model.max_model_len
-    return found
 
 
 def arrangement(vllm_config: Any, group: KvGroup, geometry: CacheGeometry) -> str:

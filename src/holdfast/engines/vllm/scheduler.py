@@ -136,7 +136,7 @@ class SchedulerSide:
             self._ask(tracked, self._clients(), local_tokens)
             if tracked.question is not None and not self._answered(tracked, tracked.question):
                 return None, False
-        tracked.decide(local_tokens, self._now())
+        tracked.local_tokens, tracked.decided_at = local_tokens, self._now()
         # At least one token is computed, because sampling needs its output.
         full = (request.num_tokens - 1) // self._page_tokens * self._page_tokens
         tokens = min(tracked.worth * size, full) - local_tokens
@@ -324,7 +324,8 @@ class SchedulerSide:
             answer = question.answer(expected=len(self._live) == 1)
         except (NodeGoneError, RefusedError, ProtocolError):
             self.counts.add("calls", "lookup", "gone")
-            self._compute(tracked, NotFollowed.GONE)
+            tracked.forget()  # an earlier answer is outdated
+            self._end_plan(tracked, NotFollowed.GONE)
             return True
         if answer is not None:
             self._backoff.answered()
@@ -345,13 +346,9 @@ class SchedulerSide:
         _log.info("late: the node did not say within %.3g s what is held; computed", limit_s)
         self._backoff.late()
         self.counts.add("calls", "lookup", "late")
-        self._compute(tracked, NotFollowed.LATE)
-        return True
-
-    def _compute(self, tracked: TrackedRequest, why: NotFollowed) -> None:
-        """Compute the request: no answer arrived, and an earlier answer is outdated."""
         tracked.forget()
-        self._end_plan(tracked, why)
+        self._end_plan(tracked, NotFollowed.LATE)
+        return True
 
     def _report(self) -> None:
         report = self._timer.report(idle=not self._live)
@@ -361,7 +358,7 @@ class SchedulerSide:
     def _end_plan(self, tracked: TrackedRequest, why: NotFollowed) -> None:
         end = tracked.end_plan(why)
         if end is not None:
-            self._timer.plan_not_followed(end)
+            self._timer.plan_ended(end)
 
 
 def why_declined(request: Any) -> str | None:

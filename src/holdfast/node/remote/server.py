@@ -55,12 +55,6 @@ class EntryRules(NamedTuple):
     token_key: bytes = b""
     any_user: bool = False
 
-    def check_user(self, connected: socket.socket) -> None:
-        """Raise RefusedError for a peer of another user, if there is neither TLS nor a token."""
-        if self.tls is None and not self.token_key and not self.any_user:
-            allowed = frozenset({os.geteuid(), ROOT})
-            check_peer(peer_user(connected), allowed, "the peer", _NOT_OPEN)
-
 
 def bind(address: str) -> socket.socket:
     """Return a bound socket that does not listen yet; raise ConfigError or BusyError."""
@@ -229,16 +223,19 @@ class TargetServer:
         claims: TokenClaims | None = None
         proof = b""
         try:
-            self._entry.check_user(connected)
+            entry = self._entry
+            if entry.tls is None and not entry.token_key and not entry.any_user:
+                allowed = frozenset({os.geteuid(), ROOT})
+                check_peer(peer_user(connected), allowed, "the peer", _NOT_OPEN)
             if join.protocol != TARGET_PROTOCOL:
                 raise RefusedError(
                     f"protocol version {join.protocol} is not spoken here, {TARGET_PROTOCOL} is; "
                     "install the same version of holdfast on both sides"
                 )
-            if self._entry.token_key:
+            if entry.token_key:
                 if not join.claims:
                     raise RefusedError("token: this target requires one; name it in tokens.file")
-                token = check(self._entry.token_key, join.claims, time.time())
+                token = check(entry.token_key, join.claims, time.time())
                 nonces = ours + join.nonce
                 if not proves(token, "peer", nonces, join.proof):
                     raise RefusedError(
