@@ -25,7 +25,32 @@ def socket_setup(address: str, group: int | None = None) -> Iterator[socket.sock
     ConfigError if other users may change the folder or the path is not a socket.
     """
     path = Path(socket_path(address))
-    _prepare_folder(path.parent, group)
+    folder = path.parent
+    try:
+        made = not folder.exists()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if made and group is not None:
+            os.chown(folder, -1, group)
+            folder.chmod(0o750)
+        found = folder.stat()
+    except OSError as error:
+        raise ConfigError(
+            f'listen: folder "{folder}" cannot be used: {error.strerror}; choose another'
+        ) from error
+    shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
+    if found.st_uid not in (os.geteuid(), 0) or shared:
+        raise ConfigError(
+            f'listen: other users may change folder "{folder}"; choose one of your own with '
+            "mode 0700"
+        )
+    passes = found.st_mode & stat.S_IXOTH or (
+        found.st_gid == group and found.st_mode & stat.S_IXGRP
+    )
+    if group is not None and not passes:
+        raise ConfigError(
+            f'socket_group: group {group} cannot enter folder "{folder}"; give it the folder, '
+            "with mode 0750"
+        )
     _check_socket(path)
     with _locked(path), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         if _check_socket(path):
@@ -60,34 +85,6 @@ def socket_setup(address: str, group: int | None = None) -> Iterator[socket.sock
             with contextlib.suppress(OSError):
                 if path.stat().st_ino == inode:
                     path.unlink()
-
-
-def _prepare_folder(folder: Path, group: int | None) -> None:
-    try:
-        made = not folder.exists()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if made and group is not None:
-            os.chown(folder, -1, group)
-            folder.chmod(0o750)
-        found = folder.stat()
-    except OSError as error:
-        raise ConfigError(
-            f'listen: folder "{folder}" cannot be used: {error.strerror}; choose another'
-        ) from error
-    shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
-    if found.st_uid not in (os.geteuid(), 0) or shared:
-        raise ConfigError(
-            f'listen: other users may change folder "{folder}"; choose one of your own with '
-            "mode 0700"
-        )
-    passes = found.st_mode & stat.S_IXOTH or (
-        found.st_gid == group and found.st_mode & stat.S_IXGRP
-    )
-    if group is not None and not passes:
-        raise ConfigError(
-            f'socket_group: group {group} cannot enter folder "{folder}"; give it the folder, '
-            "with mode 0750"
-        )
 
 
 @contextlib.contextmanager
