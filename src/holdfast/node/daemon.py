@@ -13,7 +13,7 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from holdfast.node.local.sessions import NodeContext, NodeSession
 from holdfast.node.local.socket_setup import socket_setup
 from holdfast.node.local.threads import NodeThreads
 from holdfast.node.local.users import group_of, users_of
-from holdfast.node.registration import RegisteredTarget
+from holdfast.node.registration import until_drained
 from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
 from holdfast.node.remote.service import TargetService
 from holdfast.node.traces import open_traces
@@ -113,17 +113,22 @@ def serve(
             status = HttpServer(http, NodePages(store, service).routes(), http_token).start()
             undo.callback(status.close)
             _log.info("metrics and status at %s", config.http.listen)
-        registered = None
+        until: Callable[[asyncio.Event], Awaitable[object]] = asyncio.Event.wait
         if config.register:
             entry_in_pool = register(config.register, list(map(address_of, listeners)))
             undo.callback(entry_in_pool.close)
-            registered = RegisteredTarget(store, entry_in_pool, config.register.drain_s)
+            until = partial(
+                until_drained,
+                store=store,
+                entry=entry_in_pool,
+                drain_s=config.register.drain_s,
+            )
         new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
         with contextlib.suppress(ImportError):
             new_loop = importlib.import_module("uvloop").new_event_loop
         with asyncio.Runner(loop_factory=new_loop) as runner:
             shared = NodeContext(store, NodeThreads(), users, recorder, traces)
-            runner.run(_run(listener, shared, lambda: ready(addresses), parent_fd, registered))
+            runner.run(_run(listener, shared, lambda: ready(addresses), parent_fd, until))
     _log.info("closed")
 
 
@@ -168,9 +173,12 @@ async def _run(
     context: NodeContext,
     ready: Callable[[], None],
     parent_fd: int,
-    registered: RegisteredTarget | None,
+    until: Callable[[asyncio.Event], Awaitable[object]],
 ) -> None:
-    """Serve engines on `listener`, if there is one, until a signal or the parent's end."""
+    """Serve engines on `listener`, if there is one, while `until` waits.
+
+    A signal or the parent's end sets the event that `until` waits for.
+    """
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
@@ -184,16 +192,15 @@ async def _run(
     if parent_fd != NO_PARENT:
         os.set_blocking(parent_fd, False)
         loop.add_reader(parent_fd, look_for_parent)
-    ended = registered.until(over) if registered else over.wait()
     if listener is None:
         ready()
-        await ended
+        await until(over)
         return
     server = NodeServer(listener, partial(NodeSession, context))
     listener.listen(ENGINE_BACKLOG)
     serving = loop.create_task(server.serve())
     ready()
-    await ended
+    await until(over)
     _log.info("closing connections=%d", server.counters.connections)
     serving.cancel()
     server.close()
