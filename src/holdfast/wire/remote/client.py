@@ -78,7 +78,7 @@ class HeldCount(NamedTuple):
 
 
 class FoundBlocks(NamedTuple):
-    """The number of blocks that a delete, suspect, stage or lease found."""
+    """The number of blocks that a delete found, or that a suspect deleted."""
 
     blocks: int
     outcome: Outcome
