@@ -210,9 +210,8 @@ class SchedulerSide:
             if full <= tracked.saved:
                 continue
             pages = output.kv_connector_block_state.get_block_ids(request_id)[0]
-            while (
-                tracked.saved < full
-            ):  # a longer task than `SAVE_BLOCKS` would delay other engines
+            # A task of more than `SAVE_BLOCKS` would delay other engines.
+            while tracked.saved < full:
                 start, stop = tracked.saved, min(full, tracked.saved + SAVE_BLOCKS)
                 task = SaveTask(
                     request_id,
