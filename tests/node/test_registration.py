@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 from holdfast.membership.members import MemberState
-from holdfast.node.registration import RegisteredTarget
+from holdfast.node.registration import until_drained
 
 
 class Recovery:
@@ -37,8 +37,8 @@ class Entry:
 def run(scenario, drain_s=600.0):
     async def main():
         store, entry, over = Store(), Entry(), asyncio.Event()
-        registered = RegisteredTarget(store, entry, drain_s)
-        ended = asyncio.get_running_loop().create_task(registered.until(over))
+        draining = until_drained(over, store, entry, drain_s)
+        ended = asyncio.get_running_loop().create_task(draining)
         await scenario(store, entry, over, ended)
         await asyncio.wait_for(ended, 10)
         return entry.said

@@ -67,7 +67,14 @@ class PrivateNode:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
         folder = folder or Path(socket_path(default_address())).parent
-        _make_private(folder)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        # A user with write access could make an engine use another node.
+        if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise HoldfastError(
+                f'other users may change folder "{folder}"; set XDG_RUNTIME_DIR to a folder of '
+                "your own, or name a node in kv_connector_extra_config.holdfast"
+            )
         name = hashlib.blake2b(engine_id.encode(), digest_size=8).hexdigest()
         self._address_file = folder / f"engine-{name}"
         with _locked(self._address_file) as file:
@@ -103,7 +110,18 @@ class PrivateNode:
             start_new_session=True,
         )
         os.close(read_end)
-        line = _first_line(self._process)
+        output = b""
+        until_s = time.monotonic() + READY_S
+        if self._process.stdout is not None:
+            with self._process.stdout as out:
+                while b"\n" not in output:
+                    left_s = max(0.0, until_s - time.monotonic())
+                    readable, _, _ = select.select([out], [], [], left_s)
+                    chunk = os.read(out.fileno(), 4096) if readable else b""
+                    if not chunk:
+                        break
+                    output += chunk
+        line = output.decode(errors="replace")
         if not line.startswith(READY):
             self.close()
             raise HoldfastError(
@@ -112,20 +130,6 @@ class PrivateNode:
                 "kv_connector_extra_config.holdfast"
             )
         return line.removeprefix(READY).strip()
-
-
-def _make_private(folder: Path) -> None:
-    """Create the folder of address files; raise HoldfastError if other users can write to it.
-
-    A user with write access could make an engine use another node.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise HoldfastError(
-            f'other users may change folder "{folder}"; set XDG_RUNTIME_DIR to a folder of your '
-            "own, or name a node in kv_connector_extra_config.holdfast"
-        )
 
 
 @contextlib.contextmanager
@@ -190,22 +194,6 @@ def _listens(address: str) -> bool:
         except BlockingIOError:
             pass
     return True
-
-
-def _first_line(process: subprocess.Popen[bytes]) -> str:
-    """Return the first line that the node prints, or its part that arrives within `READY_S`."""
-    output = b""
-    until_s = time.monotonic() + READY_S
-    if process.stdout is None:
-        return ""
-    with process.stdout as out:
-        while b"\n" not in output:
-            readable, _, _ = select.select([out], [], [], max(0.0, until_s - time.monotonic()))
-            chunk = os.read(out.fileno(), 4096) if readable else b""
-            if not chunk:
-                break
-            output += chunk
-    return output.decode(errors="replace")
 
 
 def _answers(address: str) -> bool:

@@ -171,13 +171,25 @@ class RemoteSession:
                 outcome = Outcome.LATE if unanswered else Outcome.MISS
                 return Landed(0, 0, {}, outcome, "nothing is held")
             left_s = max(deadline_s - took_s, 0.0)
-            landed = self._fetch(chain, rows, covered.blocks, left_s)
+            with self._connection.held() as client:
+                fetch = m.Fetch(chain.packed(0, covered.blocks), left_s)
+                fetched = _expect(client.call(fetch, left_s + LATE_S), m.Fetched)
+                arena = _arena(client)
+                for place, row in zip(fetched.places, rows, strict=False):
+                    start = place + HEADER_BYTES
+                    row[:] = arena.view[start : start + len(row)]
+                outcome, landed = Outcome(fetched.outcome), len(fetched.places)
+                if landed:
+                    released = client.call(m.Release(fetched.lease), ANSWER_S)
+                    if not _expect(released, m.Released).valid:
+                        return Landed(0, 0, {}, Outcome.LATE, "the lease expired during the copy")
         except (NodeGoneError, StoreClosedError) as error:
             return Landed(0, 0, {}, Outcome.GONE, str(error))
-        if unanswered and landed.outcome is Outcome.OK:
-            why = f"{landed.reason}; shared tiers did not answer in time"
-            return landed._replace(outcome=Outcome.LATE, reason=why)
-        return landed
+        reason = fetched.reason
+        if unanswered and outcome is Outcome.OK:
+            outcome, reason = Outcome.LATE, f"{reason}; shared tiers did not answer in time"
+        tokens = landed * self.namespace.block_tokens
+        return Landed(tokens, landed, fetched.sources, outcome, reason)
 
     def follow(self, session: str, keys: Sequence[bytes]) -> None:
         if session:
@@ -203,24 +215,6 @@ class RemoteSession:
     def _cover(self, keys: Sequence[bytes], lookup_s: float) -> m.Covered:
         cover = m.Cover(b"".join(keys), deadline_s=max(lookup_s, _SHORTEST_DEADLINE_S))
         return _expect(self._connection.call(cover, lookup_s + LATE_S), m.Covered)
-
-    def _fetch(
-        self, chain: Chain, rows: Sequence[memoryview], blocks: int, deadline_s: float
-    ) -> Landed:
-        with self._connection.held() as client:
-            fetch = m.Fetch(chain.packed(0, blocks), deadline_s)
-            fetched = _expect(client.call(fetch, deadline_s + LATE_S), m.Fetched)
-            arena = _arena(client)
-            for place, row in zip(fetched.places, rows, strict=False):
-                start = place + HEADER_BYTES
-                row[:] = arena.view[start : start + len(row)]
-            outcome, landed = Outcome(fetched.outcome), len(fetched.places)
-            if landed:
-                released = client.call(m.Release(fetched.lease), ANSWER_S)
-                if not _expect(released, m.Released).valid:
-                    return Landed(0, 0, {}, Outcome.LATE, "the lease expired during the copy")
-        tokens = landed * self.namespace.block_tokens
-        return Landed(tokens, landed, fetched.sources, outcome, fetched.reason)
 
     def _hint(self, hint: m.Request, within_s: float) -> int:
         return _expect(self._connection.call(hint, within_s), m.Hinted).blocks

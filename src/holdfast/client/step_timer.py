@@ -79,7 +79,7 @@ class StepTimer:
             self._steps.append((step.new, step.context, seconds))
         self._ended_at = now
         for end in step.ends:
-            self._note(end, now - end.decided_at)
+            self.plan_ended(end, now - end.decided_at)
         del self._steps[:-MAX_OBSERVATIONS]
 
     def admitted(self, tokens: int, local_tokens: int, loaded: Mapping[str, int]) -> None:
@@ -87,11 +87,8 @@ class StepTimer:
         self._prompts.append((tokens, local_tokens, dict(loaded)))
         del self._prompts[:-MAX_OBSERVATIONS]
 
-    def plan_not_followed(self, end: PlanEnd) -> None:
-        """Record a plan that was not carried out, without a time to the first token."""
-        self._note(end, 0.0)
-
-    def _note(self, end: PlanEnd, first_token_s: float) -> None:
+    def plan_ended(self, end: PlanEnd, first_token_s: float = 0.0) -> None:
+        """Record how a plan ended; one that was not carried out has no time to the first token."""
         if end.not_followed is None:
             self._endings.append((end.plan, end.loaded_s, first_token_s))
         else:

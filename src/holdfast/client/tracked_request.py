@@ -112,10 +112,6 @@ class TrackedRequest:
         self.load_failed = False
         self.is_counted = False
 
-    def decide(self, local_tokens: int, now: float) -> None:
-        """Record the tokens in the engine's own cache at the time of the decision to load."""
-        self.local_tokens, self.decided_at = local_tokens, now
-
     def restart(self) -> None:
         """Restart after a preemption: the tokens generated so far are computed again, too."""
         self.preemptions = self.request.num_preemptions

@@ -164,12 +164,21 @@ def _links(path: Path) -> Iterator[Path]:
 
 
 def _file_digest(file: Path, known: dict[str, _CachedDigest], asked_ns: int) -> str:
+    """Return a file's digest, from `known` if that is the digest of its content now.
+
+    It is if the file is in the same state, and had not changed for `UNCHANGED_S` when it was read,
+    or was read while this process waited for the cache.
+    """
     path = os.path.realpath(file, strict=True)
     with file.open("rb", buffering=0) as source:
         state = _state(os.fstat(source.fileno()))
         entry = known.get(path)
-        if entry is not None and entry.state == state and _is_valid(entry, path, asked_ns):
-            return entry.digest
+        # A read that ended in the future means that the clock was set back; then the times prove
+        # nothing.
+        if entry is not None and entry.state == state and entry.ended_ns <= time.time_ns():
+            was_unchanged = entry.began_ns - entry.state[4] > UNCHANGED_S * 1e9
+            if (was_unchanged and _keeps_change_time(path)) or entry.ended_ns >= asked_ns:
+                return entry.digest
         began_ns, start_s = time.time_ns(), time.monotonic()
         digest = _read(source)
         unchanged = state == _state(os.fstat(source.fileno())) == _state(file.stat())
@@ -191,19 +200,6 @@ def _file_digest(file: Path, known: dict[str, _CachedDigest], asked_ns: int) -> 
 
 def _state(found: os.stat_result) -> tuple[int, int, int, int, int]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-def _is_valid(entry: _CachedDigest, path: str, asked_ns: int) -> bool:
-    """Return whether the cached digest of a file in the same state is the file's digest now.
-
-    It is if the file had not changed for `UNCHANGED_S` when it was read, or if it was read while
-    this process waited for the cache. A time in the future means that the clock was set back; then
-    the times prove nothing.
-    """
-    if entry.ended_ns > time.time_ns():
-        return False
-    was_unchanged = entry.began_ns - entry.state[4] > UNCHANGED_S * 1e9
-    return (was_unchanged and _keeps_change_time(path)) or entry.ended_ns >= asked_ns
 
 
 def _read(source: io.FileIO) -> str:
@@ -239,25 +235,20 @@ def _locked_cache(cache_file: Path) -> Iterator[dict[str, _CachedDigest]]:
             _log.warning("%s: digests of weights are not cached: %s", cache_file, error)
             yield {}  # without a writable home, the files are read at every start
             return
-        known = _read_cache(file, cache_file)
+        known: dict[str, _CachedDigest] = {}
+        try:
+            data = file.read(CACHE_BYTES_MAX + 1)
+            if len(data) > CACHE_BYTES_MAX:
+                raise ValueError(f"more than {CACHE_BYTES_MAX} bytes")
+            known = _decoder.decode(data or b"{}")
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+            _log.warning("%s: cached digests of weights are ignored: %s", cache_file, error)
         before = dict(known)
         try:
             yield known
         finally:
             if known != before:
                 _write_cache(file, known, cache_file)
-
-
-def _read_cache(file: io.FileIO, cache_file: Path) -> dict[str, _CachedDigest]:
-    """Return the digests in the cache file; none, with a warning, if the file is invalid."""
-    try:
-        data = file.read(CACHE_BYTES_MAX + 1)
-        if len(data) > CACHE_BYTES_MAX:
-            raise ValueError(f"more than {CACHE_BYTES_MAX} bytes")
-        return _decoder.decode(data or b"{}")
-    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        _log.warning("%s: cached digests of weights are ignored: %s", cache_file, error)
-        return {}
 
 
 def _write_cache(file: io.FileIO, known: Mapping[str, _CachedDigest], cache_file: Path) -> None:

@@ -18,17 +18,14 @@ class DeviceMemory(Protocol):
     @property
     def address(self) -> int:
         """Address of the first byte."""
-        ...
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        ...
 
     @property
     def view(self) -> memoryview:
         """The same bytes, writable."""
-        ...
 
 
 class Move(NamedTuple):
@@ -66,11 +63,9 @@ class Transfer(Protocol):
 
     def done(self) -> bool:
         """Return, without blocking, whether `wait` would return at once."""
-        ...
 
     def wait(self) -> bool:
         """Block until all copies have ended; return True if every byte was copied."""
-        ...
 
 
 class Device(Protocol):
@@ -83,22 +78,18 @@ class Device(Protocol):
 
     def mark(self) -> Any:
         """Return a point in the engine's queued work, after which `scatter` can start."""
-        ...
 
     def scatter(self, arena: DeviceMemory, moves: Sequence[Move], after: Any = None) -> Transfer:
         """Copy payloads from the arena into pages; nothing else may use these pages meanwhile."""
-        ...
 
     def gather(self, arena: DeviceMemory, moves: Sequence[Move]) -> Transfer:
         """Copy pages into the arena, with their contents after the work queued so far.
 
         Work queued after this call may overwrite the pages.
         """
-        ...
 
     def close(self) -> None:
         """Wait for transfers, stop threads and release every arena."""
-        ...
 
 
 def rows(pages: Pages, arena: DeviceMemory, moves: Sequence[Move]) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from holdfast.node.local.sessions import NodeContext, NodeSession
 from holdfast.node.local.socket_setup import socket_setup
 from holdfast.node.local.threads import NodeThreads
 from holdfast.node.local.users import group_of, users_of
-from holdfast.node.registration import RegisteredTarget
+from holdfast.node.registration import until_drained
 from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
 from holdfast.node.remote.service import TargetService
 from holdfast.node.traces import open_traces
@@ -67,17 +67,33 @@ def serve(
     keep_memory_from_dumps()
     check_descriptors(config)
     sys.setswitchinterval(_SWITCH_S)
-    _allow_descriptors()
-    entry, users = _entry(config), users_of(config)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # a connection needs two descriptors
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    tls, tokens = config.tls, config.tokens
+    token_key = read_key(Path(tokens.key_file), "tokens.key_file") if tokens.key_file else b""
+    context = server_context(TlsFiles(tls.cert, tls.key, tls.ca)) if tls else None
+    entry, users = EntryRules(context, token_key, any_user=config.open), users_of(config)
     with contextlib.ExitStack() as undo:
         listeners = [undo.enter_context(bind(address)) for address in config.target_addresses]
         local = config.node_address
         listener = undo.enter_context(socket_setup(local, group_of(config))) if local else None
         addresses = [*([local] if local else []), *map(address_of, listeners)]
-        http = _http_socket(config.http.listen, undo) if config.http.listen else None
+        http = None
+        if config.http.listen:
+            try:
+                over_tcp = is_tcp(config.http.listen)
+                setup = bind(config.http.listen) if over_tcp else socket_setup(config.http.listen)
+                http = undo.enter_context(setup)
+            except (ConfigError, BusyError) as error:  # they begin with "listen: "
+                raise type(error)(f"http.{error}") from error
         http_token = _http_token(config)
         traces = open_traces(config.traces)
-        _log_start(config, addresses)
+        _log.info("holdfast %s, process %d, at %s", __version__, os.getpid(), " ".join(addresses))
+        for name, tier in zip(config.tier_names, config.tiers, strict=True):
+            options = [] if isinstance(tier, InstalledOptions) else changed_options(tier)
+            values = ", ".join(f"{option} {value}" for option, value in options)
+            _log.info("tier %s: %s", name, values or f"of the installed kind {kind_of(tier)}")
         if traces is not None:
             undo.callback(traces.close)
             _log.info("traces to %s", config.traces.endpoint)
@@ -97,14 +113,22 @@ def serve(
             status = HttpServer(http, NodePages(store, service).routes(), http_token).start()
             undo.callback(status.close)
             _log.info("metrics and status at %s", config.http.listen)
-        registered = None
+        until: Callable[[asyncio.Event], Awaitable[object]] = asyncio.Event.wait
         if config.register:
             entry_in_pool = register(config.register, list(map(address_of, listeners)))
             undo.callback(entry_in_pool.close)
-            registered = RegisteredTarget(store, entry_in_pool, config.register.drain_s)
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            context = NodeContext(store, NodeThreads(), users, recorder, traces)
-            runner.run(_run(listener, context, lambda: ready(addresses), parent_fd, registered))
+            until = partial(
+                until_drained,
+                store=store,
+                entry=entry_in_pool,
+                drain_s=config.register.drain_s,
+            )
+        new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+        with contextlib.suppress(ImportError):
+            new_loop = importlib.import_module("uvloop").new_event_loop
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            shared = NodeContext(store, NodeThreads(), users, recorder, traces)
+            runner.run(_run(listener, shared, lambda: ready(addresses), parent_fd, until))
     _log.info("closed")
 
 
@@ -118,24 +142,6 @@ def notify(address: str, state: str) -> None:
         contextlib.suppress(OSError),
     ):
         sender.sendto(state.encode(), address)
-
-
-def _log_start(config: Config, addresses: Sequence[str]) -> None:
-    """Log the version, the addresses, and the options of every tier that are set."""
-    _log.info("holdfast %s, process %d, at %s", __version__, os.getpid(), " ".join(addresses))
-    for name, tier in zip(config.tier_names, config.tiers, strict=True):
-        options = [] if isinstance(tier, InstalledOptions) else changed_options(tier)
-        values = ", ".join(f"{option} {value}" for option, value in options)
-        _log.info("tier %s: %s", name, values or f"of the installed kind {kind_of(tier)}")
-
-
-def _http_socket(address: str, undo: contextlib.ExitStack) -> socket.socket:
-    """Return the bound socket for metrics and status; `undo` closes it."""
-    try:
-        setup = bind(address) if is_tcp(address) else socket_setup(address)
-        return undo.enter_context(setup)
-    except (ConfigError, BusyError) as error:  # they begin with "listen: "
-        raise type(error)(f"http.{error}") from error
 
 
 def _http_token(config: Config) -> bytes:
@@ -162,69 +168,40 @@ def _http_token(config: Config) -> bytes:
     return token
 
 
-def _entry(config: Config) -> EntryRules:
-    """Return what other nodes must present to join."""
-    tls, tokens = config.tls, config.tokens
-    key = read_key(Path(tokens.key_file), "tokens.key_file") if tokens.key_file else b""
-    context = server_context(TlsFiles(tls.cert, tls.key, tls.ca)) if tls else None
-    return EntryRules(context, key, any_user=config.open)
-
-
 async def _run(
     listener: socket.socket | None,
     context: NodeContext,
     ready: Callable[[], None],
     parent_fd: int,
-    registered: RegisteredTarget | None,
+    until: Callable[[asyncio.Event], Awaitable[object]],
 ) -> None:
-    """Serve engines on `listener`, if there is one, until a signal or the parent's end."""
+    """Serve engines on `listener`, if there is one, while `until` waits.
+
+    A signal or the parent's end sets the event that `until` waits for.
+    """
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
-    if parent_fd != NO_PARENT:
-        _watch(parent_fd, over)
-    ended = registered.until(over) if registered else over.wait()
-    if listener is None:
-        ready()
-        await ended
-        return
-    server = NodeServer(listener, partial(NodeSession, context))
-    listener.listen(ENGINE_BACKLOG)
-    serving = loop.create_task(server.serve())
-    ready()
-    await ended
-    _log.info("closing connections=%d", server.counters.connections)
-    serving.cancel()
-    server.close()
-    await loop.run_in_executor(None, context.threads.close)
 
-
-def _watch(parent_fd: int, over: asyncio.Event) -> None:
-    """Set `over` when the process that holds the other end of this pipe ends."""
-    loop = asyncio.get_running_loop()
-    os.set_blocking(parent_fd, False)
-
-    def look() -> None:
+    def look_for_parent() -> None:
         with contextlib.suppress(BlockingIOError):
             if not os.read(parent_fd, 64):
                 loop.remove_reader(parent_fd)
                 over.set()
 
-    loop.add_reader(parent_fd, look)
-
-
-def _allow_descriptors() -> None:
-    """Raise the limit of open files to the system's hard limit: a connection needs two."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return uvloop's event loop if it is installed, asyncio's otherwise."""
-    try:
-        factory: Callable[[], asyncio.AbstractEventLoop]
-        factory = importlib.import_module("uvloop").new_event_loop
-    except ImportError:
-        return asyncio.new_event_loop
-    return factory
+    if parent_fd != NO_PARENT:
+        os.set_blocking(parent_fd, False)
+        loop.add_reader(parent_fd, look_for_parent)
+    if listener is None:
+        ready()
+        await until(over)
+        return
+    server = NodeServer(listener, partial(NodeSession, context))
+    listener.listen(ENGINE_BACKLOG)
+    serving = loop.create_task(server.serve())
+    ready()
+    await until(over)
+    _log.info("closing connections=%d", server.counters.connections)
+    serving.cancel()
+    server.close()
+    await loop.run_in_executor(None, context.threads.close)

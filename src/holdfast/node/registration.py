@@ -12,29 +12,24 @@ from holdfast.store.store import Store
 _POLL_S = 0.2
 
 
-class RegisteredTarget:
-    """Keeps the state of a list entry current while its target runs. The caller owns the entry."""
+async def until_drained(
+    over: asyncio.Event, store: Store, entry: EtcdRegistration, drain_s: float
+) -> None:
+    """Keep the state of a target's list entry current, which the caller owns, until it may end.
 
-    def __init__(self, store: Store, entry: EtcdRegistration, drain_s: float) -> None:
-        self._store = store
-        self._entry = entry
-        self._drain_s = drain_s
+    Waits for `over`, announces draining, and returns `drain_s` later or if `over` is set again.
+    While it drains, the target still serves, and clients place no new segments on it.
+    """
 
-    async def until(self, over: asyncio.Event) -> None:
-        """Wait for `over`, announce draining, and return `drain_s` later or if `over` is set again.
-
-        While it drains, the target still serves, and clients place no new segments on it.
-        """
-        joining = asyncio.get_running_loop().create_task(self._join())
-        await over.wait()
-        joining.cancel()
-        self._entry.announce(MemberState.DRAINING)
-        over.clear()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(over.wait(), self._drain_s)
-
-    async def _join(self) -> None:
-        """Announce serving when recovery of the disk tiers has ended."""
-        while not self._store.recovery.wait(0):  # noqa: ASYNC110  # a thread's end sets no event
+    async def join() -> None:
+        while not store.recovery.wait(0):  # noqa: ASYNC110  # a thread's end sets no event
             await asyncio.sleep(_POLL_S)
-        self._entry.announce(MemberState.SERVING)
+        entry.announce(MemberState.SERVING)
+
+    joining = asyncio.get_running_loop().create_task(join())
+    await over.wait()
+    joining.cancel()
+    entry.announce(MemberState.DRAINING)
+    over.clear()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(over.wait(), drain_s)

@@ -80,30 +80,12 @@ def _selected(model: Any, load: Any) -> tuple[str, Path, list[Path]]:
 
 
 def _by_default_loader(model: Any, load: Any) -> tuple[str, Path, list[Path]]:
-    from vllm.model_executor.model_loader import DefaultModelLoader
-
-    attributes = _selecting_attributes(model)
-    folder, files, safetensors, _ = DefaultModelLoader(load)._prepare_weights(  # noqa: SLF001  # ditto
-        str(_folder(model.model, model, load)),
-        None,
-        model.revision,
-        attributes["fall_back_to_pt_during_load"],
-        attributes["allow_patterns_overrides"],
-    )
-    if load.load_format == "npcache":  # the loader reads arrays that it once made from the files
-        arrays = Path(folder) / "np"
-        names = json.loads((arrays / "weight_names.json").read_bytes())
-        read = [arrays / "weight_names.json", *(arrays / name for name in names)]
-        return "npcache", Path(folder), read
-    return ("safetensors" if safetensors else "pt"), Path(folder), [Path(file) for file in files]
-
-
-def _selecting_attributes(model: Any) -> dict[str, Any]:
-    """Return the `SELECTING_ATTRIBUTES` of the model's class.
+    """Return reader, folder and files of the default loader, by the model's class.
 
     Only the loader has the model object, so values that a constructor sets are unknown here: raises
-    NoDigestError if a constructor sets any.
+    NoDigestError if a constructor sets any of the `SELECTING_ATTRIBUTES`.
     """
+    from vllm.model_executor.model_loader import DefaultModelLoader
     from vllm.model_executor.model_loader.utils import get_model_cls
 
     kind = get_model_cls(model)
@@ -119,7 +101,19 @@ def _selecting_attributes(model: Any) -> dict[str, Any]:
         raise NoDigestError(
             f"model class {kind.__name__} selects files of its own in its constructor; {REMEDY}"
         )
-    return found
+    folder, files, safetensors, _ = DefaultModelLoader(load)._prepare_weights(  # noqa: SLF001  # ditto
+        str(_folder(model.model, model, load)),
+        None,
+        model.revision,
+        found["fall_back_to_pt_during_load"],
+        found["allow_patterns_overrides"],
+    )
+    if load.load_format == "npcache":  # the loader reads arrays that it once made from the files
+        arrays = Path(folder) / "np"
+        names = json.loads((arrays / "weight_names.json").read_bytes())
+        read = [arrays / "weight_names.json", *(arrays / name for name in names)]
+        return "npcache", Path(folder), read
+    return ("safetensors" if safetensors else "pt"), Path(folder), [Path(file) for file in files]
 
 
 def _settings_files(model: Any, folder: Path) -> list[Path]:
@@ -133,7 +127,13 @@ def _settings_files(model: Any, folder: Path) -> list[Path]:
 
         names = get_quantization_config(model.quantization).get_config_filenames()
         stated = [folder / name for name in names if (folder / name).is_file()]
-        if model.quantization_config is not None or not (stated or _states_quantisation(model)):
+        config = model.hf_config
+        is_described = bool(stated) or any(
+            getattr(each, name, None) is not None
+            for each in (config, getattr(config, "text_config", None))
+            for name in ("quantization_config", "compression_config")
+        )
+        if model.quantization_config is not None or not is_described:
             raise NoDigestError(
                 f"quantization {model.quantization!r} is computed while the weights are loaded, "
                 f"and no file describes it; {REMEDY}, the quantisation included"
@@ -142,14 +142,6 @@ def _settings_files(model: Any, folder: Path) -> list[Path]:
     if getattr(model, "trust_remote_code", False):
         beside += folder.glob("*.py")
     return [file for file in dict.fromkeys(beside) if file.is_file()]
-
-
-def _states_quantisation(model: Any) -> bool:
-    """Return whether the checkpoint's own config describes a quantisation."""
-    config = model.hf_config
-    configs = [config, getattr(config, "text_config", None)]
-    names = ("quantization_config", "compression_config")
-    return any(getattr(each, name, None) is not None for each in configs for name in names)
 
 
 def _source(model: Any) -> str:

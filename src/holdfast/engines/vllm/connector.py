@@ -28,7 +28,6 @@ from holdfast.devices.base import Device
 from holdfast.devices.host import HostDevice
 from holdfast.engines.vllm.counters import ConnectorCounts, ConnectorMetrics
 from holdfast.engines.vllm.describe import (
-    CacheGeometry,
     UnsupportedError,
     fingerprint_of,
     geometry_of,
@@ -114,7 +113,16 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             fingerprint = fingerprint_of(self._vllm_config, group, geometry, self._setting, rank)
             layout = fingerprint.layout
             tensors = [kv_caches[name] for name in group.layers]
-            device = _device(tensors, geometry, layout.pages_per_block)
+            pages, kind = geometry.pages_of(layout.pages_per_block), tensors[0].device.type
+            device: Device
+            if kind == "cpu":
+                device = HostDevice(pages, keep=tensors)
+            elif kind == "cuda":
+                from holdfast.devices.cuda import CudaDevice
+
+                device = CudaDevice.of(tensors, pages)
+            else:
+                raise UnsupportedError(f"pages on {kind!r} are not supported, only on cpu and cuda")
             handshake = Handshake(
                 fingerprint=fingerprint.digest(),
                 payload_bytes=layout.payload_bytes,
@@ -272,19 +280,17 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             description=msgspec.json.encode(fingerprint).decode() if fingerprint else "",
             publish=self._setting.publish,
         )
-        connection = ReconnectingClient(self._address(), hello, ANSWER_S)
+        address = self._setting.address
+        if not address:
+            if self._private is None:
+                self._private = PrivateNode(self._vllm_config.kv_transfer_config.engine_id)
+            address = self._private.address
+        connection = ReconnectingClient(address, hello, ANSWER_S)
         if connection.wait(START_S) is None:
             _log.warning(
                 "no node yet (%s): requests are computed until it answers", connection.failure
             )
         return connection
-
-    def _address(self) -> str:
-        if self._setting.address:
-            return self._setting.address
-        if self._private is None:
-            self._private = PrivateNode(self._vllm_config.kv_transfer_config.engine_id)
-        return self._private.address
 
     @contextmanager
     def _passive_on_error(self) -> Iterator[None]:
@@ -294,16 +300,3 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         except (HoldfastError, OSError) as error:
             _log.warning("Holdfast is off for this engine: %s", error)
             self._handshake = Handshake(refusal=str(error))
-
-
-def _device(tensors: list[Any], geometry: CacheGeometry, pages_per_block: int) -> Device:
-    """Return the device that has these pages; raise UnsupportedError for an unknown kind."""
-    kind = tensors[0].device.type
-    pages = geometry.pages_of(pages_per_block)
-    if kind == "cpu":
-        return HostDevice(pages, keep=tensors)
-    if kind == "cuda":
-        from holdfast.devices.cuda import CudaDevice
-
-        return CudaDevice.of(tensors, pages)
-    raise UnsupportedError(f"pages on {kind!r} are not supported, only on cpu and cuda")

@@ -74,10 +74,21 @@ class ConnectorCounts(KVConnectorStats):
         """Return what vLLM logs, in the words of `holdfast stats`."""
         counts = dict(self.data)
         tokens = counts.pop("prompt_tokens", 0)
+
+        def percent(part: float) -> str:
+            return f"{100 * part / tokens:.0f} %"
+
         summary: dict[str, Any] = {}
         if tokens:
             summary = {"prompts": int(counts.pop("prompts", 0)), "prompt tokens": int(tokens)}
-            summary |= _shares(_popped(counts, "prompt_tokens_by_source"), tokens)
+            source_keys = [key for key in counts if key.startswith("prompt_tokens_by_source/")]
+            by_source = {key.partition("/")[2]: counts.pop(key) for key in source_keys}
+            engine, computed = by_source.pop("engine", 0), by_source.pop("computed", 0)
+            by_tier = ", ".join(f"{tier} {percent(part)}" for tier, part in by_source.items())
+            from_tiers = percent(sum(by_source.values())) + (f" ({by_tier})" if by_tier else "")
+            summary["from Holdfast"] = from_tiers
+            summary["from vLLM's own cache"] = percent(engine)
+            summary["computed"] = percent(computed)
         seconds, nbytes = counts.pop("fetch_seconds", 0), counts.pop("fetched_bytes", 0)
         if seconds:
             summary["fetch"] = f"{nbytes / seconds / 1e9:.2f} GB/s"
@@ -115,25 +126,3 @@ class ConnectorMetrics(KVConnectorPromMetrics):
             name = key.partition("/")[0]
             labels = key.split("/", len(COUNTERS[name][0]))[1:]
             self._counters[name].labels(*engine, *labels).inc(number)
-
-
-def _popped(counts: dict[str, float], name: str) -> dict[str, float]:
-    """Remove the counts of one name; return them by label."""
-    keys = [key for key in counts if key.startswith(f"{name}/")]
-    return {key.partition("/")[2]: counts.pop(key) for key in keys}
-
-
-def _shares(by_source: dict[str, float], tokens: float) -> dict[str, str]:
-    """Return the shares of prompt tokens by source."""
-
-    def percent(part: float) -> str:
-        return f"{100 * part / tokens:.0f} %"
-
-    engine, computed = by_source.pop("engine", 0), by_source.pop("computed", 0)
-    by_tier = ", ".join(f"{tier} {percent(part)}" for tier, part in by_source.items())
-    from_tiers = percent(sum(by_source.values())) + (f" ({by_tier})" if by_tier else "")
-    return {
-        "from Holdfast": from_tiers,
-        "from vLLM's own cache": percent(engine),
-        "computed": percent(computed),
-    }

@@ -163,29 +163,29 @@ def fingerprint_of(
             group=0,
         ),
     )
-    return Fingerprint(
-        model=model_digest(vllm_config, setting),
-        layout=layout,
-        positions=_canonical(positions_of(model)),
-        adapter="none",
-        kv_quantisation=_kv_quantisation(vllm_config.cache_config, spec),
-    )
-
-
-def positions_of(model: Any) -> dict[str, Any]:
-    """Return the settings that the model's position encoding depends on.
-
-    With LongRoPE vLLM uses the long factors for every token if `max_model_len` exceeds the original
-    training length (`phi3_long_rope_scaled_rope.py`), so `max_model_len` is included.
-    """
-    found = {
+    weights = model_digest(vllm_config, setting)
+    positions = {
         key: value
         for key, value in model.hf_text_config.to_dict().items()
         if any(word in key for word in _POSITION_WORDS)
     }
-    if _LONG_ROPE in _canonical(found):
-        found["max_model_len"] = model.max_model_len
-    return found
+    # With LongRoPE vLLM uses the long factors for every token if `max_model_len` exceeds the
+    # original training length (`phi3_long_rope_scaled_rope.py`).
+    if _LONG_ROPE in _canonical(positions):
+        positions["max_model_len"] = model.max_model_len
+    cache = vllm_config.cache_config
+    mode = getattr(getattr(spec, "kv_quant_mode", None), "name", "NONE")
+    kv_quantisation = "none"
+    if cache.cache_dtype != "auto" or mode != "NONE":
+        skipped: Sequence[str] = getattr(cache, "kv_cache_dtype_skip_layers", ())
+        kv_quantisation = f"{cache.cache_dtype}:{mode}:{','.join(map(str, skipped))}"
+    return Fingerprint(
+        model=weights,
+        layout=layout,
+        positions=_canonical(positions),
+        adapter="none",
+        kv_quantisation=kv_quantisation,
+    )
 
 
 def arrangement(vllm_config: Any, group: KvGroup, geometry: CacheGeometry) -> str:
@@ -203,19 +203,16 @@ def arrangement(vllm_config: Any, group: KvGroup, geometry: CacheGeometry) -> st
         from vllm.platforms import current_platform
 
         runner = "v2" if vllm_config.use_v2_model_runner else "v1"
-        device, backend = current_platform.get_device_name(), _backends(vllm_config, group)
-        kind = f"vllm:{device}:{backend}:{runner}"
+        device = current_platform.get_device_name()
+        layers = vllm_config.compilation_config.static_forward_context
+        named = {layers[name].attn_backend.get_name() for name in group.layers if name in layers}
+        if not named:
+            raise UnsupportedError(
+                "vLLM does not report the attention backend of the model's layers"
+            )
+        kind = f"vllm:{device}:{'+'.join(sorted(named))}:{runner}"
     names = hashlib.blake2b("\0".join(group.layers).encode(), digest_size=8).hexdigest()
     return f"{kind}:{vllm.__version__}:{type(spec).__name__}:{geometry.order}:{names}"
-
-
-def _backends(vllm_config: Any, group: KvGroup) -> str:
-    """Return the attention backends that vLLM selected for these layers."""
-    layers = vllm_config.compilation_config.static_forward_context
-    named = {layers[name].attn_backend.get_name() for name in group.layers if name in layers}
-    if not named:
-        raise UnsupportedError("vLLM does not report the attention backend of the model's layers")
-    return "+".join(sorted(named))
 
 
 def model_digest(vllm_config: Any, setting: ConnectorSettings) -> str:
@@ -242,14 +239,6 @@ def model_digest(vllm_config: Any, setting: ConnectorSettings) -> str:
         str(getattr(model, "code_revision", None)),
     )
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
-
-
-def _kv_quantisation(cache: Any, spec: Any) -> str:
-    mode = getattr(getattr(spec, "kv_quant_mode", None), "name", "NONE")
-    if cache.cache_dtype == "auto" and mode == "NONE":
-        return "none"
-    skipped: Sequence[str] = getattr(cache, "kv_cache_dtype_skip_layers", ())
-    return f"{cache.cache_dtype}:{mode}:{','.join(map(str, skipped))}"
 
 
 def _canonical(value: Any) -> str:

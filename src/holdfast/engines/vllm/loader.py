@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES
-from holdfast.devices.base import Device, DeviceMemory, Move
+from holdfast.devices.base import Device, Move
 from holdfast.devices.host import run_anywhere
 from holdfast.engines.vllm.counters import ConnectorCounts
 from holdfast.engines.vllm.work import LoadTask
 from holdfast.errors import BlockError, NodeGoneError, Outcome, ProtocolError, RefusedError
-from holdfast.wire.local.client import Client
 from holdfast.wire.local.messages import Fetch, Fetched, Release, Released
 from holdfast.wire.local.reconnecting_client import ReconnectingClient
 
@@ -112,13 +111,28 @@ class Loader:
         if client is None or client.arena is None:
             return Outcome.GONE, 0
         start_s = time.monotonic()
+        landed = 0
         try:
             fetched = client.call(
                 Fetch(job.keys, job.deadline_s, job.load.plan), job.deadline_s + GRACE_S
             )
             if not isinstance(fetched, Fetched):
                 raise ProtocolError(f"Fetch was answered with {type(fetched).__name__}")
-            landed = self._copy(client, client.arena, job, fetched, start_s)
+            moves = moves_of(job.load, fetched.places, self._device.pages.pages_per_block)
+            try:
+                moved = self._device.scatter(client.arena, moves, job.after).wait()
+            except Exception:  # on any error of the device, release the slots now
+                if fetched.lease:
+                    client.forget(client.send(Release(fetched.lease)))
+                raise
+            if fetched.lease:
+                # The node has the rest of the deadline, at least `RELEASE_S`, to confirm the lease:
+                # computing the pages, which are copied already, would cost more than the wait.
+                left_s = job.deadline_s - (time.monotonic() - start_s)
+                released = client.call(Release(fetched.lease), max(RELEASE_S, left_s))
+                # If the lease expired during the copy, the slots may have been overwritten.
+                if moved and isinstance(released, Released) and released.valid:
+                    landed = sum(len(move.pages) for move in moves)
         except (NodeGoneError, ProtocolError, RefusedError) as error:
             _log.warning("load given up: %s", error)
             return Outcome.GONE, 0
@@ -135,29 +149,6 @@ class Loader:
             counts.add("fetched_bytes", number=nbytes)
             counts.add("fetched_tokens", number=tokens)
         return fetched.outcome if fetched.outcome != Outcome.OK else Outcome.GONE, landed
-
-    def _copy(
-        self, client: Client, arena: DeviceMemory, job: LoadJob, fetched: Fetched, start_s: float
-    ) -> int:
-        """Copy fetched blocks into their pages; return how many pages are valid.
-
-        The node has the rest of the load's deadline, at least `RELEASE_S`, to confirm the lease,
-        because the pages are copied already, and computing them would cost more than the wait.
-        """
-        moves = moves_of(job.load, fetched.places, self._device.pages.pages_per_block)
-        try:
-            moved = self._device.scatter(arena, moves, job.after).wait()
-        except Exception:  # on any error of the device, release the slots now
-            if fetched.lease:
-                client.forget(client.send(Release(fetched.lease)))
-            raise
-        if not fetched.lease:
-            return 0
-        left_s = job.deadline_s - (time.monotonic() - start_s)
-        released = client.call(Release(fetched.lease), max(RELEASE_S, left_s))
-        # If the lease expired during the copy, the slots may have been overwritten.
-        valid = isinstance(released, Released) and released.valid
-        return sum(len(move.pages) for move in moves) if moved and valid else 0
 
 
 def moves_of(load: LoadTask, places: Sequence[int], pages_per_block: int) -> list[Move]:

@@ -85,7 +85,20 @@ def read_options(extra: Mapping[str, Any]) -> ConnectorSettings:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
         raise ConfigError(f"{_AT}: {error}") from error
-    address, engine = _node(options.holdfast)
+    address, engine = options.holdfast, EngineOptions()
+    if address.endswith((".yaml", ".yml")):
+        node = load(address)
+        if not node.node_address:
+            raise ConfigError(
+                f"{_AT}.holdfast: the node of {address!r} listens on {', '.join(node.addresses)} "
+                "only, and an engine shares memory with its node; add a unix:///path to its listen"
+            )
+        address, engine = node.node_address, node.engine
+    elif address:
+        try:
+            socket_path(address)
+        except ConfigError as error:
+            raise ConfigError(f"{_AT}.holdfast: {error}; or name the node's YAML file") from error
     publish = b""
     if options.publish_file:
         from holdfast.assemble.keys import read_key
@@ -101,24 +114,6 @@ def read_options(extra: Mapping[str, Any]) -> ConnectorSettings:
         saves=engine.save,
         publish=publish,
     )
-
-
-def _node(holdfast: str) -> tuple[str, EngineOptions]:
-    """Return the node's address and the engine options of its file, from the `holdfast` option."""
-    if holdfast.endswith((".yaml", ".yml")):
-        node = load(holdfast)
-        if not node.node_address:
-            raise ConfigError(
-                f"{_AT}.holdfast: the node of {holdfast!r} listens on {', '.join(node.addresses)} "
-                "only, and an engine shares memory with its node; add a unix:///path to its listen"
-            )
-        return node.node_address, node.engine
-    if holdfast:
-        try:
-            socket_path(holdfast)
-        except ConfigError as error:
-            raise ConfigError(f"{_AT}.holdfast: {error}; or name the node's YAML file") from error
-    return holdfast, EngineOptions()
 
 
 def failure_policy_advice(policy: str) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.blocks.key import Chain
@@ -129,12 +129,17 @@ class SchedulerSide:
         if tracked.load_failed:  # the plan is not ended, because the load's time was spent on it
             tracked.local_tokens = local_tokens
             return 0, False
-        if self._asks_again(tracked, local_tokens):
-            return None, False
-        tracked.decide(local_tokens, self._now())
+        # Ask again if the engine's own cache has blocks that the node's plan did not assume.
+        size = self._block_tokens
+        known = local_tokens // size == tracked.planned_local_tokens // size
+        if not (known or tracked.planned_local_tokens or tracked.covered * size <= local_tokens):
+            self._ask(tracked, self._clients(), local_tokens)
+            if tracked.question is not None and not self._answered(tracked, tracked.question):
+                return None, False
+        tracked.local_tokens, tracked.decided_at = local_tokens, self._now()
         # At least one token is computed, because sampling needs its output.
         full = (request.num_tokens - 1) // self._page_tokens * self._page_tokens
-        tokens = min(tracked.worth * self._block_tokens, full) - local_tokens
+        tokens = min(tracked.worth * size, full) - local_tokens
         return (tokens, True) if tokens > 0 else (0, False)
 
     def allocated(self, request: Any, pages: Sequence[int], external_tokens: int) -> None:
@@ -144,7 +149,14 @@ class SchedulerSide:
             return
         if not tracked.is_counted and not tracked.preemptions:
             tracked.is_counted = True
-            self._count(request, tracked.local_tokens, self.sources(request, external_tokens))
+            # Counted here for vLLM, and in the next report for the node.
+            local_tokens, loaded = tracked.local_tokens, self.sources(request, external_tokens)
+            self._timer.admitted(request.num_tokens, local_tokens, loaded)
+            computed = request.num_tokens - local_tokens - sum(loaded.values())
+            self.counts.add("prompts")
+            self.counts.add("prompt_tokens", number=request.num_tokens)
+            for source, tokens in {"engine": local_tokens, "computed": computed, **loaded}.items():
+                self.counts.add("prompt_tokens_by_source", source, number=tokens)
         if not external_tokens:
             return
         start, page = tracked.local_tokens, self._page_tokens
@@ -155,15 +167,6 @@ class SchedulerSide:
         tracked.loading = PendingLoad(start, wanted)
         load = LoadTask(request.request_id, keys, wanted, skipped // page, external_tokens)
         self._loads.append(load._replace(plan=tracked.plan, deadline_s=tracked.deadline_s))
-
-    def _count(self, request: Any, local_tokens: int, loaded: Mapping[str, int]) -> None:
-        """Count an admitted prompt, here for vLLM and in the next report for the node."""
-        self._timer.admitted(request.num_tokens, local_tokens, loaded)
-        computed = request.num_tokens - local_tokens - sum(loaded.values())
-        self.counts.add("prompts")
-        self.counts.add("prompt_tokens", number=request.num_tokens)
-        for source, tokens in {"engine": local_tokens, "computed": computed, **loaded}.items():
-            self.counts.add("prompt_tokens_by_source", source, number=tokens)
 
     def sources(self, request: Any, external_tokens: int) -> dict[str, int]:
         """Split loaded tokens by source tier, in the proportions that the node reported."""
@@ -183,7 +186,19 @@ class SchedulerSide:
         """Return the loads and saves of this step for the workers."""
         work = StepWork(self._loads, tokens=output.total_num_scheduled_tokens)
         self._loads = []
-        self._time(output)
+        if output.total_num_scheduled_tokens:
+            chunks = []
+            for request_id, new in output.num_scheduled_tokens.items():
+                tracked = self._tracked.get(request_id)
+                if tracked is not None:
+                    context = tracked.request.num_computed_tokens
+                    last = context < tracked.prompt_tokens <= context + new
+                    end = tracked.end_plan() if last else None
+                    chunks.append(PrefillChunk(new, context, end))
+            loading = any(tracked.loading for tracked in self._tracked.values())
+            all_known = len(chunks) == len(output.num_scheduled_tokens)
+            self._timer.begin(chunks, sound=all_known and not loading)
+        per_block = self._block_tokens // self._page_tokens
         for request_id, scheduled in output.num_scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
             if tracked is None or not self._setting.saves:
@@ -192,9 +207,23 @@ class SchedulerSide:
             request = tracked.request
             computed = min(request.num_computed_tokens + scheduled, request.num_tokens)
             full = min(tracked.extend(), computed // self._block_tokens, CHAIN_BLOCKS_MAX)
-            if full > tracked.saved:
-                pages = output.kv_connector_block_state.get_block_ids(request_id)[0]
-                work.saves += self._saves(tracked, full, pages)
+            if full <= tracked.saved:
+                continue
+            pages = output.kv_connector_block_state.get_block_ids(request_id)[0]
+            # A task of more than `SAVE_BLOCKS` would delay other engines.
+            while tracked.saved < full:
+                start, stop = tracked.saved, min(full, tracked.saved + SAVE_BLOCKS)
+                task = SaveTask(
+                    request_id,
+                    tracked.keys(start, stop),
+                    tuple(chain.parent(start) for chain in tracked.chains),
+                    tuple(chain.segment(start) for chain in tracked.chains),
+                    start,
+                    list(pages[start * per_block : stop * per_block]),
+                    tracked.hint.retention,
+                )
+                work.saves.append(task)
+                tracked.saved = stop
         return work
 
     def on_worker_output(self, output: Any) -> None:
@@ -279,39 +308,12 @@ class SchedulerSide:
             return
         tracked.question = question
 
-    def _asks_again(self, tracked: TrackedRequest, local_tokens: int) -> bool:
-        """Ask again if the engine's own cache has blocks that the node's plan did not assume.
-
-        Return True while the answer is missing.
-        """
-        size = self._block_tokens
-        known = local_tokens // size == tracked.planned_local_tokens // size
-        if known or tracked.planned_local_tokens or tracked.covered * size <= local_tokens:
-            return False
-        self._ask(tracked, self._clients(), local_tokens)
-        return tracked.question is not None and not self._answered(tracked, tracked.question)
-
     def _limit_s(self, tracked: TrackedRequest) -> float:
         """Return the timeout of this prompt's answer; it shrinks while the node is silent."""
         if self._setting.cover_deadline_s is not None:
             return self._backoff.timeout_s(self._setting.cover_deadline_s)
         share_s: float = COVER_SHARE * self._token_s * tracked.request.num_tokens
         return self._backoff.timeout_s(min(max(COVER_MIN_S, share_s), COVER_MAX_S))
-
-    def _time(self, output: Any) -> None:
-        """Start timing a step, with the tokens that it computes."""
-        if not output.total_num_scheduled_tokens:
-            return
-        chunks = []
-        for request_id, new in output.num_scheduled_tokens.items():
-            tracked = self._tracked.get(request_id)
-            if tracked is not None:
-                context = tracked.request.num_computed_tokens
-                last = context < tracked.prompt_tokens <= context + new
-                chunks.append(PrefillChunk(new, context, tracked.end_plan() if last else None))
-        loading = any(tracked.loading for tracked in self._tracked.values())
-        all_known = len(chunks) == len(output.num_scheduled_tokens)
-        self._timer.begin(chunks, sound=all_known and not loading)
 
     def _answered(self, tracked: TrackedRequest, question: PlanRequest) -> bool:
         """Read the replies that arrived; return whether the answer is complete, failed or late."""
@@ -321,7 +323,8 @@ class SchedulerSide:
             answer = question.answer(expected=len(self._live) == 1)
         except (NodeGoneError, RefusedError, ProtocolError):
             self.counts.add("calls", "lookup", "gone")
-            self._compute(tracked, NotFollowed.GONE)
+            tracked.forget()  # an earlier answer is outdated
+            self._end_plan(tracked, NotFollowed.GONE)
             return True
         if answer is not None:
             self._backoff.answered()
@@ -342,13 +345,9 @@ class SchedulerSide:
         _log.info("late: the node did not say within %.3g s what is held; computed", limit_s)
         self._backoff.late()
         self.counts.add("calls", "lookup", "late")
-        self._compute(tracked, NotFollowed.LATE)
-        return True
-
-    def _compute(self, tracked: TrackedRequest, why: NotFollowed) -> None:
-        """Compute the request: no answer arrived, and an earlier answer is outdated."""
         tracked.forget()
-        self._end_plan(tracked, why)
+        self._end_plan(tracked, NotFollowed.LATE)
+        return True
 
     def _report(self) -> None:
         report = self._timer.report(idle=not self._live)
@@ -358,25 +357,7 @@ class SchedulerSide:
     def _end_plan(self, tracked: TrackedRequest, why: NotFollowed) -> None:
         end = tracked.end_plan(why)
         if end is not None:
-            self._timer.plan_not_followed(end)
-
-    def _saves(
-        self, tracked: TrackedRequest, full: int, pages: Sequence[int]
-    ) -> Iterator[SaveTask]:
-        """Yield save tasks of at most `SAVE_BLOCKS`: a longer one would delay other engines."""
-        per_block = self._block_tokens // self._page_tokens
-        while tracked.saved < full:
-            start, stop = tracked.saved, min(full, tracked.saved + SAVE_BLOCKS)
-            yield SaveTask(
-                tracked.request.request_id,
-                tracked.keys(start, stop),
-                tuple(chain.parent(start) for chain in tracked.chains),
-                tuple(chain.segment(start) for chain in tracked.chains),
-                start,
-                list(pages[start * per_block : stop * per_block]),
-                tracked.hint.retention,
-            )
-            tracked.saved = stop
+            self._timer.plan_ended(end)
 
 
 def why_declined(request: Any) -> str | None:

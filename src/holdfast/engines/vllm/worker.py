@@ -88,14 +88,26 @@ class WorkerSide:
     def begin(self, work: StepWork) -> None:
         """Before the forward: request the slots for this step's saves."""
         self._commit_done()
-        self._read_commits()
+        still = []
+        for client, request_id in self._committing:
+            try:
+                reply = client.poll(request_id)
+            except (NodeGoneError, RefusedError):
+                self.counts.add("calls", "save", "gone")
+                continue
+            if reply is None:
+                still.append((client, request_id))
+            elif isinstance(reply, Committed):
+                self.counts.add("calls", "save", "ok")
+                self.counts.add("saved_blocks", number=reply.blocks)
+        self._committing = still
         for save in work.saves:
-            client = self._connection.client()
-            if client is None or client.arena is None:
+            connected = self._connection.client()
+            if connected is None or connected.arena is None:
                 self.counts.add("calls", "save", "gone")
                 continue
             try:
-                self._reserves.append(self._reserve(client, save))
+                self._reserves.append(self._reserve(connected, save))
             except (NodeGoneError, ProtocolError):
                 self.counts.add("calls", "save", "gone")
 
@@ -151,9 +163,17 @@ class WorkerSide:
         return WorkerReport(work.tokens > 0, self._moving)
 
     def close(self) -> None:
-        """Wait for all copies, commit them, and stop."""
+        """Wait for all copies, commit them, wait `COMMIT_S` at most for the replies, and stop."""
         try:
-            self._commit_all()
+            # Commits follow the copies, because the node seals a slot's content at the commit.
+            for inflight in self._inflight:
+                inflight.transfer.wait()
+            self._commit_done()
+            until_s = time.monotonic() + COMMIT_S
+            for client, request_id in self._committing:
+                with contextlib.suppress(NodeGoneError, RefusedError):
+                    client.wait(request_id, max(0.0, until_s - time.monotonic()))
+            self._committing.clear()
         except Exception:  # noqa: BLE001  # a failed device must not keep the rest from closing
             _log.exception("blocks not saved")
         self._connection.close()
@@ -189,21 +209,13 @@ class WorkerSide:
                 transfer = self._device.gather(client.arena, moves)
                 self._inflight.append(InflightSave(transfer, client, commits))
         except Exception:  # on any error the slots must be returned to the node
-            self._abort(client, reserves, commits)
+            # No copy to them is running: a device whose `gather` raises has ended its copies.
+            with contextlib.suppress(NodeGoneError):  # a node reclaims a lost connection's slots
+                for each in reserves:
+                    client.forget(each.request_id)
+                for commit in commits:
+                    client.forget(client.send(Abort(commit.ticket)))
             raise
-
-    def _abort(
-        self, client: Client, reserves: Sequence[PendingReserve], commits: Sequence[Commit]
-    ) -> None:
-        """Return slots to the node that were not filled; it would keep them for this session.
-
-        No copy to them may be running: a device whose `gather` raises has ended its copies.
-        """
-        with contextlib.suppress(NodeGoneError):  # a node reclaims a lost connection's slots
-            for each in reserves:
-                client.forget(each.request_id)
-            for commit in commits:
-                client.forget(client.send(Abort(commit.ticket)))
 
     def _slots(self, client: Client, pending: PendingReserve, until_s: float) -> Reserved | None:
         """Return the reserved slots; None if they are late or refused."""
@@ -244,30 +256,3 @@ class WorkerSide:
             except NodeGoneError:
                 self.counts.add("calls", "save", "gone", number=len(inflight.commits))
         self._inflight = still
-
-    def _commit_all(self) -> None:
-        """Wait for all copies, commit them, and wait up to `COMMIT_S` for the node's replies."""
-        # Commits follow the copies, because the node seals a slot's content at the commit.
-        for inflight in self._inflight:
-            inflight.transfer.wait()
-        self._commit_done()
-        until_s = time.monotonic() + COMMIT_S
-        for client, request_id in self._committing:
-            with contextlib.suppress(NodeGoneError, RefusedError):
-                client.wait(request_id, max(0.0, until_s - time.monotonic()))
-        self._committing.clear()
-
-    def _read_commits(self) -> None:
-        still = []
-        for client, request_id in self._committing:
-            try:
-                reply = client.poll(request_id)
-            except (NodeGoneError, RefusedError):
-                self.counts.add("calls", "save", "gone")
-                continue
-            if reply is None:
-                still.append((client, request_id))
-            elif isinstance(reply, Committed):
-                self.counts.add("calls", "save", "ok")
-                self.counts.add("saved_blocks", number=reply.blocks)
-        self._committing = still

@@ -167,13 +167,21 @@ class HttpServer:
         return await route()
 
     def _may_enter(self, head: bytes) -> bool:
-        """Return whether a request presents the token, if there is one."""
+        """Return whether there is no token, or a request presents it, as bearer or password."""
         if not self._token:
             return True
         for line in head.split(b"\r\n")[1:]:
             name, _, value = line.partition(b":")
-            if name.strip().lower() == b"authorization":
-                return hmac.compare_digest(_secret_of(value.strip()), self._token)
+            if name.strip().lower() != b"authorization":
+                continue
+            scheme, _, rest = value.strip().partition(b" ")
+            secret = b""
+            if scheme.lower() == b"bearer":
+                secret = rest.strip()
+            elif scheme.lower() == b"basic":
+                with contextlib.suppress(binascii.Error):
+                    secret = base64.b64decode(rest).partition(b":")[2]
+            return hmac.compare_digest(secret, self._token)
         return False
 
     async def _send(
@@ -219,15 +227,3 @@ class HttpServer:
 
 def _refusal(status: HTTPStatus, headers: Mapping[str, str] | None = None) -> Answer:
     return Answer(status, f"{status.value} {status.phrase}\n".encode(), headers=headers or {})
-
-
-def _secret_of(value: bytes) -> bytes:
-    """Return the secret of an Authorization header: a bearer token, or a basic password."""
-    scheme, _, rest = value.partition(b" ")
-    if scheme.lower() == b"bearer":
-        return rest.strip()
-    if scheme.lower() != b"basic":
-        return b""
-    with contextlib.suppress(binascii.Error):
-        return base64.b64decode(rest).partition(b":")[2]
-    return b""

@@ -141,22 +141,14 @@ def _remove_torn_line(file: Path, fd: int) -> bool:
                 break
     if not tail:
         return True
-    from_start = bool(newline) or len(tail) == size
-    if not (from_start and _is_torn(tail)):
+    if not newline and len(tail) != size:
         return False
+    if tail.strip(b"\0"):  # zeros may stand in place of a record
+        begun = min(len(tail), len(_LINE_START))
+        if tail[:begun] != _LINE_START[:begun]:
+            return False
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            msgspec.json.decode(tail, type=RecordedRequest)
+            return False
     os.ftruncate(fd, size - len(tail))
     return True
-
-
-def _is_torn(tail: bytes) -> bool:
-    """Whether this last line without a newline is an incomplete record, or zeros in its place."""
-    if not tail.strip(b"\0"):
-        return True
-    begun = min(len(tail), len(_LINE_START))
-    if tail[:begun] != _LINE_START[:begun]:
-        return False
-    try:
-        msgspec.json.decode(tail, type=RecordedRequest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return True
-    return False

@@ -75,7 +75,16 @@ class NodeSession:
         self._context = context
         self._store = context.store
         self._user = peer.uid
-        self._check_user(hello)
+        users, has_namespace = context.users, bool(hello.fingerprint or hello.payload_bytes)
+        try:
+            users.check_known(self._user)
+            if has_namespace:
+                users.check_domain(self._user, hello.domain)
+            else:
+                users.check_operator(self._user)
+        except RefusedError as error:
+            self._store.audit.deny(f"user {self._user}", str(error))
+            raise
         self._leases: set[int] = set()
         self._reservations: dict[int, int] = {}
         self._plans = deque[int](maxlen=PLANS_KEPT)
@@ -84,96 +93,97 @@ class NodeSession:
         self._engine = EngineCosts(hello.peer.partition(" ")[0][:80], hello.fingerprint.hex())
         self.arena_fd: int | None = None
         self.welcome = m.Welcome(m.PROTOCOL, self._store.incarnation, b"", 0)
-        if hello.fingerprint or hello.payload_bytes:
+        if has_namespace:
             self._enter(hello)
         self._process = PeerProcess(peer.pid)
         _log.info("session peer=%r pid=%d %r", hello.peer[:80], peer.pid, hello.description[:200])
-
-    def _check_user(self, hello: m.Hello) -> None:
-        """Raise RefusedError if the peer's user may not open this session."""
-        users = self._context.users
-        try:
-            users.check_known(self._user)
-            if hello.fingerprint or hello.payload_bytes:
-                users.check_domain(self._user, hello.domain)
-            else:
-                users.check_operator(self._user)
-        except RefusedError as error:
-            self._store.audit.deny(f"user {self._user}", str(error))
-            raise
 
     def _enter(self, hello: m.Hello) -> None:
         """Check the namespace that a peer names, and share its domain's arena with the peer."""
         check_bytes("hello.fingerprint", hello.fingerprint)
         check_within("hello.payload_bytes", hello.payload_bytes, PAYLOAD_BYTES_MAX)
         check_within("hello.block_tokens", hello.block_tokens, BLOCK_TOKENS_MAX)
-        try:
-            domain_key, domain = self._store.domain(hello.domain)
-        except ConfigError:
-            self._store.audit.deny(f"user {self._user}", f"asked for domain {hello.domain!r}")
-            raise
-        common_key = self._check_publisher(hello, domain)
-        namespace = Namespace(hello.fingerprint, domain, hello.payload_bytes, hello.block_tokens)
-        arena = self._store.arena(domain)
-        if namespace.record_bytes > arena.nbytes:
-            raise BlockError(
-                f"hello.payload_bytes: one block takes {namespace.record_bytes} bytes, the host "
-                f"tier has {arena.nbytes}; raise tiers.0.capacity"
-            )
-        self._check_quotas(hello.domain, namespace)
-        self._namespace = namespace
-        self._engine = self._engine._replace(domain=domain.hex())
-        self.arena_fd = arena.fd
-        incarnation = self._store.incarnation
-        self.welcome = m.Welcome(
-            *(m.PROTOCOL, incarnation, domain_key, arena.nbytes),
-            common_key=common_key,
-            segment_blocks=self._store.options.segment_blocks,
-        )
-
-    def _check_publisher(self, hello: m.Hello, domain: bytes) -> bytes:
-        """Return the public domain's key, empty for a publisher; check a publisher's secret."""
         store = self._store
+        try:
+            domain_key, domain = store.domain(hello.domain)
+        except ConfigError:
+            store.audit.deny(f"user {self._user}", f"asked for domain {hello.domain!r}")
+            raise
+        common_key = b""  # a publisher gets none
         if not store.is_public(domain):
-            return store.public_key()
-        if not hmac.compare_digest(hello.publish, store.options.publish_token):
+            common_key = store.public_key()
+        elif not hmac.compare_digest(hello.publish, store.options.publish_token):
             store.audit.deny(f"user {self._user}", f"would publish in domain {hello.domain!r}")
             raise RefusedError(
                 f"domain {hello.domain!r} is public: only a publisher opens a session in it; give "
                 "its engine the publish_file that the node has"
             )
-        return b""
-
-    def _check_quotas(self, name: str, namespace: Namespace) -> None:
-        """Raise BlockError if one block of the namespace exceeds a quota of its domain."""
-        for tier, most in self._store.quotas(namespace.domain).items():
+        namespace = Namespace(hello.fingerprint, domain, hello.payload_bytes, hello.block_tokens)
+        arena = store.arena(domain)
+        if namespace.record_bytes > arena.nbytes:
+            raise BlockError(
+                f"hello.payload_bytes: one block takes {namespace.record_bytes} bytes, the host "
+                f"tier has {arena.nbytes}; raise tiers.0.capacity"
+            )
+        for tier, most in store.quotas(domain).items():
             if namespace.record_bytes > most:
                 raise BlockError(
                     f"hello.payload_bytes: one block takes {namespace.record_bytes} bytes, the "
-                    f"quota of domain {name!r} on {tier} is {most}; raise "
-                    f"domains.{name}.quota_bytes.{tier}"
+                    f"quota of domain {hello.domain!r} on {tier} is {most}; raise "
+                    f"domains.{hello.domain}.quota_bytes.{tier}"
                 )
+        self._namespace = namespace
+        self._engine = self._engine._replace(domain=domain.hex())
+        self.arena_fd = arena.fd
+        self.welcome = m.Welcome(
+            *(m.PROTOCOL, store.incarnation, domain_key, arena.nbytes),
+            common_key=common_key,
+            segment_blocks=store.options.segment_blocks,
+        )
 
     def answer(self, request: m.Request) -> m.Reply | Awaitable[m.Reply]:
         """Answer requests that only change state at once; run the others in a thread."""
         match request:
             case m.Cover():
-                return self._cover(request)
+                traces = self._context.traces
+                if traces is None:
+                    return self._look_up(request)
+                return self._look_up_traced(request, traces)
             case m.Fetch():
                 return self._fetch(request)
             case m.Commit():
                 return self._commit(request)
             case m.Prestage() | m.Pin() | m.Returns():
                 return self._take_chain_hint(request)
-            case m.Release() | m.Reserve() | m.Observed() | m.Closed() | m.Abort() | m.Hello():
-                return self._change(request)
+            case m.Release():
+                valid = request.lease in self._leases
+                self._leases.discard(request.lease)
+                return m.Released(valid and self._store.release(request.lease))
+            case m.Reserve():
+                return self._reserve(request)
+            case m.Observed():
+                self._entered()
+                self._store.learn(
+                    self._engine,
+                    [EngineStep(*step) for step in request.steps],
+                    [PlanEnding(*ending) for ending in request.endings],
+                    [
+                        (plan, why_not_followed(why), first_token_s)
+                        for plan, why, first_token_s in request.not_followed
+                    ],
+                    [prompt_counts(self._store.tier_names(), each) for each in request.prompts],
+                )
+            case m.Closed():
+                return m.Hinted(self._store.closed(self._entered().domain, request.session))
+            case m.Abort():
+                if request.ticket in self._reservations:
+                    del self._reservations[request.ticket]
+                    self._store.abort(request.ticket, rest_s=0.0)
+            case m.Hello():
+                raise ProtocolError("hello was already sent; open another connection")
             case _:
                 return self._report(request)
-
-    def _cover(self, request: m.Cover) -> m.Reply | Awaitable[m.Reply]:
-        if self._context.traces is None:
-            return self._look_up(request)
-        return self._look_up_traced(request, self._context.traces)
+        return m.Done()
 
     def _look_up(self, request: m.Cover) -> m.Reply | Awaitable[m.Reply]:
         """Answer from the index; in a thread if the chain is long or shared tiers must be asked."""
@@ -242,26 +252,6 @@ class NodeSession:
             plan.reason,
         )
 
-    def _change(self, request: m.Request) -> m.Reply:
-        match request:
-            case m.Release():
-                valid = request.lease in self._leases
-                self._leases.discard(request.lease)
-                return m.Released(valid and self._store.release(request.lease))
-            case m.Reserve():
-                return self._reserve(request)
-            case m.Observed():
-                return self._learn(request)
-            case m.Closed():
-                return m.Hinted(self._store.closed(self._entered().domain, request.session))
-            case m.Abort():
-                if request.ticket in self._reservations:
-                    del self._reservations[request.ticket]
-                    self._store.abort(request.ticket, rest_s=0.0)
-                return m.Done()
-            case _:
-                raise ProtocolError("hello was already sent; open another connection")
-
     def ended(self) -> None:
         """Release all leases now, and reservations once it is known whether the engine lives."""
         self._ended = True
@@ -311,20 +301,6 @@ class NodeSession:
         return m.Fetched(
             lease, fetched.places, fetched.sources, str(fetched.outcome), fetched.reason
         )
-
-    def _learn(self, request: m.Observed) -> m.Done:
-        self._entered()
-        self._store.learn(
-            self._engine,
-            [EngineStep(*step) for step in request.steps],
-            [PlanEnding(*ending) for ending in request.endings],
-            [
-                (plan, why_not_followed(why), first_token_s)
-                for plan, why, first_token_s in request.not_followed
-            ],
-            [prompt_counts(self._store.tier_names(), prompt) for prompt in request.prompts],
-        )
-        return m.Done()
 
     def _reserve(self, request: m.Reserve) -> m.Reserved:
         namespace, keys = self._entered(), unpack_chain(request.keys)

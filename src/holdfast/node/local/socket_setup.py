@@ -25,38 +25,7 @@ def socket_setup(address: str, group: int | None = None) -> Iterator[socket.sock
     ConfigError if other users may change the folder or the path is not a socket.
     """
     path = Path(socket_path(address))
-    _prepare_folder(path.parent, group)
-    _check_socket(path)
-    with _locked(path), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        _remove_stale(path)
-        listener.bind(str(path))
-        _set_access(path, group)
-        inode = path.stat().st_ino
-        listener.setblocking(False)
-        try:
-            yield listener
-        finally:
-            with contextlib.suppress(OSError):
-                if path.stat().st_ino == inode:
-                    path.unlink()
-
-
-def _set_access(path: Path, group: int | None) -> None:
-    """Set the socket's mode and group, so that this user and the group may connect."""
-    path.chmod(0o600)
-    if group is None:
-        return
-    try:
-        os.chown(path, -1, group)
-    except OSError as error:
-        raise ConfigError(
-            f'socket_group: "{path}" cannot be given to group {group}: {error.strerror}; choose '
-            "one that the node's user is in"
-        ) from error
-    path.chmod(0o660)
-
-
-def _prepare_folder(folder: Path, group: int | None) -> None:
+    folder = path.parent
     try:
         made = not folder.exists()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,6 +51,40 @@ def _prepare_folder(folder: Path, group: int | None) -> None:
             f'socket_group: group {group} cannot enter folder "{folder}"; give it the folder, '
             "with mode 0750"
         )
+    _check_socket(path)
+    with _locked(path), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        if _check_socket(path):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                probe.settimeout(_PROBE_S)
+                try:
+                    probe.connect(str(path))
+                    is_stale = False
+                except ConnectionRefusedError:
+                    is_stale = True
+                except OSError:  # it does not answer, but a process holds it open
+                    is_stale = False
+            if not is_stale:
+                raise _busy(path, "another process")
+            path.unlink()
+        listener.bind(str(path))
+        path.chmod(0o600)
+        if group is not None:
+            try:
+                os.chown(path, -1, group)
+            except OSError as error:
+                raise ConfigError(
+                    f'socket_group: "{path}" cannot be given to group {group}: {error.strerror}; '
+                    "choose one that the node's user is in"
+                ) from error
+            path.chmod(0o660)
+        inode = path.stat().st_ino
+        listener.setblocking(False)
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                if path.stat().st_ino == inode:
+                    path.unlink()
 
 
 @contextlib.contextmanager
@@ -110,22 +113,6 @@ def _check_socket(path: Path) -> bool:
     if not stat.S_ISSOCK(kind):
         raise ConfigError(f'listen: "{path}" is there and is not a socket; choose another path')
     return True
-
-
-def _remove_stale(path: Path) -> None:
-    """Remove a dead node's socket; raise BusyError if a process still uses it."""
-    if not _check_socket(path):
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_PROBE_S)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-            return
-        except OSError:
-            pass  # it does not answer, but a process holds it open
-    raise _busy(path, "another process")
 
 
 def _busy(path: Path, holder: str) -> BusyError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from holdfast.config import Config
 from holdfast.errors import ConfigError, RefusedError
@@ -63,11 +63,19 @@ class PermittedUsers:
 def users_of(config: Config) -> PermittedUsers:
     """Return the access rules of this process's node; ConfigError if a user could never connect."""
     own = os.geteuid()
-    domains = {
-        name: frozenset(_user_ids(domain.users, f"domains.{name}.users"))
-        for name, domain in config.domains.items()
-        if domain.users
-    }
+    domains: dict[str, frozenset[int]] = {}
+    for name, domain in config.domains.items():
+        numbers = []
+        for i, user in enumerate(domain.users):
+            try:
+                numbers.append(user if isinstance(user, int) else pwd.getpwnam(user).pw_uid)
+            except KeyError:
+                raise ConfigError(
+                    f"domains.{name}.users.{i}: there is no user {user!r} on this machine; make "
+                    "them, or give a number"
+                ) from None
+        if numbers:
+            domains[name] = frozenset(numbers)
     for name, users in domains.items():
         others = sorted(users - {own, ROOT})
         if others and config.socket_group == "":
@@ -89,15 +97,3 @@ def group_of(config: Config) -> int | None:
         raise ConfigError(
             f"socket_group: there is no group {group!r} on this machine; make it, or give a number"
         ) from None
-
-
-def _user_ids(users: Sequence[str | int], at: str) -> list[int]:
-    numbers = []
-    for i, user in enumerate(users):
-        try:
-            numbers.append(user if isinstance(user, int) else pwd.getpwnam(user).pw_uid)
-        except KeyError:
-            raise ConfigError(
-                f"{at}.{i}: there is no user {user!r} on this machine; make them, or give a number"
-            ) from None
-    return numbers

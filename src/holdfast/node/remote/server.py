@@ -55,12 +55,6 @@ class EntryRules(NamedTuple):
     token_key: bytes = b""
     any_user: bool = False
 
-    def check_user(self, connected: socket.socket) -> None:
-        """Raise RefusedError for a peer of another user, if there is neither TLS nor a token."""
-        if self.tls is None and not self.token_key and not self.any_user:
-            allowed = frozenset({os.geteuid(), ROOT})
-            check_peer(peer_user(connected), allowed, "the peer", _NOT_OPEN)
-
 
 def bind(address: str) -> socket.socket:
     """Return a bound socket that does not listen yet; raise ConfigError or BusyError."""
@@ -223,39 +217,41 @@ class TargetServer:
         stream.send([encode(CONNECTION_ID, challenge)], deadline)
         inbox = ReceiveBuffer(stream)
         joining = inbox.next(deadline.seconds(), self._limits.body_s, HANDSHAKE_BYTES_MAX)
-        if not isinstance(joining.message, Join):
-            raise ProtocolError(f"the first message is {type(joining.message).__name__}, not Join")
+        join = joining.message
+        if not isinstance(join, Join):
+            raise ProtocolError(f"the first message is {type(join).__name__}, not Join")
+        claims: TokenClaims | None = None
+        proof = b""
         try:
-            self._entry.check_user(connected)
-            claims, proof = self._authenticate(joining.message, ours + joining.message.nonce)
+            entry = self._entry
+            if entry.tls is None and not entry.token_key and not entry.any_user:
+                allowed = frozenset({os.geteuid(), ROOT})
+                check_peer(peer_user(connected), allowed, "the peer", _NOT_OPEN)
+            if join.protocol != TARGET_PROTOCOL:
+                raise RefusedError(
+                    f"protocol version {join.protocol} is not spoken here, {TARGET_PROTOCOL} is; "
+                    "install the same version of holdfast on both sides"
+                )
+            if entry.token_key:
+                if not join.claims:
+                    raise RefusedError("token: this target requires one; name it in tokens.file")
+                token = check(entry.token_key, join.claims, time.time())
+                nonces = ours + join.nonce
+                if not proves(token, "peer", nonces, join.proof):
+                    raise RefusedError(
+                        "token: not made with this target's key; make one with `holdfast token`"
+                    )
+                claims, proof = token.claims, prove(token, "target", nonces)
         except RefusedError as error:
             self._service.counters.refused += 1
             stream.send([encode(joining.request_id, Refused(str(error)))], deadline)
             raise
         service = self._service
-        peer_memory = PeerMemory.over(agent, joining.message.nixl)
+        peer_memory = PeerMemory.over(agent, join.nixl)
         joined = Joined(
             *(TARGET_PROTOCOL, service.store.incarnation, proof, service.epoch),
             nixl=peer_memory is not None,
         )
         stream.send([encode(joining.request_id, joined)], deadline)
-        _log.info("session peer=%r claims=%s", joining.message.peer[:80], claims)
+        _log.info("session peer=%r claims=%s", join.peer[:80], claims)
         return TargetSession(service, stream, inbox, claims, peer_memory)
-
-    def _authenticate(self, join: Join, nonces: bytes) -> tuple[TokenClaims | None, bytes]:
-        """Return the peer's claims and this target's proof; raise RefusedError if refused."""
-        if join.protocol != TARGET_PROTOCOL:
-            raise RefusedError(
-                f"protocol version {join.protocol} is not spoken here, {TARGET_PROTOCOL} is; "
-                "install the same version of holdfast on both sides"
-            )
-        if not self._entry.token_key:
-            return None, b""
-        if not join.claims:
-            raise RefusedError("token: this target requires one; name it in tokens.file")
-        token = check(self._entry.token_key, join.claims, time.time())
-        if not proves(token, "peer", nonces, join.proof):
-            raise RefusedError(
-                "token: not made with this target's key; make one with `holdfast token`"
-            )
-        return token.claims, prove(token, "target", nonces)

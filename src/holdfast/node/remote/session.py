@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -31,7 +29,6 @@ from holdfast.limits import (
 from holdfast.node.remote.peer_memory import PeerMemory
 from holdfast.node.remote.send_budget import SMALL_BYTES
 from holdfast.node.remote.service import TargetService
-from holdfast.store.fetch import FetchResult
 from holdfast.store.receive import ReceiveSlot
 from holdfast.store.store import Store
 from holdfast.wire.frame import HEADER_BYTES, encode, plain, read_head
@@ -59,16 +56,6 @@ class ReadRequest(NamedTuple):
     message: m.TargetRequest
     request_id: int
     payload_bytes: int
-
-
-class _Order(NamedTuple):
-    """Records to send; `spans`: their place in the peer's memory, empty for the stream."""
-
-    asked: ReadRequest
-    spans: bytes
-    namespace: Namespace
-    keys: Sequence[bytes]
-    work_item: WorkItem
 
 
 class ReceiveBuffer:
@@ -165,160 +152,130 @@ class TargetSession:
         return Refused(f"the target failed: {type(error).__name__}; see its log")
 
     def _answer(self, request: m.TargetRequest) -> m.TargetReply:
+        """Answer a request that has no payload in either direction."""
+        store, epoch = self._store, self._service.epoch
         try:
             self._check_may(request)
-            return self._state(request)
+            match request:
+                case m.ExistBlocks():
+                    return m.Existing(store.held(*_named(request)), epoch)
+                case m.DeleteBlocks():
+                    return m.Counted(store.forget(*_named(request)), epoch)
+                case m.SuspectBlocks():
+                    return m.Counted(store.check_suspects(*_named(request)), epoch)
+                case Status():
+                    return ReportRequest({**store.status(), "target": self._service.status()})
+                case List():
+                    return ReportRequest({"blocks": store.listing()})
+                case _:
+                    raise ProtocolError(f"{type(request).__name__} was already sent")
         except Exception as error:  # noqa: BLE001  # one bad request never ends a target
             return self._refusal(error)
 
-    def _state(self, request: m.TargetRequest) -> m.TargetReply:
-        """Answer a request that has no payload in either direction."""
-        store, epoch = self._store, self._service.epoch
-        match request:
-            case m.ExistBlocks():
-                return m.Existing(store.held(*_named(request)), epoch)
-            case m.DeleteBlocks() | m.SuspectBlocks():
-                act = store.forget if isinstance(request, m.DeleteBlocks) else store.check_suspects
-                return m.Counted(act(*_named(request)), epoch)
-            case Status():
-                return ReportRequest({**store.status(), "target": self._service.status()})
-            case List():
-                return ReportRequest({"blocks": store.listing()})
-            case _:
-                raise ProtocolError(f"{type(request).__name__} was already sent")
-
     def _get(self, asked: ReadRequest, request: m.GetRecords) -> None:
         """Fetch the named records and send those that are in memory in time."""
-        budget = self._service.send_budget
+        budget, scheduler = self._service.send_budget, self._service.scheduler
         try:
             self._check_may(request)
             if not 0 <= request.deadline_s <= DEADLINE_S_MAX:
                 raise ProtocolError(
                     f"get.deadline_s: {request.deadline_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
                 )
-            order = self._order(asked, request)
+            namespace, keys = _named(request)
+            size = namespace.record_bytes
+            blocks = min(FRAME_PAYLOAD_BYTES_MAX // size, len(keys))
+            if blocks * size > SMALL_BYTES:
+                blocks = min(blocks, self._store.cover(namespace, keys[:blocks]).blocks)
+            share = self._store.share(namespace.domain)
+            work_item = WorkItem(namespace.domain, blocks * size, share)
         except Exception as error:  # noqa: BLE001  # one bad request never ends a target
             self._reply(asked, self._refusal(error))
             return
         late_at = time.monotonic() + request.deadline_s
-        if not budget.acquire(order.work_item, request.deadline_s):
+        if not budget.acquire(work_item, request.deadline_s):
             self._reply(asked, m.RecordsFollow(0, Outcome.LATE, _BUDGET_FULL, self._service.epoch))
             return
         try:
             left_s = max(0.0, late_at - time.monotonic())
-            fetched = self._store.fetch_unverified(order.namespace, order.keys, left_s)
+            fetched = self._store.fetch_unverified(namespace, keys[:blocks], left_s)
         except Exception as error:  # noqa: BLE001  # one bad request never ends a target
             self._reply(asked, self._refusal(error))
         else:
-            try:
-                self._send(order, fetched)
+            try:  # the lease keeps the records in place, however slow the peer is
+                records = self._store.outgoing(namespace, fetched.lease, fetched.places)
+                is_whole = len(records) == len(fetched.places)
+                outcome = fetched.outcome if is_whole else Outcome.LATE
+                reason = "" if outcome is Outcome.OK else fetched.reason
+                reply = m.RecordsFollow(len(records), outcome, reason, self._service.epoch)
+                nbytes = sum(map(len, records))
+                sent = work_item if nbytes == work_item.cost else work_item._replace(cost=nbytes)
+                if request.spans:
+                    scheduler.enter(sent)
+                    try:
+                        self._required_memory().write(request.spans, records)
+                    finally:
+                        scheduler.leave(sent)
+                    self._reply(asked, reply)
+                else:
+                    frame = encode(asked.request_id, reply, nbytes)
+                    scheduler.send(self._stream, [frame, *records], sent, self._service.pace())
+                self._service.counters.sent_bytes += nbytes
             finally:
                 self._store.release(fetched.lease)
         finally:
-            budget.release(order.work_item)
-
-    def _order(self, asked: ReadRequest, request: m.GetRecords) -> _Order:
-        namespace, keys = _named(request)
-        size = namespace.record_bytes
-        blocks = min(FRAME_PAYLOAD_BYTES_MAX // size, len(keys))
-        if blocks * size > SMALL_BYTES:
-            blocks = min(blocks, self._store.cover(namespace, keys[:blocks]).blocks)
-        work_item = WorkItem(namespace.domain, blocks * size, self._store.share(namespace.domain))
-        return _Order(asked, request.spans, namespace, keys[:blocks], work_item)
-
-    def _send(self, order: _Order, fetched: FetchResult) -> None:
-        """Send fetched records; their lease keeps them in place, however slow the peer is."""
-        asked, namespace, scheduler = order.asked, order.namespace, self._service.scheduler
-        records = self._store.outgoing(namespace, fetched.lease, fetched.places)
-        outcome = fetched.outcome if len(records) == len(fetched.places) else Outcome.LATE
-        reason = "" if outcome is Outcome.OK else fetched.reason
-        reply = m.RecordsFollow(len(records), outcome, reason, self._service.epoch)
-        nbytes = sum(map(len, records))
-        work_item = (
-            order.work_item
-            if nbytes == order.work_item.cost
-            else order.work_item._replace(cost=nbytes)
-        )
-        if order.spans:
-            scheduler.enter(work_item)
-            try:
-                self._required_memory().write(order.spans, records)
-            finally:
-                scheduler.leave(work_item)
-            self._reply(asked, reply)
-        else:
-            frame = encode(asked.request_id, reply, nbytes)
-            scheduler.send(self._stream, [frame, *records], work_item, self._service.pace())
-        self._service.counters.sent_bytes += nbytes
+            budget.release(work_item)
 
     def _put(self, request: m.PutRecords, payload_bytes: int) -> m.TargetReply:
+        """Receive records, or read them from the peer's memory; state for each if it is held."""
+        service, store = self._service, self._store
         headers = _headers(request.headers)
         sizes = [record_bytes(header.payload_bytes) for header in headers]
+        nbytes = sum(sizes)
+        peer_memory = None
         if request.spans and not payload_bytes:
-            return self._read_put(request, headers, sum(sizes))
-        if sum(sizes) != payload_bytes:
-            raise ProtocolError(f"{sum(sizes)} bytes of records announced, {payload_bytes} follow")
-        with self._receive_slots(request, headers, payload_bytes) as (slots, refusal):
-            parts: list[memoryview] = []
-            for i, size in enumerate(sizes):
-                slot = slots[i].slot if slots else None
-                parts += self._service.discarding(size) if slot is None else [slot]
-            self._stream.receive(parts, self._service.pace())
-            self._service.counters.received_bytes += payload_bytes
-        return self._publish(slots, refusal, request.headers)
-
-    def _read_put(
-        self, request: m.PutRecords, headers: Sequence[Header], nbytes: int
-    ) -> m.TargetReply:
-        """Read those records from the peer's memory for which there is a slot."""
-        peer_memory = self._required_memory()
-        with self._receive_slots(request, headers, nbytes) as (slots, refusal):
-            if slots:
-                peer_memory.read(request.spans, [each.slot for each in slots])
-            read_bytes = sum(len(each.slot) for each in slots if each.slot is not None)
-            self._service.counters.received_bytes += read_bytes
-        return self._publish(slots, refusal, request.headers)
+            peer_memory = self._required_memory()
+        elif nbytes != payload_bytes:
+            raise ProtocolError(f"{nbytes} bytes of records announced, {payload_bytes} follow")
+        slots, refusal = list[ReceiveSlot](), None
+        with service.receiving(nbytes, headers[0].domain) as granted:
+            try:
+                self._check_may(request)
+                slots = store.receive_slots(headers) if granted else []
+            except Exception as error:  # noqa: BLE001  # the payload must still be received
+                refusal = self._refusal(error)
+            try:
+                if peer_memory is not None:
+                    if slots:
+                        peer_memory.read(request.spans, [each.slot for each in slots])
+                    nbytes = sum(len(each.slot) for each in slots if each.slot is not None)
+                else:
+                    parts: list[memoryview] = []
+                    for i, size in enumerate(sizes):
+                        slot = slots[i].slot if slots else None
+                        parts += service.discarding(size) if slot is None else [slot]
+                    self._stream.receive(parts, service.pace())
+                service.counters.received_bytes += nbytes
+            except MoveLostError:
+                raise  # the slots stay allocated: the transfer may still write to them
+            except BaseException:
+                store.discard_received(slots)
+                raise
+        if refusal is not None:
+            return refusal
+        try:
+            outcomes = store.publish_received(slots, request.headers)
+        except Exception as error:  # noqa: BLE001  # one bad request never ends a target
+            return self._refusal(error)
+        if slots and Outcome.CORRUPT in outcomes:
+            service.counters.corrupt += outcomes.count(Outcome.CORRUPT)
+        held = bytes(outcome is Outcome.OK for outcome in outcomes)
+        held = held or bytes(len(request.headers) // RECORD_HEADER_BYTES)
+        return m.Stored(held, service.epoch)
 
     def _required_memory(self) -> PeerMemory:
         if self._peer_memory is None:
             raise ProtocolError("spans without an agent: NIXL was not agreed on")
         return self._peer_memory
-
-    def _publish(
-        self, slots: Sequence[ReceiveSlot], refusal: Refused | None, announced: bytes
-    ) -> m.TargetReply:
-        """Publish the received records; the reply states for each whether it is held now."""
-        if refusal is not None:
-            return refusal
-        try:
-            outcomes = self._store.publish_received(slots, announced)
-        except Exception as error:  # noqa: BLE001  # one bad request never ends a target
-            return self._refusal(error)
-        if slots and Outcome.CORRUPT in outcomes:
-            self._service.counters.corrupt += outcomes.count(Outcome.CORRUPT)
-        held = bytes(outcome is Outcome.OK for outcome in outcomes)
-        held = held or bytes(len(announced) // RECORD_HEADER_BYTES)
-        return m.Stored(held, self._service.epoch)
-
-    @contextmanager
-    def _receive_slots(
-        self, request: m.PutRecords, headers: Sequence[Header], nbytes: int
-    ) -> Iterator[tuple[list[ReceiveSlot], Refused | None]]:
-        """Yield slots for announced records: none if refused, or if too much is under way."""
-        slots, refusal = list[ReceiveSlot](), None
-        with self._service.receiving(nbytes, headers[0].domain) as granted:
-            try:
-                self._check_may(request)
-                slots = self._store.receive_slots(headers) if granted else []
-            except Exception as error:  # noqa: BLE001  # the payload must still be received
-                refusal = self._refusal(error)
-            try:
-                yield slots, refusal
-            except MoveLostError:
-                raise  # the slots stay allocated: the transfer may still write to them
-            except BaseException:
-                self._store.discard_received(slots)
-                raise
 
     def _check_may(self, request: m.TargetRequest) -> None:
         if self._claims is None:

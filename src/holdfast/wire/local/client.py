@@ -299,19 +299,17 @@ class Client:
         self._reader.took(nbytes)
         try:
             while frame := self._reader.next():
-                self._deliver(frame.request_id, frame.message)
+                request_id, reply = frame
+                if request_id in self._pending:
+                    self._replies[request_id] = reply
+                elif request_id in self._forgotten:
+                    self._discard(request_id, reply)
+                elif request_id == CONNECTION_ID and isinstance(reply, Refused):
+                    self._end(reply.message)
+                else:
+                    raise ProtocolError(f"a reply to request {request_id}, which was not sent")
         except ProtocolError as error:
             self._end(str(error))
-
-    def _deliver(self, request_id: int, reply: Reply) -> None:
-        if request_id in self._pending:
-            self._replies[request_id] = reply
-        elif request_id in self._forgotten:
-            self._discard(request_id, reply)
-        elif request_id == CONNECTION_ID and isinstance(reply, Refused):
-            self._end(reply.message)
-        else:
-            raise ProtocolError(f"a reply to request {request_id}, which was not sent")
 
     def _discard(self, request_id: int, reply: Reply) -> None:
         """Return the lease or reservation that a forgotten reply grants."""

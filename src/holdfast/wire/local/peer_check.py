@@ -58,8 +58,23 @@ def owners_of(path: str) -> frozenset[int]:
             above = at.lstat()
             continue
         here = at / name
-        found = here.lstat()
-        _check_entry(here, found, above, is_last=not names)
+        found, mode = here.lstat(), above.st_mode
+        if mode & (stat.S_IWOTH | stat.S_IWGRP):
+            # The socket's own folder must not be writable for other users, unless it is sticky. A
+            # folder above it may be (for a group, or shared by containers), if this user or root
+            # owns the entry.
+            if not names and not mode & stat.S_ISVTX:
+                raise UntrustedPeerError(
+                    f'"{here}": other users may change folder "{at}" (mode '
+                    f"{stat.S_IMODE(mode):04o}), so another process may answer for the node; "
+                    f"{_REMEDY}"
+                )
+            if found.st_uid not in (os.geteuid(), ROOT):
+                writers = "every user" if mode & stat.S_IWOTH else f"group {above.st_gid}"
+                raise UntrustedPeerError(
+                    f'"{here}" belongs to user {found.st_uid}, and {writers} may create it in '
+                    f'"{at}"; remove it if it is not your node\'s, or {_REMEDY}'
+                )
         if stat.S_ISLNK(found.st_mode):
             links += 1
             if links > _LINKS_MAX:
@@ -77,38 +92,14 @@ def owners_of(path: str) -> frozenset[int]:
 
 def check_listener(user: int, path: str, owners: frozenset[int]) -> None:
     """Raise UntrustedPeerError unless the listener's user is an owner, root or this user."""
-    if user in owners or user in (os.geteuid(), ROOT) or (user == UNKNOWN and _is_inside()):
+    if user in owners or user in (os.geteuid(), ROOT):
         return
+    if user == UNKNOWN:
+        # In a user namespace that maps only some of the machine's users, others have this id.
+        mapped = int(Path("/proc/self/uid_map").read_text("ascii").split()[-1])
+        if mapped < _IDS - 1:
+            return
     raise UntrustedPeerError(
         f'socket "{path}" belongs to user {min(owners)}, and a process of user {user} answers; '
         "find out whose process it is, and start the node as the owner of the folder"
     )
-
-
-def _check_entry(
-    path: Path, found: os.stat_result, above: os.stat_result, *, is_last: bool
-) -> None:
-    """Raise UntrustedPeerError if another user may have created an entry of a folder.
-
-    The socket's own folder must not be writable for other users, unless it is sticky. A folder
-    above it may be (for a group, or shared by containers), if this user or root owns the entry.
-    """
-    mode = above.st_mode
-    if not mode & (stat.S_IWOTH | stat.S_IWGRP):
-        return
-    if is_last and not mode & stat.S_ISVTX:
-        raise UntrustedPeerError(
-            f'"{path}": other users may change folder "{path.parent}" (mode '
-            f"{stat.S_IMODE(mode):04o}), so another process may answer for the node; {_REMEDY}"
-        )
-    if found.st_uid not in (os.geteuid(), ROOT):
-        writers = "every user" if mode & stat.S_IWOTH else f"group {above.st_gid}"
-        raise UntrustedPeerError(
-            f'"{path}" belongs to user {found.st_uid}, and {writers} may create it in '
-            f'"{path.parent}"; remove it if it is not your node\'s, or {_REMEDY}'
-        )
-
-
-def _is_inside() -> bool:
-    """Whether this process is in a user namespace that maps only some of the machine's users."""
-    return int(Path("/proc/self/uid_map").read_text("ascii").split()[-1]) < _IDS - 1

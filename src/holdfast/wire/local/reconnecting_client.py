@@ -59,29 +59,27 @@ class ReconnectingClient:
         pause_s = _FIRST_RETRY_S
         while not self._ended.is_set():
             try:
-                self._hold(Client(self.address, self._hello, self._timeout_s))
+                client = Client(self.address, self._hello, self._timeout_s)
+                with self._tried:
+                    self._client = client
+                    self.failure = ""
+                    self._logged.clear()
+                    self._tried.notify_all()
+                if self._ended.is_set():
+                    client.close()
+                try:
+                    client.wait_gone()
+                finally:
+                    client.close()
+                    self._client = None
+                    del client  # unmaps the lost node's arena
+                if not self._ended.is_set():
+                    self._note_failure(f"node {self.address}: the connection ended")
                 pause_s = _FIRST_RETRY_S
             except (HoldfastError, OSError) as error:  # OSError: e.g. no free descriptor
                 self._note_failure(str(error), untrusted=isinstance(error, UntrustedPeerError))
                 pause_s = min(2 * pause_s, self._retry_s)
             self._ended.wait(pause_s)
-
-    def _hold(self, client: Client) -> None:
-        """Offer the client until its connection ends."""
-        with self._tried:
-            self._client = client
-            self.failure = ""
-            self._logged.clear()
-            self._tried.notify_all()
-        if self._ended.is_set():
-            client.close()
-        try:
-            client.wait_gone()
-        finally:
-            client.close()
-            self._client = None  # unmaps the lost node's arena
-        if not self._ended.is_set():
-            self._note_failure(f"node {self.address}: the connection ended")
 
     def _note_failure(self, failure: str, *, untrusted: bool = False) -> None:
         """Log once per outage that the node is gone, and once that its socket is not trusted."""

@@ -42,11 +42,9 @@ class MessageHandler(Protocol):
 
         A HoldfastError is sent as a refusal with its message.
         """
-        ...
 
     def ended(self) -> None:
         """Release everything that the session holds; called once, when the connection ends."""
-        ...
 
 
 Welcoming = Callable[[Hello, ConnectedPeer], MessageHandler]
@@ -133,7 +131,17 @@ class NodeServer:
     async def _shake_hands(self, connected: socket.socket, peer: ConnectedPeer) -> None:
         try:
             async with asyncio.timeout(self._handshake_s):
-                reader, hello_id, hello = await self._listen(connected)
+                loop = asyncio.get_running_loop()
+                connected.setblocking(False)
+                reader = request_reader()
+                while (frame := reader.next()) is None:
+                    nbytes = await loop.sock_recv_into(connected, reader.room())
+                    if not nbytes:
+                        raise ProtocolError("closed before it sent a hello")
+                    reader.took(nbytes)
+                hello_id, hello = frame
+                if not isinstance(hello, Hello):
+                    raise ProtocolError(f"the first message is {type(hello).__name__}, not Hello")
         except TimeoutError:
             self._drop(connected, peer, f"no hello within {self._handshake_s:g} s")
             return
@@ -158,7 +166,6 @@ class NodeServer:
         self._connections.add(connection)
         try:
             _send_now(connected, hello_id, session.welcome, session.arena_fd)
-            loop = asyncio.get_running_loop()
             await loop.connect_accepted_socket(lambda: connection, connected)
         except (ProtocolError, OSError):
             connected.close()
@@ -179,20 +186,6 @@ class NodeServer:
         self.counters.protocol_errors += 1
         _log.warning("no session: %s", why)
         connected.close()
-
-    async def _listen(self, connected: socket.socket) -> tuple[FrameReader[Request], int, Hello]:
-        """Receive the hello; it must be the first message."""
-        loop = asyncio.get_running_loop()
-        connected.setblocking(False)
-        reader = request_reader()
-        while (frame := reader.next()) is None:
-            nbytes = await loop.sock_recv_into(connected, reader.room())
-            if not nbytes:
-                raise ProtocolError("closed before it sent a hello")
-            reader.took(nbytes)
-        if not isinstance(frame.message, Hello):
-            raise ProtocolError(f"the first message is {type(frame.message).__name__}, not Hello")
-        return reader, frame.request_id, frame.message
 
 
 class ServerConnection(asyncio.BufferedProtocol):
@@ -254,7 +247,18 @@ class ServerConnection(asyncio.BufferedProtocol):
                 frame = self._reader.next()
                 if frame is None:
                     break
-                self._serve(frame.request_id, frame.message)
+                self._counters.requests += 1
+                request_id, request = frame
+                try:
+                    reply = self._session.answer(request)
+                except Exception as error:  # noqa: BLE001  # one bad request never ends a node
+                    reply = self._refusal(error)
+                if isinstance(reply, Awaitable):
+                    self._in_flight += 1
+                    task = asyncio.ensure_future(self._finish(request_id, reply))
+                    task.add_done_callback(self._task_ended)
+                else:
+                    self._write(request_id, reply)
         except ProtocolError as error:
             self._counters.protocol_errors += 1
             _log.warning("connection closed: %s", error)
@@ -270,20 +274,6 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _full(self) -> bool:
         return self._write_paused or self._in_flight >= IN_FLIGHT_MAX
-
-    def _serve(self, request_id: int, request: Request) -> None:
-        self._counters.requests += 1
-        try:
-            reply = self._session.answer(request)
-        except Exception as error:  # noqa: BLE001  # one bad request never ends a node
-            self._write(request_id, self._refusal(error))
-            return
-        if isinstance(reply, Awaitable):
-            self._in_flight += 1
-            task = asyncio.ensure_future(self._finish(request_id, reply))
-            task.add_done_callback(self._task_ended)
-        else:
-            self._write(request_id, reply)
 
     async def _finish(self, request_id: int, awaited: Awaitable[Reply]) -> None:
         try:

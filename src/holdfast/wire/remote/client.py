@@ -78,7 +78,7 @@ class HeldCount(NamedTuple):
 
 
 class FoundBlocks(NamedTuple):
-    """The number of blocks that a delete, suspect, stage or lease found."""
+    """The number of blocks that a delete found, or that a suspect deleted."""
 
     blocks: int
     outcome: Outcome
@@ -308,24 +308,20 @@ class TargetClient:
                     if gone and was_used:
                         continue
                     raise
-                if isinstance(answer.message, Refused) and self._renewed(connection):
-                    connection.close()
-                    continue
+                if isinstance(answer.message, Refused):
+                    # By the target's clock the token may expire earlier than by this node's. Ask
+                    # again if there is a newer one than the connection was made with.
+                    try:
+                        token = self._credentials.token()
+                    except ConfigError:
+                        token = None
+                    if token is not None and token.text != connection.claims:
+                        connection.close()
+                        continue
                 kept = connection
                 return answer
         finally:
             self._give_back(kept)
-
-    def _renewed(self, connection: TargetConnection) -> bool:
-        """Whether a newer token exists than the refused connection was made with.
-
-        By the target's clock the old token may expire earlier than by this node's.
-        """
-        try:
-            token = self._credentials.token()
-        except ConfigError:
-            return False
-        return token is not None and token.text != connection.claims
 
     def _claim(self, deadline: Deadline, spare: int) -> TargetConnection | None:
         """Claim one of the connections, leaving `spare` unclaimed; return an idle one, or None."""

@@ -18,9 +18,9 @@ import msgspec
 from holdfast.errors import ProtocolError, RefusedError
 from holdfast.limits import HANDSHAKE_S
 from holdfast.wire.address import tcp_endpoint
-from holdfast.wire.frame import HEADER_BYTES, FrameHead, encode, plain, read_head
+from holdfast.wire.frame import HEADER_BYTES, encode, plain, read_head
 from holdfast.wire.local.messages import Refused
-from holdfast.wire.remote.buffer_pool import BufferPool, TransferBuffer
+from holdfast.wire.remote.buffer_pool import BufferPool
 from holdfast.wire.remote.credentials import Credentials, client_context
 from holdfast.wire.remote.dial import dial
 from holdfast.wire.remote.messages import (
@@ -86,27 +86,18 @@ class TargetConnection:
 
         Raises OSError or ProtocolError, after which the connection must be closed.
         """
+        buffer_pool, parts = self.buffer_pool, payload or into
         buffer = None
-        if self.buffer_pool is not None and isinstance(request, PutRecords | GetRecords):
-            buffer = self.buffer_pool.acquire(sum(len(part) for part in payload or into))
-        if self.buffer_pool is not None and buffer is not None:
-            return self._ask_over_nixl(self.buffer_pool, buffer, request, payload or into, deadline)
-        self._last_id += 1
-        frame = encode(self._last_id, request, sum(map(len, payload)))
-        self._stream.send([frame, *payload], deadline)
-        answer = self._answer(self._last_id, into, deadline)
-        self.used = True
-        return answer
-
-    def _ask_over_nixl(
-        self,
-        buffer_pool: BufferPool,
-        buffer: TransferBuffer,
-        request: msgspec.Struct,
-        parts: Sequence[Buffer],
-        deadline: Deadline,
-    ) -> TargetAnswer:
-        """Like `ask`, with the records in a buffer that the target reads or writes itself."""
+        if buffer_pool is not None and isinstance(request, PutRecords | GetRecords):
+            buffer = buffer_pool.acquire(sum(len(part) for part in parts))
+        if buffer_pool is None or buffer is None:
+            self._last_id += 1
+            frame = encode(self._last_id, request, sum(map(len, payload)))
+            self._stream.send([frame, *payload], deadline)
+            answer = self._answer(self._last_id, into, deadline)
+            self.used = True
+            return answer
+        # The target itself reads the records from the buffer, or writes them to it.
         spans = pack_spans(buffer.spans([len(part) for part in parts]))
         request = msgspec.structs.replace(request, spans=spans)
         if isinstance(request, PutRecords):
@@ -183,7 +174,18 @@ class TargetConnection:
         if head.body_bytes > len(self._body):
             self._body = memoryview(bytearray(head.body_bytes))
         body = self._body[: head.body_bytes]
-        self._stream.receive([body, *_first(into, head)], deadline)
+        left, parts = head.payload_bytes, [body]
+        for part in into:
+            if left < len(part) or not left:
+                break
+            parts.append(part)
+            left -= len(part)
+        if left:
+            raise ProtocolError(
+                f"a payload of {head.payload_bytes} bytes is not a whole number of the records "
+                "that were asked for"
+            )
+        self._stream.receive(parts, deadline)
         try:
             return TargetAnswer(_DECODER.decode(body), head.payload_bytes)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -234,38 +236,18 @@ def connect(
         opened.close()
         # In TLS 1.3 the target's verdict on our certificate comes after the handshake.
         if isinstance(error, ssl.SSLError):
-            raise _tls_error(address, error) from error
+            if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+                closed = f"target {address}: closed during the handshake"
+                raise ConnectionResetError(closed) from error
+            raise RefusedError(
+                f"target {address}: no TLS with mutual certificates: {error.reason or error}; "
+                "compare tls.cert, tls.key and tls.ca on both sides, and the names in the "
+                "certificates"
+            ) from error
         if isinstance(error, RefusedError):
             raise RefusedError(f"target {address}: {error}") from error
         raise
     return connection
-
-
-def _tls_error(address: str, error: ssl.SSLError) -> Exception:
-    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return ConnectionResetError(f"target {address}: closed during the handshake")
-    return RefusedError(
-        f"target {address}: no TLS with mutual certificates: {error.reason or error}; compare "
-        "tls.cert, tls.key and tls.ca on both sides, and the names in the certificates"
-    )
-
-
-def _first(into: Sequence[memoryview], head: FrameHead) -> list[memoryview]:
-    """Return the leading buffers that the announced payload fills exactly."""
-    left, parts = head.payload_bytes, []
-    for part in into:
-        if left < len(part):
-            break
-        parts.append(part)
-        left -= len(part)
-        if not left:
-            break
-    if left:
-        raise ProtocolError(
-            f"a payload of {head.payload_bytes} bytes is not a whole number of the records that "
-            "were asked for"
-        )
-    return parts
 
 
 def _expect(answer: TargetAnswer, kind: type[T]) -> T:

@@ -15,7 +15,28 @@ def dial(endpoint: HostPort, deadline: Deadline) -> socket.socket:
 
     Raises OSError if none does, TimeoutError at the deadline.
     """
-    found = _resolve(endpoint, deadline)
+    found = [endpoint]
+    if not endpoint.is_numeric:
+        # Look the name up in a thread, because a name server may exceed the deadline.
+        answer: queue.SimpleQueue[list[HostPort] | OSError] = queue.SimpleQueue()
+
+        def resolve() -> None:
+            try:
+                rows = socket.getaddrinfo(*endpoint, type=socket.SOCK_STREAM)
+                answer.put([HostPort(str(place[0]), endpoint.port) for *_, place in rows])
+            except OSError as error:
+                answer.put(error)
+            except UnicodeError as error:
+                answer.put(OSError(f"{endpoint.host!r} is not a host name: {error}"))
+
+        threading.Thread(target=resolve, name="holdfast-look-up", daemon=True).start()
+        try:
+            resolved = answer.get(timeout=deadline.seconds())
+        except queue.Empty as error:
+            raise TimeoutError(f"{endpoint.host!r} was not found in time") from error
+        if isinstance(resolved, OSError):
+            raise resolved
+        found = resolved
     failed: OSError = ConnectionRefusedError(f"{endpoint.host!r} has no address")
     for number, address in enumerate(found):
         try:
@@ -23,28 +44,3 @@ def dial(endpoint: HostPort, deadline: Deadline) -> socket.socket:
         except OSError as error:
             failed = error
     raise failed
-
-
-def _resolve(endpoint: HostPort, deadline: Deadline) -> list[HostPort]:
-    """Look a name up in its own thread, because a name server may exceed the deadline."""
-    if endpoint.is_numeric:
-        return [endpoint]
-    answer: queue.SimpleQueue[list[HostPort] | OSError] = queue.SimpleQueue()
-
-    def resolve() -> None:
-        try:
-            rows = socket.getaddrinfo(*endpoint, type=socket.SOCK_STREAM)
-            answer.put([HostPort(str(place[0]), endpoint.port) for *_, place in rows])
-        except OSError as error:
-            answer.put(error)
-        except UnicodeError as error:
-            answer.put(OSError(f"{endpoint.host!r} is not a host name: {error}"))
-
-    threading.Thread(target=resolve, name="holdfast-look-up", daemon=True).start()
-    try:
-        found = answer.get(timeout=deadline.seconds())
-    except queue.Empty as error:
-        raise TimeoutError(f"{endpoint.host!r} was not found in time") from error
-    if isinstance(found, OSError):
-        raise found
-    return found

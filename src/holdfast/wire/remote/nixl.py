@@ -91,7 +91,13 @@ class NixlAgent:
     """
 
     def __init__(self, role: str) -> None:
-        _bind_system_netlink()
+        # NIXL's wheel contains its own libnl-route and loads it into the global scope. UCX's EFA
+        # module then loads the system's libefa, which loads the system's libnl-route: a second
+        # copy, whose calls resolve to the first one. Its destructor then corrupts the first copy's
+        # lists, and the process ends with SIGSEGV at exit. A copy that is loaded first and bound at
+        # once uses its own lists.
+        with contextlib.suppress(OSError):  # not installed, so there is no second copy
+            ctypes.CDLL(_NETLINK_ROUTE, mode=os.RTLD_LOCAL | os.RTLD_NOW)
         api: Any = importlib.import_module("nixl._api")
         logging.getLogger("nixl").setLevel(logging.WARNING)
         options = api.nixl_agent_config(
@@ -185,15 +191,3 @@ class NixlAgent:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_MAX_S)
         return str(state)
-
-
-def _bind_system_netlink() -> None:
-    """Load the system's libnl-route, if there is one, with all of its symbols bound to itself.
-
-    NIXL's wheel contains its own libnl-route and loads it into the global scope. UCX's EFA module
-    then loads the system's libefa, which loads the system's libnl-route: a second copy, whose calls
-    resolve to the first one. Its destructor then corrupts the first copy's lists, and the process
-    ends with SIGSEGV at exit. A copy that is loaded first and bound at once uses its own lists.
-    """
-    with contextlib.suppress(OSError):  # not installed, so there is no second copy
-        ctypes.CDLL(_NETLINK_ROUTE, mode=os.RTLD_LOCAL | os.RTLD_NOW)

@@ -67,7 +67,20 @@ def peer_user(connected: socket.socket) -> int | None:
         user = _from_netlink(pair)
     except OSError:
         user = _from_proc(pair)
-    return None if user is not None and _is_unmapped(user) else user
+    if user is None:
+        return None
+    # The kernel reports one number for all users that have none in this namespace.
+    try:
+        unmapped = int(Path("/proc/sys/kernel/overflowuid").read_text("ascii"))
+    except OSError:
+        unmapped = _OVERFLOW_UID
+    if user != unmapped:
+        return user
+    try:
+        lines = Path("/proc/self/uid_map").read_text("ascii").splitlines()
+    except OSError:
+        return None
+    return None if sum(int(line.split()[2]) for line in lines) < _ALL_IDS else user
 
 
 def check_peer(user: int | None, allowed: frozenset[int], what: str, remedy: str) -> None:
@@ -152,18 +165,3 @@ def _end(text: str) -> HostPort:
     words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
     raw = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
     return HostPort(_plain(str(ipaddress.ip_address(raw))), int(port, 16))
-
-
-def _is_unmapped(user: int) -> bool:
-    """Return whether a number may stand for any user that has none in this namespace."""
-    try:
-        unmapped = int(Path("/proc/sys/kernel/overflowuid").read_text("ascii"))
-    except OSError:
-        unmapped = _OVERFLOW_UID
-    if user != unmapped:
-        return False
-    try:
-        lines = Path("/proc/self/uid_map").read_text("ascii").splitlines()
-    except OSError:
-        return True
-    return sum(int(line.split()[2]) for line in lines) < _ALL_IDS

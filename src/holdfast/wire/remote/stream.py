@@ -49,7 +49,6 @@ class MinimumRate(Protocol):
 
         Raises TimeoutError when no time is left.
         """
-        ...
 
 
 class Deadline:
@@ -136,27 +135,21 @@ class Stream(Protocol):
 
     def send(self, parts: Sequence[Buffer], pace: MinimumRate) -> None:
         """Send all parts, in order."""
-        ...
 
     def receive(self, parts: Sequence[memoryview], pace: MinimumRate) -> None:
         """Fill all parts, in order."""
-        ...
 
     def arrives(self, wait_s: float) -> bool:
         """Wait up to `wait_s` and return whether there is something to receive."""
-        ...
 
     def drains(self, wait_s: float) -> bool:
         """Wait up to `wait_s` and return whether more can be sent without blocking."""
-        ...
 
     def cut(self) -> None:
         """End the connection at once and wake the thread that waits for it."""
-        ...
 
     def close(self) -> None:
         """Release the socket; only by the thread that uses the stream."""
-        ...
 
 
 class _SocketStream:
@@ -213,20 +206,17 @@ class PlainStream(_SocketStream):
             left = piece
             while left:
                 self._limit(socket.SO_RCVTIMEO, pace.seconds(moved))
-                moved = self._receive(left)
+                try:
+                    if len(left) == 1:
+                        moved = self._socket.recv_into(left[0], 0, socket.MSG_WAITALL)
+                    else:
+                        moved = self._socket.recvmsg_into(left, 0, socket.MSG_WAITALL)[0]
+                except BlockingIOError:
+                    moved = 0
+                    continue
+                if not moved:
+                    raise ConnectionResetError("the other side closed the connection")
                 left = _rest_of(left, moved)
-
-    def _receive(self, parts: list[memoryview]) -> int:
-        try:
-            if len(parts) == 1:
-                moved = self._socket.recv_into(parts[0], 0, socket.MSG_WAITALL)
-            else:
-                moved = self._socket.recvmsg_into(parts, 0, socket.MSG_WAITALL)[0]
-        except BlockingIOError:
-            return 0
-        if not moved:
-            raise ConnectionResetError("the other side closed the connection")
-        return moved
 
     def _limit(self, option: int, wait_s: float) -> None:
         """Set a socket timeout if it differs by more than 1 ms: setting it costs a system call."""
