@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from holdfast.errors import MembershipError
-from holdfast.membership.member_list import MEMBERS_MAX, TCP, read_member, tcp_address
-from holdfast.membership.members import Member
+from holdfast.membership.member_list import MEMBERS_MAX, PORT_MAX, TCP, read_member, tcp_address
 from holdfast.membership.poller import PolledSource
 
 LOOK_S = 5.0
@@ -90,49 +89,39 @@ class DnsSource(PolledSource):
         services: Callable[[str], Sequence[SrvRecord]] = lookup_srv,
     ) -> None:
         self._name = name
-        self._host, self._port = (name, 0) if name.startswith("_") else _split(name)
+        self._host, self._port = name, 0
+        if not name.startswith("_"):
+            host, _, port = name.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) <= PORT_MAX:
+                raise MembershipError(
+                    f"{name!r:.300} is not a name for DNS; write host:port or _service._tcp.domain"
+                )
+            self._host, self._port = host, int(port)
         self._addresses = addresses
         self._services = services
         super().__init__(f"members in DNS {name}", look_s, look_s)
 
     def _look(self) -> None:
-        members = self._from_addresses() if self._port else self._from_services()
+        if self._port:
+            names = sorted({tcp_address(host, self._port) for host in self._addresses(self._host)})
+            found: list[dict[str, object]] = [
+                {"id": name.removeprefix(TCP), "address": name} for name in names
+            ]
+        else:
+            records = self._services(self._host)
+            first = min((record.priority for record in records), default=0)
+            used = {f"{one.host}:{one.port}": one for one in records if one.priority == first}
+            found = [
+                {
+                    "id": member_id,
+                    "address": tcp_address(record.host, record.port),
+                    "weight": float(min(max(record.weight, 1), 10_000)),
+                }
+                for member_id, record in sorted(used.items())
+            ]
+        members = [read_member(each, self._name) for each in found]
         if not 0 < len(members) <= MEMBERS_MAX:
             raise MembershipError(
                 f"{self._name}: {len(members)} members, not 1 to {MEMBERS_MAX}; check the records"
             )
         self._on_members(members)
-
-    def _from_addresses(self) -> list[Member]:
-        names = sorted({tcp_address(host, self._port) for host in self._addresses(self._host)})
-        return [
-            read_member({"id": name.removeprefix(TCP), "address": name}, self._name)
-            for name in names
-        ]
-
-    def _from_services(self) -> list[Member]:
-        records = self._services(self._host)
-        first = min((record.priority for record in records), default=0)
-        found = {
-            f"{record.host}:{record.port}": record for record in records if record.priority == first
-        }
-        return [
-            read_member(
-                {
-                    "id": member_id,
-                    "address": tcp_address(record.host, record.port),
-                    "weight": float(min(max(record.weight, 1), 10_000)),
-                },
-                self._name,
-            )
-            for member_id, record in sorted(found.items())
-        ]
-
-
-def _split(name: str) -> tuple[str, int]:
-    host, _, port = name.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) <= 65_535:  # noqa: PLR2004
-        raise MembershipError(
-            f"{name!r:.300} is not a name for DNS; write host:port or _service._tcp.domain"
-        )
-    return host, int(port)

@@ -71,7 +71,16 @@ class CxlTier:
         """Allocate a slot for each size; evict the least recently used records if none is free."""
         dropped: list[DroppedBlock] = []
         with self._lock:
-            places = [self._take(size, dropped) for size in sizes]
+            places = list[Place]()
+            for size in sizes:
+                place = NOWHERE
+                if not self._gate.is_shut and self._slots.slots(size):
+                    place = self._slots.reserve([size]).places[0]
+                    while place == NOWHERE and self._evict_for(align_up(size), dropped):
+                        place = self._slots.reserve([size]).places[0]
+                if place != NOWHERE:
+                    self._reserved[place] = size
+                places.append(place)
         return ReservedPlaces(places, dropped)
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
@@ -116,16 +125,6 @@ class CxlTier:
             self._slots.close()
 
     # Eviction; the caller holds the lock.
-
-    def _take(self, size: int, dropped: list[DroppedBlock]) -> Place:
-        if self._gate.is_shut or not self._slots.slots(size):
-            return NOWHERE
-        place = self._slots.reserve([size]).places[0]
-        while place == NOWHERE and self._evict_for(align_up(size), dropped):
-            place = self._slots.reserve([size]).places[0]
-        if place != NOWHERE:
-            self._reserved[place] = size
-        return place
 
     def _evict_for(self, slot_bytes: int, dropped: list[DroppedBlock]) -> bool:
         """Evict the least recently used record of this slot size, or the whole run of an older one.

@@ -93,22 +93,10 @@ def read_superblock(extents: Extents) -> Superblock:
     return max(found, key=lambda superblock: superblock.incarnation)
 
 
-def _read_snapshot(extents: Extents, superblock: Superblock) -> RegionSnapshot | None:
-    geometry = superblock.geometry
-    found = []
-    for which in range(2):
-        blob = aligned_buffer(geometry.snapshot_bytes)
-        try:
-            extents.read(geometry.snapshot_at(which), [blob])
-        except OSError:
-            continue
-        found.append(parse_snapshot(blob, superblock.uuid, geometry.region_count))
-    return max(filter(None, found), key=lambda snapshot: snapshot.sequence, default=None)
-
-
 def read_state(extents: Extents, superblock: Superblock, pool: ThreadPoolExecutor) -> DiskState:
     """Read all region headers and the snapshot, which is enough to accept new writes."""
-    count = superblock.geometry.region_count
+    geometry = superblock.geometry
+    count = geometry.region_count
     step = max(1, count // 16)
     parts = pool.map(
         lambda start: _generations(extents, superblock, range(start, min(start + step, count))),
@@ -118,7 +106,15 @@ def read_state(extents: Extents, superblock: Superblock, pool: ThreadPoolExecuto
     unreadable = [i for i, g in enumerate(generations) if g == _UNREADABLE]
     generations = [max(g, 0) for g in generations]
     found = DiskState(generations, unreadable, set(), {}, {}, 0)
-    snapshot = _read_snapshot(extents, superblock)
+    snapshots: list[RegionSnapshot | None] = []
+    for which in range(2):
+        blob = aligned_buffer(geometry.snapshot_bytes)
+        try:
+            extents.read(geometry.snapshot_at(which), [blob])
+        except OSError:
+            continue
+        snapshots.append(parse_snapshot(blob, superblock.uuid, count))
+    snapshot = max(filter(None, snapshots), key=lambda each: each.sequence, default=None)
     if snapshot is None:
         return found
     for index, row in enumerate(snapshot.rows):

@@ -118,7 +118,14 @@ class TargetConnections:
         if begun is None:
             return None
         try:
-            target = self._target_of(member)
+            with self._lock:
+                known, target = self._targets.get(member.id, (None, None))
+                reached = (member.address, member.tls_name)
+                if target is None or known is None or (known.address, known.tls_name) != reached:
+                    anew = self._connect(member)
+                    self._refusals.pop(member.id, None)
+                    self._left += [target] if target is not None else []
+                    self._targets[member.id], target = (member, anew), anew
         except HoldfastError as error:  # our own fault, nothing against the member
             self._health.end(begun, CallEnding.CANCELLED)
             why = str(error)
@@ -133,17 +140,6 @@ class TargetConnections:
             raise
         target.epoch = digest
         return TargetCall(begun, target, member)
-
-    def _target_of(self, member: Member) -> RemoteTarget:
-        with self._lock:
-            known, target = self._targets.get(member.id, (None, None))
-            reached = (member.address, member.tls_name)
-            if target is None or known is None or (known.address, known.tls_name) != reached:
-                anew = self._connect(member)
-                self._refusals.pop(member.id, None)
-                self._left += [target] if target is not None else []
-                self._targets[member.id], target = (member, anew), anew
-            return target
 
     def on_progress(self, call: TargetCall | None) -> OnProgress | None:
         """Return the callback for moved bytes; None without a call."""
@@ -164,18 +160,9 @@ class TargetConnections:
         finally:  # or it would count as under way, and be held against the member, for ever
             self.failures += ending is CallEnding.ERROR
             self._health.end(call.begun, ending)
-        if ending is not CallEnding.CANCELLED:
-            self._note(call.member, trouble)
-        return answer
-
-    def trouble(self, member_id: str) -> str:
-        """Return why the last call to a member failed; empty if it succeeded."""
-        return self._troubles.get(member_id, "")
-
-    def _note(self, member: Member, trouble: str) -> None:
-        """Log once when a member becomes unreachable and once when it is back."""
-        if not trouble and not self._troubles:
-            return
+        if ending is CallEnding.CANCELLED or not (trouble or self._troubles):
+            return answer
+        member = call.member
         with self._lock:
             before = self._troubles.pop(member.id, "")
             if trouble:
@@ -184,6 +171,11 @@ class TargetConnections:
             _log.warning("pool member %s at %s is gone: %s", member.id, member.address, trouble)
         elif before and not trouble:
             _log.warning("pool member %s at %s answers again", member.id, member.address)
+        return answer
+
+    def trouble(self, member_id: str) -> str:
+        """Return why the last call to a member failed; empty if it succeeded."""
+        return self._troubles.get(member_id, "")
 
 
 def _ending(answer: Answer) -> CallEnding:

@@ -340,7 +340,11 @@ class PoolTier(AnsweringTier):
         copies = HOT_COPIES if hot else 1
         route = self.lookup.route(part.segment, copies)
         left = list(part.indices)
-        members, asked = self._order(route), set[Member]()
+        members, asked = list(route.read), set[Member]()
+        if route.owners >= HOT_COPIES:
+            # The less busy of two owners comes first; a stand-in may lack the copy.
+            first = self.health.choose([member.id for member in route.write[: route.owners]])
+            members.sort(key=lambda member: member.id != first)
         if not members:  # none is reachable, so what they hold is not known
             for index in left:
                 outcomes[index] = Outcome.GONE
@@ -365,13 +369,6 @@ class PoolTier(AnsweringTier):
         namespace = batch[came[0]].namespace if came else None
         if namespace is not None:
             self.misplaced_blocks.found(namespace, [batch[index].key for index in came])
-
-    def _order(self, route: Route) -> list[Member]:
-        """Put the less busy of two owners first; a stand-in may lack the copy."""
-        if route.owners < HOT_COPIES:
-            return list(route.read)
-        first = self.health.choose([member.id for member in route.write[: route.owners]])
-        return sorted(route.read, key=lambda member: member.id != first)
 
     def _receive(
         self,
