@@ -116,31 +116,7 @@ class KubernetesSource(PolledSource):
                 self._slices = {each.metadata.name: each for each in found.items or ()}
                 self._version = found.metadata.resource_version
                 self._tell()
-            # Apply events until the server ends the watch; the next watch continues there.
-            target = self._target(
-                {
-                    "watch": "1",
-                    "allowWatchBookmarks": "true",
-                    "resourceVersion": self._version,
-                    "timeoutSeconds": str(WATCH_S),
-                }
-            )
-            for event in self._http.stream("GET", target, None, _SILENCE_S):
-                kind, body = event.get("type"), event.get("object")
-                if kind == "ERROR":
-                    self._version = ""  # list again next time
-                    code = body.get("code") if isinstance(body, Mapping) else None
-                    if code == GONE:  # the resource version has expired, which is not an error
-                        return
-                    raise MembershipError(f"{self._http.url}: the watch ended: {body!r:.300}")
-                each = _convert(body, _Slice)
-                self._version = each.metadata.resource_version
-                if kind == "DELETED":
-                    self._slices.pop(each.metadata.name, None)
-                elif kind in ("ADDED", "MODIFIED"):
-                    self._slices[each.metadata.name] = each
-                if kind != "BOOKMARK":
-                    self._tell()
+            self._follow()
         except HttpStatusError as error:
             self._version = ""
             if error.status in FORBIDDEN:
@@ -152,6 +128,33 @@ class KubernetesSource(PolledSource):
         except MembershipError:
             self._version = ""
             raise
+
+    def _follow(self) -> None:
+        """Apply events until the server ends the watch; the next watch continues there."""
+        target = self._target(
+            {
+                "watch": "1",
+                "allowWatchBookmarks": "true",
+                "resourceVersion": self._version,
+                "timeoutSeconds": str(WATCH_S),
+            }
+        )
+        for event in self._http.stream("GET", target, None, _SILENCE_S):
+            kind, body = event.get("type"), event.get("object")
+            if kind == "ERROR":
+                self._version = ""  # list again next time
+                code = body.get("code") if isinstance(body, Mapping) else None
+                if code == GONE:  # the resource version has expired, which is not an error
+                    return
+                raise MembershipError(f"{self._http.url}: the watch ended: {body!r:.300}")
+            each = _convert(body, _Slice)
+            self._version = each.metadata.resource_version
+            if kind == "DELETED":
+                self._slices.pop(each.metadata.name, None)
+            elif kind in ("ADDED", "MODIFIED"):
+                self._slices[each.metadata.name] = each
+            if kind != "BOOKMARK":
+                self._tell()
 
     def _tell(self) -> None:
         options = self._options
@@ -187,11 +190,7 @@ def members_of(slices: Iterable[_Slice], port: str, domain: str = "") -> tuple[M
         matching = (p.port for p in each.ports or () if port in ("", p.name, str(p.port)))
         number = next(matching, None)
         for endpoint in each.endpoints or ():
-            conditions, state = endpoint.conditions, None
-            if conditions.terminating:
-                state = MemberState.DRAINING if conditions.serving else None
-            elif conditions.ready is not False:  # a missing `ready` means ready
-                state = MemberState.SERVING
+            state = _state(endpoint.conditions)
             if number is None or state is None or not endpoint.addresses:
                 continue
             address, target = endpoint.addresses[0], endpoint.target_ref or _Target()
@@ -210,6 +209,13 @@ def members_of(slices: Iterable[_Slice], port: str, domain: str = "") -> tuple[M
     if len(found) > MEMBERS_MAX:
         raise MembershipError(f"{len(found)} endpoints, at most {MEMBERS_MAX}; split the pool")
     return tuple(member for _, member in found.values())
+
+
+def _state(conditions: _Conditions) -> MemberState | None:
+    """Return the state of a pod; None if it cannot serve. A missing `ready` means ready."""
+    if conditions.terminating:
+        return MemberState.DRAINING if conditions.serving else None
+    return None if conditions.ready is False else MemberState.SERVING
 
 
 def _convert(data: object, kind: type[_T]) -> _T:

@@ -137,16 +137,18 @@ class Membership:
             if now_s >= self._due_s:
                 self._update(now_s)
             current = PlacedMember(self._view, self._shares(now_s))
-            view = self._view
-            if not view.epoch or now_s >= self._watched_s + self._options.unseen_s:
-                self._unseen_view = None
-            elif self._unseen_view is None or self._unseen_of is not view:
-                serving = [
-                    msgspec.structs.replace(m, state=MemberState.SERVING) for m in view.members
-                ]
-                self._unseen_of = view
-                self._unseen_view = PlacedMember(PoolView.of(view.epoch, serving), {})
-            return PoolViews(current, self._previous, self._unseen_view)
+            return PoolViews(current, self._previous, self._unseen(now_s))
+
+    def _unseen(self, now_s: float) -> PlacedMember | None:
+        """Return the view with all members serving during the first `unseen_s`; then None."""
+        view = self._view
+        if not view.epoch or now_s >= self._watched_s + self._options.unseen_s:
+            self._unseen_view = None
+        elif self._unseen_view is None or self._unseen_of is not view:
+            serving = (msgspec.structs.replace(m, state=MemberState.SERVING) for m in view.members)
+            self._unseen_of = view
+            self._unseen_view = PlacedMember(PoolView.of(view.epoch, serving), {})
+        return self._unseen_view
 
     def _update(self, now_s: float) -> None:
         """Make all transitions that are due, and compute the time of the next one."""
@@ -155,18 +157,7 @@ class Membership:
         missing_last = sorted(self._observations.items(), key=lambda item: item[1].member is None)
         for member_id, observation in missing_last:
             due_s.append(self._update_member(members, member_id, observation, now_s))
-        view = PoolView.of(self._view.epoch, members.values())
-        if view.members != self._view.members:
-            # A new epoch begins if segments may move.
-            if view.digest != self._view.digest or not self._view.epoch:
-                transient = now_s - self._changed_s < self._options.transient_s
-                if self._view.epoch and not (transient and self._previous is not None):
-                    shares = self._shares(now_s)
-                    known = {m.id: shares[m.id] for m in self._view.members if m.id in shares}
-                    self._previous = PlacedMember(self._view, known)
-                self._changed_s = now_s
-                view = PoolView(view.epoch + 1, view.members, view.digest)
-            self._view = view
+        self._replace_view(members, now_s)
         if self._previous is not None:
             if now_s >= self._changed_s + self._options.overlap_s:
                 self._previous = None
@@ -203,6 +194,21 @@ class Membership:
         if current is not None or member_id not in self._removed:
             members[member_id] = listed
         return math.inf
+
+    def _replace_view(self, members: Mapping[str, Member], now_s: float) -> None:
+        """Make `members` the current view, in a new epoch if segments may move."""
+        view = PoolView.of(self._view.epoch, members.values())
+        if view.members == self._view.members:
+            return
+        if view.digest != self._view.digest or not self._view.epoch:
+            transient = now_s - self._changed_s < self._options.transient_s
+            if self._view.epoch and not (transient and self._previous is not None):
+                shares = self._shares(now_s)
+                known = {m.id: shares[m.id] for m in self._view.members if m.id in shares}
+                self._previous = PlacedMember(self._view, known)
+            self._changed_s = now_s
+            view = PoolView(view.epoch + 1, view.members, view.digest)
+        self._view = view
 
     def _shares(self, now_s: float) -> dict[str, float]:
         """Return the shares of members that are still warming up, and drop the finished ones."""

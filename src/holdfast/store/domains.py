@@ -88,22 +88,7 @@ def retire(store: StoreParts, name: str, *, allow_loss: bool = False) -> dict[st
     if not allow_loss:
         _glance(store)
         newest = (ring.epochs(name) or [0])[-1]
-        lost, why = would_retire(store, name), ""
-        if lost["blocks"]:
-            where = ", ".join(
-                f"{tier} {held['blocks']} blocks, {held['bytes']} bytes"
-                for tier, held in lost["tiers"].items()
-            )
-            why = f"{lost['blocks']} blocks held here are sealed with them ({where})"
-        elif lost["uncounted"]:
-            why = f"what {', '.join(lost['uncounted'])} has sealed with them cannot be counted"
-        elif not lost["complete"]:
-            why = "this node still looks for the blocks that an earlier process left on its tiers"
-        if lost["retired"] and why:
-            raise RefusedError(
-                f"domain {name!r}: {lost['retired']} data keys would be destroyed, and {why}; "
-                f"nothing was changed; `holdfast domain retire {name} --yes` does it all the same"
-            )
+        _check_loses_nothing(would_retire(store, name))
     with store.erasing:
         retired = ring.retire(name, newest)
         result = sweep_retired(store, ring, domain)
@@ -215,6 +200,29 @@ def _forget_erased(store: StoreParts, ring: KeyRing, domain: bytes) -> Unreadabl
         ring.forgotten(domain, erasures)
         ring.swept(domain, retirements)
     return result
+
+
+def _check_loses_nothing(found: Mapping[str, Any]) -> None:
+    """Raise RefusedError if retiring would destroy keys that copies are sealed with, or may be."""
+    name = found["domain"]
+    if not found["retired"]:
+        return
+    if found["blocks"]:
+        where = ", ".join(
+            f"{tier} {held['blocks']} blocks, {held['bytes']} bytes"
+            for tier, held in found["tiers"].items()
+        )
+        why = f"{found['blocks']} blocks held here are sealed with them ({where})"
+    elif found["uncounted"]:
+        why = f"what {', '.join(found['uncounted'])} has sealed with them cannot be counted"
+    elif not found["complete"]:
+        why = "this node still looks for the blocks that an earlier process left on its tiers"
+    else:
+        return
+    raise RefusedError(
+        f"domain {name!r}: {found['retired']} data keys would be destroyed, and {why}; nothing was "
+        f"changed; `holdfast domain retire {name} --yes` does it all the same"
+    )
 
 
 def _log_unreadable(what: str, found: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ under the store's lock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from itertools import islice
 
@@ -39,39 +39,42 @@ def slots(table: BlockTable, namespace: Namespace) -> int:
 def reserve_slots(table: BlockTable, namespace: Namespace, count: int) -> list[Place]:
     """Reserve up to `count` host slots for blocks of a namespace, evicting what is least valuable.
 
-    If memory is not divided and all blocks have one size, one search finds all victims. If it is
-    divided, the victim domain is chosen first for each block. The caller owns the slots: it
-    publishes them or frees them with `give_back`.
+    If memory is not divided and all blocks have one size, one search finds all victims. The caller
+    owns the slots: it publishes them or frees them with `give_back`.
     """
-    domain, size, host = namespace.domain, namespace.record_bytes, table.host(namespace)
-    places: list[Place] = []
-    one_by_one = table.usage.divided or domain == table.public
-    if not one_by_one and table.usage.fits(HOST, domain, count * size):
+    size, host, places = namespace.record_bytes, table.host(namespace), list[Place]()
+    one_by_one = table.usage.divided or namespace.domain == table.public
+    if not one_by_one and table.usage.fits(HOST, namespace.domain, count * size):
         places = [place for place in host.reserve([size] * count).places if place != NOWHERE]
         if missing := count - len(places):
             with closing(_victims_of_size(table, namespace)) as rows:
                 places += table.evict_for(host, islice(rows, missing))
-        table.usage.add(HOST, domain, len(places) * size)
-    while len(places) < count:
-        if domain == table.public and (public_host := table.hosts.get(domain)) is not None:
-            usage = public_host.usage()  # the public domain evicts none of its own
-            if usage.used_bytes + size > PUBLIC_SHARE * usage.capacity_bytes:
-                break
-        place = NOWHERE
-        if table.usage.fits(HOST, domain, size):
-            place = host.reserve([size]).places[0]
-        victim_domains = [ANY_DOMAIN]
-        if table.usage.divided:
-            victim_domains = table.usage.victim_domains(HOST, domain, size)
-        for victim_domain in victim_domains:
-            while place == NOWHERE and _evict_from(table, namespace, victim_domain):
-                if table.usage.fits(HOST, domain, size):
-                    place = host.reserve([size]).places[0]
-        if place == NOWHERE:
-            break
-        table.usage.add(HOST, domain, size)
+        table.usage.add(HOST, namespace.domain, len(places) * size)
+    while len(places) < count and (place := _evict_one(table, namespace)) != NOWHERE:
         places.append(place)
     return places
+
+
+def _evict_one(table: BlockTable, namespace: Namespace) -> Place:
+    """Reserve one host slot, evicting the least valuable block; NOWHERE if none is evictable.
+
+    If memory is divided, the victim domain is chosen first.
+    """
+    domain, size, place = namespace.domain, namespace.record_bytes, NOWHERE
+    if domain == table.public and _public_is_full(table, size):
+        return NOWHERE
+    if table.usage.fits(HOST, domain, size):
+        place = table.host(namespace).reserve([size]).places[0]
+    victim_domains = (
+        table.usage.victim_domains(HOST, domain, size) if table.usage.divided else [ANY_DOMAIN]
+    )
+    for victim_domain in victim_domains:
+        while place == NOWHERE and _evict_from(table, namespace, victim_domain):
+            if table.usage.fits(HOST, domain, size):
+                place = table.host(namespace).reserve([size]).places[0]
+    if place != NOWHERE:
+        table.usage.add(HOST, domain, size)
+    return place
 
 
 def _victims_of_size(table: BlockTable, namespace: Namespace) -> Generator[int, None, None]:
@@ -107,6 +110,15 @@ def evict_below(table: BlockTable, namespace: Namespace, tier: int, nbytes: int)
     return table.usage.fits(tier, namespace.domain, nbytes)
 
 
+def _public_is_full(table: BlockTable, nbytes: int) -> bool:
+    """Return whether `nbytes` more exceed the public domain's share; it evicts none of its own."""
+    host = table.hosts.get(table.public)
+    if host is None:
+        return False
+    usage = host.usage()
+    return usage.used_bytes + nbytes > PUBLIC_SHARE * usage.capacity_bytes
+
+
 def _evict_from(table: BlockTable, namespace: Namespace, victim_domain: bytes) -> bool:
     """Evict a victim domain's least valuable blocks for one new block; False if none may leave.
 
@@ -133,15 +145,7 @@ def _evict_from(table: BlockTable, namespace: Namespace, victim_domain: bytes) -
                 continue
             run = table.host(other).beside(Place(table.index.places[HOST][row]))
             seen.update(run)
-            lost: Counter[bytes] = Counter()
-            for each in run:
-                losing = table.index.namespace(each)
-                lost[losing.domain] += losing.record_bytes
-            del lost[domain]
-            # No other domain drops below its reserved bytes.
-            spare = all(table.usage.evictable_bytes(HOST, loser) >= lost[loser] for loser in lost)
-            # Check every row: `evictable` queues the unsaved ones for writing.
-            if run and spare and not [each for each in run if not table.evictable(each)]:
+            if run and _all_evictable(table, run, domain):
                 runs.append(run)
             if len(runs) == _MAX_RUNS_COMPARED:
                 break
@@ -179,3 +183,16 @@ def _victims(table: BlockTable, victim_domain: bytes) -> Generator[int, None, No
         victims.close()
         for row in leased:
             policy.pass_by(row, now_s)
+
+
+def _all_evictable(table: BlockTable, run: Sequence[int], requester: bytes) -> bool:
+    """Return whether all rows are evictable and no other domain drops below its reserved bytes."""
+    lost: Counter[bytes] = Counter()
+    for row in run:
+        namespace = table.index.namespace(row)
+        lost[namespace.domain] += namespace.record_bytes
+    del lost[requester]
+    if any(nbytes > table.usage.evictable_bytes(HOST, domain) for domain, nbytes in lost.items()):
+        return False
+    # Check every row: `evictable` queues the unsaved ones for writing.
+    return not [row for row in run if not table.evictable(row)]

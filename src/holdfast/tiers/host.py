@@ -293,17 +293,8 @@ class HostTier:
                 with_free = self._with_free[run.slot_bytes]
                 with_free[run.first] = run
                 with_free.move_to_end(run.first)
-                if run.used:
-                    continue
-                size = self._budget.chunk_bytes
-                chunks = range(run.first, run.first + run.chunks)
-                del self._runs[run.first], with_free[run.first]
-                self._taken[chunks.start : chunks.stop] = bytes(run.chunks)
-                self._populated[chunks.start : chunks.stop] = bytes(run.chunks)
-                self._unpopulated.difference_update(chunks)
-                self.arena.give_back(run.first * size, run.chunks * size)
-                with self._budget.lock:
-                    self._budget.free_chunks += run.chunks
+                if run.used == 0:
+                    self._close_run(run)
 
     def survivors(self) -> Iterator[SurvivingRecord]:
         return iter(())
@@ -319,28 +310,14 @@ class HostTier:
         chunks. Otherwise, unless `most` is below `AHEAD_CHUNKS`, takes a chunk in use; its bytes do
         not change. First returns memory of a free chunk if other arenas have used up its budget.
         """
-        budget, size = self._budget, self._budget.chunk_bytes
+        size = self._budget.chunk_bytes
         with self._lock:
-            with budget.lock:
-                surplus = self._prefaulted and budget.prefaulted_chunks > budget.free_chunks
-            if surplus:
-                populated = (c for c in range(budget.chunks) if self._populated[c])
-                chunk = max(c for c in populated if not self._taken[c])
-                self._populated[chunk] = 0
-                self._count_prefaulted(-1)
-                self.arena.give_back(chunk * size, size)
+            if self._release_prefaulted():
                 return True
-            with budget.lock:
-                own = max(1, most // budget.arenas)
-                enough = self._prefaulted >= own or budget.prefaulted_chunks >= budget.free_chunks
-            chunk = -1 if enough else self._taken.find(0)
-            while chunk >= 0 and self._populated[chunk]:
-                chunk = self._taken.find(0, chunk + 1)
-            if chunk >= 0:
-                self._count_prefaulted(1)
-            elif not self._unpopulated or most < AHEAD_CHUNKS:
-                return False
-            else:
+            chunk = self._next_free_chunk(most)
+            if chunk is None:
+                if not self._unpopulated or most < AHEAD_CHUNKS:
+                    return False
                 chunk = self._unpopulated.pop()
             self._populated[chunk] = 1
         self.arena.populate(chunk * size, size)
@@ -437,7 +414,45 @@ class HostTier:
         self._runs[first] = self._with_free[slot_bytes][first] = run
         return True
 
+    def _next_free_chunk(self, most: int) -> int | None:
+        """Return the next free chunk to prefault, counted as such; None if enough are."""
+        budget = self._budget
+        with budget.lock:
+            own = max(1, most // budget.arenas)
+            if self._prefaulted >= own or budget.prefaulted_chunks >= budget.free_chunks:
+                return None
+        chunk = self._taken.find(0)
+        while chunk >= 0 and self._populated[chunk]:
+            chunk = self._taken.find(0, chunk + 1)
+        if chunk < 0:
+            return None
+        self._count_prefaulted(1)
+        return chunk
+
+    def _release_prefaulted(self) -> bool:
+        """Return the memory of one prefaulted chunk, if the budget has fewer free chunks."""
+        budget, size = self._budget, self._budget.chunk_bytes
+        with budget.lock:
+            if not self._prefaulted or budget.prefaulted_chunks <= budget.free_chunks:
+                return False
+        chunk = max(c for c in range(budget.chunks) if self._populated[c] and not self._taken[c])
+        self._populated[chunk] = 0
+        self._count_prefaulted(-1)
+        self.arena.give_back(chunk * size, size)
+        return True
+
     def _count_prefaulted(self, chunks: int) -> None:
         self._prefaulted += chunks
         with self._budget.lock:
             self._budget.prefaulted_chunks += chunks
+
+    def _close_run(self, run: _Run) -> None:
+        size = self._budget.chunk_bytes
+        start, end = run.first * size, (run.first + run.chunks) * size
+        del self._runs[run.first], self._with_free[run.slot_bytes][run.first]
+        self._taken[run.first : run.first + run.chunks] = bytes(run.chunks)
+        self._populated[run.first : run.first + run.chunks] = bytes(run.chunks)
+        self._unpopulated.difference_update(range(run.first, run.first + run.chunks))
+        self.arena.give_back(start, end - start)
+        with self._budget.lock:
+            self._budget.free_chunks += run.chunks

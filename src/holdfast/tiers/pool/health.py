@@ -128,11 +128,7 @@ class PoolHealth:
                 del self._targets[gone]
             for name in sorted(wanted):
                 self._know(name)
-            # If a smaller pool has a smaller cap, the longest ejections end.
-            ejected = [target for target in self._members() if self._ejected(target)]
-            ejected.sort(key=lambda target: target.ejected_until_s)
-            for target in ejected[: max(0, len(ejected) - ejected_max(len(self._listed)))]:
-                target.ejected_until_s, target.on_trial = self._clock.now(), False
+            self._stay_below_cap()
 
     def available(self, target: str) -> bool:
         """Return whether a target may be asked now; a target never asked before may."""
@@ -158,16 +154,11 @@ class PoolHealth:
     def untried(self) -> list[str]:
         """Return the targets whose pause is over and that must be probed before users' requests."""
         with self._lock:
-            names = []
-            for name, target in self._targets.items():
-                phase = target.breaker.phase()
-                unverified = target.on_trial and target.fresh < self._options.samples
-                due = phase is BreakerPhase.HALF_OPEN or (
-                    unverified and phase is BreakerPhase.CLOSED
-                )
-                if due and not self._ejected(target):
-                    names.append(name)
-            return names
+            return [
+                name
+                for name, target in self._targets.items()
+                if self._needs_trial(target) and not self._ejected(target)
+            ]
 
     def idle(self, for_s: float) -> list[str]:
         """Return healthy targets to which no call has ended for this long, to be probed."""
@@ -285,6 +276,11 @@ class PoolHealth:
         out = self._ejected(target) or target.on_trial
         return not out and target.breaker.phase() is BreakerPhase.CLOSED
 
+    def _needs_trial(self, target: TargetStatistics) -> bool:
+        phase = target.breaker.phase()
+        unverified = target.on_trial and target.fresh < self._options.samples
+        return phase is BreakerPhase.HALF_OPEN or (unverified and phase is BreakerPhase.CLOSED)
+
     def _ejected(self, target: TargetStatistics) -> bool:
         return self._clock.now() < target.ejected_until_s
 
@@ -308,15 +304,7 @@ class PoolHealth:
         for target in self._outliers():
             if room <= 0 and not self._gives_way(target):
                 break
-            longest_s = self._options.ejection_max_s
-            relapsed = target.ejections and now_s < target.ejected_until_s + longest_s
-            again_s = min(2 * target.ejection_s, longest_s)
-            target.ejection_s = again_s if relapsed else self._options.ejection_s
-            target.ejected_until_s = now_s + target.ejection_s
-            target.on_trial = True
-            target.ejections += 1
-            target.ejected_for_s = math.inf if self._failing(target) else target.slowest_s()
-            target.forget()
+            self._eject(target, now_s)
             room = max(0, room - 1)
         for target in tried:
             target.on_trial = self._ejected(target)
@@ -359,3 +347,21 @@ class PoolHealth:
 
     def _failing(self, target: TargetStatistics) -> bool:
         return target.failure_share > self._options.failure_share_max
+
+    def _eject(self, target: TargetStatistics, now_s: float) -> None:
+        longest_s = self._options.ejection_max_s
+        relapsed = target.ejections and now_s < target.ejected_until_s + longest_s
+        again_s = min(2 * target.ejection_s, longest_s)
+        target.ejection_s = again_s if relapsed else self._options.ejection_s
+        target.ejected_until_s = now_s + target.ejection_s
+        target.on_trial = True
+        target.ejections += 1
+        target.ejected_for_s = math.inf if self._failing(target) else target.slowest_s()
+        target.forget()
+
+    def _stay_below_cap(self) -> None:
+        """End the longest ejections if a smaller pool has a smaller cap."""
+        ejected = [target for target in self._members() if self._ejected(target)]
+        ejected.sort(key=lambda target: target.ejected_until_s)
+        for target in ejected[: max(0, len(ejected) - ejected_max(len(self._listed)))]:
+            target.ejected_until_s, target.on_trial = self._clock.now(), False
