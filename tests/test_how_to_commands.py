@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from holdfast.probe import free_port
+from holdfast.testing.embedded import BLOCKS, FINGERPRINT, blocks_for, tokens_for
 
 pytest.importorskip("cryptography", reason="the pages seal the blocks of domains")
 
@@ -91,9 +93,13 @@ class Shell:
 
     def serve(self, line):
         """Start a node; return its process once it is ready."""
+        return self.start(line, "READY")
+
+    def start(self, line, ready):
+        """Start a program; return its process once a line of its output contains `ready`."""
         log = self.folder / "node.log"
         with log.open("a") as errors:
-            node = subprocess.Popen(
+            program = subprocess.Popen(
                 ["bash", "-c", f"exec {line}"],
                 cwd=self.folder,
                 env=self._environment,
@@ -101,15 +107,15 @@ class Shell:
                 stderr=errors,
                 text=True,
             )
-        self._undo.callback(stop, node)
-        assert node.stdout.readline().startswith("READY"), log.read_text()
-        return node
+        self._undo.callback(stop, program)
+        assert any(ready in found for found in program.stdout), log.read_text()
+        return program
 
 
-def stop(node):
-    node.terminate()
-    node.wait(READY_S)
-    node.stdout.close()
+def stop(program):
+    program.terminate()
+    program.wait(READY_S)
+    program.stdout.close()
 
 
 def new_key(path):
@@ -199,6 +205,35 @@ def test_a_store_is_verified_and_a_node_crashed_at_a_failpoint(shell):
     unknown = crash.replace("region_seal:3", "nowhere:1")
     shell.run(unknown, status=2)
     stop(shell.serve(f"env {crash}"))
+
+
+def test_blocks_are_kept_in_a_redis_with_the_permissions_that_the_page_names(shell, find_program):
+    program = find_program("redis-server", "redis-server")
+    page = shell.page("existing-stores")
+    granted = re.search(r"\*\*Permissions\.\*\*(.*)", page.text)[1]
+    commands = " ".join(re.findall(r"`((?:\+[a-z]+ ?)+)`", granted.partition("`+select`")[0]))
+    assert commands == "+get +set +exists +del +ping +info"
+    (shell.folder / "etc" / "valkey.password").write_text("secret")
+    (shell.folder / "etc" / "valkey.password").chmod(0o600)
+    new_key(shell.folder / "etc" / "default.key")
+    domains, tiers, _ = page.blocks("yaml")
+    port = free_port()
+    (shell.folder / "node.yaml").write_text(domains + tiers.replace(":6379", f":{port}"))
+    shell.start(
+        f"{program} --port {port} --bind 127.77.0.7 --save '' --dir {shell.folder} "
+        f"--user default off --user holdfast on '>secret' '~holdfast:*' {commands}",
+        "Ready to accept connections",
+    )
+    doctor, serve, inspect = (
+        page.commands(f"holdfast {verb}")[0] for verb in ("doctor", "serve", "inspect")
+    )
+    shell.run(doctor)
+    shell.serve(serve)
+    with holdfast.open(f"unix://{shell.folder}/holdfast/node.sock") as store:
+        session = store.session(FINGERPRINT)
+        assert session.save(tokens_for(1), blocks_for(1)) == BLOCKS
+    wait_for(lambda: f"valkey  {BLOCKS} blocks" in shell.run("holdfast inspect"))
+    assert "active, 100.0 % of keys" in shell.run(inspect)
 
 
 def wait_for(condition):
