@@ -117,11 +117,21 @@ def exposition(samples: Iterable[Sample]) -> str:
         of_metric[sample.name].append(sample)
     lines = list[str]()
     for name, metric in METRICS.items():
-        if of_metric[name]:
-            lines.append(f"# HELP holdfast_{name} {metric.meaning}")
-            lines.append(f"# TYPE holdfast_{name} {metric.kind}")
-            for sample in of_metric[name]:
-                lines += _lines(metric, sample)
+        if not of_metric[name]:
+            continue
+        lines.append(f"# HELP holdfast_{name} {metric.meaning}")
+        lines.append(f"# TYPE holdfast_{name} {metric.kind}")
+        for sample in of_metric[name]:
+            labels = dict(zip(metric.labels, sample.labels, strict=True))
+            data = sample.value
+            if metric.kind != "histogram":
+                lines.append(f"holdfast_{name}{_labelled(labels)} {data!r}")
+                continue
+            bounds = [*map(repr, data["bounds"]), "+Inf"]
+            for bound, count in zip(bounds, accumulate(data["counts"]), strict=True):
+                lines.append(f"holdfast_{name}_bucket{_labelled({**labels, 'le': bound})} {count}")
+            lines.append(f"holdfast_{name}_sum{_labelled(labels)} {data['sum']!r}")
+            lines.append(f"holdfast_{name}_count{_labelled(labels)} {sum(data['counts'])}")
     return "\n".join([*lines, ""])
 
 
@@ -151,7 +161,16 @@ def node_samples(status: Mapping[str, Any]) -> Iterator[Sample]:
     yield Sample("plan_error", (), activity["plan_error"])
     yield Sample("blocks", (), status["blocks"])
     yield from _tier_samples(status)
-    yield from _domain_samples(status["domains"])
+    # Domains that the configuration does not name are one.
+    used_bytes = Counter[tuple[str, str]]()
+    for domain in status["domains"]:
+        name = domain["domain"] if domain["configured"] else OTHER
+        for tier, nbytes in domain["used_bytes"].items():
+            used_bytes[name, tier] += nbytes
+        for tier, nbytes in domain["quota_bytes"].items():
+            yield Sample("domain_quota_bytes", (name, tier), nbytes)
+    for labels, nbytes in used_bytes.items():
+        yield Sample("domain_used_bytes", labels, nbytes)
     yield Sample("waiting_writes", (), status["waiting_to_write"])
     yield Sample("leases", (), status["leases"])
     yield Sample("reservations", (), status["tickets"])
@@ -199,32 +218,6 @@ def _tier_samples(status: Mapping[str, Any]) -> Iterator[Sample]:
         yield Sample("evictions_total", (tier,), number)
     for failed in status["failed_checks"]:
         yield Sample("failed_checks_total", (failed["tier"], failed["outcome"]), failed["copies"])
-
-
-def _domain_samples(domains: Iterable[Mapping[str, Any]]) -> Iterator[Sample]:
-    """Yield the samples of domains; those that the configuration does not name are one."""
-    used_bytes = Counter[tuple[str, str]]()
-    for domain in domains:
-        name = domain["domain"] if domain["configured"] else OTHER
-        for tier, nbytes in domain["used_bytes"].items():
-            used_bytes[name, tier] += nbytes
-        for tier, nbytes in domain["quota_bytes"].items():
-            yield Sample("domain_quota_bytes", (name, tier), nbytes)
-    for labels, nbytes in used_bytes.items():
-        yield Sample("domain_used_bytes", labels, nbytes)
-
-
-def _lines(metric: Metric, sample: Sample) -> Iterator[str]:
-    labels = dict(zip(metric.labels, sample.labels, strict=True))
-    if metric.kind != "histogram":
-        yield f"holdfast_{metric.name}{_labelled(labels)} {sample.value!r}"
-        return
-    data = sample.value
-    bounds = [*map(repr, data["bounds"]), "+Inf"]
-    for bound, count in zip(bounds, accumulate(data["counts"]), strict=True):
-        yield f"holdfast_{metric.name}_bucket{_labelled({**labels, 'le': bound})} {count}"
-    yield f"holdfast_{metric.name}_sum{_labelled(labels)} {data['sum']!r}"
-    yield f"holdfast_{metric.name}_count{_labelled(labels)} {sum(data['counts'])}"
 
 
 def _labelled(labels: Mapping[str, str]) -> str:

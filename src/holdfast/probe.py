@@ -7,7 +7,6 @@ import itertools
 import os
 import random
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,9 +57,14 @@ def free_port() -> int:
     gives such a port to no outgoing connection: it stays free until a process binds its number, and
     a connection to it while it is free cannot connect to itself. Raises OSError if no port is free.
     """
-    for port in _below_ephemeral_range():
-        with contextlib.suppress(OSError):
-            return _bound(port)
+    try:
+        lowest = int(_EPHEMERAL_RANGE.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return _bound(0)
+    for number in itertools.islice(_drawn, len(_PORTS)):  # after the ports of earlier calls
+        if (port := _PORTS[number % len(_PORTS)]) < lowest:
+            with contextlib.suppress(OSError):
+                return _bound(port)
     return _bound(0)
 
 
@@ -69,14 +73,3 @@ def _bound(port: int) -> int:
         probe.bind(("127.0.0.1", port))
         number: int = probe.getsockname()[1]
         return number
-
-
-def _below_ephemeral_range() -> Iterator[int]:
-    """Yield the ports of `_PORTS` below the ephemeral range, after those of earlier calls."""
-    try:
-        lowest = int(_EPHEMERAL_RANGE.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return
-    for number in itertools.islice(_drawn, len(_PORTS)):
-        if (port := _PORTS[number % len(_PORTS)]) < lowest:
-            yield port

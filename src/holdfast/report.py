@@ -18,8 +18,6 @@ from holdfast.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
-
 
 PIPE_COLUMNS = 10_000
 """Maximum width of a table that is not printed to a terminal."""
@@ -170,13 +168,28 @@ def show(console: Console, report: Report, also: Sequence[str] = ()) -> None:
     Empty columns are omitted. On a narrow terminal optional columns are omitted too, the last of
     `also` first. Cells of a table that is still too wide are wrapped; no figure is truncated.
     """
+    from rich.box import SIMPLE
+    from rich.table import Table
+
     rows = [{**msgspec.structs.asdict(row), **row.more} for row in report.rows]
     wanted = ("value", "unit", "limit", "ratio", "goal", *also, "ok")
     names = [name for name in wanted if any(row.get(name) is not None for row in rows)]
     optional = [name for name in (*_OPTIONAL, *also) if name in names]
     left_out: list[str] = []
     title = report.name + (", broken off" if report.broken_off else "")
-    while not _fits(console, shown := _table(title, names, rows)) and optional:
+    unbounded = console.options.update_width(PIPE_COLUMNS)
+    while True:
+        shown = Table(
+            title=f"holdfast {title}", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0)
+        )
+        shown.add_column("what", overflow="fold")
+        for heading in names:
+            shown.add_column(heading, justify="right", overflow="fold")
+        for row in rows:
+            shown.add_row(str(row["what"]), *(cell(row.get(heading)) for heading in names))
+        fits = console.measure(shown, options=unbounded).maximum <= console.width
+        if fits or not optional:
+            break
         left_out.append(optional.pop())
         names.remove(left_out[-1])
     console.print(shown)
@@ -185,24 +198,6 @@ def show(console: Console, report: Report, also: Sequence[str] = ()) -> None:
         console.print(
             f"columns omitted on this narrow terminal, see --json: {words}", soft_wrap=True
         )
-
-
-def _table(title: str, names: Sequence[str], rows: Sequence[dict[str, object]]) -> Table:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    shown = Table(title=f"holdfast {title}", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    shown.add_column("what", overflow="fold")
-    for heading in names:
-        shown.add_column(heading, justify="right", overflow="fold")
-    for row in rows:
-        shown.add_row(str(row["what"]), *(cell(row.get(heading)) for heading in names))
-    return shown
-
-
-def _fits(console: Console, shown: Table) -> bool:
-    unbounded = console.options.update_width(PIPE_COLUMNS)
-    return console.measure(shown, options=unbounded).maximum <= console.width
 
 
 def number(value: float | None) -> str:

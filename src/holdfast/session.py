@@ -65,35 +65,27 @@ class SessionBackend(Protocol):
 
     def cover(self, keys: Sequence[bytes], deadline_s: float) -> int:
         """Return how many leading blocks are held."""
-        ...
 
     def save(self, chain: Chain, rows: Sequence[memoryview], retention: Retention) -> int:
         """Save a chain's blocks; return how many are new."""
-        ...
 
     def fetch(self, chain: Chain, rows: Sequence[memoryview], deadline_s: float) -> Landed:
         """Copy the longest held prefix into the leading rows."""
-        ...
 
     def follow(self, session: str, keys: Sequence[bytes]) -> None:
         """Record that a chain belongs to a session."""
-        ...
 
     def closed(self, session: str) -> int:
         """Record that a session ended; return how many of its blocks are held."""
-        ...
 
     def returns(self, session: str, in_s: float) -> int:
         """Record that a session returns; return how many of its blocks are held."""
-        ...
 
     def prestage(self, keys: Sequence[bytes], in_s: float, deadline_s: float) -> int:
         """Promote the held blocks of a chain to memory within `in_s`; return their number."""
-        ...
 
     def pin(self, keys: Sequence[bytes], ttl_s: float, deadline_s: float) -> int:
         """Keep the held blocks of a chain in memory for `ttl_s`; return their number."""
-        ...
 
 
 class Session:

@@ -21,37 +21,26 @@ _NAMES = {type(None): "nothing", list: "a list", str: "plain text"}
 
 def read_mapping(file: str, bytes_max: int = FILE_BYTES_MAX) -> dict[str, Any]:
     """Return the mapping in a file. Raises ConfigError, which names the file and the line."""
-    data = _parse(_text(file, bytes_max), file)
-    if not isinstance(data, dict):
-        held = _NAMES.get(type(data), "one value")
-        raise ConfigError(f"{file}: holds {held}; write key: value lines")
-    return data
-
-
-def _text(file: str, bytes_max: int) -> str:
-    try:
-        with Path(file).open("rb") as opened:
-            data = opened.read(bytes_max + 1)
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}; name another file") from error
-    if len(data) > bytes_max:
-        raise ConfigError(f"{file}: has more than {bytes_max} bytes; name another file")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: is not text in UTF-8; name another file") from error
-
-
-def _parse(text: str, file: str) -> object:
     import yaml
 
     try:
+        with Path(file).open("rb") as opened:
+            encoded = opened.read(bytes_max + 1)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}; name another file") from error
+    if len(encoded) > bytes_max:
+        raise ConfigError(f"{file}: has more than {bytes_max} bytes; name another file")
+    try:
+        text = encoded.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: is not text in UTF-8; name another file") from error
+    data: object = None
+    try:
         loader = _loader()(text)
         root = loader.get_single_node()
-        if root is None:
-            return None
-        _check_once(root, file)
-        return loader.construct_document(root)
+        if root is not None:
+            _check_once(root, file)
+            data = loader.construct_document(root)
     except RecursionError as error:
         raise ConfigError(f"{file}: nested too deep for a configuration; correct it") from error
     except yaml.MarkedYAMLError as error:
@@ -62,6 +51,10 @@ def _parse(text: str, file: str) -> object:
     except (yaml.YAMLError, ValueError) as error:  # ValueError: e.g. an invalid date
         what = " ".join(str(error).split())
         raise ConfigError(f"{file}: cannot be read as YAML: {what}; correct it") from error
+    if not isinstance(data, dict):
+        held = _NAMES.get(type(data), "one value")
+        raise ConfigError(f"{file}: holds {held}; write key: value lines")
+    return data
 
 
 @functools.cache

@@ -5,13 +5,27 @@ import re
 
 import pytest
 
-from holdfast.cli.inspect import _admission, _usage
+from holdfast.cli.inspect import _status_lines
 from holdfast.cli.inspect_plans import plans_text
 from holdfast.metrics import tier_totals
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
 
 FINGERPRINT = b"fingerprint-16-b".hex()
+
+IDLE = {
+    "uptime_s": 1.0,
+    "activity": {"calls": {}, "prompts": 0, "tokens": 0, "loaded_tokens": {}, "saved_s": 0.0},
+    "failed_checks": [],
+    "incarnation": "00",
+    "blocks": 0,
+    "tiers": [],
+    "admission": [],
+    "domains": [],
+    "hints": {"sessions": 0, "prestaging": 0, "pinned_bytes": 0},
+    "scrub": {"passes": 0, "checked": 0, "corrupt": 0},
+    "faults": [],
+}
 
 
 def inspected(holdfast, node, *arguments):
@@ -128,12 +142,14 @@ def test_memory_is_one_line_however_many_domains_share_it():
 
 def test_a_tier_without_a_capacity_of_its_own_is_not_called_empty():
     used = {"used_bytes": 0, "capacity_bytes": 0, "records": 0, "failures": 1}
-    assert "0 B" not in _usage("pool", used)
-    assert "`holdfast inspect pool` shows its members; 1 failure" in _usage("pool", used)
-    filled = _usage("host", {**used, "capacity_bytes": 4096, "records": 1, "failures": 0})
-    assert filled == "  host     0 B of 4 KiB used, 1 record, 0 failures"
+    filled = {**used, "capacity_bytes": 4096, "records": 1, "failures": 0}
+    tiers = [{"tier": "host", **filled}, {"tier": "pool", **used}]
+    lines = _status_lines({**IDLE, "tiers": tiers})
+    assert "  host     0 B of 4 KiB used, 1 record, 0 failures" in lines
+    assert "  pool     shared: `holdfast inspect pool` shows its members; 1 failure" in lines
 
 
 def test_counts_of_a_tiers_rule_are_whole_numbers():
     rule = {"tier": "disk", "share": 0.123456, "over_budget": 1_234_567.0}
-    assert _admission(rule) == "  admit   disk: share 0.1235, over_budget 1,234,567"
+    lines = _status_lines({**IDLE, "admission": [rule]})
+    assert "  admit   disk: share 0.1235, over_budget 1,234,567" in lines

@@ -57,41 +57,36 @@ def open_store(config: Config, calls: CallThreads | None = None) -> Store:
                 undo.callback(lower[-1].close)
         if DEFAULT_DOMAIN not in keys:
             keys[DEFAULT_DOMAIN] = default_key(config)
-        store = Store(
-            config.host_bytes, lower, keys, _options(config, keys, calls or DirectCalls())
+        audit = AuditLog(Path(config.audit_file) if config.audit_file else None)
+        ring = open_ring(config, keys, audit)
+        public_domain, publish_token = "", b""
+        for name, domain in config.domains.items():
+            if domain.public:
+                public_domain = name
+                publish_token = read_key(Path(domain.publish_file), f"domains.{name}.publish_file")
+        folder = config.disk_folder
+        store_options = StoreOptions(
+            planner=BestCut() if config.plan == "best" else FetchHeld(),
+            make_eviction=POLICIES[config.policy],
+            quotas=quotas(config),
+            rules=tier_rules(config, keys),
+            ring=ring,
+            audit=audit,
+            public_domain=public_domain,
+            publish_token=publish_token,
+            serves_peers=bool(config.target_addresses),
+            writes_behind=config.write == "behind",
+            lease_s=config.lease_s,
+            segment_blocks=config.segment_blocks,
+            scrub_every_s=config.scrub.every_s,
+            scrub_bytes_per_s=config.scrub.rate,
+            estimates_file=Path(folder, ESTIMATES_FILE) if folder else None,
+            calls=calls or DirectCalls(),
         )
+        store = Store(config.host_bytes, lower, keys, store_options)
         store.start()
         undo.pop_all()
     return store
-
-
-def _options(config: Config, keys: dict[str, bytes], calls: CallThreads) -> StoreOptions:
-    audit = AuditLog(Path(config.audit_file) if config.audit_file else None)
-    ring = open_ring(config, keys, audit)
-    public_domain, publish_token = "", b""
-    for name, domain in config.domains.items():
-        if domain.public:
-            public_domain = name
-            publish_token = read_key(Path(domain.publish_file), f"domains.{name}.publish_file")
-    folder = config.disk_folder
-    return StoreOptions(
-        planner=BestCut() if config.plan == "best" else FetchHeld(),
-        make_eviction=POLICIES[config.policy],
-        quotas=quotas(config),
-        rules=tier_rules(config, keys),
-        ring=ring,
-        audit=audit,
-        public_domain=public_domain,
-        publish_token=publish_token,
-        serves_peers=bool(config.target_addresses),
-        writes_behind=config.write == "behind",
-        lease_s=config.lease_s,
-        segment_blocks=config.segment_blocks,
-        scrub_every_s=config.scrub.every_s,
-        scrub_bytes_per_s=config.scrub.rate,
-        estimates_file=Path(folder, ESTIMATES_FILE) if folder else None,
-        calls=calls,
-    )
 
 
 def open_here(
@@ -119,7 +114,13 @@ def _open_here(
     if host is None and disk is None and path is None:
         config = load(file)
         if not file:
-            _report_defaults(config)
+            disks = [tier for tier in config.tiers if isinstance(tier, DiskOptions)]
+            if disks and not any(Path(disk.path, FILE_NAME).exists() for disk in disks):
+                _log.warning(
+                    "no capacity given: taking %s of memory, and %s of disk in %s; give others as "
+                    'holdfast.open(host="8 GiB", disk="64 GiB", path="/var/lib/holdfast")',
+                    *(config.host_bytes, disks[0].capacity, disks[0].path),
+                )
         return open_store(config, OwnThreadCalls())
     if file:
         raise ConfigError("open: give a file or sizes, not both")
@@ -137,18 +138,6 @@ def _open_here(
         tiers.append({"kind": "disk", "path": path, "capacity": disk})
     config = parse({"listen": default_address(), "tiers": tiers})
     return open_store(config, OwnThreadCalls())
-
-
-def _report_defaults(config: Config) -> None:
-    """Log the capacities that were chosen, if no store was opened with the default disk before."""
-    disks = [tier for tier in config.tiers if isinstance(tier, DiskOptions)]
-    if not disks or any(Path(disk.path, FILE_NAME).exists() for disk in disks):
-        return
-    _log.warning(
-        "no capacity given: taking %s of memory, and %s of disk in %s; give others as "
-        'holdfast.open(host="8 GiB", disk="64 GiB", path="/var/lib/holdfast")',
-        *(config.host_bytes, disks[0].capacity, disks[0].path),
-    )
 
 
 def configured_tier(config: Config, number: int) -> tuple[TierKind, TierSection, TierContext]:

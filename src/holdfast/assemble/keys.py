@@ -25,7 +25,17 @@ def domain_key(name: str, domain: DomainOptions) -> bytes:
     if domain.key_command:
         return _from_command(domain.key_command, domain.key_timeout_s, f"{at}.key_command")
     if domain.key_fd is not None:
-        return _from_descriptor(domain.key_fd, f"{at}.key_fd")
+        fd, setting = domain.key_fd, f"{at}.key_fd"
+        try:
+            with os.fdopen(fd, "rb") as opened:  # closes it, so that no other process inherits it
+                data = opened.read(_READ_BYTES)
+        except OSError as error:
+            raise ConfigError(
+                f"{setting}: descriptor {fd} cannot be read: {error.strerror}; start the node with "
+                f"the key on it: holdfast serve {fd}< FILE"
+            ) from error
+        failure = f"descriptor {fd} gave {len(data)} bytes; it must give {_FORM}"
+        return _key(data, f"{setting}: {failure}")
     return read_key(Path(domain.key_file), f"{at}.key_file")
 
 
@@ -71,19 +81,6 @@ def read_key(file: Path, setting: str) -> bytes:
         raise ConfigError(f"{setting}: {str(file)!r} is open to other users; chmod 600 it")
     nbytes = f"{len(data)} bytes{' or more' * (len(data) == _READ_BYTES)}"
     return _key(data, f"{setting}: {str(file)!r} holds {nbytes}, not a key; it must hold {_FORM}")
-
-
-def _from_descriptor(fd: int, setting: str) -> bytes:
-    """Return the key on a descriptor, and close it, so that no other process inherits it."""
-    try:
-        with os.fdopen(fd, "rb") as opened:
-            data = opened.read(_READ_BYTES)
-    except OSError as error:
-        raise ConfigError(
-            f"{setting}: descriptor {fd} cannot be read: {error.strerror}; start the node with "
-            f"the key on it: holdfast serve {fd}< FILE"
-        ) from error
-    return _key(data, f"{setting}: descriptor {fd} gave {len(data)} bytes; it must give {_FORM}")
 
 
 def _from_command(command: list[str], timeout_s: float, setting: str) -> bytes:

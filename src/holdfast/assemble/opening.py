@@ -48,7 +48,10 @@ class Opening:
             self._thread.start()
             while not self._done.acquire(timeout=_CHECK_S):
                 continue
-            store = self._store_or_error()
+            store = self._store
+            if store is None:
+                error, self._error = self._error, None
+                raise error or AssertionError("neither a store nor an error")
             self._answered.put(None)
             return store
         except BaseException:
@@ -69,32 +72,23 @@ class Opening:
     def _is_abandoned(self) -> bool:
         return self._abandoned
 
-    def _store_or_error(self) -> Store:
-        if self._store is None:
-            error, self._error = self._error, None
-            raise error or AssertionError("neither a store nor an error")
-        return self._store
-
     def _run(self) -> None:
         _running.add(self)
         try:
-            self._open()
+            for other in list(_running):
+                other.wait_closed(self)
+            if self._is_abandoned():
+                return
+            try:
+                store = self._store = self._work()
+            except BaseException as error:  # noqa: BLE001  # the caller gets it
+                self._error = error
+                self._done.release()
+                return
+            self._done.release()
+            self._answered.get()
+            self._over = True
+            if self._is_abandoned():
+                store.close()
         finally:
             _running.discard(self)
-
-    def _open(self) -> None:
-        for other in list(_running):
-            other.wait_closed(self)
-        if self._is_abandoned():
-            return
-        try:
-            store = self._store = self._work()
-        except BaseException as error:  # noqa: BLE001  # the caller gets it
-            self._error = error
-            self._done.release()
-            return
-        self._done.release()
-        self._answered.get()
-        self._over = True
-        if self._is_abandoned():
-            store.close()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from holdfast.blocks.namespace import domain_id
-from holdfast.config import Config, CxlOptions, DiskOptions, DomainOptions, HostOptions
+from holdfast.config import Config, CxlOptions, DiskOptions, HostOptions
 from holdfast.fairness.shares import UNBOUNDED, Quota
 from holdfast.limits import MIB
 from holdfast.policy.admit import (
@@ -46,19 +46,17 @@ def quotas(config: Config) -> dict[str, dict[int, Quota]] | None:
     """Return the domains' quotas by name and tier number; None if no domain divides a tier."""
     if not any(domain.divides for domain in config.domains.values()):
         return None
-    return {name: _quotas(config, domain) for name, domain in config.domains.items()}
-
-
-def _quotas(config: Config, domain: DomainOptions) -> dict[int, Quota]:
-    """Return a domain's quota on each tier, by the tier's number."""
-    return {
-        number: Quota(
-            int(domain.reserved_bytes.get(name, 0)),
-            int(domain.quota_bytes[name]) if name in domain.quota_bytes else UNBOUNDED,
-            1.0 if domain.share is None else domain.share,
-        )
-        for number, name in enumerate(config.tier_names)
-    }
+    by_domain: dict[str, dict[int, Quota]] = {}
+    for domain_name, domain in config.domains.items():
+        by_domain[domain_name] = {
+            number: Quota(
+                int(domain.reserved_bytes.get(name, 0)),
+                int(domain.quota_bytes[name]) if name in domain.quota_bytes else UNBOUNDED,
+                1.0 if domain.share is None else domain.share,
+            )
+            for number, name in enumerate(config.tier_names)
+        }
+    return by_domain
 
 
 def admission(

@@ -112,7 +112,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return status
     except HoldfastError as error:
         print(f"holdfast {name}: {error}", file=sys.stderr)
-        return _exit_code(error)
+        if isinstance(error, ConfigError | FormatError | TraceError):
+            return USAGE
+        if isinstance(error, BusyError):
+            return BUSY
+        return NO_NODE if isinstance(error, NodeGoneError | RefusedError) else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -180,11 +184,3 @@ def _explain(arguments: Sequence[str], verbs: Mapping[str, Verb]) -> NoReturn:
     advice = f"did you mean `holdfast {close[0]}`?" if close else "see `holdfast --help`"
     print(f"holdfast: there is no verb {arguments[0]!r}; {advice}", file=sys.stderr)
     raise SystemExit(USAGE)
-
-
-def _exit_code(error: HoldfastError) -> int:
-    if isinstance(error, ConfigError | FormatError | TraceError):
-        return USAGE
-    if isinstance(error, BusyError):
-        return BUSY
-    return NO_NODE if isinstance(error, NodeGoneError | RefusedError) else FAILED

@@ -68,37 +68,30 @@ def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding
     yield Finding("listen", ", ".join(config.addresses))
     yield Finding("write", config.write, f"lease_s {config.lease_s:g}")
     yield Finding("domains", ", ".join(sorted({"default", *config.domains})))
-    yield _sealing(config)
-    for number, tier in enumerate(config.tiers):
-        if isinstance(tier, HostOptions):
-            yield _host(tier.capacity)
-        else:
-            kind, options, context = configured_tier(config, number)
-            yield from kind.examine(options, context)
-
-
-def _sealing(config: Config) -> Finding:
-    """Return which domains' blocks are sealed below the host, and their key ring."""
     wanted = [name for name, domain in config.domains.items() if domain.seal is not False]
     if not wanted:
-        return Finding("sealing", "no domain", "no domain has a key of its own and `seal`")
-    if lack := missing():
-        return problem("sealing", f"not {', '.join(wanted)}", lack)
-    derives = config.shares and not config.keyring
-    why = "data keys are derived, because nodes share no keyring;" if derives else "key ring"
-    return Finding(
-        "sealing", ", ".join(wanted), f"{why} {config.keyring_file or 'in memory'}", ok=True
-    )
-
-
-def _host(capacity: Size) -> Finding:
-    limit = memory()
-    share = 100 * capacity / limit.nbytes
-    found = f"host, {capacity}"
-    why = f"{share:.0f} % of {Size(limit.nbytes)}, {limit.source}"
-    if share > 90:  # noqa: PLR2004  # an engine and the system need memory too
-        return problem("tiers.0", found, f"{why}; the engine needs some: lower tiers.0.capacity")
-    return Finding("tiers.0", found, why, ok=True)
+        yield Finding("sealing", "no domain", "no domain has a key of its own and `seal`")
+    elif lack := missing():
+        yield problem("sealing", f"not {', '.join(wanted)}", lack)
+    else:
+        derives = config.shares and not config.keyring
+        why = "data keys are derived, because nodes share no keyring;" if derives else "key ring"
+        why = f"{why} {config.keyring_file or 'in memory'}"
+        yield Finding("sealing", ", ".join(wanted), why, ok=True)
+    for number, tier in enumerate(config.tiers):
+        if not isinstance(tier, HostOptions):
+            kind, options, context = configured_tier(config, number)
+            yield from kind.examine(options, context)
+            continue
+        limit = memory()
+        share = 100 * tier.capacity / limit.nbytes
+        found = f"host, {tier.capacity}"
+        why = f"{share:.0f} % of {Size(limit.nbytes)}, {limit.source}"
+        if share > 90:  # noqa: PLR2004  # an engine and the system need memory too
+            advice = f"{why}; the engine needs some: lower tiers.0.capacity"
+            yield problem("tiers.0", found, advice)
+        else:
+            yield Finding("tiers.0", found, why, ok=True)
 
 
 def _node(config: Config) -> Iterator[Finding]:

@@ -67,35 +67,25 @@ def _request(client: Client, args: argparse.Namespace) -> Domains:
     """Return the request to send, after the user has confirmed what it destroys."""
     if args.action not in ("retire", "erase"):
         return Domains(args.action, args.name)
-    if not args.yes:
-        found = request_report(client, Domains(args.action, args.name, "preview"))
-        if args.action == "erase":
-            confirm(_erasure(found), f"erase {args.name}?")
-        elif loss := _retirement(found):
-            confirm(loss, f"retire the old data keys of {args.name}?")
-        else:  # no block needs the keys; the node checks again, and refuses if one does now
-            return Domains(args.action, args.name)
-    return Domains(args.action, args.name, "confirmed")
-
-
-def _retirement(found: Mapping[str, Any]) -> list[str]:
-    """Return lines on the blocks that retiring would make unreadable; empty if there are none."""
+    if args.yes:
+        return Domains(args.action, args.name, "confirmed")
+    found = request_report(client, Domains(args.action, args.name, "preview"))
     unknown = not_counted(found)
-    if not found["retired"] or not (found["blocks"] or unknown):
-        return []
-    keys = many(found["retired"], "data key")
-    first = f"{found['domain']}: {keys} would be destroyed; copies of {copies(found['tiers'])}"
-    in_memory = found["blocks"] - found["lost"]
-    kept = f"; {many(in_memory, 'block')} of them have other copies" if in_memory else ""
-    return [f"{first} are sealed with them and become unreadable{kept}", *unknown]
-
-
-def _erasure(found: Mapping[str, Any]) -> list[str]:
-    """Return lines on the blocks that erasing would make unreadable."""
-    keys = many(found["epochs"], "data key")
-    blocks = f"{many(found['blocks'], 'block')} become unreadable: {copies(found['tiers'])}"
-    first = f"{found['domain']}: {keys} would be destroyed, and {blocks}"
-    return [first, *not_counted(found)]
+    if args.action == "erase":
+        keys = many(found["epochs"], "data key")
+        blocks = f"{many(found['blocks'], 'block')} become unreadable: {copies(found['tiers'])}"
+        first = f"{found['domain']}: {keys} would be destroyed, and {blocks}"
+        confirm([first, *unknown], f"erase {args.name}?")
+    elif found["retired"] and (found["blocks"] or unknown):
+        keys = many(found["retired"], "data key")
+        first = f"{found['domain']}: {keys} would be destroyed; copies of {copies(found['tiers'])}"
+        in_memory = found["blocks"] - found["lost"]
+        kept = f"; {many(in_memory, 'block')} of them have other copies" if in_memory else ""
+        first = f"{first} are sealed with them and become unreadable{kept}"
+        confirm([first, *unknown], f"retire the old data keys of {args.name}?")
+    else:  # no block needs the keys; the node checks again, and refuses if one does now
+        return Domains(args.action, args.name)
+    return Domains(args.action, args.name, "confirmed")
 
 
 def _text(action: str, answer: Mapping[str, Any]) -> str:
@@ -104,7 +94,14 @@ def _text(action: str, answer: Mapping[str, Any]) -> str:
         case "rotate":
             return f"{name}: epoch {answer['epoch']} seals from now on"
         case "retire":
-            return _retired(answer)
+            if not answer["retired"]:
+                return f"{name}: nothing destroyed, the newest data key is the only one"
+            keys = f"{name}: {many(answer['retired'], 'data key')} destroyed, the newest remains"
+            if not answer["blocks"]:
+                return keys
+            kept = answer["blocks"] - answer["lost"]
+            rest = f"; {many(kept, 'block')} of them have other copies" if kept else ""
+            return f"{keys}; unreadable and dropped: {copies(answer['tiers'])}{rest}"
         case "erase":
             keys = many(answer["epochs"], "data key")
             where = f": {copies(answer['tiers'])}" if answer["blocks"] else ""
@@ -115,27 +112,12 @@ def _text(action: str, answer: Mapping[str, Any]) -> str:
                 f"{name}: {keys} dropped; on this node {blocks}. Data keys follow from its "
                 "key: destroy that key too, on every node, to make all copies unreadable"
             )
-        case _:
-            rows = [line for entry in answer["domains"] for line in _entry(entry)]
-            return "\n".join([f"key ring: {answer['keyring'] or 'in memory'}", *rows])
-
-
-def _retired(answer: Mapping[str, Any]) -> str:
-    name = answer["domain"]
-    if not answer["retired"]:
-        return f"{name}: nothing destroyed, the newest data key is the only one"
-    keys = f"{name}: {many(answer['retired'], 'data key')} destroyed, the newest remains"
-    if not answer["blocks"]:
-        return keys
-    kept = answer["blocks"] - answer["lost"]
-    rest = f"; {many(kept, 'block')} of them have other copies" if kept else ""
-    return f"{keys}; unreadable and dropped: {copies(answer['tiers'])}{rest}"
-
-
-def _entry(entry: Mapping[str, Any]) -> list[str]:
-    marks = ["sealed below the host" if entry["sealed"] else "not sealed"]
-    marks += ["data keys derived"] if entry["derived"] else []
-    marks += [f"erased {many(entry['erasures'], 'time')}"] if entry["erasures"] else []
-    marks += [] if entry["configured"] else ["not configured here"]
-    first = f"{entry['domain']:<16} {entry['id']}  {', '.join(marks)}"
-    return [first, *(f"  epoch {each['epoch']}, from {each['made']}" for each in entry["epochs"])]
+    lines = [f"key ring: {answer['keyring'] or 'in memory'}"]
+    for entry in answer["domains"]:
+        marks = ["sealed below the host" if entry["sealed"] else "not sealed"]
+        marks += ["data keys derived"] if entry["derived"] else []
+        marks += [f"erased {many(entry['erasures'], 'time')}"] if entry["erasures"] else []
+        marks += [] if entry["configured"] else ["not configured here"]
+        lines.append(f"{entry['domain']:<16} {entry['id']}  {', '.join(marks)}")
+        lines += [f"  epoch {each['epoch']}, from {each['made']}" for each in entry["epochs"]]
+    return "\n".join(lines)

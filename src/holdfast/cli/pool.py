@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cli.options import add_config_arguments, load_config
-from holdfast.config import Config, PoolOptions
+from holdfast.config import PoolOptions
 from holdfast.errors import ConfigError, MembershipError
 from holdfast.membership.file_source import FileSource
 from holdfast.membership.member_list import as_data
@@ -36,7 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replace the members file atomically; every node watches it."""
-    path = args.members or _members_file(load_config(args))
+    path = args.members
+    if not path:
+        tiers = load_config(args).tiers
+        pool = next((tier for tier in tiers if isinstance(tier, PoolOptions)), None)
+        if pool is None:
+            raise ConfigError("tiers: the configuration has no pool; name a file with --members")
+        if "://" in pool.members:
+            raise ConfigError(
+                f"{pool.members} is not a file: drain the member in that list "
+                "(kubectl, the DNS zone, or the target's own registration)"
+            )
+        path = pool.members
     state = _STATES[args.action]
     try:
         members = FileSource(path).read()
@@ -53,18 +64,6 @@ def run(args: argparse.Namespace) -> int:
     _replace(Path(path), {"members": [as_data(member) for member in known.values()]})
     print(f"{args.member}: {state}")
     return 0
-
-
-def _members_file(config: Config) -> str:
-    pool = next((tier for tier in config.tiers if isinstance(tier, PoolOptions)), None)
-    if pool is None:
-        raise ConfigError("tiers: the configuration has no pool; name a file with --members")
-    if "://" in pool.members:
-        raise ConfigError(
-            f"{pool.members} is not a file: drain the member in that list "
-            "(kubectl, the DNS zone, or the target's own registration)"
-        )
-    return pool.members
 
 
 def _replace(path: Path, data: dict[str, object]) -> None:

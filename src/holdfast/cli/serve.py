@@ -54,8 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve; print `READY` and the addresses once peers can connect."""
     start_logging(args.log_level, args.log_format)
-    if args.with_parent != NO_PARENT:
-        _check_parent(args.with_parent)
+    if args.with_parent != NO_PARENT:  # before any file is opened, which could get its number
+        fd, found = args.with_parent, ""
+        if not was_handed_over(fd):
+            found = "is not open"
+        elif stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFREG, stat.S_IFDIR):
+            found = "is a file or a folder, not a pipe"
+        if found:
+            raise ConfigError(
+                f"--with-parent: descriptor {fd} {found}; start the node with the reading end of a "
+                "pipe on it, or omit the option"
+            )
     configuration.arm_failpoint()
     notify_address = configuration.notify_address()
     flags = {"listen": args.listen} if args.listen else {}
@@ -73,17 +82,3 @@ def run(args: argparse.Namespace) -> int:
         serve(load_config(args, flags, private), ready, parent_fd=args.with_parent)
         notify(notify_address, "STOPPING=1")
     return 0
-
-
-def _check_parent(fd: int) -> None:
-    """Raise ConfigError unless a descriptor can be a pipe; call it before any file is opened."""
-    if not was_handed_over(fd):
-        found = "is not open"
-    elif stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFREG, stat.S_IFDIR):
-        found = "is a file or a folder, not a pipe"
-    else:
-        return
-    raise ConfigError(
-        f"--with-parent: descriptor {fd} {found}; start the node with the reading end of a pipe on "
-        "it, or omit the option"
-    )

@@ -172,20 +172,16 @@ def _show(found: SimulationFigures, figures: list[Figure], model: ModelShape | N
             name = figure.what.removeprefix("sim.").replace(".", " ").replace("_", " ")
             exact = figure.unit == "requests" and figure.value is not None
             value = f"{figure.value:,.0f}" if exact else number(figure.value)
-            print(f"{name:<28}{value:>10} {figure.unit}{_beside(figure)}")
+            more, beside = figure.more, ""
+            if isinstance(without := more.get("without_ladder_s"), float):
+                beside = f" (without the ladder {without:.3g})"
+            elif figure.what == "sim.gpu.busy":
+                beside = f" ({more['prefill']:.3g} prefill, {more['decode']:.3g} decode)"
+            elif "rated" in more:
+                share = f"{more['of_capacity']:.3g} of the tier's capacity"
+                beside = f" (rated for {more['rated']:g}; {share})"
+            print(f"{name:<28}{value:>10} {figure.unit}{beside}")
     print("\n" + "\n".join(f"- {line}" for line in assumptions(found)))
-
-
-def _beside(figure: Figure) -> str:
-    """Return the figures to print beside a figure."""
-    more = figure.more
-    if isinstance(without := more.get("without_ladder_s"), float):
-        return f" (without the ladder {without:.3g})"
-    if figure.what == "sim.gpu.busy":
-        return f" ({more['prefill']:.3g} prefill, {more['decode']:.3g} decode)"
-    if "rated" in more:
-        return f" (rated for {more['rated']:g}; {more['of_capacity']:.3g} of the tier's capacity)"
-    return ""
 
 
 def _rows(

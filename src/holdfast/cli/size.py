@@ -15,7 +15,6 @@ from holdfast.sim.model import known_models, load_model
 from holdfast.sim.profile import load_profile
 from holdfast.sim.size import (
     Cut,
-    Demand,
     SizingAnswer,
     SizingGoal,
     SizingQuestion,
@@ -129,20 +128,16 @@ def run(args: argparse.Namespace) -> int:
     elif args.models:
         report = _models(out)
     else:
-        report = _size(args, out)
+        question = _question(args)
+        found = answer(question)
+        if args.svg:
+            draw = hits_svg if args.chart == "hits" else frontier_svg
+            write_text("--svg", args.svg, draw(question, found))
+        print("\n".join(proposal_lines(question, found)), file=out)
+        report = Report("size", _rows(question, found))
     if args.json:
         write(report, args.json)
     return 0
-
-
-def _size(args: argparse.Namespace, out: TextIO) -> Report:
-    question = _question(args)
-    found = answer(question)
-    if args.svg:
-        draw = hits_svg if args.chart == "hits" else frontier_svg
-        write_text("--svg", args.svg, draw(question, found))
-    print("\n".join(proposal_lines(question, found)), file=out)
-    return Report("size", _rows(question, found))
 
 
 def _question(args: argparse.Namespace) -> SizingQuestion:
@@ -151,11 +146,28 @@ def _question(args: argparse.Namespace) -> SizingQuestion:
     profile = load_profile(args.prices or "")
     gpu, gpus = profile.gpu(args.gpu)
     shape = load_model(args.model)
+    cut = Cut.of(shape)
+    if args.trace:
+        for name in ("users", "context", "new", "every"):
+            if getattr(args, name) is not None:
+                raise ConfigError(f"--{name}: a trace contains this; omit one of them")
+        demand = of_trace(read_trace(args), args.rate, cut)
+    else:
+        if args.rate is not None:
+            raise ConfigError("--rate: needs a trace; the rate of users follows from --every")
+        for name in OPTIONS:
+            if getattr(args, name) is not None:
+                raise ConfigError(f"--{name.replace('_', '-')}: needs a trace; add --trace")
+        if args.users is None or args.context is None:
+            raise ConfigError("no load: give --users and --context, or --trace FILE")
+        new = min(_NEW_TOKENS, args.context) if args.new is None else args.new
+        every_s = _EVERY_S if args.every is None else args.every
+        demand = of_users(args.users, args.context, new, every_s, cut)
     chosen = {"media": tuple(args.media.split(","))} if args.media else {}
     return SizingQuestion(
         shape=shape,
         dtype=args.dtype,
-        demand=_demand(args, Cut.of(shape)),
+        demand=demand,
         gpu=gpu,
         gpus=gpus,
         profile=profile,
@@ -166,35 +178,34 @@ def _question(args: argparse.Namespace) -> SizingQuestion:
     )
 
 
-def _demand(args: argparse.Namespace, cut: Cut) -> Demand:
-    of_users_only = [
-        n for n in ("users", "context", "new", "every") if getattr(args, n) is not None
-    ]
-    if args.trace:
-        if of_users_only:
-            raise ConfigError(f"--{of_users_only[0]}: a trace contains this; omit one of them")
-        return of_trace(read_trace(args), args.rate, cut)
-    if args.rate is not None:
-        raise ConfigError("--rate: needs a trace; the rate of users follows from --every")
-    for name in OPTIONS:
-        if getattr(args, name) is not None:
-            raise ConfigError(f"--{name.replace('_', '-')}: needs a trace; add --trace")
-    if args.users is None or args.context is None:
-        raise ConfigError("no load: give --users and --context, or --trace FILE")
-    new = min(_NEW_TOKENS, args.context) if args.new is None else args.new
-    every_s = _EVERY_S if args.every is None else args.every
-    return of_users(args.users, args.context, new, every_s, cut)
-
-
 def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
     best, without = found.best, found.without
-    rows = []
+    demand, goal = question.demand, question.goal
+    asked: dict[str, object] = {  # distinguishes one report from another
+        "load": demand.about,
+        "model": question.shape.name,
+        "dtype": question.dtype,
+        "gpu": question.gpu.about,
+        "gpus": question.gpus,
+        "nodes": question.nodes or None,
+        "peak": demand.peak,
+        "input_tokens": float(demand.input_tokens.mean()),
+        "slo_ttft_s": goal.ttft_s,
+        "slo_share": goal.share,
+        "media": list(question.media),
+        "prices": question.prices,
+        "prices_of": question.profile.date,
+    }
+    rows = [
+        Row(what="size.sized", value=demand.requests_per_s, unit="requests/s", more=asked),
+        Row(what="size.advice", value=None, unit="", more={"says": advice(question, found)}),
+    ]
     for tier in best.tiers:
         fields = tier._asdict()
         value = fields.pop("capacity_bytes")
         fields["bought_as"] = fields.pop("unit")  # the row's own unit is that of its value
         rows.append(Row(what=f"size.{tier.tier}", value=value, unit="bytes", more=fields))
-    ttft = at_most("size.ttft", best.ttft_s[1], "s", question.goal.ttft_s)
+    ttft = at_most("size.ttft", best.ttft_s[1], "s", goal.ttft_s)
     figures: list[tuple[str, float, float, str]] = [
         ("size.ttft.median", best.ttft_s[0], without.ttft_s[0], "s"),
         ("size.cost", best.dollars_per_h, without.dollars_per_h, "$/h"),
@@ -212,7 +223,7 @@ def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
     ]
     rows += [
         Row(what="size.hit", value=best.hit, unit="share"),
-        with_more(ttft, {"share": question.goal.share, "without_memory": without.ttft_s[1]}),
+        with_more(ttft, {"share": goal.share, "without_memory": without.ttft_s[1]}),
     ]
     rows += [Row(what=w, value=v, unit=u, more={"without_memory": o}) for w, v, o, u in figures]
     rows += [
@@ -236,32 +247,11 @@ def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
             }
         cost = need.dollars_per_h if need is not None else None
         rows.append(Row(what=f"size.alternative.{kind}", value=cost, unit="$/h", more=more))
-    assumed = [question.demand.about, *assumptions(question)]
-    advised = Row(what="size.advice", value=None, unit="", more={"says": advice(question, found)})
-    return [_sized(question), advised, *rows] + [
-        Row(what="size.assumption", value=None, unit="", more={"says": line}) for line in assumed
+    rows += [
+        Row(what="size.assumption", value=None, unit="", more={"says": line})
+        for line in (demand.about, *assumptions(question))
     ]
-
-
-def _sized(question: SizingQuestion) -> Row:
-    """Return the row of the question, which distinguishes one report from another."""
-    demand, goal = question.demand, question.goal
-    more: dict[str, object] = {
-        "load": demand.about,
-        "model": question.shape.name,
-        "dtype": question.dtype,
-        "gpu": question.gpu.about,
-        "gpus": question.gpus,
-        "nodes": question.nodes or None,
-        "peak": demand.peak,
-        "input_tokens": float(demand.input_tokens.mean()),
-        "slo_ttft_s": goal.ttft_s,
-        "slo_share": goal.share,
-        "media": list(question.media),
-        "prices": question.prices,
-        "prices_of": question.profile.date,
-    }
-    return Row(what="size.sized", value=demand.requests_per_s, unit="requests/s", more=more)
+    return rows
 
 
 def _explain(name: str, out: TextIO) -> Report:

@@ -18,7 +18,7 @@ from holdfast.cli.options import (
 )
 from holdfast.wire.local.messages import Status
 
-_UNITS = ((86_400.0, "day"), (3_600.0, "hour"), (60.0, "minute"))
+_UNITS = ((86_400.0, "day"), (3_600.0, "hour"), (60.0, "minute"), (1.0, "second"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,9 @@ def summary(status: Mapping[str, Any]) -> list[str]:
     )
     tokens, loaded = activity["tokens"], activity["loaded_tokens"]
     prompts = f"{many(activity['prompts'], 'prompt')} of {many(tokens, 'token')}"
-    ago = _ago(status["uptime_s"])
+    uptime_s = status["uptime_s"]
+    unit_s, unit = next((each for each in _UNITS if uptime_s >= each[0]), _UNITS[-1])
+    ago = many(int(uptime_s // unit_s), unit)
     lines = [f"since start, {ago} ago: {many(lookups, 'lookup')}, {prompts}"]
 
     def percent(part: int) -> str:
@@ -67,10 +69,3 @@ def summary(status: Mapping[str, Any]) -> list[str]:
         f"the measured time); {corrupt:,} corrupt, {late:,} late"
     )
     return lines
-
-
-def _ago(seconds: float) -> str:
-    for length_s, name in _UNITS:
-        if seconds >= length_s:
-            return many(int(seconds // length_s), name)
-    return many(int(seconds), "second")

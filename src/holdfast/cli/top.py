@@ -76,15 +76,13 @@ def _views(client: Client, every_s: float, number: int) -> Iterator[list[str | T
         if shown:
             time.sleep(every_s)
         status = request_report(client, Status())
-        tables = [_tiers(status, before), _queues(status)]
-        if any(shared["members"] for shared in status["shared"].values()):
-            tables.append(_members(status))
-        yield [*summary(status), *tables]
+        yield [*summary(status), *_tables(status, before)]
         before, shown = status, shown + 1
 
 
-def _tiers(status: Mapping[str, Any], before: Mapping[str, Any] | None) -> Table:
-    table = _table("tier", "used", "of", "records", "read", "written", "evicted", "failures")
+def _tables(status: Mapping[str, Any], before: Mapping[str, Any] | None) -> list[Table]:
+    """Return the tables of tiers, queues and, if there are any, pool members."""
+    tiers = _table("tier", "used", "of", "records", "read", "written", "evicted", "failures")
     past = tier_totals(before["tiers"]) if before else {}
     elapsed_s = status["uptime_s"] - before["uptime_s"] if before else 0.0
     for tier, now in tier_totals(status["tiers"]).items():
@@ -96,32 +94,24 @@ def _tiers(status: Mapping[str, Any], before: Mapping[str, Any] | None) -> Table
         share = f"{100 * now['used_bytes'] / capacity_bytes:.0f} %" if capacity_bytes else ""
         capacity = str(Size(capacity_bytes)) if capacity_bytes else "shared"
         evicted = status["evictions"].get(tier, 0)
-        table.add_row(
+        tiers.add_row(
             *(tier, share, capacity, f"{now['records']:,}", *rates),
             *(f"{evicted:,}", f"{now['failures']:,}"),
         )
-    return table
-
-
-def _queues(status: Mapping[str, Any]) -> Table:
-    table = _table("waiting writes", "leases", "reservations", "sessions", "to prestage")
+    queues = _table("waiting writes", "leases", "reservations", "sessions", "to prestage")
     values = [status[name] for name in ("waiting_to_write", "leases", "tickets")]
     values += [status["hints"][name] for name in ("sessions", "prestaging")]
-    table.add_row(*(f"{value:,}" for value in values))
-    return table
-
-
-def _members(status: Mapping[str, Any]) -> Table:
-    table = _table("pool", "member", "breaker", "left out", "answers in", "under way")
+    queues.add_row(*(f"{value:,}" for value in values))
+    members = _table("pool", "member", "breaker", "left out", "answers in", "under way")
     for tier, shared in status["shared"].items():
         for member in shared["members"]:
             latency_s = member["latency_s"]
-            table.add_row(
+            members.add_row(
                 *(tier, member["target"], member["phase"], "yes" if member["ejected"] else ""),
                 "" if latency_s is None else f"{1e3 * latency_s:.2f} ms",
                 str(Size(member["in_flight_bytes"])),
             )
-    return table
+    return [tiers, queues, members] if members.rows else [tiers, queues]
 
 
 def _table(first: str, *others: str) -> Table:

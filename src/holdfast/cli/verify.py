@@ -69,10 +69,30 @@ def run(args: argparse.Namespace) -> int:
     opened = _offline(load_config(args)) if args.offline else _online(args)
     begun = time.monotonic()
     with opened as verify:
-        answer = _verify_all(verify, request)
-    answer["seconds"] = time.monotonic() - begun
-    show(_text(answer), answer, args.json)
-    return FAILED if answer["bad"] else OK
+        checked, nbytes, bad = 0, 0, list[dict[str, str]]()
+        with work_progress("copies") as show_progress:
+            while request.start >= 0:
+                found = verify(request)
+                checked, nbytes = checked + found["checked"], nbytes + found["bytes"]
+                bad += found["bad"]
+                request = request._replace(start=found["next"])
+                time.sleep(found["owes_s"] if request.start >= 0 else 0.0)
+                show_progress(checked, 0, f"{Size(nbytes)}, {len(bad)} bad")
+    seconds = time.monotonic() - begun
+    words = f"{len(bad)} failed and were dropped:" if bad else "all are intact"
+    lines = [
+        f"verified {many(checked, 'stored copy')}, {Size(nbytes)} in {seconds:.1f} s; {words}",
+        *(f"  {fault['tier']}: {fault['outcome']}" for fault in bad),
+    ]
+    answer = {
+        "checked": checked,
+        "bytes": nbytes,
+        "bad": bad,
+        "dropped": len(bad),
+        "seconds": seconds,
+    }
+    show("\n".join(lines), answer, args.json)
+    return FAILED if bad else OK
 
 
 def _rate(text: str) -> int:
@@ -111,27 +131,3 @@ def _offline(config: Config) -> Iterator[Verifier]:
     with open_store(config) as store:
         store.recovery.wait()
         yield store.verify
-
-
-def _verify_all(verify: Verifier, request: ScrubRequest) -> dict[str, Any]:
-    """Verify all slices, and show the progress; return the totals."""
-    checked, nbytes, bad = 0, 0, list[dict[str, str]]()
-    with work_progress("copies") as show:
-        while request.start >= 0:
-            found = verify(request)
-            checked, nbytes = checked + found["checked"], nbytes + found["bytes"]
-            bad += found["bad"]
-            request = request._replace(start=found["next"])
-            time.sleep(found["owes_s"] if request.start >= 0 else 0.0)
-            show(checked, 0, f"{Size(nbytes)}, {len(bad)} bad")
-    return {"checked": checked, "bytes": nbytes, "bad": bad, "dropped": len(bad)}
-
-
-def _text(answer: dict[str, Any]) -> str:
-    bad = [f"  {fault['tier']}: {fault['outcome']}" for fault in answer["bad"]]
-    words = f"{len(bad)} failed and were dropped:" if bad else "all are intact"
-    size, seconds = Size(answer["bytes"]), answer["seconds"]
-    checked = (
-        f"verified {many(answer['checked'], 'stored copy')}, {size} in {seconds:.1f} s; {words}"
-    )
-    return "\n".join([checked, *bad])

@@ -10,11 +10,9 @@ from holdfast.config.check_quotas import check_quotas
 from holdfast.config.installed import kind_and_options
 from holdfast.config.options import (
     Config,
-    DomainOptions,
     HostOptions,
     HttpOptions,
     RegisterOptions,
-    TracesOptions,
     kind_of,
 )
 from holdfast.errors import ConfigError, MembershipError
@@ -42,29 +40,25 @@ _DOMAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 def check(config: Config) -> None:
     """Raise ConfigError for the first invalid value."""
-    _check_listen(config)
+    try:
+        exposed = exposed_addresses(config.addresses)
+    except ConfigError as error:
+        raise ConfigError(f"listen: {error}") from error
+    if exposed and not (config.tls or config.tokens.key_file):
+        raise ConfigError(
+            f"listen: {exposed[0]!r} can be reached from other machines without authentication; "
+            "set tls, or tokens.key_file, or listen on tcp://127.0.0.1"
+        )
     _check_tiers(config)
     if config.register:
         _check_register(config, config.register)
-    for name, domain in config.domains.items():
-        _check_domain(name, domain)
-    _check_public(config)
+    _check_domains(config)
     _check_users(config)
     check_quotas(config)
     check_above_zero("lease_s", config.lease_s, LEASE_S_MAX)
     _check_scrub(config)
     _check_http(config.http)
-    _check_traces(config.traces)
-    if not 1 <= config.segment_blocks <= CHAIN_BLOCKS_MAX:
-        raise ConfigError(
-            f"segment_blocks: {config.segment_blocks} is not 1 to {CHAIN_BLOCKS_MAX}; choose "
-            "another, the same on all nodes that share a pool"
-        )
-    check_above_zero("engine.deadline_s", config.engine.deadline_s, DEADLINE_S_MAX)
-
-
-def _check_traces(traces: TracesOptions) -> None:
-    """Raise ConfigError unless the endpoint is an address, and the share one of requests."""
+    traces = config.traces
     if traces.endpoint and not traces.endpoint.startswith(("http://", "https://")):
         raise ConfigError(
             f"traces.endpoint: {traces.endpoint!r} does not begin with http:// or https://; name "
@@ -72,6 +66,12 @@ def _check_traces(traces: TracesOptions) -> None:
         )
     if not 0 < traces.share <= 1:
         raise ConfigError(f"traces.share: {traces.share:g} is not in (0, 1]; correct it")
+    if not 1 <= config.segment_blocks <= CHAIN_BLOCKS_MAX:
+        raise ConfigError(
+            f"segment_blocks: {config.segment_blocks} is not 1 to {CHAIN_BLOCKS_MAX}; choose "
+            "another, the same on all nodes that share a pool"
+        )
+    check_above_zero("engine.deadline_s", config.engine.deadline_s, DEADLINE_S_MAX)
 
 
 def _check_http(http: HttpOptions) -> None:
@@ -112,67 +112,62 @@ def _check_scrub(config: Config) -> None:
         )
 
 
-def _check_domain(name: str, domain: DomainOptions) -> None:
-    at = f"domains.{name}"
-    if not _DOMAIN.fullmatch(name):
-        raise ConfigError(f"{at}: a domain's name has 1 to 64 of a-z, 0-9, _ and -; rename it")
-    sources = {
-        "key_file": domain.key_file,
-        "key_fd": domain.key_fd is not None,
-        "key_command": domain.key_command,
-    }
-    given = [source for source, value in sources.items() if value]
-    if len(given) != 1:
-        raise ConfigError(
-            f"{at}: {' and '.join(given) or 'no key'} given; name one of {', '.join(sources)}"
-        )
-    if domain.key_fd is not None and not FIRST_FD <= domain.key_fd <= FD_MAX:
-        raise ConfigError(
-            f"{at}.key_fd: {domain.key_fd} cannot be a key's descriptor; use {FIRST_FD} or more, "
-            f"at most {FD_MAX}"
-        )
-    check_above_zero(f"{at}.key_timeout_s", domain.key_timeout_s, DEADLINE_S_MAX)
-
-
-def _check_public(config: Config) -> None:
-    """Check that at most one domain is public, and that it names its publisher's secret."""
+def _check_domains(config: Config) -> None:
+    """Check the names of domains, the sources of their keys, and the public domain."""
+    for name, domain in config.domains.items():
+        at = f"domains.{name}"
+        if not _DOMAIN.fullmatch(name):
+            raise ConfigError(f"{at}: a domain's name has 1 to 64 of a-z, 0-9, _ and -; rename it")
+        sources = {
+            "key_file": domain.key_file,
+            "key_fd": domain.key_fd is not None,
+            "key_command": domain.key_command,
+        }
+        given = [source for source, value in sources.items() if value]
+        if len(given) != 1:
+            raise ConfigError(
+                f"{at}: {' and '.join(given) or 'no key'} given; name one of {', '.join(sources)}"
+            )
+        if domain.key_fd is not None and not FIRST_FD <= domain.key_fd <= FD_MAX:
+            raise ConfigError(
+                f"{at}.key_fd: {domain.key_fd} cannot be a key's descriptor; use {FIRST_FD} or "
+                f"more, at most {FD_MAX}"
+            )
+        check_above_zero(f"{at}.key_timeout_s", domain.key_timeout_s, DEADLINE_S_MAX)
     public = [name for name, domain in config.domains.items() if domain.public]
     if len(public) > 1:
         raise ConfigError(
             f"domains.{public[1]}.public: {public[0]!r} is already public; a node has at most one"
         )
     for name, domain in config.domains.items():
+        at = f"domains.{name}"
         if domain.public and not domain.publish_file:
             raise ConfigError(
-                f"domains.{name}.publish_file: is empty, so no engine could write; name a file "
+                f"{at}.publish_file: is empty, so no engine could write; name a file "
                 "with 32 secret bytes, for the node and for the publisher's engine"
             )
         if domain.publish_file and not domain.public:
             raise ConfigError(
-                f"domains.{name}.publish_file: {domain.publish_file!r} has no effect, because the "
+                f"{at}.publish_file: {domain.publish_file!r} has no effect, because the "
                 "domain is not public; remove it, or set public"
             )
-        if domain.public and config.shares:
-            _check_shared_public(f"domains.{name}", domain, config.keyring)
-
-
-def _check_shared_public(at: str, domain: DomainOptions, keyring: str) -> None:
-    """Check that readers of a public domain cannot forge its blocks on shared tiers.
-
-    Readers have the domain's secret, which names its blocks, so its data keys must be random and
-    not derived from that secret.
-    """
-    if domain.seal is False:
-        raise ConfigError(
-            f"{at}.seal: false, so any writer of the tiers shared with other nodes could forge "
-            "public blocks; leave it out, or make the domain public on a node without such tiers"
-        )
-    if not keyring:
-        raise ConfigError(
-            f"{at}.public: without a key ring the data keys are derived from the domain's secret, "
-            "which every engine of the node has, so any engine could forge public blocks on the "
-            "tiers shared with other nodes; set keyring to one file for all nodes of the pool"
-        )
+        if not (domain.public and config.shares):
+            continue
+        # Readers of a public domain have its secret, which names its blocks. On shared tiers they
+        # could forge its blocks, unless its data keys are random and not derived from the secret.
+        if domain.seal is False:
+            raise ConfigError(
+                f"{at}.seal: false, so any writer of the tiers shared with other nodes could forge "
+                "public blocks; leave it out, or make the domain public on a node without such "
+                "tiers"
+            )
+        if not config.keyring:
+            raise ConfigError(
+                f"{at}.public: without a key ring the data keys are derived from the domain's "
+                "secret, which every engine of the node has, so any engine could forge public "
+                "blocks on the tiers shared with other nodes; set keyring to one file for all "
+                "nodes of the pool"
+            )
 
 
 def _check_users(config: Config) -> None:
@@ -204,18 +199,6 @@ def _check_id(at: str, value: str | int) -> None:
         raise ConfigError(
             f"{at}: {value} is not from 0 to {ID_MAX}, or is {NOBODY}, which stands for any "
             "unknown user; give another"
-        )
-
-
-def _check_listen(config: Config) -> None:
-    try:
-        exposed = exposed_addresses(config.addresses)
-    except ConfigError as error:
-        raise ConfigError(f"listen: {error}") from error
-    if exposed and not (config.tls or config.tokens.key_file):
-        raise ConfigError(
-            f"listen: {exposed[0]!r} can be reached from other machines without authentication; "
-            "set tls, or tokens.key_file, or listen on tcp://127.0.0.1"
         )
 
 
@@ -260,7 +243,13 @@ def _check_tiers(config: Config) -> None:
     for number, tier in enumerate(tiers):
         at = f"tiers.{number}"
         if isinstance(tier, HostOptions):
-            _check_host(tier, f"{at}.capacity")
+            check_at_least(tier.capacity, HOST_BYTES_MIN, f"{at}.capacity")
+            limit = memory()
+            if tier.capacity > limit.nbytes:
+                raise ConfigError(
+                    f"{at}.capacity: {tier.capacity} given, {limit.source} is "
+                    f"{Size(limit.nbytes)}; lower it"
+                )
             continue
         kind, options = kind_and_options(tier, at)
         kind.check(options, at)
@@ -277,15 +266,6 @@ def _check_tiers(config: Config) -> None:
                 f"{at}.path: {tier.path!r} is also the folder of "
                 f"tiers.{paths[tier.path]}; give each disk tier its own"
             )
-
-
-def _check_host(tier: HostOptions, at: str) -> None:
-    check_at_least(tier.capacity, HOST_BYTES_MIN, at)
-    limit = memory()
-    if tier.capacity > limit.nbytes:
-        raise ConfigError(
-            f"{at}: {tier.capacity} given, {limit.source} is {Size(limit.nbytes)}; lower it"
-        )
 
 
 def _check_cxl_place(config: Config, tier: CxlOptions, number: int) -> None:

@@ -23,7 +23,15 @@ def wrapped(data: Mapping[str, Any], known: Mapping[str, object]) -> dict[str, A
     tiers = data.get("tiers")
     if not isinstance(tiers, list):
         return dict(data)
-    return {**data, "tiers": [_wrapped(tier, known) for tier in tiers]}
+    sections = []
+    for tier in tiers:
+        section = tier
+        name = tier.get("kind") if isinstance(tier, dict) else None
+        if isinstance(name, str) and name not in known and (kind := find_kind(name)) is not None:
+            options = {key: value for key, value in tier.items() if key != "kind"}
+            section = {"kind": _TAG, "name": name, "options": options, "shared": kind.shared}
+        sections.append(section)
+    return {**data, "tiers": sections}
 
 
 def unwrapped(tier: dict[str, Any]) -> dict[str, Any]:
@@ -47,16 +55,6 @@ def kind_and_options(tier: TierOptions, at: str) -> tuple[TierKind, TierSection]
             f"{', '.join(kind.options.__struct_fields__)}"
         ) from error
     return kind, options
-
-
-def _wrapped(tier: object, known: Mapping[str, object]) -> object:
-    if not isinstance(tier, dict):
-        return tier
-    name = tier.get("kind")
-    if not isinstance(name, str) or name in known or (kind := find_kind(name)) is None:
-        return tier
-    options = {key: value for key, value in tier.items() if key != "kind"}
-    return {"kind": _TAG, "name": name, "options": options, "shared": kind.shared}
 
 
 def convert_size(kind: type, value: object) -> object:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -106,26 +106,22 @@ def as_data(config: Config) -> dict[str, Any]:
 
 def _put(data: dict[str, Any], keys: list[str], value: str, name: str) -> None:
     """Set one nested value of plain data, creating missing lists and mappings."""
-    here: dict[str, Any] | list[Any] = data
+    here: Any = data
     for key, after in zip(keys, [*keys[1:], ""], strict=True):
-        place: Any = _place(here, key, name)
+        place: Any = key
+        if isinstance(here, dict):
+            here.setdefault(key, None)
+        elif not isinstance(here, list) or not key.isdecimal() or int(key) > len(here):
+            raise ConfigError(f"{name}: {key!r} does not exist in {here!r:.60}; correct the name")
+        else:
+            place = int(key)
+            if place == len(here):
+                here.append(None)
         if not after:
             here[place] = value
         elif here[place] is None:
             here[place] = [] if after.isdecimal() else {}
         here = here[place]
-
-
-def _place(here: object, key: str, name: str) -> str | int:
-    """Return the index of `key` in `here`, adding an entry if it is missing."""
-    if isinstance(here, dict):
-        here.setdefault(key, None)
-        return key
-    if not isinstance(here, list) or not key.isdecimal() or int(key) > len(here):
-        raise ConfigError(f"{name}: {key!r} does not exist in {here!r:.60}; correct the name")
-    if int(key) == len(here):
-        here.append(None)
-    return int(key)
 
 
 def _explain(error: msgspec.ValidationError, data: Mapping[str, Any]) -> str:
@@ -138,9 +134,24 @@ def _explain(error: msgspec.ValidationError, data: Mapping[str, Any]) -> str:
     if found is not None and found[1]:
         name = next(key for key in value if not isinstance(key, str))
         return f"{path}: {name!r:.80} is not text, as a name must be; put it in quotes"
+    remedy = "add it" if "missing" in what else "correct it"
+    if "unknown field" in what:
+        section: type[msgspec.Struct] = _SECTIONS[keys[0] if keys else ""]
+        if keys and keys[0] == "tiers" and isinstance(value, dict):
+            section = _KINDS.get(str(value.get("kind")), section)
+        tag = section.__struct_config__.tag_field
+        known = [*([tag] if tag else []), *section.__struct_fields__]
+        remedy = f"remove it; known here: {', '.join(known)}"
+    elif "Invalid value" in what:
+        remedy = f"use one of: {', '.join([*_KINDS, *installed_kinds()])}"
+    elif "Invalid enum value" in what:
+        structs = (*_SECTIONS.values(), *_KINDS.values())
+        hints = [hint for struct in structs for hint in get_type_hints(struct).items()]
+        choices = {option: words for option, kind in hints if (words := _words(kind))}
+        remedy = f"use one of: {', '.join(choices[keys[-1]])}"
     plain = isinstance(value, str | int | float) and keys
     shown = f"{value!r:.80}: " if plain else ""
-    return f"{path}: {shown}{what}; {_remedy(what, keys, value)}"
+    return f"{path}: {shown}{what}; {remedy}"
 
 
 def _named(keys: Sequence[str], message: str, data: Mapping[str, Any]) -> list[str]:
@@ -159,21 +170,16 @@ def _named(keys: Sequence[str], message: str, data: Mapping[str, Any]) -> list[s
         for name, entry in every.items():
             entries.clear()
             entries[name] = entry
-            if _error_of(here) == message:
-                named.append(str(name))
-                break
+            try:
+                _converted(here)
+            except (msgspec.ValidationError, UnicodeEncodeError) as error:
+                if str(error) == message:
+                    named.append(str(name))
+                    break
         else:  # only several entries together cause the error, so none of them is named
             entries.update(every)
             named.append("*")
     return named
-
-
-def _error_of(data: Mapping[str, Any]) -> str:
-    try:
-        _converted(data)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        return str(error)
-    return ""
 
 
 def _at(data: object, keys: Sequence[str]) -> Any:  # noqa: ANN401  # any value of the file
@@ -186,26 +192,6 @@ def _at(data: object, keys: Sequence[str]) -> Any:  # noqa: ANN401  # any value 
     return data
 
 
-def _remedy(what: str, keys: list[str], value: object) -> str:
-    if "unknown field" in what:
-        section: type[msgspec.Struct] = _SECTIONS[keys[0] if keys else ""]
-        if keys and keys[0] == "tiers" and isinstance(value, dict):
-            section = _KINDS.get(str(value.get("kind")), section)
-        return f"remove it; known here: {', '.join(_keys(section))}"
-    if "Invalid value" in what:
-        return f"use one of: {', '.join([*_KINDS, *installed_kinds()])}"
-    if "Invalid enum value" in what:
-        return f"use one of: {', '.join(_choices()[keys[-1]])}"
-    return "add it" if "missing" in what else "correct it"
-
-
-def _choices() -> dict[str, tuple[str, ...]]:
-    """Return the allowed words of every option that is an enumeration."""
-    sections = [*_SECTIONS.values(), *_KINDS.values()]
-    hints = [hint for section in sections for hint in get_type_hints(section).items()]
-    return {name: words for name, kind in hints if (words := _words(kind))}
-
-
 def _words(kind: object) -> tuple[str, ...]:
     """Return the words of an enumeration, which may also allow a number; empty for other types."""
     if get_origin(kind) is Literal:
@@ -214,11 +200,6 @@ def _words(kind: object) -> tuple[str, ...]:
         word for part in get_args(kind) if get_origin(part) is Literal for word in _words(part)
     ]
     return ("a number", *words) if words else ()
-
-
-def _keys(section: type[msgspec.Struct]) -> tuple[str, ...]:
-    tag = section.__struct_config__.tag_field
-    return (*([tag] if tag else []), *section.__struct_fields__)
 
 
 def _absolute(config: Config, folder: Path) -> Config:
@@ -231,10 +212,26 @@ def _absolute(config: Config, folder: Path) -> Config:
             raise ConfigError(f"configuration: {path!a:.60} cannot name a file; correct it")
         return str((folder / Path(path).expanduser()).absolute())
 
+    def resolved_or_address(path: Any) -> Any:  # noqa: ANN401  # not converted yet
+        return resolved(path) if isinstance(path, str) and "://" not in path else path
+
     replace, tls, tokens = msgspec.structs.replace, config.tls, config.tokens
+    tiers = list[TierOptions]()
+    for tier in config.tiers:
+        if isinstance(tier, HostOptions):
+            tiers.append(tier)
+        elif isinstance(tier, InstalledOptions):
+            found = find_kind(tier.name)
+            paths = [name for name in (found.paths if found else ()) if name in tier.options]
+            absolute = {name: resolved_or_address(tier.options[name]) for name in paths}
+            tiers.append(replace(tier, options={**tier.options, **absolute}))
+        else:
+            own = built_in_kind(kind_of(tier)).paths
+            given = {name: resolved_or_address(getattr(tier, name)) for name in own}
+            tiers.append(replace(tier, **given))
     return replace(
         config,
-        tiers=[_absolute_tier(tier, resolved) for tier in config.tiers],
+        tiers=tiers,
         domains={
             name: replace(
                 domain,
@@ -250,21 +247,3 @@ def _absolute(config: Config, folder: Path) -> Config:
         and replace(tls, cert=resolved(tls.cert), key=resolved(tls.key), ca=resolved(tls.ca)),
         tokens=replace(tokens, key_file=resolved(tokens.key_file), file=resolved(tokens.file)),
     )
-
-
-def _absolute_tier(tier: TierOptions, resolved: Callable[[str], str]) -> TierOptions:
-    """Return a section with the paths of files made absolute; addresses (`://`) stay."""
-    if isinstance(tier, HostOptions):
-        return tier
-    if isinstance(tier, InstalledOptions):
-        kind = find_kind(tier.name)
-        paths = [name for name in (kind.paths if kind else ()) if name in tier.options]
-        absolute = {name: _file(tier.options[name], resolved) for name in paths}
-        return msgspec.structs.replace(tier, options={**tier.options, **absolute})
-    own = built_in_kind(kind_of(tier)).paths
-    given = {name: _file(getattr(tier, name), resolved) for name in own}
-    return msgspec.structs.replace(tier, **given)
-
-
-def _file(path: Any, resolved: Callable[[str], str]) -> Any:  # noqa: ANN401  # not converted yet
-    return resolved(path) if isinstance(path, str) and "://" not in path else path

@@ -60,12 +60,8 @@ def spoil(record: memoryview, other: memoryview, kind: Damage, rng: random.Rando
         case Damage.FOREIGN_FIELD | Damage.FOREIGN_RECORD:
             _make_foreign(record, kind, rng)
     if kind is Damage.FLIP or before[:covered] == record[:covered]:
-        _flip(record[:covered], rng)
-
-
-def _flip(part: memoryview, rng: random.Random) -> None:
-    for at in rng.sample(range(len(part)), rng.randint(1, _FLIPS_MAX)):
-        part[at] ^= 1 << rng.randrange(8)
+        for at in rng.sample(range(covered), rng.randint(1, _FLIPS_MAX)):
+            record[at] ^= 1 << rng.randrange(8)
 
 
 def _make_foreign(record: memoryview, kind: Damage, rng: random.Random) -> None:

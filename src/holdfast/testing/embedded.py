@@ -45,16 +45,14 @@ def serves(session: Session, seed: int) -> None:
 def await_nothing_held(store: Store) -> None:
     """Wait until no lease or reservation is open, and every used slot belongs to a block."""
     until = time.monotonic() + _WAIT_S
-    while not _nothing_is_held(store):
+    table = store.table
+    while True:
+        with table.lock:
+            slots = sum(host.usage().records for host in table.all_hosts())
+            held = sum(place >= 0 for place in table.index.places[0])
+            if table.is_idle() and slots == held:
+                return
         if time.monotonic() > until:
-            leases = store.table.leases
+            leases = table.leases
             raise AssertionError(f"lost: {len(leases)} leases, {leases.reservations} reservations")
         time.sleep(0.001)
-
-
-def _nothing_is_held(store: Store) -> bool:
-    table = store.table
-    with table.lock:
-        slots = sum(host.usage().records for host in table.all_hosts())
-        held = sum(place >= 0 for place in table.index.places[0])
-        return table.is_idle() and slots == held

@@ -89,11 +89,26 @@ class FaultyTier:
             if outcomes[i] is not Outcome.OK:
                 continue
             fault = self._draw("_read")
-            self._remember(get.into)
+            record = get.into
+            with self._lock:  # keep a few records, to return them later as stale or misdirected
+                if len(self._seen) < 8:  # noqa: PLR2004 - a few
+                    self._seen.append(bytes(record))
+                elif self._random.random() < 0.1:  # noqa: PLR2004 - now and then
+                    self._seen[self._random.randrange(8)] = bytes(record)
             if fault is InjectedFault.GONE_READ:
                 outcomes[i] = Outcome.GONE
-            elif fault is not None:
-                self._damage(get.into, fault)
+            elif fault is InjectedFault.DELAY_READ:
+                time.sleep(self._delay_s)
+            elif fault is InjectedFault.SHORT_READ:
+                start = self._number(len(record))
+                record[start:] = b"\xa5" * (len(record) - start)
+            elif fault is InjectedFault.FLIP_READ:
+                record[self._number(len(record))] ^= 1 << self._number(8)
+            elif fault is InjectedFault.ZEROED_SECTOR_READ:
+                start = self._number(len(record) // _SECTOR) * _SECTOR
+                record[start : start + _SECTOR] = bytes(_SECTOR)
+            elif fault is not None:  # stale or misdirected: a valid record of another block
+                record[:] = self._other(len(record))
         return outcomes
 
     def _draw(self, kind: str) -> InjectedFault | None:
@@ -107,14 +122,6 @@ class FaultyTier:
     def _number(self, below: int) -> int:
         with self._lock:
             return self._random.randrange(below)
-
-    def _remember(self, record: memoryview) -> None:
-        """Keep a few records, to return them later as stale or misdirected ones."""
-        with self._lock:
-            if len(self._seen) < 8:  # noqa: PLR2004 - a few
-                self._seen.append(bytes(record))
-            elif self._random.random() < 0.1:  # noqa: PLR2004 - now and then
-                self._seen[self._random.randrange(8)] = bytes(record)
 
     def _damaged(self, record: memoryview, fault: InjectedFault | None) -> memoryview:
         """Return the record to write: itself, or a damaged copy with a valid header."""
@@ -134,20 +141,6 @@ class FaultyTier:
             other = self._other(len(copy))
             copy[HEADER_BYTES:] = other[HEADER_BYTES:]
         return copy
-
-    def _damage(self, record: memoryview, fault: InjectedFault) -> None:
-        if fault is InjectedFault.DELAY_READ:
-            time.sleep(self._delay_s)
-        elif fault is InjectedFault.SHORT_READ:
-            start = self._number(len(record))
-            record[start:] = b"\xa5" * (len(record) - start)
-        elif fault is InjectedFault.FLIP_READ:
-            record[self._number(len(record))] ^= 1 << self._number(8)
-        elif fault is InjectedFault.ZEROED_SECTOR_READ:
-            start = self._number(len(record) // _SECTOR) * _SECTOR
-            record[start : start + _SECTOR] = bytes(_SECTOR)
-        else:  # stale or misdirected: a valid record of another block
-            record[:] = self._other(len(record))
 
     def _other(self, nbytes: int) -> bytes:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Iterator, Sequence
@@ -51,9 +52,16 @@ class MemoryTier:
     def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
         """Return consecutive numbers as places; drop the oldest written records if it is full."""
         with self._lock:
-            places, dropped = [], []
+            places = list[Place]()
+            dropped = list[DroppedBlock]()
             for size in sizes:
-                dropped += self._evict_one(size)
+                while self._records and sum(self._sizes.values()) + size > self._capacity_bytes:
+                    oldest = next(iter(self._records))
+                    record = self._records.pop(oldest)
+                    del self._sizes[oldest]
+                    with contextlib.suppress(FormatError):
+                        header, _ = read_header(record)
+                        dropped.append(DroppedBlock(header.key, oldest, namespace_of(header)))
                 if sum(self._sizes.values()) + size > self._capacity_bytes:
                     places.append(NOWHERE)
                     continue
@@ -111,19 +119,6 @@ class MemoryTier:
             return Outcome.OK if read_header(record)[0].key == get.key else Outcome.MISS
         except FormatError:
             return Outcome.OK
-
-    def _evict_one(self, size: int) -> list[DroppedBlock]:
-        dropped = []
-        while self._records and sum(self._sizes.values()) + size > self._capacity_bytes:
-            place = next(iter(self._records))
-            record = self._records.pop(place)
-            del self._sizes[place]
-            try:
-                header, _ = read_header(record)
-                dropped.append(DroppedBlock(header.key, place, namespace_of(header)))
-            except FormatError:
-                continue
-        return dropped
 
 
 class SharedMemoryTier:

@@ -57,7 +57,14 @@ class StallWatch:
         self._reported = threading.Condition()
         self._spans: list[tuple[float, float]] = []
         self._processes = [
-            _start_watcher(processor) for processor in sorted(os.sched_getaffinity(0))
+            subprocess.Popen(
+                [sys.executable, "-c", _WATCH, str(processor)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                process_group=0,
+            )
+            for processor in sorted(os.sched_getaffinity(0))
         ]
         self._sampled_s = {process.pid: 0.0 for process in self._processes}
         self._readers = [
@@ -127,14 +134,3 @@ class StallWatch:
                     else:
                         self._sampled_s[process.pid] = first_s
                         self._reported.notify_all()
-
-
-def _start_watcher(processor: int) -> subprocess.Popen[str]:
-    """Start a watcher that runs on this processor only."""
-    return subprocess.Popen(
-        [sys.executable, "-c", _WATCH, str(processor)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )

@@ -63,7 +63,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.leases: list[Leased] = []
         self._begin()
         key, _ = self.store.domain("default")
-        self.chains = [_chain(key, seed) for seed in range(CHAINS)]
+        self.chains = [Chain(key, FINGERPRINT, BLOCK_TOKENS) for _ in range(CHAINS)]
+        for seed, chain in enumerate(self.chains):  # their first three blocks are the same
+            shared = np.zeros(3 * BLOCK_TOKENS, dtype=np.uint32)
+            own = np.random.default_rng(seed).integers(1, 1_000, (CHAIN_BLOCKS - 3) * BLOCK_TOKENS)
+            chain.extend(np.concatenate([shared, own]))
 
     @rule(domain=_domains, number=_chains, stop=_counts)
     def save(self, domain: int, number: int, stop: int) -> None:
@@ -214,11 +218,3 @@ class StoreMachine(RuleBasedStateMachine):
             assert bytes(held) == bytes(payload_of(key + namespace.domain, PAYLOAD_BYTES)), (
                 key.hex()
             )
-
-
-def _chain(domain_key: bytes, seed: int) -> Chain:
-    chain = Chain(domain_key, FINGERPRINT, BLOCK_TOKENS)
-    shared = np.zeros(3 * BLOCK_TOKENS, dtype=np.uint32)
-    own = np.random.default_rng(seed).integers(1, 1_000, (CHAIN_BLOCKS - 3) * BLOCK_TOKENS)
-    chain.extend(np.concatenate([shared, own]))
-    return chain
