@@ -159,12 +159,12 @@ def test_a_silent_pool_costs_the_deadline_and_nothing_that_is_here(saved):
         assert session.save(TOKENS[: 3 * BLOCK_TOKENS], payload()[:3]) == 3
         with saved.silent():
             assert session.cover(TOKENS, deadline_s=0.2) == 3 * BLOCK_TOKENS
-            landed = session.fetch(TOKENS, into=found, deadline_s=0.4)
+            landed = session.fetch(TOKENS, into=found, deadline_s=3.0)
             assert (landed.blocks, landed.outcome) == (3, Outcome.LATE)
             assert "pool did not answer in time" in landed.reason
             assert (found[:3] == payload()[:3]).all()
             assert session.prestage(TOKENS, deadline_s=0.2) == 3 * BLOCK_TOKENS
-            assert session.pin(TOKENS, ttl_s=60.0, deadline_s=0.4) == 3 * BLOCK_TOKENS
+            assert session.pin(TOKENS, ttl_s=60.0, deadline_s=3.0) == 3 * BLOCK_TOKENS
 
 
 def test_a_pool_that_does_not_answer_within_its_own_limit_is_late_not_a_miss(saved):
