@@ -80,5 +80,5 @@ def test_the_pool_can_be_watched(output):
 
 def test_a_lost_target_is_told(output):
     lost = output[7]
-    assert "unreachable: [Errno 111] Connection refused" in lost
+    assert re.search(r"flash-2 .*; unreachable: ", lost), lost
     assert lost.count("; fine in") == 2

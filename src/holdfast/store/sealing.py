@@ -98,11 +98,9 @@ class Sealing:
             header, _ = read_header(record)
         except FormatError:
             return Outcome.CORRUPT
-        wanted = (key, namespace.fingerprint, namespace.domain)
-        if (header.key, header.fingerprint, header.domain) != wanted:
-            return Outcome.MISS
-        if header.payload_bytes != namespace.payload_bytes or header.codec != CODEC_NONE:
-            return Outcome.CORRUPT
+        named = _named(header, key, namespace)
+        if named is not Outcome.OK:
+            return named
         if header.seal == SEAL_NONE and not self.seals(namespace.domain):
             return verify(record, key, namespace.fingerprint, namespace.payload_bytes)
         if header.seal == SEAL_NONE and matches(record, header):
@@ -118,8 +116,8 @@ class Sealing:
             self.watch.glance()  # another node may just have begun this epoch
             data_key = self.ring.find(header.domain, header.epoch, header.key_id)
         if data_key is None:
-            named = f"epoch {header.epoch}, key id {header.key_id.hex()}"
-            why = f"sealed with a data key ({named}) that is not on this host's key ring"
+            name = f"epoch {header.epoch}, key id {header.key_id.hex()}"
+            why = f"sealed with a data key ({name}) that is not on this host's key ring"
             return self._note_unreadable(header, why)
         return data_key.open(record)
 
@@ -170,6 +168,15 @@ class Sealing:
             return not self.seals(header.domain)
         key = self.ring and self.ring.find(header.domain, header.epoch, header.key_id)
         return key is not None
+
+
+def _named(header: Header, key: bytes, namespace: Namespace) -> Outcome:
+    """Return whether a header is that of the requested block."""
+    wanted = (key, namespace.fingerprint, namespace.domain)
+    if (header.key, header.fingerprint, header.domain) != wanted:
+        return Outcome.MISS
+    readable = header.payload_bytes == namespace.payload_bytes and header.codec == CODEC_NONE
+    return Outcome.OK if readable else Outcome.CORRUPT
 
 
 class CopyEpochs:
