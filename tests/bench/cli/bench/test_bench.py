@@ -9,6 +9,7 @@ import pytest
 from holdfast import report
 from holdfast.cli import main
 from holdfast.errors import ConfigError
+from holdfast.limits import MIB
 from holdfast_bench.cli import bench, measuring
 from holdfast_bench.cli.bench import seal, vllm
 from holdfast_bench.scenarios import ttft_race
@@ -211,6 +212,7 @@ def test_the_cost_of_metrics_is_measured_on_a_node_and_a_target_that_are_scraped
     from holdfast_bench.measure import metrics
 
     monkeypatch.setattr(metrics, "PASS_S", 0.2)
+    monkeypatch.setattr(metrics, "RECORDS_BYTES", 256 * MIB)
     folder = tmp_path_factory.mktemp("m")  # short: a socket is in it
     _, rows = reported("bench", "metrics", "--rounds", "1", "--folder", folder)
     assert [row["what"] for row in rows] == [
