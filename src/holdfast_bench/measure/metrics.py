@@ -7,10 +7,12 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import HoldfastError, Outcome
@@ -28,10 +30,16 @@ from holdfast_bench.measure.pool import (
     RecordBatch,
     RoundTrip,
     TargetProcess,
+    spent_s,
 )
 from holdfast_bench.peers.plain_sockets import PlainPool
 
 COUNTING_GOAL_US = 20.0
+SCRAPE_GOAL_MS = 10.0
+"""CPU time of one scrape: at one scrape a second, 1 % of a core, whatever the node does meanwhile.
+"""
+
+SCRAPES = 50
 SCRAPED_GOAL = 0.98
 REQUESTS = 2_000
 PASS_S = 2.0
@@ -67,12 +75,26 @@ def counting_row(rounds: int) -> Row:
     return at_most("metrics.counting", statistics.median(times_us), "us", COUNTING_GOAL_US)
 
 
-def node_rows(folder: Path, rounds: int) -> Iterator[Row]:
-    """Measure a node with a scrape every second and without, in turns.
+class ScrapedNode(NamedTuple):
+    """A node whose disk holds all contexts, the URL of its metrics, and a session with it.
 
-    Fetches from memory (`metrics.scraped`), fetches from disk, and saves of new contexts.
+    `fetch_from_disk` fetches the next context, which memory does not hold.
     """
-    with _scraped_node(folder, {}) as (url, engine, fetch_from_disk):
+
+    node: NodeUnderTest
+    url: str
+    engine: BenchSession
+    fetch_from_disk: Callable[[], None]
+
+
+def node_rows(folder: Path, rounds: int) -> Iterator[Row]:
+    """Measure the CPU time of a scrape, and a node with a scrape every second and without.
+
+    Fetches from memory (`metrics.scraped`), fetches from disk, and saves of new contexts, each
+    with and without scrapes in turns.
+    """
+    with _scraped_node(folder, {}) as (node, url, engine, fetch_from_disk):
+        yield _scrape_row(node, url, rounds)
         newest, saved = engine.chain(CONTEXTS - 1, BATCH), itertools.count(CONTEXTS)
         for what, work in {
             "metrics.scraped": lambda: engine.fetch(newest),
@@ -89,8 +111,9 @@ def sealed_row(folder: Path, rounds: int) -> Row:
     key.write_bytes(SECRET)
     key.chmod(0o600)
     settings = {"domains": {"bench": {"key_file": str(key)}}}
-    with _scraped_node(folder, settings) as (url, _, fetch_from_disk):
-        return _row("metrics.scraped.sealed", url, rounds, partial(_passes, fetch_from_disk))
+    with _scraped_node(folder, settings) as sealed:
+        measured = partial(_passes, sealed.fetch_from_disk)
+        return _row("metrics.scraped.sealed", sealed.url, rounds, measured)
 
 
 def target_rows(folder: Path, rounds: int) -> Iterator[Row]:
@@ -108,13 +131,7 @@ def target_rows(folder: Path, rounds: int) -> Iterator[Row]:
 
 
 @contextmanager
-def _scraped_node(
-    folder: Path, settings: Mapping[str, object]
-) -> Iterator[tuple[str, BenchSession, Callable[[], None]]]:
-    """Run a node whose disk holds all contexts; return its metrics' URL and a session.
-
-    Also return a function that fetches the next context from disk.
-    """
+def _scraped_node(folder: Path, settings: Mapping[str, object]) -> Iterator[ScrapedNode]:
     listen = f"127.0.0.1:{free_port()}"
     settings = {"http": {"listen": f"tcp://{listen}"}, **settings}
     with (
@@ -132,7 +149,19 @@ def _scraped_node(
             if sources != {"disk": BATCH}:
                 raise HoldfastError(f"expected {BATCH} blocks from disk, got {sources}")
 
-        yield f"http://{listen}/metrics", engine, fetch_from_disk
+        yield ScrapedNode(node, f"http://{listen}/metrics", engine, fetch_from_disk)
+
+
+def _scrape_row(node: NodeUnderTest, url: str, rounds: int) -> Row:
+    """Measure the CPU time that a node spends on one scrape while it does nothing else."""
+    times_ms = []
+    for _ in range(rounds):
+        before_s = spent_s(node.process.pid)
+        for _ in range(SCRAPES):
+            with urllib.request.urlopen(url) as reply:  # noqa: S310  # of this bench's own node
+                reply.read()
+        times_ms.append(1e3 * (spent_s(node.process.pid) - before_s) / SCRAPES)
+    return at_most("metrics.scrape.cpu", statistics.median(times_ms), "ms", SCRAPE_GOAL_MS)
 
 
 def _row(what: str, url: str, rounds: int, measured: Callable[[], Speed]) -> Row:

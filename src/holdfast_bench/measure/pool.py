@@ -337,22 +337,22 @@ def label(nbytes: int) -> str:
     return f"{nbytes // MIB}MiB" if nbytes >= MIB else f"{nbytes // KIB}KiB"
 
 
+def spent_s(pid: int) -> float:
+    """Return the CPU seconds of a process, including its ended threads."""
+    return time.clock_gettime(~pid << 3 | _SCHEDULED)
+
+
 def _cost(work: Callable[[], None], far_pid: int) -> TransferCost:
-    near_s, far_s, start_s = time.process_time(), _spent_s(far_pid), time.perf_counter()
+    near_s, far_s, start_s = time.process_time(), spent_s(far_pid), time.perf_counter()
     work()
     seconds = time.perf_counter() - start_s
-    return TransferCost(seconds, time.process_time() - near_s, _spent_s(far_pid) - far_s)
+    return TransferCost(seconds, time.process_time() - near_s, spent_s(far_pid) - far_s)
 
 
 def _microseconds(work: Callable[[], None]) -> float:
     start_s = time.perf_counter()
     work()
     return 1e6 * (time.perf_counter() - start_s)
-
-
-def _spent_s(pid: int) -> float:
-    """Return the CPU seconds of a process, including its ended threads."""
-    return time.clock_gettime(~pid << 3 | _SCHEDULED)
 
 
 def _median_s(costs: Sequence[TransferCost]) -> float:

@@ -217,6 +217,7 @@ def test_the_cost_of_metrics_is_measured_on_a_node_and_a_target_that_are_scraped
     _, rows = reported("bench", "metrics", "--rounds", "1", "--folder", folder)
     assert [row["what"] for row in rows] == [
         "metrics.counting",
+        "metrics.scrape.cpu",
         "metrics.scraped",
         "metrics.scraped.disk",
         "metrics.scraped.save",
