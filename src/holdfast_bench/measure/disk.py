@@ -108,14 +108,17 @@ def _fetch_rows(tier: DiskTier, limit: DirectIoLimit, rounds: int) -> list[Row]:
 
 def timed_fetch(store: Store, keys: Sequence[bytes], tier: str) -> Speed:
     """Time the fetch of a context; raise RuntimeError if a block is not read from this tier."""
-    leases = []
+    results = []
     speed = timed(
-        len(keys) * PAYLOAD_BYTES, lambda: leases.append(store.fetch(NAMESPACE, keys, FETCH_S))
+        len(keys) * PAYLOAD_BYTES, lambda: results.append(store.fetch(NAMESPACE, keys, FETCH_S))
     )
-    for lease in leases:
-        store.release(lease.lease)
-        if lease.sources != {tier: len(keys)}:
-            raise RuntimeError(f"expected {len(keys)} blocks from {tier}, got {lease}")
+    for fetched in results:
+        store.release(fetched.lease)
+        if fetched.sources != {tier: len(keys)}:
+            raise RuntimeError(
+                f"expected {len(keys)} blocks from {tier}, got {fetched.sources}: "
+                f"{fetched.outcome}, {fetched.reason}"
+            )
     return speed
 
 

@@ -27,13 +27,14 @@ from holdfast.testing.payloads import header_of
 from holdfast.tiers.base import Tier
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
-from holdfast.tiers.pool.tier import PoolTier
+from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
 from holdfast.wire.remote.client import TargetClient
 from holdfast_bench.harness.hardware_limits import GB
 from holdfast_bench.harness.paired_runs import Speed, paired, speed_row, timed
 from holdfast_bench.harness.pool import ManualMembers
 from holdfast_bench.measure.disk import (
     BATCH,
+    FETCH_S,
     FINGERPRINT,
     NAMESPACE,
     PASSES,
@@ -191,7 +192,8 @@ def pool_rows(folder: Path, rounds: int, what: str = "seal.pool") -> list[Row]:
 
         def pool() -> PoolTier:
             members = ManualMembers([Member(id="target", address=target.address)])
-            return PoolTier(members, lambda member: TargetClient(member.address))
+            options = PoolTierOptions(deadline_s=FETCH_S)  # a call that is late is measured, too
+            return PoolTier(members, lambda member: TargetClient(member.address), options)
 
         with _store(pool(), KeyRing(None)) as sealed, _store(pool(), None) as plain:
             sides = _BenchedStore(sealed), _BenchedStore(plain, SEED_OFFSET)
