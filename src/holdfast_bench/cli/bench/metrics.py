@@ -23,12 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Yield the figures."""
     rounds = min(3, args.rounds) if args.quick else args.rounds
-    steps.plan(4)
+    steps.plan(5)
     steps.begin("counting")
     yield metrics.counting_row(rounds)
     with measuring.scratch(args.folder) as scratch:
-        steps.begin("fetches and saves with and without scrapes")
+        steps.begin("fetches with and without scrapes")
         yield from metrics.node_rows(scratch / "node", rounds)
+        steps.begin("saves with and without scrapes")
+        yield metrics.save_row(scratch / "memory", rounds)
         steps.begin("fetches of sealed blocks with and without scrapes")
         yield metrics.sealed_row(scratch / "sealed", rounds)
         steps.begin("a target with and without scrapes")
