@@ -169,7 +169,7 @@ def _append(path: Path, events: Sequence[tuple[str, Mapping[str, str | int]]]) -
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(fd)
     finally:
-        # Unlock explicitly, because a child that was forked meanwhile has a copy of the descriptor.
+        # Unlock explicitly: a child that this process forked may have a copy of the descriptor.
         fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 

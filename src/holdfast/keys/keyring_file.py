@@ -126,7 +126,7 @@ def held_for_change(path: Path | None) -> Iterator[None]:
             time.sleep(_LOCK_REST_S)
         yield
     finally:
-        # Unlock explicitly, because a child that was forked meanwhile has a copy of the descriptor.
+        # Unlock explicitly: a child that this process forked may have a copy of the descriptor.
         fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
