@@ -24,16 +24,11 @@ settings.load_profile("default")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave the soak tests out unless -m asks for some; start with the files that run engines.
-
-    Those take minutes each: at the end, one of them would keep a single core busy.
-    """
+    """Leave the soak tests out unless -m asks for some."""
     if not config.option.markexpr:
-        skipped = {item for item in items if item.get_closest_marker("soak")}
-        config.hook.pytest_deselected(items=list(skipped))
+        skipped = [item for item in items if item.get_closest_marker("soak")]
+        config.hook.pytest_deselected(items=skipped)
         items[:] = [item for item in items if item not in skipped]
-    engines = {item.path for item in items if item.get_closest_marker("vllm")}
-    items.sort(key=lambda item: item.path not in engines)
 
 
 def pytest_collection_finish():
