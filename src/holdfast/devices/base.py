@@ -80,7 +80,7 @@ class Device(Protocol):
         """Return a point in the engine's queued work, after which `scatter` can start."""
 
     def scatter(self, arena: DeviceMemory, moves: Sequence[Move], after: Any = None) -> Transfer:
-        """Copy payloads from the arena into pages; nothing else may use these pages meanwhile."""
+        """Copy payloads from the arena into pages; nothing else uses the pages until then."""
 
     def gather(self, arena: DeviceMemory, moves: Sequence[Move]) -> Transfer:
         """Copy pages into the arena, with their contents after the work queued so far.

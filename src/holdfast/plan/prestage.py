@@ -1,6 +1,6 @@
 """Compute when to prestage a context that will be needed later; pure.
 
-If it starts late, the request waits; if it starts early, the blocks occupy memory meanwhile. On
+If it starts late, the request waits; if it starts early, the blocks occupy memory until then. On
 public traces of coding agents, in more than 97 of 100 turns the client's pause is longer than
 reading the whole context at 14 GB/s. So starting one read time ahead, with slack, is enough.
 """

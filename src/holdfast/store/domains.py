@@ -115,8 +115,8 @@ def would_erase(store: StoreParts, name: str) -> dict[str, Any]:
 def erase(store: StoreParts, name: str) -> dict[str, Any]:
     """Erase a domain. Raises RefusedError if its keys cannot be destroyed.
 
-    A save that runs meanwhile may be lost; a later save is kept. `everywhere` is False if a key
-    follows from the domain's secret: that must be destroyed too.
+    A save that runs at the same time may be lost; a later save is kept. `everywhere` is False if a
+    key follows from the domain's secret: that must be destroyed too.
     """
     ring, domain = _erasable(store, name), store.domain(name)[1]
     elsewhere = held_elsewhere(store, domain)

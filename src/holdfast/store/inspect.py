@@ -86,7 +86,7 @@ def status(store: StoreParts) -> dict[str, Any]:
 
 
 def listing(store: StoreParts) -> list[dict[str, Any]]:
-    """Return one entry per namespace, with blocks and bytes per tier; serving goes on meanwhile."""
+    """Return one entry per namespace, with blocks and bytes per tier; requests go on."""
     table = store.table
     blocks: Counter[Namespace] = Counter()
     copies: defaultdict[Namespace, Counter[int]] = defaultdict(Counter)

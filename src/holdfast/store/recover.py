@@ -34,7 +34,7 @@ class Recovery:
         self.seconds: float | None = None
 
     def start(self) -> None:
-        """Begin; the store serves meanwhile."""
+        """Begin; the store serves during recovery."""
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:

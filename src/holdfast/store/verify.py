@@ -48,8 +48,8 @@ def verify_record(
 def verify_in_memory(table: BlockTable, row: int) -> VerifiedCopy:
     """Verify the host copy of a leased or pinned row; quarantine it if the check fails.
 
-    Takes the lock only to quarantine. If the lease expires meanwhile, the slot may hold another
-    block: then nothing is quarantined, and the place does not match the row's any more.
+    Takes the lock only to quarantine. If the lease expires during the check, the slot may hold
+    another block: then nothing is quarantined, and the place does not match the row's any more.
     """
     place, key = Place(table.index.places[HOST][row]), table.index.keys[row]
     if place < 0 or key is None:

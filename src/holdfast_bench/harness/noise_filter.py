@@ -61,7 +61,7 @@ class OtherProcesses:
             try:
                 named, _, rest = (folder / "stat").read_text().rpartition(")")
             except OSError:
-                continue  # it has ended meanwhile
+                continue  # it has ended since it was listed
             name, fields = named.partition("(")[2], rest.split()
             seconds = sum(map(int, fields[11:15])) / _TICKS
             tasks[int(folder.name)] = RunningTask(name, int(fields[1]), seconds)

@@ -36,8 +36,7 @@ from holdfast_bench.peers.plain_sockets import PlainPool
 
 COUNTING_GOAL_US = 20.0
 SCRAPE_GOAL_MS = 10.0
-"""CPU time of one scrape: at one scrape a second, 1 % of a core, whatever the node does meanwhile.
-"""
+"""CPU time of one scrape: at one scrape a second, 1 % of a core, under any load."""
 
 SCRAPES = 50
 SCRAPED_GOAL = 0.98

@@ -119,7 +119,7 @@ class SchedulerSide:
         if tracked is None or request.skip_reading_prefix_cache:
             return 0, False
         if request.num_preemptions != tracked.preemptions:
-            # The request restarts; its own blocks may have been saved meanwhile.
+            # The request restarts; its own blocks may have been saved since.
             self._end_plan(tracked, NotFollowed.PREEMPTED)
             tracked.restart()
             self._ask(tracked, self._clients())

@@ -220,7 +220,7 @@ class WorkerSide:
     def _slots(self, client: Client, pending: PendingReserve, until_s: float) -> Reserved | None:
         """Return the reserved slots; None if they are late or refused."""
         if self._now() - pending.at_s > RECLAIM_S / 2:
-            # After a very long step, reserve again. If the domain was erased meanwhile, the node
+            # After a very long step, reserve again. If the domain was erased since, the node
             # reuses the slots after RECLAIM_S, perhaps during this worker's copy.
             client.forget(pending.request_id)
             pending = self._reserve(client, pending.save)

@@ -349,7 +349,7 @@ class DiskTier:
         return len(footer)
 
     def _save_snapshot(self) -> None:
-        """Write the older of the two snapshots anew, if regions or records have changed.
+        """Overwrite the older of the two snapshots, if regions or records have changed.
 
         Does nothing before every region is scanned, because the new snapshot would lack the freed
         records of unscanned regions.

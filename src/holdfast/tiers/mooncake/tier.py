@@ -337,5 +337,5 @@ def _spans(piece: Sequence[_Item], lane: ClientLane) -> list[m.RecordSpan]:
 
 
 def _copy(into: memoryview, source: memoryview) -> None:
-    """Copy bytes; numpy releases the GIL meanwhile."""
+    """Copy bytes; numpy releases the GIL for the copy."""
     np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(source, np.uint8))

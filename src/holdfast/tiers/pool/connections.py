@@ -122,10 +122,10 @@ class TargetConnections:
                 known, target = self._targets.get(member.id, (None, None))
                 reached = (member.address, member.tls_name)
                 if target is None or known is None or (known.address, known.tls_name) != reached:
-                    anew = self._connect(member)
+                    connected = self._connect(member)
                     self._refusals.pop(member.id, None)
                     self._left += [target] if target is not None else []
-                    self._targets[member.id], target = (member, anew), anew
+                    self._targets[member.id], target = (member, connected), connected
         except HoldfastError as error:  # our own fault, nothing against the member
             self._health.end(begun, CallEnding.CANCELLED)
             why = str(error)

@@ -14,7 +14,7 @@ from holdfast.tiers.base import Place
 from holdfast.tiers.pool.segment_batch import segment_of
 
 MOVED_BYTES_PER_S = 64 * MIB
-"""What one host writes anew of what it found elsewhere: half a 1 Gbit/s line, more or less."""
+"""Rate at which one host rewrites misplaced blocks: about half of a line of 1 Gbit/s."""
 
 MISPLACED_MAX = 65_536
 

@@ -128,7 +128,7 @@ class ServerCluster:
         return not servers or any(server.backoff.allows() for server in servers)
 
     def invalidate(self) -> None:
-        """Request the map anew before its next use."""
+        """Request a new map before its next use."""
         self._stale = True
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 Python releases the GIL around every socket call. If another thread computes, reacquiring the GIL
 takes up to the switch interval, 5 ms, for a send of 5 us. These calls block at most for the given
-time, about a millisecond, and hold the GIL meanwhile.
+time, about a millisecond, and hold the GIL for that time.
 """
 
 from __future__ import annotations
