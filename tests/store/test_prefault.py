@@ -1,5 +1,6 @@
 """The arenas' memory comes in by itself, ahead of use, whatever a call to the kernel says."""
 
+import itertools
 import threading
 from types import SimpleNamespace
 
@@ -56,6 +57,7 @@ def test_what_was_never_started_can_be_closed():
 def looked(monkeypatch):
     """Call with what a store does at each look; returns how much memory was to be ahead at each."""
     monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(module, "_REST_S", 0.0)
 
     def run(*activities):
         asked, over = [], threading.Event()
@@ -96,3 +98,11 @@ def test_memory_is_brought_in_beside_a_step_only_where_hardly_any_is_ready(looke
 def test_nor_beside_fetches_that_follow_each_other(looked):
     leases = (0, {}), (1, {}), (2, {}), (2, {})
     assert looked(*leases) == [AHEAD_CHUNKS, SCARCE_CHUNKS, SCARCE_CHUNKS, AHEAD_CHUNKS]
+
+
+def test_nor_in_the_pause_of_an_engine_that_computes_its_answers(looked, monkeypatch):
+    clock = itertools.count()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(module, "_REST_S", 3.0)
+    leases = (0, {}), (1, {}), (1, {}), (1, {}), (1, {})
+    assert looked(*leases) == [AHEAD_CHUNKS, *[SCARCE_CHUNKS] * 3, AHEAD_CHUNKS]

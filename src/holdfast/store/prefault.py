@@ -2,8 +2,9 @@
 
 Both run in one background thread. The kernel clears memory that is touched for the first time:
 64 MiB keep a core busy for tens of milliseconds, and an engine that computes on every core waits
-for it. An engine reserves slots at the beginning of a step and commits them at its end; between
-the two, the thread faults memory in only if hardly any is ready.
+for it. So the thread fills the supply of ready memory only `_REST_S` after the last save or fetch:
+a shorter pause is one of an engine that computes its answers. Until then it faults memory in only
+if hardly any is ready.
 
 A client maps its domain's whole arena and can touch pages that no slot covers. The thread looks
 for such pages every `_LOOK_AGAIN_S` and gives them back, so that a node's memory exceeds its
@@ -13,6 +14,7 @@ capacity for about that long at most.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 
@@ -20,6 +22,10 @@ from holdfast.store.block_table import BlockTable
 from holdfast.tiers.host import AHEAD_CHUNKS
 
 _LOOK_AGAIN_S = 0.1
+
+_REST_S = 1.0
+"""Time without a save or fetch after which engines are taken to be idle."""
+
 SCARCE_CHUNKS = 4
 """Free chunks with memory that there are to be whatever goes on: an engine on GPUs saves so much
 between two looks at most."""
@@ -39,6 +45,7 @@ class ArenaPrefault:
     def __init__(self, table: BlockTable) -> None:
         self._table = table
         self._seen = self._look()
+        self._active_s = -math.inf
         self.reclaimed_bytes = 0
         self._warn_at = 0.0
         self._closed = threading.Event()
@@ -59,8 +66,11 @@ class ArenaPrefault:
         while not self._closed.wait(pause_s):
             before, self._seen = self._seen, self._look()
             _, saving = self._seen
-            at_rest = self._seen == before and not saving
-            most = AHEAD_CHUNKS if at_rest else SCARCE_CHUNKS
+            active, now_s = saving or self._seen != before, time.monotonic()
+            if active:
+                self._active_s = now_s
+            idle = not active and now_s - self._active_s >= _REST_S
+            most = AHEAD_CHUNKS if idle else SCARCE_CHUNKS
             try:
                 nbytes = sum(host.reclaim() for host in self._table.all_hosts())
             except OSError:
