@@ -23,12 +23,32 @@ settings.register_profile("soak", max_examples=20_000, print_blob=True, **_SHARE
 settings.load_profile("default")
 
 
+STARTS_ENGINES = ("tests/engines/vllm/", "tests/bench/scenarios/test_demo.py")
+"""What the paths of tests begin with that start vLLM, or import it."""
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave the soak tests out unless -m asks for some."""
     if not config.option.markexpr:
         skipped = [item for item in items if item.get_closest_marker("soak")]
         config.hook.pytest_deselected(items=skipped)
         items[:] = [item for item in items if item not in skipped]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give every file to one process, and all files that start vLLM to the same one.
+
+    An engine uses every core: two at a time take longer than one after the other.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class EnginesInOneProcess(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "engines" if file.startswith(STARTS_ENGINES) else file
+
+    return EnginesInOneProcess(config, log)
 
 
 def pytest_collection_finish():
