@@ -36,6 +36,7 @@ from holdfast.tiers.gate import MediumGate
 from holdfast.tiers.mooncake import messages as m
 from holdfast.tiers.mooncake.process import FAIR_WAIT_S, ClientLane, ClientProcess
 from holdfast.tiers.reachability import LocalTimeoutError, ServerBackoff
+from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.tiers.unverified_records import UnverifiedRecords, check_again
 from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.remote.dial import dial
@@ -89,11 +90,10 @@ class MooncakeTier(AnsweringTier):
         self._gate = MediumGate()
         self._unverified = UnverifiedRecords()
         self._threads = workers(LANES, f"holdfast-{name}")
-        self._lock = threading.Lock()
         self._starting = threading.Lock()
         """Held while the client is checked or started, which may take until a call's deadline."""
         self._process: ClientProcess | None = None
-        self._usage = [0, 0, 0]
+        self._counts = TransferCounts()
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         """Copy records to shared memory and store them; FULL if the store has no room."""
@@ -140,7 +140,7 @@ class MooncakeTier(AnsweringTier):
             some = keys[start + found : start + found + REQUEST_KEYS_MAX]
             names = [self._name(namespace, key) for key in some]
             ended, codes = self._request(m.ClientExist(names), deadline)
-            self._count(2, ended is not Outcome.OK)
+            self._counts.add(failures=ended is not Outcome.OK)
             run = next((at for at, code in enumerate(codes) if code != 1), len(codes))
             found += run
             if run < len(some):
@@ -172,7 +172,7 @@ class MooncakeTier(AnsweringTier):
 
     def usage(self) -> TierUsage:
         """Return the bytes read and written and the failures; the store's usage is unknown."""
-        return TierUsage(0, 0, 0, *self._usage)
+        return self._counts.usage()
 
     def close(self) -> None:
         """Wait for calls in progress, which end by their deadlines, and kill the process."""
@@ -232,7 +232,8 @@ class MooncakeTier(AnsweringTier):
             codes = lane.ask(m.ClientPut([item.key for item in piece], spans), deadline)
             for item, code in zip(piece, codes, strict=True):
                 outcomes[item.number] = _STORED.get(code, Outcome.GONE)
-                self._count(1, len(item.memory) * (code == 0))
+                if code == 0:
+                    self._counts.add(written_bytes=len(item.memory))
             return codes
 
         self._finish(self._call(work, deadline), piece, outcomes)
@@ -244,7 +245,7 @@ class MooncakeTier(AnsweringTier):
             for item, span, code in zip(piece, spans, codes, strict=True):
                 if code == span.nbytes:
                     _copy(item.memory, lane.view(span))
-                    self._count(0, span.nbytes)
+                    self._counts.add(read_bytes=span.nbytes)
                     outcomes[item.number] = Outcome.OK
                 elif code >= 0 or code in EXPECTED:
                     outcomes[item.number] = Outcome.MISS
@@ -269,7 +270,7 @@ class MooncakeTier(AnsweringTier):
         def attempt() -> str:
             codes = self._work(work, deadline)
             bad = next((code for code in codes if code < 0 and code not in EXPECTED), 0)
-            self._count(2, bool(bad))
+            self._counts.add(failures=bool(bad))
             return f"error {bad} of its client" if bad else ""
 
         return self._backoff.call(attempt, deadline)
@@ -318,13 +319,9 @@ class MooncakeTier(AnsweringTier):
 
     def _finish(self, ended: Outcome, piece: Sequence[_Item], outcomes: list[Outcome]) -> None:
         if ended is not Outcome.OK:
-            self._count(2, 1)
+            self._counts.add(failures=1)
             for item in piece:
                 outcomes[item.number] = ended
-
-    def _count(self, which: int, number: int) -> None:
-        with self._lock:
-            self._usage[which] += number
 
 
 def _spans(piece: Sequence[_Item], lane: ClientLane) -> list[m.RecordSpan]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import re
 import ssl
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from holdfast.tiers.base import (
     required_namespace,
 )
 from holdfast.tiers.gate import MediumGate
+from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.tiers.unverified_records import UNVERIFIED_MAX, UnverifiedRecords, check_again
 from holdfast.tiers.valkey.resp import (
     Reply,
@@ -114,8 +114,7 @@ class ValkeyTier(AnsweringTier):
         self._wrong_length: set[bytes] = set()
         """Names of records whose length is not that of their block, at most `UNVERIFIED_MAX`."""
         self._threads = workers(THREADS, f"holdfast-{name}")
-        self._lock = threading.Lock()
-        self._usage = [0, 0, 0]
+        self._counts = TransferCounts()
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         """Set one key per record; FULL if the server has no memory left.
@@ -152,7 +151,7 @@ class ValkeyTier(AnsweringTier):
         outcomes = [call.outcomes.get(number, Outcome.CORRUPT) for number in range(len(batch))]
         for name, put, outcome in zip(names, batch, outcomes, strict=True):
             if outcome is Outcome.OK:
-                self._count(1, len(put.record))
+                self._counts.add(written_bytes=len(put.record))
             if outcome is Outcome.OK and name in replaced:
                 self._unverified.settle(*replaced[name])
                 self._wrong_length.discard(name)
@@ -173,7 +172,7 @@ class ValkeyTier(AnsweringTier):
         self._run(call, range(len(batch)), fetch, deadline)
         outcomes = [call.outcomes[number] for number in range(len(batch))]
         received = (len(g.into) for g, o in zip(batch, outcomes, strict=True) if o is Outcome.OK)
-        self._count(0, sum(received))
+        self._counts.add(read_bytes=sum(received))
         return outcomes
 
     def ask(
@@ -235,7 +234,7 @@ class ValkeyTier(AnsweringTier):
 
     def usage(self) -> TierUsage:
         """Return the bytes read and written and the failures; `describe` has the servers' usage."""
-        return TierUsage(0, 0, 0, *self._usage)
+        return self._counts.usage()
 
     def close(self) -> None:
         """Wait for calls in progress, which end by their deadlines, and close the connections."""
@@ -291,7 +290,7 @@ class ValkeyTier(AnsweringTier):
                 self._run_once(call, sorted(call.moved), work, deadline)
         if any(call.outcomes[n] in (Outcome.GONE, Outcome.LATE) for n in numbers):
             self._map.invalidate()
-            self._count(2, 1)
+            self._counts.add(failures=1)
 
     def _run_once(
         self,
@@ -319,10 +318,6 @@ class ValkeyTier(AnsweringTier):
         wait(started)  # even after an error: the calls use the caller's buffers
         for done in started:
             done.result()
-
-    def _count(self, which: int, number: int) -> None:
-        with self._lock:
-            self._usage[which] += number
 
 
 def _memory_usage(server: ValkeyServer, deadline: Deadline) -> list[dict[str, Any]]:
