@@ -16,6 +16,7 @@ from holdfast.errors import HoldfastError
 from holdfast.limits import MIB, TOKEN_S_MAX
 from holdfast.membership.members import Member
 from holdfast.regular_file import replace_file
+from holdfast.tiers.breaker import BreakerPhase
 from holdfast.wire.remote.token import VERBS, issue
 from holdfast_bench.harness.network import Network
 from holdfast_bench.harness.node import NodeUnderTest
@@ -153,18 +154,24 @@ class PoolUnderTest:
         return name
 
     def wait_agreed(self) -> None:
-        """Return once every host's members are the listed targets, each with its full share.
+        """Return once every host's members are the listed targets, each in use with its full share.
 
-        A host removes a member 15 s after it is no longer listed.
+        A host removes a member 15 s after it is no longer listed, and does without a member for
+        30 s if that is much slower than the others, which happens on a busy machine.
         """
         for name, host in self.hosts.items():
             agreed = partial(self._agrees, host)
             wait_until(host.process, agreed, WAIT_TIMEOUT_S, f"sure of {name}'s members")
 
     def _agrees(self, host: NodeUnderTest) -> bool:
-        shares = {member["id"]: member["share"] for member in host.members()}
+        members = {member["id"]: member for member in host.members()}
         share_min = FULL_SHARE_MIN / len(self._addresses)
-        return shares.keys() == self._addresses.keys() and min(shares.values()) > share_min
+        return members.keys() == self._addresses.keys() and all(
+            member["share"] > share_min
+            and not member.get("ejected", False)  # not reported before the first call
+            and member.get("phase", BreakerPhase.CLOSED) == BreakerPhase.CLOSED
+            for member in members.values()
+        )
 
     def wait_holding(self, blocks: int) -> None:
         """Return once the running targets hold at least `blocks` blocks together."""

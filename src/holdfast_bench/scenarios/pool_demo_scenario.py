@@ -228,6 +228,7 @@ class _PoolDemo:
             owners = set(self._owners[start:])
             if len(fresh) >= CONTEXTS and owners == self._pool.targets.keys():
                 break
+            self._pool.wait_agreed()
             self._read_on_a(prompts)
             fresh.append(prompts)
         if joined not in self._owners:
