@@ -34,7 +34,6 @@ class FakeTarget:
     """A target in memory that can be dead, slow or rude."""
 
     def __init__(self) -> None:
-        self.epoch = 0
         self.refusal = self.trouble = ""
         self.records = {}
         self.mood = "well"

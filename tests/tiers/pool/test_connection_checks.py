@@ -18,8 +18,6 @@ TIERS = [{"name": "disk"}]
 class Answers:
     """A target that answers the one question of a check."""
 
-    epoch = 0
-
     def __init__(self, outcome=Outcome.OK, refusal="", trouble=""):
         self.outcome, self.refusal, self.trouble = outcome, refusal, trouble
         self.closed = False

@@ -16,7 +16,6 @@ from holdfast.wire.remote.client import ReceivedRecords
 class FarSide:
     def __init__(self, address):
         self.address = address
-        self.epoch = 0
         self.closed = False
 
     def close(self):
@@ -51,14 +50,14 @@ def at(address, name="a"):
 
 
 def test_a_member_is_connected_to_once(reach, made):
-    first, again = reach.begin(at("tcp://h:1"), 1, 7), reach.begin(at("tcp://h:1"), 1, 8)
+    first, again = reach.begin(at("tcp://h:1"), 1), reach.begin(at("tcp://h:1"), 1)
     assert first.target is again.target
-    assert (len(made), made[0].epoch) == (1, 8)
+    assert len(made) == 1
 
 
 def test_who_moved_is_reached_anew_and_the_old_connections_end_with_the_next_view(reach, made):
-    reach.begin(at("tcp://h:1"), 1, 7)
-    assert reach.begin(at("tcp://h:2"), 1, 7).target is made[1]
+    reach.begin(at("tcp://h:1"), 1)
+    assert reach.begin(at("tcp://h:2"), 1).target is made[1]
     assert not made[0].closed  # a call may be under way on it
     reach.keep(["a"])
     assert [far.closed for far in made] == [True, False]
@@ -67,17 +66,17 @@ def test_who_moved_is_reached_anew_and_the_old_connections_end_with_the_next_vie
 def test_who_can_not_be_connected_to_has_nothing_under_way_and_keeps_what_there_was(
     reach, made, health, caplog
 ):
-    reach.tell(reach.begin(at("tcp://h:1"), 5, 7), lambda _: [Outcome.OK])
-    assert [reach.begin(at("tcp://nowhere:1"), 5, 7) for _ in range(9)] == [None] * 9
+    reach.tell(reach.begin(at("tcp://h:1"), 5), lambda _: [Outcome.OK])
+    assert [reach.begin(at("tcp://nowhere:1"), 5) for _ in range(9)] == [None] * 9
     assert caplog.text.count("is not asked: no such place") == 1
     assert health.trusted("a")
     assert [report.in_flight_bytes for report in health.reports()] == [0, 0]
-    assert reach.begin(at("tcp://h:1"), 5, 7).target is made[0]
+    assert reach.begin(at("tcp://h:1"), 5).target is made[0]
     assert not made[0].closed
 
 
 def test_of_a_read_counts_when_its_first_byte_came(reach, health):
-    call = reach.begin(at("tcp://h:1"), 1 << 20, 7, CallKind.READ)
+    call = reach.begin(at("tcp://h:1"), 1 << 20, CallKind.READ)
     on_progress = reach.on_progress(call)
 
     def get(_):
@@ -96,7 +95,7 @@ def test_of_a_read_counts_when_its_first_byte_came(reach, health):
 def test_a_read_that_brings_nothing_went_well_and_is_no_measure_of_reads(
     reach, health, blocks, first_byte_s
 ):
-    call = reach.begin(at("tcp://h:1"), 1 << 20, 7, CallKind.READ)
+    call = reach.begin(at("tcp://h:1"), 1 << 20, CallKind.READ)
     health._clock.advance(0.3)
     assert reach.tell(call, lambda _: ReceivedRecords(blocks, Outcome.MISS)).blocks == blocks
     report = health.reports()[0]
@@ -106,7 +105,7 @@ def test_a_read_that_brings_nothing_went_well_and_is_no_measure_of_reads(
 
 def test_nothing_stays_connected_at_the_end(reach, made):
     for address in ("tcp://h:1", "tcp://h:2", "tcp://h:3"):
-        reach.begin(at(address), 1, 7)
-    reach.begin(at("tcp://h:9", "b"), 1, 7)
+        reach.begin(at(address), 1)
+    reach.begin(at("tcp://h:9", "b"), 1)
     reach.close()
     assert [far.closed for far in made] == [True] * 4

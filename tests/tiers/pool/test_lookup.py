@@ -60,7 +60,7 @@ def test_the_next_ranked_stands_in_for_one_that_is_down_and_nothing_else_moves()
     for name in SEGMENTS:
         second = Placement(members(5)).order(name)[1].id
         assert scene.write(name) == ([second] if before[name] == ["n03"] else before[name])
-    assert scene.lookup.route(SEGMENTS[0]).epoch == 1
+    assert scene.membership.views().current.view.epoch == 1
     scene.down = set()
     assert {name: scene.write(name) for name in SEGMENTS} == before
 

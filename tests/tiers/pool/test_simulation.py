@@ -151,7 +151,7 @@ class World:
             route = client.lookup.route(segment_id)
             client.reads += 1
             found = self.read(client, segment_id, route)
-            self.note(segment_id.hex(), route.epoch, [m.id for m in route.read], found)
+            self.note(segment_id.hex(), client.epoch, [m.id for m in route.read], found)
             client.hits += found is not None
             for member in route.write:
                 if member.id != found and self.ask(client, member.id):

@@ -72,10 +72,9 @@ def test_a_put_carries_headers_ahead_and_whole_records_behind(target):
         far.say(request_id, m.Stored(b"\1\0\1"))
 
     node = target(script)
-    node.epoch = 77
     assert node.put(RECORDS[:3], 5) == [Outcome.OK, Outcome.FULL, Outcome.OK]
     ((message, payload),) = seen
-    assert message == m.PutRecords(b"".join(record[:128] for record in RECORDS[:3]), 77)
+    assert message == m.PutRecords(b"".join(record[:128] for record in RECORDS[:3]))
     assert payload == b"".join(RECORDS[:3])
 
 

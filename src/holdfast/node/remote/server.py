@@ -249,8 +249,7 @@ class TargetServer:
         service = self._service
         peer_memory = PeerMemory.over(agent, join.nixl)
         joined = Joined(
-            *(TARGET_PROTOCOL, service.store.incarnation, proof, service.epoch),
-            nixl=peer_memory is not None,
+            *(TARGET_PROTOCOL, service.store.incarnation, proof), nixl=peer_memory is not None
         )
         stream.send([encode(joining.request_id, joined)], deadline)
         _log.info("session peer=%r claims=%s", join.peer[:80], claims)

@@ -74,8 +74,6 @@ class TargetService:
     def __init__(self, store: Store, limits: TargetLimits | None = None) -> None:
         self.store = store
         self.limits = limits or TargetLimits()
-        self.epoch = 0
-        """Epoch of this target's view of the pool, sent with every answer; informational."""
         self.counters = TargetCounters()
         self.agent: NixlAgent | None = None
         """The NIXL agent, for peers that use NIXL; set by `offer_nixl` while serving."""

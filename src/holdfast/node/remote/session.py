@@ -153,16 +153,16 @@ class TargetSession:
 
     def _answer(self, request: m.TargetRequest) -> m.TargetReply:
         """Answer a request that has no payload in either direction."""
-        store, epoch = self._store, self._service.epoch
+        store = self._store
         try:
             self._check_may(request)
             match request:
                 case m.ExistBlocks():
-                    return m.Existing(store.held(*_named(request)), epoch)
+                    return m.Existing(store.held(*_named(request)))
                 case m.DeleteBlocks():
-                    return m.Counted(store.forget(*_named(request)), epoch)
+                    return m.Counted(store.forget(*_named(request)))
                 case m.SuspectBlocks():
-                    return m.Counted(store.check_suspects(*_named(request)), epoch)
+                    return m.Counted(store.check_suspects(*_named(request)))
                 case Status():
                     return ReportRequest({**store.status(), "target": self._service.status()})
                 case List():
@@ -193,7 +193,7 @@ class TargetSession:
             return
         late_at = time.monotonic() + request.deadline_s
         if not budget.acquire(work_item, request.deadline_s):
-            self._reply(asked, m.RecordsFollow(0, Outcome.LATE, _BUDGET_FULL, self._service.epoch))
+            self._reply(asked, m.RecordsFollow(0, Outcome.LATE, _BUDGET_FULL))
             return
         try:
             left_s = max(0.0, late_at - time.monotonic())
@@ -206,7 +206,7 @@ class TargetSession:
                 is_whole = len(records) == len(fetched.places)
                 outcome = fetched.outcome if is_whole else Outcome.LATE
                 reason = "" if outcome is Outcome.OK else fetched.reason
-                reply = m.RecordsFollow(len(records), outcome, reason, self._service.epoch)
+                reply = m.RecordsFollow(len(records), outcome, reason)
                 nbytes = sum(map(len, records))
                 sent = work_item if nbytes == work_item.cost else work_item._replace(cost=nbytes)
                 if request.spans:
@@ -270,7 +270,7 @@ class TargetSession:
             service.counters.corrupt += outcomes.count(Outcome.CORRUPT)
         held = bytes(outcome is Outcome.OK for outcome in outcomes)
         held = held or bytes(len(request.headers) // RECORD_HEADER_BYTES)
-        return m.Stored(held, service.epoch)
+        return m.Stored(held)
 
     def _required_memory(self) -> PeerMemory:
         if self._peer_memory is None:

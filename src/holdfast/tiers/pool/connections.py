@@ -27,7 +27,6 @@ _log = logging.getLogger(__name__)
 class RemoteTarget(Protocol):
     """What the pool needs of a target; `holdfast.wire.remote.client.TargetClient` is one."""
 
-    epoch: int
     refusal: str
     trouble: str
 
@@ -111,7 +110,7 @@ class TargetConnections:
         self.keep(())
 
     def begin(
-        self, member: Member, nbytes: int, digest: int, kind: CallKind = CallKind.QUESTION
+        self, member: Member, nbytes: int, kind: CallKind = CallKind.QUESTION
     ) -> TargetCall | None:
         """Permit a call, or return None if the member is unhealthy or cannot be connected to."""
         begun = self._health.begin(member.id, nbytes, kind)
@@ -138,7 +137,6 @@ class TargetConnections:
         except BaseException:
             self._health.end(begun, CallEnding.CANCELLED)
             raise
-        target.epoch = digest
         return TargetCall(begun, target, member)
 
     def on_progress(self, call: TargetCall | None) -> OnProgress | None:

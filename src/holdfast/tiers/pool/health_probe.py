@@ -47,12 +47,12 @@ class HealthProbes(Poller):
         untried = set(self._health.untried())
         for member in self._lookup.members() if untried else ():
             while member.id in untried and not self.closing.is_set():
-                call = self._reach.begin(member, 0, self._lookup.route(bytes(8)).digest)
+                call = self._reach.begin(member, 0)
                 if self._reach.tell(call, lambda target: target.stats(self._ask_s)) is None:
                     break
                 untried = set(self._health.untried())
         idle = set(self._health.idle(IDLE_S))
         for member in self._lookup.members() if idle else ():
             if member.id in idle and not self.closing.is_set():
-                call = self._reach.begin(member, 0, self._lookup.route(bytes(8)).digest)
+                call = self._reach.begin(member, 0)
                 self._reach.tell(call, lambda target: target.exist(NO_NAMESPACE, [], self._ask_s))

@@ -26,7 +26,7 @@ shortly before it started, without a block being missed."""
 
 
 class Route(NamedTuple):
-    """Members for one segment, best first, and the epoch and digest of the view they are from.
+    """Members for one segment, best first.
 
     `write` has fewer than `copies` members if fewer are available. Its first `owners` are owners by
     the ranking; the others replace owners and have only recent records. `read` begins with `write`
@@ -35,8 +35,6 @@ class Route(NamedTuple):
 
     write: tuple[Member, ...]
     read: tuple[Member, ...]
-    epoch: int
-    digest: int
     owners: int
 
 
@@ -87,8 +85,7 @@ class SegmentLookup:
                 ranked = placement.rank(segment_id)
                 present = (known.by_id.get(member.id, member) for member in ranked)
                 read |= dict.fromkeys(self._first(present, count))
-        view = known.views.current.view
-        return Route(write, tuple(read), view.epoch, view.digest, owners)
+        return Route(write, tuple(read), owners)
 
     def placement(self) -> Placement:
         """Return the current placement."""

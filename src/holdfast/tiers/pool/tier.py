@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
-from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -56,6 +55,7 @@ from holdfast.tiers.pool.segment_batch import (
     segment_of,
 )
 from holdfast.tiers.pool.target_statistics import CallKind
+from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.tiers.unverified_records import UnverifiedRecords
 from holdfast.wire.remote.client import FoundBlocks, HeldCount
 from holdfast.workers import workers
@@ -114,10 +114,9 @@ class PoolTier(AnsweringTier):
         self.hot = HotSegments(clock)
         self._source = source
         self._connect = connect
-        self._lock = threading.Lock()
         self._threads = workers(self.options.threads, f"holdfast-{name}")
         self.races = HedgedReads(self.health, f"holdfast-{name}-race")
-        self._usage = [0, 0]
+        self._counts = TransferCounts()
         self._closed = False
         self._listed = threading.Event()
         source.watch(self._on_members)
@@ -238,8 +237,7 @@ class PoolTier(AnsweringTier):
 
     def usage(self) -> TierUsage:
         """Return the bytes transferred; the members report their own usage."""
-        read_bytes, written_bytes = self._usage
-        return TierUsage(0, 0, 0, read_bytes, written_bytes, self.reach.failures)
+        return msgspec.structs.replace(self._counts.usage(), failures=self.reach.failures)
 
     def close(self) -> None:
         """Stop watching, end the calls, close the connections."""
@@ -288,9 +286,7 @@ class PoolTier(AnsweringTier):
         if namespace is None or sum(map(len, records)) < ASKED_BYTES:
             return
         route = self._route(part)
-        answers = [
-            self._exist(one, part, namespace, keys, route.digest).held for one in route.write
-        ]
+        answers = [self._exist(one, part, namespace, keys).held for one in route.write]
         for index, key, *there in zip(part.indices, keys, *answers, strict=True):
             # The owner may replace a doubted record, if it is sent a better one.
             found[index] = (
@@ -307,20 +303,21 @@ class PoolTier(AnsweringTier):
         for member in route.write:
             if not part.left_s:
                 break
-            stored = self._send(route.digest, member, part, records)
+            stored = self._send(member, part, records)
             for index, outcome in zip(part.indices, stored, strict=False):
                 if outcomes[index] is not Outcome.OK:
                     outcomes[index] = _late_if_unsent(outcome)
                 if outcome is Outcome.OK and self._unverified_records:
                     header, _ = read_header(batch[index].record)
                     self._unverified_records.settle(namespace_of(header), header.key)
-                self._count(1, len(batch[index].record) * (outcome is Outcome.OK))
+                if outcome is Outcome.OK:
+                    self._counts.add(written_bytes=len(batch[index].record))
 
     def _send(
-        self, digest: int, member: Member, part: SegmentBatch, records: Sequence[memoryview]
+        self, member: Member, part: SegmentBatch, records: Sequence[memoryview]
     ) -> Sequence[Outcome]:
         """Send records to one member; return the outcome of each that it answered for."""
-        call = self.reach.begin(member, sum(map(len, records)), digest, CallKind.WRITE)
+        call = self.reach.begin(member, sum(map(len, records)), CallKind.WRITE)
         on_progress = self.reach.on_progress(call)
         return (
             self.reach.tell(call, lambda target: target.put(records, part.left_s, on_progress))
@@ -349,21 +346,21 @@ class PoolTier(AnsweringTier):
             for index in left:
                 outcomes[index] = Outcome.GONE
         nbytes = sum(len(batch[index].into) for index in left)
-        receive, missed = partial(self._receive, route.digest), False
+        missed = False
         if copies > 1 and len(members) > 1 and nbytes <= RACED_BYTES:
-            left, asked = self.races.run(members, part, batch, outcomes, receive)
+            left, asked = self.races.run(members, part, batch, outcomes, self._receive)
             missed = len(asked) > 1 or bool(asked and left)
             if missed:
                 self._note_misplaced(batch, part.indices[: len(part.indices) - len(left)])
         for member in members:
             if left and member not in asked:
                 before, owns = left, member in route.write
-                left = receive(member, part._replace(indices=left), batch, outcomes)
+                left = self._receive(member, part._replace(indices=left), batch, outcomes)
                 if missed or not owns:
                     self._note_misplaced(batch, before[: len(before) - len(left)])
                 missed |= owns and bool(left) and outcomes[left[0]] is Outcome.MISS
         done = sum(len(batch[i].into) for i in part.indices if outcomes[i] is Outcome.OK)
-        self._count(0, done)
+        self._counts.add(read_bytes=done)
 
     def _note_misplaced(self, batch: Sequence[TierGet], came: Sequence[int]) -> None:
         namespace = batch[came[0]].namespace if came else None
@@ -372,7 +369,6 @@ class PoolTier(AnsweringTier):
 
     def _receive(
         self,
-        digest: int,
         member: Member,
         part: SegmentBatch,
         batch: Sequence[TierGet],
@@ -385,7 +381,7 @@ class PoolTier(AnsweringTier):
         if namespace is None or not part.left_s:
             return left
         keys, into = [get.key for get in wanted], [get.into for get in wanted]
-        call = self.reach.begin(member, sum(map(len, into)), digest, CallKind.READ)
+        call = self.reach.begin(member, sum(map(len, into)), CallKind.READ)
         on_progress = self.reach.on_progress(call)
         got = self.reach.tell(
             call, lambda target: target.get(namespace, keys, into, part.left_s, on_progress)
@@ -416,7 +412,7 @@ class PoolTier(AnsweringTier):
         route = self.lookup.route(part.segment)
         outcome = Outcome.OK if route.read else Outcome.GONE
         for member in route.read:
-            answer = self._exist(member, part, namespace, wanted, route.digest)
+            answer = self._exist(member, part, namespace, wanted)
             for index, there in zip(part.indices, answer.held, strict=True):
                 found[index] |= there
             if all(answer.held):
@@ -432,10 +428,9 @@ class PoolTier(AnsweringTier):
         part: SegmentBatch,
         namespace: Namespace,
         keys: Sequence[bytes],
-        digest: int,
     ) -> HeldCount:
         """Ask a member, if there is time, which blocks it has; all 0 without an answer."""
-        call = self.reach.begin(member, 0, digest) if part.left_s else None
+        call = self.reach.begin(member, 0) if part.left_s else None
         held = self.reach.tell(call, lambda target: target.exist(namespace, keys, part.left_s))
         if held is not None:
             return held
@@ -451,14 +446,10 @@ class PoolTier(AnsweringTier):
             keys = [batch[index].key for index in part.indices]
             route = self.lookup.route(part.segment, HOT_COPIES)
             for member in route.read:
-                call = self.reach.begin(member, 0, route.digest) if part.left_s else None
+                call = self.reach.begin(member, 0) if part.left_s else None
                 self.reach.tell(call, lambda target: tell(target, namespace, keys, part.left_s))
 
         self._each(parts_of_gets(batch, seconds), visit)
-
-    def _count(self, which: int, number: int) -> None:
-        with self._lock:
-            self._usage[which] += number
 
 
 def _late_if_unsent(outcome: Outcome) -> Outcome:

@@ -106,8 +106,6 @@ class TargetClient:
         tcp_endpoint(address)
         self.address = address
         self._tls_name = tls_name
-        self.epoch = 0
-        """Epoch of this node's view of the pool, sent with every request."""
         self.incarnation = ""
         self.refusal = ""
         """The message of the last call if the target refused it, empty otherwise."""
@@ -217,7 +215,7 @@ class TargetClient:
 
     def _put(self, records: Sequence[memoryview], deadline: Deadline) -> list[Outcome]:
         headers = b"".join(record[:HEADER_BYTES] for record in records)
-        request = m.PutRecords(headers, self.epoch)
+        request = m.PutRecords(headers)
         reply, outcome, _ = self._ask(request, m.Stored, deadline, payload=records)
         if reply is None or len(reply.held) != len(records):
             return [outcome if reply is None else Outcome.GONE] * len(records)
@@ -245,7 +243,7 @@ class TargetClient:
         self, kind: type[T], namespace: Namespace, keys: Sequence[bytes], **more: float
     ) -> T:
         """Return a request about these blocks."""
-        return kind(**namespace._asdict(), keys=b"".join(keys), epoch=self.epoch, **more)
+        return kind(**namespace._asdict(), keys=b"".join(keys), **more)
 
     def _count(self, request: msgspec.Struct, deadline_s: float) -> FoundBlocks:
         reply, outcome, _ = self._ask(request, m.Counted, Deadline.within(deadline_s))

@@ -2,8 +2,7 @@
 
 Whole records follow a `PutRecords` and a `RecordsFollow` as payload: header, payload, tag and
 padding, each as long as its header says. The request ids of a connection count up from 1, and
-answers come in order. `epoch` is 64 bits that name the sender's view of the pool; it never decides
-an answer.
+answers come in order. `epoch` is a field of version 1 that nothing reads; it is sent as 0.
 """
 
 from __future__ import annotations
