@@ -62,6 +62,7 @@ class SessionBackend(Protocol):
 
     namespace: Namespace
     domain_key: bytes
+    segment_blocks: int
 
     def cover(self, keys: Sequence[bytes], deadline_s: float) -> int:
         """Return how many leading blocks are held."""
@@ -102,8 +103,13 @@ class Session:
 
     def chain(self, tokens: Tokens) -> Chain:
         """Return the keys of the full blocks of a context."""
-        namespace = self.namespace
-        chain = Chain(self._backend.domain_key, namespace.fingerprint, namespace.block_tokens)
+        namespace, backend = self.namespace, self._backend
+        chain = Chain(
+            backend.domain_key,
+            namespace.fingerprint,
+            namespace.block_tokens,
+            segment_blocks=backend.segment_blocks,
+        )
         chain.extend(tokens)
         return chain
 

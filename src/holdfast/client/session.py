@@ -123,7 +123,7 @@ class RemoteSession:
         )
         welcome = self._connection.client().welcome
         self.domain_key = welcome.domain_key
-        self._segment_blocks = welcome.segment_blocks
+        self.segment_blocks = welcome.segment_blocks
         self.namespace = Namespace(
             digest, domain_id(welcome.domain_key), layout.payload_bytes, layout.block_tokens
         )
@@ -132,7 +132,6 @@ class RemoteSession:
         return self._cover(keys, min(deadline_s, LOOK_S)).blocks
 
     def save(self, chain: Chain, rows: Sequence[memoryview], retention: Retention) -> int:
-        chain.segment_blocks = self._segment_blocks
         saved = 0
         for first in range(0, len(chain), RESERVE_BLOCKS_MAX):
             part = rows[first : first + RESERVE_BLOCKS_MAX]

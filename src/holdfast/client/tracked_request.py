@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.blocks.key import Chain
-from holdfast.client.request_hints import NO_HINT, RequestHint
+from holdfast.client.request_hints import RequestHint
 from holdfast.errors import NotFollowed, ProtocolError
 from holdfast.wire.local.client import Client
 from holdfast.wire.local.messages import Cover, Covered
@@ -86,19 +86,22 @@ class PlanEnd(NamedTuple):
 class TrackedRequest:
     """A request of vLLM, from its arrival to its end.
 
-    `covered`: leading blocks that the node holds, by its last answer; `worth`: those of them to
-    use by its plan. `saved`: leading blocks that need no saving. `prompt_tokens`: tokens computed
-    before the next first token; after a preemption this includes the generated tokens.
-    `local_tokens`: tokens in the engine's own cache; `planned_local_tokens`: the number that the
-    node assumed in `plan` (a plan number, 0: no plan, or its end was noted). `decided_at` and
-    `loaded_s`: as in `PlanEnd`. `is_counted`: the node is told that the engine admitted it.
+    `common`: chains with the key of the public domain; empty without one. `covered`: leading blocks
+    that the node holds, by its last answer; `worth`: those of them to use by its plan. `saved`:
+    leading blocks that need no saving. `prompt_tokens`: tokens computed before the next first
+    token; after a preemption this includes the generated tokens. `local_tokens`: tokens in the
+    engine's own cache; `planned_local_tokens`: the number that the node assumed in `plan` (a plan
+    number, 0: no plan, or its end was noted). `decided_at` and `loaded_s`: as in `PlanEnd`.
+    `is_counted`: the node is told that the engine admitted it.
     """
 
-    def __init__(self, request: Any, chains: Sequence[Chain], hint: RequestHint = NO_HINT) -> None:
+    def __init__(
+        self, request: Any, chains: Sequence[Chain], common: Sequence[Chain], hint: RequestHint
+    ) -> None:
         self.request = request
         self.chains = chains
         self.hint = hint
-        self.common: Sequence[Chain] = ()
+        self.common = common
         self.preemptions = request.num_preemptions
         self.prompt_tokens: int = request.num_tokens
         self.question: PlanRequest | None = None

@@ -38,6 +38,7 @@ class EmbeddedSession:
         check_session(fingerprint, domain)
         self._store = store
         self.domain_key, domain_id = store.domain(domain)
+        self.segment_blocks = store.options.segment_blocks
         layout = fingerprint.layout
         self.namespace = Namespace(
             fingerprint.digest(), domain_id, layout.payload_bytes, layout.block_tokens

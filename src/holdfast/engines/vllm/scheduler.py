@@ -100,16 +100,16 @@ class SchedulerSide:
             )
             for client, namespace in zip(clients, self._namespaces, strict=True)
         ]
-        tracked = TrackedRequest(request, chains, hint or NO_HINT)
         # Keys of the public domain have no salt, but change after a reset, too.
         common_extras = {0: [b"epoch:" + self._epoch] if self._epoch else []}
-        tracked.common = [
+        common = [
             Chain(
                 client.welcome.common_key, namespace.fingerprint, self._block_tokens, common_extras
             )
             for client, namespace in zip(clients, self._namespaces, strict=True)
             if client.welcome.common_key
         ]
+        tracked = TrackedRequest(request, chains, common, hint or NO_HINT)
         self._tracked[request.request_id] = tracked
         self._ask(tracked, clients)
 
