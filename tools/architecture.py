@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("holdfast", "holdfast_bench")
 PAGE = ROOT / "ARCHITECTURE.md"
 START, END = "<!-- modules: make architecture -->", "<!-- /modules -->"
-COLUMN = 22
+COLUMN = 21
 
 
 def floors(package: str) -> list[list[str]]:
@@ -28,7 +28,7 @@ def line(label: str, module: Path) -> str:
     """A module's name and the first sentence of its docstring."""
     docstring = ast.get_docstring(ast.parse(module.read_text())) or ""
     sentence = docstring.partition("\n")[0]
-    return f"{label:{COLUMN}}{sentence}".rstrip()
+    return f"{label:{COLUMN}} {sentence}".rstrip()
 
 
 def listing(package: str, name: str) -> Iterator[str]:
