@@ -17,13 +17,13 @@ def test_the_next_save_rewrites_it_on_a_tier_of_ones_own(open_store, below):
     tier, records = below
     contexts = Contexts(open_store(tier), 9_000)
     contexts.save(CHAIN)
-    contexts.settle()
+    contexts.wait_written()
     contexts.leave_host(CHAIN)
     place = sorted(records)[2]
     records[place] = records[place][:500] + b"\0" * 600 + records[place][1100:]
     assert contexts.read(CHAIN) == 2
     assert contexts.save(CHAIN) == 1
-    contexts.settle()
+    contexts.wait_written()
     contexts.leave_host(CHAIN)
     assert contexts.read(CHAIN) == 4
 
@@ -31,7 +31,7 @@ def test_the_next_save_rewrites_it_on_a_tier_of_ones_own(open_store, below):
 def test_the_next_save_rewrites_it_at_a_target_that_others_read_too():
     with local_and_remote(open_target, 9_000) as both:
         both.local.save(CHAIN)
-        both.local.settle()
+        both.local.wait_written()
         both.local.leave_host(CHAIN)
         table = both.remote.table
         place = table.index.places[0][table.index.find(both.local.namespace, CHAIN[1])]
@@ -39,6 +39,6 @@ def test_the_next_save_rewrites_it_at_a_target_that_others_read_too():
         assert both.local.read(CHAIN) == 1
         assert both.remote.held(both.local.namespace, CHAIN) == b"\1\0\1\1"
         both.local.save(CHAIN)
-        both.local.settle()
+        both.local.wait_written()
         both.local.leave_host(CHAIN)
         assert both.local.read(CHAIN) == 4

@@ -22,7 +22,7 @@ def test_what_could_not_be_written_is_not_found_below(open_store, below, fault):
     tier, records = below
     contexts = Contexts(open_store(FaultyTier(tier, 1, {fault: 1.0})), 9_000)
     contexts.save(CHAIN)
-    contexts.settle()
+    contexts.wait_written()
     contexts.leave_host(CHAIN)
     assert records == {}
     assert contexts.read(CHAIN) == 0
@@ -33,7 +33,7 @@ def test_a_read_that_fails_is_not_a_hit(open_store, below):
     tier, _ = below
     contexts = Contexts(open_store(FaultyTier(tier, 1, {InjectedFault.GONE_READ: 1.0})), 9_000)
     contexts.save(CHAIN)
-    contexts.settle()
+    contexts.wait_written()
     contexts.leave_host(CHAIN)
     fetched = contexts.store.fetch(contexts.namespace, CHAIN, 5.0)
     assert (fetched.places, fetched.outcome) == ([], Outcome.GONE)

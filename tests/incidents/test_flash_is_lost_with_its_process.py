@@ -24,7 +24,7 @@ def test_without_a_clean_end_every_block_is_found_again(open_store):
     medium = MemoryExtents.formatted(64 * SECTOR, 4)
     before = Contexts(open_store(disk(medium)), 9_000)
     before.save(CHAIN)
-    before.settle()
+    before.wait_written()
     left = MemoryExtents(medium.image)  # what a crash leaves: nothing was sealed or closed
     after = Contexts(open_store(disk(left)), 9_000)
     after.await_recovery()

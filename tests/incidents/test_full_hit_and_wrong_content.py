@@ -19,7 +19,7 @@ def test_two_whole_records_that_changed_places_are_both_misses(open_store, below
     contexts = Contexts(open_store(tier), 9_000)
     for chain in (MINE, OTHER):
         contexts.save(chain)
-        contexts.settle()
+        contexts.wait_written()
         contexts.leave_host(chain)
     mine, other = sorted(records)[1], sorted(records)[5]
     records[mine], records[other] = records[other], records[mine]
@@ -44,7 +44,7 @@ def test_the_tail_of_a_record_cut_short_is_nobodys(open_store, below):
     contexts = Contexts(open_store(tier), 9_000)
     contexts.save(OTHER)  # what the slots held before
     contexts.save(MINE)
-    contexts.settle()
+    contexts.wait_written()
     contexts.leave_host([*OTHER, *MINE])
     for place in sorted(records):
         records[place] = records[place][:4096]

@@ -33,5 +33,5 @@ def test_a_block_is_seen_whole_or_not_at_all(open_store, below):
     for reader in readers:
         reader.join()
     assert wrong == []
-    contexts.settle()
+    contexts.wait_written()
     assert contexts.read(chain_of("round 1", 4)) == 4

@@ -117,7 +117,7 @@ def taught() -> Estimates:
         estimates.computed(EngineCosts("engine", "f"), [EngineStep(at * 100, 0, at * 0.01)])
         estimates.asked(1, at << 20, b"d")
         estimates.arrived(1, at << 20, b"d", of=at << 20)
-    estimates.settle()
+    estimates.update_fits()
     return estimates
 
 

@@ -60,12 +60,12 @@ LOWER_DEFAULT = TierEstimate(2e-4, 1e9)
 
 
 class _Fit:
-    """A fit by `OnlineFit` that is settled, saved and restored."""
+    """A fit by `OnlineFit` that is computed, saved and restored."""
 
     def __init__(self, belief: Belief, half_life: float, most: int) -> None:
         self._fit = OnlineFit(belief, half_life, most)
 
-    def settle(self) -> None:
+    def compute(self) -> None:
         """Compute the fit now, so that the next read of it does not have to."""
         self._fit.coefficients()
 

@@ -72,7 +72,7 @@ class SimulatedTier:
         """Whether all blocks of the trace fit, so that no eviction order is needed."""
 
 
-class TierReach(NamedTuple):
+class HeldRuns(NamedTuple):
     """The leading blocks of a chain that a memory holds: rows, and the tier of each block.
 
     The first `whole` rows are held completely; `part` leading blocks of the next row are held.
@@ -114,7 +114,7 @@ class SimulatedMemory:
             if tier_state.admission
         ]
 
-    def cover(self, keys: Sequence[bytes]) -> TierReach:
+    def cover(self, keys: Sequence[bytes]) -> HeldRuns:
         """Return which leading blocks of this chain of runs are held, and on which tiers."""
         _, rows, fastest = self.index.cover(self._namespace, keys)
         places, lengths = self.index.places, self._lengths
@@ -130,8 +130,8 @@ class SimulatedMemory:
                         tiers.append(_MARKS[lower] * more)
                         held += more
                 if held < length:
-                    return TierReach(rows[: whole + 1], b"".join(tiers), whole, held)
-        return TierReach(rows, b"".join(tiers), len(rows))
+                    return HeldRuns(rows[: whole + 1], b"".join(tiers), whole, held)
+        return HeldRuns(rows, b"".join(tiers), len(rows))
 
     def pin(self, rows: Iterable[int]) -> None:
         """Protect rows from eviction until `unpin`."""

@@ -213,11 +213,11 @@ class Estimates:
         with self._lock:
             self._meters[0].fit.observe(nbytes, seconds)
 
-    def settle(self) -> None:
+    def update_fits(self) -> None:
         """Update the fits of tiers now, so that the next estimate need not."""
         with self._lock:
             for meter in self._meters:
-                meter.fit.settle()
+                meter.fit.compute()
 
     def wants_probe(self, tier: int) -> bool:
         """Return whether a tier was not read or probed for a while; the call counts as a probe."""
@@ -256,7 +256,7 @@ class Estimates:
             fits = self._fits_of(engine)
             for step in steps:
                 fits.prefill.observe(*step)
-            fits.prefill.settle()
+            fits.prefill.compute()
             self.changes += len(steps)
 
     # Plans
@@ -317,7 +317,7 @@ class Estimates:
                 handed_s = ending.loaded_s - (record.fetched_s or 0.0)
                 delivery = self._fits_of(engine).delivery
                 delivery.observe(whole, handed_s)
-                delivery.settle()
+                delivery.compute()
 
     def not_followed(
         self, engine: EngineCosts, number: int, why: NotFollowed, first_token_s: float = 0.0
@@ -426,7 +426,7 @@ class Estimates:
                 fits.prefill.restore(one["prefill"])
                 fits.delivery.restore(one["delivery"])
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not what a store learnt: {error!r}") from error
+            raise ValueError(f"not a store's estimates: {error!r}") from error
         with self._lock:
             self._engines = engines
             for name, meter in zip(self._names, self._meters, strict=True):

@@ -283,13 +283,14 @@ def probe(store: StoreParts) -> None:
     if not store.probes:
         return
     with store.table.lock:
-        requested, store.probes = store.probes, {}
-    for namespace, key in requested.values():
+        requested = list(store.probes.values())
+        store.probes.clear()
+    for namespace, key in requested:
         with store.table.lock:
             row = store.table.index.find(namespace, key)
             promotions = store.ladder.reserve(namespace, [row] if row >= 0 else [])
         for read_batch in store.ladder.start_reads(namespace, promotions):
-            read_batch.reading.add_done_callback(lambda _: store.estimates.settle())
+            read_batch.reading.add_done_callback(lambda _: store.estimates.update_fits())
 
 
 def sources(table: BlockTable, coverage: Coverage, blocks: int) -> dict[str, int]:

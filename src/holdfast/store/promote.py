@@ -216,7 +216,7 @@ class BlockMover:
     def _take_back(self, namespace: Namespace, promotions: Sequence[Promotion]) -> None:
         """Return slots that no read has started to fill; under the lock."""
         self._table.give_back(namespace, [promotion.slot for promotion in promotions])
-        self._settle(promotions)
+        self._end_reads(promotions)
 
     def _promote(
         self, namespace: Namespace, tier: int, read_batch: Sequence[Promotion]
@@ -288,10 +288,10 @@ class BlockMover:
                 table.publish_here(namespace, landed)
                 table.enter_host(list(landed))
             finally:
-                self._settle(read_batch)
+                self._end_reads(read_batch)
         return promoted
 
-    def _settle(self, promotions: Sequence[Promotion]) -> None:
+    def _end_reads(self, promotions: Sequence[Promotion]) -> None:
         """Wake the fetches that wait for these blocks; call under the lock."""
         for promotion in promotions:
             self._prefetches.pop(promotion.row, None)

@@ -123,7 +123,7 @@ def publish_received(
             if outcomes[i] is Outcome.OK and _replaces(table, namespace, header, row):
                 # This one replaces a doubted record on every tier.
                 table.quarantine(row, HOST, Outcome.CORRUPT)
-                table.unverified_records.settle(namespace, header.key)
+                table.unverified_records.unmark(namespace, header.key)
                 row = index.find(namespace, header.key)
             in_memory = row >= 0 and (index.places[HOST][row] >= 0 or row in table.reads)
             if outcomes[i] is not Outcome.OK or row in here or in_memory:

@@ -150,7 +150,7 @@ class Store(StoreParts):
             self.estimates.ended(engine, ending)
         for number, why, first_token_s in not_followed:
             self.estimates.not_followed(engine, number, why, first_token_s)
-        self.estimates.settle()
+        self.estimates.update_fits()
         coverage.probe(self)
 
     def fetch(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> FetchResult:

@@ -191,7 +191,7 @@ class SharedMemoryTier:
         if len(held) == len(put.record) and not self._unverified.is_replaced_by(namespace, header):
             return Outcome.OK
         self.records[namespace, header.key] = (put.place, bytes(put.record))
-        self._unverified.settle(namespace, header.key)
+        self._unverified.unmark(namespace, header.key)
         return Outcome.OK
 
     def _read(self, get: TierGet) -> Outcome:

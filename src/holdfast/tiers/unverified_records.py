@@ -62,7 +62,7 @@ class UnverifiedRecords:
     def __len__(self) -> int:
         return len(self._headers)
 
-    def settle(self, namespace: Namespace, key: bytes) -> None:
+    def unmark(self, namespace: Namespace, key: bytes) -> None:
         """Remove the mark of a block: its record was replaced."""
         with self._lock:
             self._headers.pop((namespace, key), None)

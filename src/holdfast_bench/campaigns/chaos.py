@@ -105,7 +105,7 @@ FAULTS = (
     ChaosFault("all mute", lambda p, _: p.mood([*p.targets], "mute"), _mend),
     ChaosFault("split", _split, _mend, silent=True),
     ChaosFault("expired token", _expire, lambda p, _: p.renew_token(), silent=True),
-    ChaosFault("strangers", lambda p, n: p.send_invalid(n), lambda p, _: p.close_strangers()),
+    ChaosFault("strangers", lambda p, n: p.send_invalid(n), lambda p, _: p.close_unauthenticated()),
     ChaosFault("drain", lambda p, n: p.list_all(draining=n), lambda p, _: p.list_all()),
     ChaosFault("leave and join", lambda p, n: p.list_all(without=n), lambda p, _: p.list_all()),
     ChaosFault("flap", _flap, lambda p, _: p.list_all()),
@@ -129,7 +129,7 @@ def run(budget: CampaignBudget) -> Iterator[CampaignResult]:
     finally:
         users.close()
         pool.end()
-    hedging = pool.tier.races.hedging
+    hedging = pool.tier.hedged_reads.hedging
     calls.figures["hedges"] = hedging.hedges
     calls.figures["standstills"] = len(pool.stalls)
     most = hedging.requests * HEDGE_PERCENT / 100 + HEDGES_SAVED_MAX

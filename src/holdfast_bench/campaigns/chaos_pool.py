@@ -88,11 +88,11 @@ class ChaosTarget:
 
         Returns the sockets with the invalid greetings, for the caller to close.
         """
-        strangers = []
+        unauthenticated = []
         for greeting in _INVALID_GREETINGS:
             with contextlib.suppress(OSError):
-                strangers.append(socket.create_connection(("127.0.0.1", self._port), 1.0))
-                strangers[-1].sendall(greeting)
+                unauthenticated.append(socket.create_connection(("127.0.0.1", self._port), 1.0))
+                unauthenticated[-1].sendall(greeting)
         address, deadline = f"tcp://127.0.0.1:{self._port}", Deadline.within(DEADLINE_S)
         with contextlib.suppress(OSError, ProtocolError):
             connection = connect(address, token, deadline)
@@ -100,7 +100,7 @@ class ChaosTarget:
                 connection.ask(
                     PutRecords(bytes(128) * _OVERSIZE_HEADERS), [bytes(4096)], (), deadline
                 )
-        return strangers
+        return unauthenticated
 
     def close(self) -> None:
         self.proxy.close()
@@ -128,7 +128,7 @@ class ChaosPool:
         )
         self.flapped = 0
         self.stalls = StallWatch()
-        self._strangers: list[socket.socket] = []
+        self._unauthenticated: list[socket.socket] = []
         self.list_all()
 
     def list_all(self, draining: str = "", without: str = "") -> None:
@@ -158,19 +158,19 @@ class ChaosPool:
 
     def send_invalid(self, name: str) -> None:
         """Send invalid data to a target, past its proxy, and keep the connections open."""
-        self._strangers += self.targets[name].send_invalid(self.credentials)
+        self._unauthenticated += self.targets[name].send_invalid(self.credentials)
 
-    def close_strangers(self) -> None:
+    def close_unauthenticated(self) -> None:
         """Close the connections that `send_invalid` opened."""
-        while self._strangers:
-            self._strangers.pop().close()
+        while self._unauthenticated:
+            self._unauthenticated.pop().close()
 
     def trusted(self) -> set[str]:
         """Return the members that receive users' requests."""
         return {name for name in self.targets if self.tier.health.trusted(name)}
 
     def end(self) -> None:
-        self.close_strangers()
+        self.close_unauthenticated()
         self.stalls.close()
         self.tier.close()
         for target in self.targets.values():

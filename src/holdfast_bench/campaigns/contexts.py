@@ -88,7 +88,7 @@ class Contexts:
                 if row >= 0:
                     table.remove_copy(row, 0)
 
-    def settle(self) -> None:
+    def wait_written(self) -> None:
         end = time.monotonic() + WAIT_S
         while self.store.table.unwritten():
             if time.monotonic() > end:

@@ -70,7 +70,7 @@ class DamagedPlace:
 
         Wait until the blocks are written there, and remove them from the host tier.
         """
-        self.contexts.settle()
+        self.contexts.wait_written()
         self.contexts.leave_host(keys)
 
 

@@ -138,7 +138,7 @@ def _on_a_medium(budget: CampaignBudget) -> CampaignResult:
         with _disk_store(medium) as store:
             contexts, chain = Contexts(store, PAYLOAD_BYTES), chain_of("well again", CHAIN_BLOCKS)
             contexts.save(chain)
-            contexts.settle()
+            contexts.wait_written()
             contexts.leave_host(chain)
             whole = contexts.read(chain) == CHAIN_BLOCKS
             result.expect(whole, f"round {number}: a medium that works again is not used")
@@ -175,7 +175,7 @@ def _live(
             chain = rng.choice(chains)
             if rng.random() < 0.5:  # noqa: PLR2004 - a coin
                 contexts.save(chain)
-                contexts.settle()
+                contexts.wait_written()
                 contexts.leave_host(chain)
             else:
                 result.counts["blocks read and right"] += contexts.read(chain)

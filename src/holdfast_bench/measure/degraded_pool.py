@@ -43,7 +43,7 @@ NAMESPACE = Namespace(b"holdfast-bench-t", b"holdfast-bench-d", 64 * KIB, 128)
 CHAINS = 240
 HOT_CHAINS = 12
 LATE_S = 0.1
-SETTLE_S = 5.0
+LATE_WARM_UP_S = 5.0
 """How long the pool reads from a late target before its latency is measured."""
 
 READS = 2_000
@@ -130,12 +130,12 @@ class DegradedPool:
         return self.targets[self.tier.lookup.route(segment_of(_place(key))).write[0].id]
 
     def measure_reads(self, keys: Sequence[bytes], rng: random.Random, reads: int) -> ReadLatency:
-        hedges, times_ms, hits = self.tier.races.hedging.hedges, list[float](), 0
+        hedges, times_ms, hits = self.tier.hedged_reads.hedging.hedges, list[float](), 0
         for _ in range(reads):
             key, start_s = rng.choice(keys), time.perf_counter()
             hits += self.read(key)
             times_ms.append(1e3 * (time.perf_counter() - start_s))
-        hedged = self.tier.races.hedging.hedges - hedges
+        hedged = self.tier.hedged_reads.hedging.hedges - hedges
         p99_ms = statistics.quantiles(times_ms, n=100)[-1]
         return ReadLatency(p99_ms, hits / reads, hedged / reads)
 
@@ -205,7 +205,7 @@ def _late_row(addresses: Sequence[str]) -> Row:
 def _late(
     addresses: Sequence[str], health: HealthOptions, *, hedge: bool
 ) -> tuple[ReadLatency, ReadLatency]:
-    """Read hot segments from healthy targets, then with one late target, after `SETTLE_S`.
+    """Read hot segments from healthy targets, then with one late target, after `LATE_WARM_UP_S`.
 
     Hedged reads need second copies, so with `hedge` the segments are made hot and saved again.
     """
@@ -219,7 +219,7 @@ def _late(
             pool.save(keys)
         healthy = pool.measure_reads(keys, rng, reads)
         pool.owner(keys[0]).late_s = LATE_S
-        end_s = time.monotonic() + SETTLE_S
+        end_s = time.monotonic() + LATE_WARM_UP_S
         while time.monotonic() < end_s:
             pool.read(rng.choice(keys))
         return healthy, pool.measure_reads(keys, rng, reads)

@@ -55,8 +55,8 @@ COVER_GOAL_MS = 1.0
 SERVING_GOAL_S = 2.0
 WARM_GOAL = 0.99
 ANSWER_S = 30.0
-SETTLE_S = 2.0
-"""How long the node may take to fault in a new arena's memory before a measurement starts."""
+PREFAULT_WAIT_S = 4.0
+"""How long the node may take to fault in an arena: it begins after a second of rest."""
 
 
 class BenchSession:
@@ -161,11 +161,11 @@ def _cover_row(address: str, rounds: int) -> Row:
 def _host_rows(engine: BenchSession, copy: CopyLimit, rounds: int) -> list[Row]:
     """Measure copies of leased blocks from the arena to pages.
 
-    Starts `SETTLE_S` after the first save, when the arena's memory is faulted in.
+    Starts `PREFAULT_WAIT_S` after the first save, when the arena's memory is faulted in.
     """
     chain = engine.chain(2 << 20, LEASED)
     engine.save(chain)
-    time.sleep(SETTLE_S)
+    time.sleep(PREFAULT_WAIT_S)
     request = m.Fetch(chain.packed(), ANSWER_S)
     leased = call(engine.client, request, m.Fetched)
     if len(leased.places) != LEASED:

@@ -9,7 +9,7 @@ from holdfast_bench.measure.degraded_pool import trouble_rows
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     monkeypatch.setattr(pool, "HOST_BYTES", 64 << 20)
-    for name, value in [("CHAINS", 40), ("HOT_CHAINS", 2), ("READS", 40), ("SETTLE_S", 0.2)]:
+    for name, value in [("CHAINS", 40), ("HOT_CHAINS", 2), ("READS", 40), ("LATE_WARM_UP_S", 0.2)]:
         monkeypatch.setattr(degraded_pool, name, value)
     for name, value in [("MUTE_S", 0.2), ("LATE_READS", 40), ("TRIES", 1)]:
         monkeypatch.setattr(degraded_pool, name, value)

@@ -35,7 +35,7 @@ def health():
 
 
 @pytest.fixture
-def reach(made, health):
+def connections(made, health):
     def connect(member):
         if "nowhere" in member.address:
             raise ConfigError("no such place")
@@ -49,35 +49,37 @@ def at(address, name="a"):
     return Member(id=name, address=address)
 
 
-def test_a_member_is_connected_to_once(reach, made):
-    first, again = reach.begin(at("tcp://h:1"), 1), reach.begin(at("tcp://h:1"), 1)
+def test_a_member_is_connected_to_once(connections, made):
+    first, again = connections.begin(at("tcp://h:1"), 1), connections.begin(at("tcp://h:1"), 1)
     assert first.target is again.target
     assert len(made) == 1
 
 
-def test_who_moved_is_reached_anew_and_the_old_connections_end_with_the_next_view(reach, made):
-    reach.begin(at("tcp://h:1"), 1)
-    assert reach.begin(at("tcp://h:2"), 1).target is made[1]
+def test_who_moved_is_reached_anew_and_the_old_connections_end_with_the_next_view(
+    connections, made
+):
+    connections.begin(at("tcp://h:1"), 1)
+    assert connections.begin(at("tcp://h:2"), 1).target is made[1]
     assert not made[0].closed  # a call may be under way on it
-    reach.keep(["a"])
+    connections.keep(["a"])
     assert [far.closed for far in made] == [True, False]
 
 
 def test_who_can_not_be_connected_to_has_nothing_under_way_and_keeps_what_there_was(
-    reach, made, health, caplog
+    connections, made, health, caplog
 ):
-    reach.tell(reach.begin(at("tcp://h:1"), 5), lambda _: [Outcome.OK])
-    assert [reach.begin(at("tcp://nowhere:1"), 5) for _ in range(9)] == [None] * 9
+    connections.run(connections.begin(at("tcp://h:1"), 5), lambda _: [Outcome.OK])
+    assert [connections.begin(at("tcp://nowhere:1"), 5) for _ in range(9)] == [None] * 9
     assert caplog.text.count("is not asked: no such place") == 1
     assert health.trusted("a")
     assert [report.in_flight_bytes for report in health.reports()] == [0, 0]
-    assert reach.begin(at("tcp://h:1"), 5).target is made[0]
+    assert connections.begin(at("tcp://h:1"), 5).target is made[0]
     assert not made[0].closed
 
 
-def test_of_a_read_counts_when_its_first_byte_came(reach, health):
-    call = reach.begin(at("tcp://h:1"), 1 << 20, CallKind.READ)
-    on_progress = reach.on_progress(call)
+def test_of_a_read_counts_when_its_first_byte_came(connections, health):
+    call = connections.begin(at("tcp://h:1"), 1 << 20, CallKind.READ)
+    on_progress = connections.on_progress(call)
 
     def get(_):
         health._clock.advance(0.002)
@@ -86,26 +88,26 @@ def test_of_a_read_counts_when_its_first_byte_came(reach, health):
         on_progress(1 << 20)
         return ReceivedRecords(4, Outcome.OK)
 
-    assert reach.tell(call, get) == ReceivedRecords(4, Outcome.OK)
+    assert connections.run(call, get) == ReceivedRecords(4, Outcome.OK)
     assert health.reports()[0].first_byte_s == pytest.approx(0.002)
-    assert reach.on_progress(None) is None
+    assert connections.on_progress(None) is None
 
 
 @pytest.mark.parametrize(("blocks", "first_byte_s"), [(0, None), (1, 0.3)])
 def test_a_read_that_brings_nothing_went_well_and_is_no_measure_of_reads(
-    reach, health, blocks, first_byte_s
+    connections, health, blocks, first_byte_s
 ):
-    call = reach.begin(at("tcp://h:1"), 1 << 20, CallKind.READ)
+    call = connections.begin(at("tcp://h:1"), 1 << 20, CallKind.READ)
     health._clock.advance(0.3)
-    assert reach.tell(call, lambda _: ReceivedRecords(blocks, Outcome.MISS)).blocks == blocks
+    assert connections.run(call, lambda _: ReceivedRecords(blocks, Outcome.MISS)).blocks == blocks
     report = health.reports()[0]
     assert report.first_byte_s == (first_byte_s and pytest.approx(first_byte_s))
-    assert report.failure_share == reach.failures == 0
+    assert report.failure_share == connections.failures == 0
 
 
-def test_nothing_stays_connected_at_the_end(reach, made):
+def test_nothing_stays_connected_at_the_end(connections, made):
     for address in ("tcp://h:1", "tcp://h:2", "tcp://h:3"):
-        reach.begin(at(address), 1)
-    reach.begin(at("tcp://h:9", "b"), 1)
-    reach.close()
+        connections.begin(at(address), 1)
+    connections.begin(at("tcp://h:9", "b"), 1)
+    connections.close()
     assert [far.closed for far in made] == [True] * 4

@@ -48,11 +48,11 @@ def test_a_slow_target_is_ejected_within_seconds_and_comes_back_later():
     scene = Scene(4)
     scene.run(2, {"n2": 0.101})
     assert scene.ejected == {"n2"}
-    assert not scene.health.available("n2")
+    assert not scene.health.trusted("n2")
     assert scene.health.begin("n2", 1) is None
     scene.run(31, {})
     assert scene.ejected == set()
-    assert scene.health.available("n2")
+    assert scene.health.trusted("n2")
 
 
 def test_one_that_stays_slow_is_out_for_longer_each_time():
@@ -124,7 +124,7 @@ def test_who_left_the_list_is_known_yet_and_counts_for_nobody():
     for _ in range(3):
         scene.ask("n0", 0.001, CallEnding.ERROR)
     scene.health.keep(scene.names, scene.names[1:])
-    assert not scene.health.available("n0"), "its breaker is what it was"
+    assert not scene.health.trusted("n0"), "its breaker is what it was"
     scene.run(2, {"n2": 0.101})
     assert scene.ejected == {"n2"}, "one of three members may go"
 
@@ -222,7 +222,7 @@ def test_open_breakers_count_towards_the_cap():
 
 def test_a_target_that_is_not_known_yet_may_be_asked():
     scene = Scene(2)
-    assert scene.health.available("new")
+    assert scene.health.trusted("new")
     assert scene.ask("new", 0.001)
 
 
@@ -314,16 +314,16 @@ def test_one_that_is_being_tried_is_not_trusted_and_is_doubted_for_a_while_after
         scene.ask("n1", 0.01, CallEnding.ERROR)
     assert not scene.health.trusted("n1")
     assert scene.health.unsure("n1")
-    assert scene.health.untried() == []
+    assert scene.health.due_for_probe() == []
     scene.clock.advance(2)
-    assert scene.health.untried() == ["n1"]
+    assert scene.health.due_for_probe() == ["n1"]
     assert not scene.health.trusted("n1")
     for _ in range(options.breaker.probes):
         assert scene.ask("n1", 0.01)
-    assert scene.health.untried() == []
+    assert scene.health.due_for_probe() == []
     assert scene.health.trusted("n1")
     assert scene.health.unsure("n1")
-    scene.clock.advance(options.doubt_s + 1)
+    scene.clock.advance(options.substitutes_s + 1)
     assert not scene.health.unsure("n1")
 
 
@@ -345,7 +345,7 @@ def ejected_scene():
     scene, options = Scene(4), HealthOptions()
     scene.run(2, {"n2": 0.101})
     assert scene.ejected == {"n2"}
-    assert scene.health.untried() == []
+    assert scene.health.due_for_probe() == []
     scene.clock.advance(options.ejection_s + 1)
     assert scene.ejected == set()
     return scene, options
@@ -353,11 +353,11 @@ def ejected_scene():
 
 def test_one_that_was_ejected_is_tried_before_users_requests_go_there():
     scene, options = ejected_scene()
-    assert scene.health.untried() == ["n2"]
+    assert scene.health.due_for_probe() == ["n2"]
     assert not scene.health.trusted("n2")
     for _ in range(options.samples):
         assert scene.ask("n2", 0.001)
-    assert scene.health.untried() == [], "enough was asked to judge it"
+    assert scene.health.due_for_probe() == [], "enough was asked to judge it"
     assert not scene.health.trusted("n2")
     scene.clock.advance(options.review_s)
     assert scene.health.trusted("n2")
@@ -373,7 +373,7 @@ def test_one_that_is_no_better_is_ejected_again_at_no_users_cost():
     scene.clock.advance(options.review_s)
     assert not scene.health.trusted("n2")
     assert scene.ejected == {"n2"}
-    assert scene.health.untried() == []
+    assert scene.health.due_for_probe() == []
 
 
 def test_in_a_smaller_pool_one_that_is_taken_back_needs_no_trial():

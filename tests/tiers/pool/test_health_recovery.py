@@ -38,8 +38,8 @@ class Pool:
             for name in NAMES:
                 if self.health.trusted(name):
                     self.ask(name)
-            for name in self.health.untried() if tick % 5 == 0 else ():
-                while name in self.health.untried():
+            for name in self.health.due_for_probe() if tick % 5 == 0 else ():
+                while name in self.health.due_for_probe():
                     self.ask(name, CallKind.QUESTION)
 
     def report(self, name):

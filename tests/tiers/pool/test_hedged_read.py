@@ -99,16 +99,16 @@ def test_who_answered_in_a_race_is_not_asked_again(fleet) -> None:
     for _ in range(40):
         assert set(one.read(chain)) == {Outcome.OK}
     assert one.targets[empty].calls - before[empty] <= 40
-    assert one.targets[full].calls - before[full] <= 40 + one.pool.races.hedging.hedges
+    assert one.targets[full].calls - before[full] <= 40 + one.pool.hedged_reads.hedging.hedges
 
 
 def test_what_is_too_large_for_a_race_is_read_into_the_callers_memory_at_once(fleet, monkeypatch):
     one = fleet()
     chain, _ = hot(one)
     monkeypatch.setattr(tier, "RACED_BYTES", NAMESPACE.record_bytes)
-    raced = one.pool.races.hedging.requests
+    raced = one.pool.hedged_reads.hedging.requests
     assert set(one.read(chain)) == {Outcome.OK}
-    assert one.pool.races.hedging.requests == raced
+    assert one.pool.hedged_reads.hedging.requests == raced
 
 
 def test_a_late_copy_is_overtaken_by_the_other_within_the_budget(fleet) -> None:
@@ -127,4 +127,6 @@ def test_a_late_copy_is_overtaken_by_the_other_within_the_budget(fleet) -> None:
         assert set(one.read(chain)) == {Outcome.OK}
         times.append(time.monotonic() - start)
     assert min(times) < 0.5
-    assert one.pool.races.hedging.hedges <= one.pool.races.hedging.requests * 0.05 + 10
+    assert (
+        one.pool.hedged_reads.hedging.hedges <= one.pool.hedged_reads.hedging.requests * 0.05 + 10
+    )

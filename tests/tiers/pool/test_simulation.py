@@ -54,7 +54,7 @@ class Client:
     def __init__(self, clock, seed):
         self.membership = Membership(clock, OPTIONS)
         self.health = PoolHealth(clock, HealthOptions(), random.Random(seed))
-        self.lookup = SegmentLookup(self.membership, self.health.available)
+        self.lookup = SegmentLookup(self.membership, self.health.trusted)
         self.budget = HedgeBudget()
         self.waiting = []
         self.epoch = 0
@@ -146,6 +146,7 @@ class World:
         """One client reads some segments, and writes those that are not where they should be."""
         client.health.keep([member.id for member in client.lookup.members()])
         self.give_up_late(client)
+        self.probe(client)
         for _ in range(4):
             segment_id = self.chance.choice(SEGMENTS)
             route = client.lookup.route(segment_id)
@@ -164,9 +165,16 @@ class World:
                 return member.id
         return None
 
-    def ask(self, client, name):
+    def probe(self, client):
+        """Probe members whose pause is over, each until it is trusted again or does not answer."""
+        for name in client.health.due_for_probe():
+            while name in client.health.due_for_probe():
+                if not self.ask(client, name, CallKind.QUESTION):
+                    break
+
+    def ask(self, client, name, kind=CallKind.READ):
         """Send one request; return whether it was answered in time."""
-        call = client.health.begin(name, 1 << 20, CallKind.READ)
+        call = client.health.begin(name, 1 << 20, kind)
         if call is None:
             return False
         client.budget.request()
@@ -220,7 +228,7 @@ class World:
         """Routes are what the textbook says of this view, warmed up or not, and the one before."""
         placed = client.membership.views().current
         route = client.lookup.route(segment_id)
-        available = client.health.available
+        available = client.health.trusted
         first = owner(placed.view.members, placed.shares, segment_id, available)
         assert [m.id for m in route.write] == [name for name in [first] if name]
         warm = owner(placed.view.members, {}, segment_id, available)
@@ -366,10 +374,12 @@ def test_the_dead_are_left_alone_within_two_seconds():
     namespace.nodes[5].alive = False  # still listed: only the breaker can tell
     asked = []
 
-    def ask(client, name, really=namespace.ask):
+    ask_node = namespace.ask
+
+    def ask(client, name, *kind):
         if name == "flash-5":
             asked.append(namespace.clock.now())
-        return really(client, name)
+        return ask_node(client, name, *kind)
 
     namespace.ask = ask
     died_s = namespace.clock.now()

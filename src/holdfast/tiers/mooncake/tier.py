@@ -107,7 +107,7 @@ class MooncakeTier(AnsweringTier):
                 if self._unverified.is_replaced_by(namespace, header):
                     # Mooncake does not overwrite a record.
                     self.delete([TierGet(put.place, header.key, put.record, namespace)])
-                    self._unverified.settle(namespace, header.key)
+                    self._unverified.unmark(namespace, header.key)
             except FormatError:
                 outcomes[number] = Outcome.CORRUPT
         deadline = Deadline.within(self.options.deadline_s)

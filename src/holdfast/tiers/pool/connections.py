@@ -143,7 +143,7 @@ class TargetConnections:
         """Return the callback for moved bytes; None without a call."""
         return None if call is None else partial(self._health.on_progress, call.begun)
 
-    def tell(self, call: TargetCall | None, ask: Callable[[RemoteTarget], A]) -> A | None:
+    def run(self, call: TargetCall | None, ask: Callable[[RemoteTarget], A]) -> A | None:
         """Make the call and record its outcome; None if it was not permitted or not understood."""
         if call is None:
             return None

@@ -30,7 +30,7 @@ EJECTED_SHARE_MAX = 0.3
 COMPARED_MIN = 3
 """With fewer targets there is no telling who is the odd one out."""
 
-FAR_WORSE = 3.0
+MUCH_WORSE_FACTOR = 3.0
 """How much slower than one that is out another must be to take its place, where no more may go."""
 
 
@@ -45,7 +45,7 @@ class HealthOptions(msgspec.Struct, frozen=True, kw_only=True):
     Before users' requests go to an ejected target again, `samples` probes must succeed. The margins
     are wide because an ejected target's blocks are recomputed, and a slow hit beats that. The
     margin for reads is wider, because one target may have in memory what another has on busy flash.
-    For `doubt_s` after an ejection the members that stood in for the target are asked too. An
+    For `substitutes_s` after an ejection the members that stood in for the target are asked too. An
     outage that the breaker handled counts against a target only if another happened less than
     `ejection_max_s` before.
     """
@@ -59,7 +59,7 @@ class HealthOptions(msgspec.Struct, frozen=True, kw_only=True):
     failure_share_max: float = 0.1
     ejection_s: float = 30.0
     ejection_max_s: float = 300.0
-    doubt_s: float = 120.0
+    substitutes_s: float = 120.0
 
 
 class BegunCall(msgspec.Struct):
@@ -71,7 +71,7 @@ class BegunCall(msgspec.Struct):
     began_s: float
     nbytes: int
     kind: CallKind = CallKind.QUESTION
-    heard_s: float | None = None
+    first_byte_at_s: float | None = None
 
 
 class TargetReport(msgspec.Struct, frozen=True):
@@ -130,13 +130,6 @@ class PoolHealth:
                 self._know(name)
             self._stay_below_cap()
 
-    def available(self, target: str) -> bool:
-        """Return whether a target may be asked now; a target never asked before may."""
-        with self._lock:
-            self._review()
-            known = self._know(target)
-            return not self._ejected(known) and known.breaker.allows()
-
     def trusted(self, target: str) -> bool:
         """Return whether users' requests may go to a target: not while it is being probed."""
         with self._lock:
@@ -148,16 +141,16 @@ class PoolHealth:
         with self._lock:
             known = self._know(target)
             if not self._is_well(known):
-                known.unwell_s = self._clock.now()
-            return self._clock.now() < known.unwell_s + self._options.doubt_s
+                known.last_unhealthy_s = self._clock.now()
+            return self._clock.now() < known.last_unhealthy_s + self._options.substitutes_s
 
-    def untried(self) -> list[str]:
+    def due_for_probe(self) -> list[str]:
         """Return the targets whose pause is over and that must be probed before users' requests."""
         with self._lock:
             return [
                 name
                 for name, target in self._targets.items()
-                if self._needs_trial(target) and not self._ejected(target)
+                if self._needs_probe(target) and not self._ejected(target)
             ]
 
     def idle(self, for_s: float) -> list[str]:
@@ -198,9 +191,9 @@ class PoolHealth:
         0 bytes: the request was not sent until now, because too many of this host's were in flight.
         """
         with self._lock:
-            if call.heard_s is None and nbytes:
-                call.heard_s = self._clock.now()
-            elif call.heard_s is None:
+            if call.first_byte_at_s is None and nbytes:
+                call.first_byte_at_s = self._clock.now()
+            elif call.first_byte_at_s is None:
                 call.began_s = self._clock.now()
             if known := self._targets.get(call.target):
                 known.breaker.on_progress(call.ticket, nbytes)
@@ -216,7 +209,7 @@ class PoolHealth:
             known.breaker.end(call.ticket, ending)
             now_s = known.ended_s = self._clock.now()
             if call.generation == known.generation:
-                began_s = now_s if call.heard_s is None else call.heard_s
+                began_s = now_s if call.first_byte_at_s is None else call.first_byte_at_s
                 known.learn(call.kind, ending, began_s - call.began_s, now_s - call.began_s)
             if before is BreakerPhase.HALF_OPEN and known.breaker.phase() is BreakerPhase.CLOSED:
                 # The outage is over: forget it, unless another happened shortly before.
@@ -273,12 +266,12 @@ class PoolHealth:
         return [target for name, target in self._targets.items() if name in self._listed]
 
     def _is_well(self, target: TargetStatistics) -> bool:
-        out = self._ejected(target) or target.on_trial
+        out = self._ejected(target) or target.on_probation
         return not out and target.breaker.phase() is BreakerPhase.CLOSED
 
-    def _needs_trial(self, target: TargetStatistics) -> bool:
+    def _needs_probe(self, target: TargetStatistics) -> bool:
         phase = target.breaker.phase()
-        unverified = target.on_trial and target.fresh < self._options.samples
+        unverified = target.on_probation and target.fresh < self._options.samples
         return phase is BreakerPhase.HALF_OPEN or (unverified and phase is BreakerPhase.CLOSED)
 
     def _ejected(self, target: TargetStatistics) -> bool:
@@ -299,7 +292,9 @@ class PoolHealth:
         tried = [
             target
             for target in self._targets.values()
-            if target.on_trial and target.fresh >= self._options.samples and self._is_judged(target)
+            if target.on_probation
+            and target.fresh >= self._options.samples
+            and self._is_judged(target)
         ]
         for target in self._outliers():
             if room <= 0 and not self._gives_way(target):
@@ -307,7 +302,7 @@ class PoolHealth:
             self._eject(target, now_s)
             room = max(0, room - 1)
         for target in tried:
-            target.on_trial = self._ejected(target)
+            target.on_probation = self._ejected(target)
 
     def _is_judged(self, target: TargetStatistics) -> bool:
         """Return whether the review covers a target: not while its breaker is open."""
@@ -317,7 +312,7 @@ class PoolHealth:
         """End the mildest ejection if this target is far worse; return whether one was ended."""
         ejected = [target for target in self._targets.values() if self._ejected(target)]
         mildest = min(ejected, key=lambda target: target.ejected_for_s, default=None)
-        if mildest is None or worse.slowest_s() < FAR_WORSE * mildest.ejected_for_s:
+        if mildest is None or worse.slowest_s() < MUCH_WORSE_FACTOR * mildest.ejected_for_s:
             return False
         mildest.ejected_until_s = self._clock.now()
         return True
@@ -354,7 +349,7 @@ class PoolHealth:
         again_s = min(2 * target.ejection_s, longest_s)
         target.ejection_s = again_s if relapsed else self._options.ejection_s
         target.ejected_until_s = now_s + target.ejection_s
-        target.on_trial = True
+        target.on_probation = True
         target.ejections += 1
         target.ejected_for_s = math.inf if self._failing(target) else target.slowest_s()
         target.forget()
@@ -364,4 +359,4 @@ class PoolHealth:
         ejected = [target for target in self._members() if self._ejected(target)]
         ejected.sort(key=lambda target: target.ejected_until_s)
         for target in ejected[: max(0, len(ejected) - ejected_max(len(self._listed)))]:
-            target.ejected_until_s, target.on_trial = self._clock.now(), False
+            target.ejected_until_s, target.on_probation = self._clock.now(), False

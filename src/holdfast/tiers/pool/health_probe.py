@@ -11,7 +11,7 @@ from holdfast.tiers.pool.connections import TargetConnections
 from holdfast.tiers.pool.health import PoolHealth
 from holdfast.tiers.pool.lookup import SegmentLookup
 
-TRIAL_S = 0.25
+PROBE_INTERVAL_S = 0.25
 """How often to look for members to try."""
 
 IDLE_S = 1.0
@@ -30,29 +30,31 @@ class HealthProbes(Poller):
         self,
         lookup: SegmentLookup,
         health: PoolHealth,
-        reach: TargetConnections,
+        connections: TargetConnections,
         ask_s: float,
         keep: Callable[[], None],
     ) -> None:
-        super().__init__("trials of pool members", self.hold, TRIAL_S, TRIAL_S)
+        super().__init__("probes of pool members", self.probe, PROBE_INTERVAL_S, PROBE_INTERVAL_S)
         self._lookup = lookup
         self._health = health
-        self._reach = reach
+        self._connections = connections
         self._ask_s = ask_s
         self._keep = keep
 
-    def hold(self) -> None:
+    def probe(self) -> None:
         """Probe every member that is due until it is up or fails again; then probe idle ones."""
         self._keep()
-        untried = set(self._health.untried())
-        for member in self._lookup.members() if untried else ():
-            while member.id in untried and not self.closing.is_set():
-                call = self._reach.begin(member, 0)
-                if self._reach.tell(call, lambda target: target.stats(self._ask_s)) is None:
+        due = set(self._health.due_for_probe())
+        for member in self._lookup.members() if due else ():
+            while member.id in due and not self.closing.is_set():
+                call = self._connections.begin(member, 0)
+                if self._connections.run(call, lambda target: target.stats(self._ask_s)) is None:
                     break
-                untried = set(self._health.untried())
+                due = set(self._health.due_for_probe())
         idle = set(self._health.idle(IDLE_S))
         for member in self._lookup.members() if idle else ():
             if member.id in idle and not self.closing.is_set():
-                call = self._reach.begin(member, 0)
-                self._reach.tell(call, lambda target: target.exist(NO_NAMESPACE, [], self._ask_s))
+                call = self._connections.begin(member, 0)
+                self._connections.run(
+                    call, lambda target: target.exist(NO_NAMESPACE, [], self._ask_s)
+                )

@@ -80,13 +80,13 @@ class TargetStatistics:
         self.closed_s = now_s
         self.ended_s = -math.inf
         """When a call to it last ended."""
-        self.unwell_s = -math.inf
+        self.last_unhealthy_s = -math.inf
         self.in_flight_bytes = 0
         self.ejected_until_s = 0.0
         self.ejection_s = 0.0
         self.ejected_for_s = 0.0
         self.ejections = 0
-        self.on_trial = False
+        self.on_probation = False
         """Back from an ejection, and not known yet to be any better."""
         self.recovered_s = -math.inf
         """When its breaker last closed again."""

@@ -103,24 +103,24 @@ class PoolTier(AnsweringTier):
         self.membership = Membership(clock, self.options.membership)
         chance = random.Random()  # noqa: S311  # draws who to ask, keeps no secret
         self.health = PoolHealth(clock, self.options.health, chance)
-        self.reach = TargetConnections(connect, self.health)
+        self.connections = TargetConnections(connect, self.health)
         self.lookup = SegmentLookup(self.membership, self.health.trusted, self.health.unsure)
         self.misplaced_blocks = MisplacedBlocks(clock)
         self._unverified_records = UnverifiedRecords()
         self._lost_blocks = LostBlocks(self.lookup.placement())
-        self._trials = HealthProbes(
-            self.lookup, self.health, self.reach, self.options.ask_s, self._keep
+        self._probes = HealthProbes(
+            self.lookup, self.health, self.connections, self.options.ask_s, self._keep
         )
         self.hot = HotSegments(clock)
         self._source = source
         self._connect = connect
         self._threads = workers(self.options.threads, f"holdfast-{name}")
-        self.races = HedgedReads(self.health, f"holdfast-{name}-race")
+        self.hedged_reads = HedgedReads(self.health, f"holdfast-{name}-hedged-read")
         self._counts = TransferCounts()
         self._closed = False
         self._listed = threading.Event()
         source.watch(self._on_members)
-        self._trials.start()
+        self._probes.start()
 
     def wait_listed(self, within_s: float) -> bool:
         """Wait for the first member list, or for an error of its source, up to a time.
@@ -221,7 +221,7 @@ class PoolTier(AnsweringTier):
                 "condition": str(check.condition),
                 "why": check.why,
                 "answer_s": check.seconds,
-                "trouble": self.reach.trouble(member.id),
+                "trouble": self.connections.trouble(member.id),
             }
             for member, check in zip(view.members, checks, strict=True)
         ]
@@ -230,23 +230,23 @@ class PoolTier(AnsweringTier):
             "epoch": view.epoch,
             "digest": f"{view.digest:016x}",
             "trouble": self._source.trouble(),
-            "hedges": self.races.hedging.hedges,
+            "hedges": self.hedged_reads.hedging.hedges,
             "moved": self.misplaced_blocks.moved,
             "members": members,
         }
 
     def usage(self) -> TierUsage:
         """Return the bytes transferred; the members report their own usage."""
-        return msgspec.structs.replace(self._counts.usage(), failures=self.reach.failures)
+        return msgspec.structs.replace(self._counts.usage(), failures=self.connections.failures)
 
     def close(self) -> None:
         """Stop watching, end the calls, close the connections."""
         self._closed = True
         self._source.close()
-        self._trials.close()
+        self._probes.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
-        self.races.close()
-        self.reach.close()
+        self.hedged_reads.close()
+        self.connections.close()
 
     def _on_members(self, members: Sequence[Member]) -> None:
         self.membership.observe(members)
@@ -261,7 +261,7 @@ class PoolTier(AnsweringTier):
         listed = [member.id for member in self.membership.views().current.view.members]
         known = [member.id for member in self.lookup.members()]
         self.health.keep(known, listed)
-        self.reach.keep(known)
+        self.connections.keep(known)
 
     def _each(self, parts: Sequence[SegmentBatch], act: Callable[[SegmentBatch], None]) -> None:
         """Call a function for every part, concurrently; calls keep their own deadlines."""
@@ -309,7 +309,7 @@ class PoolTier(AnsweringTier):
                     outcomes[index] = _late_if_unsent(outcome)
                 if outcome is Outcome.OK and self._unverified_records:
                     header, _ = read_header(batch[index].record)
-                    self._unverified_records.settle(namespace_of(header), header.key)
+                    self._unverified_records.unmark(namespace_of(header), header.key)
                 if outcome is Outcome.OK:
                     self._counts.add(written_bytes=len(batch[index].record))
 
@@ -317,10 +317,10 @@ class PoolTier(AnsweringTier):
         self, member: Member, part: SegmentBatch, records: Sequence[memoryview]
     ) -> Sequence[Outcome]:
         """Send records to one member; return the outcome of each that it answered for."""
-        call = self.reach.begin(member, sum(map(len, records)), CallKind.WRITE)
-        on_progress = self.reach.on_progress(call)
+        call = self.connections.begin(member, sum(map(len, records)), CallKind.WRITE)
+        on_progress = self.connections.on_progress(call)
         return (
-            self.reach.tell(call, lambda target: target.put(records, part.left_s, on_progress))
+            self.connections.run(call, lambda target: target.put(records, part.left_s, on_progress))
             or ()
         )
 
@@ -348,7 +348,7 @@ class PoolTier(AnsweringTier):
         nbytes = sum(len(batch[index].into) for index in left)
         missed = False
         if copies > 1 and len(members) > 1 and nbytes <= RACED_BYTES:
-            left, asked = self.races.run(members, part, batch, outcomes, self._receive)
+            left, asked = self.hedged_reads.run(members, part, batch, outcomes, self._receive)
             missed = len(asked) > 1 or bool(asked and left)
             if missed:
                 self._note_misplaced(batch, part.indices[: len(part.indices) - len(left)])
@@ -381,9 +381,9 @@ class PoolTier(AnsweringTier):
         if namespace is None or not part.left_s:
             return left
         keys, into = [get.key for get in wanted], [get.into for get in wanted]
-        call = self.reach.begin(member, sum(map(len, into)), CallKind.READ)
-        on_progress = self.reach.on_progress(call)
-        got = self.reach.tell(
+        call = self.connections.begin(member, sum(map(len, into)), CallKind.READ)
+        on_progress = self.connections.on_progress(call)
+        got = self.connections.run(
             call, lambda target: target.get(namespace, keys, into, part.left_s, on_progress)
         )
         if got is None or got.outcome in (Outcome.GONE, Outcome.LATE, Outcome.UNSENT):
@@ -430,8 +430,8 @@ class PoolTier(AnsweringTier):
         keys: Sequence[bytes],
     ) -> HeldCount:
         """Ask a member, if there is time, which blocks it has; all 0 without an answer."""
-        call = self.reach.begin(member, 0) if part.left_s else None
-        held = self.reach.tell(call, lambda target: target.exist(namespace, keys, part.left_s))
+        call = self.connections.begin(member, 0) if part.left_s else None
+        held = self.connections.run(call, lambda target: target.exist(namespace, keys, part.left_s))
         if held is not None:
             return held
         return HeldCount(bytes(len(keys)), Outcome.GONE if part.left_s else Outcome.LATE)
@@ -446,8 +446,10 @@ class PoolTier(AnsweringTier):
             keys = [batch[index].key for index in part.indices]
             route = self.lookup.route(part.segment, HOT_COPIES)
             for member in route.read:
-                call = self.reach.begin(member, 0) if part.left_s else None
-                self.reach.tell(call, lambda target: tell(target, namespace, keys, part.left_s))
+                call = self.connections.begin(member, 0) if part.left_s else None
+                self.connections.run(
+                    call, lambda target: tell(target, namespace, keys, part.left_s)
+                )
 
         self._each(parts_of_gets(batch, seconds), visit)
 

@@ -153,7 +153,7 @@ class ValkeyTier(AnsweringTier):
             if outcome is Outcome.OK:
                 self._counts.add(written_bytes=len(put.record))
             if outcome is Outcome.OK and name in replaced:
-                self._unverified.settle(*replaced[name])
+                self._unverified.unmark(*replaced[name])
                 self._wrong_length.discard(name)
         return outcomes
 

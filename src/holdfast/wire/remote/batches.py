@@ -12,11 +12,11 @@ SPLIT_BYTES = 8 * MIB
 """Minimum size of a batch that goes over several connections at once."""
 
 R = TypeVar("R")
-Lane: TypeAlias = list[slice]
+BatchPart: TypeAlias = list[slice]
 """One connection's part of a batch: its messages in order, as slices of the batch."""
 
 
-def parts_of_batch(sizes: Sequence[int], ways: int, message_bytes: int) -> list[Lane]:
+def parts_of_batch(sizes: Sequence[int], ways: int, message_bytes: int) -> list[BatchPart]:
     """Divide records of these sizes into up to `ways` parts of about equal bytes.
 
     A message has at most `message_bytes`, or one record.
@@ -24,7 +24,7 @@ def parts_of_batch(sizes: Sequence[int], ways: int, message_bytes: int) -> list[
     total = max(sum(sizes), 1)
     if total < min(SPLIT_BYTES, message_bytes):
         return [[slice(0, len(sizes))]] if sizes else []
-    batch_parts: list[Lane] = [[] for _ in range(ways if total >= SPLIT_BYTES else 1)]
+    batch_parts: list[BatchPart] = [[] for _ in range(ways if total >= SPLIT_BYTES else 1)]
     start = batch_part = seen = message = 0
     for end, size in enumerate(sizes):
         own = min(seen * len(batch_parts) // total, len(batch_parts) - 1)
@@ -37,7 +37,9 @@ def parts_of_batch(sizes: Sequence[int], ways: int, message_bytes: int) -> list[
 
 
 def parallel(
-    work: Callable[[Lane], R], batch_parts: Sequence[Lane], beside: ThreadPoolExecutor | None
+    work: Callable[[BatchPart], R],
+    batch_parts: Sequence[BatchPart],
+    beside: ThreadPoolExecutor | None,
 ) -> list[R]:
     """Work on all parts at once, on the first in this thread; return when all have ended."""
     if beside is None:

@@ -26,7 +26,7 @@ from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.frame import plain
 from holdfast.wire.local.messages import Refused, ReportRequest, Status
 from holdfast.wire.remote import messages as m
-from holdfast.wire.remote.batches import Lane, parallel, parts_of_batch
+from holdfast.wire.remote.batches import BatchPart, parallel, parts_of_batch
 from holdfast.wire.remote.buffer_pool import BufferFallback, TransferBuffers
 from holdfast.wire.remote.connection import TargetAnswer, TargetConnection, connect
 from holdfast.wire.remote.credentials import Credentials
@@ -364,7 +364,7 @@ class TargetClient:
         self.over = over
         return connection
 
-    def _workers(self, batch_parts: Sequence[Lane]) -> ThreadPoolExecutor | None:
+    def _workers(self, batch_parts: Sequence[BatchPart]) -> ThreadPoolExecutor | None:
         """Return threads for all parts but the caller's, started on first use; None: no threads."""
         if len(batch_parts) < 2:  # noqa: PLR2004  # the caller works on the first
             return None
