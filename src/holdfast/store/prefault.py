@@ -1,14 +1,13 @@
-"""Fault the arenas' memory in ahead of use, and give back what clients touched without a slot.
+"""Fault in the arenas' memory before it is used, and return memory that no slot covers.
 
 Both run in one background thread. The kernel clears memory that is touched for the first time:
 64 MiB keep a core busy for tens of milliseconds, and an engine that computes on every core waits
-for it. So the thread fills the supply of ready memory only `_REST_S` after the last save or fetch:
-a shorter pause is one of an engine that computes its answers. Until then it faults memory in only
-if hardly any is ready.
+for it. In a shorter pause than `_REST_S` between saves and fetches, an engine computes an answer.
+So the thread faults in `AHEAD_CHUNKS` only after `_REST_S`, and before that only `SCARCE_CHUNKS`.
 
 A client maps its domain's whole arena and can touch pages that no slot covers. The thread looks
-for such pages every `_LOOK_AGAIN_S` and gives them back, so that a node's memory exceeds its
-capacity for about that long at most.
+for such pages every `_LOOK_AGAIN_S` and returns them to the kernel, so that a node's memory exceeds
+its capacity for about that long at most.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ _REST_S = 1.0
 """Time without a save or fetch after which engines are taken to be idle."""
 
 SCARCE_CHUNKS = 4
-"""Free chunks with memory that there are to be whatever goes on: an engine on GPUs saves so much
-between two looks at most."""
+"""Minimum of free chunks with memory, also while engines are active: an engine on GPUs saves at
+most this much between two looks."""
 
 _WARN_AGAIN_S = 60.0
-"""Least time between two log lines about memory that was reclaimed."""
+"""Minimum time between two log lines about reclaimed memory."""
 
 _log = logging.getLogger("holdfast.store")
 
@@ -39,7 +38,8 @@ _log = logging.getLogger("holdfast.store")
 class ArenaPrefault:
     """A thread that faults in, and reclaims, the memory of every arena of a store.
 
-    `reclaimed_bytes`: what was given back since start, after clients had touched it.
+    `reclaimed_bytes`: bytes that clients had touched without a slot and that were returned, since
+    start.
     """
 
     def __init__(self, table: BlockTable) -> None:
@@ -74,23 +74,23 @@ class ArenaPrefault:
             try:
                 nbytes = sum(host.reclaim() for host in self._table.all_hosts())
             except OSError:
-                _log.exception("memory behind free slots could not be given back; tried again")
+                _log.exception("memory of free slots could not be returned; tried again")
                 nbytes = 0
             self.reclaimed_bytes += nbytes
             if nbytes and time.monotonic() >= self._warn_at:
                 self._warn_at = time.monotonic() + _WARN_AGAIN_S
                 _log.warning(
-                    "clients touched memory of the arena that no slot covers; given back bytes=%d "
+                    "clients touched memory of the arena that no slot covers; returned bytes=%d "
                     "since_start=%d",
                     nbytes,
                     self.reclaimed_bytes,
                 )
             try:
-                brought = [host.prefault(most) for host in self._table.all_hosts()]
+                faulted_in = [host.prefault(most) for host in self._table.all_hosts()]
             except OSError:
-                _log.exception("memory cannot be brought in; it comes page by page")
-                brought = []
-            pause_s = 0.0 if any(brought) else _LOOK_AGAIN_S
+                _log.exception("memory cannot be faulted in ahead of its use")
+                faulted_in = []
+            pause_s = 0.0 if any(faulted_in) else _LOOK_AGAIN_S
 
     def _look(self) -> tuple[int, bool]:
         """Return a number that every save and read changes, and whether a save is in progress."""
