@@ -153,6 +153,11 @@ class PoolUnderTest:
         self.wait_agreed()
         return name
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every listed target runs."""
+        return self.targets.keys() == self._addresses.keys()
+
     def wait_agreed(self) -> None:
         """Return once every host's members are the listed targets, each in use with its full share.
 

@@ -199,6 +199,8 @@ class _PoolDemo:
         """Request contexts from B; the first is number `start` of those that A computed."""
         asked, causes = [], []
         for number, each in enumerate(prompts, start):
+            if self._pool.is_whole:
+                self._pool.wait_agreed()
             watch = MissWatch(self._pool.hosts["host-b"], self._b.process.log)
             asked.append(ask(self._b, each.first, ANSWER_TOKENS))
             owner = self._owners[number]
