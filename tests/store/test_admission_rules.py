@@ -43,7 +43,7 @@ def test_a_use_is_at_hand_where_a_faster_tier_had_it():
     with store_with(rule) as store:
         contexts, chain = Contexts(store, 16 << 10), chain_of("a", 1)
         contexts.save(chain)
-        contexts.settle()
+        contexts.wait_written()
         contexts.read(chain)
         contexts.leave_host(chain)
         contexts.read(chain)
@@ -69,7 +69,7 @@ def test_what_a_tier_gives_up_and_what_the_rule_knows_is_passed_on():
         chains = [chain_of(f"c{n}", 16) for n in range(12)]
         for chain in chains:
             contexts.save(chain)
-            contexts.settle()
+            contexts.wait_written()
         saved = [key for chain in chains for key in chain]
         assert [name[-16:] for name in rule.given_up] == saved[: len(rule.given_up)]
         assert len(rule.given_up) >= 12 * 16 - 128

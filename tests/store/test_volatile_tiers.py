@@ -48,7 +48,7 @@ class Ladder:
     def save(self, *chains):
         for chain in chains:
             self.contexts.save(chain)
-            self.contexts.settle()
+            self.contexts.wait_written()
 
     def off(self, chain, *tiers):
         """Take a chain off tiers: 0 is the host, 1 CXL, 2 the disk."""
@@ -93,7 +93,7 @@ def test_nothing_leaves_memory_while_it_waits_for_the_disk(ladder):
         one.contexts.save(chain_of("more", 8))
     saved = [key for chain in chains for key in chain if one.on([key], 0) or one.on([key], 1)]
     one.disk.held = False
-    one.contexts.settle()
+    one.contexts.wait_written()
     assert one.on(saved, 2) == len(saved) > 40
 
 
@@ -102,7 +102,7 @@ def test_what_comes_up_from_the_disk_is_copied_to_cxl_again(ladder):
     one.save(chain)
     one.off(chain, 0, 1)
     assert one.contexts.read(chain) == 8
-    one.contexts.settle()
+    one.contexts.wait_written()
     assert [one.on(chain, tier) for tier in range(3)] == [8, 8, 8]
     one.off(chain, 0, 2)
     assert one.contexts.read(chain) == 8
@@ -115,7 +115,7 @@ def test_what_the_disk_declined_is_offered_again_when_it_comes_up_from_cxl(ladde
     assert [one.on(chain, tier) for tier in range(3)] == [8, 8, 0]
     one.off(chain, 0)
     assert one.contexts.read(chain) == 8
-    one.contexts.settle()
+    one.contexts.wait_written()
     assert one.on(chain, 2) == 8
 
 
@@ -165,7 +165,7 @@ def test_a_domain_with_a_key_is_sealed_on_cxl_and_erased_there(configured):
     with open_store(configured()) as store:
         contexts, chain = Contexts(store, BLOCK, "team"), chain_of("a", 8)
         contexts.save(chain)
-        contexts.settle()
+        contexts.wait_written()
         cxl = store.table.lower[0]
         held = bytes(cxl._memory[: 8 * contexts.namespace.record_bytes])
         assert payload_of(chain[0], BLOCK)[:64] not in held
@@ -183,7 +183,7 @@ def test_a_quota_holds_on_cxl_and_status_shows_it(configured):
         contexts = Contexts(store, BLOCK, "team")
         for number in range(12):
             contexts.save(chain_of(f"c{number}", 8))
-            contexts.settle()
+            contexts.wait_written()
         (team,) = [d for d in store.status()["domains"] if d["domain"] == "team"]
         assert 0 < team["used_bytes"]["cxl"] <= MIB == team["quota_bytes"]["cxl"]
         assert team["used_bytes"]["disk1"] == 96 * contexts.namespace.record_bytes
@@ -198,7 +198,7 @@ def test_verify_reads_cxl_and_drops_what_fails(configured):
     with open_store(configured()) as store:
         contexts, chain = Contexts(store, BLOCK), chain_of("a", 8)
         contexts.save(chain)
-        contexts.settle()
+        contexts.wait_written()
         assert store.verify()["checked"] == 3 * 8
         table = store.table
         place = table.index.places[1][table.index.find(contexts.namespace, chain[2])]
@@ -211,12 +211,12 @@ def test_after_a_restart_cxl_is_empty_and_the_disk_is_warm(configured):
     with open_store(configured()) as store:
         contexts, chain = Contexts(store, BLOCK), chain_of("a", 8)
         contexts.save(chain)
-        contexts.settle()
+        contexts.wait_written()
     with open_store(configured()) as store:
         contexts = Contexts(store, BLOCK)
         contexts.await_recovery()
         assert store.table.lower[0].usage().records == 0
         assert contexts.read(chain) == 8
-        contexts.settle()
+        contexts.wait_written()
         assert store.table.lower[0].usage().records == 8
         assert np.count_nonzero(store.table.lower[0]._memory[: 8 * BLOCK])
