@@ -47,7 +47,7 @@ class FetchResult(NamedTuple):
 def fetch(
     store: StoreParts, namespace: Namespace, keys: Sequence[bytes], deadline_s: float
 ) -> FetchResult:
-    """Bring the leading run of `keys` that the deadline allows into the arena, verified and leased.
+    """Promote the leading run of `keys` that the deadline allows; verify it and lease it.
 
     Returns within about `deadline_s`. Blocks still being read at the deadline are not returned;
     their reads complete and serve the next fetch. Reads that have not started are cancelled, unless
@@ -122,7 +122,9 @@ def _fetch(
             each.waiting += 1
         promotions = ladder.reserve(namespace, rows)
     read_batches = ladder.start_reads(namespace, promotions, priority)
-    if verifies:  # what is in the arena already; what is read now is verified by its reader
+    if (
+        verifies
+    ):  # blocks already in the arena; blocks read now are verified by the thread that reads them
         started = store.clock.now()
         in_memory = [row for row, tier in zip(rows, coverage.tiers, strict=False) if tier == HOST]
         checked = {row: verify_in_memory(table, row) for row in in_memory}

@@ -1,6 +1,6 @@
 """Hints: what an engine, a router or an agent knows about future use, and the store cannot know.
 
-On public traces perfect hints are worth 5 to 33 points of hit rate in a tight cache. A hint may be
+On public traces perfect hints add 5 to 33 points to the hit rate of a tight cache. A hint may be
 late, wrong, or about blocks that are not held; then it changes nothing.
 """
 
@@ -112,7 +112,7 @@ def pin(
         taken -= sum(pin.nbytes for pin in pending_hints.pins_within(namespace, keys).values())
         keys = keys[: max(0, int(PIN_SHARE * open_bytes) - taken) // size]
         claimed_bytes = len(keys) * size
-        pending_hints.claim(claimed_bytes)  # or two would be given it at once
+        pending_hints.claim(claimed_bytes)  # so that two pins cannot get these bytes
     try:
         leased = fetch_unverified(store, namespace, keys, left_s, Priority.PREFETCH)
         try:

@@ -105,7 +105,9 @@ FAULTS = (
     ChaosFault("all mute", lambda p, _: p.mood([*p.targets], "mute"), _mend),
     ChaosFault("split", _split, _mend, silent=True),
     ChaosFault("expired token", _expire, lambda p, _: p.renew_token(), silent=True),
-    ChaosFault("strangers", lambda p, n: p.send_invalid(n), lambda p, _: p.close_unauthenticated()),
+    ChaosFault(
+        "unauthenticated", lambda p, n: p.send_invalid(n), lambda p, _: p.close_unauthenticated()
+    ),
     ChaosFault("drain", lambda p, n: p.list_all(draining=n), lambda p, _: p.list_all()),
     ChaosFault("leave and join", lambda p, n: p.list_all(without=n), lambda p, _: p.list_all()),
     ChaosFault("flap", _flap, lambda p, _: p.list_all()),

@@ -346,7 +346,7 @@ class TargetClient:
         """End a claim, and keep the connection if it is usable."""
         with self._lock:
             self._free += 1
-            self._freed.notify_all()  # waiters differ in how many spare connections they leave
+            self._freed.notify_all()  # waiters leave different numbers unclaimed
             if connection is not None and len(self._idle) < CONNECTIONS and not self._closed:
                 self._idle.append(connection)
                 return

@@ -3,10 +3,10 @@
     hft1.CLAIMS.SECRET     CLAIMS: base64url of JSON {"peer", "may", "expires"}
                            SECRET: base64url of HMAC-SHA256(key, "holdfast-token-1" + CLAIMS)
 
-The targets share `key`; whoever gets a token needs no more than the line. The secret never
-travels: a peer shows its claims and proves the secret over two fresh nonces, one from each side, so
-that listening to one connection opens no other. The target proves it in return. What is said after
-that is protected by TLS only.
+The targets share `key`; a node needs only its token's line. The secret is never sent: a peer shows
+its claims and proves the secret over two fresh nonces, one from each side, so that a recording of
+one connection cannot be used to open another. The target proves the secret in return. Later
+messages are protected by TLS only.
 """
 
 from __future__ import annotations
