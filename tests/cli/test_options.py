@@ -4,7 +4,9 @@ import argparse
 
 import pytest
 
+from holdfast.cli import options
 from holdfast.cli.options import count, many
+from holdfast.config import default_address
 
 
 @pytest.mark.parametrize(
@@ -34,3 +36,23 @@ def test_a_count_may_be_in_thousands_and_millions(text, number):
 def test_what_is_no_count_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="write 32000 or 32k"):
         count(text)
+
+
+def test_the_node_is_the_users_own_or_else_the_machines(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    machine = tmp_path / "machine.sock"
+    monkeypatch.setattr(options, "machine_address", lambda: f"unix://{machine}")
+    parser = argparse.ArgumentParser()
+    options.add_node_arguments(parser)
+
+    def found(*arguments):
+        return options.node_address(parser.parse_args(arguments))
+
+    assert found() == default_address()  # there is neither
+    machine.touch()
+    assert found() == f"unix://{machine}"
+    assert found("--set", "listen=unix:///run/mine.sock") == "unix:///run/mine.sock"
+    assert found("--node", "unix:///run/mine.sock") == "unix:///run/mine.sock"
+    (tmp_path / "holdfast").mkdir()
+    (tmp_path / "holdfast" / "node.sock").touch()
+    assert found() == default_address()

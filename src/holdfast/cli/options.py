@@ -11,9 +11,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.config import Config, load
+from holdfast.config import Config, default_address, load, machine_address
 from holdfast.errors import ConfigError, ProtocolError
 from holdfast.report import check_target
+from holdfast.wire.address import socket_path
 from holdfast.wire.local.messages import PROTOCOL, Hello, ReportRequest, Request
 
 if TYPE_CHECKING:
@@ -56,12 +57,21 @@ def load_config(
 
 def add_node_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare `--node ADDRESS`, and the configuration that names the node without it."""
-    parser.add_argument("--node", metavar="ADDRESS", help="unix:///path of the node")
+    parser.add_argument(
+        "--node",
+        metavar="ADDRESS",
+        help="unix:///path of the node (default: the configuration's; without one your own node, "
+        f"or else {machine_address()})",
+    )
     add_config_arguments(parser)
 
 
 def node_address(args: argparse.Namespace) -> str:
-    """Return the address of the node from `--node` or the configuration. Raises ConfigError."""
+    """Return the address of the node from `--node` or the configuration.
+
+    Without these it is the user's own node, or the machine's if the user has none. Raises
+    ConfigError.
+    """
     if args.node:
         return str(args.node)
     config = load_config(args)
@@ -70,6 +80,10 @@ def node_address(args: argparse.Namespace) -> str:
             f"listen: the node is at {', '.join(config.addresses)} for other nodes only; add a "
             "unix:///path to its listen, or run `holdfast inspect pool` on a node that uses it"
         )
+    if not args.config and config.node_address == default_address():
+        own, machine = (Path(socket_path(of())) for of in (default_address, machine_address))
+        if machine.exists() and not own.exists():
+            return machine_address()
     return config.node_address
 
 

@@ -9,6 +9,7 @@ from holdfast.config.defaults import (
     arm_failpoint,
     default_address,
     embedded_config,
+    machine_address,
     notify_address,
 )
 from holdfast.config.installed import kind_and_options
@@ -61,6 +62,7 @@ __all__ = [
     "embedded_config",
     "kind_and_options",
     "load",
+    "machine_address",
     "notify_address",
     "parse",
 ]

@@ -61,6 +61,11 @@ def default_address(environment: Mapping[str, str] | None = None) -> str:
     return f"{UNIX}{folder}/node.sock"
 
 
+def machine_address() -> str:
+    """Return the address of the node that the shipped systemd unit starts."""
+    return f"{UNIX}/run/holdfast/node.sock"
+
+
 def notify_address() -> str:
     """Return the address of systemd's readiness socket; empty without systemd."""
     return os.environ.get("NOTIFY_SOCKET", "")
