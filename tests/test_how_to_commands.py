@@ -189,6 +189,38 @@ def test_a_public_domain_is_configured_and_erased(shell):
     shell.run(f"{erase.partition('#')[0]} --yes")
 
 
+def test_hints_are_sent_and_counted(shell):
+    page = shell.page("hints")
+    (shell.folder / "node.yaml").write_text(
+        f"listen: unix://{shell.folder}/holdfast/node.sock\n"
+        "tiers: [{kind: host, capacity: 64 MiB}]\n"
+    )
+    shell.serve("holdfast serve --config node.yaml")
+    (shell.folder / "hints.py").write_text(
+        "import holdfast\n"
+        "from holdfast.testing.embedded import FINGERPRINT as fingerprint, blocks_for, tokens_for\n"
+        "tokens, blocks = tokens_for(1), blocks_for(1)\n"
+        f"store = holdfast.open('unix://{shell.folder}/holdfast/node.sock')\n"
+        f"{page.blocks('python')[0]}"
+        "store.close()\n"
+    )
+    shell.run("python hints.py")
+    [inspect] = page.commands("holdfast inspect")
+    [shown] = page.blocks("text")
+    [line] = [each for each in shell.run(inspect).splitlines() if each.startswith("  hints ")]
+    number = re.compile(r"\d+(\.\d+)?( ([KMG]i)?B)?")
+    assert number.sub("n", line.strip()) == number.sub("n", shown.strip())
+    assert not line.endswith(" 0 B pinned")
+
+
+def test_a_campaign_reports_as_the_page_shows(shell):
+    page = shell.page("campaigns")
+    [flips] = page.commands("holdfast soak flips --faults 500")
+    rows = [line.split() for line in page.blocks("text")[0].splitlines() if "soak." in line]
+    found = [line.split() for line in shell.run(flips).splitlines() if "soak." in line]
+    assert found == rows
+
+
 def test_a_store_is_verified_and_a_node_crashed_at_a_failpoint(shell):
     page = shell.page("campaigns")
     (shell.folder / "node.yaml").write_text(
@@ -234,6 +266,27 @@ def test_blocks_are_kept_in_a_redis_with_the_permissions_that_the_page_names(she
         assert session.save(tokens_for(1), blocks_for(1)) == BLOCKS
     wait_for(lambda: f"valkey  {BLOCKS} blocks" in shell.run("holdfast inspect"))
     assert "active, 100.0 % of keys" in shell.run(inspect)
+
+
+def test_peers_are_installed(install_package):
+    if os.geteuid():
+        pytest.skip("only root can install the peers' packages")
+    table = (HOW_TO / "peers.md").read_text()
+    for package in ("redis-server", "libibverbs1"):
+        assert f"`{package}`" in table
+        if reason := install_package(package):
+            pytest.skip(reason)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "peers"],
+        cwd=HOW_TO.parents[1],
+        env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]},
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "peers: redis-server is there\npeers: libibverbs1 is there\n" in done.stdout
 
 
 def wait_for(condition):
