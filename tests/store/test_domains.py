@@ -44,7 +44,7 @@ def test_what_one_node_erases_all_that_share_the_ring_forget(sealed, tmp_path):
     chain = saved(other)
     assert other.read(chain) == 6
     one.store.erase("default")
-    domains.follow(other.store)
+    other.store.shared_ring.follow()
     assert other.read(chain) == 0
     assert other.store.status()["blocks"] == 0
     assert actions(tmp_path) == ["erase", "erased elsewhere"]
@@ -53,19 +53,19 @@ def test_what_one_node_erases_all_that_share_the_ring_forget(sealed, tmp_path):
 def test_a_ring_that_is_away_for_long_ends_serving_until_it_is_back(sealed, tmp_path):
     one = sealed()
     chain = saved(one)
-    domains.follow(one.store)
+    one.store.shared_ring.follow()
     ring = tmp_path / "ring.json"
     ring.rename(tmp_path / "away")
     one.clock.advance(RING_STALE_S - 1)
-    domains.follow(one.store)
+    one.store.shared_ring.follow()
     assert one.read(chain) == 6
     one.clock.advance(2)
-    domains.follow(one.store)
+    one.store.shared_ring.follow()
     assert one.read(chain) == 0
     assert one.save(one.chain(2, 3)) == 0, "nor is what is new"
     assert one.store.verify()["checked"] == 0
     (tmp_path / "away").rename(ring)
-    domains.follow(one.store)
+    one.store.shared_ring.follow()
     assert one.read(chain) == 6, "nobody took what could not be opened for damaged"
     again = saved(one, 3)
     domains.leave_memory(one.store, one.namespace.domain)
@@ -81,7 +81,7 @@ def test_while_a_ring_is_away_nothing_that_others_can_open_is_condemned(rig, tmp
     chain = saved(one)
     (tmp_path / "ring.json").rename(tmp_path / "away")
     one.clock.advance(RING_STALE_S + 1)
-    domains.follow(one.store)
+    one.store.shared_ring.follow()
     assert one.read(chain) == 0
     one.store.verify()
     assert len(far) == 6
@@ -111,7 +111,7 @@ def test_a_damaged_ring_does_not_end_serving_at_once(sealed, tmp_path):
     one = sealed()
     chain = saved(one)
     (tmp_path / "ring.json").write_text("garbage")
-    domains.follow(one.store)
+    one.store.shared_ring.follow()
     assert one.read(chain) == 6
     with pytest.raises(Exception, match="damaged or not a key ring"):
         one.store.rotate("default")
@@ -209,7 +209,7 @@ def test_what_another_node_retires_leaves_this_index_too(sealed, tmp_path):
     other.leave_memory()
     one.store.rotate("default")
     assert one.store.retire("default")["retired"] == 1, "it holds nothing, so nobody is asked"
-    domains.follow(other.store)
+    other.store.shared_ring.follow()
     assert other.store.cover(other.namespace, chain.keys).blocks == 0
     assert other.store.listing() == []
     assert other.tier.usage().records == 0
@@ -224,12 +224,12 @@ def test_a_retirement_while_the_ring_was_away_is_noticed(sealed, tmp_path):
     image = ring.read_bytes()
     ring.rename(tmp_path / "away")
     other.clock.advance(RING_STALE_S + 1)
-    domains.follow(other.store)
+    other.store.shared_ring.follow()
     assert other.store.cover(other.namespace, chain.keys).blocks == 6, "its keys may come back"
     ring.write_bytes(image)
     one.store.rotate("default")
     one.store.retire("default")
-    domains.follow(other.store)
+    other.store.shared_ring.follow()
     assert other.store.cover(other.namespace, chain.keys).blocks == 0
 
 

@@ -104,7 +104,7 @@ def test_a_node_that_sees_an_erasure_seals_nothing_until_it_has_forgotten(sealed
     write_all(other)
     assert far == {}
     assert other.save(new) == 0
-    domains.follow(other.store)
+    other.store.shared_ring.follow()
     assert other.read(old) == 0
     assert other.save(new) == BLOCKS
     write_all(other)
@@ -150,7 +150,7 @@ def test_two_erasures_at_once_leave_a_domain_that_goes_on(sealed):
         thread.start()
     for thread in threads:
         thread.join()
-    domains.follow(one.store)
+    one.store.shared_ring.follow()
     assert one.save(one.chain(1, BLOCKS)) == BLOCKS
 
 

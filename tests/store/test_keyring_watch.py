@@ -9,7 +9,6 @@ from holdfast.keys import keyring_file
 from holdfast.keys.keyring import KeyRing
 from holdfast.keys.keyring_watch import KeyRingWatch
 from holdfast.limits import RING_STALE_S
-from holdfast.store import domains
 from holdfast.testing.memory import MemoryTier
 
 MIB = 1 << 20
@@ -65,8 +64,8 @@ def in_time(work):
 
 
 def until_back(store):
-    while store.table.sealing.ring.suspended or store.ring_lost:
-        domains.follow(store)
+    while store.table.sealing.ring.suspended or store.shared_ring.lost:
+        store.shared_ring.follow()
 
 
 def test_a_ring_that_hangs_ends_serving_and_leases_all_the_same(rig, path, hanging):

@@ -63,11 +63,8 @@ class StoreParts:
         self.planner = options.planner
         self.audit = options.audit
         self.incarnation = secrets.token_hex(8)
-        self.ring_lost = False
         self.erasing = threading.Lock()
         """Serializes the removal of erased blocks."""
-        self.cold = False
-        """Whether the public domain's blocks must be promoted to memory."""
         self._domain_keys = dict(domains)
         self._budget = HostBudget(host_bytes)
         quotas = None

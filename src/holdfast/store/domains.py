@@ -1,4 +1,4 @@
-"""Domains of a running store: list them; rotate, retire and erase their keys; follow their ring.
+"""Domains of a running store: list them; rotate, retire and erase their keys.
 
 Erasing a domain destroys its data keys and forgets its blocks here. What lies on a disk, on a
 pool's targets or in a bucket stays there and cannot be read. Engines of the domain get misses, and
@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast.errors import RefusedError
 from holdfast.keys.keyring import KeyRing
-from holdfast.limits import RECLAIM_S, RING_STALE_S
+from holdfast.limits import RECLAIM_S
 from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.store.unreadable import (
@@ -93,7 +93,7 @@ def retire(store: StoreParts, name: str, *, allow_loss: bool = False) -> dict[st
         retired = ring.retire(name, newest)
         result = sweep_retired(store, ring, domain)
     found = {"retired": retired, **result.as_data(), "uncounted": uncounted(store.table)}
-    _log_unreadable(f"domain {name!r}: data keys were retired", found)
+    log_unreadable(f"domain {name!r}: data keys were retired", found)
     store.audit.record("retire", domain=name, epochs=retired, blocks=found["blocks"])
     return {"domain": name, **found}
 
@@ -122,7 +122,7 @@ def erase(store: StoreParts, name: str) -> dict[str, Any]:
     elsewhere = held_elsewhere(store, domain)
     with store.erasing:
         dropped = ring.erase(name)
-        result = _forget_erased(store, ring, domain)
+        result = forget_erased(store, ring, domain)
     store.audit.record("erase", domain=name, epochs=dropped.keys, blocks=result.blocks)
     delete_elsewhere(store, elsewhere)
     return {
@@ -135,50 +135,6 @@ def erase(store: StoreParts, name: str) -> dict[str, Any]:
     }
 
 
-def follow(store: StoreParts) -> None:
-    """Apply what other nodes did to a shared ring; suspend its domains if it cannot be read.
-
-    A ring that could not be read for `RING_STALE_S`, or that hung so long, may have lost keys: its
-    domains are not served, and leave memory, until it can be read again.
-    """
-    ring, watch = store.table.sealing.ring, store.table.sealing.watch
-    if ring is None or watch is None or ring.path is None:
-        return
-    watch.glance()
-    stale = store.clock.now() - watch.read_at >= RING_STALE_S
-    if stale and not store.ring_lost:
-        why = watch.why or "it was not read in time, the file system may hang"
-        ring.suspend()
-        _log.error(
-            "keyring %s: %s; its domains are not served until it can be read", ring.path, why
-        )
-        store.ring_lost = True
-        store.audit.record("ring", state="lost", why=why)
-        for name in store.domain_names():
-            domain = store.domain(name)[1]
-            if store.table.sealing.seals(domain):
-                leave_memory(store, domain)
-    elif store.ring_lost and not stale and not ring.suspended:
-        store.audit.record("ring", state="back")
-        store.ring_lost, store.cold = False, True
-    pending = ring.erased() or ring.retired()
-    if pending and store.erasing.acquire(blocking=False):  # else another thread does it now
-        try:
-            for domain in ring.erased():
-                blocks = _forget_erased(store, ring, domain).blocks
-                store.audit.record("erased elsewhere", domain=ring.name(domain), blocks=blocks)
-            for domain in ring.retired():
-                if ring.is_away(domain):
-                    continue
-                found = sweep_retired(store, ring, domain).as_data()
-                if found["blocks"]:
-                    name = ring.name(domain)
-                    _log_unreadable(f"domain {name!r}: another node retired data keys", found)
-                    store.audit.record("retired elsewhere", domain=name, blocks=found["blocks"])
-        finally:
-            store.erasing.release()
-
-
 def forget_domain(store: StoreParts, domain: bytes) -> UnreadableCount:
     """End a domain's leases and reservations, forget its blocks on all tiers; return the count."""
     result = UnreadableCount(store.table)
@@ -188,7 +144,7 @@ def forget_domain(store: StoreParts, domain: bytes) -> UnreadableCount:
     return result
 
 
-def _forget_erased(store: StoreParts, ring: KeyRing, domain: bytes) -> UnreadableCount:
+def forget_erased(store: StoreParts, ring: KeyRing, domain: bytes) -> UnreadableCount:
     """Forget an erased domain's blocks, after which its new key may seal; return the count.
 
     Work that began before, from a block that was not forgotten yet, ends with it.
@@ -200,6 +156,22 @@ def _forget_erased(store: StoreParts, ring: KeyRing, domain: bytes) -> Unreadabl
         ring.forgotten(domain, erasures)
         ring.swept(domain, retirements)
     return result
+
+
+def leave_memory(store: StoreParts, domain: bytes) -> None:
+    """Remove a domain's blocks from memory; below the host they stay indexed, and sealed."""
+    visit_domain(store, domain, partial(store.table.remove_copy, tier=HOST))
+
+
+def log_unreadable(what: str, found: Mapping[str, Any]) -> None:
+    """Warn about copies that left the index because nothing can open them, if there were any."""
+    if found["blocks"]:
+        tiers = " ".join(f"{name}_blocks={tier['blocks']}" for name, tier in found["tiers"].items())
+        _log.warning(
+            "%s: copies that cannot be opened left the index blocks=%d %s; %d of the blocks have "
+            "no other copy here",
+            *(what, found["blocks"], tiers, found["lost"]),
+        )
 
 
 def _check_loses_nothing(found: Mapping[str, Any]) -> None:
@@ -225,16 +197,6 @@ def _check_loses_nothing(found: Mapping[str, Any]) -> None:
     )
 
 
-def _log_unreadable(what: str, found: Mapping[str, Any]) -> None:
-    if found["blocks"]:
-        tiers = " ".join(f"{name}_blocks={tier['blocks']}" for name, tier in found["tiers"].items())
-        _log.warning(
-            "%s: copies that cannot be opened left the index blocks=%d %s; %d of the blocks have "
-            "no other copy here",
-            *(what, found["blocks"], tiers, found["lost"]),
-        )
-
-
 def _end(store: StoreParts, domain: bytes) -> None:
     """End a domain's leases, reservations and other work in progress; under the lock."""
     table = store.table
@@ -243,11 +205,6 @@ def _end(store: StoreParts, domain: bytes) -> None:
         domain, lambda row: table.index.namespace(row).domain
     ):
         store.rest(reservation, store.clock.now() + RECLAIM_S)
-
-
-def leave_memory(store: StoreParts, domain: bytes) -> None:
-    """Remove a domain's blocks from memory; below the host they stay indexed, and sealed."""
-    visit_domain(store, domain, partial(store.table.remove_copy, tier=HOST))
 
 
 def _glance(store: StoreParts) -> None:

@@ -46,6 +46,7 @@ from holdfast.store.receive import ReceiveSlot
 from holdfast.store.save import SaveSlots
 from holdfast.store.scrub import Scrubber
 from holdfast.store.session import EmbeddedSession
+from holdfast.store.shared_ring import SharedRing
 from holdfast.tiers.base import NOWHERE, Lockable, Tier
 
 _HOUSEKEEPING_S = 0.5
@@ -93,6 +94,9 @@ class Store(StoreParts):
         super().__init__(host_bytes, lower, domains, options or StoreOptions())
         self._estimates_file = EstimatesFile(self.estimates, self.options.estimates_file)
         self.scrubber = Scrubber(self, self.options.scrub_every_s, self.options.scrub_bytes_per_s)
+        self.shared_ring = SharedRing(self)
+        self._public_is_cold = False
+        """Whether the public domain's blocks must be promoted to memory."""
         self._probed_tiers = set[int]()
         self._keep_at = self.clock.now() + _KEEP_ESTIMATES_S
         self._prefault = ArenaPrefault(self.table)
@@ -113,7 +117,7 @@ class Store(StoreParts):
         self.recovery.start()
         if self.table.lower:
             self.ladder.start()
-        self.cold = True
+        self._public_is_cold = True
         self._housekeeper.start()
         self.scrubber.start()
         _open_stores[id(self)] = weakref.ref(self)
@@ -374,9 +378,10 @@ class Store(StoreParts):
     def _housekeep_once(self) -> None:
         self.housekeep()
         self.audit.catch_up()
-        domain_keys.follow(self)
-        if self.cold and self.recovery.seconds is not None:
-            self.cold = False
+        if self.shared_ring.follow():
+            self._public_is_cold = True
+        if self._public_is_cold and self.recovery.seconds is not None:
+            self._public_is_cold = False
             self.background.submit(public_domain.warm, self)
         hints.bring_up(self)
         for number in set(unmeasured_tiers(self)) - self._probed_tiers:

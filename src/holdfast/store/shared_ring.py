@@ -1,0 +1,76 @@
+"""The key ring file that several nodes share: applies to a store what other nodes did to it."""
+
+from __future__ import annotations
+
+import logging
+
+from holdfast.keys.keyring import KeyRing
+from holdfast.limits import RING_STALE_S
+from holdfast.store.core import StoreParts
+from holdfast.store.domains import forget_erased, leave_memory, log_unreadable
+from holdfast.store.unreadable import sweep_retired
+
+_log = logging.getLogger("holdfast.store")
+
+
+class SharedRing:
+    """Follows the key ring of one store.
+
+    A ring that could not be read for `RING_STALE_S`, or whose reading hangs so long, may have lost
+    keys. Its domains are not served, and leave memory, until it can be read again.
+    """
+
+    def __init__(self, store: StoreParts) -> None:
+        self.lost = False
+        """Whether its domains are not served."""
+        self._store = store
+
+    def follow(self) -> bool:
+        """Read the ring's file and apply its changes; return whether a lost ring is back."""
+        sealing = self._store.table.sealing
+        ring, watch = sealing.ring, sealing.watch
+        if ring is None or watch is None or ring.path is None:
+            return False
+        watch.glance()
+        stale = self._store.clock.now() - watch.read_at >= RING_STALE_S
+        back = self.lost and not stale and not ring.suspended
+        if stale and not self.lost:
+            self._suspend(ring, watch.why or "it was not read in time, the file system may hang")
+        elif back:
+            self.lost = False
+            self._store.audit.record("ring", state="back")
+        pending = ring.erased() or ring.retired()
+        if pending and self._store.erasing.acquire(blocking=False):  # else another thread does it
+            try:
+                self._apply(ring)
+            finally:
+                self._store.erasing.release()
+        return back
+
+    def _suspend(self, ring: KeyRing, why: str) -> None:
+        """Serve the ring's domains no longer, and remove their blocks from memory."""
+        ring.suspend()
+        _log.error(
+            "keyring %s: %s; its domains are not served until it can be read", ring.path, why
+        )
+        self.lost = True
+        self._store.audit.record("ring", state="lost", why=why)
+        for name in self._store.domain_names():
+            domain = self._store.domain(name)[1]
+            if self._store.table.sealing.seals(domain):
+                leave_memory(self._store, domain)
+
+    def _apply(self, ring: KeyRing) -> None:
+        """Forget the blocks of domains that other nodes erased, or whose keys they retired."""
+        store = self._store
+        for domain in ring.erased():
+            blocks = forget_erased(store, ring, domain).blocks
+            store.audit.record("erased elsewhere", domain=ring.name(domain), blocks=blocks)
+        for domain in ring.retired():
+            if ring.is_away(domain):
+                continue
+            found = sweep_retired(store, ring, domain).as_data()
+            if found["blocks"]:
+                name = ring.name(domain)
+                log_unreadable(f"domain {name!r}: another node retired data keys", found)
+                store.audit.record("retired elsewhere", domain=name, blocks=found["blocks"])
