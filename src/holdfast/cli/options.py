@@ -124,18 +124,22 @@ def count(text: str) -> int:
     return int(number)
 
 
-def add_json_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare `--json FILE`; parsing raises ConfigError if the file cannot be written."""
+def add_output_argument(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, option: str, help_text: str
+) -> None:
+    """Declare an option that names a file; parsing raises ConfigError if it cannot be written."""
 
     def writable(target: str) -> str:
-        check_target(target)
+        check_target(target, option)
         return target
 
-    parser.add_argument(
-        "--json",
-        type=writable,
-        metavar="FILE",
-        help="write JSON to a file in an existing folder; - for standard output",
+    parser.add_argument(option, type=writable, metavar="FILE", help=help_text)
+
+
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare `--json FILE`; parsing raises ConfigError if the file cannot be written."""
+    add_output_argument(
+        parser, "--json", "write JSON to a file in an existing folder; - for standard output"
     )
 
 

@@ -6,13 +6,13 @@ import argparse
 import shlex
 import time
 
-from holdfast.cli.options import add_json_argument, write_text
+from holdfast.cli.options import add_json_argument, add_output_argument, write_text
 from holdfast.cli.progress import work_progress
 from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
 from holdfast.errors import ConfigError
 from holdfast.plan.planner import BestCut
 from holdfast.policy.choice import DEFAULT, POLICIES
-from holdfast.report import Report, Row, check_target, number, write
+from holdfast.report import Report, Row, number, write
 from holdfast.sim.amounts import size_text
 from holdfast.sim.bounds import bounds, bounds_figures
 from holdfast.sim.economy import assumptions, economy_figures
@@ -72,15 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_trace_arguments(parser)
     add_json_argument(parser)
-    parser.add_argument("--svg", metavar="FILE", help="draw hits by capacity as a chart")
-    parser.add_argument("--html", metavar="FILE", help="write all results as one page")
+    add_output_argument(parser, "--svg", "draw hits by capacity as a chart")
+    add_output_argument(parser, "--html", "write all results as one page")
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, and print and write the results."""
-    check_target(args.json)
-    check_target(args.svg, "--svg")
-    check_target(args.html, "--html")
     if not 1 <= args.workers <= WORKERS_MAX:
         raise ConfigError(f"--workers: {args.workers} is not from 1 to {WORKERS_MAX:,}; correct it")
     route = router(args.router)

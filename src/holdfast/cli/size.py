@@ -6,10 +6,10 @@ import argparse
 import sys
 from typing import TextIO
 
-from holdfast.cli.options import add_json_argument, count, write_text
+from holdfast.cli.options import add_json_argument, add_output_argument, count, write_text
 from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
 from holdfast.errors import ConfigError
-from holdfast.report import Report, Row, at_most, check_target, with_more, write
+from holdfast.report import Report, Row, at_most, with_more, write
 from holdfast.sim.explain import CLAIMS, find_claim
 from holdfast.sim.model import known_models, load_model
 from holdfast.sim.profile import load_profile
@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="mid",
         help="which of the profile's prices to use (default mid)",
     )
-    goal.add_argument("--svg", metavar="FILE", help="draw the cost as a chart")
+    add_output_argument(goal, "--svg", "draw the cost as a chart")
     goal.add_argument(
         "--chart",
         choices=("ttft", "hits"),
@@ -120,8 +120,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compute and print the sizing or a list, and write it as JSON if `--json` is given."""
-    check_target(args.json)
-    check_target(args.svg, "--svg")
     out = sys.stderr if args.json == "-" else sys.stdout
     if args.explain is not None:
         report = _explain(args.explain, out)
