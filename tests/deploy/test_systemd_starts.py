@@ -140,9 +140,10 @@ def commands(page):
 @pytest.mark.timeout(WITHIN_S + 60)
 def test_units_start_as_the_page_says(tmp_path, deploy, systemd):
     authority, certificate, *_ = commands("certificates")
-    install, node, target, *_ = commands("deploy")
+    install, node, target, completion, *_ = commands("deploy")
     *packages, user = install.splitlines()
-    assert all("/opt/holdfast" in line for line in packages), "the fixture does what they do"
+    extra, completion = completion.splitlines()
+    assert all("/opt/holdfast" in line for line in (*packages, extra)), "the fixture does these"
     shutil.copytree(deploy, tmp_path / "deploy")
     for config in (tmp_path / "deploy" / "config").iterdir():
         config.write_text(re.sub(r"capacity: \d+ [GT]iB", "capacity: 64 MiB", config.read_text()))
@@ -161,6 +162,8 @@ mv ca.pem ca.crt
 {node}
 systemctl is-active holdfast-node holdfast-target
 /opt/holdfast/bin/holdfast inspect pool
+{completion}
+bash -n /etc/bash_completion.d/holdfast
 /opt/holdfast/bin/python engine.py save
 systemctl restart holdfast-node
 /opt/holdfast/bin/python engine.py fetch
