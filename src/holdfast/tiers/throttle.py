@@ -7,25 +7,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from holdfast.errors import Outcome
-from holdfast.tiers.base import (
-    LocalTier,
-    Lockable,
-    Place,
-    ReservedPlaces,
-    SurvivingRecord,
-    TierGet,
-    TierPut,
-    TierUsage,
-)
+from holdfast.tiers.base import Erasable, LocalTier, Lockable, TierGet
 
 
 class ThrottledTier:
     """Limits reads of `inner` to `bytes_per_s` over all threads; writes pass unchanged.
 
-    A read that finishes early waits before it returns. Owns and closes `inner`.
+    A read that finishes early waits before it returns. Owns and closes `inner`, and has the
+    optional features of `inner`.
     """
 
     def __init__(
@@ -36,18 +28,18 @@ class ThrottledTier:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.name = inner.name
+        self.reserve, self.write, self.free = inner.reserve, inner.write, inner.free
+        self.survivors, self.usage, self.close = inner.survivors, inner.usage, inner.close
+        if isinstance(inner, Erasable):
+            self.wipe = inner.wipe
+        if isinstance(inner, Lockable):
+            self.give_up_copy = inner.give_up_copy
         self._inner = inner
         self._bytes_per_s = bytes_per_s
         self._now = now
         self._sleep = sleep
         self._lock = threading.Lock()
         self._free_at = 0.0
-
-    def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
-        return self._inner.reserve(sizes)
-
-    def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
-        return self._inner.write(batch)
 
     def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
         nbytes = sum(len(get.into) for get in batch)
@@ -59,19 +51,3 @@ class ThrottledTier:
         if early_s > 0:
             self._sleep(early_s)
         return outcomes
-
-    def free(self, places: Sequence[Place]) -> None:
-        self._inner.free(places)
-
-    def survivors(self) -> Iterator[SurvivingRecord]:
-        return self._inner.survivors()
-
-    def usage(self) -> TierUsage:
-        return self._inner.usage()
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def give_up_copy(self) -> None:
-        if isinstance(self._inner, Lockable):
-            self._inner.give_up_copy()
