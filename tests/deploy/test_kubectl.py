@@ -195,7 +195,7 @@ def kubectl(tmp_path, cluster, find_program):
 def clone(tmp_path, deploy):
     """deploy/ in the folder where commands run, and the files of the secrets beside it."""
     shutil.copytree(deploy, tmp_path / "deploy")
-    names = "domain.key", "token", "ca.crt", "node.crt", "node.key", "target.crt", "target.key"
+    names = "ca.crt", "node.crt", "node.key", "target.crt", "target.key"
     for name in names:
         (tmp_path / name).write_text(name)
     return tmp_path

@@ -58,6 +58,12 @@ def test_systemd_finds_little_exposed(deploy, analyze, name):
     assert done.returncode == 0, done.stdout
 
 
+def test_nodes_with_the_same_domain_key_open_each_others_blocks(deploy):
+    config = load(str(deploy / "config" / "node.yaml"), {"tiers.0.capacity": "64 MiB"})
+    assert config.shares
+    assert not config.keyring, "a key ring of its own would give each node other data keys"
+
+
 @pytest.mark.parametrize("name", UNITS)
 def test_the_folders_of_a_unit_are_those_of_its_configuration(deploy, name):
     options = options_of(deploy / "systemd" / f"holdfast-{name}.service")

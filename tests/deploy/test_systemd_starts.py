@@ -140,10 +140,12 @@ def commands(page):
 @pytest.mark.timeout(WITHIN_S + 60)
 def test_units_start_as_the_page_says(tmp_path, deploy, systemd):
     authority, certificate, *_ = commands("certificates")
-    install, node, target, completion, *_ = commands("deploy")
+    install, node, target, completion, _, folders, *_ = commands("deploy")
     *packages, user = install.splitlines()
     extra, completion = completion.splitlines()
     assert all("/opt/holdfast" in line for line in (*packages, extra)), "the fixture does these"
+    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
+    [domain_key] = re.findall(r"a domain key \(`(.*?)`", page)
     shutil.copytree(deploy, tmp_path / "deploy")
     for config in (tmp_path / "deploy" / "config").iterdir():
         config.write_text(re.sub(r"capacity: \d+ [GT]iB", "capacity: 64 MiB", config.read_text()))
@@ -156,7 +158,7 @@ NAME=tls ADDRESS=127.0.0.1
 {authority}
 {certificate}
 mv ca.pem ca.crt
-(umask 077; head -c 32 /dev/urandom > domain.key)
+{domain_key}
 {user}
 {target}
 {node}
@@ -171,9 +173,12 @@ systemctl restart holdfast-node
 systemctl stop holdfast-node holdfast-target
 systemctl show --property Result holdfast-node holdfast-target
 journalctl --no-pager --unit holdfast-node
+{folders}
+stat --format "%u:%g %a %n" /run/holdfast /var/lib/holdfast
 """)
     assert said.startswith("active\nactive\npool1: 1 member")
     assert "flash-1      tcp://127.0.0.1:7441  serving" in said
     assert "saved 3\nfetched 3 True\n" in said
     assert said.count("Result=success") == 2
     assert "recovered: 3 blocks" in said
+    assert said.endswith("7441:7441 755 /run/holdfast\n7441:7441 700 /var/lib/holdfast\n")
