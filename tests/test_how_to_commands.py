@@ -126,8 +126,7 @@ def new_key(path):
 def test_tenants_have_the_limits_that_the_page_configures(shell):
     page = shell.page("tenants")
     (shell.folder / "node.yaml").write_text(page.blocks("yaml")[0])
-    for name in ("acme", "trial"):
-        new_key(shell.folder / f"{name}.key")
+    shell.run(page.blocks("sh")[0])
     [serve], [inspect] = page.commands("holdfast serve"), page.commands("holdfast inspect")
     shell.serve(serve)
     found = shell.run(inspect)
@@ -181,7 +180,6 @@ def test_a_pool_is_served_inspected_drained_and_restored(shell):
 def test_a_public_domain_is_configured_and_erased(shell):
     page = shell.page("public-domain")
     shell.run(page.blocks("sh")[0])
-    new_key(shell.folder / "acme.key")
     tiers = "tiers: [{kind: host, capacity: 64 MiB}]\n"
     (shell.folder / "node.yaml").write_text(tiers + page.blocks("yaml")[0])
     shell.serve("holdfast serve --config node.yaml")
