@@ -103,7 +103,7 @@ def test_what_can_not_be_is_ignored():
     fit = PrefillFit()
     for step in [(0, 0, 1.0), (5, 0, 0.0), (5, 0, -1.0), (5, 0, float("nan")), (5, -9, 1.0)]:
         fit.observe(*step)
-    assert fit.steps == 0
+    assert fit.count == 0
 
 
 def test_nothing_to_compute_takes_no_time():

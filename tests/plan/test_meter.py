@@ -43,7 +43,7 @@ def test_bytes_that_did_not_come_teach_nothing():
     for turn in range(10):
         meter.asked(8 * MIB, float(turn))
         meter.arrived(MIB, 8 * MIB, turn + 1e-4)
-    assert meter.fit.reads == 0
+    assert meter.fit.count == 0
     assert meter.queued_bytes == 0
 
 

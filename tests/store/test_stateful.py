@@ -1,20 +1,228 @@
-"""A store over memory that rots, and over memory alone, against a set."""
+"""A store over memory that rots, and over memory alone, against a set, under restarts.
 
+Two invariants hold after any operations: every served byte is the byte that was saved for this key
+in this domain, and no slot, pin or lease is leaked.
+
+After the executable reference models of Bornholt et al., "Using Lightweight Formal Methods to
+Validate a Key-Value Storage Node in Amazon S3" (SOSP 2021): the model is a set.
+"""
+
+import itertools
 import random
+from typing import NamedTuple
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.blocks.envelope import HEADER_BYTES, SEAL_AES_GCM, read_header
+from holdfast.blocks.key import Chain
+from holdfast.blocks.namespace import Namespace
+from holdfast.codec.pack import payload
+from holdfast.errors import Outcome
 from holdfast.keys.keyring import KeyRing
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
-from holdfast.testing.stateful import StoreMachine
+from holdfast.testing.payloads import payload_of
+from holdfast.tiers.base import NOWHERE
 
 KIB = 1 << 10
 SECRET = {"default": b"s" * 32, "other": b"o" * 32}
+CHAINS = 4
+CHAIN_BLOCKS = 12
+BLOCK_TOKENS = 4
+PAYLOAD_BYTES = 5_000
+FINGERPRINT = b"stateful-machine"
+LONG_S = 60.0
+"""Deadline of fetches that must not be late."""
+
+_chains = st.integers(0, CHAINS - 1)
+_counts = st.integers(1, CHAIN_BLOCKS)
+_domains = st.integers(0, 1)
+
+
+class Leased(NamedTuple):
+    """A lease that the machine holds, and its blocks."""
+
+    lease: int
+    namespace: Namespace
+    keys: list[bytes]
+    places: list[int]
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Random saves, fetches, faults and restarts; subclasses open the store."""
+
+    def open(self) -> Store:
+        """Return a store, not started, over the same media as this machine's earlier stores."""
+        raise NotImplementedError
+
+    def disturb(self, seed: int) -> None:
+        """Damage the media of lower tiers; by default, do nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saved: set[tuple[Namespace, bytes]] = set()
+        self.leases: list[Leased] = []
+        self._begin()
+        key, _ = self.store.domain("default")
+        self.chains = [Chain(key, FINGERPRINT, BLOCK_TOKENS) for _ in range(CHAINS)]
+        for seed, chain in enumerate(self.chains):  # their first three blocks are the same
+            shared = np.zeros(3 * BLOCK_TOKENS, dtype=np.uint32)
+            own = np.random.default_rng(seed).integers(1, 1_000, (CHAIN_BLOCKS - 3) * BLOCK_TOKENS)
+            chain.extend(np.concatenate([shared, own]))
+
+    @rule(domain=_domains, number=_chains, stop=_counts)
+    def save(self, domain: int, number: int, stop: int) -> None:
+        """Save a prefix of a context; every domain uses the same keys."""
+        namespace, keys = self._prefix(domain, number, stop)
+        with self.store.table.lock:
+            reserved = self.store.reserve(namespace, keys, FINGERPRINT, 0)
+            held = self.store.held(namespace, keys)
+        if reserved.outcome is Outcome.OK:  # a block without a slot must be held in this domain
+            assert all(
+                place != NOWHERE or there
+                for place, there in zip(reserved.places, held, strict=True)
+            )
+        self._fill(namespace, keys, reserved.places)
+        self.store.commit(reserved.ticket)
+        self.saved.update((namespace, key) for key in keys)
+
+    @rule(domain=_domains, number=_chains, stop=_counts, filled=st.integers(0, CHAIN_BLOCKS))
+    def save_and_fail(self, domain: int, number: int, stop: int, filled: int) -> None:
+        """Reserve slots, fill some, and abort."""
+        namespace, keys = self._prefix(domain, number, stop)
+        reserved = self.store.reserve(namespace, keys, FINGERPRINT, 0)
+        self._fill(namespace, keys[:filled], reserved.places[:filled])
+        self.store.abort(reserved.ticket)
+
+    @rule(domain=_domains, number=_chains, stop=_counts)
+    def fetch(self, domain: int, number: int, stop: int) -> None:
+        """Fetch a prefix of a context, check every byte, and keep the lease."""
+        namespace, keys = self._prefix(domain, number, stop)
+        fetched = self.store.fetch(namespace, keys, LONG_S)
+        self._check(namespace, keys, fetched.places)
+        self.leases.append(Leased(fetched.lease, namespace, keys, fetched.places))
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=st.integers(0, 1_000))
+    def release(self, pick: int) -> None:
+        """Check the bytes of a lease again, and release it."""
+        lease, namespace, keys, places = self.leases.pop(pick % len(self.leases))
+        self._check(namespace, keys, places)
+        assert self.store.release(lease)
+
+    @rule(
+        domain=_domains,
+        number=_chains,
+        block=st.integers(0, CHAIN_BLOCKS - 1),
+        offset=st.integers(0, 1 << 20),
+    )
+    def flip_in_arena(self, domain: int, number: int, block: int, offset: int) -> None:
+        """Flip a byte of an unleased block in the host's memory."""
+        table, namespace = self.store.table, self.namespaces[domain % len(self.namespaces)]
+        with table.lock:
+            row = table.index.find(namespace, self.chains[number].keys[block])
+            if row < 0 or table.index.leases[row] or table.index.places[0][row] == NOWHERE:
+                return
+            sealed_bytes = 128 + PAYLOAD_BYTES + 16
+            place = table.index.places[0][row]
+            self.store.arena(namespace.domain).view[place + offset % sealed_bytes] ^= 0x10
+
+    @rule(domain=_domains, number=_chains, stop=_counts)
+    def forget(self, domain: int, number: int, stop: int) -> None:
+        """Forget blocks of one domain; other domains keep theirs."""
+        namespace, keys = self._prefix(domain, number, stop)
+        others = [other for other in self.namespaces if other != namespace]
+        before = [self.store.held(other, keys) for other in others]
+        self.store.forget(namespace, keys)
+        assert not any(self.store.held(namespace, keys))
+        if not self.store.table.lower:  # with lower tiers, a damaged copy may be found at any time
+            assert [self.store.held(other, keys) for other in others] == before
+
+    @rule(seed=st.integers(0, 1 << 32))
+    def harm(self, seed: int) -> None:
+        self.disturb(seed)
+
+    @rule()
+    def drop(self) -> None:
+        self.store.drop("*")
+
+    @rule()
+    def verify(self) -> None:
+        """Verify all stored blocks, so that no indexed block is wrong afterwards."""
+        self.store.verify()
+
+    @rule()
+    def restart(self) -> None:
+        """Close the store and open another over the same media."""
+        self.leases.clear()
+        self.store.close()
+        self._begin()
+
+    @invariant()
+    def covers_only_what_was_saved(self) -> None:
+        """No key is ever held in a domain that did not save it."""
+        for namespace, chain in itertools.product(self.namespaces, self.chains):
+            held = self.store.cover(namespace, chain.keys).blocks
+            assert self.saved.issuperset((namespace, key) for key in chain.keys[:held])
+
+    @invariant()
+    def loses_no_slot(self) -> None:
+        """Every used slot belongs to a block, or is pending free."""
+        table = self.store.table
+        with table.lock:
+            if table.reads:
+                return
+            column, namespaces = table.index.places[0], table.index.namespace
+            for namespace in self.namespaces:
+                places = {
+                    column[row]
+                    for row in table.index.rows()
+                    if column[row] != NOWHERE and namespaces(row) == namespace
+                }
+                places.update(table.pending_free(namespace))
+                assert table.host(namespace).usage().records == len(places)
+
+    def teardown(self) -> None:
+        """Release everything, and check that no block and no slot remains."""
+        for leased in self.leases:
+            self.store.release(leased.lease)
+        self.store.drop("*")
+        self.store.close()
+        assert len(self.store.table.index) == 0
+        for namespace in self.namespaces:
+            assert self.store.table.host(namespace).usage().records == 0
+
+    def _begin(self) -> None:
+        self.store = self.open()
+        ids = [self.store.domain(name)[1] for name in self.store.domain_names()]
+        self.namespaces = [
+            Namespace(FINGERPRINT, each, PAYLOAD_BYTES, BLOCK_TOKENS) for each in ids
+        ]
+        self.store.start()
+        self.store.recovery.wait()
+
+    def _prefix(self, domain: int, number: int, stop: int) -> tuple[Namespace, list[bytes]]:
+        """Return a domain's namespace and the first keys of a chain."""
+        return self.namespaces[domain % len(self.namespaces)], self.chains[number].keys[:stop]
+
+    def _fill(self, namespace: Namespace, keys: list[bytes], places: list[int]) -> None:
+        arena = self.store.arena(namespace.domain).view
+        for key, place in zip(keys, places, strict=True):
+            if place != NOWHERE:
+                right = payload_of(key + namespace.domain, PAYLOAD_BYTES)
+                payload(arena[place:], PAYLOAD_BYTES)[:] = right
+
+    def _check(self, namespace: Namespace, keys: list[bytes], places: list[int]) -> None:
+        arena = self.store.arena(namespace.domain).view
+        for key, place in zip(keys, places, strict=False):
+            held = payload(arena[place:], PAYLOAD_BYTES)
+            assert bytes(held) == bytes(payload_of(key + namespace.domain, PAYLOAD_BYTES)), (
+                key.hex()
+            )
 
 
 class HostOnly(StoreMachine):

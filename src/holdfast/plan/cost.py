@@ -8,8 +8,7 @@ observations (`holdfast.plan.fit`). Pure: no clock, no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from holdfast.plan.fit import Belief, OnlineFit
 
@@ -59,26 +58,7 @@ HOST_DEFAULT = TierEstimate(0.0, 6e9)
 LOWER_DEFAULT = TierEstimate(2e-4, 1e9)
 
 
-class _Fit:
-    """A fit by `OnlineFit` that is computed, saved and restored."""
-
-    def __init__(self, belief: Belief, half_life: float, most: int) -> None:
-        self._fit = OnlineFit(belief, half_life, most)
-
-    def compute(self) -> None:
-        """Compute the fit now, so that the next read of it does not have to."""
-        self._fit.coefficients()
-
-    def as_data(self) -> dict[str, Any]:
-        """Return the observations as plain data."""
-        return self._fit.as_data()
-
-    def restore(self, data: Mapping[str, Any]) -> None:
-        """Replace the observations by those of `as_data`; raise ValueError if they are invalid."""
-        self._fit.restore(data)
-
-
-class PrefillFit(_Fit):
+class PrefillFit(OnlineFit):
     """Fits the prefill cost of one engine and fingerprint to its observed steps."""
 
     def __init__(self) -> None:
@@ -89,14 +69,9 @@ class PrefillFit(_Fit):
     @property
     def cost(self) -> PrefillCost | None:
         """The fitted cost; None until PREFILL_OBSERVATIONS_MIN steps are observed."""
-        if self._fit.count < PREFILL_OBSERVATIONS_MIN:
+        if self.count < PREFILL_OBSERVATIONS_MIN:
             return None
-        return PrefillCost(*self._fit.coefficients())
-
-    @property
-    def steps(self) -> int:
-        """Number of steps observed."""
-        return self._fit.count
+        return PrefillCost(*self.coefficients())
 
     def observe(self, new: float, context: float, seconds: float) -> None:
         """Add one step. Several prompts in a step count as one prompt with all their new tokens.
@@ -105,10 +80,10 @@ class PrefillFit(_Fit):
         prompts, and may be negative. An impossible observation is ignored.
         """
         if new > 0:
-            self._fit.observe((1.0, new, new * (context + new / 2)), seconds)
+            self.add((1.0, new, new * (context + new / 2)), seconds)
 
 
-class TierFit(_Fit):
+class TierFit(OnlineFit):
     """Fits latency and bandwidth of one tier to its reads; `default` is the prior.
 
     Reads of one size cannot separate latency from bandwidth. `FIRM` has the prior's weights of
@@ -123,11 +98,6 @@ class TierFit(_Fit):
         belief = Belief((default.latency_s, per_byte), self.FIRM)
         super().__init__(belief, TIER_HALF_LIFE, TIER_KEPT)
 
-    @property
-    def reads(self) -> int:
-        """Number of reads observed."""
-        return self._fit.count
-
     def observe(self, nbytes: float, seconds: float, *, starts: float = 1.0) -> None:
         """Add one observation: `nbytes` arrived within `seconds`, and the tier was never idle.
 
@@ -135,11 +105,11 @@ class TierFit(_Fit):
         impossible observation is ignored.
         """
         if nbytes > 0:
-            self._fit.observe((starts, nbytes), seconds)
+            self.add((starts, nbytes), seconds)
 
     def estimate(self, queued_bytes: float = 0.0) -> TierEstimate:
         """Return the estimate of the tier with `queued_bytes` in its queue."""
-        latency_s, per_byte = self._fit.coefficients()
+        latency_s, per_byte = self.coefficients()
         return TierEstimate(latency_s, 1.0 / max(per_byte, 1.0 / BYTES_PER_S_MAX), queued_bytes)
 
 

@@ -81,7 +81,7 @@ class OnlineFit:
         self._sizes: dict[tuple[int, ...], deque[Observation]] = {}
         self._fitted: tuple[float, ...] | None = belief.coefficients
 
-    def observe(self, features: Sequence[float], seconds: float) -> None:
+    def add(self, features: Sequence[float], seconds: float) -> None:
         """Add one observation; ignore an impossible one (negative, infinite, zero time)."""
         if len(features) != len(self.belief.coefficients) or not _is_plausible(features, seconds):
             return

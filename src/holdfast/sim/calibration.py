@@ -78,7 +78,7 @@ def tier_of(
     # The time of a warm request less the prefill of its tail.
     fetches = {n: max(1e-6, seconds - prefill.seconds(tail, n)) for n, seconds in warm.items()}
     for tokens, fetch_s in fetches.items():
-        fit.observe((1.0, tokens * token_bytes), fetch_s)
+        fit.add((1.0, tokens * token_bytes), fetch_s)
     latency_s, per_byte = fit.coefficients()
     if per_byte:
         tier = TierEstimate(latency_s, 1.0 / per_byte)

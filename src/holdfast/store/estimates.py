@@ -175,7 +175,7 @@ class Estimates:
     def reads(self, tier: int) -> int:
         """Return how many reads a tier's estimate is made from."""
         with self._lock:
-            return self._meters[tier].fit.reads
+            return self._meters[tier].fit.count
 
     def saved_s(self, tier: int, nbytes: int) -> float:
         """Return how much sooner so many bytes come from a tier than from the next lower one.
@@ -184,7 +184,7 @@ class Estimates:
         """
         with self._lock:
             both = self._meters[tier : tier + 2]
-            if len(both) == 1 or min(meter.fit.reads for meter in both) < _READS_MIN:
+            if len(both) == 1 or min(meter.fit.count for meter in both) < _READS_MIN:
                 return _UNKNOWN_S * nbytes
             here, next_s = (meter.fit.estimate().seconds(nbytes) for meter in both)
             return next_s - here
@@ -217,7 +217,7 @@ class Estimates:
         """Update the fits of tiers now, so that the next estimate need not."""
         with self._lock:
             for meter in self._meters:
-                meter.fit.compute()
+                meter.fit.coefficients()
 
     def wants_probe(self, tier: int) -> bool:
         """Return whether a tier was not read or probed for a while; the call counts as a probe."""
@@ -256,7 +256,7 @@ class Estimates:
             fits = self._fits_of(engine)
             for step in steps:
                 fits.prefill.observe(*step)
-            fits.prefill.compute()
+            fits.prefill.coefficients()
             self.changes += len(steps)
 
     # Plans
@@ -317,7 +317,7 @@ class Estimates:
                 handed_s = ending.loaded_s - (record.fetched_s or 0.0)
                 delivery = self._fits_of(engine).delivery
                 delivery.observe(whole, handed_s)
-                delivery.compute()
+                delivery.coefficients()
 
     def not_followed(
         self, engine: EngineCosts, number: int, why: NotFollowed, first_token_s: float = 0.0
@@ -372,14 +372,14 @@ class Estimates:
             ]
             accuracy = plan_accuracy(self._plans.values())
             tiers = [
-                {"tier": name, "reads": meter.fit.reads, **meter.estimate(now)._asdict()}
+                {"tier": name, "reads": meter.fit.count, **meter.estimate(now)._asdict()}
                 for name, meter in zip(self._names, self._meters, strict=True)
             ]
             engines = [
                 {
                     "engine": engine.name,
                     "fingerprint": engine.fingerprint,
-                    "steps": fits.prefill.steps,
+                    "steps": fits.prefill.count,
                     "cost": fits.prefill.cost and fits.prefill.cost._asdict(),
                     "delivery": fits.delivery.estimate()._asdict(),
                 }

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.membership.members import Member
-from holdfast.tiers.pool.connections import RemoteTarget
+from holdfast.wire.remote.client import TargetClient
 
 CHECK_S = 2.0
 """Longest time for one member to connect and answer, in seconds."""
@@ -49,7 +49,7 @@ class CheckedTarget(NamedTuple):
 
 
 def check_members(
-    members: Sequence[Member], connect: Callable[[Member], RemoteTarget], within_s: float = CHECK_S
+    members: Sequence[Member], connect: Callable[[Member], TargetClient], within_s: float = CHECK_S
 ) -> list[CheckedTarget]:
     """Check members at once, each over a connection of its own."""
     if not members:
@@ -59,7 +59,7 @@ def check_members(
 
 
 def check_member(
-    member: Member, connect: Callable[[Member], RemoteTarget], within_s: float
+    member: Member, connect: Callable[[Member], TargetClient], within_s: float
 ) -> CheckedTarget:
     """Connect to one member, ask how it is, and close the connection."""
     began_s = time.monotonic()

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from holdfast.blocks.namespace import Namespace
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.membership.members import Member
 from holdfast.tiers.breaker import CallEnding
 from holdfast.tiers.pool.health import BegunCall, PoolHealth
 from holdfast.tiers.pool.target_statistics import CallKind
-from holdfast.wire.remote.client import FoundBlocks, HeldCount, ReceivedRecords
+from holdfast.wire.remote.client import FoundBlocks, HeldCount, ReceivedRecords, TargetClient
 from holdfast.wire.remote.stream import OnProgress
 
 Answer: TypeAlias = (
@@ -24,72 +23,23 @@ A = TypeVar("A", bound=Answer)
 _log = logging.getLogger(__name__)
 
 
-class RemoteTarget(Protocol):
-    """What the pool needs of a target; `holdfast.wire.remote.client.TargetClient` is one."""
-
-    refusal: str
-    trouble: str
-
-    def put(
-        self,
-        records: Sequence[memoryview],
-        deadline_s: float,
-        on_progress: OnProgress | None = None,
-    ) -> list[Outcome]:
-        """Store whole records; tell `on_progress` of bytes as they go."""
-        ...
-
-    def get(
-        self,
-        namespace: Namespace,
-        keys: Sequence[bytes],
-        into: Sequence[memoryview],
-        deadline_s: float,
-        on_progress: OnProgress | None = None,
-    ) -> ReceivedRecords:
-        """Receive the leading run; tell `on_progress` of bytes as they come."""
-        ...
-
-    def exist(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> HeldCount:
-        """Return which blocks are held."""
-        ...
-
-    def delete(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> FoundBlocks:
-        """Delete blocks."""
-        ...
-
-    def suspect(
-        self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float
-    ) -> FoundBlocks:
-        """Check blocks that a reader could not verify, and delete damaged ones."""
-        ...
-
-    def stats(self, deadline_s: float) -> tuple[dict[str, Any], Outcome]:
-        """Return the target's status."""
-        ...
-
-    def close(self) -> None:
-        """Close the connections."""
-        ...
-
-
 class TargetCall(NamedTuple):
     """A call that `PoolHealth` permitted, with its target and member."""
 
     begun: BegunCall
-    target: RemoteTarget
+    target: TargetClient
     member: Member
 
 
 class TargetConnections:
     """Connects to members when they are needed. Thread-safe; owns the connections."""
 
-    def __init__(self, connect: Callable[[Member], RemoteTarget], health: PoolHealth) -> None:
+    def __init__(self, connect: Callable[[Member], TargetClient], health: PoolHealth) -> None:
         self._connect = connect
         self._health = health
         self._lock = threading.Lock()
-        self._targets: dict[str, tuple[Member, RemoteTarget]] = {}
-        self._left: list[RemoteTarget] = []
+        self._targets: dict[str, tuple[Member, TargetClient]] = {}
+        self._left: list[TargetClient] = []
         """Targets at previous addresses: `keep` closes them, because `begin` must not wait."""
         self._refusals: dict[str, str] = {}
         """Last logged reason why a member could not be connected to, by its id."""
@@ -143,7 +93,7 @@ class TargetConnections:
         """Return the callback for moved bytes; None without a call."""
         return None if call is None else partial(self._health.on_progress, call.begun)
 
-    def run(self, call: TargetCall | None, ask: Callable[[RemoteTarget], A]) -> A | None:
+    def run(self, call: TargetCall | None, ask: Callable[[TargetClient], A]) -> A | None:
         """Make the call and record its outcome; None if it was not permitted or not understood."""
         if call is None:
             return None

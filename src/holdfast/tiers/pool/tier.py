@@ -40,7 +40,7 @@ from holdfast.tiers.base import (
     segment_place,
 )
 from holdfast.tiers.pool.connection_checks import check_members
-from holdfast.tiers.pool.connections import RemoteTarget, TargetConnections
+from holdfast.tiers.pool.connections import TargetConnections
 from holdfast.tiers.pool.health import HealthOptions, PoolHealth
 from holdfast.tiers.pool.health_probe import HealthProbes
 from holdfast.tiers.pool.hedged_read import RACED_BYTES, HedgedReads
@@ -57,7 +57,7 @@ from holdfast.tiers.pool.segment_batch import (
 from holdfast.tiers.pool.target_statistics import CallKind
 from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.tiers.unverified_records import UnverifiedRecords
-from holdfast.wire.remote.client import FoundBlocks, HeldCount
+from holdfast.wire.remote.client import FoundBlocks, HeldCount, TargetClient
 from holdfast.workers import workers
 
 HOT_COPIES = 2
@@ -69,7 +69,7 @@ ASKED_BYTES = 1 * MIB
 _LIST_POLL_S = 0.01
 """How often a wait for the first list looks for trouble of its source."""
 
-_Tell: TypeAlias = Callable[[RemoteTarget, Namespace, Sequence[bytes], float], FoundBlocks]
+_Tell: TypeAlias = Callable[[TargetClient, Namespace, Sequence[bytes], float], FoundBlocks]
 
 
 class PoolTierOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +92,7 @@ class PoolTier(AnsweringTier):
     def __init__(
         self,
         source: MembershipSource,
-        connect: Callable[[Member], RemoteTarget],
+        connect: Callable[[Member], TargetClient],
         options: PoolTierOptions | None = None,
         clock: Clock | None = None,
         name: str = "pool",
