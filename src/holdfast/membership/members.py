@@ -46,8 +46,8 @@ class PoolView(msgspec.Struct, frozen=True):
 
     `epoch` counts this process's views: it grows whenever placement may have changed. `digest`
     is a 64-bit hash over id, address and weight of the members that take segments: it is equal on
-    two nodes if they place all segments on the same addresses. Requests carry the digest, because
-    epochs of different processes are not comparable.
+    two nodes if they place all segments on the same addresses. The epochs of two processes are not
+    comparable.
     """
 
     epoch: int

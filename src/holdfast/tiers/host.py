@@ -19,7 +19,6 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 from holdfast.buffers import (
     SharedMapping,
@@ -77,35 +76,29 @@ class HostBudget:
         return self.chunks * self.chunk_bytes
 
 
-class ArenaMemory(Protocol):
-    """Memory that holds slots."""
+class ArenaMemory:
+    """Memory that holds slots, in `view`; without the methods, memory that is always there."""
 
-    @property
-    def view(self) -> memoryview:
-        """Return all of the memory."""
-        ...
+    view: memoryview
 
     def populate(self, offset: int, nbytes: int) -> None:
         """Fault pages in ahead of use, if the memory supports it."""
-        ...
 
     def give_back(self, offset: int, nbytes: int) -> None:
-        """Return pages to the kernel; their contents are lost."""
-        ...
+        """Return pages to the kernel, if the memory supports it; their contents are lost."""
 
     def resident_bytes(self) -> int:
         """Return the bytes of memory that the kernel holds for it, swapped pages included.
 
         0 if no other process can map it: then only the tier faults pages in.
         """
-        ...
+        return 0
 
     def close(self) -> None:
-        """Release the memory."""
-        ...
+        """Release the memory; by default it is released with its last view."""
 
 
-class Arena:
+class Arena(ArenaMemory):
     """Shared memory of one domain: a memfd of a fixed size, and its mapping."""
 
     def __init__(self, nbytes: int, name: str = "holdfast") -> None:
@@ -141,7 +134,7 @@ class Arena:
         self._memory.give_up_copy()
 
 
-class PrivateArena:
+class PrivateArena(ArenaMemory):
     """Memory that no other process maps, on huge pages: its blocks are copied, not mapped.
 
     A copy between a socket and huge pages takes about a tenth less time.
@@ -156,13 +149,6 @@ class PrivateArena:
 
     def give_back(self, offset: int, nbytes: int) -> None:
         self._memory.madvise(mmap.MADV_DONTNEED, offset, nbytes)
-
-    def resident_bytes(self) -> int:
-        """Return 0: no other process maps the memory."""
-        return 0
-
-    def close(self) -> None:
-        """Do nothing: the memory is freed with its last view."""
 
 
 class _Run:

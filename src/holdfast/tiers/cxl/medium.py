@@ -20,7 +20,7 @@ from typing import NamedTuple
 from holdfast.buffers import keep_from_dumps
 from holdfast.errors import ConfigError
 from holdfast.limits import GIB
-from holdfast.tiers.host import PrivateArena
+from holdfast.tiers.host import ArenaMemory, PrivateArena
 
 SYS = Path("/sys")
 ANY_NODE = -1
@@ -55,7 +55,7 @@ class NodeArena(PrivateArena):
         _bind(self._memory, node)
 
 
-class DaxArena:
+class DaxArena(ArenaMemory):
     """A mapped DAX device. Its pages exist from the start and are never returned."""
 
     def __init__(self, path: str, nbytes: int) -> None:
@@ -66,19 +66,6 @@ class DaxArena:
             os.close(fd)
         keep_from_dumps(self._memory)
         self.view = memoryview(self._memory)
-
-    def populate(self, offset: int, nbytes: int) -> None:
-        """Do nothing: the device's pages exist already."""
-
-    def give_back(self, offset: int, nbytes: int) -> None:
-        """Do nothing: only this tier uses the device."""
-
-    def resident_bytes(self) -> int:
-        """Return 0: only this tier uses the device."""
-        return 0
-
-    def close(self) -> None:
-        """Do nothing: the device is unmapped with its last view."""
 
 
 def describe(config: CxlConfig, system: Path = SYS) -> str:
