@@ -1,6 +1,7 @@
 """`holdfast` itself: help, versions, exit codes, and a quick start."""
 
 import argparse
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -46,6 +47,33 @@ def test_help_loads_nothing_heavy():
     )
     loaded = set(done.stderr.split())
     assert not loaded & {"numpy", "yaml", "asyncio", "xxhash", "rich", "torch", "vllm", "logging"}
+
+
+def test_verbs_of_other_packages_are_found_as_the_standard_library_finds_them(tmp_path):
+    (tmp_path / "other.py").write_text(
+        "from holdfast.cli import Verb\nVERBS = {'juggle': Verb('other', 'juggle blocks', '')}\n"
+    )
+    (tmp_path / "other-1.0.dist-info").mkdir()
+    (tmp_path / "other-1.0.dist-info" / "METADATA").write_text("Name: other\nVersion: 1.0\n")
+    (tmp_path / "other-1.0.dist-info" / "entry_points.txt").write_text(
+        "[console_scripts]\nother = other:main\n\n"
+        "[holdfast.verbs]\njuggle = other:VERBS\n\n[pytest11]\nother = other:plugin\n"
+    )
+    script = (
+        "from importlib import metadata\nfrom holdfast import cli\n"
+        "known = metadata.entry_points(group=cli.ENTRY_POINTS)\n"
+        "assert {(p.module, p.attr) for p in known} == set(cli._entry_points())\n"
+        "print(cli.all_verbs()['juggle'].about)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("juggle blocks\n", "")
 
 
 def test_version(holdfast):
