@@ -1,6 +1,7 @@
 """What the verbs have in common: numbers of things in words."""
 
 import argparse
+import os
 
 import pytest
 
@@ -56,3 +57,23 @@ def test_the_node_is_the_users_own_or_else_the_machines(tmp_path, monkeypatch):
     (tmp_path / "holdfast").mkdir()
     (tmp_path / "holdfast" / "node.sock").touch()
     assert found() == default_address()
+
+
+def test_a_machine_node_in_a_folder_that_the_user_may_not_search_is_not_found(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "own"))
+    monkeypatch.setenv("HOME", "/nonexistent")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0)
+    monkeypatch.setattr(options, "machine_address", lambda: f"unix://{folder}/node.sock")
+    parser = argparse.ArgumentParser()
+    options.add_node_arguments(parser)
+    user = os.geteuid()
+    try:
+        if not user:
+            os.seteuid(65534)  # root may search every folder
+        assert options.node_address(parser.parse_args([])) == default_address()
+    finally:
+        os.seteuid(user)

@@ -80,11 +80,18 @@ def node_address(args: argparse.Namespace) -> str:
             f"listen: the node is at {', '.join(config.addresses)} for other nodes only; add a "
             "unix:///path to its listen, or run `holdfast inspect pool` on a node that uses it"
         )
-    if not args.config and config.node_address == default_address():
-        own, machine = (Path(socket_path(of())) for of in (default_address, machine_address))
-        if machine.exists() and not own.exists():
-            return machine_address()
+    own_or_machine = not args.config and config.node_address == default_address()
+    if own_or_machine and not _has_socket(default_address()) and _has_socket(machine_address()):
+        return machine_address()
     return config.node_address
+
+
+def _has_socket(address: str) -> bool:
+    """Return whether the socket of an address is there, in a folder that this user may search."""
+    try:
+        return Path(socket_path(address)).exists()
+    except PermissionError:
+        return False
 
 
 def connected(address: str, verb: str) -> contextlib.closing[Client]:
