@@ -59,6 +59,7 @@ def test_verbs_of_other_packages_are_found_as_the_standard_library_finds_them(tm
         "[console_scripts]\nother = other:main\n\n"
         "[holdfast.verbs]\njuggle = other:VERBS\n\n[pytest11]\nother = other:plugin\n"
     )
+    (tmp_path / "broken-1.0.dist-info" / "entry_points.txt").mkdir(parents=True)
     script = (
         "from importlib import metadata\nfrom holdfast import cli\n"
         "known = metadata.entry_points(group=cli.ENTRY_POINTS)\n"

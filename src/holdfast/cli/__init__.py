@@ -140,12 +140,16 @@ def all_verbs() -> dict[str, Verb]:
 def _entry_points() -> Iterator[tuple[str, str]]:
     """Yield the modules and attributes that installed packages name in the group ENTRY_POINTS.
 
-    Reads the packages' files, because the import of `importlib.metadata` alone takes as long as all
-    else that `--help` does.
+    Reads the packages' files, because importing `importlib.metadata` took 40 % of the time of
+    `--help`. A file that cannot be read names nothing.
     """
     for folder in sys.path:
         for file in Path(folder).glob("*.dist-info/entry_points.txt"):
-            _, _, group = file.read_text(encoding="utf-8").partition(f"[{ENTRY_POINTS}]\n")
+            try:
+                text = file.read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                continue
+            _, _, group = text.partition(f"[{ENTRY_POINTS}]\n")
             for line in group.partition("\n[")[0].splitlines():
                 module, colon, attribute = line.partition("=")[2].strip().partition(":")
                 if colon:
