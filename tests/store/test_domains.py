@@ -9,6 +9,7 @@ from holdfast.keys.audit import AuditLog
 from holdfast.keys.keyring import KeyRing
 from holdfast.limits import RING_STALE_S
 from holdfast.store import domains
+from holdfast.store.shared_ring import SharedRing
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 
 MIB = 1 << 20
@@ -48,6 +49,25 @@ def test_what_one_node_erases_all_that_share_the_ring_forget(sealed, tmp_path):
     assert other.read(chain) == 0
     assert other.store.status()["blocks"] == 0
     assert actions(tmp_path) == ["erase", "erased elsewhere"]
+
+
+def test_a_ring_is_back_even_if_its_changes_cannot_be_applied(sealed, tmp_path, monkeypatch):
+    one, backs = sealed(), []
+    shared = SharedRing(one.store, lambda: backs.append("back"))
+    ring = tmp_path / "ring.json"
+    ring.rename(tmp_path / "away")
+    one.clock.advance(RING_STALE_S + 1)
+    shared.follow()
+    assert shared.lost
+    elsewhere = KeyRing(tmp_path / "away")
+    elsewhere.enrol("default", b"s" * 32)
+    elsewhere.erase("default")
+    (tmp_path / "away").rename(ring)
+    monkeypatch.setattr("holdfast.store.shared_ring.forget_erased", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        shared.follow()
+    assert not shared.lost
+    assert backs == ["back"]
 
 
 def test_a_ring_that_is_away_for_long_ends_serving_until_it_is_back(sealed, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from holdfast.keys.keyring import KeyRing
 from holdfast.limits import RING_STALE_S
@@ -14,38 +15,38 @@ _log = logging.getLogger("holdfast.store")
 
 
 class SharedRing:
-    """Follows the key ring of one store.
+    """Follows the key ring of one store; calls `on_back` when a lost ring can be read again.
 
     A ring that could not be read for `RING_STALE_S`, or whose reading hangs so long, may have lost
     keys. Its domains are not served, and leave memory, until it can be read again.
     """
 
-    def __init__(self, store: StoreParts) -> None:
+    def __init__(self, store: StoreParts, on_back: Callable[[], None]) -> None:
         self.lost = False
         """Whether its domains are not served."""
         self._store = store
+        self._on_back = on_back
 
-    def follow(self) -> bool:
-        """Read the ring's file and apply its changes; return whether a lost ring is back."""
+    def follow(self) -> None:
+        """Read the ring's file and apply its changes."""
         sealing = self._store.table.sealing
         ring, watch = sealing.ring, sealing.watch
         if ring is None or watch is None or ring.path is None:
-            return False
+            return
         watch.glance()
         stale = self._store.clock.now() - watch.read_at >= RING_STALE_S
-        back = self.lost and not stale and not ring.suspended
         if stale and not self.lost:
             self._suspend(ring, watch.why or "it was not read in time, the file system may hang")
-        elif back:
-            self.lost = False
+        elif self.lost and not stale and not ring.suspended:
             self._store.audit.record("ring", state="back")
+            self.lost = False
+            self._on_back()
         pending = ring.erased() or ring.retired()
         if pending and self._store.erasing.acquire(blocking=False):  # else another thread does it
             try:
                 self._apply(ring)
             finally:
                 self._store.erasing.release()
-        return back
 
     def _suspend(self, ring: KeyRing, why: str) -> None:
         """Serve the ring's domains no longer, and remove their blocks from memory."""

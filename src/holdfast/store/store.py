@@ -94,7 +94,7 @@ class Store(StoreParts):
         super().__init__(host_bytes, lower, domains, options or StoreOptions())
         self._estimates_file = EstimatesFile(self.estimates, self.options.estimates_file)
         self.scrubber = Scrubber(self, self.options.scrub_every_s, self.options.scrub_bytes_per_s)
-        self.shared_ring = SharedRing(self)
+        self.shared_ring = SharedRing(self, self._promote_public)
         self._public_is_cold = False
         """Whether the public domain's blocks must be promoted to memory."""
         self._probed_tiers = set[int]()
@@ -117,7 +117,7 @@ class Store(StoreParts):
         self.recovery.start()
         if self.table.lower:
             self.ladder.start()
-        self._public_is_cold = True
+        self._promote_public()
         self._housekeeper.start()
         self.scrubber.start()
         _open_stores[id(self)] = weakref.ref(self)
@@ -375,11 +375,14 @@ class Store(StoreParts):
             return False
         return True
 
+    def _promote_public(self) -> None:
+        """Have the public domain's blocks promoted to memory, once recovery is over."""
+        self._public_is_cold = True
+
     def _housekeep_once(self) -> None:
         self.housekeep()
         self.audit.catch_up()
-        if self.shared_ring.follow():
-            self._public_is_cold = True
+        self.shared_ring.follow()
         if self._public_is_cold and self.recovery.seconds is not None:
             self._public_is_cold = False
             self.background.submit(public_domain.warm, self)
