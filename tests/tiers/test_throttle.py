@@ -4,7 +4,9 @@ import threading
 
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.tier_contract import TierContract
-from holdfast.tiers.base import TierGet
+from holdfast.tiers.base import Erasable, Lockable, TierGet
+from holdfast.tiers.disk.file import DiskConfig
+from holdfast.tiers.disk.tier import DiskTier
 from holdfast.tiers.host import HostBudget, HostTier
 from holdfast.tiers.throttle import ThrottledTier
 
@@ -57,3 +59,12 @@ def test_threads_share_the_rate_limit():
     for thread in threads:
         thread.join()
     assert sorted(done) == [1.0, 2.0, 3.0]
+
+
+def test_it_can_be_wiped_and_given_up_if_its_inner_tier_can(tmp_path):
+    disk = ThrottledTier(DiskTier(DiskConfig(path=str(tmp_path), capacity_bytes=32 * MIB)), MIB)
+    memory = ThrottledTier(MemoryTier(MIB), MIB)
+    for feature in (Erasable, Lockable):
+        assert isinstance(disk, feature)
+        assert not isinstance(memory, feature)
+    disk.close()

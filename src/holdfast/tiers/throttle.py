@@ -16,8 +16,8 @@ from holdfast.tiers.base import Erasable, LocalTier, Lockable, TierGet
 class ThrottledTier:
     """Limits reads of `inner` to `bytes_per_s` over all threads; writes pass unchanged.
 
-    A read that finishes early waits before it returns. Owns and closes `inner`, and has the
-    optional features of `inner`.
+    A read that finishes early waits before it returns. Owns and closes `inner`. Erasable
+    and Lockable if `inner` is.
     """
 
     def __init__(
