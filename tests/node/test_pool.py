@@ -72,6 +72,14 @@ def held_by(address):
         return target.stats(10)[0]["blocks"]
 
 
+def hand_over(a, b, keys):
+    """Save a chain on one host; another one reads all of it from the pool."""
+    assert a.save(keys) == len(keys)
+    written(a)
+    assert until_covered(b, keys) == len(keys)
+    assert b.read(keys) == (len(keys), {"pool": len(keys)})
+
+
 def until_covered(engine, keys, within_s=120):
     """Ask until the pool's members are known and hold the chain."""
     end = time.monotonic() + within_s
@@ -86,10 +94,7 @@ def test_a_context_saved_on_one_host_is_served_on_another(pool, engine, names):
 
     def share(attempt):
         keys = names(f"shared {attempt}", 24)
-        assert a.save(keys) == 24
-        written(a)
-        assert until_covered(b, keys) == 24
-        assert b.read(keys) == (24, {"pool": 24})
+        hand_over(a, b, keys)
         assert b.read(keys) == (24, {"host": 24})
 
     undisturbed(share, a, b)
@@ -249,18 +254,12 @@ def test_a_domain_that_one_host_erases_is_gone_for_all_and_on_the_targets(pool, 
 
     def erase(attempt):
         keys = names(f"erased {attempt}", 12)
-        assert a.save(keys) == 12
-        written(a)
-        assert until_covered(b, keys) == 12
-        assert b.read(keys) == (12, {"pool": 12})
+        hand_over(a, b, keys)
         assert a.call(m.Domains("erase", "default")).data["everywhere"]
         assert a.read(keys) == (0, {})
         b.until(lambda status: status["blocks"] == 0)
         assert b.read(keys) == (0, {})
-        assert a.save(keys) == 12  # the targets forget what nobody can read, and take it anew
-        written(a)
-        assert until_covered(b, keys) == 12
-        assert b.read(keys) == (12, {"pool": 12})
+        hand_over(a, b, keys)  # the targets forget what nobody can read, and take it anew
 
     undisturbed(erase, a, b)
 
