@@ -2,7 +2,7 @@
 
 A fetch returns a lease on the longest leading run of verified blocks in the host arena, and the
 reason why the run ends there. The caller copies the payloads to its pages, then releases the lease.
-If the lease has expired by then, the caller must discard the copies.
+If the release says that the lease had expired, the caller must discard the copies.
 """
 
 from __future__ import annotations

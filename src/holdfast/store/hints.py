@@ -53,8 +53,8 @@ def closed(store: StoreParts, domain: bytes, session: str) -> int:
 def returns(store: StoreParts, domain: bytes, session: str, in_s: float) -> int:
     """Record that a session comes back in `in_s` seconds; return how many of its blocks are held.
 
-    Its blocks stay until then, and those below memory are read into it by then. Shared tiers are
-    asked for what is not held here, for `LOOK_S` at most.
+    Its blocks stay until the session is back, and blocks below memory are read into it before.
+    Shared tiers are asked about blocks that are not held here, for `LOOK_S` at most.
     """
     check_name(session)
     check_within("returns.in_s", in_s, SECONDS_MAX)

@@ -141,7 +141,7 @@ class HttpServer:
             pass  # the server closes; asyncio would log it
         except asyncio.LimitOverrunError:
             await self._refuse(writer, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        except Exception:  # noqa: BLE001  # the client hears it, and others are answered
+        except Exception:  # noqa: BLE001  # the client gets the error, and others are answered
             _log.exception("an HTTP request failed")
             await self._refuse(writer, HTTPStatus.INTERNAL_SERVER_ERROR)
         finally:

@@ -87,7 +87,7 @@ class FoundBlocks(NamedTuple):
 class TargetClient:
     """One target at `tcp://host:port`; any thread may call any method, many at once.
 
-    Failures are outcomes: LATE after the deadline, UNSENT if no connection became free by then,
+    Failures are outcomes: LATE after the deadline, UNSENT if no connection became free in time,
     GONE if the target cannot be reached or fails. Raises only ConfigError, for credentials that
     cannot be read, and RefusedError, if one side does not accept the other's credentials.
     """
