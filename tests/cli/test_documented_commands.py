@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import all_verbs, parser_of
-from holdfast.cli.parser import OptionParser
+from holdfast.cli import OptionParser, all_verbs, parser_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [

@@ -12,7 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from holdfast.cli.parser import OptionParser
 from holdfast.errors import (
     BusyError,
     ConfigError,
@@ -96,6 +95,29 @@ INTERRUPTED = 130
 EXIT_CODES = """\
 exit codes: 0 all is well; 1 a check or a step failed; 2 wrong usage, configuration, trace or
 data folder; 3 in use by another node; 4 no node answers, or it refuses; 130 interrupted"""
+
+
+class OptionParser(argparse.ArgumentParser):
+    """A parser whose errors suggest an option in place of one that does not exist."""
+
+    _words: Sequence[str] = ()
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parse the words after the command's name. A wrong one ends the process with code 2."""
+        self._words = words
+        return self.parse_args(words)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage, the error and a suggestion; exit with code 2."""
+        from difflib import get_close_matches  # takes longer to import than most verbs
+
+        options = [name for name in self._option_string_actions if name.startswith("--")]
+        for word in (word.partition("=")[0] for word in self._words if word.startswith("--")):
+            if not any(option.startswith(word) for option in options) and (
+                close := get_close_matches(word, options, n=1)
+            ):
+                message += f"; did you mean {close[0]} instead of {word}?"
+        super().error(message)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

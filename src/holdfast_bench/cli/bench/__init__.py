@@ -6,9 +6,8 @@ import argparse
 from importlib import import_module
 
 from holdfast import report
-from holdfast.cli import EXIT_CODES
+from holdfast.cli import EXIT_CODES, OptionParser
 from holdfast.cli.options import add_json_argument
-from holdfast.cli.parser import OptionParser
 from holdfast.report import Report, Row
 from holdfast_bench.cli.measuring import finish
 from holdfast_bench.cli.progress import progress
