@@ -1,6 +1,7 @@
 """`holdfast serve`: private nodes end with their parent, mistakes are named, flags count."""
 
 import datetime as dt
+import gc
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import __version__
-from holdfast.cli.log_format import JsonFormatter
+from holdfast.cli.serve import JsonFormatter, gc_frozen
 from holdfast.scratch import NODE
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
@@ -210,3 +211,13 @@ def test_a_token_for_metrics_that_is_no_secret_is_refused(holdfast, tmp_path, mo
     done = holdfast("serve", "--config", file)
     assert done.returncode == 2
     assert f"http.token_file: '{secret}' {words}" in done.stderr
+
+
+def test_collections_pass_by_what_was_there():
+    before = gc.get_freeze_count()
+    ours = [[] for _ in range(100)]
+    with gc_frozen():
+        assert gc.get_freeze_count() > before
+        assert not any(each is ours for each in gc.get_objects())
+    assert any(each is ours for each in gc.get_objects())
+    assert gc.get_freeze_count() == 0

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime as dt
+import gc
+import logging
 import os
 import stat
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import msgspec
 
 from holdfast import config as configuration
 from holdfast.assemble.keys import was_handed_over
-from holdfast.cli.frozen_heap import gc_frozen
-from holdfast.cli.log_format import start_logging
 from holdfast.cli.options import add_config_arguments, load_config
 from holdfast.errors import ConfigError
 from holdfast.node.daemon import NO_PARENT, notify, serve
 from holdfast.scratch import NODE, scratch_folder
+
+_TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+"""A line of the log as text."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve; print `READY` and the addresses once peers can connect."""
-    start_logging(args.log_level, args.log_format)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if args.log_format == "json" else logging.Formatter(_TEXT))
+    logging.basicConfig(level=args.log_level.upper(), handlers=[handler])
+    logging.raiseExceptions = False  # a line that cannot be written, as to a full disk, is lost
     if args.with_parent != NO_PARENT:  # before any file is opened, which could get its number
         fd, found = args.with_parent, ""
         if not was_handed_over(fd):
@@ -82,3 +92,34 @@ def run(args: argparse.Namespace) -> int:
         serve(load_config(args, flags, private), ready, parent_fd=args.with_parent)
         notify(notify_address, "STOPPING=1")
     return 0
+
+
+@contextlib.contextmanager
+def gc_frozen() -> Iterator[None]:
+    """Exclude all present objects from garbage collections, until the end of the `with` block.
+
+    A full collection over all imported modules took 12 ms, in which every request waited; it set
+    the 99th percentile of fetches of 40 ms. For Holdfast's own processes, never for an engine's.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: `time` (ISO 8601, UTC), `level`, `logger`, `message`, `exception`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = dt.datetime.fromtimestamp(record.created, dt.UTC)
+        line = {
+            "time": time.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()

@@ -23,7 +23,7 @@ from statistics import median_high
 from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
-from holdfast.cli.frozen_heap import gc_frozen
+from holdfast.cli.serve import gc_frozen
 from holdfast.errors import ConfigError
 from holdfast.fairness.fair_queue import WINDOW_S
 from holdfast.fairness.shares import Quota
