@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from holdfast.cli.inspect import _status_lines
-from holdfast.cli.inspect_plans import plans_text
+from holdfast.cli.inspect import _status_lines, plans_text
 from holdfast.metrics import tier_totals
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client

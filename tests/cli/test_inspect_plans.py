@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.cli.inspect_plans import plans_text
+from holdfast.cli.inspect import plans_text
 from holdfast.errors import NotFollowed
 
 RIGHT = {

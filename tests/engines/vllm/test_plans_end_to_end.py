@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from holdfast.cli.inspect_plans import plans_text
+from holdfast.cli.inspect import plans_text
 from holdfast.limits import MIB
 from holdfast_bench.harness.model import make
 from holdfast_bench.harness.node import NodeUnderTest
