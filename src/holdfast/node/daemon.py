@@ -19,7 +19,6 @@ from pathlib import Path
 
 from holdfast.assemble import open_store
 from holdfast.assemble.keys import check_descriptors, read_key
-from holdfast.assemble.registration import register
 from holdfast.buffers import keep_memory_from_dumps
 from holdfast.config import Config
 from holdfast.config.options import InstalledOptions, changed_options, kind_of
@@ -31,7 +30,7 @@ from holdfast.node.local.sessions import NodeContext, NodeSession
 from holdfast.node.local.socket_setup import socket_setup
 from holdfast.node.local.threads import NodeThreads
 from holdfast.node.local.users import group_of, users_of
-from holdfast.node.registration import until_drained
+from holdfast.node.registration import register, until_drained
 from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
 from holdfast.node.remote.service import TargetService
 from holdfast.node.traces import open_traces

@@ -1,15 +1,43 @@
-"""Announce a registered target's state: joining, serving, and draining before it ends."""
+"""A target's entry in its pool's list of members: joining, serving, and draining before it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
+import socket
+from collections.abc import Sequence
 
+from holdfast.config import RegisterOptions
+from holdfast.errors import ConfigError, MembershipError
 from holdfast.membership.etcd_source import EtcdRegistration
-from holdfast.membership.members import MemberState
+from holdfast.membership.members import Member, MemberState
+from holdfast.membership.open_source import etcd_options
 from holdfast.store.store import Store
+from holdfast.wire.address import tcp_endpoint
 
 _POLL_S = 0.2
+
+
+def register(options: RegisterOptions, listening: Sequence[str]) -> EtcdRegistration:
+    """Register this target as joining, at its configured address or one that it listens on.
+
+    The caller closes the registration. An etcd that does not answer is retried without limit.
+    Raises ConfigError.
+    """
+    reachable = (address for address in listening if not tcp_endpoint(address).is_anywhere)
+    member = Member(
+        id=options.id or socket.gethostname(),
+        address=options.address or next(reachable),
+        weight=options.weight,
+        zone=options.zone,
+        state=MemberState.JOINING,
+        incarnation=secrets.token_hex(8),
+    )
+    try:
+        return EtcdRegistration(etcd_options(options.members), member)
+    except MembershipError as error:
+        raise ConfigError(f"register: {error}") from error
 
 
 async def until_drained(
