@@ -3,42 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-from functools import partial
 from pathlib import Path
 
 from holdfast.assemble.domains import DEFAULT_DOMAIN, configured_keys, default_key, open_ring
 from holdfast.assemble.keys import read_key
-from holdfast.assemble.opening import Opening
 from holdfast.assemble.rules import quotas, tier_rules
-from holdfast.config import (
-    Config,
-    DiskOptions,
-    HostOptions,
-    default_address,
-    kind_and_options,
-    load,
-    parse,
-)
-from holdfast.errors import ConfigError
+from holdfast.config import Config, HostOptions, kind_and_options
 from holdfast.keys.audit import AuditLog
 from holdfast.plan.planner import BestCut, FetchHeld
 from holdfast.policy.choice import POLICIES
-from holdfast.store.call_threads import CallThreads, DirectCalls, OwnThreadCalls
+from holdfast.store.call_threads import CallThreads, DirectCalls
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.tiers.base import Tier
-from holdfast.tiers.disk.file import FILE_NAME
 from holdfast.tiers.kind import TierContext, TierKind, TierSection
 from holdfast.wire.remote.credentials import Credentials, TlsFiles
 
-_log = logging.getLogger(__name__)
-
 ESTIMATES_FILE = "learnt.json"
 """Name of the file with the saved estimates, in the folder of the first disk tier."""
-
-HOST_DEFAULT = "256 MiB"
-"""Host memory of `open_here` if only a disk tier is given."""
 
 
 def open_store(config: Config, calls: CallThreads | None = None) -> Store:
@@ -87,57 +69,6 @@ def open_store(config: Config, calls: CallThreads | None = None) -> Store:
         store.start()
         undo.pop_all()
     return store
-
-
-def open_here(
-    file: str = "",
-    *,
-    host: str | int | None = None,
-    disk: str | int | None = None,
-    path: str | None = None,
-) -> Store:
-    """Open a store in this process: from a configuration file, or from a few sizes.
-
-    `host` and `disk` are capacities ("8 GiB" or bytes); `path` is the folder of the disk tier,
-    needed with `disk`. Without arguments, the defaults for this machine. Use the store in a `with`
-    block. Raises ConfigError for arguments that cannot be combined.
-
-    A thread opens the store while the caller waits. If an exception interrupts the caller (Ctrl-C,
-    a signal handler that raises), that thread closes the store.
-    """
-    return Opening(partial(_open_here, file, host, disk, path)).result()
-
-
-def _open_here(
-    file: str, host: str | int | None, disk: str | int | None, path: str | None
-) -> Store:
-    if host is None and disk is None and path is None:
-        config = load(file)
-        if not file:
-            disks = [tier for tier in config.tiers if isinstance(tier, DiskOptions)]
-            if disks and not any(Path(disk.path, FILE_NAME).exists() for disk in disks):
-                _log.warning(
-                    "no capacity given: taking %s of memory, and %s of disk in %s; give others as "
-                    'holdfast.open(host="8 GiB", disk="64 GiB", path="/var/lib/holdfast")',
-                    *(config.host_bytes, disks[0].capacity, disks[0].path),
-                )
-        return open_store(config, OwnThreadCalls())
-    if file:
-        raise ConfigError("open: give a file or sizes, not both")
-    if (disk is None) != (path is None):
-        raise ConfigError(
-            "open: disk and path go together; give the disk tier's capacity and its folder, or "
-            "neither"
-        )
-    if path == "":
-        raise ConfigError("open: path is empty; name the folder of the disk tier")
-    tiers: list[dict[str, object]] = [
-        {"kind": "host", "capacity": HOST_DEFAULT if host is None else host}
-    ]
-    if disk is not None:
-        tiers.append({"kind": "disk", "path": path, "capacity": disk})
-    config = parse({"listen": default_address(), "tiers": tiers})
-    return open_store(config, OwnThreadCalls())
 
 
 def configured_tier(config: Config, number: int) -> tuple[TierKind, TierSection, TierContext]:
