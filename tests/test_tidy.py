@@ -290,7 +290,7 @@ def what_threads_decode_is_prepared():
             if name == "Decoder":
                 yield f"{where(path)}:{node.lineno}", "make decoders where the module begins"
             told = {dotted(k.value) for k in node.keywords if k.arg == "type"} if name else set()
-            if name in ("convert", "_convert", "_call"):
+            if name in ("convert", "_call", "call", "stream"):
                 told |= set(map(dotted, node.args))
             for kind in sorted(told & unprepared):
                 yield f"{where(path)}:{node.lineno}", f"{kind} is not @prepared"

@@ -239,7 +239,7 @@ def test_a_revision_that_etcd_has_forgotten_ends_the_watch_quietly(options):
     lease = etcd.grant(300)
     for number in range(5):
         etcd.put(key_of(options, "flash-a"), str(number).encode(), lease)
-    revision = etcd.snapshot(b"/").revision
+    revision = etcd.snapshot(b"/").header.revision
     etcd._call("/v3/kv/compaction", {"revision": str(revision)}, dict[str, object])
     changes = list(etcd.changes(key_of(options, ""), revision - 3, 5.0))
     assert all(not entries for entries in changes)

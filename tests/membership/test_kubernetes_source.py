@@ -354,7 +354,7 @@ def test_an_answer_of_another_kind_is_trouble(api, account):
     api.slices["bad"] = {"metadata": {"name": "bad"}, "endpoints": "none"}
     source = source_of(api, account)
     source.watch(ReportedViews())
-    assert "unexpected answer of the API server" in wait_for_trouble(source)
+    assert f"{api.url}: unexpected answer: Expected" in wait_for_trouble(source)
     source.close()
 
 

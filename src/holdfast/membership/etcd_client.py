@@ -14,18 +14,24 @@ from holdfast.prepared import prepared
 _T = TypeVar("_T")
 
 
+class _Header(msgspec.Struct):
+    revision: int = 0
+
+
 class EtcdEntry(msgspec.Struct, frozen=True):
-    """A key and its value; the value is None if the key was deleted."""
+    """A key, its value and its lease (0: none); the value is None if the key was deleted."""
 
     key: bytes
-    value: bytes | None
+    value: bytes | None = b""
+    lease: int = 0
 
 
+@prepared
 class EtcdSnapshot(msgspec.Struct, frozen=True):
-    """All entries under a prefix at one revision."""
+    """All entries under a prefix at the revision in `header`."""
 
-    entries: list[EtcdEntry]
-    revision: int
+    header: _Header
+    entries: list[EtcdEntry] = msgspec.field(default_factory=list, name="kvs")
 
 
 class EtcdOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,24 +46,8 @@ class EtcdOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 5.0
 
 
-class _Kv(msgspec.Struct):
-    key: bytes
-    value: bytes = b""
-    lease: int = 0
-
-
-class _Header(msgspec.Struct):
-    revision: int = 0
-
-
-@prepared
-class _Range(msgspec.Struct):
-    header: _Header
-    kvs: list[_Kv] = []
-
-
 class _Event(msgspec.Struct):
-    kv: _Kv
+    kv: EtcdEntry
     type: str = "PUT"
 
 
@@ -102,14 +92,13 @@ class EtcdClient:
 
     def snapshot(self, prefix: bytes) -> EtcdSnapshot:
         """Return all entries under `prefix`."""
-        found = self._call("/v3/kv/range", {"key": prefix, "range_end": _end(prefix)}, _Range)
-        entries = [EtcdEntry(kv.key, kv.value) for kv in found.kvs]
-        return EtcdSnapshot(entries, found.header.revision)
+        request = {"key": prefix, "range_end": _end(prefix)}
+        return self._call("/v3/kv/range", request, EtcdSnapshot)
 
     def lease_of(self, key: bytes) -> int | None:
         """Return the lease of a key: 0 if it has none, None if there is no such key."""
-        found = self._call("/v3/kv/range", {"key": key}, _Range)
-        return found.kvs[0].lease if found.kvs else None
+        found = self._call("/v3/kv/range", {"key": key}, EtcdSnapshot).entries
+        return found[0].lease if found else None
 
     def changes(
         self, prefix: bytes, revision: int, silence_s: float
@@ -122,16 +111,16 @@ class EtcdClient:
         request = {"key": prefix, "range_end": _end(prefix), "start_revision": str(revision)}
         server = self._servers[self._current]
         try:
-            stream = server.stream("POST", "/v3/watch", {"create_request": request}, silence_s)
-            for line in stream:
-                watched = _convert(line, _Watched).result
+            body = {"create_request": request}
+            for change in server.stream("POST", "/v3/watch", _Watched, body, silence_s):
+                watched = change.result
                 if watched.compact_revision:
                     return  # the revision was compacted: the caller needs a new snapshot
                 if watched.canceled:
                     raise MembershipError(f"{server.url}: watch ended: {watched.cancel_reason}")
                 yield [
-                    EtcdEntry(e.kv.key, None if e.type == "DELETE" else e.kv.value)
-                    for e in watched.events
+                    EtcdEntry(event.kv.key, None) if event.type == "DELETE" else event.kv
+                    for event in watched.events
                 ]
         except MembershipError:
             self._try_next()
@@ -161,21 +150,13 @@ class EtcdClient:
 
     def _call(self, target: str, body: object, kind: type[_T]) -> _T:
         try:
-            return _convert(self._servers[self._current].call("POST", target, body), kind)
+            return self._servers[self._current].call("POST", target, kind, body)
         except MembershipError:
             self._try_next()
             raise
 
     def _try_next(self) -> None:
         self._current = (self._current + 1) % len(self._servers)
-
-
-def _convert(data: object, kind: type[_T]) -> _T:
-    try:
-        # The gateway writes 64-bit numbers as text.
-        return msgspec.convert(data, kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise MembershipError(f"unexpected answer of etcd: {error}: {data!r:.200}") from error
 
 
 def _end(prefix: bytes) -> bytes:

@@ -47,7 +47,8 @@ class EtcdSource(PolledSource):
         snapshot = self._etcd.snapshot(self._prefix)
         self._found.clear()
         self._apply(snapshot.entries)
-        for entries in self._etcd.changes(self._prefix, snapshot.revision + 1, self._silence_s):
+        revision = snapshot.header.revision + 1
+        for entries in self._etcd.changes(self._prefix, revision, self._silence_s):
             if entries:
                 self._apply(entries)
 

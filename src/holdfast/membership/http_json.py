@@ -7,6 +7,7 @@ import http.client
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -17,8 +18,12 @@ from holdfast.limits import MIB
 ANSWER_BYTES_MAX = 16 * MIB
 LINE_BYTES_MAX = 4 * MIB
 MESSAGE_CHARACTERS_MAX = 300
+ANSWER_SHOWN_BYTES = 200
+"""Start of an unexpected answer that its error shows."""
 
 _OK = range(200, 300)
+
+_T = TypeVar("_T")
 
 
 class HttpStatusError(MembershipError):
@@ -58,7 +63,7 @@ class HttpJson:
     """Client of one server. One thread at a time may call it; any thread may `interrupt`.
 
     Every failure raises a MembershipError with the server's URL: no connection, no answer within
-    `timeout_s`, an answer that is not a JSON object, a status other than 2xx (HttpStatusError).
+    `timeout_s`, an answer of another kind, a status other than 2xx (HttpStatusError).
     """
 
     def __init__(
@@ -80,20 +85,20 @@ class HttpJson:
         self._socket: socket.socket | None = None
         self._interrupted = False
 
-    def call(self, method: str, target: str, body: object = None) -> dict[str, object]:
-        """Return the first object of the answer."""
+    def call(self, method: str, target: str, kind: type[_T], body: object = None) -> _T:
+        """Return the first object of the answer, decoded as a `kind`."""
         with self._answer(method, target, body) as answer:
             line = answer.readline(ANSWER_BYTES_MAX + 1)
             if len(line) > ANSWER_BYTES_MAX:
                 raise MembershipError(
                     f"{self.url}: answer longer than {ANSWER_BYTES_MAX} bytes; check the address"
                 )
-            return self._object(line)
+            return self._decoded(line, kind)
 
     def stream(
-        self, method: str, target: str, body: object, silence_s: float
-    ) -> Iterator[dict[str, object]]:
-        """Yield the answer's objects, one a line, until its end.
+        self, method: str, target: str, kind: type[_T], body: object, silence_s: float
+    ) -> Iterator[_T]:
+        """Yield the answer's objects, one a line, until its end; each is decoded as a `kind`.
 
         The stream also ends if nothing arrives for `silence_s`, because the connection may be
         dead; the caller should send the request again.
@@ -113,7 +118,7 @@ class HttpJson:
                         f"{self.url}: event longer than {LINE_BYTES_MAX} bytes; check the address"
                     )
                 if line.strip():
-                    yield self._object(line)
+                    yield self._decoded(line, kind)
 
     def interrupt(self) -> None:
         """End the call in progress and make every later call fail."""
@@ -155,16 +160,18 @@ class HttpJson:
             self._socket = None
             connection.close()
 
-    def _object(self, line: bytes) -> dict[str, object]:
+    def _decoded(self, line: bytes, kind: type[_T]) -> _T:
         try:
-            return msgspec.json.decode(line, type=dict[str, object])
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise MembershipError(f"{self.url}: answer is not a JSON object: {error}") from error
+            return msgspec.json.decode(line, type=kind, strict=False)  # etcd writes numbers as text
+        except msgspec.DecodeError as error:
+            raise MembershipError(
+                f"{self.url}: unexpected answer: {error}: {line[:ANSWER_SHOWN_BYTES]!r}"
+            ) from error
 
 
 def _message(body: bytes) -> str:
     """Return the text of an error's body: its `message` field if it has one."""
-    with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
+    with contextlib.suppress(msgspec.DecodeError):
         message = msgspec.json.decode(body, type=dict[str, object]).get("message")
         if isinstance(message, str):
             return message[:MESSAGE_CHARACTERS_MAX]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -28,8 +27,6 @@ GONE = 410
 FORBIDDEN = (401, 403)
 WATCH_S = 240
 """Duration of one watch, set by the request; the next one continues where it ended."""
-
-_T = TypeVar("_T")
 
 _PAUSE_S, _PAUSE_MAX_S = 0.2, 15.0
 _SILENCE_S = WATCH_S + 30.0
@@ -83,16 +80,26 @@ class _Metadata(msgspec.Struct, rename="camel"):
 
 @prepared
 class _Slice(msgspec.Struct, rename="camel"):
-    metadata: _Metadata
+    """An EndpointSlice, or a Status, which has an HTTP `code` and a `message`."""
+
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     address_type: str = ""
     endpoints: list[_Endpoint] | None = None
     ports: list[_Port] | None = None
+    code: int = 0
+    message: str = ""
 
 
 @prepared
 class _Slices(msgspec.Struct):
     metadata: _Metadata
     items: list[_Slice] | None = None
+
+
+@prepared
+class _Event(msgspec.Struct):
+    type: str
+    object: _Slice
 
 
 class KubernetesSource(PolledSource):
@@ -112,7 +119,7 @@ class KubernetesSource(PolledSource):
         """List the service's slices, unless the last watch may be continued, then watch them."""
         try:
             if not self._version:
-                found = _convert(self._http.call("GET", self._target({})), _Slices)
+                found = self._http.call("GET", self._target({}), _Slices)
                 self._slices = {each.metadata.name: each for each in found.items or ()}
                 self._version = found.metadata.resource_version
                 self._tell()
@@ -139,21 +146,21 @@ class KubernetesSource(PolledSource):
                 "timeoutSeconds": str(WATCH_S),
             }
         )
-        for event in self._http.stream("GET", target, None, _SILENCE_S):
-            kind, body = event.get("type"), event.get("object")
-            if kind == "ERROR":
+        for event in self._http.stream("GET", target, _Event, None, _SILENCE_S):
+            each = event.object
+            if event.type == "ERROR":
                 self._version = ""  # list again next time
-                code = body.get("code") if isinstance(body, Mapping) else None
-                if code == GONE:  # the resource version has expired, which is not an error
+                if each.code == GONE:  # the resource version has expired, which is not an error
                     return
-                raise MembershipError(f"{self._http.url}: the watch ended: {body!r:.300}")
-            each = _convert(body, _Slice)
+                raise MembershipError(
+                    f"{self._http.url}: the watch ended: {each.code} {each.message:.300}"
+                )
             self._version = each.metadata.resource_version
-            if kind == "DELETED":
+            if event.type == "DELETED":
                 self._slices.pop(each.metadata.name, None)
-            elif kind in ("ADDED", "MODIFIED"):
+            elif event.type in ("ADDED", "MODIFIED"):
                 self._slices[each.metadata.name] = each
-            if kind != "BOOKMARK":
+            if event.type != "BOOKMARK":
                 self._tell()
 
     def _tell(self) -> None:
@@ -216,13 +223,6 @@ def _state(conditions: _Conditions) -> MemberState | None:
     if conditions.terminating:
         return MemberState.DRAINING if conditions.serving else None
     return None if conditions.ready is False else MemberState.SERVING
-
-
-def _convert(data: object, kind: type[_T]) -> _T:
-    try:
-        return msgspec.convert(data, kind)
-    except msgspec.ValidationError as error:
-        raise MembershipError(f"unexpected answer of the API server: {error}") from error
 
 
 def _read(path: str) -> str:
