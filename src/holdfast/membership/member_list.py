@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
 
 from holdfast.errors import MembershipError
 from holdfast.membership.members import Member, MemberState
@@ -15,7 +19,6 @@ WORD_CHARACTERS_MAX = 253
 """Longest id, zone, incarnation or TLS name: as long as a DNS name."""
 
 TCP = "tcp://"
-FIELDS = ("id", "address", "weight", "zone", "state", "incarnation", "tls_name")
 
 _WORD = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]*")
 _TCP = re.compile(r"tcp://(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):(\d{1,5})")
@@ -47,27 +50,20 @@ def read_member(data: object, at: str) -> Member:
     """Decode one member from a mapping with the fields of `Member`; raises MembershipError."""
     if not isinstance(data, Mapping):
         raise MembershipError(f"{at}: {data!r:.80} is {_kind(data)}; write id: and address:")
-    _refuse_unknown(data, FIELDS, f"{at}.")
+    _refuse_unknown(data, list(_READERS), f"{at}.")
     for field in ("id", "address"):
         if field not in data:
             raise MembershipError(f"{at}.{field}: missing; add it")
-    return Member(
-        id=_word(data["id"], f"{at}.id"),
-        address=_address(data["address"], f"{at}.address"),
-        weight=_weight(data.get("weight", 1.0), f"{at}.weight"),
-        zone=_word(data.get("zone", ""), f"{at}.zone", least=0),
-        state=_state(data.get("state", MemberState.SERVING), f"{at}.state"),
-        incarnation=_word(data.get("incarnation", ""), f"{at}.incarnation", least=0),
-        tls_name=_word(data.get("tls_name", ""), f"{at}.tls_name", least=0),
-    )
+    fields = {name: _READERS[name](value, f"{at}.{name}") for name, value in data.items()}
+    return Member(**fields)
 
 
 def as_data(member: Member) -> dict[str, object]:
     """Return the plain data that `read_member` decodes, without the fields at their default."""
     return {
-        field: getattr(member, field)
-        for field in FIELDS
-        if field in ("id", "address") or getattr(member, field) != getattr(_PLAIN, field)
+        field.name: value
+        for field in msgspec.structs.fields(member)
+        if (value := getattr(member, field.name)) != field.default
     }
 
 
@@ -103,9 +99,6 @@ def tcp_address(host: str, port: int) -> str:
     return f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
 
 
-_PLAIN = Member(id="-", address="-")
-
-
 def _address(value: object, at: str) -> str:
     try:
         host_and_port(value if isinstance(value, str) else repr(value))
@@ -138,6 +131,18 @@ def _state(value: object, at: str) -> MemberState:
         known = ", ".join(MemberState)
         raise MembershipError(f"{at}: {value!r:.80} is not a state; use one of: {known}")
     return MemberState(value)
+
+
+_READERS: dict[str, Callable[[object, str], Any]] = {
+    "id": _word,
+    "address": _address,
+    "weight": _weight,
+    "zone": partial(_word, least=0),
+    "state": _state,
+    "incarnation": partial(_word, least=0),
+    "tls_name": partial(_word, least=0),
+}
+"""Functions that check and convert the fields of a member: of the value and its key path."""
 
 
 def _refuse_unknown(data: Mapping[object, object], known: Sequence[str], at: str) -> None:
