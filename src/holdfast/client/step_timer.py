@@ -53,10 +53,7 @@ class StepTimer:
         self._now = now
         self._under_way: deque[_Step] = deque(maxlen=8)
         self._ended_at = 0.0
-        self._steps: list[tuple[float, float, float]] = []
-        self._endings: list[tuple[int, float, float]] = []
-        self._not_followed: list[tuple[int, str, float]] = []
-        self._prompts: list[tuple[int, int, dict[str, int]]] = []
+        self._observed = Observed([])
 
     def begin(self, chunks: Sequence[PrefillChunk], *, sound: bool) -> None:
         """Begin a step with a forward; `sound`: no load runs, and `chunks` is the whole step."""
@@ -76,30 +73,31 @@ class StepTimer:
         now, step = self._now(), self._under_way.popleft()
         if step.new:
             seconds = now - max(step.began, self._ended_at)
-            self._steps.append((step.new, step.context, seconds))
+            self._observed.steps.append((step.new, step.context, seconds))
         self._ended_at = now
         for end in step.ends:
             self.plan_ended(end, now - end.decided_at)
-        del self._steps[:-MAX_OBSERVATIONS]
+        del self._observed.steps[:-MAX_OBSERVATIONS]
 
     def admitted(self, tokens: int, local_tokens: int, loaded: Mapping[str, int]) -> None:
         """Record a prompt that the engine admitted; `loaded` counts tokens by tier."""
-        self._prompts.append((tokens, local_tokens, dict(loaded)))
-        del self._prompts[:-MAX_OBSERVATIONS]
+        self._observed.prompts.append((tokens, local_tokens, dict(loaded)))
+        del self._observed.prompts[:-MAX_OBSERVATIONS]
 
     def plan_ended(self, end: PlanEnd, first_token_s: float = 0.0) -> None:
         """Record how a plan ended; one that was not carried out has no time to the first token."""
+        observed = self._observed
         if end.not_followed is None:
-            self._endings.append((end.plan, end.loaded_s, first_token_s))
+            observed.endings.append((end.plan, end.loaded_s, first_token_s))
         else:
-            self._not_followed.append((end.plan, str(end.not_followed), first_token_s))
-        del self._endings[:-MAX_OBSERVATIONS], self._not_followed[:-MAX_OBSERVATIONS]
+            observed.not_followed.append((end.plan, str(end.not_followed), first_token_s))
+        del observed.endings[:-MAX_OBSERVATIONS], observed.not_followed[:-MAX_OBSERVATIONS]
 
     def report(self, *, idle: bool) -> Observed | None:
         """Return and clear the observations if a report is due; None otherwise."""
-        observed = Observed(self._steps, self._endings, self._not_followed, self._prompts)
+        observed = self._observed
         number = sum(map(len, msgspec.structs.astuple(observed)))
         if not number or (number < REPORT_AT and not idle):
             return None
-        self._steps, self._endings, self._not_followed, self._prompts = [], [], [], []
+        self._observed = Observed([])
         return observed
