@@ -8,16 +8,13 @@ An invalid hint is ignored with a line in the log; the request is served.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from holdfast.errors import NodeGoneError
 from holdfast.prepared import prepared
 from holdfast.wire.frame import plain
-from holdfast.wire.local.client import Client
 from holdfast.wire.local.messages import Closed, Pin, Request, Returns
 
 FIELD = "holdfast"
@@ -73,10 +70,3 @@ def at_end(hint: RequestHint, keys: bytes) -> list[Request]:
     if hint.session and hint.closed:
         messages.append(Closed(hint.session))
     return messages
-
-
-def send_hints(client: Client, messages: Sequence[Request]) -> None:
-    """Send hints without waiting for replies."""
-    with suppress(NodeGoneError):
-        for message in messages:
-            client.forget(client.send(message))

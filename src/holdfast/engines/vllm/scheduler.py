@@ -7,6 +7,7 @@ the request. Only for a single request the read waits a few milliseconds for the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import time
@@ -15,7 +16,7 @@ from typing import Any
 
 from holdfast.blocks.key import Chain
 from holdfast.client.backoff import Backoff
-from holdfast.client.request_hints import NO_HINT, at_end, hint_of, send_hints
+from holdfast.client.request_hints import NO_HINT, at_end, hint_of
 from holdfast.client.step_timer import PrefillChunk, StepTimer
 from holdfast.client.timing_reporter import TimingReporter
 from holdfast.client.tracked_request import PendingLoad, PlanRequest, TrackedRequest
@@ -262,7 +263,9 @@ class SchedulerSide:
         clients = self._clients() if tracked.hint != NO_HINT else None
         if clients is not None:
             for client, keys in zip(clients, tracked.keys(0, tracked.saved), strict=True):
-                send_hints(client, at_end(tracked.hint, keys))
+                with contextlib.suppress(NodeGoneError):
+                    for message in at_end(tracked.hint, keys):
+                        client.forget(client.send(message))
 
     def reset(self) -> None:
         """Stop using all blocks stored so far; requests under way are no longer tracked."""
