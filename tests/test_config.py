@@ -106,7 +106,7 @@ def test_a_disk_file_that_is_there_keeps_its_size(tmp_path):
     (tmp_path / "disk").mkdir()
     with (tmp_path / "disk" / "blocks.holdfast").open("wb") as file:
         file.truncate(77 * MIB)
-    assert configuration.embedded_config(str(tmp_path)).tiers[1].capacity == 77 * MIB
+    assert configuration.default_tiers(str(tmp_path))[1]["capacity"] == 77 * MIB
 
 
 def test_plain_data_of_a_config_is_the_same_config():

@@ -8,7 +8,7 @@ from holdfast.config.defaults import (
     PRIVATE_PARENT,
     arm_failpoint,
     default_address,
-    embedded_config,
+    default_tiers,
     machine_address,
     notify_address,
 )
@@ -24,10 +24,8 @@ from holdfast.config.options import (
 from holdfast.config.read import as_data, load, parse
 from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.disk.kind import DiskOptions
-from holdfast.tiers.mooncake.kind import MooncakeOptions
 from holdfast.tiers.option_checks import DEADLINE_S_MAX
 from holdfast.tiers.pool.kind import PoolOptions
-from holdfast.tiers.valkey.kind import ValkeyOptions
 
 __all__ = [
     "DEADLINE_S_MAX",
@@ -38,16 +36,14 @@ __all__ = [
     "DomainOptions",
     "EngineOptions",
     "HostOptions",
-    "MooncakeOptions",
     "PoolOptions",
     "RegisterOptions",
     "Size",
     "TracesOptions",
-    "ValkeyOptions",
     "arm_failpoint",
     "as_data",
     "default_address",
-    "embedded_config",
+    "default_tiers",
     "kind_and_options",
     "load",
     "machine_address",

@@ -9,15 +9,14 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from holdfast.byte_size import Size
 from holdfast.config.check import HOST_BYTES_MIN
-from holdfast.config.options import Config, HostOptions, TierOptions
 from holdfast.errors import ConfigError
 from holdfast.failpoints import arm
 from holdfast.limits import GIB
 from holdfast.probe import memory
-from holdfast.tiers.disk.kind import DISK_BYTES_MIN, DiskOptions
+from holdfast.tiers.disk.kind import DISK_BYTES_MIN
 from holdfast.wire.address import UNIX
 
 ENVIRONMENT_PREFIX = "HOLDFAST__"
@@ -36,21 +35,21 @@ def environment_options(environment: Mapping[str, str] | None) -> list[tuple[str
     ]
 
 
-def embedded_config(folder: str) -> Config:
-    """Return the configuration of an engine's private node: memory, and a disk tier in `folder`.
+def default_tiers(folder: str) -> list[dict[str, Any]]:
+    """Return sections of a configuration: a host tier, and a disk tier in `folder`.
 
     The disk tier takes at most a quarter of the free space; an existing one keeps its size.
     """
     host_bytes = max(HOST_BYTES_MIN, min(HOST_BYTES_DEFAULT, memory().nbytes // 5))
-    tiers: list[TierOptions] = [HostOptions(capacity=Size(host_bytes))]
+    tiers: list[dict[str, Any]] = [{"kind": "host", "capacity": host_bytes}]
     blocks = Path(folder, "disk", "blocks.holdfast")
     there = next(path for path in (Path(folder), *Path(folder).parents) if path.exists())
     nbytes = min(DISK_BYTES_DEFAULT, shutil.disk_usage(there).free // 4)
     if blocks.exists():
         nbytes = blocks.stat().st_size
     if nbytes >= DISK_BYTES_MIN:
-        tiers.append(DiskOptions(path=f"{folder}/disk", capacity=Size(nbytes)))
-    return Config(listen=f"{UNIX}{folder}/node.sock", tiers=tiers)
+        tiers.append({"kind": "disk", "path": f"{folder}/disk", "capacity": nbytes})
+    return tiers
 
 
 def default_address(environment: Mapping[str, str] | None = None) -> str:

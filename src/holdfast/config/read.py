@@ -18,7 +18,7 @@ from holdfast.config.check import check
 from holdfast.config.defaults import (
     cache_folder,
     default_address,
-    embedded_config,
+    default_tiers,
     environment_options,
 )
 from holdfast.config.installed import convert_size, unwrapped, wrapped
@@ -68,7 +68,7 @@ def load(
     if private:
         data["listen"] = f"{UNIX}{private}/node.sock"
     if "tiers" not in data:
-        data["tiers"] = as_data(embedded_config(private or cache_folder()))["tiers"]
+        data["tiers"] = default_tiers(private or cache_folder())
     for name, keys, value in environment_options(environment):
         _put(data, keys, value, name)
     for path, value in (flags or {}).items():
