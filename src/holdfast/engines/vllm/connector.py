@@ -22,7 +22,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.client.private_node import PrivateNode
-from holdfast.client.running_clock import RunningClock
+from holdfast.client.timeouts import RunningClock
 from holdfast.client.timing_reporter import TimingReporter
 from holdfast.devices.base import Device
 from holdfast.devices.host import HostDevice

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.blocks.key import Chain
-from holdfast.client.backoff import Backoff
 from holdfast.client.request_hints import NO_HINT, at_end, hint_of
 from holdfast.client.step_timer import PrefillChunk, StepTimer
+from holdfast.client.timeouts import Backoff
 from holdfast.client.timing_reporter import TimingReporter
 from holdfast.client.tracked_request import PendingLoad, PlanRequest, TrackedRequest
 from holdfast.engines.vllm.counters import ConnectorCounts

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES
-from holdfast.client.backoff import Backoff
+from holdfast.client.timeouts import Backoff
 from holdfast.devices.base import Device, Move, Transfer
 from holdfast.engines.vllm.counters import ConnectorCounts
 from holdfast.engines.vllm.loader import EndedLoad, Loader, LoadJob

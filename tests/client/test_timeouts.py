@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from holdfast.client.running_clock import RunningClock
+from holdfast.client.timeouts import RunningClock
 
 
 def test_a_sleep_counts_and_a_wait_for_a_processor_does_not():
@@ -42,7 +42,7 @@ def test_a_sleep_counts_and_a_wait_for_a_processor_does_not():
 
 
 def test_without_the_kernels_count_it_is_wall_clock_time(monkeypatch):
-    monkeypatch.setattr("holdfast.client.running_clock._SCHEDSTAT", "/nowhere")
+    monkeypatch.setattr("holdfast.client.timeouts._SCHEDSTAT", "/nowhere")
     clock = RunningClock()
     before, told_s, after = time.monotonic(), clock(), time.monotonic()
     assert before <= told_s <= after
