@@ -112,8 +112,7 @@ class Membership:
         self._changed_s = -math.inf
         self._due_s = math.inf
         self._watched_s = math.inf
-        self._unseen_of = self._view
-        self._unseen_view: PlacedMember | None = None
+        self._unseen: PlacedMember | None = None
 
     def observe(self, members: Iterable[Member]) -> None:
         """Apply a whole list from a source; ids must be distinct."""
@@ -137,18 +136,8 @@ class Membership:
             if now_s >= self._due_s:
                 self._update(now_s)
             current = PlacedMember(self._view, self._shares(now_s))
-            return PoolViews(current, self._previous, self._unseen(now_s))
-
-    def _unseen(self, now_s: float) -> PlacedMember | None:
-        """Return the view with all members serving during the first `unseen_s`; then None."""
-        view = self._view
-        if not view.epoch or now_s >= self._watched_s + self._options.unseen_s:
-            self._unseen_view = None
-        elif self._unseen_view is None or self._unseen_of is not view:
-            serving = (msgspec.structs.replace(m, state=MemberState.SERVING) for m in view.members)
-            self._unseen_of = view
-            self._unseen_view = PlacedMember(PoolView.of(view.epoch, serving), {})
-        return self._unseen_view
+            has_watched = now_s >= self._watched_s + self._options.unseen_s
+            return PoolViews(current, self._previous, None if has_watched else self._unseen)
 
     def _update(self, now_s: float) -> None:
         """Make all transitions that are due, and compute the time of the next one."""
@@ -209,6 +198,8 @@ class Membership:
             self._changed_s = now_s
             view = PoolView(view.epoch + 1, view.members, view.digest)
         self._view = view
+        serving = (msgspec.structs.replace(m, state=MemberState.SERVING) for m in view.members)
+        self._unseen = PlacedMember(PoolView.of(view.epoch, serving), {})
 
     def _shares(self, now_s: float) -> dict[str, float]:
         """Return the shares of members that are still warming up, and drop the finished ones."""

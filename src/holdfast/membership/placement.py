@@ -64,7 +64,9 @@ class Placement:
         self.members = tuple(member for _, _, member in self._weighted)
         self.rank: Callable[[bytes], tuple[Member, ...]]
         """Return the first RANKED_MAX members for a segment id, the owner first. Cached."""
-        self.rank = functools.lru_cache(CACHED_SEGMENTS)(self._leaders)
+        self.rank = functools.lru_cache(CACHED_SEGMENTS)(
+            lambda segment_id: tuple(self.order(segment_id)[:RANKED_MAX])
+        )
 
     def order(self, segment_id: bytes) -> list[Member]:
         """Return all members for a segment, the owner first."""
@@ -78,6 +80,3 @@ class Placement:
     def weights(self) -> dict[str, float]:
         """Return each member's current weight, for status output."""
         return {member.id: weight for _, weight, member in self._weighted}
-
-    def _leaders(self, segment_id: bytes) -> tuple[Member, ...]:
-        return tuple(self.order(segment_id)[:RANKED_MAX])
