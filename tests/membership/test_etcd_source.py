@@ -13,6 +13,7 @@ from holdfast.membership.etcd_client import EtcdClient, EtcdOptions
 from holdfast.membership.etcd_source import EtcdRegistration, EtcdSource
 from holdfast.membership.member_list import as_data
 from holdfast.membership.members import Member, MemberState
+from holdfast.membership.poller import Poller
 from holdfast.testing.membership_contract import MembershipContract, ReportedViews, wait_for_trouble
 
 NUMBERS = itertools.count()
@@ -104,7 +105,7 @@ def test_a_member_that_dies_is_gone_when_its_lease_ends(options, heard, closing)
     closing.append(EtcdRegistration(options, B))
     dying = EtcdRegistration(options, A, ttl_s=2)
     heard.until(lambda members: ids(members) == ["flash-a", "flash-b"])
-    dying._poller.close()  # as kill -9 would: the lease is neither renewed nor revoked
+    Poller.close(dying)  # as kill -9 would: the lease is neither renewed nor revoked
     heard.until(lambda members: ids(members) == ["flash-b"])
 
 
@@ -154,7 +155,7 @@ def test_a_member_announces_that_it_drains(options, heard, closing):
 def test_a_member_that_starts_anew_takes_its_place_over(options, heard, closing):
     first = EtcdRegistration(options, A, ttl_s=300)
     heard.until(lambda members: ids(members) == ["flash-a"])
-    first._poller.close()
+    Poller.close(first)
     again = msgspec.structs.replace(A, incarnation="i2")
     closing.append(EtcdRegistration(options, again, ttl_s=2))
     heard.until(lambda members: members == (again,))

@@ -136,14 +136,14 @@ def test_a_half_written_file_keeps_the_view_with_one_log_line(path, caplog):
 def count_looks(source):
     """Count the rounds of a source from here on."""
     looks = 0
-    look = source._poller._one_round
+    look = source._one_round
 
     def counted():
         nonlocal looks
         looks += 1
         look()
 
-    source._poller._one_round = counted
+    source._one_round = counted
     return lambda: looks
 
 

@@ -61,7 +61,7 @@ class EtcdSource(PolledSource):
             raise MembershipError(
                 f"{len(self._found)} members in etcd, at most {MEMBERS_MAX}; split the pool"
             )
-        self._poller.report("")
+        self.report("")
         self._on_members(tuple(self._found.values()))
 
     def _read(self, key: bytes, value: bytes) -> Member | None:
@@ -86,11 +86,12 @@ class EtcdSource(PolledSource):
         return member
 
 
-class EtcdRegistration:
+class EtcdRegistration(Poller):
     """Keeps a target registered as a member, from construction until `close`.
 
-    Retries while etcd is unreachable, and replaces a lease that ended. If another target registers
-    the same id, this one reports the conflict and does not register again until the id is free.
+    Retries while etcd is unreachable, which is then its `trouble`, and replaces a lease that ended.
+    If another target registers the same id, this one reports the conflict and does not register
+    again until the id is free.
     """
 
     def __init__(self, options: EtcdOptions, member: Member, ttl_s: int = TTL_S) -> None:
@@ -110,27 +111,23 @@ class EtcdRegistration:
         self._lease = 0
         pause_s = ttl_s / _KEEP_ALIVES
         name = f"registration of {member.id} in etcd"
-        self._poller = Poller(name, self._renew, pause_s, pause_s, self._etcd.interrupt)
-        self._poller.start()
-
-    def trouble(self) -> str:
-        """Return why the member is not registered now; empty if it is."""
-        return self._poller.trouble
+        super().__init__(name, self._renew, pause_s, pause_s, self._etcd.interrupt)
+        self.start()
 
     def announce(self, state: MemberState) -> None:
         """Publish the member's state soon, without waiting: `draining` before an orderly end."""
         with self._lock:
             self._member = msgspec.structs.replace(self._member, state=state)
-        self._poller.wake()
+        self.wake()
 
     def close(self) -> None:
         """Remove the member from the list; if etcd is unreachable, the end of its lease does."""
-        self._poller.close()
+        super().close()
         if self._lease:
             try:
                 EtcdClient(self._options).revoke(self._lease)
             except MembershipError as error:
-                _log.warning("%s: %s; the lease ends by itself", self._poller.name, error)
+                _log.warning("%s: %s; the lease ends by itself", self.name, error)
 
     def _renew(self) -> None:
         with self._lock:

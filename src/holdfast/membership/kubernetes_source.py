@@ -167,7 +167,7 @@ class KubernetesSource(PolledSource):
         options = self._options
         domain = f"{options.service}.{self._namespace()}.svc"
         members = members_of(self._slices.values(), options.port, domain)
-        self._poller.report("")
+        self.report("")
         self._on_members(members)
 
     def _token(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ _JOIN_S = 10.0
 class Poller:
     """Calls `one_round` every `pause_s` until closed.
 
-    If a round raises, its error becomes `trouble`, which is logged when it changes, and the pause
+    If a round raises, its error becomes the trouble, which is logged when it changes, and the pause
     doubles up to `pause_max_s`. `interrupt` must make a round that waits for the network return
     soon.
     """
@@ -31,9 +31,9 @@ class Poller:
         interrupt: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
-        self.trouble = ""
         self.closing = threading.Event()
         self._awake = threading.Event()
+        self._trouble = ""
         self._one_round = one_round
         self._pause_s = pause_s
         self._pause_max_s = pause_max_s
@@ -57,11 +57,15 @@ class Poller:
         """Begin the next round now instead of after its pause."""
         self._awake.set()
 
+    def trouble(self) -> str:
+        """Return the current error; empty if there is none."""
+        return self._trouble
+
     def report(self, trouble: str) -> None:
-        """Set `trouble` and log a change. A round may report success ("") before it ends."""
-        if trouble == self.trouble or self.closing.is_set():
+        """Set the trouble and log a change. A round may report success ("") before it ends."""
+        if trouble == self._trouble or self.closing.is_set():
             return
-        self.trouble = trouble
+        self._trouble = trouble
         if trouble:
             _log.warning("%s: %s", self.name, trouble)
         else:
@@ -85,8 +89,8 @@ class Poller:
                 self._awake.wait(pause_s)
 
 
-class PolledSource(abc.ABC):
-    """Base class of a `MembershipSource` with a `Poller`, whose rounds are calls of `_look`."""
+class PolledSource(Poller, abc.ABC):
+    """Base class of a `MembershipSource` that is polled: a round is a call of `_look`."""
 
     def __init__(
         self,
@@ -95,18 +99,12 @@ class PolledSource(abc.ABC):
         pause_max_s: float,
         interrupt: Callable[[], None] | None = None,
     ) -> None:
-        self._poller = Poller(name, self._look, pause_s, pause_max_s, interrupt)
+        super().__init__(name, self._look, pause_s, pause_max_s, interrupt)
         self._on_members: Callable[[Sequence[Member]], None]
 
     def watch(self, told: Callable[[Sequence[Member]], None]) -> None:
         self._on_members = told
-        self._poller.start()
-
-    def trouble(self) -> str:
-        return self._poller.trouble
-
-    def close(self) -> None:
-        self._poller.close()
+        self.start()
 
     @abc.abstractmethod
     def _look(self) -> None:
