@@ -114,7 +114,10 @@ def test_doctor_shows_an_installed_kind(environment, configured):
     ("section", "said"),
     [
         ("{kind: toy, capacity: 1 KiB}", "tiers.1.capacity: 1 KiB is less than 1 MiB; raise it"),
-        ("{kind: toy, size: 3}", "options of kind 'toy': capacity"),
+        (
+            "{kind: toy, size: 3}",
+            "tiers.1: contains unknown field 'size'; remove it; known here: kind, capacity",
+        ),
         ("{kind: unheard_of}", "mooncake, toy, toy_shared"),
     ],
 )
@@ -191,13 +194,6 @@ def test_an_unusable_kind_is_refused_by_name(offered, found, said):
     offered(a=found)
     with pytest.raises(ConfigError, match=said):
         parse(section())
-
-
-def test_the_wrapper_of_installed_kinds_cannot_be_named():
-    data = section()
-    data["tiers"][1] = {"kind": "(installed)", "name": "toy"}
-    with pytest.raises(ConfigError, match=r"tiers\.1\.kind"):
-        parse(data)
 
 
 def test_a_context_says_where_a_tier_is_configured():

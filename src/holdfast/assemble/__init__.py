@@ -8,7 +8,7 @@ from pathlib import Path
 from holdfast.assemble.domains import DEFAULT_DOMAIN, configured_keys, default_key, open_ring
 from holdfast.assemble.keys import read_key
 from holdfast.assemble.rules import quotas, tier_rules
-from holdfast.config import Config, HostOptions, kind_and_options
+from holdfast.config import Config, HostOptions, tier_kind
 from holdfast.keys.audit import AuditLog
 from holdfast.plan.planner import BestCut, FetchHeld
 from holdfast.policy.choice import POLICIES
@@ -16,7 +16,7 @@ from holdfast.store.call_threads import CallThreads, DirectCalls
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.tiers.base import Tier
-from holdfast.tiers.kind import TierContext, TierKind, TierSection
+from holdfast.tiers.kind import TierContext, TierKind
 from holdfast.wire.remote.credentials import Credentials, TlsFiles
 
 ESTIMATES_FILE = "learnt.json"
@@ -34,8 +34,8 @@ def open_store(config: Config, calls: CallThreads | None = None) -> Store:
         lower: list[Tier] = []
         for number, section in enumerate(config.tiers):
             if not isinstance(section, HostOptions):
-                kind, options, context = configured_tier(config, number)
-                lower.append(kind.open(options, context))
+                kind, context = configured_tier(config, number)
+                lower.append(kind.open(section, context))
                 undo.callback(lower[-1].close)
         if DEFAULT_DOMAIN not in keys:
             keys[DEFAULT_DOMAIN] = default_key(config)
@@ -71,16 +71,15 @@ def open_store(config: Config, calls: CallThreads | None = None) -> Store:
     return store
 
 
-def configured_tier(config: Config, number: int) -> tuple[TierKind, TierSection, TierContext]:
-    """Return the kind, options and context of tier `number`, which is not the host tier."""
-    at, tls = f"tiers.{number}", config.tls
-    kind, options = kind_and_options(config.tiers[number], at)
+def configured_tier(config: Config, number: int) -> tuple[TierKind, TierContext]:
+    """Return the kind and context of tier `number`, which is not the host tier."""
+    tls = config.tls
     files = TlsFiles(tls.cert, tls.key, tls.ca) if tls else None
     context = TierContext(
-        at,
+        f"tiers.{number}",
         config.tier_names[number],
         config.segment_blocks,
         Credentials(files, config.tokens.file, config.open),
         config.transport,
     )
-    return kind, options, context
+    return tier_kind(config.tiers[number]), context

@@ -166,8 +166,8 @@ def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding
         yield Finding("sealing", ", ".join(wanted), why, ok=True)
     for number, tier in enumerate(config.tiers):
         if not isinstance(tier, HostOptions):
-            kind, options, context = configured_tier(config, number)
-            yield from kind.examine(options, context)
+            kind, context = configured_tier(config, number)
+            yield from kind.examine(tier, context)
             continue
         limit = memory()
         share = 100 * tier.capacity / limit.nbytes

@@ -12,7 +12,6 @@ from holdfast.config.defaults import (
     machine_address,
     notify_address,
 )
-from holdfast.config.installed import kind_and_options
 from holdfast.config.options import (
     Config,
     DomainOptions,
@@ -20,6 +19,7 @@ from holdfast.config.options import (
     HostOptions,
     RegisterOptions,
     TracesOptions,
+    tier_kind,
 )
 from holdfast.config.read import as_data, load, parse
 from holdfast.tiers.cxl.kind import CxlOptions
@@ -44,9 +44,9 @@ __all__ = [
     "as_data",
     "default_address",
     "default_tiers",
-    "kind_and_options",
     "load",
     "machine_address",
     "notify_address",
     "parse",
+    "tier_kind",
 ]

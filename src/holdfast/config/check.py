@@ -7,13 +7,13 @@ from urllib.parse import urlsplit
 
 from holdfast.blocks.envelope import record_bytes
 from holdfast.byte_size import Size
-from holdfast.config.installed import kind_and_options
 from holdfast.config.options import (
     Config,
     HostOptions,
     HttpOptions,
     RegisterOptions,
     kind_of,
+    tier_kind,
 )
 from holdfast.errors import ConfigError, MembershipError
 from holdfast.limits import CHAIN_BLOCKS_MAX, MIB
@@ -314,8 +314,8 @@ def _check_tiers(config: Config) -> None:
                     f"{Size(limit.nbytes)}; lower it"
                 )
             continue
-        kind, options = kind_and_options(tier, at)
-        kind.check(options, at)
+        kind = tier_kind(tier)
+        kind.check(tier, at)
         if isinstance(tier, CxlOptions):
             _check_cxl_place(config, tier, number)
         if kind.shared and "default" not in config.domains:

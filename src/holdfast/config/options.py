@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from holdfast.byte_size import Size
+from holdfast.errors import ConfigError
 from holdfast.limits import LEASE_S, SEGMENT_BLOCKS, WEEK_S
 from holdfast.prepared import prepared
 from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.disk.kind import DiskOptions
-from holdfast.tiers.kind import TierSection, built_in_kind
+from holdfast.tiers.kind import BUILT_IN, TierKind, TierSection, built_in_kind, find_kind
 from holdfast.tiers.mooncake.kind import MooncakeOptions
 from holdfast.tiers.pool.kind import PoolOptions
 from holdfast.tiers.valkey.kind import ValkeyOptions
@@ -31,31 +32,22 @@ class HostOptions(TierSection, frozen=True, tag="host", tag_field="kind"):
     capacity: Size
 
 
-class InstalledOptions(TierSection, frozen=True, tag="(installed)", tag_field="kind"):
-    """A tier of a kind that another installed package provides; see `holdfast.tiers.kind`.
-
-    `name` is the kind; `options` are its own, unconverted. `shared`: other nodes also write to it.
-    """
-
-    name: str
-    options: dict[str, Any] = {}  # noqa: RUF012  # msgspec copies it
-    shared: bool = False
-
-
-TierOptions = (
-    HostOptions
-    | CxlOptions
-    | DiskOptions
-    | PoolOptions
-    | ValkeyOptions
-    | MooncakeOptions
-    | InstalledOptions
-)
+TierOptions = HostOptions | CxlOptions | DiskOptions | PoolOptions | ValkeyOptions | MooncakeOptions
+"""A tier's section; `parse` adds the sections of the kinds that other packages provide."""
 
 
 def kind_of(tier: TierOptions) -> str:
     """Return the kind of a tier, as its section names it."""
-    return tier.name if isinstance(tier, InstalledOptions) else str(tier.__struct_config__.tag)
+    return str(tier.__struct_config__.tag)
+
+
+def tier_kind(tier: TierOptions) -> TierKind:
+    """Return the kind of a tier below the host; raise ConfigError if it is not installed."""
+    name = kind_of(tier)
+    kind = built_in_kind(name) if name in BUILT_IN else find_kind(name)
+    if kind is None:
+        raise ConfigError(f"tiers: kind {name!r} is not installed; install its package")
+    return kind
 
 
 def changed_options(tier: TierOptions) -> list[tuple[str, object]]:
@@ -262,13 +254,8 @@ class Config(_Section, frozen=True):
     @property
     def shares(self) -> bool:
         """Whether other nodes also write to a tier."""
-        return any(
-            tier.shared
-            if isinstance(tier, InstalledOptions)
-            else built_in_kind(kind_of(tier)).shared
-            for tier in self.tiers
-            if not isinstance(tier, HostOptions)
-        )
+        below = (tier for tier in self.tiers if not isinstance(tier, HostOptions))
+        return any(tier_kind(tier).shared for tier in below)
 
     @property
     def node_address(self) -> str:

@@ -7,13 +7,17 @@ the remedy.
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import GenericAlias
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from holdfast.byte_size import Size
 from holdfast.config.check import check
 from holdfast.config.defaults import (
     cache_folder,
@@ -21,11 +25,11 @@ from holdfast.config.defaults import (
     default_tiers,
     environment_options,
 )
-from holdfast.config.installed import convert_size, unwrapped, wrapped
-from holdfast.config.options import Config, HostOptions, InstalledOptions, TierOptions, kind_of
+from holdfast.config.options import Config, HostOptions, TierOptions, tier_kind
 from holdfast.errors import ConfigError
+from holdfast.prepared import prepared
 from holdfast.tiers.disk.kind import DiskOptions
-from holdfast.tiers.kind import BUILT_IN, built_in_kind, find_kind, installed_kinds
+from holdfast.tiers.kind import BUILT_IN, TierSection, built_in_kind, find_kind, installed_kinds
 from holdfast.wire.address import UNIX
 from holdfast.yaml_file import read_mapping
 
@@ -94,13 +98,45 @@ def parse(data: Mapping[str, Any], folder: Path | None = None) -> Config:
 
 
 def _converted(data: Mapping[str, Any]) -> Config:
-    return msgspec.convert(wrapped(data, _KINDS), Config, strict=False, dec_hook=convert_size)
+    kinds = _installed(data)
+    kind = _config_of(tuple(kinds.items())) if kinds else Config
+    return msgspec.convert(data, kind, strict=False, dec_hook=_convert_size)
+
+
+def _installed(data: Mapping[str, Any]) -> dict[str, type[TierSection]]:
+    """Return the kinds of other packages that the data names, with their options."""
+    tiers = data.get("tiers")
+    sections = [tier for tier in tiers if isinstance(tier, dict)] if isinstance(tiers, list) else []
+    names = {str(section.get("kind")) for section in sections} - _KINDS.keys()
+    return {name: kind.options for name in sorted(names) if (kind := find_kind(name)) is not None}
+
+
+@functools.cache
+def _config_of(kinds: tuple[tuple[str, type[TierSection]], ...]) -> type[Config]:
+    """Return a `Config` whose tiers may also be of these kinds, each a name and its options."""
+    sections = [
+        msgspec.defstruct(
+            options.__name__, [], bases=(options,), frozen=True, tag=name, tag_field="kind"
+        )
+        for name, options in kinds
+    ]
+    tiers = GenericAlias(list, (functools.reduce(operator.or_, sections, TierOptions),))
+    config = msgspec.defstruct(
+        "Config", [("tiers", tiers)], bases=(Config,), frozen=True, kw_only=True
+    )
+    return prepared(cast("type[Config]", config))
+
+
+def _convert_size(kind: type, value: object) -> object:
+    """Convert a `Size`, as msgspec's hook for types that it does not know."""
+    if kind is Size:
+        return Size.of(value)
+    raise NotImplementedError(f"no reader for {kind.__name__}")
 
 
 def as_data(config: Config) -> dict[str, Any]:
     """Return a configuration as plain data that `parse` accepts; sizes are bytes."""
     data: dict[str, Any] = msgspec.to_builtins(config, enc_hook=int)
-    data["tiers"] = [unwrapped(tier) for tier in data["tiers"]]
     return data
 
 
@@ -138,9 +174,9 @@ def _explain(error: msgspec.ValidationError, data: Mapping[str, Any]) -> str:
     if "unknown field" in what:
         section: type[msgspec.Struct] = _SECTIONS[keys[0] if keys else ""]
         if keys and keys[0] == "tiers" and isinstance(value, dict):
-            section = _KINDS.get(str(value.get("kind")), section)
-        tag = section.__struct_config__.tag_field
-        known = [*([tag] if tag else []), *section.__struct_fields__]
+            section = {**_KINDS, **_installed(data)}.get(str(value.get("kind")), section)
+        tag = ["kind"] if issubclass(section, TierSection) else []
+        known = [*tag, *section.__struct_fields__]
         remedy = f"remove it; known here: {', '.join(known)}"
     elif "Invalid value" in what:
         remedy = f"use one of: {', '.join([*_KINDS, *installed_kinds()])}"
@@ -218,17 +254,9 @@ def _absolute(config: Config, folder: Path) -> Config:
     replace, tls, tokens = msgspec.structs.replace, config.tls, config.tokens
     tiers = list[TierOptions]()
     for tier in config.tiers:
-        if isinstance(tier, HostOptions):
-            tiers.append(tier)
-        elif isinstance(tier, InstalledOptions):
-            found = find_kind(tier.name)
-            paths = [name for name in (found.paths if found else ()) if name in tier.options]
-            absolute = {name: resolved_or_address(tier.options[name]) for name in paths}
-            tiers.append(replace(tier, options={**tier.options, **absolute}))
-        else:
-            own = built_in_kind(kind_of(tier)).paths
-            given = {name: resolved_or_address(getattr(tier, name)) for name in own}
-            tiers.append(replace(tier, **given))
+        paths = [] if isinstance(tier, HostOptions) else tier_kind(tier).paths
+        absolute = {name: resolved_or_address(getattr(tier, name)) for name in paths}
+        tiers.append(replace(tier, **absolute))
     return replace(
         config,
         tiers=tiers,

@@ -21,7 +21,7 @@ from holdfast.assemble import open_store
 from holdfast.assemble.keys import check_descriptors, read_key
 from holdfast.buffers import keep_memory_from_dumps
 from holdfast.config import Config
-from holdfast.config.options import InstalledOptions, changed_options, kind_of
+from holdfast.config.options import changed_options
 from holdfast.errors import BusyError, ConfigError
 from holdfast.node.http.pages import NodePages
 from holdfast.node.http.server import HttpServer
@@ -90,9 +90,8 @@ def serve(
         traces = open_traces(config.traces)
         _log.info("holdfast %s, process %d, at %s", __version__, os.getpid(), " ".join(addresses))
         for name, tier in zip(config.tier_names, config.tiers, strict=True):
-            options = [] if isinstance(tier, InstalledOptions) else changed_options(tier)
-            values = ", ".join(f"{option} {value}" for option, value in options)
-            _log.info("tier %s: %s", name, values or f"of the installed kind {kind_of(tier)}")
+            values = ", ".join(f"{option} {value}" for option, value in changed_options(tier))
+            _log.info("tier %s: %s", name, values or "default options")
         if traces is not None:
             undo.callback(traces.close)
             _log.info("traces to %s", config.traces.endpoint)
