@@ -116,6 +116,11 @@ def _check_scrub(config: Config) -> None:
 
 def _check_domains(config: Config) -> None:
     """Check the names of domains, the sources of their keys, and the public domain."""
+    public = [name for name, domain in config.domains.items() if domain.public]
+    if len(public) > 1:
+        raise ConfigError(
+            f"domains.{public[1]}.public: {public[0]!r} is already public; a node has at most one"
+        )
     for name, domain in config.domains.items():
         at = f"domains.{name}"
         if not _DOMAIN.fullmatch(name):
@@ -136,13 +141,6 @@ def _check_domains(config: Config) -> None:
                 f"more, at most {FD_MAX}"
             )
         check_above_zero(f"{at}.key_timeout_s", domain.key_timeout_s, DEADLINE_S_MAX)
-    public = [name for name, domain in config.domains.items() if domain.public]
-    if len(public) > 1:
-        raise ConfigError(
-            f"domains.{public[1]}.public: {public[0]!r} is already public; a node has at most one"
-        )
-    for name, domain in config.domains.items():
-        at = f"domains.{name}"
         if domain.public and not domain.publish_file:
             raise ConfigError(
                 f"{at}.publish_file: is empty, so no engine could write; name a file "
