@@ -124,16 +124,13 @@ class KubernetesSource(PolledSource):
                 self._version = found.metadata.resource_version
                 self._tell()
             self._follow()
-        except HttpStatusError as error:
+        except MembershipError as error:
             self._version = ""
-            if error.status in FORBIDDEN:
+            if isinstance(error, HttpStatusError) and error.status in FORBIDDEN:
                 raise MembershipError(
                     f"{error}; allow list and watch of endpointslices (discovery.k8s.io) to the "
                     f"service account of {self._options.token_file}"
                 ) from error
-            raise
-        except MembershipError:
-            self._version = ""
             raise
 
     def _follow(self) -> None:
