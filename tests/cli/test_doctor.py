@@ -7,12 +7,13 @@ import socket
 
 import pytest
 
-from holdfast.cli import doctor, main
+from holdfast.cli import main
 from holdfast.errors import NodeGoneError
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.kind import direct_io, nearest
 from holdfast.tiers.disk.tier import DiskTier
 from holdfast.version import __version__
+from holdfast.wire.local.client import Client
 
 
 def examined(holdfast, *arguments):
@@ -86,7 +87,7 @@ def test_a_node_that_ends_before_it_answers_is_a_finding(node, tmp_path, monkeyp
     def ended(*_):
         raise NodeGoneError("the connection broke")
 
-    monkeypatch.setattr(doctor, "request_report", ended)
+    monkeypatch.setattr(Client, "call", ended)
     assert main(["doctor", "--config", str(tmp_path / "node.yaml")]) == 0
     assert re.search("- +node +no answer .the connection broke", capsys.readouterr().out)
 

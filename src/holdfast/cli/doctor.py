@@ -31,7 +31,6 @@ from holdfast.cli.options import (
     connected,
     load_config,
     many,
-    request_report,
     show,
 )
 from holdfast.codec.seal import missing
@@ -262,8 +261,8 @@ def _node(config: Config) -> Iterator[Finding]:
         yield Finding("node", "serves other nodes only", "see `holdfast inspect pool` on those")
         return
     try:
-        with connected(config.node_address, "doctor") as client:
-            status = request_report(client, Status(), ANSWER_S)
+        with connected(config.node_address, "doctor", ANSWER_S) as ask:
+            status = ask(Status())
     except NodeGoneError as error:
         yield Finding("node", "no answer", str(error))
         return

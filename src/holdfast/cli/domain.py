@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast.cli import FAILED, OK
 from holdfast.cli.confirm import add_yes_argument, confirm, copies, not_counted
 from holdfast.cli.options import (
+    Ask,
     add_json_argument,
     add_node_arguments,
     connected,
     many,
     node_address,
-    request_report,
     show,
 )
 from holdfast.errors import ConfigError
 from holdfast.wire.local.messages import Domains
-
-if TYPE_CHECKING:
-    from holdfast.wire.local.client import Client
 
 _ABOUT = """\
 actions:
@@ -57,19 +54,19 @@ def run(args: argparse.Namespace) -> int:
         words = "shows all domains; name none" if args.name else "name one domain"
         raise ConfigError(f"{args.action}: {words}")
     address = node_address(args)
-    with connected(address, "domain") as client:
-        answer = request_report(client, _request(client, args))
+    with connected(address, "domain") as ask:
+        answer = ask(_request(ask, args))
     show(_text(args.action, answer), {"node": address, **answer}, args.json)
     return OK if answer.get("everywhere", True) else FAILED
 
 
-def _request(client: Client, args: argparse.Namespace) -> Domains:
+def _request(ask: Ask, args: argparse.Namespace) -> Domains:
     """Return the request to send, after the user has confirmed what it destroys."""
     if args.action not in ("retire", "erase"):
         return Domains(args.action, args.name)
     if args.yes:
         return Domains(args.action, args.name, "confirmed")
-    found = request_report(client, Domains(args.action, args.name, "preview"))
+    found = ask(Domains(args.action, args.name, "preview"))
     unknown = not_counted(found)
     if args.action == "erase":
         keys = many(found["epochs"], "data key")

@@ -17,7 +17,6 @@ from holdfast.cli.options import (
     many,
     node_address,
     read_fingerprint,
-    request_report,
     show,
 )
 from holdfast.cli.stats import summary
@@ -85,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
         "drop": Drop(fingerprint or EVERYTHING),
     }
     address = node_address(args)
-    with connected(address, "inspect") as client:
+    with connected(address, "inspect") as ask:
         if args.action == "drop" and not args.yes:
-            found = request_report(client, Drop(fingerprint or EVERYTHING, "preview"))
+            found = ask(Drop(fingerprint or EVERYTHING, "preview"))
             loss = [
                 f"{entry['fingerprint']}, domain {entry['domain']}: "
                 f"{many(entry['blocks'], 'block')} would be dropped: {copies(entry['tiers'])}"
@@ -95,9 +94,9 @@ def run(args: argparse.Namespace) -> int:
             ]
             if loss:
                 confirm([*loss, *not_counted(found, stays=True)], "drop them?")
-        answer = request_report(client, requests[args.action])
+        answer = ask(requests[args.action])
         if args.action == "list":
-            answer = {"blocks": answer["blocks"], "status": request_report(client, Status())}
+            answer = {"blocks": answer["blocks"], "status": ask(Status())}
     match args.action:
         case "drop":
             text = f"dropped {many(answer['dropped'], 'block')}"

@@ -6,10 +6,10 @@ import argparse
 import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from holdfast.config import Config, default_address, load, machine_address
 from holdfast.errors import ConfigError, ProtocolError
@@ -17,12 +17,12 @@ from holdfast.report import check_target
 from holdfast.wire.address import socket_path
 from holdfast.wire.local.messages import PROTOCOL, Hello, ReportRequest, Request
 
-if TYPE_CHECKING:
-    from holdfast.wire.local.client import Client
-
 CONNECT_S = 5.0
 ANSWER_S = 60.0
 """Default timeout of a report."""
+
+Ask: TypeAlias = Callable[[Request], dict[str, Any]]
+"""Sends a request that a node answers with a report; returns the report's data."""
 
 _COUNT = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)([km]?)")
 _THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
@@ -94,19 +94,21 @@ def _has_socket(address: str) -> bool:
         return False
 
 
-def connected(address: str, verb: str) -> contextlib.closing[Client]:
+@contextlib.contextmanager
+def connected(address: str, verb: str, timeout_s: float = ANSWER_S) -> Iterator[Ask]:
     """Connect to a node for a `with` block. Raises NodeGoneError or RefusedError."""
     from holdfast.wire.local.client import Client  # not every verb needs it
 
-    return contextlib.closing(Client(address, Hello(PROTOCOL, f"holdfast {verb}"), CONNECT_S))
+    hello = Hello(PROTOCOL, f"holdfast {verb}")
+    with contextlib.closing(Client(address, hello, CONNECT_S)) as client:
 
+        def ask(request: Request) -> dict[str, Any]:
+            reply = client.call(request, timeout_s)
+            if not isinstance(reply, ReportRequest):
+                raise ProtocolError(f"the node answered {type(reply).__name__}, not Report")
+            return reply.data
 
-def request_report(client: Client, request: Request, timeout_s: float = ANSWER_S) -> dict[str, Any]:
-    """Send a request that a node answers with a report; return the report's data."""
-    reply = client.call(request, timeout_s)
-    if not isinstance(reply, ReportRequest):
-        raise ProtocolError(f"the node answered {type(reply).__name__}, not Report")
-    return reply.data
+        yield ask
 
 
 def read_fingerprint(text: str) -> str:

@@ -13,7 +13,6 @@ from holdfast.cli.options import (
     connected,
     many,
     node_address,
-    request_report,
     show,
 )
 from holdfast.wire.local.messages import Status
@@ -30,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the node's counters in three lines."""
     address = node_address(args)
-    with connected(address, "stats") as client:
-        status = request_report(client, Status())
+    with connected(address, "stats") as ask:
+        status = ask(Status())
     names = ("uptime_s", "activity", "evictions", "failed_checks")
     kept = {name: status[name] for name in names}
     show("\n".join(summary(status)), {"node": address, **kept}, args.json)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.byte_size import Size
 from holdfast.cli import OK
-from holdfast.cli.options import add_node_arguments, connected, node_address, request_report
+from holdfast.cli.options import Ask, add_node_arguments, connected, node_address
 from holdfast.cli.stats import summary
 from holdfast.errors import ConfigError
 from holdfast.metrics import tier_totals
@@ -18,8 +18,6 @@ from holdfast.wire.local.messages import Status
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from holdfast.wire.local.client import Client
 
 EVERY_S = 1.0
 EVERY_S_MIN = 0.1
@@ -56,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
             "`holdfast stats` and `holdfast inspect` need none"
         ) from error
     console = Console()
-    with connected(node_address(args), "top") as client:
-        views = (Group(*view) for view in _views(client, args.every, args.views))
+    with connected(node_address(args), "top") as ask:
+        views = (Group(*view) for view in _views(ask, args.every, args.views))
         if not sys.stdout.isatty():
             for view in views:
                 console.print(view)
@@ -68,14 +66,14 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _views(client: Client, every_s: float, number: int) -> Iterator[list[str | Table]]:
+def _views(ask: Ask, every_s: float, number: int) -> Iterator[list[str | Table]]:
     """Yield what to show every `every_s` seconds; `number` 0: without end."""
     before: Mapping[str, Any] | None = None
     shown = 0
     while not number or shown < number:
         if shown:
             time.sleep(every_s)
-        status = request_report(client, Status())
+        status = ask(Status())
         yield [*summary(status), *_tables(status, before)]
         before, shown = status, shown + 1
 

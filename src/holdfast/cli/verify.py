@@ -19,7 +19,6 @@ from holdfast.cli.options import (
     many,
     node_address,
     read_fingerprint,
-    request_report,
     show,
 )
 from holdfast.cli.progress import work_progress
@@ -108,15 +107,10 @@ def _rate(text: str) -> int:
 @contextlib.contextmanager
 def _online(args: argparse.Namespace) -> Iterator[Verifier]:
     """Connect to a running node; yield a function that requests slices."""
-    with connected(node_address(args), "verify") as client:
-
-        def verify(request: ScrubRequest) -> dict[str, Any]:
-            message = Verify(request.fingerprint, request.start, request.seconds, request.rate)
-            return request_report(client, message, ANSWER_S)
-
-        while request_report(client, Status(), ANSWER_S)["recovery_s"] is None:
+    with connected(node_address(args), "verify", ANSWER_S) as ask:
+        while ask(Status())["recovery_s"] is None:
             time.sleep(SLICE_S / 10)
-        yield verify
+        yield lambda it: ask(Verify(it.fingerprint, it.start, it.seconds, it.rate))
 
 
 @contextlib.contextmanager
