@@ -46,9 +46,6 @@ that is dirty change no time until the page is written back, by default within 3
 SLOW_S = 5.0
 """Time to read a file from which the log suggests `model_digest`."""
 
-LINKS_MAX = 40
-"""Maximum number of symbolic links in a path, as in Linux."""
-
 NO_CHANGE_TIME = ("fuse", "9p", "cifs", "smb", "vfat", "exfat", "msdos")
 """Prefixes of the names of file systems that may have no ctime of their own."""
 
@@ -120,12 +117,13 @@ def check_unchanged(folder: Path, files: Iterable[Path], since_ns: int) -> None:
     plain = [file for file in files if blob_name(file) is None]
     paths = [folder, *plain] if plain else []
     for path in paths:
-        changed = [link for link in _links(path) if link.lstat().st_ctime_ns > since_ns]
-        if path.stat().st_ctime_ns > since_ns:
-            changed.append(path)
-        if changed:
+        links = (link for link in _links(path) if link.lstat().st_ctime_ns > since_ns)
+        changed = next(links, None)  # not all of them: a changed link may lead back to itself
+        if changed is None and path.stat().st_ctime_ns > since_ns:
+            changed = path
+        if changed is not None:
             raise NoDigestError(
-                f"{str(changed[0])!r} changed after this engine's process started, so it may "
+                f"{str(changed)!r} changed after this engine's process started, so it may "
                 f"have loaded the earlier content; start the engine again, or {REMEDY}"
             )
 
@@ -141,26 +139,11 @@ def process_start_ns() -> int:
 
 def _links(path: Path) -> Iterator[Path]:
     """Yield every symbolic link that is followed from the root to the target of `path`."""
-    here, ahead, links = Path("/"), list(path.absolute().parts[1:]), 0
-    while ahead:
-        name = ahead.pop(0)
-        if name == os.pardir:
-            here = here.parent
-            continue
-        step = here / name
-        if not step.is_symlink():
-            here = step
-            continue
-        links += 1
-        if links > LINKS_MAX:
-            raise NoDigestError(
-                f"{str(path)!r} leads through more than {LINKS_MAX} symbolic links; "
-                "name the folder behind them"
-            )
-        yield step
-        target = step.readlink()
-        here = Path("/") if target.is_absolute() else here
-        ahead[:0] = [part for part in target.parts if part != "/"]
+    for step in (*reversed(path.absolute().parents), path.absolute()):
+        if step.is_symlink():
+            yield step
+            # With the real folder, links on the way to it are not followed again.
+            yield from _links(Path(os.path.realpath(step.parent)) / step.readlink())
 
 
 def _file_digest(file: Path, known: dict[str, _CachedDigest], asked_ns: int) -> str:
