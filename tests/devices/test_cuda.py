@@ -98,7 +98,7 @@ def fake(monkeypatch):
 
 
 def test_the_arena_of_a_node_that_is_gone_is_let_go_of(layers, pages, fake):
-    device = cuda.CudaDevice(layers, PER_BLOCK)
+    device = cuda.CudaDevice(layers, pages)
     old, new = FakeArena(pages.payload_bytes), FakeArena(pages.payload_bytes)
     for arena in (old, old, new):
         device.scatter(arena, [Move(0, [1, 2, 3, 4])])
@@ -110,7 +110,7 @@ def test_the_arena_of_a_node_that_is_gone_is_let_go_of(layers, pages, fake):
 
 
 def test_a_plan_that_fails_half_way_leaves_nothing_moving(layers, pages, fake, monkeypatch):
-    device = cuda.CudaDevice(layers, PER_BLOCK)
+    device = cuda.CudaDevice(layers, pages)
     arena = FakeArena(pages.payload_bytes)
     device.scatter(arena, [Move(0, [1, 2, 3, 4])])
     fake.said.clear()

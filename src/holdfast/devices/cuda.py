@@ -41,22 +41,14 @@ class CudaTransfer:
 
 
 class CudaDevice:
-    """Pages of one GPU; `layers` are byte views of [pages, page_bytes], one per layer."""
+    """Pages of one GPU: those of an engine's `tensors`, one per layer, laid out as `pages`."""
 
-    def __init__(self, layers: Sequence[Any], pages_per_block: int) -> None:
-        self._layers = list(layers)
-        first = self._layers[0]
-        bases = tuple(layer.data_ptr() for layer in self._layers)
-        count, page_bytes = first.shape
-        self.pages = Pages(bases, first.stride(0), page_bytes, count, pages_per_block)
-        self._stream = torch.cuda.Stream(first.device)
+    def __init__(self, tensors: Sequence[Any], pages: Pages) -> None:
+        self.pages = pages
+        self._layers = [byte_rows(tensor, pages) for tensor in tensors]
+        self._stream = torch.cuda.Stream(self._layers[0].device)
         self._lock = threading.Lock()
         self._pinned: dict[int, Any] = {}
-
-    @classmethod
-    def of(cls, tensors: Sequence[Any], pages: Pages) -> CudaDevice:
-        """Return the device of an engine's tensors, with the page layout `pages`."""
-        return cls([byte_rows(tensor, pages) for tensor in tensors], pages.pages_per_block)
 
     def mark(self) -> Any:
         """Return an event at the end of the work queued on the calling thread's stream."""

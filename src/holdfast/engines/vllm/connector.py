@@ -120,7 +120,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             elif kind == "cuda":
                 from holdfast.devices.cuda import CudaDevice
 
-                device = CudaDevice.of(tensors, pages)
+                device = CudaDevice(tensors, pages)
             else:
                 raise UnsupportedError(f"pages on {kind!r} are not supported, only on cpu and cuda")
             handshake = Handshake(
