@@ -19,7 +19,7 @@ from holdfast.tiers.pool.connection_checks import TargetCondition, check_member
 from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.remote.client import TargetClient
 from holdfast.wire.remote.credentials import Credentials, server_context
-from holdfast.wire.remote.stream import wrap
+from holdfast.wire.remote.stream import TlsStream
 
 PEERS = StoreOptions(serves_peers=True)
 
@@ -83,15 +83,14 @@ def test_closing_ends_who_is_in_the_middle_of_a_handshake(behind):
 
 def test_who_shakes_hands_while_it_closes_is_not_served(behind, monkeypatch):
     """The handshake begins after whoever closes has counted its peers."""
-    opened, closing = threading.Event(), threading.Event()
+    opened, closing, wrap = threading.Event(), threading.Event(), TlsStream.__init__
 
-    def held(connected, context):
-        stream = wrap(connected, context)
+    def held(stream, connected, context):
+        wrap(stream, connected, context)
         opened.set()
         assert closing.wait(10)
-        return stream
 
-    monkeypatch.setattr("holdfast.node.remote.server.wrap", held)
+    monkeypatch.setattr(TlsStream, "__init__", held)
     with socket.create_connection(tcp_endpoint(behind.address), 10) as raw:
         assert opened.wait(10)
         thread = threading.Thread(target=behind.server.close)

@@ -27,7 +27,7 @@ from holdfast.wire.frame import CONNECTION_ID, encode
 from holdfast.wire.local.messages import Refused
 from holdfast.wire.remote.messages import TARGET_PROTOCOL, Challenge, Join, Joined
 from holdfast.wire.remote.peer_user import ROOT, check_peer, peer_user
-from holdfast.wire.remote.stream import Deadline, PlainStream, Stream, TlsStream, tune, wrap
+from holdfast.wire.remote.stream import Deadline, PlainStream, Stream, TlsStream, tune
 from holdfast.wire.remote.token import TokenClaims, check, nonce, prove, proves
 
 _NOT_OPEN = (
@@ -168,7 +168,7 @@ class TargetServer:
             tune(connected, peer)
             deadline = Deadline.within(self._limits.handshake_s)
             tls = self._entry.tls
-            stream = PlainStream(connected) if tls is None else wrap(connected, tls)
+            stream = PlainStream(connected) if tls is None else TlsStream(connected, tls)
             with self._lock:
                 self._peers[connected] = stream
                 if self._closing:  # `close` may have seen only the socket, not this stream

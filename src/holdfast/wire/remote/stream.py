@@ -14,6 +14,7 @@ import socket
 import ssl
 import struct
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
@@ -130,35 +131,22 @@ class ProgressLimit:
         self._since += seconds
 
 
-class Stream(Protocol):
+class Stream(ABC):
     """A connection's byte stream. One thread at a time; any thread may call `cut`."""
 
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+
+    @abstractmethod
     def send(self, parts: Sequence[Buffer], pace: MinimumRate) -> None:
         """Send all parts, in order."""
 
+    @abstractmethod
     def receive(self, parts: Sequence[memoryview], pace: MinimumRate) -> None:
         """Fill all parts, in order."""
 
     def arrives(self, wait_s: float) -> bool:
         """Wait up to `wait_s` and return whether there is something to receive."""
-
-    def drains(self, wait_s: float) -> bool:
-        """Wait up to `wait_s` and return whether more can be sent without blocking."""
-
-    def cut(self) -> None:
-        """End the connection at once and wake the thread that waits for it."""
-
-    def close(self) -> None:
-        """Release the socket; only by the thread that uses the stream."""
-
-
-class _SocketStream:
-    """What plain TCP and TLS share."""
-
-    def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
-
-    def arrives(self, wait_s: float) -> bool:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | select.POLLHUP | select.POLLERR)
         if poll.poll(0):
@@ -167,20 +155,23 @@ class _SocketStream:
         return bool(poll.poll(0))
 
     def drains(self, wait_s: float) -> bool:
+        """Wait up to `wait_s` and return whether more can be sent without blocking."""
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT | select.POLLHUP | select.POLLERR)
         return bool(poll.poll(1e3 * wait_s))
 
     def cut(self) -> None:
+        """End the connection at once and wake the thread that waits for it."""
         # Not SSLSocket.shutdown, which drops the TLS state that another thread may be using.
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Release the socket; only by the thread that uses the stream."""
         self._socket.close()
 
 
-class PlainStream(_SocketStream):
+class PlainStream(Stream):
     """Plain TCP, with scatter and gather by the kernel."""
 
     def __init__(self, connected: socket.socket) -> None:
@@ -228,13 +219,25 @@ class PlainStream(_SocketStream):
         self._socket.setsockopt(socket.SOL_SOCKET, option, timeval)
 
 
-class TlsStream(_SocketStream):
-    """TLS; the library moves 16 KiB a call. Call `shake_hands` first."""
+class TlsStream(Stream):
+    """TLS; the library moves 16 KiB a call. Owns the socket. Call `shake_hands` first.
+
+    `name`: the host that a client expects; None for the server's side.
+    """
 
     _socket: ssl.SSLSocket
 
-    def __init__(self, connected: ssl.SSLSocket) -> None:
-        super().__init__(connected)
+    def __init__(
+        self, connected: socket.socket, context: ssl.SSLContext, name: str | None = None
+    ) -> None:
+        super().__init__(
+            context.wrap_socket(
+                connected,
+                server_side=name is None,
+                do_handshake_on_connect=False,
+                server_hostname=name,
+            )
+        )
         self._limit_s = -1.0
         self._piece_bytes = SLOW_PIECE_BYTES
 
@@ -309,19 +312,6 @@ def tune(connected: socket.socket, endpoint: HostPort) -> None:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOOPBACK_CONGESTION)
 
 
-def wrap(connected: socket.socket, context: ssl.SSLContext, name: str | None = None) -> TlsStream:
-    """Wrap a socket for TLS, and own it; `name`: the host that a client expects."""
-    return TlsStream(
-        context.wrap_socket(
-            connected,
-            server_side=name is None,
-            do_handshake_on_connect=False,
-            suppress_ragged_eofs=True,
-            server_hostname=name,
-        )
-    )
-
-
 def start_tls(
     connected: socket.socket, context: ssl.SSLContext, deadline: Deadline, name: str | None = None
 ) -> TlsStream:
@@ -329,7 +319,7 @@ def start_tls(
 
     Raises OSError, which includes ssl.SSLError, and closes the socket then.
     """
-    stream = wrap(connected, context, name)
+    stream = TlsStream(connected, context, name)
     try:
         stream.shake_hands(deadline)
     except BaseException:
