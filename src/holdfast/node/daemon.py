@@ -199,7 +199,7 @@ async def _run(
     serving = loop.create_task(server.serve())
     ready()
     await until(over)
-    _log.info("closing connections=%d", server.counters.connections)
+    _log.info("closing connections=%d", server.connections)
     serving.cancel()
     server.close()
     await loop.run_in_executor(None, context.threads.close)

@@ -199,9 +199,7 @@ class TargetServer:
 
     def _handshake_ended(self, peer: HostPort) -> None:
         with self._lock:
-            self._joining[peer.host] -= 1
-            if not self._joining[peer.host]:
-                del self._joining[peer.host]
+            self._joining -= Counter((peer.host,))
 
     def _forget(self, connected: socket.socket, thread: threading.Thread) -> None:
         with self._lock:

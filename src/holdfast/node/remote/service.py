@@ -132,9 +132,7 @@ class TargetService:
         finally:
             if granted:
                 with self._lock:
-                    under_way[domain] -= nbytes
-                    if not under_way[domain]:
-                        del under_way[domain]
+                    under_way -= Counter({domain: nbytes})
 
     def discarding(self, nbytes: int) -> list[memoryview]:
         """Return buffers for bytes to discard; all connections share the same memory."""

@@ -15,7 +15,6 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, cast
 
@@ -51,17 +50,6 @@ Welcoming = Callable[[Hello, ConnectedPeer], MessageHandler]
 """Opens a session, or raises HoldfastError, whose message is sent to the peer."""
 
 
-@dataclass
-class ServerCounters:
-    """Counters of the server since its start."""
-
-    connections: int = 0
-    accepted: int = 0
-    refused: int = 0
-    protocol_errors: int = 0
-    requests: int = 0
-
-
 class NodeServer:
     """Accepts connections on a listening Unix socket, and owns it."""
 
@@ -73,7 +61,6 @@ class NodeServer:
         connections_max: int = CONNECTIONS_MAX,
         handshake_s: float = HANDSHAKE_S,
     ) -> None:
-        self.counters = ServerCounters()
         self._listener = listener
         self._listener.setblocking(False)
         self._welcoming = welcoming
@@ -82,6 +69,11 @@ class NodeServer:
         self._connections: set[ServerConnection] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._users = Counter[int]()
+
+    @property
+    def connections(self) -> int:
+        """The number of open connections, with those in the handshake."""
+        return self._users.total()
 
     async def serve(self) -> None:
         """Accept connections until cancelled; a failed connection does not end the server."""
@@ -99,13 +91,10 @@ class NodeServer:
                 _log.warning("no credentials of a connecting peer: %s", error)
                 connected.close()
                 continue
-            self.counters.accepted += 1
             if full := self._full(peer):
-                self.counters.refused += 1
                 with connected, contextlib.suppress(OSError, ProtocolError):
                     _send_now(connected, CONNECTION_ID, Refused(full))
                 continue
-            self.counters.connections += 1
             self._users[peer.uid] += 1
             task = loop.create_task(self._shake_hands(connected, peer))
             self._handshakes.add(task)
@@ -122,7 +111,7 @@ class NodeServer:
     def _full(self, peer: ConnectedPeer) -> str:
         """Return why a new connection of this peer is refused; empty if it is not."""
         most = int(USER_SHARE * self._connections_max)
-        if self.counters.connections >= self._connections_max:
+        if self.connections >= self._connections_max:
             return f"{self._connections_max} connections are open, the limit; close some, or wait"
         if peer.uid not in (os.geteuid(), 0) and self._users[peer.uid] >= most:
             return f"{most} connections of user {peer.uid} are open, the limit; close some, or wait"
@@ -157,12 +146,11 @@ class NodeServer:
             session = self._welcoming(hello, peer)
         except Exception as error:  # noqa: BLE001  # the connection must be uncounted whatever fails
             refused = _refusal(error)
-            self.counters.refused += 1
             with contextlib.suppress(OSError, ProtocolError):
                 _send_now(connected, hello_id, refused)
             self._drop(connected, peer, f"{hello.peer[:80]!r} refused: {refused.message}")
             return
-        connection = ServerConnection(session, reader, self.counters, partial(self._ended, peer))
+        connection = ServerConnection(session, reader, partial(self._ended, peer))
         self._connections.add(connection)
         try:
             _send_now(connected, hello_id, session.welcome, session.arena_fd)
@@ -173,17 +161,10 @@ class NodeServer:
 
     def _ended(self, peer: ConnectedPeer, connection: ServerConnection) -> None:
         self._connections.discard(connection)
-        self._uncount(peer)
-
-    def _uncount(self, peer: ConnectedPeer) -> None:
-        self.counters.connections -= 1
-        self._users[peer.uid] -= 1
-        if not self._users[peer.uid]:
-            del self._users[peer.uid]
+        self._users -= Counter((peer.uid,))
 
     def _drop(self, connected: socket.socket, peer: ConnectedPeer, why: str) -> None:
-        self._uncount(peer)
-        self.counters.protocol_errors += 1
+        self._users -= Counter((peer.uid,))
         _log.warning("no session: %s", why)
         connected.close()
 
@@ -195,12 +176,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         self,
         session: MessageHandler,
         reader: FrameReader[Request],
-        counters: ServerCounters,
         ended: Callable[[ServerConnection], None],
     ) -> None:
         self._session = session
         self._reader = reader
-        self._counters = counters
         self._ended = ended
         self._transport: asyncio.Transport | None = None
         self._in_flight = 0
@@ -247,12 +226,11 @@ class ServerConnection(asyncio.BufferedProtocol):
                 frame = self._reader.next()
                 if frame is None:
                     break
-                self._counters.requests += 1
                 request_id, request = frame
                 try:
                     reply = self._session.answer(request)
                 except Exception as error:  # noqa: BLE001  # one bad request never ends a node
-                    reply = self._refusal(error)
+                    reply = _refusal(error)
                 if isinstance(reply, Awaitable):
                     self._in_flight += 1
                     task = asyncio.ensure_future(self._finish(request_id, reply))
@@ -260,7 +238,6 @@ class ServerConnection(asyncio.BufferedProtocol):
                 else:
                     self._write(request_id, reply)
         except ProtocolError as error:
-            self._counters.protocol_errors += 1
             _log.warning("connection closed: %s", error)
             self.end()
             return
@@ -279,7 +256,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         try:
             reply = await awaited
         except Exception as error:  # noqa: BLE001  # one bad request never ends a node
-            reply = self._refusal(error)
+            reply = _refusal(error)
         self._write(request_id, reply)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
@@ -287,17 +264,13 @@ class ServerConnection(asyncio.BufferedProtocol):
         if not task.cancelled():
             self._serve_received()
 
-    def _refusal(self, error: Exception) -> Refused:
-        self._counters.refused += 1
-        return _refusal(error)
-
     def _write(self, request_id: int, reply: Reply) -> None:
         if self._transport is None or self._transport.is_closing():
             return
         try:
             frame = encode(request_id, reply)
         except ProtocolError as error:
-            frame = encode(request_id, self._refusal(error))
+            frame = encode(request_id, _refusal(error))
         self._transport.write(frame)
 
 
