@@ -26,6 +26,7 @@ from holdfast.errors import BusyError, ConfigError
 from holdfast.node.http.pages import NodePages
 from holdfast.node.http.server import HttpServer
 from holdfast.node.local.recorder import RequestRecorder
+from holdfast.node.local.server import NodeServer
 from holdfast.node.local.sessions import NodeContext, NodeSession
 from holdfast.node.local.socket_setup import socket_setup
 from holdfast.node.local.threads import NodeThreads
@@ -36,7 +37,6 @@ from holdfast.node.remote.service import TargetService
 from holdfast.node.traces import open_traces
 from holdfast.version import __version__
 from holdfast.wire.address import is_tcp
-from holdfast.wire.local.server import NodeServer
 from holdfast.wire.remote import nixl
 from holdfast.wire.remote.credentials import TlsFiles, server_context
 

@@ -1,1 +1,1 @@
-"""Frames between processes: messages, framing, the client and the server side of a socket."""
+"""Frames between processes: messages, framing, and the clients of nodes and targets."""

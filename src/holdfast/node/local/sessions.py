@@ -68,7 +68,7 @@ class NodeContext(NamedTuple):
 
 
 class NodeSession:
-    """Answers one connection; see `holdfast.wire.local.server.MessageHandler`."""
+    """Answers one connection; called from the event loop's thread only."""
 
     def __init__(self, context: NodeContext, hello: m.Hello, peer: ConnectedPeer) -> None:
         check_hello(hello)
@@ -142,7 +142,10 @@ class NodeSession:
         )
 
     def answer(self, request: m.Request) -> m.Reply | Awaitable[m.Reply]:
-        """Answer requests that only change state at once; run the others in a thread."""
+        """Answer requests that only change state at once; run the others in a thread.
+
+        The server sends a HoldfastError as a refusal with its message.
+        """
         match request:
             case m.Cover():
                 traces = self._context.traces
@@ -253,7 +256,10 @@ class NodeSession:
         )
 
     def ended(self) -> None:
-        """Release all leases now, and reservations once it is known whether the engine lives."""
+        """Release all leases now, and reservations once it is known whether the engine lives.
+
+        Called once, when the connection ends.
+        """
         self._ended = True
         for lease in self._leases:
             self._store.release(lease)

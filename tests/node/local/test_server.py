@@ -12,11 +12,11 @@ import pytest
 
 from holdfast.errors import BlockError, NodeGoneError, RefusedError
 from holdfast.limits import IN_FLIGHT_MAX
+from holdfast.node.local.server import NodeServer
 from holdfast.wire.frame import encode, reply_reader
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
 from holdfast.wire.local.peer_check import ConnectedPeer
-from holdfast.wire.local.server import NodeServer
 
 HELLO = m.Hello(m.PROTOCOL, "test")
 
@@ -252,7 +252,7 @@ def test_too_many_connections_are_turned_away_until_one_ends(running):
 
 def test_no_other_user_takes_all_connections(running, monkeypatch):
     server = running(connections_max=8)
-    monkeypatch.setattr("holdfast.wire.local.server.peer_of", lambda _: ConnectedPeer(1, 4321))
+    monkeypatch.setattr("holdfast.node.local.server.peer_of", lambda _: ConnectedPeer(1, 4321))
     clients = [Client(server.address, HELLO, 5) for _ in range(2)]
     with pytest.raises(RefusedError, match="2 connections of user 4321 are open, the limit"):
         Client(server.address, HELLO, 5)

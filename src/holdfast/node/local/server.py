@@ -16,12 +16,13 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 from holdfast.errors import HoldfastError, ProtocolError, RefusedError
 from holdfast.limits import CONNECTIONS_MAX, HANDSHAKE_S, IN_FLIGHT_MAX
+from holdfast.node.local.sessions import NodeSession
 from holdfast.wire.frame import CONNECTION_ID, FrameReader, encode, request_reader
-from holdfast.wire.local.messages import PROTOCOL, Hello, Refused, Reply, Request, Welcome
+from holdfast.wire.local.messages import PROTOCOL, Hello, Refused, Reply, Request
 from holdfast.wire.local.peer_check import ConnectedPeer, peer_of
 
 USER_SHARE = 0.25
@@ -30,33 +31,16 @@ USER_SHARE = 0.25
 _log = logging.getLogger(__name__)
 
 
-class MessageHandler(Protocol):
-    """Handles the requests of one connection; called from the event loop's thread only."""
-
-    welcome: Welcome
-    arena_fd: int | None
-
-    def answer(self, request: Request) -> Reply | Awaitable[Reply]:
-        """Return the reply, or an awaitable of it if the work needs I/O or much processor time.
-
-        A HoldfastError is sent as a refusal with its message.
-        """
-
-    def ended(self) -> None:
-        """Release everything that the session holds; called once, when the connection ends."""
-
-
-Welcoming = Callable[[Hello, ConnectedPeer], MessageHandler]
-"""Opens a session, or raises HoldfastError, whose message is sent to the peer."""
-
-
 class NodeServer:
-    """Accepts connections on a listening Unix socket, and owns it."""
+    """Accepts connections on a listening Unix socket, and owns it.
+
+    `welcoming` opens a session, or raises HoldfastError, whose message is sent to the peer.
+    """
 
     def __init__(
         self,
         listener: socket.socket,
-        welcoming: Welcoming,
+        welcoming: Callable[[Hello, ConnectedPeer], NodeSession],
         *,
         connections_max: int = CONNECTIONS_MAX,
         handshake_s: float = HANDSHAKE_S,
@@ -174,7 +158,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        session: MessageHandler,
+        session: NodeSession,
         reader: FrameReader[Request],
         ended: Callable[[ServerConnection], None],
     ) -> None:
