@@ -79,6 +79,7 @@ class SharedMapping:
     def __init__(self, fd: int, nbytes: int) -> None:
         if not 0 < nbytes <= os.fstat(fd).st_size:
             raise ValueError(f"{nbytes} bytes of a file of {os.fstat(fd).st_size} bytes")
+        self.nbytes = nbytes
         libc = _libc()
         whole = align_up(nbytes) + HUGE_PAGE
         reserved = libc.mmap(

@@ -19,6 +19,7 @@ from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.key import Chain
 from holdfast.blocks.namespace import Namespace, domain_id
+from holdfast.buffers import SharedMapping
 from holdfast.errors import (
     HoldfastError,
     NodeGoneError,
@@ -32,7 +33,6 @@ from holdfast.policy.retention import Retention
 from holdfast.session import LOOK_S, Landed, Session, check_session
 from holdfast.version import __version__
 from holdfast.wire.local import messages as m
-from holdfast.wire.local.arena import ArenaMap
 from holdfast.wire.local.client import Client
 
 T = TypeVar("T")
@@ -276,7 +276,7 @@ class _Connection:
             self._client.close()
 
 
-def _arena(client: Client) -> ArenaMap:
+def _arena(client: Client) -> SharedMapping:
     if client.arena is None:
         raise ProtocolError("the node sent no arena for this session")
     return client.arena

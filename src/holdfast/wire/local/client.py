@@ -9,6 +9,7 @@ the client for good: a late node counts as gone, and the caller recomputes.
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import struct
@@ -17,10 +18,10 @@ import time
 from collections import deque
 from typing import NoReturn
 
+from holdfast.buffers import SharedMapping
 from holdfast.errors import NodeGoneError, ProtocolError, RefusedError
 from holdfast.wire.address import socket_path
 from holdfast.wire.frame import CONNECTION_ID, REQUEST_ID_MAX, encode, reply_reader
-from holdfast.wire.local.arena import ArenaMap
 from holdfast.wire.local.messages import (
     PROTOCOL,
     Abort,
@@ -65,12 +66,18 @@ class Client:
 
     The constructor connects. It raises NodeGoneError if no node answers within `timeout_s`,
     UntrustedPeerError if another user's process may listen at the socket (then nothing was sent),
-    and RefusedError if the node refuses the session. `arena` is None if `hello` names no namespace.
+    and RefusedError if the node refuses the session.
     """
 
     def __init__(self, address: str, hello: Hello, timeout_s: float) -> None:
         self.address = address
-        self.arena: ArenaMap | None = None
+        self.arena: SharedMapping | None = None
+        """The node's arena; None if `hello` names no namespace. Places are offsets in it.
+
+        It stays mapped until the last reference to it and its views is gone, also after the
+        connection has ended; keep a reference while copying by address. Copied bytes may be used
+        only if the lease is valid after the copy.
+        """
         self._timeout_s = timeout_s
         self._lock = threading.Condition(threading.Lock())
         self._receiving = False
@@ -368,11 +375,14 @@ class Client:
         if welcome.arena_bytes:
             if not descriptors:
                 raise ProtocolError(f"node {self.address} sent no descriptor of its arena")
+            fd = descriptors.pop()
             try:
-                self.arena = ArenaMap(descriptors.pop(), welcome.arena_bytes)
+                self.arena = SharedMapping(fd, welcome.arena_bytes)
             except (ValueError, OverflowError) as error:
                 raise ProtocolError(
                     f"node {self.address} announced an arena of {welcome.arena_bytes} bytes, but "
                     "sent one of another size"
                 ) from error
+            finally:
+                os.close(fd)
         return welcome
