@@ -5,10 +5,16 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from holdfast.wire.local.runnable import is_runnable
+from holdfast.wire.local.client import Client
+
+
+def is_runnable(pid):
+    """Whether a client whose node has this process id takes it for runnable."""
+    return Client.node_is_runnable(SimpleNamespace(_node_pid=pid))
 
 
 @pytest.fixture
