@@ -50,10 +50,14 @@ class FrameHead(NamedTuple):
     payload_bytes: int
 
 
-def read_head(data: memoryview | bytes) -> FrameHead:
+def read_head(data: memoryview | bytes, at: int = 0) -> FrameHead:
     """Parse a frame's header; raise ProtocolError if a length exceeds its limit."""
-    head = FrameHead(*_HEADER.unpack_from(data))
-    _check_body(head.request_id, head.body_bytes)
+    head = FrameHead(*_HEADER.unpack_from(data, at))
+    if head.body_bytes > FRAME_BODY_BYTES_MAX:
+        raise ProtocolError(
+            f"frame of request {head.request_id} announces {head.body_bytes} bytes, "
+            f"the limit is {FRAME_BODY_BYTES_MAX}"
+        )
     if head.payload_bytes > FRAME_PAYLOAD_BYTES_MAX:
         raise ProtocolError(
             f"frame of request {head.request_id} announces a payload of {head.payload_bytes} "
@@ -66,14 +70,6 @@ def plain(words: object) -> str:
     """Return what a peer said as one short line without control characters, fit for a log."""
     kept = str(words)[:WORDS_CHARS_MAX]
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in kept)
-
-
-def _check_body(request_id: int, body_bytes: int) -> None:
-    if body_bytes > FRAME_BODY_BYTES_MAX:
-        raise ProtocolError(
-            f"frame of request {request_id} announces {body_bytes} bytes, "
-            f"the limit is {FRAME_BODY_BYTES_MAX}"
-        )
 
 
 def encode(request_id: int, message: msgspec.Struct, payload_bytes: int = 0) -> bytearray:
@@ -111,7 +107,8 @@ class FrameReader(Generic[M]):
         """Return free memory, never empty, behind what was taken."""
         if self._start == self._end:
             self._start = self._end = 0
-        wanted = max(self._frame_bytes(), HEADER_BYTES)
+        head = self._head()
+        wanted = HEADER_BYTES + (head.body_bytes if head else 0)
         if self._start + wanted > len(self._memory) or self._end == len(self._memory):
             self._move(wanted)
         return self._memory[self._end :]
@@ -122,34 +119,35 @@ class FrameReader(Generic[M]):
 
     def next(self) -> Frame[M] | None:
         """Return the next whole frame; raise ProtocolError for what the protocol forbids."""
-        frame_bytes = self._frame_bytes()
-        if not frame_bytes or self._end - self._start < frame_bytes:
+        head = self._head()
+        if head is None:
             return None
-        body = self._memory[self._start + HEADER_BYTES : self._start + frame_bytes]
-        _, request_id, _ = _HEADER.unpack_from(self._memory, self._start)
+        begin = self._start + HEADER_BYTES
+        end = begin + head.body_bytes
+        if self._end < end:
+            return None
         try:
-            message = self._decoder.decode(body)
+            message = self._decoder.decode(self._memory[begin:end])
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ProtocolError(
-                f"message of request {request_id} is not ours: {plain(error)}"
+                f"message of request {head.request_id} is not ours: {plain(error)}"
             ) from error
-        self._start += frame_bytes
+        self._start = end
         if self._start == self._end and len(self._memory) > _ROOM_BYTES:
             self._move(_ROOM_BYTES)
-        return Frame(request_id, message)
+        return Frame(head.request_id, message)
 
-    def _frame_bytes(self) -> int:
-        """Return the bytes of the frame at hand, header included; 0 while its header is not."""
+    def _head(self) -> FrameHead | None:
+        """Return the header of the frame at hand; None while it is not whole."""
         if self._end - self._start < HEADER_BYTES:
-            return 0
-        body_bytes, request_id, payload_bytes = _HEADER.unpack_from(self._memory, self._start)
-        _check_body(request_id, body_bytes)
-        if payload_bytes:
+            return None
+        head = read_head(self._memory, self._start)
+        if head.payload_bytes:
             raise ProtocolError(
-                f"frame of request {request_id} announces a payload of {payload_bytes} bytes; "
-                "this connection carries none"
+                f"frame of request {head.request_id} announces a payload of {head.payload_bytes} "
+                "bytes; this connection carries none"
             )
-        return HEADER_BYTES + int(body_bytes)
+        return head
 
     def _move(self, wanted: int) -> None:
         """Bring what is at hand to the front of memory that has room for `wanted` bytes."""
