@@ -30,7 +30,7 @@ from holdfast.limits import (
 )
 from holdfast.node.local.peer_process import PeerProcess
 from holdfast.node.local.recorder import RequestRecorder, recorded
-from holdfast.node.local.threads import OPERATOR, NodeThreads, run, run_fair
+from holdfast.node.local.threads import OPERATOR, NodeThreads, run_fair
 from holdfast.node.local.users import PermittedUsers
 from holdfast.node.local.validation import (
     BLOCK_TOKENS_MAX,
@@ -382,43 +382,43 @@ class NodeSession:
     async def _report(self, request: m.Request) -> m.ReportRequest:
         """Answer an operator's request about the node as a whole."""
         self._context.users.check_operator(self._user)
-        store, data = self._store, dict[str, object]()
-        reporting = self._context.threads.reporting
-        match request:
-            case m.List():
-                data["blocks"] = await run(reporting, store.listing)
-            case m.Plans():
-                data |= store.estimates.plans()
-            case m.Members():
-                data |= await run(reporting, store.shared)
-            case m.Verify():
-                data |= await run(reporting, store.verify, scrub_request(request))
-            case m.Domains():  # another pool, because an erasure must not wait for a long report
-                data |= await run_fair(
-                    self._context.threads.lookup,
-                    WorkItem(OPERATOR),
-                    partial(_domains, store, request),
-                )
-            case m.Drop():
-                drop = store.would_drop if request.step else store.drop
-                data |= await run(reporting, drop, request.fingerprint)
-            case _:
-                data |= await run(reporting, store.status)
-        return m.ReportRequest(data)
+        threads = self._context.threads
+        # An erasure, and what is quick, must not wait for a long report.
+        pool = threads.lookup if isinstance(request, m.Plans | m.Domains) else threads.reporting
+        report = partial(_report, self._store, request)
+        return m.ReportRequest(await run_fair(pool, WorkItem(OPERATOR), report))
+
+
+def _report(store: Store, request: m.Request) -> dict[str, Any]:
+    match request:
+        case m.List():
+            return {"blocks": store.listing()}
+        case m.Plans():
+            return store.estimates.plans()
+        case m.Members():
+            return store.shared()
+        case m.Verify():
+            return store.verify(scrub_request(request))
+        case m.Drop():
+            drop = store.would_drop if request.step else store.drop
+            return drop(request.fingerprint)
+        case m.Domains():
+            return _domains(store, request)
+        case _:
+            return store.status()
 
 
 def _domains(store: Store, request: m.Domains) -> dict[str, Any]:
-    name, step = request.name, request.step
-    match request.action:
-        case "rotate":
-            return store.rotate(name)
-        case "retire" if step == "preview":
-            return store.would_retire(name)
-        case "retire":
-            return store.retire(name, allow_loss=step == "confirmed")
-        case "erase" if step == "preview":
-            return store.would_erase(name)
-        case "erase":
-            return store.erase(name)
+    match request.action, request.step:
+        case "rotate", _:
+            return store.rotate(request.name)
+        case "retire", "preview":
+            return store.would_retire(request.name)
+        case "retire", step:
+            return store.retire(request.name, allow_loss=step == "confirmed")
+        case "erase", "preview":
+            return store.would_erase(request.name)
+        case "erase", _:
+            return store.erase(request.name)
         case _:
             return store.domains()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from holdfast.fairness.fair_threads import FairThreads
 from holdfast.fairness.work_slots import WorkItem
@@ -37,20 +36,14 @@ class NodeThreads:
         self.saving = FairThreads(SAVE_THREADS, SPARE_THREADS, "holdfast-save")
         self.lookup = FairThreads(FETCH_THREADS, SPARE_THREADS, "holdfast-ask")
         self.hinting = FairThreads(HINT_THREADS, HINT_THREADS, "holdfast-hint")
-        self.reporting = ThreadPoolExecutor(1, "holdfast-look")
+        self.reporting = FairThreads(1, 0, "holdfast-look")
 
     def close(self) -> None:
         """Wait for running work; work that has not begun is cancelled."""
-        for threads in (self.fetching, self.saving, self.lookup, self.hinting):
+        for threads in (self.fetching, self.saving, self.lookup, self.hinting, self.reporting):
             threads.shutdown(cancel_futures=True)
-        self.reporting.shutdown(wait=True, cancel_futures=True)
 
 
 async def run_fair(threads: FairThreads, work_item: WorkItem, work: Callable[[], T]) -> T:
     """Run work in a fair pool and return its result."""
     return await asyncio.wrap_future(threads.submit(work_item, work))
-
-
-async def run(pool: ThreadPoolExecutor, work: Callable[..., T], *values: Any) -> T:  # noqa: ANN401  # passed on as they are
-    """Run work in a thread pool and return its result."""
-    return await asyncio.get_running_loop().run_in_executor(pool, work, *values)
