@@ -7,8 +7,11 @@ may still write to are reused only after `RECLAIM_S`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
+import os
+import select
 import time
 from collections import deque
 from collections.abc import Awaitable
@@ -28,7 +31,6 @@ from holdfast.limits import (
     RESERVE_BLOCKS_MAX,
     RESERVED_BLOCKS_MAX,
 )
-from holdfast.node.local.peer_process import PeerProcess
 from holdfast.node.local.recorder import RequestRecorder, recorded
 from holdfast.node.local.threads import OPERATOR, NodeThreads, run_fair
 from holdfast.node.local.users import PermittedUsers
@@ -46,6 +48,7 @@ from holdfast.node.local.validation import (
 )
 from holdfast.node.traces import RequestTraces
 from holdfast.policy.retention import Retention
+from holdfast.session import check_within as check_seconds
 from holdfast.store.estimates import PLANS_KEPT, EngineCosts, EngineStep, PlanEnding
 from holdfast.store.lookup import PromptTokens
 from holdfast.store.store import Store
@@ -65,6 +68,37 @@ class NodeContext(NamedTuple):
     users: PermittedUsers
     recorder: RequestRecorder | None = None
     traces: RequestTraces | None = None
+
+
+class PeerProcess:
+    """The process of a connection, watched by pidfd, so that a reused id does not mislead.
+
+    Id 0, or a process in another pid namespace, never ends.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._fd = -1
+        with contextlib.suppress(OSError):
+            self._fd = os.pidfd_open(pid) if pid else -1
+
+    async def gone(self, within_s: float) -> bool:
+        """Return whether it ends within this time; False if it cannot be watched."""
+        if self._fd < 0:
+            return False
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + within_s
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        while not poll.poll(0):
+            if loop.time() >= end_s:
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class NodeSession:
@@ -285,10 +319,7 @@ class NodeSession:
 
     async def _fetch(self, request: m.Fetch) -> m.Fetched:
         namespace, keys = self._entered(), unpack_chain(request.keys)
-        if not 0 <= request.deadline_s <= DEADLINE_S_MAX:
-            raise ProtocolError(
-                f"fetch.deadline_s: {request.deadline_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
-            )
+        check_seconds("fetch.deadline_s", request.deadline_s, DEADLINE_S_MAX)
         store, asked_at = self._store, self._store.clock.now()
         began_ns = time.time_ns()
         fetch = partial(store.fetch, namespace, keys, request.deadline_s)

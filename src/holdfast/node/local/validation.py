@@ -9,6 +9,7 @@ from holdfast.blocks.key import KEY_BYTES, unpack_keys
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import BlockError, NotFollowed, ProtocolError
 from holdfast.limits import CHAIN_BLOCKS_MAX
+from holdfast.session import check_within as check_seconds
 from holdfast.store.activity import PromptCounts
 from holdfast.store.estimates import EngineCosts
 from holdfast.store.lookup import PromptTokens
@@ -64,20 +65,14 @@ def why_not_followed(why: str) -> NotFollowed:
 
 
 def prompt_tokens(engine: EngineCosts, request: m.Cover) -> PromptTokens:
-    """Return the prompt of a cover request; raise ProtocolError if a field is out of bounds."""
+    """Return the prompt of a cover request; raise HoldfastError if a field is out of bounds."""
     if not 0 <= request.have <= request.tokens <= TOKENS_MAX:
         raise ProtocolError(
             f"cover: have {request.have} and tokens {request.tokens} do not satisfy "
             f"0 <= have <= tokens <= {TOKENS_MAX}"
         )
-    if not 0 <= request.limit_s <= DEADLINE_S_MAX:
-        raise ProtocolError(
-            f"cover.limit_s: {request.limit_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
-        )
-    if not 0 <= request.deadline_s <= DEADLINE_S_MAX:
-        raise ProtocolError(
-            f"cover.deadline_s: {request.deadline_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
-        )
+    check_seconds("cover.limit_s", request.limit_s, DEADLINE_S_MAX)
+    check_seconds("cover.deadline_s", request.deadline_s, DEADLINE_S_MAX)
     return PromptTokens(engine, request.tokens, request.have, request.limit_s, request.plan)
 
 

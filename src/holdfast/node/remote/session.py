@@ -29,6 +29,7 @@ from holdfast.limits import (
 from holdfast.node.remote.peer_memory import PeerMemory
 from holdfast.node.remote.send_budget import SMALL_BYTES
 from holdfast.node.remote.service import TargetService
+from holdfast.session import check_within
 from holdfast.store.receive import ReceiveSlot
 from holdfast.store.store import Store
 from holdfast.wire.frame import HEADER_BYTES, encode, plain, read_head
@@ -177,10 +178,7 @@ class TargetSession:
         budget, scheduler = self._service.send_budget, self._service.scheduler
         try:
             self._check_may(request)
-            if not 0 <= request.deadline_s <= DEADLINE_S_MAX:
-                raise ProtocolError(
-                    f"get.deadline_s: {request.deadline_s:g} is not from 0 to {DEADLINE_S_MAX:g}"
-                )
+            check_within("get.deadline_s", request.deadline_s, DEADLINE_S_MAX)
             namespace, keys = _named(request)
             size = namespace.record_bytes
             blocks = min(FRAME_PAYLOAD_BYTES_MAX // size, len(keys))
