@@ -34,13 +34,10 @@ def read_mapping(file: str, bytes_max: int = FILE_BYTES_MAX) -> dict[str, Any]:
         text = encoded.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: is not text in UTF-8; name another file") from error
-    data: object = None
     try:
         loader = _loader()(text)
-        root = loader.get_single_node()
-        if root is not None:
-            _check_once(root, file)
-            data = loader.construct_document(root)
+        loader.name = file
+        data: object = loader.get_single_data()
     except RecursionError as error:
         raise ConfigError(f"{file}: nested too deep for a configuration; correct it") from error
     except yaml.MarkedYAMLError as error:
@@ -59,39 +56,30 @@ def read_mapping(file: str, bytes_max: int = FILE_BYTES_MAX) -> dict[str, Any]:
 
 @functools.cache
 def _loader() -> type[yaml.SafeLoader]:
-    """Return a safe loader that enforces `BRACKETS_MAX`; yaml is imported at the first read."""
+    """Return a safe loader that refuses deep brackets and a key that a mapping has twice.
+
+    The parser would drop the first of two. yaml is imported at the first read.
+    """
     import yaml
 
-    class BoundedYamlLoader(yaml.SafeLoader):
+    class StrictYamlLoader(yaml.SafeLoader):
         def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
             if self.flow_level == BRACKETS_MAX:
                 problem = f"brackets nested more than {BRACKETS_MAX} deep"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.get_mark())
             super().fetch_flow_collection_start(token)
 
-    return BoundedYamlLoader
-
-
-def _check_once(root: Any, file: str) -> None:  # noqa: ANN401  # a node of an untyped library
-    """Raise ConfigError for a key that a mapping has twice; the parser would drop the first."""
-    import yaml
-
-    waiting, seen = [root], set[int]()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen or isinstance(node, yaml.ScalarNode):
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            waiting += node.value
-            continue
-        keys = set[str]()
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in keys:
-                    line = key.start_mark.line + 1
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # noqa: ANN401  # untyped
+            mapping = super().compose_mapping_node(anchor)
+            keys = set[str]()
+            for key, _ in mapping.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in keys:
                     raise ConfigError(
-                        f"{file}: line {line}: {key.value!r} is there twice; remove one"
+                        f"{self.name}: line {key.start_mark.line + 1}: {key.value!r} is there "
+                        "twice; remove one"
                     )
-                keys.add(key.value)
-            waiting.append(value)
+                if isinstance(key, yaml.ScalarNode):
+                    keys.add(key.value)
+            return mapping
+
+    return StrictYamlLoader
