@@ -65,13 +65,13 @@ class TestWindow:
         buffer = buffer_pool.acquire(4096)
         buffer.fill([b"y" * 4096])
         with ThreadPoolExecutor(1) as mover:
-            read = mover.submit(agent.read, peer, buffer.spans([4096]), [ours])
+            read = mover.submit(agent.move, "READ", peer, buffer.spans([4096]), [ours])
             buffer_pool.progress_until(lambda _: read.done(), Deadline.within(20))
             read.result()
         assert bytes(ours) == b"y" * 4096
         closed = memoryview(bytearray(4096))
         with pytest.raises(ProtocolError, match="refused"):
-            agent.write(peer, [span_of(closed)], [ours])
+            agent.move("WRITE", peer, [span_of(closed)], [ours])
         agent.remove_peer(peer)
         buffer_pool.release(buffer)
 
@@ -83,7 +83,7 @@ class TestWindow:
         peer = agent.add_peer(buffer_pool.metadata)
         buffer = buffer_pool.acquire(MIB)
         with pytest.raises(ProtocolError, match="nixl: "):
-            agent.read(peer, buffer.spans([MIB]), [ours])
+            agent.move("READ", peer, buffer.spans([MIB]), [ours])
         buffer_pool.release(buffer)
 
     def test_metadata_of_no_agent_is_refused(self):

@@ -19,13 +19,13 @@ from collections import Counter
 from typing import NamedTuple
 
 from holdfast.errors import BusyError, ConfigError, ProtocolError, RefusedError
-from holdfast.node.remote.peer_memory import PeerMemory
 from holdfast.node.remote.service import TargetService
 from holdfast.node.remote.session import HANDSHAKE_BYTES_MAX, ReceiveBuffer, TargetSession
 from holdfast.wire.address import TCP, HostPort, tcp_endpoint
 from holdfast.wire.frame import CONNECTION_ID, encode
 from holdfast.wire.local.messages import Refused
 from holdfast.wire.remote.messages import TARGET_PROTOCOL, Challenge, Join, Joined
+from holdfast.wire.remote.nixl import PeerMemory
 from holdfast.wire.remote.peer_user import ROOT, check_peer, peer_user
 from holdfast.wire.remote.stream import Deadline, PlainStream, Stream, TlsStream, tune
 from holdfast.wire.remote.token import TokenClaims, check, nonce, prove, proves

@@ -26,7 +26,6 @@ from holdfast.limits import (
     FRAME_PAYLOAD_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
 )
-from holdfast.node.remote.peer_memory import PeerMemory
 from holdfast.node.remote.send_budget import SMALL_BYTES
 from holdfast.node.remote.service import TargetService
 from holdfast.session import check_within
@@ -35,7 +34,7 @@ from holdfast.store.store import Store
 from holdfast.wire.frame import HEADER_BYTES, encode, plain, read_head
 from holdfast.wire.local.messages import List, Refused, ReportRequest, Status
 from holdfast.wire.remote import messages as m
-from holdfast.wire.remote.nixl import MoveLostError
+from holdfast.wire.remote.nixl import MoveLostError, PeerMemory
 from holdfast.wire.remote.stream import Deadline, IdleLimit, Stream
 from holdfast.wire.remote.token import CLOCK_SKEW_S, TokenClaims, Verb
 

@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,7 @@ MOVE_S_MAX = 10.0
 _POLL_MIN_S = 20e-6
 _POLL_MAX_S = 500e-6
 _SPAN = struct.Struct("<QQ")
+_log = logging.getLogger(__name__)
 
 _NETLINK_ROUTE = "libnl-route-3.so.200"
 """The system's netlink library, which the system's RDMA libraries load by this name."""
@@ -149,18 +150,17 @@ class NixlAgent:
         """
         self._agent.get_new_notifs()
 
-    def read(self, peer: str, theirs: Sequence[MemorySpan], ours: Sequence[memoryview]) -> None:
-        """Copy a peer's memory into registered memory of this process; return when done."""
-        self._move("READ", peer, theirs, ours)
-
-    def write(self, peer: str, theirs: Sequence[MemorySpan], ours: Sequence[memoryview]) -> None:
-        """Copy registered memory of this process into a peer's; return when done."""
-        self._move("WRITE", peer, theirs, ours)
-
-    def _move(
-        self, way: str, peer: str, theirs: Sequence[MemorySpan], ours: Sequence[memoryview]
+    def move(
+        self,
+        way: Literal["READ", "WRITE"],
+        peer: str,
+        theirs: Sequence[MemorySpan],
+        ours: Sequence[memoryview],
     ) -> None:
-        """Run one transfer; raise ProtocolError if NIXL refuses it or it fails."""
+        """Copy a peer's memory into registered memory of this process, or the other way.
+
+        Returns when done; raises ProtocolError if NIXL refuses the transfer or it fails.
+        """
         local = self._agent.get_xfer_descs([(*span_of(part), 0) for part in ours], "DRAM")
         remote = self._agent.get_xfer_descs([(*span, 0) for span in theirs], "DRAM")
         try:
@@ -191,3 +191,53 @@ class NixlAgent:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_MAX_S)
         return str(state)
+
+
+class PeerMemory:
+    """The memory that one peer has registered; one object per connection, closed with it."""
+
+    def __init__(self, agent: NixlAgent, peer: str) -> None:
+        self._agent = agent
+        self._peer = peer
+
+    @classmethod
+    def over(cls, agent: NixlAgent | None, metadata: bytes) -> PeerMemory | None:
+        """Add a peer by its NIXL metadata; return None if either side has no usable NIXL."""
+        if agent is None or not metadata:
+            return None
+        try:
+            return cls(agent, agent.add_peer(metadata))
+        except ProtocolError as error:
+            _log.warning("records go over TCP: %s", error)
+            return None
+
+    def read(self, spans: bytes, into: Sequence[memoryview | None]) -> None:
+        """Copy the peer's records into these buffers, skipping those whose buffer is None."""
+        wanted = [
+            (span, part)
+            for span, part in zip(_spans(spans, into), into, strict=True)
+            if part is not None
+        ]
+        if wanted:
+            theirs, ours = zip(*wanted, strict=True)
+            self._agent.move("READ", self._peer, theirs, ours)
+
+    def write(self, spans: bytes, records: Sequence[memoryview]) -> None:
+        """Copy records into the peer's memory."""
+        if records:
+            self._agent.move("WRITE", self._peer, _spans(spans, records), records)
+
+    def close(self) -> None:
+        """Remove the peer from the agent."""
+        self._agent.remove_peer(self._peer)
+
+
+def _spans(packed: bytes, parts: Sequence[memoryview | None]) -> list[MemorySpan]:
+    """Unpack one span per part; raise ProtocolError if a length differs from its part's."""
+    spans = unpack_spans(packed)[: len(parts)]
+    fit = len(spans) == len(parts) and all(
+        part is None or span.nbytes == len(part) for span, part in zip(spans, parts, strict=True)
+    )
+    if not fit:
+        raise ProtocolError(f"spans: {len(packed)} bytes do not describe {len(parts)} records")
+    return spans
