@@ -92,8 +92,8 @@ class TargetServer:
         self._entry = entry
         self._limits = service.limits
         self._lock = threading.Lock()
-        self._peers: dict[socket.socket, Stream | None] = {}
-        self._threads: set[threading.Thread] = set()
+        self._peers: dict[threading.Thread, socket.socket | Stream] = {}
+        """The thread of each connection, and its socket, or its stream once there is one."""
         self._joining = Counter[str]()
         self._closing = False
         self._acceptor = threading.Thread(target=self._accept, name="holdfast-accept", daemon=True)
@@ -107,17 +107,17 @@ class TargetServer:
         """Stop listening, cut every connection, and wait for their threads to leave the store."""
         with self._lock:
             self._closing = True
-            peers = dict(self._peers)
-        for connected, stream in peers.items():
+            peers = list(self._peers.values())
+        for peer in peers:
             with contextlib.suppress(OSError):
-                stream.cut() if stream else connected.shutdown(socket.SHUT_RDWR)
+                peer.cut() if isinstance(peer, Stream) else peer.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         if self._acceptor.ident is not None:
             self._acceptor.join(_JOIN_S)
         self._listener.close()
         with self._lock:
-            threads = list(self._threads)
+            threads = list(self._peers)
         for thread in threads:
             thread.join(_JOIN_S)
 
@@ -145,19 +145,18 @@ class TargetServer:
             )
             if self._closing or too_many:
                 return False
-            self._peers[connected] = None
-            self._joining[peer.host] += 1
-            self._service.counters.connections = len(self._peers)
             thread = threading.Thread(
                 target=self._serve, args=(connected, peer), name="holdfast-peer", daemon=True
             )
-            self._threads.add(thread)
+            self._peers[thread] = connected
+            self._joining[peer.host] += 1
+            self._service.counters.connections = len(self._peers)
         try:
             thread.start()
         except RuntimeError as error:  # the limit of processes, or of memory for stacks
             _log.warning("a connection is turned away: %s; raise the limit of threads", error)
             self._handshake_ended(peer)
-            self._forget(connected, thread)
+            self._forget(thread)
             return False
         return True
 
@@ -170,7 +169,7 @@ class TargetServer:
             tls = self._entry.tls
             stream = PlainStream(connected) if tls is None else TlsStream(connected, tls)
             with self._lock:
-                self._peers[connected] = stream
+                self._peers[threading.current_thread()] = stream
                 if self._closing:  # `close` may have seen only the socket, not this stream
                     raise ConnectionAbortedError
             if isinstance(stream, TlsStream):
@@ -192,7 +191,7 @@ class TargetServer:
             if why:
                 self._service.counters.protocol_errors += 1
                 _log.warning("connection ended peer=%s:%d: %s", *peer, why)
-            self._forget(connected, threading.current_thread())
+            self._forget(threading.current_thread())
             if stream is not None:
                 stream.close()
             connected.close()
@@ -201,10 +200,9 @@ class TargetServer:
         with self._lock:
             self._joining -= Counter((peer.host,))
 
-    def _forget(self, connected: socket.socket, thread: threading.Thread) -> None:
+    def _forget(self, thread: threading.Thread) -> None:
         with self._lock:
-            self._peers.pop(connected, None)
-            self._threads.discard(thread)
+            del self._peers[thread]
             self._service.counters.connections = len(self._peers)
 
     def _join(self, connected: socket.socket, stream: Stream, deadline: Deadline) -> TargetSession:
