@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import os
 import socket
 import ssl
 import threading
@@ -26,7 +25,7 @@ from holdfast.wire.frame import CONNECTION_ID, encode
 from holdfast.wire.local.messages import Refused
 from holdfast.wire.remote.messages import TARGET_PROTOCOL, Challenge, Join, Joined
 from holdfast.wire.remote.nixl import PeerMemory
-from holdfast.wire.remote.peer_user import ROOT, check_peer, peer_user
+from holdfast.wire.remote.peer_user import check_peer
 from holdfast.wire.remote.stream import Deadline, PlainStream, Stream, TlsStream, tune
 from holdfast.wire.remote.token import TokenClaims, check, nonce, prove, proves
 
@@ -221,8 +220,7 @@ class TargetServer:
         try:
             entry = self._entry
             if entry.tls is None and not entry.token_key and not entry.any_user:
-                allowed = frozenset({os.geteuid(), ROOT})
-                check_peer(peer_user(connected), allowed, "the peer", _NOT_OPEN)
+                check_peer(connected, "the peer", _NOT_OPEN)
             if join.protocol != TARGET_PROTOCOL:
                 raise RefusedError(
                     f"protocol version {join.protocol} is not spoken here, {TARGET_PROTOCOL} is; "

@@ -34,7 +34,7 @@ from holdfast.wire.remote.messages import (
     TargetReply,
 )
 from holdfast.wire.remote.nixl import pack_spans
-from holdfast.wire.remote.peer_user import ROOT, check_peer, is_loopback, peer_user
+from holdfast.wire.remote.peer_user import check_peer, is_loopback
 from holdfast.wire.remote.stream import Buffer, Deadline, PlainStream, Stream, start_tls, tune
 from holdfast.wire.remote.token import Token, nonce, prove, proves
 
@@ -223,14 +223,7 @@ def connect(
         connection = TargetConnection(opened, buffer_pool)
         challenge = connection.challenged(deadline)
         if credentials.proves_nothing and not credentials.any_user and is_loopback(connected):
-            # After the first message, because the kernel knows the user of a socket only once the
-            # other side has accepted the connection.
-            check_peer(
-                peer_user(connected),
-                frozenset({os.geteuid(), ROOT}),
-                "the process behind this port",
-                _REMEDY,
-            )
+            check_peer(connected, "the process behind this port", _REMEDY)
         connection.join(challenge, token, deadline)
     except BaseException as error:
         opened.close()

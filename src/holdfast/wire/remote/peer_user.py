@@ -15,14 +15,13 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import RefusedError
 from holdfast.wire.address import HostPort
 
-ROOT = 0
+_ROOT = 0
 _OVERFLOW_UID = 65_534
 _ALL_IDS = (1 << 32) - 1
 
@@ -83,9 +82,14 @@ def peer_user(connected: socket.socket) -> int | None:
     return None if sum(int(line.split()[2]) for line in lines) < _ALL_IDS else user
 
 
-def check_peer(user: int | None, allowed: frozenset[int], what: str, remedy: str) -> None:
-    """Raise RefusedError unless a peer's user is one of these; `what` names the peer in it."""
-    if user is not None and user in allowed:
+def check_peer(connected: socket.socket, what: str, remedy: str) -> None:
+    """Raise RefusedError unless the peer's user is this process's or root; `what` names the peer.
+
+    Call it after the peer's first message, because the kernel knows the user of a socket only once
+    the other side has accepted the connection.
+    """
+    user, allowed = peer_user(connected), {os.geteuid(), _ROOT}
+    if user in allowed:
         return
     names = " and ".join(f"user {each}" for each in sorted(allowed))
     found = (
@@ -142,21 +146,15 @@ def _from_netlink(pair: _Pair) -> int | None:
 
 def _from_proc(pair: _Pair) -> int | None:
     """Look for one socket in the lists of all: a mapped IPv4 connection may be in either."""
-    for own, other, user in _listed():
-        if own == pair.own and other == pair.other:
-            return user
-    return None
-
-
-def _listed() -> Iterator[tuple[HostPort, HostPort, int]]:
-    """Yield both ends and the user of every established socket that a process has open."""
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             lines = Path("/proc/thread-self/net", name).read_text("ascii").splitlines()[1:]
             for line in lines:
                 _, own, other, state, _, _, _, user, _, inode, *_ = line.split()
-                if int(state, 16) == _ESTABLISHED and int(inode):
-                    yield _end(own), _end(other), int(user)
+                is_open = int(state, 16) == _ESTABLISHED and int(inode)
+                if is_open and (_end(own), _end(other)) == (pair.own, pair.other):
+                    return int(user)
+    return None
 
 
 def _end(text: str) -> HostPort:
