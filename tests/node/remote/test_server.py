@@ -269,7 +269,7 @@ def test_it_says_how_it_is(node):
     assert outcome is Outcome.OK
     assert data["blocks"] == 2
     assert data["target"]["received_bytes"] == 2 * NAMESPACE.record_bytes
-    assert data["incarnation"] == node.target.incarnation
+    assert data["incarnation"] == node.store.incarnation
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,6 @@ class TargetClient:
         tcp_endpoint(address)
         self.address = address
         self._tls_name = tls_name
-        self.incarnation = ""
         self.refusal = ""
         """The message of the last call if the target refused it, empty otherwise."""
         self.trouble = ""
@@ -313,7 +312,7 @@ class TargetClient:
                         token = self._credentials.token()
                     except ConfigError:
                         token = None
-                    if token is not None and token.text != connection.claims:
+                    if token not in (None, connection.token):
                         connection.close()
                         continue
                 kept = connection
@@ -356,7 +355,6 @@ class TargetClient:
     def _dial(self, deadline: Deadline) -> TargetConnection:
         buffer_pool = self._fallback.buffer_pool()
         connection = connect(self.address, self._credentials, deadline, buffer_pool, self._tls_name)
-        self.incarnation = connection.incarnation
         over = "tcp" if connection.buffer_pool is None else "nixl"
         if buffer_pool is not None and over != self.over:
             reason = "" if over == "nixl" else ", because the target has no NIXL"

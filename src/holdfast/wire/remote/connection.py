@@ -60,16 +60,13 @@ class TargetConnection:
     """An authenticated connection, made by `connect`. One thread at a time."""
 
     def __init__(self, stream: Stream, buffer_pool: BufferPool | None = None) -> None:
-        self.incarnation = ""
         self.buffer_pool = buffer_pool
         """The NIXL buffers for records; None: records go over this connection."""
         self.made_s = time.monotonic()
         self.used = False
         """Whether a request was answered on it."""
-        self.claims = ""
-        """Claims of the token that it was made with; empty without a token."""
-        self.good_until = float("inf")
-        """When its token expires, less a margin, in Unix seconds."""
+        self.token: Token | None = None
+        """The token that it was made with."""
         self._stream = stream
         self._last_id = 0
         self._head = memoryview(bytearray(HEADER_BYTES))
@@ -135,29 +132,25 @@ class TargetConnection:
             self.buffer_pool = None
         shown = self.buffer_pool.metadata if self.buffer_pool is not None else b""
         name = f"{socket.gethostname()[:80]}/{os.getpid()}"
-        join = Join(TARGET_PROTOCOL, name, ours, nixl=shown)
-        if token is not None:
-            claims, proof = token.text, prove(token, "peer", nonces)
-            join = msgspec.structs.replace(join, claims=claims, proof=proof)
+        claims, proof = ("", b"") if token is None else (token.text, prove(token, "peer", nonces))
+        join = Join(TARGET_PROTOCOL, name, ours, claims, proof, shown)
         joined = _expect(self.ask(join, (), (), deadline), Joined)
-        if token is not None:
-            if not proves(token, "target", nonces, joined.proof):
-                raise RefusedError(
-                    "the target does not know the key that the token was made with; "
-                    "give it that tokens.key_file, or check its address"
-                )
-            self.claims = token.text
-            self.good_until = token.claims.expires - _EXPIRY_MARGIN_S
+        if token is not None and not proves(token, "target", nonces, joined.proof):
+            raise RefusedError(
+                "the target does not know the key that the token was made with; "
+                "give it that tokens.key_file, or check its address"
+            )
         if not joined.nixl:
             self.buffer_pool = None
-        self.incarnation, self.used = joined.incarnation, False
+        self.token, self.used = token, False
 
     @property
     def spent(self) -> bool:
         """Whether it must be replaced, because its token expires or its buffer pool is spoiled."""
-        return time.time() >= self.good_until or (
-            self.buffer_pool is not None and self.buffer_pool.spoiled
-        )
+        if self.buffer_pool is not None and self.buffer_pool.spoiled:
+            return True
+        token = self.token
+        return token is not None and time.time() >= token.claims.expires - _EXPIRY_MARGIN_S
 
     def close(self) -> None:
         """Close it; no byte arrives in any buffer afterwards."""
