@@ -1,9 +1,14 @@
-"""When records leave the road to a target, and when they come back to it."""
+"""When records leave NIXL's way to a target, and when they come back to it."""
+
+from types import SimpleNamespace
 
 import pytest
 
-from holdfast.wire.remote import buffer_pool as window_module
-from holdfast.wire.remote.buffer_pool import FALLBACK_S, BufferFallback
+from holdfast.wire.remote import client as client_module
+from holdfast.wire.remote.buffer_pool import FALLBACK_S
+from holdfast.wire.remote.client import TargetClient
+
+ADDRESS = "tcp://127.0.0.1:1"
 
 
 class FakeRoad:
@@ -20,35 +25,46 @@ class FakeRoad:
 def now(monkeypatch):
     """The time, in a list."""
     seconds = [1000.0]
-    monkeypatch.setattr(window_module.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(client_module.time, "monotonic", lambda: seconds[0])
     return seconds
 
 
+def is_replaced(client, made_s):
+    """Whether the client replaces a connection without NIXL that was made then."""
+    return client._may_use_nixl_now(SimpleNamespace(buffer_pool=None, made_s=made_s))
+
+
 def test_without_a_road_there_is_no_window_and_no_reason_to_connect_anew(now):
-    fallback = BufferFallback(None)
+    client = TargetClient(ADDRESS)
     now[0] += 10 * FALLBACK_S
-    assert fallback.buffer_pool() is None
-    assert not fallback.is_over(made_s=0.0)
+    assert client._buffer_pool() is None
+    assert not is_replaced(client, made_s=0.0)
 
 
 def test_a_connection_made_before_the_window_was_there_is_made_anew_after_a_while(now):
     transfer_buffers = FakeRoad()
-    fallback = BufferFallback(transfer_buffers)
+    client = TargetClient(ADDRESS, transfer_buffers=transfer_buffers)
     made_s = now[0]
-    assert fallback.buffer_pool() is None
+    assert client._buffer_pool() is None
     transfer_buffers.made = "window"
-    assert not fallback.is_over(made_s), "not at once: the far side may not have it either"
+    assert not is_replaced(client, made_s), "not at once: the far side may not have it either"
     now[0] += FALLBACK_S
-    assert fallback.is_over(made_s)
-    assert fallback.buffer_pool() == "window"
+    assert is_replaced(client, made_s)
+    assert client._buffer_pool() == "window"
 
 
-def test_after_a_call_that_failed_the_road_is_left_for_a_while(now):
+def test_after_a_call_that_failed_the_road_is_left_for_a_while(now, monkeypatch):
     transfer_buffers = FakeRoad()
     transfer_buffers.made = "window"
-    fallback = BufferFallback(transfer_buffers)
-    fallback.begin()
-    assert fallback.buffer_pool() is None
-    assert not fallback.is_over(made_s=0.0)
+    client = TargetClient(ADDRESS, transfer_buffers=transfer_buffers)
+
+    def fail(*_):
+        raise ConnectionResetError
+
+    failing = SimpleNamespace(buffer_pool="window", used=False, ask=fail, close=lambda: None)
+    monkeypatch.setattr(client, "_dial", lambda _: failing)
+    client.stats(5)
+    assert client._buffer_pool() is None
+    assert not is_replaced(client, made_s=0.0)
     now[0] += FALLBACK_S
-    assert fallback.buffer_pool() == "window"
+    assert client._buffer_pool() == "window"

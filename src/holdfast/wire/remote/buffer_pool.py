@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import mmap
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -150,25 +149,3 @@ class TransferBuffers:
 def _copy(to: memoryview, part: memoryview | bytes | bytearray) -> None:
     """Copy bytes with the GIL released."""
     np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(part, np.uint8))
-
-
-class BufferFallback:
-    """Whether records to one target go over TCP for now, although there is a buffer pool."""
-
-    def __init__(self, transfer_buffers: TransferBuffers | None) -> None:
-        self._transfer_buffers = transfer_buffers
-        self._until = 0.0
-
-    def begin(self) -> None:
-        """Use TCP for `FALLBACK_S`, because a call over NIXL failed."""
-        self._until = time.monotonic() + FALLBACK_S
-
-    def buffer_pool(self) -> BufferPool | None:
-        """Return the pool for a target; None during the fallback, or if there is no pool yet."""
-        if self._transfer_buffers is None or time.monotonic() < self._until:
-            return None
-        return self._transfer_buffers.buffer_pool()
-
-    def is_over(self, made_s: float) -> bool:
-        """Whether a TCP connection made at `made_s` should be replaced by one with NIXL."""
-        return time.monotonic() >= made_s + FALLBACK_S and self.buffer_pool() is not None

@@ -27,7 +27,7 @@ from holdfast.wire.frame import plain
 from holdfast.wire.local.messages import Refused, ReportRequest, Status
 from holdfast.wire.remote import messages as m
 from holdfast.wire.remote.batches import BatchPart, parallel, parts_of_batch
-from holdfast.wire.remote.buffer_pool import BufferFallback, TransferBuffers
+from holdfast.wire.remote.buffer_pool import FALLBACK_S, BufferPool, TransferBuffers
 from holdfast.wire.remote.connection import TargetAnswer, TargetConnection, connect
 from holdfast.wire.remote.credentials import Credentials
 from holdfast.wire.remote.stream import Deadline, OnProgress
@@ -114,7 +114,7 @@ class TargetClient:
         """Transport of records on the last connection: nixl or tcp."""
         self._credentials = credentials or Credentials()
         self.transfer_buffers = transfer_buffers
-        self._fallback = BufferFallback(transfer_buffers)
+        self._tcp_until_s = 0.0
         self._ways = batch_parts or min(BATCH_PARTS_MAX, max(1, len(os.sched_getaffinity(0)) // 2))
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
@@ -299,7 +299,7 @@ class TargetClient:
                     answer = connection.ask(request, payload, into, deadline)
                 except BaseException as error:
                     if connection.buffer_pool is not None:
-                        self._fallback.begin()
+                        self._tcp_until_s = time.monotonic() + FALLBACK_S
                     connection.close()
                     gone = isinstance(error, OSError) and not isinstance(error, TimeoutError)
                     if gone and was_used:
@@ -335,11 +335,21 @@ class TargetClient:
             deadline.note(0)
         if connection is None:
             return None
-        without_nixl = connection.buffer_pool is None and self._fallback.is_over(connection.made_s)
-        if connection.spent or without_nixl:
+        if connection.spent or self._may_use_nixl_now(connection):
             connection.close()
             return None
         return connection
+
+    def _may_use_nixl_now(self, connection: TargetConnection) -> bool:
+        """Whether a connection is without NIXL, and one made now may have it."""
+        is_old = time.monotonic() >= connection.made_s + FALLBACK_S
+        return connection.buffer_pool is None and is_old and self._buffer_pool() is not None
+
+    def _buffer_pool(self) -> BufferPool | None:
+        """Return the NIXL buffers; None if there are none yet, or a call over NIXL just failed."""
+        if self.transfer_buffers is None or time.monotonic() < self._tcp_until_s:
+            return None
+        return self.transfer_buffers.buffer_pool()
 
     def _give_back(self, connection: TargetConnection | None) -> None:
         """End a claim, and keep the connection if it is usable."""
@@ -353,7 +363,7 @@ class TargetClient:
             connection.close()
 
     def _dial(self, deadline: Deadline) -> TargetConnection:
-        buffer_pool = self._fallback.buffer_pool()
+        buffer_pool = self._buffer_pool()
         connection = connect(self.address, self._credentials, deadline, buffer_pool, self._tls_name)
         over = "tcp" if connection.buffer_pool is None else "nixl"
         if buffer_pool is not None and over != self.over:
