@@ -9,6 +9,8 @@ the client for good: a late node counts as gone, and the caller recomputes.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import select
 import socket
@@ -35,8 +37,14 @@ from holdfast.wire.local.messages import (
     Reserved,
     Welcome,
 )
-from holdfast.wire.local.nonblocking import readable_within, send_now
 from holdfast.wire.local.peer_check import check_listener, owners_of, peer_of
+
+# The calls of this library hold the GIL. Python releases it around every socket call; if another
+# thread computes, reacquiring it takes up to the switch interval, 5 ms, for a send of 5 us.
+_libc = ctypes.PyDLL(None, use_errno=True)
+_libc.send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
+_libc.send.restype = ctypes.c_ssize_t
+_NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 _TIMEVAL = struct.Struct("@ll")
 _SHORTEST_WAIT_S = 0.001
@@ -398,3 +406,25 @@ class Client:
             finally:
                 os.close(fd)
         return welcome
+
+
+class _PollFd(ctypes.Structure):
+    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
+
+
+def send_now(fd: int, data: bytes) -> int:
+    """Send what the socket buffer takes, with the GIL held; return the bytes. Raises OSError."""
+    sent: int = _libc.send(fd, data, len(data), _NOW)
+    if sent >= 0:
+        return sent
+    code = ctypes.get_errno()
+    if code in (errno.EAGAIN, errno.EINTR):
+        return 0
+    raise OSError(code, os.strerror(code))
+
+
+def readable_within(fd: int, milliseconds: int) -> bool:
+    """Wait for data to receive, with the GIL held; return whether there is any."""
+    watched = _PollFd(fd, select.POLLIN, 0)
+    found: int = _libc.poll(ctypes.byref(watched), 1, milliseconds)
+    return found > 0
