@@ -8,7 +8,7 @@ from holdfast.errors import Outcome
 from holdfast.limits import MIB
 from holdfast.testing.payloads import key_of, namespace_of, record_of
 from holdfast.wire.remote import nixl
-from holdfast.wire.remote.buffer_pool import TransferBuffer, TransferBuffers
+from holdfast.wire.remote.buffer_pool import TransferBuffers, copy_parts
 from holdfast.wire.remote.nixl import NixlAgent
 
 pytestmark = pytest.mark.skipif(not nixl.installed(), reason="NIXL is not installed")
@@ -54,11 +54,9 @@ def test_a_run_ends_at_the_first_block_that_is_not_held(served):
 
 def test_a_record_that_is_not_the_one_announced_is_not_held(served, monkeypatch):
     there = served()
-    lane_fill = TransferBuffer.fill
     monkeypatch.setattr(
-        TransferBuffer,
-        "fill",
-        lambda batch_part, parts: lane_fill(batch_part, [parts[0], *parts[:2]]),
+        "holdfast.wire.remote.connection.copy_parts",
+        lambda parts, into: copy_parts([parts[0], *parts[:2]], into),
     )
     outcomes = there.target.put(RECORDS[:3], 10)
     assert outcomes == [Outcome.OK, Outcome.FULL, Outcome.FULL]
@@ -81,7 +79,7 @@ def test_a_failed_transfer_is_made_up_for_over_tcp(served, monkeypatch):
     def fail(*_):
         raise nixl.ProtocolError("nixl: the fabric is gone")
 
-    monkeypatch.setattr(NixlAgent, "write", fail)
+    monkeypatch.setattr(NixlAgent, "move", fail)
     assert there.get(KEYS) == len(KEYS)
     assert there.target.over == "tcp"
 

@@ -1,13 +1,17 @@
 """The window: lanes for what fits, none of a spoiled one, every byte where it belongs."""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from holdfast.errors import ProtocolError
 from holdfast.limits import MIB
+from holdfast.wire.frame import encode
 from holdfast.wire.remote import nixl
-from holdfast.wire.remote.buffer_pool import BufferPool, TransferBuffers
+from holdfast.wire.remote.buffer_pool import BufferPool, TransferBuffers, consecutive, copy_parts
+from holdfast.wire.remote.connection import TargetConnection
+from holdfast.wire.remote.messages import PutRecords, RecordsFollow
 from holdfast.wire.remote.nixl import MemorySpan, NixlAgent, pack_spans, span_of, unpack_spans
 from holdfast.wire.remote.stream import Deadline
 
@@ -20,6 +24,26 @@ def test_spans_travel_as_pairs_of_eight_bytes():
     assert unpack_spans(pack_spans(spans)) == spans
     with pytest.raises(ProtocolError, match="15 bytes do not divide by 16"):
         unpack_spans(bytes(15))
+
+
+def test_a_target_that_answers_a_put_with_records_changes_none_of_ours():
+    said = bytes(encode(1, RecordsFollow(1, "ok")))
+    parts = iter([said[:16], said[16:]])
+
+    def receive(into, _):
+        for each in into:
+            each[:] = next(parts)
+
+    stream = SimpleNamespace(send=lambda *_: None, receive=receive, arrives=None)
+    pool = SimpleNamespace(
+        acquire=lambda nbytes: memoryview(bytearray(nbytes)),
+        progress_until=lambda *_: None,
+        release=lambda buffer: buffer,
+    )
+    record = memoryview(bytearray(b"r" * 256))
+    answer = TargetConnection(stream, pool).ask(PutRecords(b""), [record], (), Deadline.within(5))
+    assert isinstance(answer.message, RecordsFollow)
+    assert bytes(record) == b"r" * 256
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +64,12 @@ class TestWindow:
 
     def test_a_lane_holds_what_was_copied_in(self):
         buffer = BufferPool(buffers=1, buffer_bytes=MIB).acquire(30)
-        buffer.fill([b"a" * 10, bytearray(b"b" * 20)])
-        spans = buffer.spans([10, 20])
+        records = consecutive(buffer, [10, 20])
+        copy_parts([b"a" * 10, bytearray(b"b" * 20)], records)
+        spans = [span_of(record) for record in records]
         assert spans[1] == MemorySpan(spans[0].address + 10, 20)
         out = [memoryview(bytearray(10)), memoryview(bytearray(20))]
-        buffer.empty(out)
+        copy_parts(records, out)
         assert [bytes(part) for part in out] == [b"a" * 10, b"b" * 20]
 
     def test_a_spoiled_window_lends_nothing_and_is_replaced(self):
@@ -63,9 +88,9 @@ class TestWindow:
         agent.register(ours)
         peer = agent.add_peer(buffer_pool.metadata)
         buffer = buffer_pool.acquire(4096)
-        buffer.fill([b"y" * 4096])
+        buffer[:4096] = b"y" * 4096
         with ThreadPoolExecutor(1) as mover:
-            read = mover.submit(agent.move, "READ", peer, buffer.spans([4096]), [ours])
+            read = mover.submit(agent.move, "READ", peer, [span_of(buffer[:4096])], [ours])
             buffer_pool.progress_until(lambda _: read.done(), Deadline.within(20))
             read.result()
         assert bytes(ours) == b"y" * 4096
@@ -83,7 +108,7 @@ class TestWindow:
         peer = agent.add_peer(buffer_pool.metadata)
         buffer = buffer_pool.acquire(MIB)
         with pytest.raises(ProtocolError, match="nixl: "):
-            agent.move("READ", peer, buffer.spans([MIB]), [ours])
+            agent.move("READ", peer, [span_of(buffer)], [ours])
         buffer_pool.release(buffer)
 
     def test_metadata_of_no_agent_is_refused(self):

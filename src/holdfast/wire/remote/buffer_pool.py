@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import mmap
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from holdfast.limits import MIB
-from holdfast.wire.remote.nixl import MemorySpan, NixlAgent, installed, span_of
-from holdfast.wire.remote.stream import Deadline
+from holdfast.wire.remote.nixl import NixlAgent, installed
+from holdfast.wire.remote.stream import Buffer, Deadline
 
 BUFFERS = 4
 BUFFER_BYTES = 72 * MIB
@@ -32,35 +32,6 @@ _PROGRESS_S = 50e-6
 _log = logging.getLogger(__name__)
 
 
-class TransferBuffer:
-    """One buffer of the pool, used by one call at a time."""
-
-    def __init__(self, memory: memoryview) -> None:
-        self.memory = memory
-
-    def spans(self, sizes: Sequence[int]) -> list[MemorySpan]:
-        """Return consecutive spans of these sizes."""
-        at, found = span_of(self.memory).address, []
-        for size in sizes:
-            found.append(MemorySpan(at, size))
-            at += size
-        return found
-
-    def fill(self, parts: Sequence[memoryview | bytes | bytearray]) -> None:
-        """Copy buffers in."""
-        at = 0
-        for part in parts:
-            _copy(self.memory[at : at + len(part)], part)
-            at += len(part)
-
-    def empty(self, into: Sequence[memoryview]) -> None:
-        """Copy out into buffers."""
-        at = 0
-        for part in into:
-            _copy(part, self.memory[at : at + len(part)])
-            at += len(part)
-
-
 class BufferPool:
     """A NIXL agent and its transfer buffers. Any thread."""
 
@@ -71,21 +42,20 @@ class BufferPool:
         self._agent.register(whole)
         self._lock = threading.Lock()
         self._free = [
-            TransferBuffer(whole[at : at + buffer_bytes])
-            for at in range(0, buffers * buffer_bytes, buffer_bytes)
+            whole[at : at + buffer_bytes] for at in range(0, buffers * buffer_bytes, buffer_bytes)
         ]
         self._buffer_bytes = buffer_bytes
         self.metadata = self._agent.metadata()
         self.spoiled = False
         """Whether a buffer was lost, so that connections close and a new pool replaces this one."""
 
-    def acquire(self, nbytes: int) -> TransferBuffer | None:
-        """Return a free buffer; None if `nbytes` do not fit in one, or none is free."""
+    def acquire(self, nbytes: int) -> memoryview | None:
+        """Return a buffer for one call; None if `nbytes` do not fit in one, or none is free."""
         with self._lock:
             fits = 0 < nbytes <= self._buffer_bytes and not self.spoiled
             return self._free.pop() if fits and self._free else None
 
-    def release(self, buffer: TransferBuffer) -> None:
+    def release(self, buffer: memoryview) -> None:
         """Return a buffer whose call was answered to the pool."""
         with self._lock:
             self._free.append(buffer)
@@ -146,6 +116,16 @@ class TransferBuffers:
             self._buffer_pool, self._making = made, None
 
 
-def _copy(to: memoryview, part: memoryview | bytes | bytearray) -> None:
-    """Copy bytes with the GIL released."""
-    np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(part, np.uint8))
+def consecutive(buffer: memoryview, sizes: Iterable[int]) -> list[memoryview]:
+    """Return consecutive parts of a buffer, of these sizes."""
+    parts, at = [], 0
+    for size in sizes:
+        parts.append(buffer[at : at + size])
+        at += size
+    return parts
+
+
+def copy_parts(parts: Sequence[Buffer], into: Sequence[memoryview]) -> None:
+    """Copy each part into the buffer beside it, with the GIL released."""
+    for part, to in zip(parts, into, strict=True):
+        np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(part, np.uint8))

@@ -20,7 +20,7 @@ from holdfast.limits import HANDSHAKE_S
 from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.frame import HEADER_BYTES, encode, plain, read_head
 from holdfast.wire.local.messages import Refused
-from holdfast.wire.remote.buffer_pool import BufferPool
+from holdfast.wire.remote.buffer_pool import BufferPool, consecutive, copy_parts
 from holdfast.wire.remote.credentials import Credentials, client_context
 from holdfast.wire.remote.dial import dial
 from holdfast.wire.remote.messages import (
@@ -33,7 +33,7 @@ from holdfast.wire.remote.messages import (
     RecordsFollow,
     TargetReply,
 )
-from holdfast.wire.remote.nixl import pack_spans
+from holdfast.wire.remote.nixl import pack_spans, span_of
 from holdfast.wire.remote.peer_user import check_peer, is_loopback
 from holdfast.wire.remote.stream import Buffer, Deadline, PlainStream, Stream, start_tls, tune
 from holdfast.wire.remote.token import Token, nonce, prove, proves
@@ -95,10 +95,10 @@ class TargetConnection:
             self.used = True
             return answer
         # The target itself reads the records from the buffer, or writes them to it.
-        spans = pack_spans(buffer.spans([len(part) for part in parts]))
+        records = consecutive(buffer, map(len, parts))
+        copy_parts(payload, records[: len(payload)])
+        spans = pack_spans([span_of(record) for record in records])
         request = msgspec.structs.replace(request, spans=spans)
-        if isinstance(request, PutRecords):
-            buffer.fill(parts)
         try:
             self._last_id += 1
             self._stream.send([encode(self._last_id, request, 0)], deadline)
@@ -109,9 +109,9 @@ class TargetConnection:
             raise
         self.used = True
         if isinstance(answer.message, RecordsFollow):
-            filled = [memoryview(part) for part in parts[: answer.message.blocks]]
-            buffer.empty(filled)
-            answer = answer._replace(payload_bytes=sum(len(part) for part in filled))
+            filled = into[: answer.message.blocks]
+            copy_parts(records[: len(filled)], filled)
+            answer = answer._replace(payload_bytes=sum(map(len, filled)))
         buffer_pool.release(buffer)
         return answer
 
