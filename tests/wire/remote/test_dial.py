@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from holdfast.wire.address import HostPort
-from holdfast.wire.remote.dial import dial
-from holdfast.wire.remote.stream import Deadline
+from holdfast.wire.remote.stream import Deadline, dial
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def named(monkeypatch, *hosts, after=None):
             after.wait(250)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in hosts]
 
-    monkeypatch.setattr("holdfast.wire.remote.dial.socket.getaddrinfo", look)
+    monkeypatch.setattr("holdfast.wire.remote.stream.socket.getaddrinfo", look)
 
 
 def test_an_address_is_asked_nobody_about(listener):
@@ -52,7 +51,7 @@ def test_the_first_address_that_answers_is_taken(monkeypatch, listener):
             raise ConnectionRefusedError
         return listener.dup()
 
-    monkeypatch.setattr("holdfast.wire.remote.dial.socket.create_connection", connect)
+    monkeypatch.setattr("holdfast.wire.remote.stream.socket.create_connection", connect)
     named(monkeypatch, "127.0.0.1", "127.0.0.2", "127.0.0.3")
     dial(HostPort("far", port), Deadline.within(9)).close()
     assert [host for host, _ in tried] == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
@@ -63,7 +62,7 @@ def test_where_none_answers_the_last_reason_is_told(monkeypatch):
     def refuse(address, _):
         raise ConnectionRefusedError(address.host)
 
-    monkeypatch.setattr("holdfast.wire.remote.dial.socket.create_connection", refuse)
+    monkeypatch.setattr("holdfast.wire.remote.stream.socket.create_connection", refuse)
     named(monkeypatch, "127.0.0.1", "127.0.0.2")
     with pytest.raises(ConnectionRefusedError, match=r"127\.0\.0\.2"):
         dial(HostPort("far", 1), Deadline.within(9))

@@ -39,8 +39,7 @@ from holdfast.tiers.reachability import LocalTimeoutError, ServerBackoff
 from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.tiers.unverified_records import UnverifiedRecords, check_again
 from holdfast.wire.address import tcp_endpoint
-from holdfast.wire.remote.dial import dial
-from holdfast.wire.remote.stream import Deadline
+from holdfast.wire.remote.stream import Deadline, dial
 from holdfast.workers import workers
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from holdfast.errors import ProtocolError, RefusedError
 from holdfast.limits import KIB, MIB, PAYLOAD_BYTES_MAX
 from holdfast.wire.address import HostPort
 from holdfast.wire.remote.credentials import read_secret
-from holdfast.wire.remote.dial import dial
-from holdfast.wire.remote.stream import Buffer, Deadline, PlainStream, Stream, start_tls, tune
+from holdfast.wire.remote.stream import Buffer, Deadline, PlainStream, Stream, dial, start_tls, tune
 
 AHEAD_BYTES = 4 * MIB
 """Most bytes of records requested ahead. The server buffers them; more halves its speed."""

@@ -22,7 +22,6 @@ from holdfast.wire.frame import HEADER_BYTES, encode, plain, read_head
 from holdfast.wire.local.messages import Refused
 from holdfast.wire.remote.buffer_pool import BufferPool, consecutive, copy_parts
 from holdfast.wire.remote.credentials import Credentials, client_context
-from holdfast.wire.remote.dial import dial
 from holdfast.wire.remote.messages import (
     TARGET_PROTOCOL,
     Challenge,
@@ -35,7 +34,7 @@ from holdfast.wire.remote.messages import (
 )
 from holdfast.wire.remote.nixl import pack_spans, span_of
 from holdfast.wire.remote.peer_user import check_peer, is_loopback
-from holdfast.wire.remote.stream import Buffer, Deadline, PlainStream, Stream, start_tls, tune
+from holdfast.wire.remote.stream import Buffer, Deadline, PlainStream, Stream, dial, start_tls, tune
 from holdfast.wire.remote.token import Token, nonce, prove, proves
 
 T = TypeVar("T", bound=msgspec.Struct)
