@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.errors import NodeGoneError, RefusedError
 from holdfast.limits import RECLAIM_S, RESERVATIONS_MAX, RESERVE_BLOCKS_MAX, RESERVED_BLOCKS_MAX
-from holdfast.node.local.validation import MAX_INLINE_BLOCKS
+from holdfast.node.validation import MAX_INLINE_BLOCKS
 from holdfast.wire.frame import encode
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client

@@ -34,7 +34,8 @@ from holdfast.limits import (
 from holdfast.node.local.recorder import RequestRecorder, recorded
 from holdfast.node.local.threads import OPERATOR, NodeThreads, run_fair
 from holdfast.node.local.users import PermittedUsers
-from holdfast.node.local.validation import (
+from holdfast.node.traces import RequestTraces
+from holdfast.node.validation import (
     BLOCK_TOKENS_MAX,
     MAX_INLINE_BLOCKS,
     check_bytes,
@@ -46,7 +47,6 @@ from holdfast.node.local.validation import (
     unpack_chain,
     why_not_followed,
 )
-from holdfast.node.traces import RequestTraces
 from holdfast.policy.retention import Retention
 from holdfast.session import check_within as check_seconds
 from holdfast.store.estimates import PLANS_KEPT, EngineCosts, EngineStep, PlanEnding

@@ -15,20 +15,19 @@ import msgspec
 
 from holdfast.blocks.envelope import HEADER_BYTES as RECORD_HEADER_BYTES
 from holdfast.blocks.envelope import Header, read_header, record_bytes
-from holdfast.blocks.key import KEY_BYTES, unpack_keys
 from holdfast.blocks.namespace import Namespace
 from holdfast.config import DEADLINE_S_MAX
-from holdfast.errors import FormatError, HoldfastError, Outcome, ProtocolError, RefusedError
+from holdfast.errors import HoldfastError, Outcome, ProtocolError, RefusedError
 from holdfast.fairness.work_slots import WorkItem
 from holdfast.limits import (
-    CHAIN_BLOCKS_MAX,
     FRAME_BODY_BYTES_MAX,
     FRAME_PAYLOAD_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
 )
 from holdfast.node.remote.send_budget import SMALL_BYTES
 from holdfast.node.remote.service import TargetService
-from holdfast.session import check_within
+from holdfast.node.validation import check_bytes, check_within, unpack_chain
+from holdfast.session import check_within as check_seconds
 from holdfast.store.receive import ReceiveSlot
 from holdfast.store.store import Store
 from holdfast.wire.frame import HEADER_BYTES, encode, plain, read_head
@@ -177,7 +176,7 @@ class TargetSession:
         budget, scheduler = self._service.send_budget, self._service.scheduler
         try:
             self._check_may(request)
-            check_within("get.deadline_s", request.deadline_s, DEADLINE_S_MAX)
+            check_seconds("get.deadline_s", request.deadline_s, DEADLINE_S_MAX)
             namespace, keys = _named(request)
             size = namespace.record_bytes
             blocks = min(FRAME_PAYLOAD_BYTES_MAX // size, len(keys))
@@ -299,29 +298,19 @@ def _headers(data: bytes) -> list[Header]:
             read_header(data[i : i + RECORD_HEADER_BYTES])[0]
             for i in range(0, len(data), RECORD_HEADER_BYTES)
         ]
-    except FormatError as error:
+        for header in headers:
+            check_within("payload_bytes", header.payload_bytes, PAYLOAD_BYTES_MAX)
+    except HoldfastError as error:
         raise ProtocolError(f"put.headers: {error}") from error
-    for header in headers:
-        _check_size("put.headers", header.payload_bytes)
     return headers
 
 
 def _named(request: m.NamedBlocks) -> tuple[Namespace, list[bytes]]:
-    """Return the namespace and keys of a request; raise ProtocolError if they are invalid."""
-    for name, value in (("fingerprint", request.fingerprint), ("domain", request.domain)):
-        if len(value) != KEY_BYTES:
-            raise ProtocolError(f"{name} has {len(value)} bytes, not {KEY_BYTES}")
-    _check_size("payload_bytes", request.payload_bytes)
-    if len(request.keys) > CHAIN_BLOCKS_MAX * KEY_BYTES:
-        raise ProtocolError(f"more than {CHAIN_BLOCKS_MAX} keys; send fewer at once")
+    """Return the namespace and keys of a request; raise BlockError if they are invalid."""
+    check_bytes("fingerprint", request.fingerprint)
+    check_bytes("domain", request.domain)
+    check_within("payload_bytes", request.payload_bytes, PAYLOAD_BYTES_MAX)
     namespace = Namespace(
         request.fingerprint, request.domain, request.payload_bytes, request.block_tokens
     )
-    return namespace, unpack_keys(request.keys)
-
-
-def _check_size(what: str, payload_bytes: int) -> None:
-    if not 1 <= payload_bytes <= PAYLOAD_BYTES_MAX:
-        raise ProtocolError(
-            f"{what}: a payload of {payload_bytes} bytes is not from 1 to {PAYLOAD_BYTES_MAX}"
-        )
+    return namespace, unpack_chain(request.keys)

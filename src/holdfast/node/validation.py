@@ -1,4 +1,4 @@
-"""Validate requests of engines: every field has a bound; errors name value and limit."""
+"""Validate requests of engines and other nodes: every field has a bound, which errors name."""
 
 from __future__ import annotations
 
