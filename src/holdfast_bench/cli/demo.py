@@ -1,40 +1,69 @@
-"""`holdfast demo`: a real engine on this machine recovers a context from every tier."""
+"""`holdfast demo`: real engines on this machine recover contexts from every tier, or a pool."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import report
 from holdfast.cli.options import add_json_argument
 from holdfast.errors import HoldfastError
-from holdfast.report import Report, Row
-from holdfast_bench.cli import demo_pool, demo_steps, measuring
+from holdfast.report import Report
+from holdfast_bench.cli import demo_steps, measuring
 from holdfast_bench.cli.progress import progress
 from holdfast_bench.harness import model
 from holdfast_bench.scenarios import demo_scenario, pool_demo_scenario
-from holdfast_bench.scenarios.demo_scenario import DemoSettings, DemoStep
+from holdfast_bench.scenarios.demo_scenario import DemoSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
-MODEL_DEFAULT = "demo"
-TOKENS_DEFAULT = 4096
 
-STEPS = {
-    "cold": "read for the first time",
-    "warm": "the engine's own cache was reset",
-    "engine_restart": "the engine was stopped and started",
-    "node_restart": "the node was killed with -9 and started",
-    "second_engine": "another engine asks",
-    "follow_up": "the next turn",
-}
-"""Description of each step, for its line of output."""
+class DemoKind(NamedTuple):
+    """A kind of demo: report name, defaults of options, description of each step, table title.
 
-ALL_EQUAL = "Every output equals the engine's own, bit for bit (tokens and log-probabilities)."
+    `all_equal` is the verdict if no step fails.
+    """
+
+    name: str
+    model: str
+    tokens: int
+    steps: dict[str, str]
+    title: str
+    all_equal: str
+
+
+ONE_NODE = DemoKind(
+    name="demo",
+    model="demo",
+    tokens=4096,
+    steps={
+        "cold": "read for the first time",
+        "warm": "the engine's own cache was reset",
+        "engine_restart": "the engine was stopped and started",
+        "node_restart": "the node was killed with -9 and started",
+        "second_engine": "another engine asks",
+        "follow_up": "the next turn",
+    },
+    title="the same context, each time",
+    all_equal="Every output equals the engine's own, bit for bit (tokens and log-probabilities).",
+)
+POOL = DemoKind(
+    name="demo pool",
+    model="small",
+    tokens=1024,
+    steps={
+        "prefill_on_a": "host A reads the contexts for the first time",
+        "served_on_b": "host B is asked about them",
+        "target_killed": "a target was killed with -9, and host B is asked again",
+        "target_joined": "another target took its place, A read new contexts, and host B is asked",
+    },
+    title="contexts of one host on another; first token: mean of all",
+    all_equal="Every output equals the engine's own, bit for bit; blocks of a killed target were "
+    "recomputed.",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,8 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="PATH",
-        help=f"a Hugging Face folder, or a model made here: {made} (default: {MODEL_DEFAULT}, "
-        f"291 M; with --pool {demo_pool.MODEL_DEFAULT}, 137 M)",
+        help=f"a Hugging Face folder, or a model made here: {made} (default: {ONE_NODE.model}, "
+        f"291 M; with --pool {POOL.model}, 137 M)",
     )
     parser.add_argument(
         "--document",
@@ -57,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help=f"length of a context, a multiple of {demo_scenario.BATCH_TOKENS} "
-        f"(default: {TOKENS_DEFAULT}; with --pool {demo_pool.TOKENS_DEFAULT})",
+        f"(default: {ONE_NODE.tokens}; with --pool {POOL.tokens})",
     )
     parser.add_argument(
         "--pool",
@@ -87,9 +116,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo; return 0 if all outputs are equal and from the expected tier, else 1."""
     console = report.console(args.json)
     with measuring.engines(args.keep) as folder:
-        steps = _run if args.pool is None else _run_pool
         try:
-            found = steps(args, console, folder)
+            found = _run(args, console, folder)
         except HoldfastError:
             _keep_logs(args, console, folder)
             raise
@@ -108,75 +136,32 @@ def _keep_logs(args: argparse.Namespace, console: Console, folder: Path) -> None
 
 
 def _run(args: argparse.Namespace, console: Console, folder: Path) -> Report:
+    """Run the steps and print them; all processes have ended when this returns."""
+    kind, walk = ONE_NODE, demo_scenario.walk
+    if args.pool is not None:
+        pool_demo_scenario.check_targets(args.pool)
+        kind, walk = POOL, pool_demo_scenario.walk
     with progress(console, "set-up: the model is made") as shown:
         setting = _setting(args, folder, shown.update)
-        shown.plan(len(STEPS))
-        steps, elapsed_s = demo_steps.follow(demo_scenario.walk(setting), _line, shown)
-    console.print(_table(steps))
-    console.print(demo_steps.verdict(steps, elapsed_s, ALL_EQUAL), soft_wrap=True)
-    return Report("demo", [_row(step, steps[0]) for step in steps])
-
-
-def _run_pool(args: argparse.Namespace, console: Console, folder: Path) -> Report:
-    pool_demo_scenario.check_targets(args.pool)
-    with progress(console, "set-up: the model is made"):
-        path = _model(args.model or demo_pool.MODEL_DEFAULT)
-    return demo_pool.run(args, console, folder, path)
+        shown.plan(len(kind.steps))
+        steps, elapsed_s = demo_steps.follow(
+            walk(setting), lambda done: demo_steps.line(done, kind.steps[done[-1].name]), shown
+        )
+    console.print(demo_steps.table(kind.title, steps))
+    console.print(demo_steps.verdict(steps, elapsed_s, kind.all_equal), soft_wrap=True)
+    return Report(kind.name, [demo_steps.row(step, steps[0]) for step in steps])
 
 
 def _setting(args: argparse.Namespace, folder: Path, tell: Callable[[str], None]) -> DemoSettings:
-    path = _model(args.model or MODEL_DEFAULT)
-    tokens = TOKENS_DEFAULT if args.tokens is None else args.tokens
-    prompts = demo_scenario.prompts_of(path, args.document, tokens)
-    return DemoSettings(folder, path, args.dtype, prompts, args.plan, tell)
+    kind = ONE_NODE if args.pool is None else POOL
+    path = _model(args.model or kind.model)
+    tokens = kind.tokens if args.tokens is None else args.tokens
+    if kind is POOL:
+        prompts = pool_demo_scenario.prompts_of_pool(path, args.document, tokens)
+    else:
+        prompts = [demo_scenario.prompts_of(path, args.document, tokens)]
+    return DemoSettings(folder, path, args.dtype, prompts, args.plan, tell, args.pool or 0)
 
 
 def _model(name: str) -> Path:
     return model.make(name) if name in model.SHAPES else Path(name)
-
-
-def _row(step: DemoStep, cold: DemoStep) -> Row:
-    answer, tokens = step.asked.answer, step.asked.tokens
-    more: dict[str, object] = {
-        "ttft_s": answer.ttft_s,
-        "computed_tokens": tokens.computed,
-        "fetched_tokens": tokens.fetched_total,
-        "tier": _tier(step),
-        "gb_per_s": step.gb_per_s,
-        "speedup": cold.asked.answer.ttft_s / answer.ttft_s,
-        "equal": step.equal,
-        "reason": step.reason,
-        "cause": step.cause,
-    }
-    return Row(what=step.name, value=answer.ttft_s, unit="s", ok=step.ok, more=more)
-
-
-def _tier(step: DemoStep) -> str:
-    return "+".join(sorted(step.asked.tokens.fetched))
-
-
-def _line(done: Sequence[DemoStep]) -> str:
-    """Return the output line of the last finished step."""
-    cold, step = done[0], done[-1]
-    answer, tokens = step.asked.answer, step.asked.tokens
-    gain = "" if step is cold else f" ({cold.asked.answer.ttft_s / answer.ttft_s:.0f}x sooner)"
-    origin = f", {tokens.fetched_total} from {_tier(step)}" if tokens.fetched else ""
-    return (
-        f"{step.name:<15} {answer.ttft_s:.3f} s{gain}: {STEPS[step.name]}; "
-        f"{tokens.computed} tokens computed{origin}; {demo_steps.step_verdict(step, 'output')}"
-    )
-
-
-def _table(steps: Sequence[DemoStep]) -> Table:
-    figures = ("first token", "sooner", "computed", "fetched", "from", "GB/s")
-    shown = demo_steps.table("the same context, each time", figures)
-    cold_s = steps[0].asked.answer.ttft_s
-    for step in steps:
-        answer, tokens = step.asked.answer, step.asked.tokens
-        shown.add_row(
-            *(step.name, f"{answer.ttft_s:.3f} s", f"{cold_s / answer.ttft_s:.1f}x"),
-            *(str(tokens.computed), str(tokens.fetched_total), _tier(step)),
-            report.number(step.gb_per_s),
-            report.mark(step.equal),
-        )
-    return shown

@@ -1,4 +1,4 @@
-"""Shared parts of the demos: running the steps, the table of steps, and the verdict."""
+"""The steps of a demo: run and print them, their table and rows, the verdict, the logs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING
 
+from holdfast import report
+from holdfast.report import Row
 from holdfast_bench.cli.progress import Steps
 from holdfast_bench.scenarios.demo_scenario import DemoStep
 from holdfast_bench.scenarios.pool_demo_scenario import PoolStep
@@ -18,19 +20,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-CheckedStep: TypeAlias = DemoStep | PoolStep
-Step = TypeVar("Step", DemoStep, PoolStep)
-
-
 def follow(
-    walk: Generator[Step], line: Callable[[Sequence[Step]], str], steps: Steps
-) -> tuple[list[Step], float]:
+    walk: Generator[DemoStep], line: Callable[[Sequence[DemoStep]], str], steps: Steps
+) -> tuple[list[DemoStep], float]:
     """Run every step, print the line of each when it finishes, and close the generator.
 
     Returns the steps and the seconds they took.
     """
     started_s = time.monotonic()
-    done: list[Step] = []
+    done: list[DemoStep] = []
     with closing(walk):
         steps.advance()
         for step in walk:
@@ -40,29 +38,77 @@ def follow(
     return done, time.monotonic() - started_s
 
 
-def table(title: str, figures: Sequence[str]) -> Table:
-    """Return an empty table with columns for the step, these figures, and equality of outputs."""
+def line(done: Sequence[DemoStep], about: str) -> str:
+    """Return the output line of the last finished step."""
+    cold, step = done[0], done[-1]
+    pool = isinstance(step, PoolStep)
+    gain = "" if pool or step is cold else f" ({cold.ttft_s / step.ttft_s:.0f}x sooner)"
+    origin = f", {step.fetched_tokens} from {'+'.join(step.tiers)}" if step.fetched_tokens else ""
+    outputs = "outputs" if pool else "output"
+    if not step.equal:
+        verdict = "[red]output differs[/]"
+    elif step.ok:
+        verdict = f"[green]{outputs} equal[/]"
+    else:
+        verdict = f"{outputs} equal, [red]not from the expected tier[/]"
+    return (
+        f"{step.name:<15} {step.ttft_s:.3f} s{gain}: {about}; "
+        f"{step.computed_tokens} tokens computed{origin}; {verdict}"
+    )
+
+
+def row(step: DemoStep, cold: DemoStep) -> Row:
+    """Return the row of a step in the report."""
+    more: dict[str, object] = {
+        "ttft_s": step.ttft_s,
+        "computed_tokens": step.computed_tokens,
+        "fetched_tokens": step.fetched_tokens,
+        "tier": "+".join(step.tiers),
+        "gb_per_s": step.gb_per_s,
+        "equal": step.equal,
+    }
+    if isinstance(step, PoolStep):
+        more |= {"contexts": len(step.asked), "spread": step.spread}
+    else:
+        speedup = cold.ttft_s / step.ttft_s
+        more |= {"speedup": speedup, "reason": step.reason, "cause": step.cause}
+    return Row(what=step.name, value=step.ttft_s, unit="s", ok=step.ok, more=more)
+
+
+def table(title: str, steps: Sequence[DemoStep]) -> Table:
+    """Return the table of the steps."""
     from rich.box import SIMPLE
     from rich.table import Table
 
     shown = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    shown.add_column("step", overflow="fold")
-    for heading in figures:
-        shown.add_column(heading, justify="right", overflow="fold")
-    shown.add_column("equal")
+    rows = [_cells(step, steps[0]) for step in steps]
+    for heading in rows[0]:
+        text = heading in ("step", "equal", "by target")
+        shown.add_column(heading, justify="left" if text else "right", overflow="fold")
+    for cells in rows:
+        shown.add_row(*cells.values())
     return shown
 
 
-def step_verdict(step: CheckedStep, outputs: str) -> str:
-    """Return whether a step's output, or outputs, are equal and from the expected tier."""
-    if not step.equal:
-        return "[red]output differs[/]"
-    if step.ok:
-        return f"[green]{outputs} equal[/]"
-    return f"{outputs} equal, [red]not from the expected tier[/]"
+def _cells(step: DemoStep, cold: DemoStep) -> dict[str, str]:
+    """Return the cells of a step's row in the table, by heading."""
+    sooner, by_target = {"sooner": f"{cold.ttft_s / step.ttft_s:.1f}x"}, dict[str, str]()
+    if isinstance(step, PoolStep):
+        sooner, by_target = {}, {"by target": " ".join(map(str, step.spread.values()))}
+    return {
+        "step": step.name,
+        "first token": f"{step.ttft_s:.3f} s",
+        **sooner,
+        "computed": str(step.computed_tokens),
+        "fetched": str(step.fetched_tokens),
+        "from": "+".join(step.tiers),
+        "GB/s": report.number(step.gb_per_s),
+        "equal": report.mark(step.equal),
+        **by_target,
+    }
 
 
-def verdict(steps: Sequence[CheckedStep], elapsed_s: float, praise: str) -> str:
+def verdict(steps: Sequence[DemoStep], elapsed_s: float, praise: str) -> str:
     """Return the failed steps and their recorded causes; `praise` if none failed."""
     from rich.markup import escape
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -71,26 +71,31 @@ class Prompts(msgspec.Struct, frozen=True):
 
 
 class DemoSettings(msgspec.Struct, frozen=True):
-    """The demo's folder, model and prompts, its node's planning mode, and the progress callback."""
+    """The demo's folder, model and prompts, its nodes' planning mode, and the progress callback.
+
+    `prompts`: one for `walk`. With a pool of `targets` targets the first half is for the first
+    steps, the rest for the target that joins.
+    """
 
     folder: Path
     model: Path
     dtype: str
-    prompts: Prompts
+    prompts: Sequence[Prompts]
     plan: str
     tell: Callable[[str], None]
+    targets: int = 0
 
 
 class DemoStep(msgspec.Struct, frozen=True):
-    """One row of the demo: a request, its result and the expected result.
+    """One row of the demo: the requests of a step, one for each context, and what is expected.
 
-    `equal`: the output is the reference output. `fetched`: tokens expected from Holdfast. `tier`:
+    `equal`: every output is the reference output. `fetched`: tokens expected from Holdfast. `tier`:
     the tier expected, "" for any. `token_bytes`: KV state of one token. `reason`: the reason in the
-    node's plan. `cause`: the recorded cause if the context was not fetched as expected.
+    node's plan. `cause`: the recorded cause for the first context not fetched as expected.
     """
 
     name: str
-    asked: MeasuredCompletion
+    asked: Sequence[MeasuredCompletion]
     equal: bool
     fetched: int
     tier: str = ""
@@ -100,16 +105,36 @@ class DemoStep(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the output is right and the context came from the expected tier."""
-        tokens = self.asked.tokens
-        right_tier = not self.tier or set(tokens.fetched) <= {self.tier}
-        return self.equal and tokens.fetched_total == self.fetched and right_tier
+        """Whether every output is right and the contexts came from the expected tier."""
+        right_tier = not self.tier or set(self.tiers) <= {self.tier}
+        return self.equal and self.fetched_tokens == self.fetched and right_tier
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds to the first token, the mean of the contexts."""
+        return sum(each.answer.ttft_s for each in self.asked) / len(self.asked)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that the engine computed, summed over the contexts."""
+        return sum(each.tokens.computed for each in self.asked)
+
+    @property
+    def fetched_tokens(self) -> int:
+        """Tokens fetched from Holdfast, summed over the contexts."""
+        return sum(each.tokens.fetched_total for each in self.asked)
+
+    @property
+    def tiers(self) -> list[str]:
+        return sorted({tier for each in self.asked for tier in each.tokens.fetched})
 
     @property
     def gb_per_s(self) -> float | None:
-        """KV state fetched per second of the time to the first token; None if none was fetched."""
-        nbytes = self.asked.tokens.fetched_total * self.token_bytes
-        return nbytes / self.asked.answer.ttft_s / 1e9 if nbytes else None
+        """KV state fetched per second of the time to the first token, over requests that hit."""
+        hits = [each for each in self.asked if each.tokens.fetched]
+        if not hits:
+            return None
+        return self.token_bytes * self.fetched_tokens / sum(e.answer.ttft_s for e in hits) / 1e9
 
 
 def prompts_of(model: Path, source: Path | None, tokens: int) -> Prompts:
@@ -130,7 +155,7 @@ def prompts_of(model: Path, source: Path | None, tokens: int) -> Prompts:
 
 def walk(setting: DemoSettings) -> Generator[DemoStep]:
     """Run the demo and yield each step when it is done; all processes end with the iteration."""
-    prompts, tell = setting.prompts, setting.tell
+    [prompts], tell = setting.prompts, setting.tell
     context_tokens = len(prompts.context)
     with ExitStack() as stack:
         tell("the node starts, then an engine")
@@ -145,7 +170,7 @@ def walk(setting: DemoSettings) -> Generator[DemoStep]:
         cold = _ask(engine, prompts.first)
         right, right_next = _references(engine, prompts)
         token_bytes = node.token_bytes()
-        yield DemoStep("cold", cold, cold.answer.equals(right), fetched=0)
+        yield DemoStep("cold", [cold], cold.answer.equals(right), fetched=0)
         blocks = 2 * context_tokens // BLOCK_TOKENS
         node.wait_on_disk(blocks)
 
@@ -162,7 +187,7 @@ def walk(setting: DemoSettings) -> Generator[DemoStep]:
             plan = watch.plan()
             reason = str(plan["reason"]) if plan else ""
             equal = asked.answer.equals(right)
-            step = DemoStep(name, asked, equal, context_tokens, tier, token_bytes, reason)
+            step = DemoStep(name, [asked], equal, context_tokens, tier, token_bytes, reason)
             return step if step.ok else msgspec.structs.replace(step, cause=watch.why())
 
         tell("the engine has forgotten it and is asked again")
@@ -199,7 +224,7 @@ def _start(
 ) -> list[VllmServer]:
     options = VllmServerOptions(
         model=setting.model,
-        model_tokens_max=len(setting.prompts.context) + BATCH_TOKENS,
+        model_tokens_max=len(setting.prompts[0].context) + BATCH_TOKENS,
         batch_tokens_max=BATCH_TOKENS,
         dtype=setting.dtype,
     )

@@ -7,7 +7,7 @@ contexts, and each step requests all of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,7 +25,14 @@ from holdfast_bench.harness.server import (
     wait_all_ready,
 )
 from holdfast_bench.scenarios import document
-from holdfast_bench.scenarios.demo_scenario import ANSWER_TOKENS, BATCH_TOKENS, Prompts, prompts_of
+from holdfast_bench.scenarios.demo_scenario import (
+    ANSWER_TOKENS,
+    BATCH_TOKENS,
+    DemoSettings,
+    DemoStep,
+    Prompts,
+    prompts_of,
+)
 from holdfast_bench.scenarios.miss_causes import MissWatch
 
 CONTEXTS = 6
@@ -34,69 +41,19 @@ CONTEXTS = 6
 TARGETS_MIN, TARGETS_MAX = 2, 16
 
 
-class PoolSetting(msgspec.Struct, frozen=True):
-    """The demo's folder, model, prompts and targets, its nodes' planning mode, and the callback.
+class PoolStep(DemoStep, frozen=True):
+    """One row of the demo of a pool; `fetched`: tokens expected from the pool, at least.
 
-    `prompts` has `CONTEXTS` prompts for the first steps, then prompts for the target that joins.
+    `spread`: contexts of this step held by each living target.
     """
 
-    folder: Path
-    model: Path
-    dtype: str
-    prompts: Sequence[Prompts]
-    targets: int
-    plan: str
-    tell: Callable[[str], None]
-
-
-class PoolStep(msgspec.Struct, frozen=True):
-    """One row: the requests of a step, one for each context, their results and expected results.
-
-    `equal`: every output is the reference output. `fetched`: tokens expected from the pool, at
-    least. `spread`: contexts of this step held by each living target. `token_bytes`: KV state of
-    one token. `cause`: the recorded cause for the first context not fetched as expected.
-    """
-
-    name: str
-    asked: Sequence[MeasuredCompletion]
-    equal: bool
-    fetched: int
-    spread: dict[str, int]
-    token_bytes: float = 0.0
-    cause: str = ""
+    spread: dict[str, int] = msgspec.field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
         """Whether every output is right and all contexts that the pool still had came from it."""
         enough = self.fetched_tokens >= self.fetched if self.fetched else not self.fetched_tokens
         return self.equal and enough and set(self.tiers) <= {"pool"}
-
-    @property
-    def ttft_s(self) -> float:
-        return sum(each.answer.ttft_s for each in self.asked) / len(self.asked)
-
-    @property
-    def computed_tokens(self) -> int:
-        """Tokens that the engine computed, summed over the contexts."""
-        return sum(each.tokens.computed for each in self.asked)
-
-    @property
-    def fetched_tokens(self) -> int:
-        """Tokens fetched from Holdfast, summed over the contexts."""
-        return sum(each.tokens.fetched_total for each in self.asked)
-
-    @property
-    def tiers(self) -> list[str]:
-        return sorted({tier for each in self.asked for tier in each.tokens.fetched})
-
-    @property
-    def gb_per_s(self) -> float | None:
-        """KV state fetched per second of the time to the first token, over requests that hit."""
-        hits = [each for each in self.asked if each.tokens.fetched]
-        if not hits:
-            return None
-        nbytes = self.token_bytes * sum(each.tokens.fetched_total for each in hits)
-        return nbytes / sum(each.answer.ttft_s for each in hits) / 1e9
 
 
 def prompts_of_pool(model: Path, source: Path | None, tokens: int) -> list[Prompts]:
@@ -122,7 +79,7 @@ def check_targets(targets: int) -> None:
         )
 
 
-def walk(setting: PoolSetting) -> Generator[PoolStep]:
+def walk(setting: DemoSettings) -> Generator[PoolStep]:
     """Run the demo and yield each step when it is done; all processes end with the iteration."""
     with ExitStack() as stack:
         network = stack.enter_context(open_network(setting.folder / "network.log"))
@@ -135,7 +92,7 @@ def walk(setting: PoolSetting) -> Generator[PoolStep]:
 class _PoolDemo:
     """The pool, its two engines, and the outputs and owners of the contexts computed so far."""
 
-    def __init__(self, stack: ExitStack, setting: PoolSetting, pool: PoolUnderTest) -> None:
+    def __init__(self, stack: ExitStack, setting: DemoSettings, pool: PoolUnderTest) -> None:
         self._tell, self._pool = setting.tell, pool
         self._first = list(setting.prompts[:CONTEXTS])
         self._further = list(setting.prompts[CONTEXTS:])
@@ -150,7 +107,7 @@ class _PoolDemo:
         self._tell("host A reads the contexts for the first time")
         cold = [self._read_on_a(prompts) for prompts in self._first]
         equal = all(map(_equals, cold, self._right))
-        yield PoolStep("prefill_on_a", cold, equal, 0, self._spread(0))
+        yield PoolStep("prefill_on_a", cold, equal, fetched=0, spread=self._spread(0))
 
         self._tell("host B is asked about them")
         yield self._served("served_on_b", self._first, 0)
@@ -238,7 +195,7 @@ class _PoolDemo:
         return fresh
 
 
-def _start(stack: ExitStack, setting: PoolSetting, pool: PoolUnderTest, name: str) -> VllmServer:
+def _start(stack: ExitStack, setting: DemoSettings, pool: PoolUnderTest, name: str) -> VllmServer:
     node = pool.start_host(name, setting.plan)
     options = VllmServerOptions(
         model=setting.model,

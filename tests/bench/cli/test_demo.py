@@ -7,7 +7,7 @@ import pytest
 from holdfast import report
 from holdfast.cli import main
 from holdfast.errors import HoldfastError
-from holdfast_bench.cli import demo, measuring
+from holdfast_bench.cli import demo, demo_steps, measuring
 from holdfast_bench.harness.completion import CompletionAnswer, MeasuredCompletion, TokenSources
 from holdfast_bench.scenarios.demo_scenario import DemoStep
 
@@ -19,21 +19,21 @@ def answered(ttft_s):
 
 
 COLD = DemoStep(
-    "cold", MeasuredCompletion(answered(3.0), TokenSources(4136, 0, {})), equal=True, fetched=0
+    "cold", [MeasuredCompletion(answered(3.0), TokenSources(4136, 0, {}))], equal=True, fetched=0
 )
 WARM = DemoStep(
     "warm",
-    MeasuredCompletion(answered(0.1), TokenSources(40, 0, {"host": 4096})),
+    [MeasuredCompletion(answered(0.1), TokenSources(40, 0, {"host": 4096}))],
     True,
     4096,
     token_bytes=20_480,
 )
 WRONG = DemoStep(
-    "warm", MeasuredCompletion(answered(0.1), TokenSources(40, 0, {"host": 4096})), False, 4096
+    "warm", [MeasuredCompletion(answered(0.1), TokenSources(40, 0, {"host": 4096}))], False, 4096
 )
 MISSED = DemoStep(
     "warm",
-    MeasuredCompletion(answered(3.0), TokenSources(4136, 0, {})),
+    [MeasuredCompletion(answered(3.0), TokenSources(4136, 0, {}))],
     True,
     4096,
     reason="fetch 32 of 32",
@@ -139,7 +139,7 @@ def test_an_engine_that_dies_is_exit_code_1_with_its_words(monkeypatch, walk, ca
 
 
 def test_every_step_of_the_demo_has_words_for_the_table():
-    assert list(demo.STEPS) == [
+    assert list(demo.ONE_NODE.steps) == [
         "cold",
         "warm",
         "engine_restart",
@@ -150,5 +150,5 @@ def test_every_step_of_the_demo_has_words_for_the_table():
 
 
 def test_rows_follow_the_one_report_shape():
-    document = json.loads(report.to_json(report.Report("demo", [demo._row(WARM, COLD)])))
+    document = json.loads(report.to_json(report.Report("demo", [demo_steps.row(WARM, COLD)])))
     assert {"what", "value", "unit", "limit", "ratio", "goal", "ok"} <= set(document["rows"][0])

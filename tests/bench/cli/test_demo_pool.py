@@ -5,7 +5,7 @@ import json
 import pytest
 
 from holdfast.cli import main
-from holdfast_bench.cli import demo, demo_pool
+from holdfast_bench.cli import demo
 from holdfast_bench.harness.completion import CompletionAnswer, MeasuredCompletion, TokenSources
 from holdfast_bench.scenarios.pool_demo_scenario import PoolStep
 
@@ -16,7 +16,8 @@ HIT, MISS = TokenSources(24, 0, {"pool": 1024}), TokenSources(1048, 0, {})
 
 def step(name, fetched, *tokens, equal=True):
     asked = [MeasuredCompletion(CompletionAnswer((1,), (), 0.5, 1.0), each) for each in tokens]
-    return PoolStep(name, asked, equal, fetched, {"target-1": 1, "target-3": 1}, 20_480.0)
+    spread = {"target-1": 1, "target-3": 1}
+    return PoolStep(name, asked, equal, fetched, token_bytes=20_480.0, spread=spread)
 
 
 COLD = step("prefill_on_a", 0, MISS, MISS)
@@ -29,14 +30,14 @@ JOINED = step("target_joined", 2048, HIT, HIT)
 def walk(monkeypatch, engine_is_here):
     """Run the verb over given steps instead of real engines; return its exit code."""
     monkeypatch.setattr(demo, "_model", lambda name: name)
-    monkeypatch.setattr(demo_pool.pool_demo_scenario, "prompts_of_pool", lambda *given: [given])
+    monkeypatch.setattr(demo.pool_demo_scenario, "prompts_of_pool", lambda *given: [given])
 
     def run(steps, *options):
         def taken(setting):
             run.setting = setting
             yield from steps
 
-        monkeypatch.setattr(demo_pool.pool_demo_scenario, "walk", taken)
+        monkeypatch.setattr(demo.pool_demo_scenario, "walk", taken)
         return main(["demo", "--pool", "3", *options])
 
     return run
@@ -74,7 +75,7 @@ def test_json_holds_every_figure_of_a_step(walk, capsys):
     document = json.loads(capsys.readouterr().out)
     assert document["name"] == "demo pool"
     rows = {row["what"]: row for row in document["rows"]}
-    assert list(rows) == list(demo_pool.STEPS)
+    assert list(rows) == list(demo.POOL.steps)
     killed = rows["target_killed"]
     assert (killed["ttft_s"], killed["contexts"], killed["tier"]) == (0.5, 2, "pool")
     assert (killed["computed_tokens"], killed["fetched_tokens"]) == (1072, 1024)
@@ -88,7 +89,7 @@ def test_a_small_model_and_short_contexts_are_the_default(walk, monkeypatch):
     seen = []
     monkeypatch.setattr(demo, "_model", lambda name: seen.append(name) or name)
     monkeypatch.setattr(
-        demo_pool.pool_demo_scenario, "prompts_of_pool", lambda *given: seen.append(given) or []
+        demo.pool_demo_scenario, "prompts_of_pool", lambda *given: seen.append(given) or []
     )
     walk([COLD])
     assert seen == ["small", ("small", None, 1024)]

@@ -23,7 +23,7 @@ def made(tmp_path_factory):
 def step(tokens, equal=True, tier=""):
     return DemoStep(
         "warm",
-        MeasuredCompletion(ANSWER, tokens),
+        [MeasuredCompletion(ANSWER, tokens)],
         equal,
         fetched=4096,
         tier=tier,

@@ -17,10 +17,9 @@ from holdfast_bench.harness import pool as pool_rig
 from holdfast_bench.harness.completion import CompletionAnswer, MeasuredCompletion, TokenSources
 from holdfast_bench.harness.process import ChildProcess
 from holdfast_bench.scenarios import pool_demo_scenario
-from holdfast_bench.scenarios.demo_scenario import Prompts
+from holdfast_bench.scenarios.demo_scenario import DemoSettings, Prompts
 from holdfast_bench.scenarios.pool_demo_scenario import (
     CONTEXTS,
-    PoolSetting,
     PoolStep,
     check_targets,
     walk,
@@ -103,7 +102,7 @@ def setting(tmp_path, monkeypatch):
         Prompts([1000 * number + i for i in range(TOKENS)], [7] * 9, [8] * 9)
         for number in range(4 * CONTEXTS)
     ]
-    yield PoolSetting(tmp_path, Path("none"), "auto", prompts, 3, "held", lambda _: None)
+    yield DemoSettings(tmp_path, Path("none"), "auto", prompts, "held", lambda _: None, targets=3)
     while opened:
         opened.pop().close()
 
@@ -176,8 +175,7 @@ def step(fetched, *tokens, equal=True):
         [MeasuredCompletion(ANSWER, each) for each in tokens],
         equal,
         fetched,
-        {},
-        1e6,
+        token_bytes=1e6,
     )
 
 
@@ -202,9 +200,8 @@ def test_a_step_is_ok_only_if_equal_and_all_that_was_kept_came_from_the_pool(giv
 
 def test_figures_are_means_sums_and_the_speed_of_those_that_hit():
     slow = msgspec.structs.replace(ANSWER, ttft_s=1.5)
-    both = PoolStep(
-        "x", [MeasuredCompletion(ANSWER, HIT), MeasuredCompletion(slow, MISS)], True, 1024, {}, 1e6
-    )
+    asked = [MeasuredCompletion(ANSWER, HIT), MeasuredCompletion(slow, MISS)]
+    both = PoolStep("x", asked, True, 1024, token_bytes=1e6)
     assert both.ttft_s == 1.0
     assert (both.computed_tokens, both.fetched_tokens) == (1104, 1024)
     assert both.gb_per_s == pytest.approx(1024 * 1e6 / 0.5 / 1e9)
