@@ -22,7 +22,6 @@ from pathlib import Path
 from statistics import median_high
 from typing import NamedTuple
 
-from holdfast.blocks.namespace import Namespace
 from holdfast.cli.serve import gc_frozen
 from holdfast.errors import ConfigError
 from holdfast.fairness.fair_queue import WINDOW_S
@@ -37,6 +36,7 @@ from holdfast.store.store import Store
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
 from holdfast.tiers.throttle import ThrottledTier
+from holdfast_bench.campaigns.contexts import Contexts, chain_of
 from holdfast_bench.cli import measuring
 from holdfast_bench.cli.progress import Steps
 
@@ -49,6 +49,7 @@ BLOCKS = 32
 """Blocks of a context: 4K tokens at 128 per block."""
 
 BLOCK_BYTES = 128 << 10
+PAYLOAD_BYTES = BLOCK_BYTES - 4096
 CONTEXTS = 12
 HOST_BYTES = 512 * MIB
 DISK_BYTES = 1024 * MIB
@@ -92,7 +93,16 @@ class _Bench:
         self.store.start()
         self.threads = NodeThreads()
         self.flood_bytes = 0
-        self.contexts = {name: self._save(name) for name in keys}
+        self._contexts = {name: Contexts(self.store, PAYLOAD_BYTES, name) for name in keys}
+        self._chains = {
+            name: [chain_of(f"{name}/{number}", BLOCKS) for number in range(CONTEXTS)]
+            for name in keys
+        }
+        for name, contexts in self._contexts.items():
+            for chain in self._chains[name]:
+                contexts.save(chain)
+                contexts.wait_written()
+                contexts.leave_host(chain)
 
     def close(self) -> None:
         self.threads.close()
@@ -103,16 +113,15 @@ class _Bench:
 
         Removes the context from memory again.
         """
-        namespace, keys = self.namespace(name), self.contexts[name][number % CONTEXTS]
-        work_item = WorkItem(
-            namespace.domain, BLOCKS * BLOCK_BYTES, self.store.share(namespace.domain)
-        )
+        contexts, keys = self._contexts[name], self._chains[name][number % CONTEXTS]
+        namespace, domain = contexts.namespace, contexts.namespace.domain
+        work_item = WorkItem(domain, BLOCKS * BLOCK_BYTES, self.store.share(domain))
         begun = time.perf_counter()
         fetch = partial(self.store.fetch, namespace, keys, DEADLINE_S)
         fetched = self.threads.fetching.submit(work_item, fetch).result()
         took_s = time.perf_counter() - begun
         self.store.release(fetched.lease)
-        self._leave_memory(namespace, keys)
+        contexts.leave_host(keys)
         if name == "victim" and len(fetched.places) < BLOCKS:
             raise ConfigError(f"only {len(fetched.places)} of {BLOCKS} blocks came: {fetched}")
         return took_s
@@ -137,27 +146,6 @@ class _Bench:
             over.set()
             for each in clients:
                 each.join()
-
-    def namespace(self, name: str) -> Namespace:
-        return Namespace(b"bench quota 16 B", self.store.domain(name)[1], BLOCK_BYTES - 4096, 128)
-
-    def _save(self, name: str) -> list[list[bytes]]:
-        namespace, contexts = self.namespace(name), []
-        for number in range(CONTEXTS):
-            keys = [f"{name:<8}{number:>4}{block:>4}".encode() for block in range(BLOCKS)]
-            self.store.commit(self.store.reserve(namespace, keys, namespace.fingerprint, 0).ticket)
-            contexts.append(keys)
-            while self.store.table.unwritten():
-                time.sleep(0.01)
-            self._leave_memory(namespace, keys)
-        return contexts
-
-    def _leave_memory(self, namespace: Namespace, keys: Sequence[bytes]) -> None:
-        table = self.store.table
-        with table.lock:
-            for row in table.index.find_all(namespace, keys):
-                if row >= 0 and row not in table.reads:
-                    table.remove_copy(row, HOST)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
