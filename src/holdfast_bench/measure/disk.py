@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from holdfast.blocks.key import DOMAIN_KEY_BYTES, Chain
+from holdfast.blocks.key import DOMAIN_KEY_BYTES, KEY_BYTES, Chain
 from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import pack, payload
 from holdfast.limits import GIB, MIB
 from holdfast.report import Row
+from holdfast.store.fetch import FetchResult
 from holdfast.store.store import Store
 from holdfast.testing.payloads import header_of
 from holdfast.tiers.base import Place, TierGet, TierPut
@@ -36,10 +36,13 @@ READ_GOAL = 0.90
 WRITE_GOAL = 0.85
 FETCH_S = 30.0
 
+SEED_OFFSET = 1 << 14
+"""Offset of the second store's seeds, so that two stores over one target or disk share no key."""
 
-def chain_of(seed: int, blocks: int, domain_key: bytes = SECRET) -> Chain:
+
+def chain_of(seed: int, blocks: int) -> Chain:
     """Return the chain of a synthetic context."""
-    chain = Chain(domain_key, FINGERPRINT, BLOCK_TOKENS)
+    chain = Chain(SECRET, FINGERPRINT, BLOCK_TOKENS)
     chain.extend([seed] * (blocks * BLOCK_TOKENS))
     return chain
 
@@ -92,50 +95,66 @@ def _fetch_rows(tier: DiskTier, limit: DirectIoLimit, rounds: int) -> list[Row]:
     store = Store(8 * BATCH * PAYLOAD_BYTES, [tier], {"default": SECRET})
     store.start()
     try:
-        contexts = [chain_of(-1 - seed & 0xFFFF, BATCH).keys for seed in range(24)]
-        for keys in contexts:
-            save(store, keys)
-        turn = itertools.count()
-
-        def fetch() -> Speed:
-            return timed_fetch(store, contexts[next(turn) % len(contexts)], "disk")
-
-        fetched = paired(PASSES * rounds, fetch, lambda: limit.read_gb_per_s(BATCH))
+        bench = BenchedStore(store, SEED_OFFSET)
+        bench.hold(24)
+        fetched = paired(PASSES * rounds, bench.fetch, lambda: limit.read_gb_per_s(BATCH))
         return [speed_row("disk.fetch", fetched, None, verified=True)]
     finally:
         store.ladder.close()
 
 
-def timed_fetch(store: Store, keys: Sequence[bytes], tier: str) -> Speed:
-    """Time the fetch of a context; raise RuntimeError if a block is not read from this tier."""
-    results = []
-    speed = timed(
-        len(keys) * PAYLOAD_BYTES, lambda: results.append(store.fetch(NAMESPACE, keys, FETCH_S))
-    )
-    for fetched in results:
-        store.release(fetched.lease)
-        if fetched.sources != {tier: len(keys)}:
+class BenchedStore:
+    """A store over one tier; its arena is much smaller than the tier, so every fetch promotes.
+
+    `first` is the seed of the first context that it writes.
+    """
+
+    def __init__(self, store: Store, first: int = 1) -> None:
+        self._store = store
+        self._tier = store.table.lower[0].name
+        self._numbers = itertools.count(first)
+        self._held: list[list[bytes]] = []
+        self._turn = itertools.count()
+
+    def write(self) -> Speed:
+        """Save a context; time from its commit until the tier below holds all of it."""
+        store, keys = self._store, chain_of(next(self._numbers), BATCH).keys
+        reserved = store.reserve(NAMESPACE, keys, FINGERPRINT, 0)
+        arena = store.arena(NAMESPACE.domain).view
+        for key, place in zip(keys, reserved.places, strict=True):
+            if place >= 0:
+                payload(arena[place:], PAYLOAD_BYTES)[:] = key * (PAYLOAD_BYTES // KEY_BYTES)
+        self._held.append(keys)
+
+        def commit() -> None:
+            if store.commit(reserved.ticket) != BATCH:
+                raise RuntimeError("a block got no slot in memory")
+            while store.table.unwritten():
+                time.sleep(0.0005)
+
+        return timed(BATCH * PAYLOAD_BYTES, commit)
+
+    def hold(self, contexts: int) -> None:
+        """Save this number of contexts, for `fetch`."""
+        self._held.clear()
+        for _ in range(contexts):
+            self.write()
+
+    def fetch(self) -> Speed:
+        """Time the fetch of the least recently fetched context.
+
+        Raises RuntimeError if a block is not read from the tier.
+        """
+        keys, results = self._held[next(self._turn) % len(self._held)], list[FetchResult]()
+        speed = timed(
+            BATCH * PAYLOAD_BYTES,
+            lambda: results.append(self._store.fetch(NAMESPACE, keys, FETCH_S)),
+        )
+        [fetched] = results
+        self._store.release(fetched.lease)
+        if fetched.sources != {self._tier: BATCH}:
             raise RuntimeError(
-                f"expected {len(keys)} blocks from {tier}, got {fetched.sources}: "
+                f"expected {BATCH} blocks from {self._tier}, got {fetched.sources}: "
                 f"{fetched.outcome}, {fetched.reason}"
             )
-    return speed
-
-
-def save(store: Store, keys: Sequence[bytes]) -> None:
-    """Save synthetic blocks and wait until the tier below holds them."""
-    reserved = store.reserve(NAMESPACE, keys, FINGERPRINT, 0)
-    fill(store, keys, reserved.places)
-    store.commit(reserved.ticket)
-    while store.table.unwritten():
-        time.sleep(0.001)
-
-
-def fill(store: Store, keys: Sequence[bytes], places: Sequence[int]) -> None:
-    """Write synthetic payloads into slots."""
-    arena = store.arena(NAMESPACE.domain).view
-    for key, place in zip(keys, places, strict=True):
-        if place >= 0:
-            payload(arena[place:], PAYLOAD_BYTES)[:] = (key * (4096 // len(key))) * (
-                PAYLOAD_BYTES // 4096
-            )
+        return speed

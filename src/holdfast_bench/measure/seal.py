@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import statistics
 import time
@@ -30,7 +29,7 @@ from holdfast.tiers.disk.tier import DiskTier
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
 from holdfast.wire.remote.client import TargetClient
 from holdfast_bench.harness.hardware_limits import GB
-from holdfast_bench.harness.paired_runs import Speed, paired, speed_row, timed
+from holdfast_bench.harness.paired_runs import Speed, paired, speed_row
 from holdfast_bench.harness.pool import ManualMembers
 from holdfast_bench.measure.disk import (
     BATCH,
@@ -40,9 +39,8 @@ from holdfast_bench.measure.disk import (
     PASSES,
     PAYLOAD_BYTES,
     SECRET,
-    chain_of,
-    fill,
-    timed_fetch,
+    SEED_OFFSET,
+    BenchedStore,
 )
 from holdfast_bench.measure.pool import TargetProcess
 
@@ -60,9 +58,6 @@ DISK_PASSES = 2 * PASSES
 POOL_CONTEXTS = 7
 """Contexts of each of the two stores: one target's memory holds them all, a store's arena does not.
 """
-
-SEED_OFFSET = 1 << 14
-"""Offset of the second store's seeds, so that two stores over one target share no key."""
 
 BLOCKS = 32
 
@@ -132,45 +127,6 @@ def _core_row(what: str, speeds: list[tuple[float, float]]) -> Row:
     return share(what, value, "GB/s", statistics.median(limit for _, limit in speeds))
 
 
-class _BenchedStore:
-    """A store over one tier; its arena is much smaller than the tier, so every fetch promotes.
-
-    `first` is the seed of the first context that it writes.
-    """
-
-    def __init__(self, store: Store, first: int = 1) -> None:
-        self._store = store
-        self._tier = store.table.lower[0].name
-        self._numbers = itertools.count(first)
-        self._held: list[list[bytes]] = []
-        self._turn = itertools.count()
-
-    def write(self) -> Speed:
-        """Save a context; time from its commit until the tier below holds all of it."""
-        store, keys = self._store, chain_of(next(self._numbers), BATCH).keys
-        reserved = store.reserve(NAMESPACE, keys, FINGERPRINT, 0)
-        fill(store, keys, reserved.places)
-        self._held.append(keys)
-        return timed(BATCH * PAYLOAD_BYTES, lambda: self._commit(reserved.ticket))
-
-    def hold(self, contexts: int) -> None:
-        """Save this number of contexts, for `fetch`."""
-        self._held.clear()
-        for _ in range(contexts):
-            self.write()
-
-    def fetch(self) -> Speed:
-        """Fetch the least recently fetched context, and time it."""
-        keys = self._held[next(self._turn) % len(self._held)]
-        return timed_fetch(self._store, keys, self._tier)
-
-    def _commit(self, ticket: int) -> None:
-        if self._store.commit(ticket) != BATCH:
-            raise RuntimeError("a block got no slot in memory")
-        while self._store.table.unwritten():
-            time.sleep(0.0005)
-
-
 def disk_rows(folder: Path, rounds: int) -> list[Row]:
     """Measure write-behind to a disk tier and fetches from it, sealed and unsealed."""
 
@@ -178,7 +134,7 @@ def disk_rows(folder: Path, rounds: int) -> list[Row]:
         return DiskTier(DiskConfig(path=str(folder / name), capacity_bytes=DISK_BYTES))
 
     with _store(disk("sealed"), KeyRing(None)) as sealed, _store(disk("plain"), None) as plain:
-        sides = _BenchedStore(sealed), _BenchedStore(plain)
+        sides = BenchedStore(sealed), BenchedStore(plain)
         # Fill both logs once: the first write to a part of the file takes longer.
         for _ in range(DISK_BYTES // (BATCH * PAYLOAD_BYTES)):
             for side in sides:
@@ -196,12 +152,12 @@ def pool_rows(folder: Path, rounds: int, what: str = "seal.pool") -> list[Row]:
             return PoolTier(members, lambda member: TargetClient(member.address), options)
 
         with _store(pool(), KeyRing(None)) as sealed, _store(pool(), None) as plain:
-            sides = _BenchedStore(sealed), _BenchedStore(plain, SEED_OFFSET)
+            sides = BenchedStore(sealed), BenchedStore(plain, SEED_OFFSET)
             return _rows(what, PASSES * rounds, sides, POOL_CONTEXTS)
 
 
 def _rows(
-    what: str, passes: int, sides: tuple[_BenchedStore, _BenchedStore], contexts: int
+    what: str, passes: int, sides: tuple[BenchedStore, BenchedStore], contexts: int
 ) -> list[Row]:
     sealed, plain = sides
     rows = [_pair(f"{what}.write", passes, sealed.write, plain.write)]
