@@ -19,7 +19,7 @@ def rendered(found, also=(), width=200):
 
 
 def test_json_has_name_version_machine_and_flat_rows():
-    row = report.with_more(report.share("disk.read", 1.61, "GB/s", 1.70, 0.9), {"cpu_s": 0.2})
+    row = report.share("disk.read", 1.61, "GB/s", 1.70, 0.9, cpu_s=0.2)
     document = json.loads(report.to_json(Report("bench tiers", [row])))
     assert document["name"] == "bench tiers"
     assert document["version"] == __version__
@@ -92,7 +92,7 @@ def test_a_target_that_cannot_be_written_is_named(tmp_path):
 
 def test_the_table_shows_figures_verdicts_and_asked_fields():
     rows = [
-        report.with_more(report.share("disk.read", 1.614, "GB/s", 1.7, 0.9), {"tier": "disk"}),
+        report.share("disk.read", 1.614, "GB/s", 1.7, 0.9, tier="disk"),
         report.at_most("index.block", 251234.0, "bytes", 250.0),
     ]
     text = rendered(Report("bench tiers", rows), also=("tier",))
@@ -117,9 +117,11 @@ def test_a_column_that_would_be_empty_is_left_out():
 WIDE = Report(
     "bench pool",
     [
-        report.with_more(
-            report.share(f"pool.get.2MiBx32.{number}", 5.94 + number, "GB/s", 6.38, 0.9),
-            {"near_s_per_gb": 0.146, "far_s_per_gb": 0.149, "plain_us": 36.6},
+        report.share(
+            *(f"pool.get.2MiBx32.{number}", 5.94 + number, "GB/s", 6.38, 0.9),
+            near_s_per_gb=0.146,
+            far_s_per_gb=0.149,
+            plain_us=36.6,
         )
         for number in range(3)
     ],

@@ -57,28 +57,30 @@ class Report(msgspec.Struct, frozen=True):
         return not self.broken_off and all(row.ok is not False for row in self.rows)
 
 
-def share(what: str, value: float, unit: str, limit: float, goal: float | None = None) -> Row:
-    """Return the row of a speed and its limit; `goal`: smallest acceptable share of the limit."""
+def share(
+    what: str, value: float, unit: str, limit: float, goal: float | None = None, **more: object
+) -> Row:
+    """Return the row of a speed and its limit; `goal`: smallest acceptable share of the limit.
+
+    `more`, here and below: further fields of the row.
+    """
     ratio = value / limit
     ok = None if goal is None else ratio >= goal
-    return Row(what=what, value=value, unit=unit, limit=limit, ratio=ratio, goal=goal, ok=ok)
+    return Row(
+        what=what, value=value, unit=unit, limit=limit, ratio=ratio, goal=goal, ok=ok, more=more
+    )
 
 
-def at_most(what: str, value: float, unit: str, goal: float | None = None) -> Row:
+def at_most(what: str, value: float, unit: str, goal: float | None = None, **more: object) -> Row:
     """Return the row of a cost; `goal`: the largest acceptable value."""
     ok = None if goal is None else value <= goal
-    return Row(what=what, value=value, unit=unit, goal=goal, ok=ok)
+    return Row(what=what, value=value, unit=unit, goal=goal, ok=ok, more=more)
 
 
-def at_least(what: str, value: float, unit: str, goal: float | None = None) -> Row:
+def at_least(what: str, value: float, unit: str, goal: float | None = None, **more: object) -> Row:
     """Return the row of a gain; `goal`: the smallest acceptable value."""
     ok = None if goal is None else value >= goal
-    return Row(what=what, value=value, unit=unit, goal=goal, ok=ok)
-
-
-def with_more(row: Row, more: dict[str, object]) -> Row:
-    """Return the row with further fields."""
-    return msgspec.structs.replace(row, more={**row.more, **more})
+    return Row(what=what, value=value, unit=unit, goal=goal, ok=ok, more=more)
 
 
 def machine() -> dict[str, object]:

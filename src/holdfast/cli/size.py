@@ -9,7 +9,7 @@ from typing import TextIO
 from holdfast.cli.options import add_json_argument, add_output_argument, count, write_text
 from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
 from holdfast.errors import ConfigError
-from holdfast.report import Report, Row, at_most, with_more, write
+from holdfast.report import Report, Row, at_most, write
 from holdfast.sim.explain import CLAIMS, find_claim
 from holdfast.sim.model import known_models, load_model
 from holdfast.sim.profile import load_profile
@@ -203,7 +203,7 @@ def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
         value = fields.pop("capacity_bytes")
         fields["bought_as"] = fields.pop("unit")  # the row's own unit is that of its value
         rows.append(Row(what=f"size.{tier.tier}", value=value, unit="bytes", more=fields))
-    ttft = at_most("size.ttft", best.ttft_s[1], "s", goal.ttft_s)
+    more = {"share": goal.share, "without_memory": without.ttft_s[1]}
     figures: list[tuple[str, float, float, str]] = [
         ("size.ttft.median", best.ttft_s[0], without.ttft_s[0], "s"),
         ("size.cost", best.dollars_per_h, without.dollars_per_h, "$/h"),
@@ -221,7 +221,7 @@ def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
     ]
     rows += [
         Row(what="size.hit", value=best.hit, unit="share"),
-        with_more(ttft, {"share": goal.share, "without_memory": without.ttft_s[1]}),
+        at_most("size.ttft", best.ttft_s[1], "s", goal.ttft_s, **more),
     ]
     rows += [Row(what=w, value=v, unit=u, more={"without_memory": o}) for w, v, o, u in figures]
     rows += [

@@ -25,7 +25,7 @@ from holdfast.errors import HoldfastError, Outcome
 from holdfast.limits import KIB
 from holdfast.membership.members import Member
 from holdfast.membership.membership import MembershipOptions
-from holdfast.report import Row, at_most, with_more
+from holdfast.report import Row, at_most
 from holdfast.testing.payloads import header_of
 from holdfast.tiers.base import Place, TierGet, TierPut, segment_place
 from holdfast.tiers.pool.health import HealthOptions
@@ -169,8 +169,8 @@ def trouble_rows(folder: Path) -> list[Row]:
 
 def _join_row(addresses: Sequence[str]) -> Row:
     dips = {overlap_s: _miss_share(addresses, overlap_s) for overlap_s in (600.0, 0.0)}
-    row = at_most("pool.join.dip", dips[600.0], "of hits", DIP_GOAL * dips[0.0])
-    return with_more(row, {"dip_without_two_epochs": dips[0.0], "ideal_moved": 1 / TARGETS})
+    goal, more = DIP_GOAL * dips[0.0], {"dip_without_two_epochs": dips[0.0]}
+    return at_most("pool.join.dip", dips[600.0], "of hits", goal, **more, ideal_moved=1 / TARGETS)
 
 
 def _miss_share(addresses: Sequence[str], overlap_s: float) -> float:
@@ -188,8 +188,7 @@ def _late_row(addresses: Sequence[str]) -> Row:
     tries = [_late(addresses, HealthOptions(), hedge=True) for _ in range(TRIES)]
     _, unhedged = _late(addresses, _NO_EJECTION, hedge=False)
     ratios = [late.p99_ms / healthy.p99_ms for healthy, late in tries]
-    row = at_most("pool.late.p99", statistics.median(ratios), "x healthy", LATE_GOAL)
-    more: dict[str, object] = {
+    more = {
         "healthy_ms": statistics.median(healthy.p99_ms for healthy, _ in tries),
         "with_ms": statistics.median(late.p99_ms for _, late in tries),
         "without_ms": unhedged.p99_ms,
@@ -199,7 +198,7 @@ def _late_row(addresses: Sequence[str]) -> Row:
         "tries": ratios,
         "doubt": of_median(ratios),
     }
-    return with_more(row, more)
+    return at_most("pool.late.p99", statistics.median(ratios), "x healthy", LATE_GOAL, **more)
 
 
 def _late(
@@ -251,10 +250,10 @@ def _mute_rows(targets: Sequence[TargetProcess]) -> list[Row]:
         finally:
             for target in targets:
                 resume(target.process.pid)
-    row = at_most("pool.mute.ask", max(asked_ms), "ms", MUTE_ASK_GOAL_MS)
+    more = {"asked": len(asked_ms), "median_ms": statistics.median(asked_ms)}
     return [
-        with_more(at_most("pool.mute.opens", opened_s, "s", OPENS_GOAL_S), {"askers": ASKERS}),
-        with_more(row, {"asked": len(asked_ms), "median_ms": statistics.median(asked_ms)}),
+        at_most("pool.mute.opens", opened_s, "s", OPENS_GOAL_S, askers=ASKERS),
+        at_most("pool.mute.ask", max(asked_ms), "ms", MUTE_ASK_GOAL_MS, **more),
     ]
 
 

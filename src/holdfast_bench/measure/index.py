@@ -13,7 +13,7 @@ from holdfast.index.residency import Residency
 from holdfast.plan.cost import PrefillCost, TierEstimate
 from holdfast.plan.planner import BestCut, PlanQuestion
 from holdfast.policy.cost_aware import CostAware
-from holdfast.report import Row, at_most, with_more
+from holdfast.report import Row, at_most
 
 TOKENS = 131_072
 BLOCK_TOKENS = 128
@@ -57,9 +57,8 @@ def plan_row(rounds: int) -> Row:
         cost=PrefillCost(1e-2, 1e-4, 1e-9),
         prompt_tokens=PLAN_BLOCKS * BLOCK_TOKENS + 1,
     )
-    us = _plan_us(question, rounds)
-    row = at_most("plan.1024", us, "us", PLAN_GOAL_US)
-    return with_more(row, {"mixed_us": _plan_us(question._replace(tiers=mixed), rounds)})
+    us, mixed_us = (_plan_us(question._replace(tiers=tiers), rounds) for tiers in (runs, mixed))
+    return at_most("plan.1024", us, "us", PLAN_GOAL_US, mixed_us=mixed_us)
 
 
 def _plan_us(question: PlanQuestion, rounds: int) -> float:

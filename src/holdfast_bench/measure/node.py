@@ -22,7 +22,7 @@ from holdfast.devices.base import Move, Pages
 from holdfast.devices.host import THREADS, HostDevice
 from holdfast.errors import HoldfastError
 from holdfast.limits import GIB, MIB
-from holdfast.report import Row, at_least, at_most, share, with_more
+from holdfast.report import Row, at_least, at_most, share
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
 from holdfast_bench.harness.hardware_limits import SEED, CopyLimit
@@ -228,13 +228,11 @@ def recovery_rows(node: NodeUnderTest, disk_bytes: int) -> list[Row]:
         for chain in contexts[:: max(1, len(contexts) // 16)]:
             if _covered(engine, chain) == BATCH:
                 engine.fetch(chain)
-    row = at_least("recover.warm", warm / stored, "share", WARM_GOAL)
+    times = {"recovered_s": recovered_s, "stored_bytes": stored * PAYLOAD_BYTES}
+    counts = {"stored_blocks": stored, "warm_blocks": warm}
     return [
-        with_more(
-            at_most("recover.serving", serving_s, "s", SERVING_GOAL_S),
-            {"recovered_s": recovered_s, "stored_bytes": stored * PAYLOAD_BYTES},
-        ),
-        with_more(row, {"stored_blocks": stored, "warm_blocks": warm}),
+        at_most("recover.serving", serving_s, "s", SERVING_GOAL_S, **times),
+        at_least("recover.warm", warm / stored, "share", WARM_GOAL, **counts),
     ]
 
 
@@ -243,5 +241,5 @@ def _covered(engine: BenchSession, chain: Chain) -> int:
 
 
 def _busy_row(what: str, busy: Speed, idle_gb_per_s: float) -> Row:
-    row = share(what, busy.gb_per_s, "GB/s", idle_gb_per_s, BUSY_GOAL)
-    return with_more(row, {"cpu_s_per_gb": busy.cpu_s_per_gb, "limit_is": "ours, idle"})
+    more = {"cpu_s_per_gb": busy.cpu_s_per_gb, "limit_is": "ours, idle"}
+    return share(what, busy.gb_per_s, "GB/s", idle_gb_per_s, BUSY_GOAL, **more)

@@ -21,7 +21,7 @@ from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import pack
 from holdfast.errors import HoldfastError
 from holdfast.limits import GIB, KIB, MIB
-from holdfast.report import Row, at_least, with_more
+from holdfast.report import Row, at_least
 from holdfast.testing.payloads import header_of
 from holdfast.tiers.mooncake.kind import MooncakeOptions
 from holdfast.tiers.mooncake.tier import MooncakeTier
@@ -146,8 +146,8 @@ def beside_rows(rows: Sequence[Row]) -> Iterator[Row]:
                 why = failed.more.get("why") if failed else None
                 yield _row_without_value(what, str(why or f"this run has no peer.{peer}.{way}"))
                 continue
-            row = at_least(what, ours.value / theirs.value, "x", goal)
-            yield with_more(row, {"plain": ours.limit / theirs.value})
+            plain = ours.limit / theirs.value
+            yield at_least(what, ours.value / theirs.value, "x", goal, plain=plain)
 
 
 def _row_without_value(what: str, why: str) -> Row:

@@ -21,7 +21,7 @@ from holdfast.errors import HoldfastError
 from holdfast.limits import KIB, MIB, SEGMENT_BLOCKS
 from holdfast.membership.members import Member
 from holdfast.membership.placement import Placement
-from holdfast.report import Row, at_least, at_most, with_more
+from holdfast.report import Row, at_least, at_most
 from holdfast.store.store import Store
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
 from holdfast.wire.remote.client import HeldCount, ReceivedRecords, TargetClient
@@ -88,8 +88,8 @@ def _moved_row() -> Row:
         few, many = (_owners(Placement(_members(n)), names) for n in (count - 1, count))
         moved = sum(a != b for a, b in zip(few, many, strict=True)) / len(names)
         off[f"of_{count}"] = 100.0 * abs(moved * count - 1.0)
-    row = at_most("pool.member.moved", max(off.values()), "% off ideal", MOVED_GOAL)
-    return with_more(row, {"segments": SEGMENTS, **off})
+    worst = max(off.values())
+    return at_most("pool.member.moved", worst, "% off ideal", MOVED_GOAL, segments=SEGMENTS, **off)
 
 
 def _lost_row() -> Row:
@@ -102,8 +102,9 @@ def _lost_row() -> Row:
         names = [rng.randbytes(SEGMENT_BYTES) for _ in range(parts)]
         usable += [*(owner == lost for owner in _owners(placement, names)), True].index(True)
     ideal = sum((1 - 1 / count) ** part for part in range(1, parts + 1)) / parts
-    row = at_least("pool.lost.usable", usable / parts / PREFIXES, "of prefix", USABLE_GOAL)
-    return with_more(row, {"ideal": ideal, "members": count, "prefix_blocks": PREFIX_BLOCKS})
+    more = {"ideal": ideal, "members": count, "prefix_blocks": PREFIX_BLOCKS}
+    share = usable / parts / PREFIXES
+    return at_least("pool.lost.usable", share, "of prefix", USABLE_GOAL, **more)
 
 
 def _crowd_row(folder: Path) -> Row:
@@ -127,9 +128,9 @@ def _crowd_row(folder: Path) -> Row:
                 came = set(crowd.map(ask, range(CROWD)))
     if came != {CROWD_BLOCKS}:
         raise HoldfastError(f"fetches returned {sorted(came)} of {CROWD_BLOCKS} blocks")
-    row = at_most("pool.crowd.reads", float(max(counted.reads.values())), "reads", CROWD_READS_GOAL)
-    more: dict[str, object] = {"asked_by": CROWD, "blocks": CROWD_BLOCKS}
-    return with_more(row, {**more, "questions": counted.questions})
+    most = float(max(counted.reads.values()))
+    more = {"asked_by": CROWD, "blocks": CROWD_BLOCKS, "questions": counted.questions}
+    return at_most("pool.crowd.reads", most, "reads", CROWD_READS_GOAL, **more)
 
 
 def _store(target: TargetClient, secret: bytes) -> Store:

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import NamedTuple, TypeAlias
 
-from holdfast.report import Row, at_most, with_more
+from holdfast.report import Row, at_most
 from holdfast_bench.harness.completion import NO_HINT
 from holdfast_bench.harness.noise_filter import OtherProcesses, least_disturbed
 from holdfast_bench.harness.server import VllmServer
@@ -104,7 +104,7 @@ def _against_recompute(
         ratio, standard_error = median(ratios), of_median(ratios)
         if len(ratios) >= PAIRS_MIN and is_conclusive(ratio, standard_error, GOAL):
             break
-    more: dict[str, object] = {
+    more = {
         "source": place,
         "tokens": length,
         "planned_s": median(pair.seconds for pair in pairs),
@@ -114,7 +114,7 @@ def _against_recompute(
         "disturbed": len(found) - len(pairs),
         "doubt": standard_error,
     }
-    return with_more(at_most("plan.recompute", ratio, "x", GOAL), more)
+    return at_most("plan.recompute", ratio, "x", GOAL, **more)
 
 
 def _connector_row(bench: EnginePair, plan_of_runs: EnginePairPlan) -> Row:
@@ -132,8 +132,7 @@ def _connector_row(bench: EnginePair, plan_of_runs: EnginePairPlan) -> Row:
         if len(ratios) >= least and is_conclusive(mean(ratios), of_mean(ratios), GOAL):
             break
     more = {"tokens": CONNECTOR_TOKENS, "rounds": rounds, "couples": ratios}
-    row = at_most("plan.connector", mean(ratios), "x", GOAL)
-    return with_more(row, {**more, "doubt": of_mean(ratios)})
+    return at_most("plan.connector", mean(ratios), "x", GOAL, **more, doubt=of_mean(ratios))
 
 
 def _asked(

@@ -18,7 +18,7 @@ from statistics import mean, median
 from typing import NamedTuple, TypeAlias
 
 from holdfast.limits import BLOCK_TOKENS
-from holdfast.report import Row, at_most, with_more
+from holdfast.report import Row, at_most
 from holdfast_bench.harness.noise_filter import OtherProcesses, least_disturbed
 from holdfast_bench.harness.standard_error import is_conclusive, of_mean, of_median
 from holdfast_bench.measure.engine_pair import TAIL_TOKENS, EnginePair, EnginePairPlan
@@ -87,7 +87,7 @@ def against_cuts(bench: EnginePair, place: str, length: int, plan_of_runs: Engin
     together = beside is not None
     if beside is None:
         beside = _behind_their_own(bench, place, length, best, plan_of_runs)
-    more: dict[str, object] = {
+    more = {
         "source": place,
         "tokens": length,
         "planned_s": beside.planned_s,
@@ -100,7 +100,7 @@ def against_cuts(bench: EnginePair, place: str, length: int, plan_of_runs: Engin
         "same_node": together,
         "doubt": beside.standard_error,
     }
-    return with_more(at_most("plan.cut", beside.ratio, "x", GOAL), more)
+    return at_most("plan.cut", beside.ratio, "x", GOAL, **more)
 
 
 def _search(

@@ -22,7 +22,7 @@ from holdfast.codec.pack import pack, verify
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.limits import GIB, KIB, MIB
 from holdfast.probe import free_port
-from holdfast.report import Row, at_most, share, with_more
+from holdfast.report import Row, at_most, share
 from holdfast.testing.payloads import header_of
 from holdfast.wire.remote.buffer_pool import TransferBuffers
 from holdfast.wire.remote.client import TargetClient
@@ -197,15 +197,14 @@ class TransferPairs:
     def speed_row(self, what: str, nbytes: int, goal: float | None) -> Row:
         """Return the row of a batch: GB/s, with plain sockets as the limit."""
         ours, plain = _median_s(self.ours), _median_s(self.plain)
-        row = share(what, nbytes / ours / GB, "GB/s", nbytes / plain / GB, goal)
         scale = GB / nbytes
-        more: dict[str, object] = {
+        more = {
             "near_s_per_gb": statistics.fmean(cost.near_s for cost in self.ours) * scale,
             "far_s_per_gb": statistics.fmean(cost.far_s for cost in self.ours) * scale,
             "plain_near_s_per_gb": statistics.fmean(cost.near_s for cost in self.plain) * scale,
             "plain_far_s_per_gb": statistics.fmean(cost.far_s for cost in self.plain) * scale,
         }
-        return with_more(row, more)
+        return share(what, nbytes / ours / GB, "GB/s", nbytes / plain / GB, goal, **more)
 
     def cpu_row(self, what: str) -> Row:
         """Return the row of CPU time at both ends, relative to plain sockets."""
@@ -262,8 +261,8 @@ class PoolBench(NamedTuple):
                     each.check()
             goal = SMALL_GOAL_US if self.goal and (verb, nbytes) == ("get", SIZES[0]) else None
             what = f"pool.{verb}.{label(nbytes)}{self.suffix}"
-            row = at_most(what, statistics.median(ours_us), "us", goal)
-            rows.append(with_more(row, {"plain_us": statistics.median(plain_us)}))
+            more = {"plain_us": statistics.median(plain_us)}
+            rows.append(at_most(what, statistics.median(ours_us), "us", goal, **more))
         return rows
 
     def exist(self, records: RecordBatch) -> Row:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
-from holdfast.report import Row, at_most, with_more
+from holdfast.report import Row, at_most
 from holdfast_bench.harness.completion import complete
 from holdfast_bench.harness.hardware_limits import SEED
 from holdfast_bench.harness.network import open_network
@@ -188,13 +188,12 @@ def mute_rows(folder: Path, plan_of_runs: SilentPoolPlan) -> Iterator[Row]:
 
 def _first_row(silence: SilentTargets, falls: Sequence[SilenceResult]) -> Row:
     late_s = median(fall.late_s for fall in falls)
-    row = at_most(f"pool.{silence}.first", late_s, "s late", COVER_DEADLINE_MS / 1000)
-    more: dict[str, object] = {
+    more = {
         "first_s": median(fall.first_s for fall in falls),
         "worst_s": max(fall.late_s for fall in falls),
         "falls": len(falls),
     }
-    return with_more(row, more)
+    return at_most(f"pool.{silence}.first", late_s, "s late", COVER_DEADLINE_MS / 1000, **more)
 
 
 def _ttft_row(silence: SilentTargets, falls: Sequence[SilenceResult]) -> Row:
@@ -202,8 +201,7 @@ def _ttft_row(silence: SilentTargets, falls: Sequence[SilenceResult]) -> Row:
     if len(pairs) < QUARTERS:
         raise HoldfastError(f"{len(pairs)} rounds are fewer than {QUARTERS}; raise --rounds")
     ratios = [pair.behind_s / pair.alone_s for pair in pairs]
-    row = at_most(f"pool.{silence}.ttft", median(ratios), "x without", TTFT_GOAL)
-    more: dict[str, object] = {
+    more = {
         "alone_s": median(pair.alone_s for pair in pairs),
         "behind_s": median(pair.behind_s for pair in pairs),
         "quartiles": [quantiles(ratios, n=QUARTERS)[at] for at in (0, 2)],
@@ -211,4 +209,4 @@ def _ttft_row(silence: SilentTargets, falls: Sequence[SilenceResult]) -> Row:
         "rounds": len(pairs),
         "disturbed": sum(fall.disturbed for fall in falls),
     }
-    return with_more(row, more)
+    return at_most(f"pool.{silence}.ttft", median(ratios), "x without", TTFT_GOAL, **more)

@@ -115,6 +115,7 @@ def _predictions(data: dict[str, Any], measured: EngineMeasurement, tokens: int)
 
 def _row(what: str, predicted_s: float, measured_s: float, tokens: int) -> Row:
     off = abs(predicted_s / measured_s - 1)
-    row = report.at_most(f"calibrate.{what}", 100 * off, "%", 100 * WITHIN)
     seconds = {"predicted_s": predicted_s, "measured_s": measured_s}
-    return report.with_more(row, {"tokens": tokens, **seconds})
+    return report.at_most(
+        f"calibrate.{what}", 100 * off, "%", 100 * WITHIN, tokens=tokens, **seconds
+    )

@@ -134,8 +134,7 @@ def _row(what: str, name: str, hits: dict[str, float], bound: float, known: floa
     if name == BASELINE:
         return _known(what, hits[name], known)
     goal = hits[BASELINE] - TOLERANCE if name == DEFAULT else None
-    row = report.at_least(what, hits[name], UNIT, goal)
-    return report.with_more(row, {"bound": bound, "leaf_lru": hits[BASELINE]})
+    return report.at_least(what, hits[name], UNIT, goal, bound=bound, leaf_lru=hits[BASELINE])
 
 
 def _known(what: str, value: float, known: float) -> Row:
@@ -147,9 +146,9 @@ def _known(what: str, value: float, known: float) -> Row:
 def _hinted(at: str, hit: float, baseline: float, bound: float) -> Row:
     """Make the row of the default policy with hints: how much of the gap to the bound it closes."""
     gap = bound - baseline
-    more: dict[str, object] = {"bound": bound, "leaf_lru": baseline}
+    more = {"bound": bound, "leaf_lru": baseline}
     goal = baseline - TOLERANCE
     if gap > TOLERANCE:
         goal = baseline + GAP_GOAL * gap
         more["gap_closed"] = (hit - baseline) / gap
-    return report.with_more(report.at_least(f"{at}.{DEFAULT}.hinted", hit, UNIT, goal), more)
+    return report.at_least(f"{at}.{DEFAULT}.hinted", hit, UNIT, goal, **more)

@@ -105,10 +105,8 @@ def _bounds(trace: Trace, name: str, runs: Reuse, found: HitCurve) -> Iterator[R
     for label, share in OF_MAX.items():
         blocks = found.capacity_for(share)
         (bound,) = belady(trace, [blocks], runs)
-        row = report.share(
-            f"{name}.lru_{label}", found.token_hit(blocks), "tokens", bound.token_hit
-        )
-        yield report.with_more(row, {"blocks": blocks})
+        hit, limit = found.token_hit(blocks), bound.token_hit
+        yield report.share(f"{name}.lru_{label}", hit, "tokens", limit, blocks=blocks)
 
 
 def _timed(work: Callable[[], Result], rounds: int) -> tuple[Result, float]:

@@ -69,20 +69,18 @@ def _rows(
         if times.lmcache:
             yield _peer_row(length, times)
     pairs = throughput.measure(track, model.SHAPES["demo"].vocabulary, rounds, tell)
-    row = report.at_most("vllm.overhead", 100 * pairs.overhead, "%", OVERHEAD_GOAL)
-    more: dict[str, object] = {
+    more = {
         "alone_tokens_per_s": pairs.tokens_per_s(pairs.alone),
         "holdfast_tokens_per_s": pairs.tokens_per_s(pairs.behind),
         "rounds": len(pairs.alone),
         "doubt": 100 * of_median(pairs.ratios),
     }
-    yield report.with_more(row, more)
+    yield report.at_most("vllm.overhead", 100 * pairs.overhead, "%", OVERHEAD_GOAL, **more)
 
 
 def _warm_row(length: int, source: str, times: RaceTimes, warm: list[float]) -> Row:
     gain = ttft_race.gain(times.cold, warm)
-    row = report.at_least(f"vllm.warm.{length}", gain, "x", GOALS[length, source])
-    more: dict[str, object] = {
+    more = {
         "source": source,
         "cold_s": median(times.cold),
         "warm_s": median(warm),
@@ -90,18 +88,17 @@ def _warm_row(length: int, source: str, times: RaceTimes, warm: list[float]) -> 
         "rounds": len(warm),
         "missed": times.missed[source],
     }
-    return report.with_more(row, more)
+    return report.at_least(f"vllm.warm.{length}", gain, "x", GOALS[length, source], **more)
 
 
 def _peer_row(length: int, times: RaceTimes) -> Row:
     """How many times sooner than with LMCache, both from host memory; no verdict if it missed."""
     gain, missed = ttft_race.gain(times.lmcache, times.host), times.missed.get(ttft_race.PEER, 0)
-    row = report.at_least(f"vllm.lmcache.{length}", gain, "x", None if missed else AS_FAST)
-    more: dict[str, object] = {
+    more = {
         "source": "host",
         "lmcache_s": median(times.lmcache),
         "warm_s": median(times.host),
         "rounds": len(times.lmcache),
         "missed": missed,
     }
-    return report.with_more(row, more)
+    return report.at_least(f"vllm.lmcache.{length}", gain, "x", None if missed else AS_FAST, **more)
