@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import socket
-import threading
 import time
 from collections import deque
 from typing import Literal, TypeAlias
@@ -14,6 +13,7 @@ from typing import Literal, TypeAlias
 from holdfast.errors import ProtocolError
 from holdfast.wire.frame import HEADER_BYTES, encode, read_head
 from holdfast.wire.remote.messages import TARGET_PROTOCOL, Challenge
+from holdfast_bench.campaigns.tcp_proxy import TcpProxy
 
 Mood: TypeAlias = Literal[
     "well", "late", "slow", "dribble", "mute", "half open", "cut", "garbage", "stale", "other"
@@ -41,67 +41,27 @@ _NONCE_BYTES = 16
 _HEADS_BYTES = 4 << 10
 
 
-class ChaosProxy:
+class ChaosProxy(TcpProxy):
     """Forwards connections to a port of this machine, according to its `mood`."""
 
     def __init__(self, port: int) -> None:
+        super().__init__()
         self.mood: Mood = "well"
-        self._to = ("127.0.0.1", port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._open: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        self._closing = False
         self._kept: deque[bytes] = deque(maxlen=_KEPT)
         """Recent answers, as whole frames."""
-        self.address = "tcp://{}:{}".format(*self._listener.getsockname())
-        threading.Thread(target=self._accept, name="chaos-accept", daemon=True).start()
-
-    def cut(self) -> None:
-        with self._lock:
-            ends, self._open = self._open, set()
-        for end in ends:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._closing = True
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.cut()
-
-    def _accept(self) -> None:
-        while not self._closing:
-            with contextlib.suppress(OSError):
-                client, _ = self._listener.accept()
-                if not self._join(client):
-                    client.close()
+        self.address = self.to(f"tcp://127.0.0.1:{port}")
 
     def _join(self, client: socket.socket) -> bool:
-        """Connect to the target and forward; return False if refused by the target or the mood."""
         if self.mood == "other":
             with contextlib.suppress(OSError):
                 client.sendall(encode(0, Challenge(TARGET_PROTOCOL + 1, os.urandom(_NONCE_BYTES))))
-            return False
-        if self.mood == "cut":
-            return False
-        try:
-            target = socket.create_connection(self._to, 1.0)
-        except OSError:
-            return False
-        target.settimeout(None)
-        with self._lock:
-            self._open |= {client, target}
-        answers = _Answers(self._kept) if self.mood == "stale" else None
-        for ends in ((client, target, None), (target, client, answers)):
-            threading.Thread(target=self._pump, args=ends, daemon=True).start()
-        return True
+        return self.mood not in ("other", "cut") and super()._join(client)
 
-    def _pump(self, source: socket.socket, sink: socket.socket, answers: _Answers | None) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket, sending: object) -> None:
         """Forward one direction until a connection ends; close both ends, unless half open."""
+        answers = None if sending or self.mood != "stale" else _Answers(self._kept)
         dead = False
         with contextlib.suppress(OSError, ProtocolError):
-            to_node = source.getpeername() == self._to
             while not self._closing:
                 piece_bytes = BYTES_PER_S.get(self.mood, _PIECES_PER_S * _PIECE_BYTES)
                 begun_s = time.monotonic()
@@ -112,18 +72,13 @@ class ChaosProxy:
                 if not data or self.mood == "cut":
                     break
                 self._delay(len(data), time.monotonic() - begun_s)
-                if self.mood == "garbage" and to_node:
+                if self.mood == "garbage" and not sending:
                     data = _randomized(data)
                 if answers:
                     data = answers.replace(data, stale=self.mood == "stale")
                 if not dead:
                     sink.sendall(data)
-        with self._lock:
-            self._open -= {source} if dead else {source, sink}
-        for end in (source,) if dead else (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-        source.close()
+        self._end(source, *([] if dead else [sink]))
 
     def _delay(self, nbytes: int, waited_s: float) -> None:
         """Sleep as long as the mood delays a piece that arrived after `waited_s`."""

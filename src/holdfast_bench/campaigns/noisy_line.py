@@ -5,38 +5,26 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
-import threading
 
-from holdfast.wire.address import tcp_endpoint
+from holdfast_bench.campaigns.tcp_proxy import TcpProxy
 
-_CHUNK_BYTES = 64 << 10
+_PIECE_BYTES = 64 << 10
 _BURST_MAX = 8
 
 
-class NoisyLine:
-    """Forwards connections to one address; `arm` damages one burst of bytes in one direction.
+class NoisyLine(TcpProxy):
+    """Forwards connections; `arm` damages one burst of bytes in one direction.
 
     The burst begins at a random offset of the bytes that follow. The damage is flipped bits, a
     closed connection, bytes left out, or bytes repeated. `struck` is true after the damage.
     """
 
     def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._lock = threading.Lock()
-        self._to = ("", 0)
-        self._sockets: set[socket.socket] = set()
-        self._threads: list[threading.Thread] = []
+        super().__init__()
         self._sending = False
         self._after = -1
         self._rng = random.Random(0)  # noqa: S311 - rounds must be repeatable
         self.struck = False
-
-    def to(self, address: str) -> str:
-        """Start forwarding to `address`; return this proxy's address."""
-        self._to = (tcp_endpoint(address).host, tcp_endpoint(address).port)
-        self._start(self._accept)
-        host, port = self._listener.getsockname()
-        return f"tcp://{host}:{port}"
 
     def arm(self, sending: object, rng: random.Random) -> None:
         """Damage one of the next bytes, `sending` to the target or back from it."""
@@ -49,55 +37,11 @@ class NoisyLine:
         with self._lock:
             self._after = -1
 
-    def close(self) -> None:
-        """Close every connection, and wait until forwarding has ended."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
-        self._listener.close()
-        with self._lock:
-            sockets = list(self._sockets)
-        for each in sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        for each in sockets:
-            each.close()
-
-    def _start(self, work: object, *values: object) -> None:
-        thread = threading.Thread(target=work, args=values, daemon=True)  # type: ignore[arg-type]
-        self._threads = [each for each in self._threads if each.is_alive()]
-        self._threads.append(thread)
-        thread.start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client = self._listener.accept()[0]
-            except OSError:
-                return  # closed
-            try:
-                target = socket.create_connection(self._to)
-            except OSError:
-                client.close()
-                continue
-            for each in (client, target):
-                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with self._lock:
-                self._sockets |= {client, target}
-            self._start(self._forward, client, target, True)
-            self._start(self._forward, target, client, False)
-
     def _forward(self, source: socket.socket, sink: socket.socket, sending: object) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(_CHUNK_BYTES):
+            while data := source.recv(_PIECE_BYTES):
                 sink.sendall(self._damaged(data, sending))
-        for each in (source, sink):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        with self._lock:
-            self._sockets.discard(source)
-        source.close()
+        self._end(source, sink)
 
     def _damaged(self, data: bytes, sending: object) -> bytes:
         """Return the bytes to forward. Raises OSError to close the connection."""
