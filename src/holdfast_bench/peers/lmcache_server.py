@@ -20,6 +20,7 @@ from holdfast.errors import HoldfastError
 from holdfast.probe import free_port
 from holdfast_bench.harness.process import ChildProcess, listens, wait_until
 from holdfast_bench.harness.server import HOST
+from holdfast_bench.peers.plain_sockets import fill
 
 READY_S = 60.0
 MEMORY_GB = 2
@@ -94,7 +95,7 @@ class LMCachePeer:
     def get(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> None:
         for key, place in zip(keys, into, strict=True):
             self._send(self._command.GET, key, 0)
-            if not self._receive_code() or not self._fill(place):
+            if not self._receive_code() or not fill(self._socket, place):
                 raise HoldfastError("LMCache's server did not return a record")
 
     def exist(self, keys: Sequence[bytes]) -> int:
@@ -136,13 +137,6 @@ class LMCachePeer:
 
     def _receive_code(self) -> bool:
         reply = memoryview(bytearray(self._reply.packlength()))
-        return self._fill(reply) and self._reply.deserialize(bytes(reply)).code == self._good
-
-    def _fill(self, place: memoryview) -> bool:
-        at = 0
-        while at < len(place):
-            nbytes: int = self._socket.recv_into(place[at:])
-            if not nbytes:
-                return False
-            at += nbytes
-        return True
+        return (
+            fill(self._socket, reply) and self._reply.deserialize(bytes(reply)).code == self._good
+        )

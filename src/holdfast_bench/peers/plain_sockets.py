@@ -102,11 +102,11 @@ def _send(connected: socket.socket, blocks: list[memoryview]) -> None:
 
 def _receive(connected: socket.socket, blocks: list[memoryview]) -> None:
     for block in blocks:
-        if not _fill(connected, block):
+        if not fill(connected, block):
             raise HoldfastError("the other end closed the connection")
 
 
-def _fill(connected: socket.socket, into: memoryview) -> bool:
+def fill(connected: socket.socket, into: memoryview) -> bool:
     """Receive until `into` is full; return False if the connection ends before."""
     flags = 0 if isinstance(connected, ssl.SSLSocket) else socket.MSG_WAITALL
     at = 0
@@ -120,7 +120,7 @@ def _fill(connected: socket.socket, into: memoryview) -> bool:
 
 def _serve(connected: socket.socket) -> None:
     pool, request = PlainPool(), memoryview(bytearray(_REQUEST.size))
-    while _fill(connected, request):
+    while fill(connected, request):
         verb, block_bytes, count = _REQUEST.unpack(request)
         blocks = pool.pick(block_bytes, count)
         if verb == GET:
