@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from holdfast.blocks.key import KEY_BYTES, SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
@@ -28,6 +28,7 @@ from holdfast.tiers.mooncake.tier import MooncakeTier
 from holdfast.tiers.valkey.kind import ValkeyOptions
 from holdfast.tiers.valkey.tier import ValkeyTier
 from holdfast_bench.harness.hardware_limits import GB, SEED
+from holdfast_bench.harness.paired_runs import Speed, median_speed, timed
 from holdfast_bench.measure.pool import check_record, label
 from holdfast_bench.peers import lmcache_server, mooncake_server, valkey_server
 from holdfast_bench.peers.mooncake_server import MooncakeServers
@@ -45,13 +46,6 @@ CALL_S = 30.0
 BESIDE_BYTES = 2 * MIB
 BESIDE_GOALS = {"mooncake": 3.0, "redis": 6.0}
 """How many times their GB/s ours has to be, 32 blocks of 2 MiB a call."""
-
-
-class PeerCost(NamedTuple):
-    """One transfer: seconds, and CPU seconds of this process."""
-
-    seconds: float
-    near_s: float
 
 
 class RecordRing:
@@ -209,28 +203,29 @@ def _size_rows(
             trip(peer, ring, BATCH)
             batches = [trip(peer, ring, BATCH) for _ in range(rounds)]
             singles = [trip(peer, ring, 1) for _ in range(rounds * SINGLES)]
-            rows.append(_speed_row(f"{what}x{BATCH}", BATCH * nbytes, batches))
-            single_s = statistics.median(cost.seconds for cost in singles)
-            rows.append(Row(what=what, value=1e6 * single_s, unit="us"))
+            near = {"near_s_per_gb": statistics.fmean(each.cpu_s_per_gb for each in batches)}
+            speed, single = median_speed(batches).gb_per_s, median_speed(singles).gb_per_s
+            rows.append(Row(what=f"{what}x{BATCH}", value=speed, unit="GB/s", more=near))
+            rows.append(Row(what=what, value=1e6 * nbytes / GB / single, unit="us"))
     first.clear()
     return rows
 
 
-def _get(peer: MeasuredPeer, ring: RecordRing, count: int) -> PeerCost:
+def _get(peer: MeasuredPeer, ring: RecordRing, count: int) -> Speed:
     keys = [ring.keys[number] for number in ring.draw(count)]
     into = [ring.place(number) for number in ring.draw(count)]
-    cost = _timed(lambda: peer.get(keys, into))
+    speed = timed(count * ring.namespace.payload_bytes, lambda: peer.get(keys, into))
     for key, record in zip(keys, into, strict=True):
         check_record(ring.namespace, key, record)
-    return cost
+    return speed
 
 
-def _put(peer: MeasuredPeer, ring: RecordRing, count: int) -> PeerCost:
+def _put(peer: MeasuredPeer, ring: RecordRing, count: int) -> Speed:
     numbers = ring.draw(count)
     keys = [ring.keys[number] for number in numbers]
     records = [ring.record(number) for number in numbers]
     peer.forget(keys)
-    return _timed(lambda: peer.put(keys, records))
+    return timed(count * ring.namespace.payload_bytes, lambda: peer.put(keys, records))
 
 
 def _exist_row(name: str, peer: MeasuredPeer, ring: RecordRing, rounds: int) -> Row:
@@ -244,18 +239,6 @@ def _exist_row(name: str, peer: MeasuredPeer, ring: RecordRing, rounds: int) -> 
             raise HoldfastError(f"{name}: {found} of {EXIST_KEYS} exist")
     value = 1e3 * statistics.median(times_s)
     return Row(what=f"{name}.exist.{EXIST_KEYS}", value=value, unit="ms")
-
-
-def _speed_row(what: str, nbytes: int, costs: Sequence[PeerCost]) -> Row:
-    speed = nbytes / statistics.median(cost.seconds for cost in costs) / GB
-    near_s = statistics.fmean(cost.near_s for cost in costs) / nbytes * GB
-    return Row(what=what, value=speed, unit="GB/s", more={"near_s_per_gb": near_s})
-
-
-def _timed(work: Callable[[], None]) -> PeerCost:
-    near_s, start_s = time.process_time(), time.perf_counter()
-    work()
-    return PeerCost(time.perf_counter() - start_s, time.process_time() - near_s)
 
 
 def _namespace(nbytes: int) -> Namespace:
