@@ -179,39 +179,6 @@ class RecordBatch:
             pack(view, header_of(self.namespace, key))
 
 
-class TransferPairs:
-    """Costs of alternating transfers by Holdfast and by plain sockets."""
-
-    def __init__(self, target: TargetProcess, plain: PlainPeer) -> None:
-        self.ours: list[TransferCost] = []
-        self.plain: list[TransferCost] = []
-        self._target_pid = target.process.pid
-        self._plain_pid = plain.process.pid
-
-    def turn(self, ours: RoundTrip, plain: Callable[[], None]) -> None:
-        """Time both transfers, plain sockets first."""
-        self.plain.append(_cost(plain, self._plain_pid))
-        self.ours.append(_cost(ours.run, self._target_pid))
-        ours.check()
-
-    def speed_row(self, what: str, nbytes: int, goal: float | None) -> Row:
-        """Return the row of a batch: GB/s, with plain sockets as the limit."""
-        ours, plain = _median_s(self.ours), _median_s(self.plain)
-        scale = GB / nbytes
-        more = {
-            "near_s_per_gb": statistics.fmean(cost.near_s for cost in self.ours) * scale,
-            "far_s_per_gb": statistics.fmean(cost.far_s for cost in self.ours) * scale,
-            "plain_near_s_per_gb": statistics.fmean(cost.near_s for cost in self.plain) * scale,
-            "plain_far_s_per_gb": statistics.fmean(cost.far_s for cost in self.plain) * scale,
-        }
-        return share(what, nbytes / ours / GB, "GB/s", nbytes / plain / GB, goal, **more)
-
-    def cpu_row(self, what: str) -> Row:
-        """Return the row of CPU time at both ends, relative to plain sockets."""
-        spent = [sum(cost.near_s + cost.far_s for cost in side) for side in (self.ours, self.plain)]
-        return at_most(f"{what}.cpu", spent[0] / spent[1], "x plain", CPU_GOAL)
-
-
 class PoolBench(NamedTuple):
     """A target, a plain-socket server and local memory; `suffix` is appended to row names."""
 
@@ -237,15 +204,14 @@ class PoolBench(NamedTuple):
         rows = []
         goal = self.goal if nbytes == MAIN_BYTES else None
         for verb, trip, plain in self._ways(records, nbytes, BATCH):
-            pairs = TransferPairs(self.target, self.plain)
-            pairs.turn(trip(), plain)
-            pairs = TransferPairs(self.target, self.plain)
-            for _ in range(self.rounds):
-                pairs.turn(trip(), plain)
+            self._turn(trip(), plain)
+            turns = [self._turn(trip(), plain) for _ in range(self.rounds)]
+            ours, limit = zip(*turns, strict=True)
             what = f"pool.{verb}.{label(nbytes)}x{BATCH}{self.suffix}"
-            rows.append(pairs.speed_row(what, BATCH * nbytes, goal))
+            rows.append(_speed_row(what, BATCH * nbytes, goal, ours, limit))
             if goal and not self.suffix:
-                rows.append(pairs.cpu_row(what))
+                spent, limit_s = (sum(c.near_s + c.far_s for c in side) for side in (ours, limit))
+                rows.append(at_most(f"{what}.cpu", spent / limit_s, "x plain", CPU_GOAL))
         return rows
 
     def singles(self, records: RecordBatch, nbytes: int) -> list[Row]:
@@ -278,6 +244,15 @@ class PoolBench(NamedTuple):
         goal = EXIST_GOAL_MS if self.goal else None
         what = f"pool.exist.{EXIST_KEYS}{self.suffix}"
         return at_most(what, statistics.median(times_ms), "ms", goal)
+
+    def _turn(
+        self, ours: RoundTrip, plain: Callable[[], None]
+    ) -> tuple[TransferCost, TransferCost]:
+        """Time both transfers, plain sockets first; return the costs of ours and of theirs."""
+        limit = _cost(plain, self.plain.process.pid)
+        cost = _cost(ours.run, self.target.process.pid)
+        ours.check()
+        return cost, limit
 
     def _ways(
         self, records: RecordBatch, nbytes: int, count: int
@@ -354,5 +329,19 @@ def _microseconds(work: Callable[[], None]) -> float:
     return 1e6 * (time.perf_counter() - start_s)
 
 
-def _median_s(costs: Sequence[TransferCost]) -> float:
-    return statistics.median(cost.seconds for cost in costs)
+def _speed_row(
+    what: str,
+    nbytes: int,
+    goal: float | None,
+    ours: Sequence[TransferCost],
+    plain: Sequence[TransferCost],
+) -> Row:
+    """Return the row of a batch: GB/s, with plain sockets as the limit."""
+    more = {}
+    for prefix, side in (("", ours), ("plain_", plain)):
+        more[f"{prefix}near_s_per_gb"] = statistics.fmean(c.near_s for c in side) * GB / nbytes
+        more[f"{prefix}far_s_per_gb"] = statistics.fmean(c.far_s for c in side) * GB / nbytes
+    speed, limit = (
+        nbytes / statistics.median(cost.seconds for cost in side) / GB for side in (ours, plain)
+    )
+    return share(what, speed, "GB/s", limit, goal, **more)
