@@ -24,7 +24,7 @@ from holdfast.wire.local.client import Client
 from holdfast_bench.campaigns.campaign import CampaignBudget, CampaignResult
 from holdfast_bench.campaigns.contexts import BLOCK_TOKENS, FINGERPRINT, chain_of, check_payload
 from holdfast_bench.harness.node import call, serve_argv
-from holdfast_bench.harness.spawn import start_owned
+from holdfast_bench.harness.process import start_owned
 
 PAYLOAD_BYTES = 20_000
 CHAIN_BLOCKS = 8

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from holdfast_bench.harness import spawn
-from holdfast_bench.harness.spawn import start_owned
+from holdfast_bench.harness import process as spawn
+from holdfast_bench.harness.process import start_owned
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
