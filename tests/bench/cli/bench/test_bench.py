@@ -209,7 +209,7 @@ def test_the_help_of_each_subject_ends_with_the_exit_codes(capsys, subject):
 def test_the_cost_of_metrics_is_measured_on_a_node_and_a_target_that_are_scraped(
     reported, monkeypatch, tmp_path_factory
 ):
-    from holdfast_bench.measure import metrics
+    from holdfast_bench.cli.bench import metrics
 
     monkeypatch.setattr(metrics, "PASS_S", 0.2)
     monkeypatch.setattr(metrics, "RECORDS_BYTES", 256 * MIB)
