@@ -1,19 +1,31 @@
-"""Measure the cost of sealing: a core against plain AES-256-GCM, disk and pool against unsealed."""
+"""Measure the cost of sealing: a core against plain AES-256-GCM, disk and pool against unsealed.
+
+The pool is also measured behind a link of 10 Gbit/s, as between two hosts. Over unlimited loopback
+both ends of an unsealed transfer keep both cores of a small machine busy, so that any other work
+reduces the throughput; a network card is slower than that. For this, the file is executed as a
+module in a network namespace whose loopback interface is limited with tc-tbf, and prints its rows
+as JSON.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+import msgspec
 
 from holdfast.blocks.envelope import NONCE_BYTES, TAG_BYTES
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import pack
 from holdfast.codec.seal import DATA_KEY_BYTES, missing
-from holdfast.errors import ConfigError, Outcome
+from holdfast.errors import ConfigError, HoldfastError, Outcome
 from holdfast.keys.keyring import KeyRing
 from holdfast.limits import GIB
 from holdfast.membership.members import Member
@@ -29,6 +41,7 @@ from holdfast.tiers.disk.tier import DiskTier
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
 from holdfast.wire.remote.client import TargetClient
 from holdfast_bench.harness.hardware_limits import GB
+from holdfast_bench.harness.lifetime import owned
 from holdfast_bench.harness.paired_runs import Speed, paired, speed_row
 from holdfast_bench.harness.pool import ManualMembers
 from holdfast_bench.measure.disk import (
@@ -60,6 +73,15 @@ POOL_CONTEXTS = 7
 """
 
 BLOCKS = 32
+
+GBIT_PER_S = 10
+_LINK_PROGRAMS = ("unshare", "ip", "tc")
+_LINK_LIMIT_S = 600.0
+_PACED = f"""\
+ip link set lo up
+tc qdisc add dev lo root tbf rate {GBIT_PER_S}gbit burst 4mb latency 100ms
+exec "$@"
+"""
 
 
 def need_cipher() -> None:
@@ -156,6 +178,28 @@ def pool_rows(folder: Path, rounds: int, what: str = "seal.pool") -> list[Row]:
             return _rows(what, PASSES * rounds, sides, POOL_CONTEXTS)
 
 
+def link_rows(folder: Path, rounds: int) -> list[Row]:
+    """Measure what `pool_rows` does, over the limited link; no rows without root and programs."""
+    if os.geteuid() != 0 or not all(map(shutil.which, _LINK_PROGRAMS)):
+        return []
+    ours = [sys.executable, "-m", "holdfast_bench.measure.seal", str(folder), str(rounds)]
+    done = subprocess.run(
+        owned(behind_link(ours)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_LINK_LIMIT_S,
+    )
+    if done.returncode:
+        raise HoldfastError(f"a paced link: {done.stderr.strip()[-500:] or done.returncode}")
+    return msgspec.json.decode(done.stdout, type=list[Row])
+
+
+def behind_link(argv: Sequence[str]) -> list[str]:
+    """Return the command that runs `argv` in a network namespace with a limited loopback link."""
+    return ["unshare", "--net", "sh", "-ec", _PACED, "sh", *argv]
+
+
 def _rows(
     what: str, passes: int, sides: tuple[BenchedStore, BenchedStore], contexts: int
 ) -> list[Row]:
@@ -197,3 +241,8 @@ def _per_core(work: Callable[[], object]) -> float:
     start_s = time.process_time()
     work()
     return BLOCKS * PAYLOAD_BYTES / (time.process_time() - start_s) / GB
+
+
+if __name__ == "__main__":
+    found = pool_rows(Path(sys.argv[1]), int(sys.argv[2]), "seal.link")
+    sys.stdout.buffer.write(msgspec.json.encode(found))

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from holdfast_bench.measure import seal_link
+from holdfast_bench.measure import seal
 
 needs_a_paced_link = pytest.mark.skipif(
     os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "ip", "tc"))),
@@ -16,19 +16,19 @@ needs_a_paced_link = pytest.mark.skipif(
 
 @needs_a_paced_link
 def test_a_pool_is_measured_behind_a_link(tmp_path):
-    rows = seal_link.link_rows(tmp_path, 1)
+    rows = seal.link_rows(tmp_path, 1)
     assert [row.what for row in rows] == ["seal.link.write", "seal.link.fetch"]
     assert all(row.value > 0 and row.limit > 0 for row in rows)
 
 
 @needs_a_paced_link
 def test_the_link_is_paced_at_the_rate_that_is_named():
-    show = seal_link.behind_link(["tc", "qdisc", "show", "dev", "lo"])
+    show = seal.behind_link(["tc", "qdisc", "show", "dev", "lo"])
     told = subprocess.run(show, capture_output=True, text=True, check=True).stdout
     assert told.startswith("qdisc tbf")
-    assert f"rate {seal_link.GBIT_PER_S}Gbit" in told
+    assert f"rate {seal.GBIT_PER_S}Gbit" in told
 
 
 def test_there_are_no_rows_where_a_link_can_not_be_paced(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert seal_link.link_rows(tmp_path, 1) == []
+    assert seal.link_rows(tmp_path, 1) == []

@@ -9,7 +9,6 @@ from holdfast.report import Row
 from holdfast_bench.cli import measuring
 from holdfast_bench.cli.progress import Steps
 from holdfast_bench.measure import seal
-from holdfast_bench.measure.seal_link import GBIT_PER_S, link_rows
 
 ALSO = ("cpu_s_per_gb", "plain_cpu_s_per_gb")
 
@@ -34,5 +33,5 @@ def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
         yield from seal.disk_rows(scratch, args.rounds)
         steps.begin("a target over TCP, sealed beside not sealed")
         yield from seal.pool_rows(scratch, args.rounds)
-        steps.begin(f"a target behind {GBIT_PER_S} Gbit/s, sealed beside not sealed")
-        yield from link_rows(scratch, args.rounds)
+        steps.begin(f"a target behind {seal.GBIT_PER_S} Gbit/s, sealed beside not sealed")
+        yield from seal.link_rows(scratch, args.rounds)
