@@ -2,7 +2,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast_bench.measure import engine, plan, plan_cuts
+from holdfast_bench.cli.bench import plan
+from holdfast_bench.measure import engine, plan_cuts
 
 
 @pytest.fixture(autouse=True)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast_bench.cli.bench import plan
+from holdfast_bench.cli.bench.plan import COUPLES, NOWHERE, PARTS, PLACES, TIMES_MAX
 from holdfast_bench.harness.standard_error import CONCLUSIVE_ERROR
-from holdfast_bench.measure import plan
 from holdfast_bench.measure.engine_pair import BYPASS, TAIL_TOKENS, EnginePairPlan
-from holdfast_bench.measure.plan import COUPLES, NOWHERE, PARTS, PLACES, TIMES_MAX
 
 
 class SpinBench:

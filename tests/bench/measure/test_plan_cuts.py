@@ -7,8 +7,8 @@ from statistics import median
 import pytest
 
 from holdfast.limits import BLOCK_TOKENS
+from holdfast_bench.cli.bench.plan import PLACES
 from holdfast_bench.measure.engine_pair import TAIL_TOKENS, EnginePairPlan
-from holdfast_bench.measure.plan import PLACES
 from holdfast_bench.measure.plan_cuts import TURNS, against_cuts
 
 

@@ -1,17 +1,34 @@
-"""`holdfast bench plan`: plans on a real engine, against recomputing and every other cut."""
+"""`holdfast bench plan`: plans on a real engine, against recomputing and every other cut.
+
+An engine is compared with itself, bypassing Holdfast by a hint, because two identical engines
+differ by a twentieth as long as they run. Both requests of a pair find the engine in the same
+state: an engine that still busy-waits after a request is up to a tenth slower with a short context.
+Of two contexts, each way therefore requests one directly after its own previous request, and one on
+an idle engine. Pairs disturbed by other processes are left out.
+
+The connector's cost for a request that bypasses Holdfast is a figure of its own. It is measured
+against engines without a connector, with several couples of engines.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
+from statistics import mean, median
+from typing import NamedTuple, TypeAlias
 
-from holdfast.report import Row
+from holdfast.report import Row, at_most
 from holdfast_bench.cli import measuring
 from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness import model
-from holdfast_bench.measure import plan
-from holdfast_bench.measure.engine_pair import EnginePairPlan
+from holdfast_bench.harness.completion import NO_HINT
+from holdfast_bench.harness.noise_filter import OtherProcesses, least_disturbed
+from holdfast_bench.harness.server import VllmServer
+from holdfast_bench.harness.standard_error import is_conclusive, of_mean, of_median
+from holdfast_bench.measure.engine_pair import BYPASS, POOL, EnginePair, EnginePairPlan
+from holdfast_bench.measure.plan_cuts import PAIRS_MIN, against_cuts
 
 ALSO = ("source", "tokens", "planned_s", "recompute_s", "best_s")
 
@@ -20,6 +37,44 @@ CUT_LENGTHS = (512, 2048, 8192)
 QUICK_LENGTHS = (128, 512, 2048)
 QUICK_CUT_LENGTHS = (512,)
 ROUNDS_MIN = 3
+
+PLACES = ("host", "disk", "slow", POOL)
+NOWHERE = "nowhere"
+CONNECTOR = "connector"
+PARTS = (*PLACES, NOWHERE, CONNECTOR)
+GOAL = 1.05
+
+TIMES_MAX = 5
+"""Largest number of nodes for one length, each with contexts of its own."""
+
+COUPLES = (3, 8)
+"""Smallest and largest number of couples of engines with and without a connector."""
+
+CONNECTOR_TOKENS = 512
+
+
+class PlanPair(NamedTuple):
+    """Seconds to the first token of the way measured and of the reference, and tokens fetched."""
+
+    seconds: float
+    without_s: float
+    fetched: int
+
+    @property
+    def ratio(self) -> float:
+        """Time of the way measured, divided by that of the reference."""
+        return self.seconds / self.without_s
+
+
+Round: TypeAlias = tuple[PlanPair, float]
+"""A pair, and the share of the machine that other processes used."""
+
+
+class PrefillWay(NamedTuple):
+    """A way to get a first token: the engine, and the hint sent to it."""
+
+    engine: VllmServer
+    hint: Mapping[str, object] = NO_HINT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         nargs="+",
-        choices=plan.PARTS,
-        default=plan.PARTS,
+        choices=PARTS,
+        default=PARTS,
         metavar="PART",
         help="measure these alone: contexts from memory (host), from a disk, from a slow one, from "
         "a pool's target, from nowhere, what a connector costs: %(choices)s (default: all)",
@@ -51,6 +106,102 @@ def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
             rounds=args.rounds,
             tell=steps.update,
         )
-        yield from measuring.print_rows(
-            plan.plan_rows(stack, folder, plan_of_runs, args.only), steps
-        )
+        yield from measuring.print_rows(plan_rows(stack, folder, plan_of_runs, args.only), steps)
+
+
+def plan_rows(
+    stack: ExitStack, folder: Path, plan_of_runs: EnginePairPlan, parts: Sequence[str] = PARTS
+) -> Iterator[Row]:
+    """Yield, for each tier, plans against recomputing at each length, then against other cuts."""
+    bench = EnginePair(stack, folder, plan_of_runs)
+    for place in parts:
+        if place == CONNECTOR:
+            yield _connector_row(bench, plan_of_runs)
+            continue
+        if place not in ("host", NOWHERE):
+            bench.probe_tier(place)
+        for length in plan_of_runs.cut_lengths if place == NOWHERE else plan_of_runs.lengths:
+            yield _against_recompute(bench, place, length, plan_of_runs)
+        for length in plan_of_runs.cut_lengths if place != NOWHERE else ():
+            yield against_cuts(bench, place, length, plan_of_runs)
+
+
+def _against_recompute(
+    bench: EnginePair, place: str, length: int, plan_of_runs: EnginePairPlan
+) -> Row:
+    """Measure contexts held on a tier, or on none, as planned and with Holdfast bypassed."""
+    found: list[Round] = []
+    for time in range(TIMES_MAX):
+        what = f"{place}, time {time + 1}: contexts of {length} tokens"
+        prompts = [bench.text(length) for _ in range(plan_of_runs.rounds_at(length))]
+        plan_of_runs.tell(f"{what} are saved")
+        bench.drop_contexts()
+        if place == NOWHERE:
+            bench.place_contexts("disk", "best", [])
+        else:
+            bench.place_contexts(place, "best", prompts)
+        plan_of_runs.tell(f"{what} are asked for")
+        way, without = PrefillWay(bench.behind), PrefillWay(bench.behind, BYPASS)
+        found += _asked(bench, prompts, way, without)
+        pairs = least_disturbed(found, len(found) // 2)
+        ratios = [pair.ratio for pair in pairs]
+        ratio, standard_error = median(ratios), of_median(ratios)
+        if len(ratios) >= PAIRS_MIN and is_conclusive(ratio, standard_error, GOAL):
+            break
+    more = {
+        "source": place,
+        "tokens": length,
+        "planned_s": median(pair.seconds for pair in pairs),
+        "recompute_s": median(pair.without_s for pair in pairs),
+        "fetched": median(pair.fetched for pair in pairs),
+        "rounds": len(pairs),
+        "disturbed": len(found) - len(pairs),
+        "doubt": standard_error,
+    }
+    return at_most("plan.recompute", ratio, "x", GOAL, **more)
+
+
+def _connector_row(bench: EnginePair, plan_of_runs: EnginePairPlan) -> Row:
+    """Measure the connector's cost: the mean, over couples of engines, of their median ratios."""
+    ratios: list[float] = []
+    least, most = COUPLES
+    rounds = plan_of_runs.rounds_at(CONNECTOR_TOKENS)
+    for couple in range(most):
+        plan_of_runs.tell(f"{CONNECTOR}: couple {couple + 1} of engines")
+        if couple:
+            bench.restart_engines()
+        prompts = [bench.text(CONNECTOR_TOKENS) for _ in range(rounds)]
+        found = _asked(bench, prompts, PrefillWay(bench.behind, BYPASS), PrefillWay(bench.alone))
+        ratios.append(median(pair.ratio for pair in least_disturbed(found, len(found) // 2)))
+        if len(ratios) >= least and is_conclusive(mean(ratios), of_mean(ratios), GOAL):
+            break
+    more = {"tokens": CONNECTOR_TOKENS, "rounds": rounds, "couples": ratios}
+    return at_most("plan.connector", mean(ratios), "x", GOAL, **more, doubt=of_mean(ratios))
+
+
+def _asked(
+    bench: EnginePair, prompts: Sequence[Sequence[int]], way: PrefillWay, without: PrefillWay
+) -> list[Round]:
+    """Measure each context both ways; the number of contexts is even.
+
+    Of two contexts, one pair is measured on busy-waiting engines, and one on idle engines. The last
+    request before the call went to the engine of `way`.
+    """
+
+    def ttft_s(chosen: PrefillWay, prompt: Sequence[int]) -> tuple[float, int]:
+        return bench.ttft_s(chosen.engine, prompt, chosen.hint)
+
+    others = OtherProcesses()
+    rounds: list[Round] = []
+    for one, other in zip(prompts[::2], prompts[1::2], strict=True):
+        others.share()
+        again, tokens = ttft_s(way, one)
+        bench.wait_idle()
+        rested_without, _ = ttft_s(without, one)
+        again_without, _ = ttft_s(without, other)
+        bench.wait_idle()
+        rested, other_tokens = ttft_s(way, other)
+        share = others.share()
+        rounds.append((PlanPair(again, again_without, tokens), share))
+        rounds.append((PlanPair(rested, rested_without, other_tokens), share))
+    return rounds

@@ -116,7 +116,7 @@ def test_too_few_rounds_are_refused_before_the_work(subject, capsys):
 
 @pytest.mark.parametrize("subject", ["pool", "quota", "seal", "tiers"])
 def test_a_folder_that_is_not_there_is_named(subject, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("holdfast_bench.measure.seal.core_rows", lambda _: [])
+    monkeypatch.setattr("holdfast_bench.cli.bench.seal.core_rows", lambda _: [])
     row = report.at_most("index", 1.0, "us")
     monkeypatch.setattr("holdfast_bench.measure.index.coverage_row", lambda _: row)
     monkeypatch.setattr("holdfast_bench.measure.index.plan_row", lambda _: row)
@@ -127,8 +127,8 @@ def test_a_folder_that_is_not_there_is_named(subject, tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(("speed", "status"), [(9.0, 0), (7.0, 1)])
 def test_json_on_standard_output_stands_alone(speed, status, monkeypatch, capsys):
     rows = [report.at_least("seal.core", speed, "GB/s", 8.0)]
-    monkeypatch.setattr("holdfast_bench.measure.seal.need_cipher", lambda: None)
-    monkeypatch.setattr("holdfast_bench.measure.seal.core_rows", lambda _: rows)
+    monkeypatch.setattr("holdfast_bench.cli.bench.seal.need_cipher", lambda: None)
+    monkeypatch.setattr("holdfast_bench.cli.bench.seal.core_rows", lambda _: rows)
     assert main(["bench", "seal", "--quick", "--json", "-"]) == status
     said = capsys.readouterr()
     document = json.loads(said.out)

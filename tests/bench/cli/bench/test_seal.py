@@ -3,7 +3,8 @@
 import pytest
 
 from holdfast.limits import MIB
-from holdfast_bench.measure import disk, seal
+from holdfast_bench.cli.bench import seal
+from holdfast_bench.measure import disk
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from holdfast_bench.measure import seal
+from holdfast_bench.cli.bench import seal
 
 needs_a_paced_link = pytest.mark.skipif(
     os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "ip", "tc"))),
