@@ -51,11 +51,6 @@ class ChaosFault(NamedTuple):
     answers_wrongly: bool = False
 
 
-def _restart(pool: ChaosPool, name: str) -> None:
-    pool.targets[name].start()
-    pool.targets[name].wait()
-
-
 def _flap(pool: ChaosPool, name: str) -> None:
     pool.flapped += 1
     for _ in range(FLAPS if pool.flapped % 10 else FLAPS_LONG):
@@ -86,7 +81,7 @@ def _mend(pool: ChaosPool, _: str) -> None:
 
 
 FAULTS = (
-    ChaosFault("kill", lambda p, n: p.targets[n].process.kill(), _restart, silent=True),
+    ChaosFault("kill", lambda p, n: p.targets[n].kill(), lambda p, n: p.targets[n].start(), True),
     ChaosFault(
         "stop",
         lambda p, n: pause(p.targets[n].process.pid),

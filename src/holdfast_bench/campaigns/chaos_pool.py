@@ -31,9 +31,8 @@ from holdfast.wire.remote.stream import Deadline
 from holdfast.wire.remote.token import VERBS, issue
 from holdfast_bench.campaigns.campaign import CampaignResult
 from holdfast_bench.campaigns.chaos_proxy import ANEW, ChaosProxy, Mood
-from holdfast_bench.harness.node import serve_argv
+from holdfast_bench.harness.node import NodeUnderTest
 from holdfast_bench.harness.pool import ManualMembers
-from holdfast_bench.harness.process import ChildProcess, listens, wait_until
 
 PAYLOAD_BYTES = 60_000
 CHAIN_BLOCKS = 6
@@ -44,7 +43,6 @@ SLACK_S = 1.0
 
 USERS = 3
 KEPT = 60
-_READY_S = 60.0
 _INVALID_GREETINGS = (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, bytes(64), b"\x10")
 """First bytes of connections that are no peer's; the first sends nothing."""
 
@@ -57,31 +55,16 @@ _OPTIONS = PoolTierOptions(
 )
 
 
-class ChaosTarget:
-    """A `holdfast serve` process with a host tier only, behind a proxy; peers need a token.
-
-    The constructor starts the process; `wait` returns when it serves.
-    """
+class ChaosTarget(NodeUnderTest):
+    """A node with a host tier only, behind a proxy; peers need a token."""
 
     def __init__(self, folder: Path, key_file: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         # Not an ephemeral port: no client gets it while the target is dead.
         self._port = free_port()
-        self._log = folder / "target.log"
         tiers = [{"kind": "host", "capacity": 64 * MIB}]
-        listen = f"tcp://127.0.0.1:{self._port}"
-        tokens = {"key_file": str(key_file)}
-        settings = {"listen": listen, "tiers": tiers, "tokens": tokens}
-        self._argv = serve_argv(folder / "target.yaml", settings)
+        settings = {"tiers": tiers, "tokens": {"key_file": str(key_file)}}
+        super().__init__(folder, settings=settings, also=f"tcp://127.0.0.1:{self._port}")
         self.proxy = ChaosProxy(self._port)
-        self.start()
-
-    def start(self) -> None:
-        """Start the process, also after a kill."""
-        self.process = ChildProcess("a target", self._argv, self._log, {})
-
-    def wait(self) -> None:
-        wait_until(self.process, lambda: listens(self._port), _READY_S)
 
     def send_invalid(self, token: Credentials) -> list[socket.socket]:
         """Open connections with invalid greetings, and send one batch over the limits as a peer.
@@ -104,7 +87,7 @@ class ChaosTarget:
 
     def close(self) -> None:
         self.proxy.close()
-        self.process.kill()
+        self.kill()
 
 
 class ChaosPool:
@@ -120,8 +103,6 @@ class ChaosPool:
         self.targets = {
             f"t{number}": ChaosTarget(folder / f"t{number}", key_file) for number in range(count)
         }
-        for target in self.targets.values():
-            target.wait()
         self._members = ManualMembers()
         self.tier = PoolTier(
             self._members, lambda member: TargetClient(member.address, self.credentials), _OPTIONS

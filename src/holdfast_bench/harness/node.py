@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import yaml
 
@@ -39,7 +39,7 @@ def serve_argv(file: Path, settings: Mapping[str, object]) -> list[str]:
     return [sys.executable, "-m", "holdfast", "serve", "--config", str(file)]
 
 
-class NodeUnderTest(AbstractContextManager["NodeUnderTest"]):
+class NodeUnderTest:
     """A node with a host tier and a disk tier in `folder`; the constructor returns when it serves.
 
     `settings` override its configuration. `also` is a further address to listen on, for other
@@ -149,6 +149,9 @@ class NodeUnderTest(AbstractContextManager["NodeUnderTest"]):
         except NodeGoneError:
             return False
         return True
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.process.stop()

@@ -36,7 +36,7 @@ from holdfast_bench.harness.hardware_limits import SEED
 from holdfast_bench.harness.pause import pause, resume
 from holdfast_bench.harness.pool import ManualMembers
 from holdfast_bench.harness.standard_error import of_median
-from holdfast_bench.measure.pool import TargetProcess
+from holdfast_bench.measure.pool import TargetUnderTest
 
 TARGETS = 4
 NAMESPACE = Namespace(b"holdfast-bench-t", b"holdfast-bench-d", 64 * KIB, 128)
@@ -158,12 +158,9 @@ class ReadLatency(NamedTuple):
 def trouble_rows(folder: Path) -> list[Row]:
     """Measure a join, a late target with and without hedged reads, and all targets mute."""
     with ExitStack() as stack:
-        targets = []
-        for number in range(TARGETS):
-            target_folder = folder / f"trouble-{number}"
-            target_folder.mkdir()
-            targets.append(stack.enter_context(TargetProcess(target_folder)))
-        addresses = [target.address for target in targets]
+        folders = [folder / f"trouble-{number}" for number in range(TARGETS)]
+        targets = [stack.enter_context(TargetUnderTest(each)) for each in folders]
+        addresses = [target.peer_address for target in targets]
         return [_join_row(addresses), _late_row(addresses), *_mute_rows(targets)]
 
 
@@ -224,12 +221,12 @@ def _late(
         return healthy, pool.measure_reads(keys, rng, reads)
 
 
-def _mute_rows(targets: Sequence[TargetProcess]) -> list[Row]:
+def _mute_rows(targets: Sequence[TargetUnderTest]) -> list[Row]:
     """Stop all targets; measure the time until their circuit breakers open, and lookups after that.
 
     A user's request waits only for the lookup: with all breakers open, nothing else is sent.
     """
-    addresses = [target.address for target in targets]
+    addresses = [target.peer_address for target in targets]
     with closing(DegradedPool(addresses, PoolTierOptions(), TARGETS)) as pool:
         keys = _keys(CHAINS)
         pool.save(keys)

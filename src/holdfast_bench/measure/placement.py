@@ -28,7 +28,7 @@ from holdfast.wire.remote.client import HeldCount, ReceivedRecords, TargetClient
 from holdfast_bench.campaigns.contexts import Contexts, chain_of
 from holdfast_bench.harness.hardware_limits import SEED
 from holdfast_bench.harness.pool import ManualMembers
-from holdfast_bench.measure.pool import TargetProcess
+from holdfast_bench.measure.pool import TargetUnderTest
 
 MEMBERS = (4, 8, 16)
 SEGMENTS = 40_000
@@ -110,12 +110,12 @@ def _lost_row() -> Row:
 def _crowd_row(folder: Path) -> Row:
     """Fetch one segment with 1,000 concurrent threads of a host; count the reads of its blocks."""
     secret, keys = secrets.token_bytes(32), chain_of("crowd", CROWD_BLOCKS)
-    with TargetProcess(folder) as target:
-        with _store(CountedTarget(target.address), secret) as store:
+    with TargetUnderTest(folder) as target:
+        with _store(CountedTarget(target.peer_address), secret) as store:
             contexts = Contexts(store, _PAYLOAD_BYTES)
             contexts.save(keys)
             contexts.wait_written()
-        counted, begin = CountedTarget(target.address), threading.Barrier(CROWD)
+        counted, begin = CountedTarget(target.peer_address), threading.Barrier(CROWD)
         with _store(counted, secret) as store:
             contexts = Contexts(store, _PAYLOAD_BYTES)
 

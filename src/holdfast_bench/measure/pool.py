@@ -11,7 +11,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,8 +27,8 @@ from holdfast.wire.remote.buffer_pool import TransferBuffers
 from holdfast.wire.remote.client import TargetClient
 from holdfast.wire.remote.credentials import Credentials, TlsFiles
 from holdfast_bench.harness.hardware_limits import GB
-from holdfast_bench.harness.node import serve_argv
-from holdfast_bench.harness.process import ChildProcess, wait_until
+from holdfast_bench.harness.node import NodeUnderTest
+from holdfast_bench.harness.process import wait_until
 from holdfast_bench.peers.plain_sockets import HOST, PlainPeer, PlainPool
 
 SIZES = (64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB)
@@ -66,8 +65,8 @@ class RoundTrip(NamedTuple):
     check: Callable[[], None]
 
 
-class TargetProcess(AbstractContextManager["TargetProcess"]):
-    """`holdfast serve` with memory only, on a loopback port; use it in a `with` block.
+class TargetUnderTest(NodeUnderTest):
+    """A node with memory only, which serves peers on a loopback port, and a client of it.
 
     `http`: the address of its metrics, such as tcp://127.0.0.1:9400; empty for none.
     """
@@ -79,37 +78,30 @@ class TargetProcess(AbstractContextManager["TargetProcess"]):
         transfer_buffers: TransferBuffers | None = None,
         http: str = "",
     ) -> None:
-        self.address = f"tcp://{HOST}:{free_port()}"
+        self.peer_address = f"tcp://{HOST}:{free_port()}"
         settings: dict[str, object] = {
-            "listen": self.address,
             "transport": "nixl" if transfer_buffers else "tcp",
             "tiers": [{"kind": "host", "capacity": HOST_BYTES}],
             "http": {"listen": http},
         }
         if tls:
             settings["tls"] = tls._asdict()
-        argv = serve_argv(folder / "target.yaml", settings)
-        self.process = ChildProcess("the target", argv, folder / "target.log", {})
+        super().__init__(folder, settings=settings, also=self.peer_address)
         self.client = TargetClient(
-            self.address, Credentials(tls), transfer_buffers=transfer_buffers
+            self.peer_address, Credentials(tls), transfer_buffers=transfer_buffers
         )
-        try:
-            wait_until(self.process, lambda: bool(self.client.stats(ANSWER_S)[0]), READY_S)
-        except BaseException:
-            self.process.kill()
-            raise
 
     def over_nixl(self) -> bool:
         """Reconnect; return whether the connection uses NIXL."""
         transfer_buffers = self.client.transfer_buffers
         self.client.close()
-        self.client = TargetClient(self.address, transfer_buffers=transfer_buffers)
+        self.client = TargetClient(self.peer_address, transfer_buffers=transfer_buffers)
         self.client.stats(ANSWER_S)
         return self.client.over == "nixl"
 
     def __exit__(self, *_: object) -> None:
         self.client.close()
-        self.process.stop()
+        super().__exit__()
 
 
 class RecordBatch:
@@ -182,7 +174,7 @@ class RecordBatch:
 class PoolBench(NamedTuple):
     """A target, a plain-socket server and local memory; `suffix` is appended to row names."""
 
-    target: TargetProcess
+    target: TargetUnderTest
     plain: PlainPeer
     pool: PlainPool
     rounds: int
@@ -267,7 +259,7 @@ class PoolBench(NamedTuple):
 def pool_rows(folder: Path, rounds: int) -> list[Row]:
     """Measure get, put and exist at every size, one block and 32 per call."""
     pool = PlainPool()
-    with TargetProcess(folder) as target, PlainPeer(folder, pool) as plain:
+    with TargetUnderTest(folder) as target, PlainPeer(folder, pool) as plain:
         return PoolBench(target, plain, pool, rounds).every_size()
 
 
@@ -277,7 +269,7 @@ def sealed_rows(folder: Path, rounds: int) -> list[Row]:
 
     pool, records = PlainPool(), RecordBatch(MAIN_BYTES, aligned_buffer(RECORDS_BYTES))
     tls = Authority(folder).issue("bench", HOST)
-    with TargetProcess(folder, tls) as target, PlainPeer(folder, pool, tls) as plain:
+    with TargetUnderTest(folder, tls) as target, PlainPeer(folder, pool, tls) as plain:
         records.fill(target.client)
         return PoolBench(target, plain, pool, rounds, ".tls").batches(records, MAIN_BYTES)
 
@@ -292,7 +284,7 @@ def nixl_rows(folder: Path, rounds: int) -> list[Row]:
         return []
     pool = PlainPool()
     with (
-        TargetProcess(folder, transfer_buffers=transfer_buffers) as target,
+        TargetUnderTest(folder, transfer_buffers=transfer_buffers) as target,
         PlainPeer(folder, pool) as plain,
     ):
         wait_until(target.process, target.over_nixl, READY_S)

@@ -32,7 +32,7 @@ from holdfast_bench.measure.pool import (
     RECORDS_BYTES,
     RecordBatch,
     RoundTrip,
-    TargetProcess,
+    TargetUnderTest,
     spent_s,
 )
 from holdfast_bench.peers.plain_sockets import PlainPool
@@ -157,10 +157,9 @@ def _sealed_row(folder: Path, rounds: int) -> Row:
 
 def _target_rows(folder: Path, rounds: int) -> Iterator[Row]:
     """Measure get and put of 32 blocks of 2 MiB at a target, with scrapes and without, in turns."""
-    folder.mkdir(parents=True)
     listen, pool = f"127.0.0.1:{free_port()}", PlainPool()
     records = RecordBatch(MAIN_BYTES, aligned_buffer(RECORDS_BYTES))
-    with TargetProcess(folder, http=f"tcp://{listen}") as target:
+    with TargetUnderTest(folder, http=f"tcp://{listen}") as target:
         records.fill(target.client)
         for what, trip in {
             "metrics.scraped.get": lambda: records.get(target.client, pool, BATCH),

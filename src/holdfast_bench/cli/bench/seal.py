@@ -58,7 +58,7 @@ from holdfast_bench.measure.disk import (
     SEED_OFFSET,
     BenchedStore,
 )
-from holdfast_bench.measure.pool import TargetProcess
+from holdfast_bench.measure.pool import TargetUnderTest
 
 ALSO = ("cpu_s_per_gb", "plain_cpu_s_per_gb")
 
@@ -195,10 +195,10 @@ def disk_rows(folder: Path, rounds: int) -> list[Row]:
 
 def pool_rows(folder: Path, rounds: int, what: str = "seal.pool") -> list[Row]:
     """Measure write-behind to a target over TCP and fetches from it, sealed and unsealed."""
-    with TargetProcess(folder) as target:
+    with TargetUnderTest(folder) as target:
 
         def pool() -> PoolTier:
-            members = ManualMembers([Member(id="target", address=target.address)])
+            members = ManualMembers([Member(id="target", address=target.peer_address)])
             options = PoolTierOptions(deadline_s=FETCH_S)  # a call that is late is measured, too
             return PoolTier(members, lambda member: TargetClient(member.address), options)
 

@@ -39,12 +39,12 @@ def test_a_disk_is_measured_beside_one_that_is_not_sealed(tmp_path):
 def test_a_pool_is_measured_beside_one_that_is_not_sealed(tmp_path, monkeypatch):
     targets = []
 
-    class Kept(seal.TargetProcess):
+    class Kept(seal.TargetUnderTest):
         def __exit__(self, *error):
             targets.append({**self.client.stats(5)[0]})
             super().__exit__(*error)
 
-    monkeypatch.setattr(seal, "TargetProcess", Kept)
+    monkeypatch.setattr(seal, "TargetUnderTest", Kept)
     rows = seal.pool_rows(tmp_path, 1)
     assert [row.what for row in rows] == ["seal.pool.write", "seal.pool.fetch"]
     assert all(row.value > 0 and row.goal == seal.TIER_GOAL for row in rows)
