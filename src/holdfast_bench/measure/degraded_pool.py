@@ -17,19 +17,14 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
-from holdfast.buffers import aligned_buffer
-from holdfast.codec.pack import pack, verify
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.limits import KIB
 from holdfast.membership.members import Member
 from holdfast.membership.membership import MembershipOptions
 from holdfast.report import Row, at_most
-from holdfast.testing.payloads import header_of
-from holdfast.tiers.base import Place, TierGet, TierPut, segment_place
+from holdfast.testing.chained import ChainedBlocks
 from holdfast.tiers.pool.health import HealthOptions
-from holdfast.tiers.pool.segment_batch import segment_of
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
 from holdfast.wire.remote.client import HeldCount, ReceivedRecords, TargetClient
 from holdfast_bench.harness.hardware_limits import SEED
@@ -39,7 +34,6 @@ from holdfast_bench.harness.standard_error import of_median
 from holdfast_bench.measure.pool import TargetUnderTest
 
 TARGETS = 4
-NAMESPACE = Namespace(b"holdfast-bench-t", b"holdfast-bench-d", 64 * KIB, 128)
 CHAINS = 240
 HOT_CHAINS = 12
 LATE_S = 0.1
@@ -59,7 +53,6 @@ OPENS_GOAL_S = 2.0
 MUTE_ASK_GOAL_MS = 50.0
 """5 % of one second of prefill."""
 
-_NUMBERS = itertools.count()
 _NO_EJECTION = HealthOptions(slow_factor=1e9, failure_share_max=1.0)
 
 
@@ -99,41 +92,33 @@ class DegradedPool:
     def list(self, count: int) -> None:
         self._source.publish(self._members[:count])
 
-    def save(self, keys: Sequence[bytes]) -> None:
-        """Write one block per segment; raise HoldfastError if one is not accepted."""
-        puts = []
-        for key in keys:
-            record = aligned_buffer(NAMESPACE.record_bytes)
-            pack(record, header_of(NAMESPACE, key)._replace(segment=key[:SEGMENT_BYTES]))
-            puts.append(TierPut(_place(key), record))
-        outcomes = self.tier.write(puts)
+    def save(self, blocks: Sequence[ChainedBlocks]) -> None:
+        """Write the first block of each chain; raise HoldfastError if one is not accepted."""
+        outcomes = self.tier.write([put for block in blocks for put in block.puts([0])])
         if set(outcomes) != {Outcome.OK}:
-            raise HoldfastError(f"the pool did not accept {len(keys)} records: {set(outcomes)}")
+            raise HoldfastError(f"the pool did not accept {len(blocks)} records: {set(outcomes)}")
 
-    def read(self, key: bytes) -> bool:
-        """Read a block and verify it; return whether it is a hit."""
-        into = aligned_buffer(NAMESPACE.record_bytes)
-        if self.tier.read([TierGet(_place(key), key, into, NAMESPACE)]) != [Outcome.OK]:
-            return False
-        if verify(into, key, NAMESPACE.fingerprint, NAMESPACE.payload_bytes) is not Outcome.OK:
-            raise HoldfastError("a record read from the pool is wrong")
-        return True
+    def read(self, block: ChainedBlocks) -> bool:
+        """Read a block; return whether it is a hit. Raises AssertionError if it is wrong."""
+        return block.load(self.tier, [0]) == [Outcome.OK]
 
-    def ask(self, key: bytes) -> float:
+    def ask(self, block: ChainedBlocks) -> float:
         """Query whether the pool holds a block; return the time of the query in milliseconds."""
         start_s = time.perf_counter()
-        self.tier.held(NAMESPACE, [key], 0)
+        self.tier.held(block.namespace, block.keys(1), 0)
         return 1e3 * (time.perf_counter() - start_s)
 
-    def owner(self, key: bytes) -> LateTarget:
+    def owner(self, block: ChainedBlocks) -> LateTarget:
         """Return the client of the target that owns a block; it must be connected."""
-        return self.targets[self.tier.lookup.route(segment_of(_place(key))).write[0].id]
+        return self.targets[self.tier.lookup.route(block.segment(0)).write[0].id]
 
-    def measure_reads(self, keys: Sequence[bytes], rng: random.Random, reads: int) -> ReadLatency:
+    def measure_reads(
+        self, blocks: Sequence[ChainedBlocks], rng: random.Random, reads: int
+    ) -> ReadLatency:
         hedges, times_ms, hits = self.tier.hedged_reads.hedging.hedges, list[float](), 0
         for _ in range(reads):
-            key, start_s = rng.choice(keys), time.perf_counter()
-            hits += self.read(key)
+            block, start_s = rng.choice(blocks), time.perf_counter()
+            hits += self.read(block)
             times_ms.append(1e3 * (time.perf_counter() - start_s))
         hedged = self.tier.hedged_reads.hedging.hedges - hedges
         p99_ms = statistics.quantiles(times_ms, n=100)[-1]
@@ -175,10 +160,10 @@ def _miss_share(addresses: Sequence[str], overlap_s: float) -> float:
     membership = MembershipOptions(overlap_s=overlap_s, ramp_s=0.0, transient_s=0.0, unseen_s=0.0)
     options = PoolTierOptions(membership=membership, health=_NO_EJECTION)
     with closing(DegradedPool(addresses, options, TARGETS - 1)) as pool:
-        keys = _keys(CHAINS)
-        pool.save(keys)
+        blocks = _blocks(CHAINS)
+        pool.save(blocks)
         pool.list(TARGETS)
-        return 1.0 - sum(map(pool.read, keys)) / len(keys)
+        return 1.0 - sum(map(pool.read, blocks)) / len(blocks)
 
 
 def _late_row(addresses: Sequence[str]) -> Row:
@@ -207,18 +192,18 @@ def _late(
     """
     reads = READS if hedge else LATE_READS
     with closing(DegradedPool(addresses, PoolTierOptions(health=health), TARGETS)) as pool:
-        keys, rng = _keys(HOT_CHAINS), random.Random(SEED)  # noqa: S311  # an order, not a secret
-        pool.save(keys)
+        blocks, rng = _blocks(HOT_CHAINS), random.Random(SEED)  # noqa: S311  # an order, not a secret
+        pool.save(blocks)
         if hedge:
-            for key in keys * 70:
-                pool.read(key)
-            pool.save(keys)
-        healthy = pool.measure_reads(keys, rng, reads)
-        pool.owner(keys[0]).late_s = LATE_S
+            for block in blocks * 70:
+                pool.read(block)
+            pool.save(blocks)
+        healthy = pool.measure_reads(blocks, rng, reads)
+        pool.owner(blocks[0]).late_s = LATE_S
         end_s = time.monotonic() + LATE_WARM_UP_S
         while time.monotonic() < end_s:
-            pool.read(rng.choice(keys))
-        return healthy, pool.measure_reads(keys, rng, reads)
+            pool.read(rng.choice(blocks))
+        return healthy, pool.measure_reads(blocks, rng, reads)
 
 
 def _mute_rows(targets: Sequence[TargetUnderTest]) -> list[Row]:
@@ -228,9 +213,9 @@ def _mute_rows(targets: Sequence[TargetUnderTest]) -> list[Row]:
     """
     addresses = [target.peer_address for target in targets]
     with closing(DegradedPool(addresses, PoolTierOptions(), TARGETS)) as pool:
-        keys = _keys(CHAINS)
-        pool.save(keys)
-        asking = itertools.cycle(keys)
+        blocks = _blocks(CHAINS)
+        pool.save(blocks)
+        asking = itertools.cycle(blocks)
         for target in targets:
             pause(target.process.pid)
         try:
@@ -254,9 +239,6 @@ def _mute_rows(targets: Sequence[TargetUnderTest]) -> list[Row]:
     ]
 
 
-def _keys(count: int) -> list[bytes]:
-    return [next(_NUMBERS).to_bytes(SEGMENT_BYTES, "little") * 2 for _ in range(count)]
-
-
-def _place(key: bytes) -> Place:
-    return segment_place(key[:SEGMENT_BYTES])
+def _blocks(count: int) -> list[ChainedBlocks]:
+    """Return chains, of which one block each is used: so many segments."""
+    return [ChainedBlocks(64 * KIB) for _ in range(count)]
