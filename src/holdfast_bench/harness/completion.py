@@ -154,8 +154,7 @@ def complete(
         answer = _collect(response, start_s)
     except (OSError, http.client.HTTPException) as error:
         raise HoldfastError(
-            f"{engine.name} broke off a request: {error!r}; "
-            f"the end of {engine.process.log}:\n{engine.process.tail()}"
+            f"{engine.name} broke off a request: {error!r}; {engine.process.tail()}"
         ) from error
     finally:
         connection.close()

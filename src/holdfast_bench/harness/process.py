@@ -53,13 +53,13 @@ class ChildProcess(AbstractContextManager["ChildProcess"]):
         """Raise HoldfastError with the log's tail if the program has ended."""
         if not self.running:
             raise HoldfastError(
-                f"{self.name} ended with status {self._popen.returncode}; "
-                f"the end of {self.log}:\n{self.tail()}"
+                f"{self.name} ended with status {self._popen.returncode}; {self.tail()}"
             )
 
     def tail(self) -> str:
+        """Return the path of the log and its last lines, for the end of an error's text."""
         lines = self.log.read_text(errors="replace").splitlines()
-        return "\n".join(lines[-TAIL_LINES:])
+        return "\n".join([f"the end of {self.log}:", *lines[-TAIL_LINES:]])
 
     def stop(self, within_s: float = 15.0) -> None:
         """Send SIGTERM, wait up to `within_s`, and kill the rest of the group.
@@ -128,14 +128,11 @@ def wait_until(
                 return
         except NodeGoneError as error:
             process.check()
-            raise HoldfastError(
-                f"{process.name} hung up: {error}; the end of {process.log}:\n{process.tail()}"
-            ) from error
+            raise HoldfastError(f"{process.name} hung up: {error}; {process.tail()}") from error
         process.check()
         if time.monotonic() > end_s:
             raise HoldfastError(
-                f"{process.name} was not {state} within {within_s:.0f} s; "
-                f"the end of {process.log}:\n{process.tail()}"
+                f"{process.name} was not {state} within {within_s:.0f} s; {process.tail()}"
             )
         time.sleep(POLL_S)
 
