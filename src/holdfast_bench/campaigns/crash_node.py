@@ -97,79 +97,69 @@ class ProcessEnding(NamedTuple):
 class NodeProcess:
     """A `holdfast serve` process with its files in a folder, started with an optional failpoint.
 
-    Raises ConfigError if the folder's path is too long for a Unix socket in it.
+    `serving` waits until it serves. Raises ConfigError if the folder's path is too long for a Unix
+    socket in it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, failpoint: str = "") -> None:
         self.address = f"unix://{folder}/node.sock"
-        socket_path(self.address)  # raises ConfigError here, not in each node
+        socket_path(self.address)  # raises ConfigError here, not in the node
         folder.mkdir(parents=True, exist_ok=True)
-        self._log = folder / "node.log"
         host = {"kind": "host", "capacity": 32 * MIB}
         disk = {"kind": "disk", "path": f"{folder}/disk", "capacity": 16 * MIB, "region": MIB}
         config = {"listen": self.address, "tiers": [host, disk]}
-        self._argv = serve_argv(folder / "node.yaml", config)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._ending: ProcessEnding | None = None
-
-    def start(self, failpoint: str = "") -> None:
-        """Start the process; `serving` waits until it serves."""
         setting = [f"HOLDFAST_FAILPOINT={failpoint}"] if failpoint else []
-        self._ending = None
-        with self._log.open("ab") as log:
+        with (folder / "node.log").open("ab") as log:
             self._process = start_owned(
-                ["/usr/bin/env", *setting, *self._argv],
+                ["/usr/bin/env", *setting, *serve_argv(folder / "node.yaml", config)],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 process_group=0,  # Ctrl-C must not reach the node
             )
+        assert self._process.stdout is not None, "it is a pipe"
+        self._output = self._process.stdout
+        self._ending: ProcessEnding | None = None
 
     def serving(self) -> bool:
         """Wait until the node serves; return False if it ends first or takes too long."""
-        if self._process is None or self._process.stdout is None:
-            return False
-        ready, _, _ = select.select([self._process.stdout], [], [], _READY_S)
-        return bool(ready) and os.read(self._process.stdout.fileno(), 5) == b"READY"
+        ready, _, _ = select.select([self._output], [], [], _READY_S)
+        return bool(ready) and os.read(self._output.fileno(), 5) == b"READY"
 
     def await_end(self, timeout_s: float) -> None:
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout_s)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
 
     def kill(self) -> ProcessEnding:
         """Kill the node if it still runs; return how it ended. May be called again."""
-        if self._process is None:
-            return ProcessEnding(0, by_itself=True)
         if self._ending is None:
             by_itself = self._process.poll() is not None
             self._process.kill()
             self._ending = ProcessEnding(self._process.wait(), by_itself)
-            if self._process.stdout is not None:
-                self._process.stdout.close()
+            self._output.close()
         return self._ending
 
 
 def kill_nodes(budget: CampaignBudget) -> CampaignResult:
     """Start a node, read all kept chains, write until it is killed, and repeat."""
-    result, node = CampaignResult("crash.node", "kills"), NodeProcess(budget.folder / "crash-node")
+    result, folder = CampaignResult("crash.node", "kills"), budget.folder / "crash-node"
     kept: list[list[bytes]] = []
     cycles = 0
-    try:
-        for cycle, rng in enumerate(budget.rounds(result)):
-            group, at = divmod(cycle, 8)
-            point = POINTS[(3 * group + at // 2) % len(POINTS)] if at in {1, 3, 5} else ""
-            node.start(f"{point}:{rng.randint(1, PASSES_MAX)}" if point else "")
-            moment = "at any moment"
+    for cycle, rng in enumerate(budget.rounds(result)):
+        group, at = divmod(cycle, 8)
+        point = POINTS[(3 * group + at // 2) % len(POINTS)] if at in {1, 3, 5} else ""
+        node = NodeProcess(folder, f"{point}:{rng.randint(1, PASSES_MAX)}" if point else "")
+        moment = "at any moment"
+        try:
             if at == 7:  # noqa: PLR2004 - one in eight is killed during start
                 time.sleep(rng.uniform(0, _STARTING_S))
                 moment = "while starting"
             else:
                 after_s = _POINT_S if point else rng.uniform(0, _MOMENT_S)
                 _one_life(result, node, kept, cycle, after_s)
-            _count(result, f"cycle {cycle}", point, moment, node.kill())
-            cycles += 1
-    finally:
-        node.kill()
+        finally:
+            ending = node.kill()
+        _count(result, f"cycle {cycle}", point, moment, ending)
+        cycles += 1
     read = result.counts["blocks read and right"]
     read_most = read >= result.tried * CHAIN_BLOCKS
     budget.expect_enough(result, read_most, f"{read} blocks read: too few for a verdict")

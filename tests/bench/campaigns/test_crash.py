@@ -30,8 +30,8 @@ def test_a_folder_too_long_for_a_socket_is_refused_before_any_node_is_started(bu
 
 
 def test_a_point_that_never_kills_is_found_out(budget, monkeypatch):
-    start = crash_node.NodeProcess.start
-    monkeypatch.setattr(crash_node.NodeProcess, "start", lambda node, _: start(node))
+    process = crash_node.NodeProcess
+    monkeypatch.setattr(crash_node, "NodeProcess", lambda folder, _: process(folder))
     monkeypatch.setattr(crash_node, "POINTS", crash_node.POINTS[:2])
     monkeypatch.setattr(crash_node, "POINTS_PROVEN_AT", 2)
     monkeypatch.setattr(crash_node, "_POINT_S", 0.01)
