@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -162,7 +162,8 @@ def walk(setting: DemoSettings) -> Generator[DemoStep]:
         node = stack.enter_context(
             NodeUnderTest(setting.folder / "node", settings={"plan": setting.plan})
         )
-        [engine] = _start(stack, setting, node, "engine-a")
+        kv_transfer = holdfast_kv_transfer(node.address, COVER_DEADLINE_MS)
+        [engine] = start_engines(stack, setting, {"engine-a": kv_transfer})
         # An engine's first long prompt is slower than its later ones: do not measure it.
         _ask(engine, prompts.unrelated)
 
@@ -196,7 +197,8 @@ def walk(setting: DemoSettings) -> Generator[DemoStep]:
 
         tell("the engine was stopped; it starts again, and a second one beside it")
         engine.process.stop()
-        engine, second = _start(stack, setting, node, "engine-a-again", "engine-b")
+        again = dict.fromkeys(("engine-a-again", "engine-b"), kv_transfer)
+        engine, second = start_engines(stack, setting, again)
         for fresh in (engine, second):
             _ask(fresh, prompts.question)
         time.sleep(SPIN_S)
@@ -219,17 +221,17 @@ def walk(setting: DemoSettings) -> Generator[DemoStep]:
         yield hit("follow_up", second, prompts.next(right), right_next)
 
 
-def _start(
-    stack: ExitStack, setting: DemoSettings, node: NodeUnderTest, *names: str
+def start_engines(
+    stack: ExitStack, setting: DemoSettings, kv_transfers: Mapping[str, dict[str, object]]
 ) -> list[VllmServer]:
+    """Start an engine for each name, with its `kv_transfer`; return them once all answer."""
     options = VllmServerOptions(
         model=setting.model,
         model_tokens_max=len(setting.prompts[0].context) + BATCH_TOKENS,
         batch_tokens_max=BATCH_TOKENS,
         dtype=setting.dtype,
     )
-    kv_transfer = holdfast_kv_transfer(node.address, COVER_DEADLINE_MS)
-    return start_servers(stack, setting.folder, options, dict.fromkeys(names, kv_transfer))
+    return start_servers(stack, setting.folder, options, kv_transfers)
 
 
 def _ask(engine: VllmServer, prompt: list[int]) -> MeasuredCompletion:

@@ -18,20 +18,15 @@ from holdfast.limits import BLOCK_TOKENS
 from holdfast_bench.harness.completion import CompletionAnswer, MeasuredCompletion, ask
 from holdfast_bench.harness.network import open_network
 from holdfast_bench.harness.pool import PoolUnderTest
-from holdfast_bench.harness.server import (
-    VllmServer,
-    VllmServerOptions,
-    holdfast_kv_transfer,
-    wait_all_ready,
-)
+from holdfast_bench.harness.server import holdfast_kv_transfer
 from holdfast_bench.scenarios import document
 from holdfast_bench.scenarios.demo_scenario import (
     ANSWER_TOKENS,
-    BATCH_TOKENS,
     DemoSettings,
     DemoStep,
     Prompts,
     prompts_of,
+    start_engines,
 )
 from holdfast_bench.scenarios.miss_causes import MissWatch
 
@@ -99,8 +94,11 @@ class _PoolDemo:
         self._tokens = len(self._first[0].context)
         self._right: list[CompletionAnswer] = []
         self._owners: list[str] = []
-        self._a, self._b = (_start(stack, setting, pool, name) for name in ("host-a", "host-b"))
-        wait_all_ready([self._a, self._b])
+        kv_transfers = {
+            f"{name}-engine": holdfast_kv_transfer(pool.start_host(name, setting.plan).address)
+            for name in ("host-a", "host-b")
+        }
+        self._a, self._b = start_engines(stack, setting, kv_transfers)
 
     def walk(self) -> Generator[PoolStep]:
         self._warm_up()
@@ -193,20 +191,6 @@ class _PoolDemo:
         if joined not in self._owners:
             raise HoldfastError(f"{joined} received none of {len(fresh)} new contexts")
         return fresh
-
-
-def _start(stack: ExitStack, setting: DemoSettings, pool: PoolUnderTest, name: str) -> VllmServer:
-    node = pool.start_host(name, setting.plan)
-    options = VllmServerOptions(
-        model=setting.model,
-        kv_transfer=holdfast_kv_transfer(node.address),
-        model_tokens_max=len(setting.prompts[0].context) + BATCH_TOKENS,
-        batch_tokens_max=BATCH_TOKENS,
-        dtype=setting.dtype,
-    )
-    engine = VllmServer(f"the engine of {name}", options, setting.folder / f"{name}-engine.log")
-    stack.enter_context(engine.process)
-    return engine
 
 
 def _equals(asked: MeasuredCompletion, right: CompletionAnswer) -> bool:

@@ -14,6 +14,7 @@ from holdfast.limits import BLOCK_TOKENS
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
 from holdfast_bench.harness import pool as pool_rig
+from holdfast_bench.harness import server
 from holdfast_bench.harness.completion import CompletionAnswer, MeasuredCompletion, TokenSources
 from holdfast_bench.harness.process import ChildProcess
 from holdfast_bench.scenarios import pool_demo_scenario
@@ -94,9 +95,9 @@ class FakeEngine:
 @pytest.fixture
 def setting(tmp_path, monkeypatch):
     """The street's setting, with engines that need no model."""
-    monkeypatch.setattr(pool_demo_scenario, "VllmServer", FakeEngine)
+    monkeypatch.setattr(server, "VllmServer", FakeEngine)
     monkeypatch.setattr(pool_rig, "DEADLINE_S", 60.0)  # on a busy machine, nothing is late
-    monkeypatch.setattr(pool_demo_scenario, "wait_all_ready", lambda _: None)
+    monkeypatch.setattr(server, "wait_all_ready", lambda _: None)
     monkeypatch.setattr(pool_demo_scenario, "ask", lambda engine, prompt, _: engine.ask(prompt))
     prompts = [
         Prompts([1000 * number + i for i in range(TOKENS)], [7] * 9, [8] * 9)
