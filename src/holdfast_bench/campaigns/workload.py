@@ -7,6 +7,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Mapping
+from contextlib import closing
 from typing import NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES, MARK_BYTES, stamp
@@ -160,8 +161,7 @@ def check(
     Raises AssertionError if a record verifies with other bytes than written, or if a `required`
     record is missing; FormatError if the tier refuses the file.
     """
-    tier = open_tier(MemoryExtents(image))
-    try:
+    with closing(open_tier(MemoryExtents(image))) as tier:
         survivors = list(tier.survivors())
         verified = {
             (each.place, each.header.key)
@@ -174,8 +174,6 @@ def check(
         lost = [record for record, key in required.items() if (record.place, key) not in verified]
         assert not lost, f"{len(lost)} of {len(required)} whole records are lost, first {lost[0]}"
         return CheckedImage(len(survivors), len(verified))
-    finally:
-        tier.close()
 
 
 def _is_whole(tier: DiskTier, place: Place, key: bytes, records: dict[bytes, bytes]) -> bool:

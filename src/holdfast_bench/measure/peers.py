@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
@@ -156,34 +156,28 @@ def _why_no_redis() -> str:
 
 
 def _redis(folder: Path, ring: RecordRing, stack: ExitStack) -> dict[str, MeasuredPeer]:
-    servers = ValkeyServers(folder / "redis")
-    stack.callback(servers.close)
+    servers = stack.enter_context(closing(ValkeyServers(folder / "redis")))
     servers.start()
-    redis = RedisPeer(servers.endpoints[0].port, lambda: ring.namespace)
-    stack.callback(redis.close)
+    port = servers.endpoints[0].port
+    redis = stack.enter_context(closing(RedisPeer(port, lambda: ring.namespace)))
     options = ValkeyOptions(address=list(servers.addresses), deadline_s=CALL_S, ask_s=CALL_S)
     tier = TierPeer(ValkeyTier(options), lambda: ring.namespace, redis)
-    stack.callback(tier.close)
-    return {"peer.redis": redis, "tier.valkey": tier}
+    return {"peer.redis": redis, "tier.valkey": stack.enter_context(closing(tier))}
 
 
 def _mooncake(folder: Path, ring: RecordRing, stack: ExitStack) -> dict[str, MeasuredPeer]:
-    servers = MooncakeServers(folder / "mooncake", LEASED_BYTES)
-    stack.callback(servers.close)
+    servers = stack.enter_context(closing(MooncakeServers(folder / "mooncake", LEASED_BYTES)))
     servers.start()
     mooncake = MooncakePeer(servers.master, [ring.records, ring.into], lambda: ring.namespace)
     stack.callback(mooncake.close)
     options = MooncakeOptions(master=servers.address, deadline_s=CALL_S, ask_s=CALL_S)
     tier = TierPeer(MooncakeTier(options), lambda: ring.namespace, mooncake)
-    stack.callback(tier.close)
-    return {"peer.mooncake": mooncake, "tier.mooncake": tier}
+    return {"peer.mooncake": mooncake, "tier.mooncake": stack.enter_context(closing(tier))}
 
 
 def _lmcache(folder: Path, ring: RecordRing, stack: ExitStack) -> dict[str, MeasuredPeer]:
     del ring
-    lmcache = lmcache_server.LMCachePeer(folder)
-    stack.callback(lmcache.close)
-    return {"peer.lmcache": lmcache}
+    return {"peer.lmcache": stack.enter_context(closing(lmcache_server.LMCachePeer(folder)))}
 
 
 def _size_rows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
@@ -84,11 +85,8 @@ class ValkeyServers(ServerProcesses):
     def ask(self, endpoint: HostPort, *words: str) -> Reply:
         """Send one command to one server; return its reply. Raises OSError if it sends none."""
         deadline = Deadline.within(ASK_S)
-        connection = log_in(endpoint, self.login, deadline)
-        try:
+        with closing(log_in(endpoint, self.login, deadline)) as connection:
             [reply] = connection.ask([command(*(word.encode() for word in words))], deadline)
-        finally:
-            connection.close()
         return reply
 
     def _form_cluster(self) -> None:
