@@ -203,7 +203,6 @@ def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
         value = fields.pop("capacity_bytes")
         fields["bought_as"] = fields.pop("unit")  # the row's own unit is that of its value
         rows.append(Row(what=f"size.{tier.tier}", value=value, unit="bytes", more=fields))
-    more = {"share": goal.share, "without_memory": without.ttft_s[1]}
     figures: list[tuple[str, float, float, str]] = [
         ("size.ttft.median", best.ttft_s[0], without.ttft_s[0], "s"),
         ("size.cost", best.dollars_per_h, without.dollars_per_h, "$/h"),
@@ -221,7 +220,11 @@ def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
     ]
     rows += [
         Row(what="size.hit", value=best.hit, unit="share"),
-        at_most("size.ttft", best.ttft_s[1], "s", goal.ttft_s, **more),
+        at_most(
+            *("size.ttft", best.ttft_s[1], "s", goal.ttft_s),
+            share=goal.share,
+            without_memory=without.ttft_s[1],
+        ),
     ]
     rows += [Row(what=w, value=v, unit=u, more={"without_memory": o}) for w, v, o, u in figures]
     rows += [

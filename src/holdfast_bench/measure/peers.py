@@ -197,9 +197,13 @@ def _size_rows(
             trip(peer, ring, BATCH)
             batches = [trip(peer, ring, BATCH) for _ in range(rounds)]
             singles = [trip(peer, ring, 1) for _ in range(rounds * SINGLES)]
-            near = {"near_s_per_gb": statistics.fmean(each.cpu_s_per_gb for each in batches)}
+            near_s = statistics.fmean(each.cpu_s_per_gb for each in batches)
             speed, single = median_speed(batches).gb_per_s, median_speed(singles).gb_per_s
-            rows.append(Row(what=f"{what}x{BATCH}", value=speed, unit="GB/s", more=near))
+            rows.append(
+                Row(
+                    what=f"{what}x{BATCH}", value=speed, unit="GB/s", more={"near_s_per_gb": near_s}
+                )
+            )
             rows.append(Row(what=what, value=1e6 * nbytes / GB / single, unit="us"))
     first.clear()
     return rows
