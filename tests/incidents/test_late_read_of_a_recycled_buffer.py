@@ -51,5 +51,5 @@ def test_a_place_on_disk_that_was_reclaimed_is_a_miss():
         [place] = tier.reserve([namespace.record_bytes]).places
         tier.write([TierPut(place, record_of(namespace, key_of(number)))])
     into = memoryview(bytearray(namespace.record_bytes))
-    assert tier.read([TierGet(first, key, into)]) == ["miss"]
+    assert tier.read([TierGet(first, key, into, namespace)]) == ["miss"]
     tier.close()

@@ -94,6 +94,6 @@ def test_a_stale_read_is_another_whole_record():
     BLOCKS.load(tier, range(4), places)
     tier._plan = {InjectedFault.STALE_READ: 1.0}
     into = BLOCKS.record(9)
-    assert tier.read([TierGet(places[0], BLOCKS.key(0), into)]) == [Outcome.OK]
+    assert tier.read([TierGet(places[0], BLOCKS.key(0), into, BLOCKS.namespace)]) == [Outcome.OK]
     assert bytes(into[32:48]) in {BLOCKS.key(n) for n in range(4)}
     tier.close()

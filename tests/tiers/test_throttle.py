@@ -3,6 +3,7 @@
 import threading
 
 from holdfast.testing.memory import MemoryTier
+from holdfast.testing.payloads import namespace_of
 from holdfast.testing.tier_contract import TierContract
 from holdfast.tiers.base import Erasable, Lockable, TierGet
 from holdfast.tiers.disk.file import DiskConfig
@@ -34,7 +35,8 @@ class Clock:
 
 def gets(tier, count, nbytes):
     places = tier.reserve([nbytes] * count).places
-    return [TierGet(place, bytes(16), memoryview(bytearray(nbytes)), None) for place in places]
+    namespace = namespace_of(nbytes)
+    return [TierGet(place, bytes(16), memoryview(bytearray(nbytes)), namespace) for place in places]
 
 
 def test_reads_wait_for_the_rate_limit_and_idle_time_gives_no_credit():

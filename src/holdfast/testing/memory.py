@@ -20,7 +20,6 @@ from holdfast.tiers.base import (
     TierGet,
     TierPut,
     TierUsage,
-    required_namespace,
 )
 from holdfast.tiers.unverified_records import UnverifiedRecords, check_again
 
@@ -161,7 +160,7 @@ class SharedMemoryTier:
 
     def delete(self, batch: Sequence[TierGet]) -> None:
         for get in batch if self._is_reachable() else ():
-            self.records.pop((required_namespace(get), get.key), None)
+            self.records.pop((get.namespace, get.key), None)
 
     def describe(self) -> dict[str, Any]:
         return {"tier": self.name, "members": [], "records": len(self.records)}
@@ -198,7 +197,7 @@ class SharedMemoryTier:
         if not self._is_reachable():
             self._moved[2] += 1
             return Outcome.GONE
-        place, record = self.records.get((required_namespace(get), get.key), (NOWHERE, b""))
+        place, record = self.records.get((get.namespace, get.key), (NOWHERE, b""))
         if place != get.place or len(record) != len(get.into):
             return Outcome.MISS
         get.into[:] = record

@@ -57,24 +57,12 @@ class TierPut(NamedTuple):
 
 
 class TierGet(NamedTuple):
-    """One record to read: its place, its key and an aligned buffer of the record's length.
-
-    A local tier needs only these; a shared tier also needs the namespace.
-    """
+    """One record to read: its place, its key, an aligned buffer of its length, its namespace."""
 
     place: Place
     key: bytes
     into: memoryview
-    namespace: Namespace | None = None
-
-
-def required_namespace(get: TierGet) -> Namespace:
-    """Return the namespace of a request to a shared tier; raise ValueError if it has none."""
-    if get.namespace is None:
-        raise ValueError(
-            f"block {get.key.hex()}: a shared tier needs its namespace; set TierGet.namespace"
-        )
-    return get.namespace
+    namespace: Namespace
 
 
 class SurvivingRecord(NamedTuple):

@@ -84,7 +84,7 @@ def check_again(
             for get in batch[at : at + CHECKED_AT_ONCE]
         ]
         for get, outcome in zip(again, read(again), strict=True):
-            if outcome is not Outcome.OK or get.namespace is None:
+            if outcome is not Outcome.OK:
                 continue
             found = check_without_key(get.into, get.key, get.namespace)
             if found is Outcome.CORRUPT:

@@ -179,9 +179,9 @@ def check(
 def _is_whole(tier: DiskTier, place: Place, key: bytes, records: dict[bytes, bytes]) -> bool:
     written = records[key]
     into = memoryview(bytearray(len(written)))
-    [outcome] = tier.read([TierGet(place, key, into)])
-    assert outcome in (Outcome.OK, Outcome.MISS), f"a read gives {outcome}"
     namespace = SMALL if len(written) == SMALL.record_bytes else LARGE
+    [outcome] = tier.read([TierGet(place, key, into, namespace)])
+    assert outcome in (Outcome.OK, Outcome.MISS), f"a read gives {outcome}"
     if outcome is not Outcome.OK:
         return False
     if pack.verify(into, key, namespace.fingerprint, namespace.payload_bytes) is not Outcome.OK:

@@ -76,7 +76,8 @@ def _disk_rows(tier: DiskTier, limit: DirectIoLimit, rounds: int) -> list[Row]:
 
     def read() -> Speed:
         keys, places = written[-1 - 7 * next(seeds) % (len(written) // 2)]
-        gets = [TierGet(*wanted) for wanted in zip(places, keys, records, strict=True)]
+        wanted = zip(places, keys, records, strict=True)
+        gets = [TierGet(place, key, into, NAMESPACE) for place, key, into in wanted]
         return timed(BATCH * PAYLOAD_BYTES, lambda: tier.read(gets))
 
     # Fill the log once, so that later writes overwrite allocated space, as the limit's writes do.

@@ -69,9 +69,10 @@ def test_kill_9_at_any_time_loses_no_confirmed_record(tmp_path):
         found = set()
         for survivor in tier.survivors():
             at = numbers[survivor.header.key]
-            into = memoryview(bytearray(namespace_for(at).record_bytes))
-            assert tier.read([TierGet(survivor.place, survivor.header.key, into)]) == ["ok"]
-            assert is_right(into, namespace_for(at), survivor.header.key)
+            (header, place), namespace = survivor, namespace_for(at)
+            into = memoryview(bytearray(namespace.record_bytes))
+            assert tier.read([TierGet(place, header.key, into, namespace)]) == ["ok"]
+            assert is_right(into, namespace, header.key)
             found.add(at)
         # The oldest regions are reclaimed; all confirmed records after them are there.
         assert set(range(min(found), saved + 1)) <= found

@@ -204,7 +204,7 @@ def test_a_region_is_not_reused_while_its_survivors_are_read():
     assert tier.usage().records == len(held)
     for place, key in held.items():
         into = memoryview(bytearray(BLOCKS.namespace.record_bytes))
-        assert tier.read([TierGet(place, key, into)]) == [Outcome.OK]
+        assert tier.read([TierGet(place, key, into, BLOCKS.namespace)]) == [Outcome.OK]
         assert is_right(into, BLOCKS.namespace, key)
 
 

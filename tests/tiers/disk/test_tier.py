@@ -209,7 +209,7 @@ def test_a_buffer_shorter_than_the_record_is_a_miss(medium):
     tier = tier_on(medium)
     [place] = BLOCKS.save(tier, [0])
     short = BLOCKS.record(9)[: 4 * SECTOR]
-    assert tier.read([TierGet(place, BLOCKS.key(0), short)]) == [Outcome.MISS]
+    assert tier.read([TierGet(place, BLOCKS.key(0), short, BLOCKS.namespace)]) == [Outcome.MISS]
 
 
 @pytest.mark.parametrize("nbytes", [4 * SECTOR, 6 * SECTOR])

@@ -30,7 +30,6 @@ from holdfast.tiers.base import (
     TierGet,
     TierPut,
     TierUsage,
-    required_namespace,
 )
 from holdfast.tiers.gate import MediumGate
 from holdfast.tiers.mooncake import messages as m
@@ -118,8 +117,7 @@ class MooncakeTier(AnsweringTier):
         """Read records into shared memory and copy them to their buffers."""
         outcomes = [Outcome.GONE] * len(batch)
         items = [
-            _Item(n, self._name(required_namespace(get), get.key), get.into)
-            for n, get in enumerate(batch)
+            _Item(n, self._name(get.namespace, get.key), get.into) for n, get in enumerate(batch)
         ]
         deadline = Deadline.within(self.options.deadline_s)
         pieces = self._pieces(items, outcomes, Outcome.MISS)
@@ -154,7 +152,7 @@ class MooncakeTier(AnsweringTier):
     def delete(self, batch: Sequence[TierGet]) -> None:
         """Delete records, even while they are being read."""
         deadline = Deadline.within(self.options.ask_s)
-        names = [self._name(required_namespace(get), get.key) for get in batch[:REQUEST_KEYS_MAX]]
+        names = [self._name(get.namespace, get.key) for get in batch[:REQUEST_KEYS_MAX]]
         if names:
             self._request(m.ClientRemove(names), deadline)
 

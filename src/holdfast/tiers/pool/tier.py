@@ -175,8 +175,7 @@ class PoolTier(AnsweringTier):
     def delete_corrupt(self, batch: Sequence[TierGet]) -> None:
         """Report records to every member that may have served them; each checks its own."""
         for get in batch:
-            if get.namespace is not None:
-                self._unverified_records.add(get.namespace, get.key)
+            self._unverified_records.add(get.namespace, get.key)
         self._tell_holders(
             batch, self.options.deadline_s, lambda target, *blocks: target.suspect(*blocks)
         )
@@ -363,9 +362,9 @@ class PoolTier(AnsweringTier):
         self._counts.add(read_bytes=done)
 
     def _note_misplaced(self, batch: Sequence[TierGet], came: Sequence[int]) -> None:
-        namespace = batch[came[0]].namespace if came else None
-        if namespace is not None:
-            self.misplaced_blocks.found(namespace, [batch[index].key for index in came])
+        if came:
+            keys = [batch[index].key for index in came]
+            self.misplaced_blocks.found(batch[came[0]].namespace, keys)
 
     def _receive(
         self,
@@ -378,7 +377,7 @@ class PoolTier(AnsweringTier):
         left = part.indices
         namespace = batch[left[0]].namespace
         wanted = [batch[index] for index in left]
-        if namespace is None or not part.left_s:
+        if not part.left_s:
             return left
         keys, into = [get.key for get in wanted], [get.into for get in wanted]
         call = self.connections.begin(member, sum(map(len, into)), CallKind.READ)
@@ -441,8 +440,6 @@ class PoolTier(AnsweringTier):
 
         def visit(part: SegmentBatch) -> None:
             namespace = batch[part.indices[0]].namespace
-            if namespace is None:
-                return
             keys = [batch[index].key for index in part.indices]
             route = self.lookup.route(part.segment, HOT_COPIES)
             for member in route.read:

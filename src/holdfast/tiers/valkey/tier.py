@@ -30,7 +30,6 @@ from holdfast.tiers.base import (
     TierPut,
     TierUsage,
     chain_segments,
-    required_namespace,
 )
 from holdfast.tiers.gate import MediumGate
 from holdfast.tiers.transfer_counts import TransferCounts
@@ -243,7 +242,7 @@ class ValkeyTier(AnsweringTier):
         self._map.close()
 
     def _name_of(self, get: TierGet) -> bytes:
-        return self._name(get.place, required_namespace(get), get.key)
+        return self._name(get.place, get.namespace, get.key)
 
     def _name(self, place: Place, namespace: Namespace, key: bytes) -> bytes:
         digest = namespace_digest(namespace).hex().encode()
