@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.errors import Outcome
-from holdfast.tiers.base import NOWHERE, Place, TierGet, TierPut
+from holdfast.tiers.base import NOWHERE, Place
 from holdfast.tiers.host import AHEAD_CHUNKS, NAMELESS, Arena, HostBudget, HostTier, PrivateArena
 
 MIB = 1 << 20
@@ -97,7 +96,7 @@ def test_no_arena_goes_into_a_core_dump(either: HostTier) -> None:
 
 def test_a_mapping_of_the_descriptor_shows_the_same_bytes(tier: HostTier) -> None:
     (place,) = tier.reserve([RECORD]).places
-    tier.write([TierPut(place, memoryview(b"a" * RECORD))])
+    tier.view(place, RECORD)[:] = b"a" * RECORD
     with mmap.mmap(os.dup(tier.arena.fd), tier.arena.nbytes) as mapped:
         assert mapped[place : place + RECORD] == b"a" * RECORD
 
@@ -105,16 +104,6 @@ def test_a_mapping_of_the_descriptor_shows_the_same_bytes(tier: HostTier) -> Non
 def test_an_arena_cannot_be_shrunk_while_it_is_mapped(tier: HostTier) -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(tier.arena.fd, 4096)
-
-
-def test_a_freed_place_is_a_miss_and_a_closed_tier_gone(tier: HostTier) -> None:
-    (place,) = tier.reserve([RECORD]).places
-    into = memoryview(bytearray(RECORD))
-    tier.free([place])
-    assert tier.read([TierGet(place, b"k" * 16, into)]) == [Outcome.MISS]
-    tier.close()
-    assert tier.read([TierGet(place, b"k" * 16, into)]) == [Outcome.GONE]
-    assert tier.write([TierPut(place, into)]) == [Outcome.GONE]
 
 
 def test_prefault_faults_in_the_next_chunks_one_at_a_time(tier: HostTier) -> None:

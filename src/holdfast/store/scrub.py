@@ -121,7 +121,9 @@ class Scrubber:
         table = self._store.table
         lower = [tier for n, tier in enumerate(table.lower, start=1) if n not in table.shared]
         with table.lock:
-            held = sum(tier.usage().used_bytes for tier in [*table.all_hosts(), *lower])
+            usages = [host.usage() for host in table.all_hosts()]
+            usages += [tier.usage() for tier in lower]
+        held = sum(usage.used_bytes for usage in usages)
         needed = max(_RATE_MIN, int(held / (_HASTE * self._every_s)))
         return min(self._rate, needed) if self._rate else needed
 

@@ -337,7 +337,8 @@ class Store(StoreParts):
             partial(self.background.shutdown, wait=True, cancel_futures=True),
             partial(self.ladder.close, write_s),
             self._estimates_file.keep,
-            *(tier.close for tier in (*lower, *hosts)),
+            *(tier.close for tier in lower),
+            *(host.close for host in hosts),
             partial(self.audit.catch_up, whole=True),
         ]
         for step in steps:

@@ -18,7 +18,7 @@ import os
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from holdfast.buffers import (
     SharedMapping,
@@ -28,17 +28,8 @@ from holdfast.buffers import (
     prefer_huge_pages,
     private_memory,
 )
-from holdfast.errors import Outcome
 from holdfast.limits import MIB
-from holdfast.tiers.base import (
-    NOWHERE,
-    Place,
-    ReservedPlaces,
-    SurvivingRecord,
-    TierGet,
-    TierPut,
-    TierUsage,
-)
+from holdfast.tiers.base import NOWHERE, Place, ReservedPlaces, TierUsage
 
 CHUNK_BYTES = 64 * MIB
 NAMELESS = -1
@@ -173,7 +164,10 @@ class _Run:
 
 
 class HostTier:
-    """The slots of one domain. A place is the byte offset of a record in the domain's arena."""
+    """The slots of one domain. A place is the byte offset of a record in the domain's arena.
+
+    Records are built and read in their slots (`view`), so it has no `write` and no `read`.
+    """
 
     name = "host"
 
@@ -242,28 +236,6 @@ class HostTier:
         """Return the memory of a slot, writable; valid until the place is freed."""
         return self.arena.view[place : place + nbytes]
 
-    def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
-        """Copy records into their slots; a record built in place needs no write."""
-        outcomes = []
-        for put in batch:
-            if self._closed or put.place not in self._live:
-                outcomes.append(Outcome.GONE)
-                continue
-            self.view(put.place, len(put.record))[:] = put.record
-            outcomes.append(Outcome.OK)
-        return outcomes
-
-    def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
-        """Copy records out of their slots."""
-        outcomes = []
-        for get in batch:
-            if self._closed or get.place not in self._live:
-                outcomes.append(Outcome.GONE if self._closed else Outcome.MISS)
-                continue
-            get.into[:] = self.view(get.place, len(get.into))
-            outcomes.append(Outcome.OK)
-        return outcomes
-
     def free(self, places: Sequence[Place]) -> None:
         """Free slots; an empty run returns its chunks to the budget, its memory to the kernel."""
         with self._lock:
@@ -281,9 +253,6 @@ class HostTier:
                 with_free.move_to_end(run.first)
                 if run.used == 0:
                     self._close_run(run)
-
-    def survivors(self) -> Iterator[SurvivingRecord]:
-        return iter(())
 
     def usage(self) -> TierUsage:
         """Return the bytes of slots in use; the capacity is that of all domains together."""
