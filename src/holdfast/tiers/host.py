@@ -44,6 +44,12 @@ _SLOTS_PER_RUN = 8
 _STAT_BLOCK_BYTES = 512
 """Unit of `st_blocks`, on every file system (stat(2))."""
 
+_FREE, _PREFAULTED, _TAKEN, _TAKEN_FAULTED = range(4)
+"""State of a chunk: free or in use; the odd ones have memory because `prefault` faulted it in."""
+
+_IN_USE = bytes((0, 0, 1, 1)).ljust(256, b"\0")
+"""Translates the states of chunks: 1 for those in use, 0 for free ones."""
+
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -178,12 +184,7 @@ class HostTier:
         with budget.lock:
             budget.arenas += 1
         self._runs: dict[int, _Run] = {}
-        self._taken = bytearray(budget.chunks)
-        self._populated = bytearray(budget.chunks)
-        self._prefaulted = 0
-        """Number of free chunks that have memory."""
-        self._unpopulated: set[int] = set()
-        """Chunks in use that `prefault` has not faulted in."""
+        self._chunks = bytearray(budget.chunks)
         self._with_free: dict[int, OrderedDict[int, _Run]] = {}
         """Runs with free slots, by slot size; the run of the slot freed last comes last."""
         self._live: set[int] = set()
@@ -271,13 +272,13 @@ class HostTier:
                 return True
             chunk = self._next_free_chunk(most)
             if chunk is None:
-                if not self._unpopulated or most < AHEAD_CHUNKS:
+                chunk = self._chunks.find(_TAKEN)
+                if chunk < 0 or most < AHEAD_CHUNKS:
                     return False
-                chunk = self._unpopulated.pop()
-            self._populated[chunk] = 1
+            self._chunks[chunk] += _PREFAULTED
         self.arena.populate(chunk * size, size)
         with self._lock:
-            if not (self._populated[chunk] or self._taken[chunk]):
+            if self._chunks[chunk] == _FREE:
                 self.arena.give_back(chunk * size, size)  # its run was closed in the meantime
         return True
 
@@ -292,7 +293,7 @@ class HostTier:
             return 0
         for chunk in range(budget.chunks):
             with self._lock:
-                if not (self._closed or self._taken[chunk] or self._populated[chunk]):
+                if not self._closed and self._chunks[chunk] == _FREE:
                     self.arena.give_back(chunk * size, size)
         return max(0, before - self._uncounted_bytes())
 
@@ -319,7 +320,7 @@ class HostTier:
         with self._lock:
             if self._closed:
                 return 0
-            counted = sum(self._taken) + self._prefaulted
+            counted = self._budget.chunks - self._chunks.count(_FREE)
             return max(0, self.arena.resident_bytes() - counted * self._budget.chunk_bytes)
 
     def _take(self, size: int) -> Place:
@@ -349,9 +350,9 @@ class HostTier:
         return range(preferred, smallest - 1, -1)
 
     def _open_run(self, slot_bytes: int) -> bool:
-        budget = self._budget
+        budget, in_use = self._budget, self._chunks.translate(_IN_USE)
         for chunks in self._run_lengths(slot_bytes):
-            first = self._taken.find(bytes(chunks))
+            first = in_use.find(bytes(chunks))
             if first < 0:
                 continue
             with budget.lock:
@@ -361,10 +362,9 @@ class HostTier:
                 break
         else:
             return False
-        self._taken[first : first + chunks] = b"\1" * chunks
-        here = range(first, first + chunks)
-        self._count_prefaulted(-sum(self._populated[chunk] for chunk in here))
-        self._unpopulated.update(chunk for chunk in here if not self._populated[chunk])
+        self._count_prefaulted(-self._chunks.count(_PREFAULTED, first, first + chunks))
+        for chunk in range(first, first + chunks):
+            self._chunks[chunk] += _TAKEN
         run = _Run(first, chunks, slot_bytes, budget.chunk_bytes)
         self._runs[first] = self._with_free[slot_bytes][first] = run
         return True
@@ -374,11 +374,10 @@ class HostTier:
         budget = self._budget
         with budget.lock:
             own = max(1, most // budget.arenas)
-            if self._prefaulted >= own or budget.prefaulted_chunks >= budget.free_chunks:
+            prefaulted = self._chunks.count(_PREFAULTED)
+            if prefaulted >= own or budget.prefaulted_chunks >= budget.free_chunks:
                 return None
-        chunk = self._taken.find(0)
-        while chunk >= 0 and self._populated[chunk]:
-            chunk = self._taken.find(0, chunk + 1)
+        chunk = self._chunks.find(_FREE)
         if chunk < 0:
             return None
         self._count_prefaulted(1)
@@ -388,16 +387,15 @@ class HostTier:
         """Return the memory of one prefaulted chunk, if the budget has fewer free chunks."""
         budget, size = self._budget, self._budget.chunk_bytes
         with budget.lock:
-            if not self._prefaulted or budget.prefaulted_chunks <= budget.free_chunks:
+            chunk = self._chunks.rfind(_PREFAULTED)
+            if chunk < 0 or budget.prefaulted_chunks <= budget.free_chunks:
                 return False
-        chunk = max(c for c in range(budget.chunks) if self._populated[c] and not self._taken[c])
-        self._populated[chunk] = 0
+        self._chunks[chunk] = _FREE
         self._count_prefaulted(-1)
         self.arena.give_back(chunk * size, size)
         return True
 
     def _count_prefaulted(self, chunks: int) -> None:
-        self._prefaulted += chunks
         with self._budget.lock:
             self._budget.prefaulted_chunks += chunks
 
@@ -405,9 +403,7 @@ class HostTier:
         size = self._budget.chunk_bytes
         start, end = run.first * size, (run.first + run.chunks) * size
         del self._runs[run.first], self._with_free[run.slot_bytes][run.first]
-        self._taken[run.first : run.first + run.chunks] = bytes(run.chunks)
-        self._populated[run.first : run.first + run.chunks] = bytes(run.chunks)
-        self._unpopulated.difference_update(range(run.first, run.first + run.chunks))
+        self._chunks[run.first : run.first + run.chunks] = bytes(run.chunks)
         self.arena.give_back(start, end - start)
         with self._budget.lock:
             self._budget.free_chunks += run.chunks
