@@ -6,12 +6,12 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.membership.members import Member
 from holdfast.tiers.breaker import CallEnding
-from holdfast.tiers.pool.health import BegunCall, PoolHealth
+from holdfast.tiers.pool.health import PoolHealth
 from holdfast.tiers.pool.target_statistics import CallKind
 from holdfast.wire.remote.client import FoundBlocks, HeldCount, ReceivedRecords, TargetClient
 from holdfast.wire.remote.stream import OnProgress
@@ -23,14 +23,6 @@ A = TypeVar("A", bound=Answer)
 _log = logging.getLogger(__name__)
 
 
-class TargetCall(NamedTuple):
-    """A call that `PoolHealth` permitted, with its target and member."""
-
-    begun: BegunCall
-    target: TargetClient
-    member: Member
-
-
 class TargetConnections:
     """Connects to members when they are needed. Thread-safe; owns the connections."""
 
@@ -40,7 +32,7 @@ class TargetConnections:
         self._lock = threading.Lock()
         self._targets: dict[str, tuple[Member, TargetClient]] = {}
         self._left: list[TargetClient] = []
-        """Targets at previous addresses: `keep` closes them, because `begin` must not wait."""
+        """Targets at previous addresses: `keep` closes them, because `call` must not wait."""
         self._refusals: dict[str, str] = {}
         """Last logged reason why a member could not be connected to, by its id."""
         self._troubles: dict[str, str] = {}
@@ -59,58 +51,38 @@ class TargetConnections:
         """Close every connection."""
         self.keep(())
 
-    def begin(
-        self, member: Member, nbytes: int, kind: CallKind = CallKind.QUESTION
-    ) -> TargetCall | None:
-        """Permit a call, or return None if the member is unhealthy or cannot be connected to."""
+    def call(
+        self,
+        member: Member,
+        ask: Callable[[TargetClient, OnProgress], A],
+        nbytes: int = 0,
+        kind: CallKind = CallKind.QUESTION,
+    ) -> A | None:
+        """Call a member and record the outcome; `nbytes` is the size of request and answer.
+
+        `ask` gets its client, and a callback for moved bytes. Returns None if the member is
+        unhealthy, cannot be connected to, or refuses.
+        """
         begun = self._health.begin(member.id, nbytes, kind)
         if begun is None:
             return None
-        try:
-            with self._lock:
-                known, target = self._targets.get(member.id, (None, None))
-                reached = (member.address, member.tls_name)
-                if target is None or known is None or (known.address, known.tls_name) != reached:
-                    connected = self._connect(member)
-                    self._refusals.pop(member.id, None)
-                    self._left += [target] if target is not None else []
-                    self._targets[member.id], target = (member, connected), connected
-        except HoldfastError as error:  # our own fault, nothing against the member
-            self._health.end(begun, CallEnding.CANCELLED)
-            why = str(error)
-            if self._refusals.get(member.id) != why:
-                self._refusals[member.id] = why
-                _log.warning(
-                    "pool member %s at %s is not asked: %s", member.id, member.address, why
-                )
-            return None
-        except BaseException:
-            self._health.end(begun, CallEnding.CANCELLED)
-            raise
-        return TargetCall(begun, target, member)
-
-    def on_progress(self, call: TargetCall | None) -> OnProgress | None:
-        """Return the callback for moved bytes; None without a call."""
-        return None if call is None else partial(self._health.on_progress, call.begun)
-
-    def run(self, call: TargetCall | None, ask: Callable[[TargetClient], A]) -> A | None:
-        """Make the call and record its outcome; None if it was not permitted or not understood."""
-        if call is None:
-            return None
         answer: A | None = None
-        ending = CallEnding.ERROR
+        ending, trouble = CallEnding.CANCELLED, ""
         try:
-            answer = ask(call.target)
-            ending = _ending(answer)
-            trouble = "" if ending is not CallEnding.ERROR else call.target.trouble or "no answer"
+            target = self._connected(member)
+            if target is not None:
+                ending = CallEnding.ERROR
+                answer = ask(target, partial(self._health.on_progress, begun))
+                ending = _ending(answer)
+                if ending is CallEnding.ERROR:
+                    trouble = target.trouble or "no answer"
         except HoldfastError as error:
             trouble = f"refused: {error}"
         finally:  # or it would count as under way, and be held against the member, for ever
             self.failures += ending is CallEnding.ERROR
-            self._health.end(call.begun, ending)
+            self._health.end(begun, ending)
         if ending is CallEnding.CANCELLED or not (trouble or self._troubles):
             return answer
-        member = call.member
         with self._lock:
             before = self._troubles.pop(member.id, "")
             if trouble:
@@ -124,6 +96,25 @@ class TargetConnections:
     def trouble(self, member_id: str) -> str:
         """Return why the last call to a member failed; empty if it succeeded."""
         return self._troubles.get(member_id, "")
+
+    def _connected(self, member: Member) -> TargetClient | None:
+        """Return the client of a member at its present address; None if it cannot be made."""
+        try:
+            with self._lock:
+                known, target = self._targets.get(member.id, (None, None))
+                reached = (member.address, member.tls_name)
+                if target is None or known is None or (known.address, known.tls_name) != reached:
+                    connected = self._connect(member)
+                    self._refusals.pop(member.id, None)
+                    self._left += [target] if target is not None else []
+                    self._targets[member.id], target = (member, connected), connected
+                return target
+        except HoldfastError as error:  # our own fault, nothing against the member
+            why = str(error)
+        if self._refusals.get(member.id) != why:
+            self._refusals[member.id] = why
+            _log.warning("pool member %s at %s is not asked: %s", member.id, member.address, why)
+        return None
 
 
 def _ending(answer: Answer) -> CallEnding:

@@ -47,14 +47,10 @@ class HealthProbes(Poller):
         due = set(self._health.due_for_probe())
         for member in self._lookup.members() if due else ():
             while member.id in due and not self.closing.is_set():
-                call = self._connections.begin(member, 0)
-                if self._connections.run(call, lambda target: target.stats(self._ask_s)) is None:
+                if self._connections.call(member, lambda t, _: t.stats(self._ask_s)) is None:
                     break
                 due = set(self._health.due_for_probe())
         idle = set(self._health.idle(IDLE_S))
         for member in self._lookup.members() if idle else ():
             if member.id in idle and not self.closing.is_set():
-                call = self._connections.begin(member, 0)
-                self._connections.run(
-                    call, lambda target: target.exist(NO_NAMESPACE, [], self._ask_s)
-                )
+                self._connections.call(member, lambda t, _: t.exist(NO_NAMESPACE, [], self._ask_s))

@@ -316,12 +316,13 @@ class PoolTier(AnsweringTier):
         self, member: Member, part: SegmentBatch, records: Sequence[memoryview]
     ) -> Sequence[Outcome]:
         """Send records to one member; return the outcome of each that it answered for."""
-        call = self.connections.begin(member, sum(map(len, records)), CallKind.WRITE)
-        on_progress = self.connections.on_progress(call)
-        return (
-            self.connections.run(call, lambda target: target.put(records, part.left_s, on_progress))
-            or ()
+        stored = self.connections.call(
+            member,
+            lambda target, on_progress: target.put(records, part.left_s, on_progress),
+            sum(map(len, records)),
+            CallKind.WRITE,
         )
+        return stored or ()
 
     def _read(self, part: SegmentBatch, batch: Sequence[TierGet], outcomes: list[Outcome]) -> None:
         """Ask one member after another for the records of a segment that are still missing.
@@ -380,10 +381,11 @@ class PoolTier(AnsweringTier):
         if not part.left_s:
             return left
         keys, into = [get.key for get in wanted], [get.into for get in wanted]
-        call = self.connections.begin(member, sum(map(len, into)), CallKind.READ)
-        on_progress = self.connections.on_progress(call)
-        got = self.connections.run(
-            call, lambda target: target.get(namespace, keys, into, part.left_s, on_progress)
+        got = self.connections.call(
+            member,
+            lambda target, on_progress: target.get(namespace, keys, into, part.left_s, on_progress),
+            sum(map(len, into)),
+            CallKind.READ,
         )
         if got is None or got.outcome in (Outcome.GONE, Outcome.LATE, Outcome.UNSENT):
             failed = Outcome.GONE if got is None else _late_if_unsent(got.outcome)
@@ -429,11 +431,12 @@ class PoolTier(AnsweringTier):
         keys: Sequence[bytes],
     ) -> HeldCount:
         """Ask a member, if there is time, which blocks it has; all 0 without an answer."""
-        call = self.connections.begin(member, 0) if part.left_s else None
-        held = self.connections.run(call, lambda target: target.exist(namespace, keys, part.left_s))
-        if held is not None:
-            return held
-        return HeldCount(bytes(len(keys)), Outcome.GONE if part.left_s else Outcome.LATE)
+        held = None
+        if part.left_s:
+            held = self.connections.call(
+                member, lambda target, _: target.exist(namespace, keys, part.left_s)
+            )
+        return held or HeldCount(bytes(len(keys)), Outcome.GONE if part.left_s else Outcome.LATE)
 
     def _tell_holders(self, batch: Sequence[TierGet], seconds: float, tell: _Tell) -> None:
         """Call `tell` with every member that may hold records, and the records it may hold."""
@@ -443,10 +446,10 @@ class PoolTier(AnsweringTier):
             keys = [batch[index].key for index in part.indices]
             route = self.lookup.route(part.segment, HOT_COPIES)
             for member in route.read:
-                call = self.connections.begin(member, 0) if part.left_s else None
-                self.connections.run(
-                    call, lambda target: tell(target, namespace, keys, part.left_s)
-                )
+                if part.left_s:
+                    self.connections.call(
+                        member, lambda target, _: tell(target, namespace, keys, part.left_s)
+                    )
 
         self._each(parts_of_gets(batch, seconds), visit)
 
