@@ -6,8 +6,8 @@ The work writes to buffers that the caller reuses after the call, so it must not
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from holdfast.errors import ConfigError
@@ -52,6 +52,25 @@ def workers(threads: int, name: str, begin: Callable[[], None] | None = None) ->
             "limit of processes"
         ) from error
     return pool
+
+
+def parallel(
+    work: Callable[[A], T], arguments: Sequence[A], beside: ThreadPoolExecutor | None
+) -> list[T]:
+    """Call `work` for all arguments at once, the first in this thread; return when all have ended.
+
+    After an error too, no call is in progress.
+    """
+    if beside is None:
+        return [work(argument) for argument in arguments]
+    others = [(argument, beside.submit(work, argument)) for argument in arguments[1:]]
+    try:
+        done = [work(argument) for argument in arguments[:1]]
+        return done + [
+            work(argument) if future.cancel() else future.result() for argument, future in others
+        ]
+    finally:
+        wait([future for _, future in others if not future.cancel()])
 
 
 def submit_or_run(

@@ -13,7 +13,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import wait
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,7 +38,7 @@ from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.tiers.unverified_records import UnverifiedRecords, check_again
 from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.remote.stream import Deadline, dial
-from holdfast.workers import workers
+from holdfast.workers import parallel, workers
 
 if TYPE_CHECKING:
     from holdfast.tiers.mooncake.kind import MooncakeOptions
@@ -208,18 +207,10 @@ class MooncakeTier(AnsweringTier):
     def _parallel(
         self, pieces: Iterable[Sequence[_Item]], act: Callable[[Sequence[_Item]], None]
     ) -> None:
-        """Call `act` on all pieces, the last one in this thread; return when all have ended."""
-        *others, last = [*pieces] or [[]]
+        """Call `act` on all pieces, unless the tier is closed; return when all have ended."""
         with self._gate.enter() as admitted:
-            if not (admitted and last):
-                return
-            started = [self._threads.submit(act, piece) for piece in others]
-            try:
-                act(last)
-            finally:
-                wait(started)  # even after an error: the calls use the caller's buffers
-            for done in started:
-                done.result()
+            if admitted:
+                parallel(act, [*pieces], self._threads)
 
     def _write(self, piece: Sequence[_Item], outcomes: list[Outcome], deadline: Deadline) -> None:
         def work(lane: ClientLane) -> list[int]:

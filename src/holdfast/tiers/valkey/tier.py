@@ -14,7 +14,6 @@ import math
 import re
 import ssl
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 from holdfast.blocks.envelope import read_header
@@ -46,7 +45,7 @@ from holdfast.tiers.valkey.server import ValkeyServer
 from holdfast.tiers.valkey.slots import ServerCluster, SingleServer
 from holdfast.wire.address import HostPort, tcp_endpoint
 from holdfast.wire.remote.stream import Deadline
-from holdfast.workers import workers
+from holdfast.workers import parallel, workers
 
 if TYPE_CHECKING:
     from holdfast.tiers.valkey.kind import ValkeyOptions
@@ -307,16 +306,12 @@ class ValkeyTier(AnsweringTier):
             else:
                 parts.setdefault(server, []).append(number)
 
-        def visit(server: ValkeyServer, part: list[int]) -> None:
+        def visit(server_and_part: tuple[ValkeyServer, list[int]]) -> None:
+            server, part = server_and_part
             ended = server.call(lambda connection: work(server, connection, part), deadline)
             call.outcomes.update({n: ended for n in part if n not in call.answered})
 
-        if len(parts) == 1:
-            visit(*parts.popitem())
-        started = [self._threads.submit(visit, *each) for each in parts.items()]
-        wait(started)  # even after an error: the calls use the caller's buffers
-        for done in started:
-            done.result()
+        parallel(visit, [*parts.items()], self._threads)
 
 
 def _memory_usage(server: ValkeyServer, deadline: Deadline) -> list[dict[str, Any]]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from holdfast.limits import MIB
 
 SPLIT_BYTES = 8 * MIB
 """Minimum size of a batch that goes over several connections at once."""
 
-R = TypeVar("R")
 BatchPart: TypeAlias = list[slice]
 """One connection's part of a batch: its messages in order, as slices of the batch."""
 
@@ -34,22 +32,3 @@ def parts_of_batch(sizes: Sequence[int], ways: int, message_bytes: int) -> list[
         batch_part, seen, message = own, seen + size, message + size
     batch_parts[batch_part].append(slice(start, len(sizes)))
     return [batch_part for batch_part in batch_parts if batch_part] if sizes else []
-
-
-def parallel(
-    work: Callable[[BatchPart], R],
-    batch_parts: Sequence[BatchPart],
-    beside: ThreadPoolExecutor | None,
-) -> list[R]:
-    """Work on all parts at once, on the first in this thread; return when all have ended."""
-    if beside is None:
-        return [work(batch_part) for batch_part in batch_parts]
-    others = [(batch_part, beside.submit(work, batch_part)) for batch_part in batch_parts[1:]]
-    try:
-        done = [work(batch_part) for batch_part in batch_parts[:1]]
-        return done + [
-            work(batch_part) if future.cancel() else future.result()
-            for batch_part, future in others
-        ]
-    finally:
-        wait([future for _, future in others if not future.cancel()])

@@ -26,12 +26,12 @@ from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.frame import plain
 from holdfast.wire.local.messages import Refused, ReportRequest, Status
 from holdfast.wire.remote import messages as m
-from holdfast.wire.remote.batches import BatchPart, parallel, parts_of_batch
+from holdfast.wire.remote.batches import BatchPart, parts_of_batch
 from holdfast.wire.remote.buffer_pool import FALLBACK_S, BufferPool, TransferBuffers
 from holdfast.wire.remote.connection import TargetAnswer, TargetConnection, connect
 from holdfast.wire.remote.credentials import Credentials
 from holdfast.wire.remote.stream import Deadline, OnProgress
-from holdfast.workers import workers
+from holdfast.workers import parallel, workers
 
 CONNECTIONS = 2
 """Number of idle connections that are kept."""
