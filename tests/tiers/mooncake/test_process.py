@@ -10,8 +10,8 @@ import pytest
 from holdfast.byte_size import Size
 from holdfast.errors import Outcome
 from holdfast.testing.chained import ChainedBlocks
-from holdfast.tiers.mooncake import messages as m
 from holdfast.tiers.mooncake import tier as module
+from holdfast.tiers.mooncake.client import ClientRequest
 from holdfast.tiers.mooncake.kind import MooncakeOptions
 from holdfast.tiers.mooncake.tier import LANES, MooncakeTier
 from holdfast.wire.remote.stream import Deadline
@@ -121,7 +121,7 @@ def test_a_waiting_call_gets_a_lane_whose_late_answer_arrives(store):
     waiting.start()
     time.sleep(0.1)
     with pytest.raises(TimeoutError):
-        lanes[0].ask(m.ClientExist(["slow"]), Deadline.within(0.2))
+        lanes[0].ask(ClientRequest("exist", ["slow"]), Deadline.within(0.2))
     assert client.set_late(lanes[0])
     waiting.join(10)
     assert taken == [lanes[0]]

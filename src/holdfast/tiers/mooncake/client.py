@@ -1,4 +1,4 @@
-"""The process of Mooncake's client: serves requests of several lanes, records in shared memory.
+"""The process of Mooncake's client, and its messages: requests of lanes, records in shared memory.
 
     python -m holdfast.tiers.mooncake.client SETTINGS MEMORY CONTROL LANE ...
 
@@ -16,21 +16,15 @@ import sys
 import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from holdfast.tiers.mooncake.messages import (
-    READY,
-    ClientExist,
-    ClientGet,
-    ClientPut,
-    ClientRemove,
-    ClientSettings,
-    RecordSpan,
-    Request,
-)
+from holdfast.prepared import prepared
+
+READY = b"ready"
+"""First message on the control connection after a successful start; any other is an error text."""
 
 METADATA = "P2PHANDSHAKE"
 """Clients exchange transfer metadata directly, without a metadata service."""
@@ -39,7 +33,38 @@ _OWN_BYTES = 16 << 20
 """Size of Mooncake's own buffer; Holdfast's records do not use it."""
 
 _UP, _DOWN = 0, 1
-_DECODER = msgspec.msgpack.Decoder(Request)
+
+
+@prepared
+class ClientSettings(msgspec.Struct, frozen=True):
+    """Settings of Mooncake's client. `master` is HOST:PORT, `host` this machine's own address."""
+
+    master: str
+    host: str
+    protocol: str
+    devices: str
+
+
+class RecordSpan(NamedTuple):
+    """Position of a record in the shared memory: offset and length in bytes."""
+
+    offset: int
+    nbytes: int
+
+
+class ClientRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A call of Mooncake's client; the answer is one code for each key, negative for an error.
+
+    "put" stores the records in `spans` (0), "get" reads records into `spans` (the length), "exist"
+    looks records up (1 if held, else 0), and "remove" deletes them (0).
+    """
+
+    call: Literal["put", "get", "exist", "remove"]
+    keys: list[str]
+    spans: list[RecordSpan] = []
+
+
+_DECODER = msgspec.msgpack.Decoder(ClientRequest)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,19 +104,18 @@ def _serve(store: Any, memory: np.ndarray[Any, Any], lane: Connection) -> None: 
     """Answer the requests of one lane, one at a time."""
     start = memory.ctypes.data
 
-    def buffers(spans: Sequence[RecordSpan]) -> tuple[list[int], list[int]]:
-        """Return the addresses and the lengths of spans."""
-        return [start + span.offset for span in spans], [span.nbytes for span in spans]
-
-    def answer(request: Request) -> list[int]:
-        match request:
-            case ClientPut(keys, spans):
-                codes = store.batch_put_from(keys, *buffers(spans))
-            case ClientGet(keys, spans):
-                codes = store.batch_get_into(keys, *buffers(spans))
-            case ClientExist(keys):
+    def answer(request: ClientRequest) -> list[int]:
+        keys = request.keys
+        addresses = [start + span.offset for span in request.spans]
+        lengths = [span.nbytes for span in request.spans]
+        match request.call:
+            case "put":
+                codes = store.batch_put_from(keys, addresses, lengths)
+            case "get":
+                codes = store.batch_get_into(keys, addresses, lengths)
+            case "exist":
                 codes = store.batch_is_exist(keys)
-            case ClientRemove(keys):
+            case "remove":
                 codes = store.batch_remove(keys, force=True)
         return list(codes)
 

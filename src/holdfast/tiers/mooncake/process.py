@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.buffers import prefer_huge_pages
 from holdfast.errors import NodeGoneError
-from holdfast.tiers.mooncake.messages import READY, ClientSettings, RecordSpan, Request
+from holdfast.tiers.mooncake.client import READY, ClientRequest, ClientSettings, RecordSpan
 from holdfast.tiers.reachability import LocalTimeoutError
 from holdfast.wire.remote.stream import Deadline
 
@@ -59,7 +59,7 @@ class ClientLane:
         self._connection.recv_bytes()
         return True
 
-    def ask(self, request: Request, deadline: Deadline) -> list[int]:
+    def ask(self, request: ClientRequest, deadline: Deadline) -> list[int]:
         """Return one code for each key; raise OSError or EOFError if there is no answer.
 
         After TimeoutError the process may still use the lane's memory; after LocalTimeoutError it

@@ -31,7 +31,7 @@ from holdfast.tiers.base import (
     TierUsage,
 )
 from holdfast.tiers.gate import MediumGate
-from holdfast.tiers.mooncake import messages as m
+from holdfast.tiers.mooncake.client import ClientRequest, ClientSettings, RecordSpan
 from holdfast.tiers.mooncake.process import FAIR_WAIT_S, ClientLane, ClientProcess
 from holdfast.tiers.reachability import LocalTimeoutError, ServerBackoff
 from holdfast.tiers.transfer_counts import TransferCounts
@@ -135,7 +135,7 @@ class MooncakeTier(AnsweringTier):
         while start + found < len(keys):
             some = keys[start + found : start + found + REQUEST_KEYS_MAX]
             names = [self._name(namespace, key) for key in some]
-            ended, codes = self._request(m.ClientExist(names), deadline)
+            ended, codes = self._request(ClientRequest("exist", names), deadline)
             self._counts.add(failures=ended is not Outcome.OK)
             run = next((at for at, code in enumerate(codes) if code != 1), len(codes))
             found += run
@@ -153,7 +153,7 @@ class MooncakeTier(AnsweringTier):
         deadline = Deadline.within(self.options.ask_s)
         names = [self._name(get.namespace, get.key) for get in batch[:REQUEST_KEYS_MAX]]
         if names:
-            self._request(m.ClientRemove(names), deadline)
+            self._request(ClientRequest("remove", names), deadline)
 
     def reachable(self) -> bool:
         """Return whether the circuit breaker permits a call to the master."""
@@ -217,7 +217,7 @@ class MooncakeTier(AnsweringTier):
             spans = _spans(piece, lane)
             for item, span in zip(piece, spans, strict=True):
                 _copy(lane.view(span), item.memory)
-            codes = lane.ask(m.ClientPut([item.key for item in piece], spans), deadline)
+            codes = lane.ask(ClientRequest("put", [item.key for item in piece], spans), deadline)
             for item, code in zip(piece, codes, strict=True):
                 outcomes[item.number] = _STORED.get(code, Outcome.GONE)
                 if code == 0:
@@ -229,7 +229,7 @@ class MooncakeTier(AnsweringTier):
     def _read(self, piece: Sequence[_Item], outcomes: list[Outcome], deadline: Deadline) -> None:
         def work(lane: ClientLane) -> list[int]:
             spans = _spans(piece, lane)
-            codes = lane.ask(m.ClientGet([item.key for item in piece], spans), deadline)
+            codes = lane.ask(ClientRequest("get", [item.key for item in piece], spans), deadline)
             for item, span, code in zip(piece, spans, codes, strict=True):
                 if code == span.nbytes:
                     _copy(item.memory, lane.view(span))
@@ -241,7 +241,7 @@ class MooncakeTier(AnsweringTier):
 
         self._finish(self._call(work, deadline), piece, outcomes)
 
-    def _request(self, request: m.Request, deadline: Deadline) -> tuple[Outcome, list[int]]:
+    def _request(self, request: ClientRequest, deadline: Deadline) -> tuple[Outcome, list[int]]:
         """Send a request without records; return the outcome of the call, and the codes if OK."""
         codes: list[int] = []
 
@@ -297,7 +297,7 @@ class MooncakeTier(AnsweringTier):
             endpoint = tcp_endpoint(self.options.master)
             with dial(endpoint, deadline) as connected:
                 host = self.options.host or connected.getsockname()[0]
-            settings = m.ClientSettings(
+            settings = ClientSettings(
                 "{}:{}".format(*endpoint), host, self.options.protocol, self.options.devices
             )
             self._process = ClientProcess(settings, LANES, self.options.lane)
@@ -312,11 +312,11 @@ class MooncakeTier(AnsweringTier):
                 outcomes[item.number] = ended
 
 
-def _spans(piece: Sequence[_Item], lane: ClientLane) -> list[m.RecordSpan]:
+def _spans(piece: Sequence[_Item], lane: ClientLane) -> list[RecordSpan]:
     """Return consecutive spans of a lane's memory for the records of a piece."""
     spans, offset = [], lane.offset
     for item in piece:
-        spans.append(m.RecordSpan(offset, len(item.memory)))
+        spans.append(RecordSpan(offset, len(item.memory)))
         offset += len(item.memory)
     return spans
 
