@@ -37,40 +37,6 @@ def slot_of(tag: bytes) -> int:
     return crc_hqx(tag, 0) % SLOTS
 
 
-class SingleServer:
-    """The trivial map of a single server, which keeps all slots."""
-
-    def __init__(self, endpoint: HostPort, login: RespLogin, clock: Clock) -> None:
-        self._server = ValkeyServer(endpoint, login, clock)
-
-    def server(self, tag: bytes, deadline: Deadline) -> ValkeyServer | None:
-        del tag, deadline
-        return self._server
-
-    def shares(self, deadline: Deadline) -> dict[ValkeyServer, float]:
-        """Return the server with its share of all slots, 1."""
-        del deadline
-        return {self._server: 1.0}
-
-    def reachable(self) -> bool:
-        """Return whether the circuit breaker permits a call to the server."""
-        return self._server.backoff.allows()
-
-    def invalidate(self) -> None:
-        """Do nothing: the map is constant."""
-
-    def moved(self, target: str, sender: HostPort) -> None:
-        """Record that the server is part of a cluster, which the options do not say."""
-        del sender
-        self._server.backoff.record_refusal(
-            f"MOVED {target}: it is part of a cluster; set cluster: true"
-        )
-
-    def close(self) -> None:
-        """Close the server's connections."""
-        self._server.close()
-
-
 class ServerCluster:
     """The slot map of a cluster, requested at the first call and after each `invalidate`."""
 
@@ -179,6 +145,26 @@ class ServerCluster:
             removed = [self._servers.pop(one) for one in self._servers.keys() - kept]
         for server in removed:
             server.close()
+
+
+class SingleServer(ServerCluster):
+    """The constant map of a single server, which keeps all slots."""
+
+    def __init__(self, endpoint: HostPort, login: RespLogin, clock: Clock) -> None:
+        super().__init__([endpoint], login, clock)
+        self._replace([SlotRange(0, SLOTS - 1, endpoint)])
+
+    def invalidate(self) -> None:
+        """Do nothing."""
+
+    def moved(self, target: str, sender: HostPort) -> None:
+        """Record that the server is part of a cluster, which the options do not say."""
+        with self._lock:
+            server = self._at(sender)
+        if server is not None:
+            server.backoff.record_refusal(
+                f"MOVED {target}: it is part of a cluster; set cluster: true"
+            )
 
 
 def _ranges_of(server: ValkeyServer, deadline: Deadline) -> list[SlotRange]:
